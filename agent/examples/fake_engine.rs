@@ -19,19 +19,19 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
 /// Nobody may leave one of these behind: unwatched, it ends by itself.
-const LONELY: Duration = Duration::from_secs(15);
+const UNWATCHED_TIMEOUT: Duration = Duration::from_secs(15);
 
-struct Engine {
+struct FakeEngine {
     epoch: u64,
     shard_uid: String,
     watchers: Arc<AtomicUsize>,
     hangs: Arc<AtomicBool>,
-    grown: Arc<AtomicBool>,
+    overgrown: Arc<AtomicBool>,
     model: String,
-    left: Arc<AtomicBool>,
+    left_group: Arc<AtomicBool>,
 }
 
-impl Engine {
+impl FakeEngine {
     fn state(&self, phase: pb::Phase) -> pb::EngineState {
         pb::EngineState {
             phase: phase as i32,
@@ -59,7 +59,7 @@ impl Drop for Watcher {
 }
 
 #[tonic::async_trait]
-impl Control for Engine {
+impl Control for FakeEngine {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::EngineState, Status>> + Send>>;
 
     async fn watch(&self, _: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -68,8 +68,8 @@ impl Control for Engine {
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let states =
             [pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving].map(|phase| self.state(phase));
-        let (last, hangs, left) = (self.state(pb::Phase::Serving), self.hangs.clone(), self.left.clone());
-        let grown = self.grown.clone();
+        let (last, hangs, left) = (self.state(pb::Phase::Serving), self.hangs.clone(), self.left_group.clone());
+        let grown = self.overgrown.clone();
         tokio::spawn(async move {
             let _watcher = watcher;
             for state in states {
@@ -103,7 +103,7 @@ impl Control for Engine {
         if !["again", "mute"].contains(&self.model.as_str()) {
             return Err(Status::unimplemented("this engine forms no group anew"));
         }
-        self.left.store(true, Ordering::SeqCst);
+        self.left_group.store(true, Ordering::SeqCst);
         Ok(Response::new(pb::DisbandReply {}))
     }
 
@@ -122,7 +122,7 @@ impl Control for Engine {
 }
 
 /// Whether a signal has come.
-fn told(kind: SignalKind) -> Arc<AtomicBool> {
+fn on_signal(kind: SignalKind) -> Arc<AtomicBool> {
     let mut signals = signal(kind).expect("signals are heard");
     let told = Arc::new(AtomicBool::new(false));
     let tell = told.clone();
@@ -144,17 +144,17 @@ async fn main() {
     assert!(PathBuf::from(flags["tls-dir"]).join("tls.key").exists(), "no identity");
     let _port = tokio::net::TcpListener::bind(flags["listen"]).await.expect("the port is free");
 
-    let hangs = told(SignalKind::user_defined1());
-    let grown = told(SignalKind::user_defined2());
+    let hangs = on_signal(SignalKind::user_defined1());
+    let overgrown = on_signal(SignalKind::user_defined2());
     let watchers = Arc::new(AtomicUsize::new(0));
-    let engine = Engine {
+    let engine = FakeEngine {
         epoch: flags["epoch"].parse().expect("a number"),
         shard_uid: flags["shard-uid"].to_owned(),
         watchers: watchers.clone(),
         hangs,
-        grown,
+        overgrown,
         model: flags["served-model-name"].to_owned(),
-        left: Arc::default(),
+        left_group: Arc::default(),
     };
     let _ = std::fs::remove_file(flags["control-socket"]);
     let socket = tokio::net::UnixListener::bind(flags["control-socket"]).expect("a free socket");
@@ -163,7 +163,7 @@ async fn main() {
         .serve_with_incoming(UnixListenerStream::new(socket));
     let lonely = async {
         let mut alone = Duration::ZERO;
-        while alone < LONELY {
+        while alone < UNWATCHED_TIMEOUT {
             tokio::time::sleep(Duration::from_millis(100)).await;
             alone = if watchers.load(Ordering::SeqCst) == 0 {
                 alone + Duration::from_millis(100)

@@ -1,7 +1,7 @@
 //! Copies one model into a folder and ends: the store of an agent as a process of its own, so that a
 //! test can kill it. Arguments: the hub's URL, the model's URI, the folder.
 
-use russet_agent::store::{Context, Progress, Store, Wanted};
+use russet_agent::store::{Context, TransferProgress, Store, SourceSpec};
 
 #[tokio::main]
 async fn main() {
@@ -10,7 +10,7 @@ async fn main() {
     let [endpoint, uri, folder] = &arguments[..] else { panic!("three arguments are needed") };
     let context = Context::new(endpoint, vec![]).expect("a hub's URL");
     let store = Store::open(folder.into(), context).expect("a folder to write to");
-    let wanted = Wanted { uri: uri.clone(), ..Wanted::default() };
-    let progress = tokio::sync::watch::Sender::new(Progress::default());
+    let wanted = SourceSpec { uri: uri.clone(), ..SourceSpec::default() };
+    let progress = tokio::sync::watch::Sender::new(TransferProgress::default());
     store.fetch(&wanted, &progress).await.expect("a whole model");
 }

@@ -15,7 +15,7 @@ mod kill;
 
 use std::path::Path;
 
-use russet_agent::helper::{Helper, Machine, Policy, Request, ask};
+use russet_agent::helper::{Helper, HostController, HelperPolicy, HelperRequest, send_request};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -24,14 +24,14 @@ async fn main() {
     }
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let [_, socket] = &words[..] {
-        return println!("{:?}", ask(Path::new(socket), &Request::Read {}).await);
+        return println!("{:?}", send_request(Path::new(socket), &HelperRequest::Read {}).await);
     }
     let [state, prefix, boot, request] = &words[..] else {
         panic!("see the head of agent/examples/helper.rs")
     };
-    let machine = Machine::new(None, Some(prefix.clone()));
-    let mut helper = Helper::open(machine, Policy::default(), Path::new(state), boot).unwrap();
-    helper.begin().await.unwrap();
-    let answer = helper.answer(serde_json::from_str(request).unwrap()).await;
+    let machine = HostController::new(None, Some(prefix.clone()));
+    let mut helper = Helper::open(machine, HelperPolicy::default(), Path::new(state), boot).unwrap();
+    helper.resume_after_boot().await.unwrap();
+    let answer = helper.handle(serde_json::from_str(request).unwrap()).await;
     println!("{}", serde_json::to_string(&answer).unwrap());
 }

@@ -11,44 +11,44 @@ use tokio::sync::watch;
 use crate::hardware;
 
 /// Between two looks.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A change counts once it was seen so often: a renewed lease takes an address away for a moment.
-const SEEN: u32 = 2;
+const CONFIRMATIONS: u32 = 2;
 
 /// The address as it is now.
 pub(crate) type Address = watch::Receiver<IpAddr>;
 
 /// The address to begin with, as told or as found.
-pub(crate) async fn first(told: Option<IpAddr>, server: &str) -> IpAddr {
-    match told {
+pub(crate) async fn initial(configured: Option<IpAddr>, server: &str) -> IpAddr {
+    match configured {
         Some(told) => told,
-        None => hardware::address_towards(resolve(server).await),
+        None => hardware::source_address(resolve(server).await),
     }
 }
 
 /// Keeps `address` true for ever.
-pub(crate) async fn keep(told: Option<IpAddr>, server: String, address: watch::Sender<IpAddr>) {
-    let mut seen = Streak::default();
+pub(crate) async fn run(configured: Option<IpAddr>, server: String, address: watch::Sender<IpAddr>) {
+    let mut seen = Confirmation::default();
     loop {
-        tokio::time::sleep(LOOK).await;
-        let found = hardware::address_towards(resolve(&server).await);
+        tokio::time::sleep(POLL_INTERVAL).await;
+        let found = hardware::source_address(resolve(&server).await);
         let now = *address.borrow();
-        let best = choose(told, now, found, is_here);
-        if best != now && seen.reaches(best) {
+        let best = choose(configured, now, found, is_here);
+        if best != now && seen.confirm(best) {
             tracing::info!(from = %now, to = %best, "this machine has another address");
             address.send_replace(best);
         } else if best == now {
-            seen = Streak::default();
+            seen = Confirmation::default();
         }
     }
 }
 
 /// The address to use. One that a person named is kept while the machine has it; one that was found
 /// follows the route to the API server, and is kept while there is none.
-fn choose(told: Option<IpAddr>, now: IpAddr, found: IpAddr, is_here: impl Fn(IpAddr) -> bool) -> IpAddr {
-    match told {
+fn choose(configured: Option<IpAddr>, current: IpAddr, found: IpAddr, is_here: impl Fn(IpAddr) -> bool) -> IpAddr {
+    match configured {
         Some(told) if is_here(told) => told,
-        _ if found.is_loopback() && is_here(now) => now,
+        _ if found.is_loopback() && is_here(current) => current,
         _ => found,
     }
 }
@@ -65,24 +65,24 @@ pub(crate) fn is_here(address: IpAddr) -> bool {
 
 /// Addresses that ranks were published at and the machine has lost.
 #[derive(Debug, Default)]
-pub(crate) struct Lost(BTreeMap<IpAddr, u32>);
+pub(crate) struct LostAddresses(BTreeMap<IpAddr, u32>);
 
-impl Lost {
+impl LostAddresses {
     /// Looks at the addresses ranks use, once a tick; returns whether one is newly lost.
-    pub fn look(&mut self, used: impl Iterator<Item = IpAddr>, is_here: impl Fn(IpAddr) -> bool) -> bool {
+    pub fn update(&mut self, used: impl Iterator<Item = IpAddr>, is_here: impl Fn(IpAddr) -> bool) -> bool {
         let mut missing = BTreeMap::new();
         for address in used.filter(|address| !is_here(*address)) {
             let before = self.0.get(&address).copied().unwrap_or(0);
             missing.insert(address, before.saturating_add(1));
         }
         self.0 = missing;
-        self.0.values().any(|&times| times == SEEN)
+        self.0.values().any(|&times| times == CONFIRMATIONS)
     }
 
     /// Whether an address, given as `ip:port`, is lost.
-    pub fn has(&self, address: &str) -> bool {
+    pub fn contains(&self, address: &str) -> bool {
         let ip = ip_of(address);
-        ip.is_some_and(|ip| self.0.get(&ip).is_some_and(|&times| times >= SEEN))
+        ip.is_some_and(|ip| self.0.get(&ip).is_some_and(|&times| times >= CONFIRMATIONS))
     }
 }
 
@@ -93,16 +93,16 @@ pub(crate) fn ip_of(address: &str) -> Option<IpAddr> {
 
 /// How often in a row the same was seen.
 #[derive(Debug, Default)]
-struct Streak(Option<(IpAddr, u32)>);
+struct Confirmation(Option<(IpAddr, u32)>);
 
-impl Streak {
-    fn reaches(&mut self, address: IpAddr) -> bool {
+impl Confirmation {
+    fn confirm(&mut self, address: IpAddr) -> bool {
         let times = match self.0 {
             Some((seen, times)) if seen == address => times + 1,
             _ => 1,
         };
         self.0 = Some((address, times));
-        times >= SEEN
+        times >= CONFIRMATIONS
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_told_address_is_kept_while_it_is_here_and_a_found_one_follows_the_route() {
+    fn configured_address_is_preferred_else_the_route_decides() {
         let loopback = IpAddr::from([127, 0, 0, 1]);
         for (story, told, now, found, here, wanted) in [
             ("nothing changed", None, ip(1), ip(1), vec![ip(1)], ip(1)),
@@ -139,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_lost_when_it_was_missed_twice_in_a_row() {
-        let mut lost = Lost::default();
+    fn address_is_lost_after_two_missed_checks() {
+        let mut lost = LostAddresses::default();
         let used = [ip(1), ip(2)];
         for (here, newly, gone) in [
             (vec![ip(1), ip(2)], false, vec![]),
@@ -151,16 +151,16 @@ mod tests {
             (vec![ip(1)], false, vec![ip(2)]),
             (vec![ip(1), ip(2)], false, vec![]),
         ] {
-            assert_eq!(lost.look(used.into_iter(), |address| here.contains(&address)), newly, "{here:?}");
+            assert_eq!(lost.update(used.into_iter(), |address| here.contains(&address)), newly, "{here:?}");
             for address in used {
-                assert_eq!(lost.has(&format!("{address}:80")), gone.contains(&address), "{here:?}");
+                assert_eq!(lost.contains(&format!("{address}:80")), gone.contains(&address), "{here:?}");
             }
         }
-        assert!(!lost.has("nonsense"));
+        assert!(!lost.contains("nonsense"));
     }
 
     #[test]
-    fn this_machine_has_its_loopback_and_no_address_of_the_documentation() {
+    fn loopback_is_local_and_documentation_addresses_are_not() {
         assert!(is_here([127, 0, 0, 1].into()));
         assert!(!is_here([192, 0, 2, 1].into()));
     }

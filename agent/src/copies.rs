@@ -13,97 +13,97 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt as _};
 use russet_crds::conditions::Reason;
-use russet_crds::{CopyPeer, Link, ModelCopy, ModelCopySpec, ModelCopyStatus, Supply, Want};
+use russet_crds::{CopyPeer, Link, ModelCopy, ModelCopySpec, ModelCopyStatus, CopySource, CopyMode};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use self::progress::{REPORT, Seldom};
+use self::progress::{REPORT_INTERVAL, Throttle};
 use crate::address::Address;
-use crate::metrics::Metrics;
-use crate::pace::{Pace, Paces};
-use crate::report::Outbox;
-use crate::spread::{self, Puller};
+use crate::metrics::AgentMetrics;
+use crate::transfer_limits::{TransferLimiter, TransferLimiters};
+use crate::status_writer::StatusQueue;
+use crate::peer_download::{self, PeerDownloader};
 use crate::status;
-use crate::store::{self, Credentials, Progress, Published, Store, StoreError, Wanted};
+use crate::store::{self, Credentials, TransferProgress, Published, Store, StoreError, SourceSpec};
 
 /// Between two looks whether there is room now; it costs a question to the file system.
-const LOOK: Duration = Duration::from_secs(5);
+const SPACE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Between two notes that files are still in use: nobody removes them meanwhile anyway.
-const USED: SignedDuration = SignedDuration::from_mins(10);
+const USE_REPORT_INTERVAL: SignedDuration = SignedDuration::from_mins(10);
 /// So often other nodes are asked in vain before the source is.
-const REFUSED: u32 = 3;
+const MAX_PEER_ATTEMPTS: u32 = 3;
 /// Longest pause between two tries of a copy that failed as a whole.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The status last reported; who downloads and who reads the files both add to it.
-type Status = Arc<Mutex<ModelCopyStatus>>;
-type Ready = Arc<Mutex<BTreeMap<String, Published>>>;
+type SharedStatus = Arc<Mutex<ModelCopyStatus>>;
+type ReadyCopies = Arc<Mutex<BTreeMap<String, Published>>>;
 
 /// How this agent gets to others.
 #[derive(Clone)]
-pub(crate) struct Reach {
-    pub puller: Puller,
+pub(crate) struct PeerAccess {
+    pub downloader: PeerDownloader,
     pub address: Address,
     pub links: watch::Receiver<Vec<Link>>,
 }
 
 /// Every copy wanted here.
 pub(crate) struct Copies {
-    shared: Shared,
+    shared: CopyContext,
     tasks: BTreeMap<String, Task>,
-    kept: PathBuf,
+    no_gc_marker: PathBuf,
 }
 
 struct Task {
     uid: Option<String>,
     /// The work, whatever is to become of the files afterwards.
     spec: ModelCopySpec,
-    status: Status,
+    status: SharedStatus,
     /// What names the copy's bytes; unknown until its commit is.
     key: Option<String>,
-    supply: watch::Sender<Option<Supply>>,
+    supply: watch::Sender<Option<CopySource>>,
     handle: AbortHandle,
 }
 
 #[derive(Clone)]
-struct Shared {
+struct CopyContext {
     client: Client,
     store: Store,
-    reach: Reach,
-    outbox: Outbox,
-    metrics: Metrics,
-    ready: Ready,
+    peer_access: PeerAccess,
+    status_queue: StatusQueue,
+    metrics: AgentMetrics,
+    ready: ReadyCopies,
     changed: Arc<Notify>,
     /// Told when files were removed.
-    freed: Arc<Notify>,
+    space_freed: Arc<Notify>,
     /// One writer per source: two Models may name the same one.
     writers: Arc<Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>>,
-    paces: Paces,
+    limiters: TransferLimiters,
 }
 
 impl Copies {
     /// `kept` is the file whose presence says that no files are to be removed, whatever is wanted.
     pub fn new(
         client: Client,
-        reach: Reach,
-        paces: Paces,
-        outbox: Outbox,
-        metrics: Metrics,
-        kept: PathBuf,
+        reach: PeerAccess,
+        paces: TransferLimiters,
+        outbox: StatusQueue,
+        metrics: AgentMetrics,
+        no_gc_marker: PathBuf,
     ) -> Self {
-        let shared = Shared {
-            paces,
+        let shared = CopyContext {
+            limiters: paces,
             client,
-            store: reach.puller.store.clone(),
-            reach,
-            outbox,
+            store: reach.downloader.store.clone(),
+            peer_access: reach,
+            status_queue: outbox,
             metrics,
-            ready: Ready::default(),
+            ready: ReadyCopies::default(),
             changed: Arc::default(),
-            freed: Arc::default(),
+            space_freed: Arc::default(),
             writers: Arc::default(),
         };
-        Self { shared, tasks: BTreeMap::new(), kept }
+        Self { shared, tasks: BTreeMap::new(), no_gc_marker }
     }
 
     /// Starts what is new, restarts what changed and ends what is gone.
@@ -113,11 +113,11 @@ impl Copies {
         let gone: Vec<String> =
             self.tasks.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
         for name in gone {
-            self.end(&name);
+            self.remove(&name);
         }
         for (name, copy) in wanted {
-            let spec = copy.spec.work();
-            let key = self.shared.store.key(&wanted_of(&copy.spec, copy.status.as_ref()));
+            let spec = copy.spec.agent_work();
+            let key = self.shared.store.key(&source_spec(&copy.spec, copy.status.as_ref()));
             if let Some(task) = self.tasks.get_mut(&name)
                 && task.uid == copy.uid()
                 && task.spec == spec
@@ -130,8 +130,8 @@ impl Copies {
                 });
                 continue;
             }
-            self.end(&name);
-            let status = Status::new(Mutex::new(copy.status.clone().unwrap_or_default()));
+            self.remove(&name);
+            let status = SharedStatus::new(Mutex::new(copy.status.clone().unwrap_or_default()));
             let supply = watch::Sender::new(copy.spec.supply.clone());
             let work = run(self.shared.clone(), copy.clone(), status.clone(), supply.subscribe());
             let handle = tokio::spawn(work).abort_handle();
@@ -139,11 +139,11 @@ impl Copies {
         }
     }
 
-    fn end(&mut self, name: &str) {
+    fn remove(&mut self, name: &str) {
         if let Some(task) = self.tasks.remove(name) {
             task.handle.abort();
             locked(&self.shared.ready).remove(name);
-            self.shared.metrics.copy_gone(name);
+            self.shared.metrics.remove_copy(name);
         }
     }
 
@@ -153,16 +153,16 @@ impl Copies {
     }
 
     /// Notes that an engine has the files of a ModelCopy open.
-    pub fn used(&self, name: &str, now: Timestamp) {
+    pub fn note_use(&self, name: &str, now: Timestamp) {
         let Some(task) = self.tasks.get(name) else { return };
         let mut status = locked(&task.status);
-        let recent = |time: &Time| now.duration_since(time.0) < USED;
+        let recent = |time: &Time| now.duration_since(time.0) < USE_REPORT_INTERVAL;
         // Before its first report there is nothing yet that a note could be added to.
         if status.conditions.is_empty() || status.last_used_time.as_ref().is_some_and(recent) {
             return;
         }
         status.last_used_time = Some(Time(now));
-        self.shared.outbox.copy(name, &status);
+        self.shared.status_queue.copy(name, &status);
     }
 
     /// Waits until a copy was published.
@@ -172,7 +172,7 @@ impl Copies {
 
     /// Removes files that no ModelCopy wants and no engine reads.
     pub async fn collect(&self, mut in_use: BTreeSet<String>) {
-        if self.kept.exists() {
+        if self.no_gc_marker.exists() {
             return;
         }
         for task in self.tasks.values() {
@@ -187,7 +187,7 @@ impl Copies {
         match tokio::task::spawn_blocking(move || store.collect(&in_use)).await {
             Ok(Ok(removed)) if !removed.is_empty() => {
                 tracing::info!(count = removed.len(), "models nobody wants were removed from this node");
-                self.shared.freed.notify_waiters();
+                self.shared.space_freed.notify_waiters();
             }
             Ok(Err(error)) => tracing::warn!(%error, "unwanted models could not be removed"),
             Ok(Ok(_)) | Err(_) => {}
@@ -207,9 +207,9 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// What the store is asked for: the operator's commit, else the one this node resolved before, else
 /// the branch. Nothing yet of what opens it.
-fn wanted_of(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>) -> Wanted {
+fn source_spec(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>) -> SourceSpec {
     let commit = spec.commit.clone().or_else(|| status.and_then(|status| status.commit.clone()));
-    Wanted {
+    SourceSpec {
         uri: spec.source.uri.clone(),
         pinned: commit.is_some(),
         revision: commit.or_else(|| spec.source.revision.clone()),
@@ -219,191 +219,191 @@ fn wanted_of(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>) -> Wanted {
 }
 
 /// Why a try ended.
-struct Setback {
+struct CopyError {
     reason: Reason,
     message: String,
     /// What lacks room, and how much.
-    room: Option<(String, u64)>,
+    missing_space: Option<(String, u64)>,
     /// Before this has passed the source wants no other question.
-    after: Duration,
+    retry_after: Duration,
 }
 
-impl From<(Reason, String)> for Setback {
+impl From<(Reason, String)> for CopyError {
     fn from((reason, message): (Reason, String)) -> Self {
-        Self { reason, message, room: None, after: Duration::ZERO }
+        Self { reason, message, missing_space: None, retry_after: Duration::ZERO }
     }
 }
 
-impl From<StoreError> for Setback {
+impl From<StoreError> for CopyError {
     fn from(error: StoreError) -> Self {
         let room = match &error {
             StoreError::DiskPressure { key, need, .. } => Some((key.clone(), *need)),
             _ => None,
         };
-        Self { reason: error.reason(), message: error.chain(), room, after: error.after() }
+        Self { reason: error.reason(), message: error.chain(), missing_space: room, retry_after: error.retry_after() }
     }
 }
 
 /// Where a copy's bytes come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum CopyOrigin {
     /// From their source.
-    Fetches,
+    Source,
     /// From nowhere yet: another node fetches them.
-    Waits,
+    Pending,
     /// From other nodes, under this id.
-    Receives(String),
+    Peers(String),
 }
 
-impl Part {
-    fn of(supply: Option<&Supply>) -> Self {
+impl CopyOrigin {
+    fn from_supply(supply: Option<&CopySource>) -> Self {
         match supply.map(|supply| &supply.content) {
-            None => Self::Fetches,
-            Some(None) => Self::Waits,
-            Some(Some(id)) => Self::Receives(id.clone()),
+            None => Self::Source,
+            Some(None) => Self::Pending,
+            Some(Some(id)) => Self::Peers(id.clone()),
         }
     }
 }
 
 /// Works on one copy until it is done.
 async fn run(
-    shared: Shared,
+    shared: CopyContext,
     copy: Arc<ModelCopy>,
-    status: Status,
-    mut supply: watch::Receiver<Option<Supply>>,
+    status: SharedStatus,
+    mut supply: watch::Receiver<Option<CopySource>>,
 ) {
     let generation = copy.metadata.generation;
-    let seldom = Seldom::new(REPORT);
-    let job = Job { name: copy.name_any(), generation, status, copy, supply: supply.clone(), shared, seldom };
+    let seldom = Throttle::new(REPORT_INTERVAL);
+    let job = CopyWorker { name: copy.name_any(), generation, status, copy, supply: supply.clone(), shared, throttle: seldom };
     loop {
-        let part = Part::of(supply.borrow_and_update().as_ref());
+        let part = CopyOrigin::from_supply(supply.borrow_and_update().as_ref());
         tokio::select! {
-            () = job.go_on(&part) => return,
-            turned = supply.wait_for(|supply| Part::of(supply.as_ref()) != part) => if turned.is_err() { return },
+            () = job.run(&part) => return,
+            turned = supply.wait_for(|supply| CopyOrigin::from_supply(supply.as_ref()) != part) => if turned.is_err() { return },
         }
     }
 }
 
-struct Job {
-    shared: Shared,
+struct CopyWorker {
+    shared: CopyContext,
     copy: Arc<ModelCopy>,
     name: String,
     generation: Option<i64>,
-    status: Status,
-    supply: watch::Receiver<Option<Supply>>,
+    status: SharedStatus,
+    supply: watch::Receiver<Option<CopySource>>,
     /// How seldom it is told how far the files have come.
-    seldom: Seldom,
+    throttle: Throttle,
 }
 
-impl Job {
+impl CopyWorker {
     fn status(&self) -> ModelCopyStatus {
         locked(&self.status).clone()
     }
 
-    fn report(&self, copy: &status::Copy<'_>) {
+    fn report(&self, copy: &status::CopyState<'_>) {
         let mut last = locked(&self.status);
         let status = status::copy(copy, self.copy.spec.want, &last, self.generation, Timestamp::now());
         self.shared.metrics.copy(&self.name, status.bytes_done, status.bytes_total);
         if status != *last {
-            self.shared.outbox.copy(&self.name, &status);
+            self.shared.status_queue.copy(&self.name, &status);
             *last = status;
         }
     }
 
     /// Waits until so many bytes find room, and says how much is missing. The source is not asked again
     /// meanwhile: nothing there would change that.
-    async fn wait_for_room(&self, key: &str, need: u64) {
+    async fn wait_for_space(&self, key: &str, need: u64) {
         loop {
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
-                () = self.shared.freed.notified() => {}
+                () = tokio::time::sleep(SPACE_POLL_INTERVAL) => {}
+                () = self.shared.space_freed.notified() => {}
             }
-            match self.shared.store.room(key, need) {
+            match self.shared.store.check_space(key, need) {
                 Ok(()) => return,
-                Err(error) => self.report(&status::Copy::Failed(error.reason(), &error.chain())),
+                Err(error) => self.report(&status::CopyState::Failed(error.reason(), &error.chain())),
             }
         }
     }
 
     /// Works until the copy is done, from where its bytes come from now.
-    async fn go_on(&self, part: &Part) {
+    async fn run(&self, origin: &CopyOrigin) {
         let mut pause = Duration::from_secs(1);
         let mut refused = 0;
         loop {
             let before = self.status().bytes_done;
             // Where something keeps the machines from each other, the source is better than nothing.
-            let part = if refused < REFUSED { part } else { &Part::Fetches };
+            let part = if refused < MAX_PEER_ATTEMPTS { origin } else { &CopyOrigin::Source };
             if self.is_published() {
                 return;
             }
             let tried = tokio::select! {
                 biased;
-                () = self.hushed(part) => {
-                    self.wait_for_hours(part).await;
+                () = self.wait_quiet_hours_begin(part) => {
+                    self.wait_quiet_hours_end(part).await;
                     continue;
                 }
                 tried = self.attempt(part) => tried,
             };
-            let Err(Setback { reason, message, room, after }) = tried else { return };
+            let Err(CopyError { reason, message, missing_space: room, retry_after: after }) = tried else { return };
             refused = if self.status().bytes_done > before { 0 } else { refused + 1 };
             tracing::warn!(copy = self.name, ?reason, message, "copy failed; tried again");
-            self.report(&status::Copy::Failed(reason, &message));
+            self.report(&status::CopyState::Failed(reason, &message));
             if let Some((key, need)) = room {
-                self.wait_for_room(&key, need).await;
+                self.wait_for_space(&key, need).await;
                 continue;
             }
             if self.status().bytes_done > before {
                 pause = Duration::from_secs(1);
             }
             tokio::time::sleep(pause.max(after)).await;
-            pause = (pause * 2).min(MAX_PAUSE);
+            pause = (pause * 2).min(MAX_BACKOFF);
         }
     }
 
     /// What the store is asked for where the source is not.
-    fn offline(&self) -> Wanted {
-        wanted_of(&self.copy.spec, Some(&self.status()))
+    fn source_spec(&self) -> SourceSpec {
+        source_spec(&self.copy.spec, Some(&self.status()))
     }
 
     fn is_published(&self) -> bool {
-        let published = self.shared.store.published(&self.offline());
-        published.map(|published| self.done(published)).is_some()
+        let published = self.shared.store.published(&self.source_spec());
+        published.map(|published| self.finish(published)).is_some()
     }
 
     /// What bounds the transfer of files, where they come from another machine.
-    fn pace(&self, part: &Part) -> Option<&Pace> {
+    fn limiter(&self, origin: &CopyOrigin) -> Option<&TransferLimiter> {
         let spec = &self.copy.spec;
-        match part {
-            _ if spec.want != Want::Files || spec.source.is_local() => None,
-            Part::Waits => None,
-            Part::Fetches => Some(&self.shared.paces.sources),
-            Part::Receives(_) => Some(&self.shared.paces.nodes),
+        match origin {
+            _ if spec.want != CopyMode::Files || spec.source.is_local() => None,
+            CopyOrigin::Pending => None,
+            CopyOrigin::Source => Some(&self.shared.limiters.sources),
+            CopyOrigin::Peers(_) => Some(&self.shared.limiters.nodes),
         }
     }
 
     /// Waits for hours in which nothing may come, which may be now.
-    async fn hushed(&self, part: &Part) {
-        match self.pace(part) {
-            Some(pace) => pace.hushed().await,
+    async fn wait_quiet_hours_begin(&self, origin: &CopyOrigin) {
+        match self.limiter(origin) {
+            Some(pace) => pace.wait_until_quiet().await,
             None => std::future::pending().await,
         }
     }
 
     /// Says that these are such hours, and waits for their end.
-    async fn wait_for_hours(&self, part: &Part) {
-        let Some(pace) = self.pace(part) else { return };
-        if let Some(message) = pace.quiet() {
+    async fn wait_quiet_hours_end(&self, origin: &CopyOrigin) {
+        let Some(pace) = self.limiter(origin) else { return };
+        if let Some(message) = pace.quiet_message() {
             tracing::info!(copy = self.name, message);
-            self.report(&status::Copy::Failed(Reason::QuietHours, &message));
+            self.report(&status::CopyState::Failed(Reason::QuietHours, &message));
         }
-        pace.allowed().await;
+        pace.wait_until_allowed().await;
     }
 
-    async fn attempt(&self, part: &Part) -> Result<(), Setback> {
+    async fn attempt(&self, origin: &CopyOrigin) -> Result<(), CopyError> {
         let spec = &self.copy.spec;
-        let offline = self.offline();
-        if spec.want == Want::Files && *part == Part::Waits {
-            self.report(&status::Copy::Waiting);
+        let offline = self.source_spec();
+        if spec.want == CopyMode::Files && *origin == CopyOrigin::Pending {
+            self.report(&status::CopyState::Waiting);
             // Until the operator says otherwise.
             return std::future::pending().await;
         }
@@ -413,28 +413,28 @@ impl Job {
         };
         let _writing = writer.lock().await;
         match spec.want {
-            Want::Headers => {
-                let wanted = Wanted { credentials: self.credentials().await?, ..offline };
+            CopyMode::Headers => {
+                let wanted = SourceSpec { credentials: self.credentials().await?, ..offline };
                 let headers = self.shared.store.headers(&wanted).await?;
-                self.report(&status::Copy::Read(&headers));
+                self.report(&status::CopyState::HeadersRead(&headers));
             }
-            Want::Files => {
-                let progress = watch::Sender::new(Progress::default());
-                let published = match part {
-                    Part::Receives(id) => {
-                        let pull = self.shared.reach.puller.pull(&offline, id, || self.ways(), &progress);
-                        self.reported(pull, &progress).await?
+            CopyMode::Files => {
+                let progress = watch::Sender::new(TransferProgress::default());
+                let published = match origin {
+                    CopyOrigin::Peers(id) => {
+                        let pull = self.shared.peer_access.downloader.download(&offline, id, || self.paths(), &progress);
+                        self.with_progress(pull, &progress).await?
                     }
-                    Part::Fetches | Part::Waits => {
-                        let wanted = Wanted { credentials: self.credentials().await?, ..offline };
-                        self.reported(self.shared.store.fetch(&wanted, &progress), &progress).await?
+                    CopyOrigin::Source | CopyOrigin::Pending => {
+                        let wanted = SourceSpec { credentials: self.credentials().await?, ..offline };
+                        self.with_progress(self.shared.store.fetch(&wanted, &progress), &progress).await?
                     }
                 };
                 // Small ones are here before anybody was told where they come from.
-                self.report(&status::Copy::Working(&progress.borrow(), 0));
-                self.done(published);
+                self.report(&status::CopyState::Transferring(&progress.borrow(), 0));
+                self.finish(published);
             }
-            Want::Unknown => {
+            CopyMode::Unknown => {
                 let version = env!("CARGO_PKG_VERSION");
                 let message = format!(
                     "spec.want is a word of a newer release than this agent's {version}; update the agent"
@@ -445,31 +445,31 @@ impl Job {
         Ok(())
     }
 
-    fn done(&self, published: Published) {
-        self.report(&status::Copy::Published(&published));
+    fn finish(&self, published: Published) {
+        self.report(&status::CopyState::Published(&published));
         locked(&self.shared.ready).insert(self.name.clone(), published);
         self.shared.changed.notify_one();
     }
 
     /// The ways to the nodes that have the files, as they are now.
-    fn ways(&self) -> BTreeSet<spread::Way> {
-        let Reach { puller: _, address, links } = &self.shared.reach;
+    fn paths(&self) -> BTreeSet<peer_download::PeerPath> {
+        let PeerAccess { downloader: _, address, links } = &self.shared.peer_access;
         let supply = self.supply.borrow();
         let from: &[CopyPeer] = supply.as_ref().map_or(&[], |supply| &supply.from);
-        spread::ways(from, *address.borrow(), &links.borrow())
+        peer_download::paths(from, *address.borrow(), &links.borrow())
     }
 
     /// Reports on files as they come.
-    async fn reported(
+    async fn with_progress(
         &self,
         coming: impl Future<Output = Result<Published, StoreError>>,
-        progress: &watch::Sender<Progress>,
+        progress: &watch::Sender<TransferProgress>,
     ) -> Result<Published, StoreError> {
-        self.seldom.tell(coming, progress, |now, rate| self.report(&status::Copy::Working(now, rate))).await
+        self.throttle.report_while(coming, progress, |now, rate| self.report(&status::CopyState::Transferring(now, rate))).await
     }
 
     /// What opens the source, read only when it is about to be used.
-    async fn credentials(&self) -> Result<Credentials, Setback> {
+    async fn credentials(&self) -> Result<Credentials, CopyError> {
         let source = &self.copy.spec.source;
         let keys = store::scheme_of(&source.uri)?.keys;
         let Some(reference) = source.secret_ref.as_ref().filter(|_| !keys.is_empty()) else {
@@ -486,7 +486,7 @@ mod tests {
     use russet_crds::ModelSource;
 
     #[test]
-    fn the_operators_commit_comes_before_what_this_node_resolved_and_both_before_a_branch() {
+    fn operator_commit_precedes_resolved_commit_and_branch() {
         let source =
             ModelSource { uri: "hf://a/b".into(), revision: Some("main".into()), ..ModelSource::default() };
         let spec = |commit: Option<&str>| ModelCopySpec {
@@ -500,7 +500,7 @@ mod tests {
             (None, Some(&status), "mine", true),
             (None, None, "main", false),
         ] {
-            let wanted = wanted_of(&spec(commit), status);
+            let wanted = source_spec(&spec(commit), status);
             assert_eq!((wanted.revision.as_deref(), wanted.pinned), (Some(revision), pinned));
         }
     }

@@ -10,26 +10,26 @@ use russet_crds::names::{AGENT_MANAGER, event_note};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::guard::panics::Seen;
-use crate::process::adopt::Record;
+use crate::oom_guard::panics::RecordedPanic;
+use crate::process::record::EngineRecord;
 
 /// So many wait for an API server that is away; what else happens is in the log, and in metrics.
-const WAITING: usize = 64;
+const MAX_PENDING_EVENTS: usize = 64;
 
 /// Where Events are left. Cloning shares it.
 #[derive(Clone, Debug)]
-pub(crate) struct Events(mpsc::Sender<Event>);
+pub(crate) struct EventRecorder(mpsc::Sender<Event>);
 
-impl Events {
+impl EventRecorder {
     /// Starts recording about the InferenceNode `node` with `client`.
     pub fn start(client: Client, node: String, tasks: &mut JoinSet<()>) -> Self {
-        let (sender, receiver) = mpsc::channel(WAITING);
-        tasks.spawn(record(client, node, receiver));
+        let (sender, receiver) = mpsc::channel(MAX_PENDING_EVENTS);
+        tasks.spawn(run(client, node, receiver));
         Self(sender)
     }
 
     /// A rank of this machine is of no more use to its group.
-    pub fn lost(&self, rank: &Record, reason: Reason, message: &str) {
+    pub fn rank_lost(&self, rank: &EngineRecord, reason: Reason, message: &str) {
         let note = format!("Shard {}/{}: {message}", rank.namespace, rank.name);
         let event = Event {
             type_: EventType::Warning,
@@ -49,7 +49,7 @@ impl Events {
     }
 
     /// This machine's kernel went down, and came back.
-    pub fn panicked(&self, seen: &Seen) {
+    pub fn kernel_panicked(&self, seen: &RecordedPanic) {
         let under = seen.deployment.as_ref().map(|name| format!(" under {name}")).unwrap_or_default();
         let note = format!("the kernel panicked{under}: {} ({})", seen.message, seen.report);
         let event = Event {
@@ -64,7 +64,7 @@ impl Events {
 }
 
 /// Records for ever. An Event is a courtesy, the Shard's condition says the same: what cannot be written is only logged.
-async fn record(client: Client, node: String, mut waiting: mpsc::Receiver<Event>) {
+async fn run(client: Client, node: String, mut waiting: mpsc::Receiver<Event>) {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     let reporter = Reporter { controller: AGENT_MANAGER.to_owned(), instance: Some(node.clone()) };
     let recorder = Recorder::new(client, reporter);

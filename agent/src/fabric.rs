@@ -16,14 +16,14 @@ use russet_crds::{FabricPort, PortPeer};
 use crate::linux::thunderbolt::Host;
 use crate::macos::network::{Address, Interface};
 use crate::macos::ports::HardwarePort;
-use crate::macos::rdma::Device;
+use crate::macos::rdma::RdmaDevice;
 use crate::macos::thunderbolt::Bus;
 
 pub use rdma::NoRdma;
 
 /// What the tools of a Mac said, each read by itself.
 #[derive(Clone, Debug, Default)]
-pub struct Told {
+pub struct PortFacts {
     /// `Mac Studio`.
     pub machine: String,
     /// Its Thunderbolt buses.
@@ -35,48 +35,48 @@ pub struct Told {
     /// Whether RDMA is enabled; `None` where macOS has no such switch.
     pub rdma_enabled: Option<bool>,
     /// RDMA devices.
-    pub devices: Vec<Device>,
+    pub devices: Vec<RdmaDevice>,
     /// Interfaces that a default route goes over, the one that is used first.
     pub default_routes: Vec<String>,
 }
 
 /// Machines at the other end of one port that are told of, and characters of a name: people name machines as they like,
 /// and the API refuses what is longer.
-const PEERS: usize = 8;
-const NAME: usize = 100;
+const MAX_PEERS: usize = 8;
+const MAX_NAME_CHARS: usize = 100;
 
-fn short(name: &str) -> String {
-    name.chars().take(NAME).collect()
+fn truncated(name: &str) -> String {
+    name.chars().take(MAX_NAME_CHARS).collect()
 }
 
 /// The Thunderbolt ports of a Mac, in the order of their numbers. A bus without a number, or whose number no interface
 /// has, is no port that anything could be sent over.
-pub fn ports(told: &Told) -> Vec<FabricPort> {
+pub fn ports(facts: &PortFacts) -> Vec<FabricPort> {
     let mut ports: Vec<(u32, FabricPort)> =
-        told.buses.iter().filter_map(|bus| Some((bus.receptacle?, port(told, bus)?))).collect();
+        facts.buses.iter().filter_map(|bus| Some((bus.receptacle?, port(facts, bus)?))).collect();
     ports.sort_by_key(|(receptacle, _)| *receptacle);
     ports.into_iter().map(|(_, port)| port).collect()
 }
 
-fn port(told: &Told, bus: &Bus) -> Option<FabricPort> {
-    let hardware = told.hardware_ports.iter().find(|port| port.receptacle() == bus.receptacle)?;
+fn port(facts: &PortFacts, bus: &Bus) -> Option<FabricPort> {
+    let hardware = facts.hardware_ports.iter().find(|port| port.receptacle() == bus.receptacle)?;
     let interface = &hardware.device;
-    let known = told.interfaces.iter().find(|one| one.name == *interface);
-    let bridge = told.interfaces.iter().find(|one| one.members.contains(interface));
+    let known = facts.interfaces.iter().find(|one| one.name == *interface);
+    let bridge = facts.interfaces.iter().find(|one| one.members.contains(interface));
     let bridge = bridge.map(|bridge| bridge.name.as_str());
     // What was given counts before what the port gave itself.
     let given = |addresses: &[Address]| addresses.iter().find(|address| !address.ip.is_link_local()).copied();
     let address = known.and_then(|one| given(&one.addresses).or_else(|| one.addresses.first().copied()));
     let rdma = rdma::device(
-        told,
+        facts,
         bus,
-        &rdma::Place { interface, address: address.map(|address| address.ip), bridge },
+        &rdma::PortInterface { interface, address: address.map(|address| address.ip), bridge },
     );
-    let peers = bus.peers.iter().take(PEERS).map(|peer| PortPeer {
-        name: short(&peer.name),
+    let peers = bus.peers.iter().take(MAX_PEERS).map(|peer| PortPeer {
+        name: truncated(&peer.name),
         domain: peer.domain.clone(),
         bits_per_second: peer.bits_per_second,
-        through: peer.through.iter().map(|name| short(name)).collect(),
+        through: peer.through.iter().map(|name| truncated(name)).collect(),
     });
     Some(FabricPort {
         name: hardware.name.clone(),
@@ -86,12 +86,12 @@ fn port(told: &Told, bus: &Bus) -> Option<FabricPort> {
         address: address.map(|address| address.ip.to_string()),
         prefix_length: address.and_then(|address| address.prefix),
         // The first alone is used; a bridge's may go by any of its members.
-        default_route: told
+        default_route: facts
             .default_routes
             .first()
             .is_some_and(|first| first == interface || Some(first.as_str()) == bridge),
         bridge: bridge.map(str::to_owned),
-        ..described(rdma)
+        ..port_with_rdma(rdma)
     })
 }
 
@@ -102,7 +102,7 @@ pub fn connections(hosts: &[Host], addresses: &[(String, Address)]) -> Vec<Fabri
         let interface = host.interface.clone()?;
         let address = addresses.iter().find(|(name, _)| *name == interface);
         let peer = PortPeer {
-            name: host.device.as_deref().map_or_else(|| "a machine without a name".to_owned(), short),
+            name: host.device.as_deref().map_or_else(|| "a machine without a name".to_owned(), truncated),
             domain: Some(host.domain.clone()),
             bits_per_second: host.bits_per_second,
             through: Vec::new(),
@@ -114,19 +114,19 @@ pub fn connections(hosts: &[Host], addresses: &[(String, Address)]) -> Vec<Fabri
             address: address.map(|(_, address)| address.ip.to_string()),
             prefix_length: address.and_then(|(_, address)| address.prefix),
             interface,
-            ..described(Err(NoRdma::OnLinux))
+            ..port_with_rdma(Err(NoRdma::OnLinux))
         })
     };
     hosts.iter().filter_map(port).collect()
 }
 
 /// A port with nothing but what is known of RDMA over it.
-fn described(rdma: Result<String, NoRdma>) -> FabricPort {
+fn port_with_rdma(rdma: Result<String, NoRdma>) -> FabricPort {
     match rdma {
         Ok(device) => FabricPort { rdma_device: Some(device), ..FabricPort::default() },
         Err(why) => FabricPort {
             reason: Some(format!("{:?}", why.reason())),
-            message: Some(why.to_string().chars().take(5 * NAME).collect()),
+            message: Some(why.to_string().chars().take(5 * MAX_NAME_CHARS).collect()),
             ..FabricPort::default()
         },
     }
@@ -137,15 +137,15 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::macos::thunderbolt::{Peer, Plug};
+    use crate::macos::thunderbolt::{ThunderboltPeer, Plug};
 
     fn at(ip: [u8; 4]) -> Address {
         Address { ip: Ipv4Addr::from(ip), prefix: Some(30) }
     }
 
     /// A Mac Studio whose port 2 (en3) is joined to another Mac at 80 Gb/s, with everything RDMA needs.
-    pub(super) fn joined() -> Told {
-        let peer = Peer {
+    pub(super) fn joined() -> PortFacts {
+        let peer = ThunderboltPeer {
             name: "studio-b".to_owned(),
             model: "Mac15,14".to_owned(),
             domain: Some("B".to_owned()),
@@ -166,14 +166,14 @@ mod tests {
             device: device.to_owned(),
             address: None,
         };
-        let device = |name: &str, is_active| Device {
+        let device = |name: &str, is_active| RdmaDevice {
             name: name.to_owned(),
             is_active,
             state: if is_active { "PORT_ACTIVE (4)" } else { "PORT_DOWN (1)" }.to_owned(),
             addresses: Vec::new(),
         };
-        let idle = Plug::Idle { most: Some(120_000_000_000) };
-        Told {
+        let idle = Plug::Idle { max_bits_per_second: Some(120_000_000_000) };
+        PortFacts {
             machine: "Mac Studio".to_owned(),
             buses: vec![
                 bus(2, Plug::Connected { bits_per_second: Some(80_000_000_000) }, vec![peer]),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_a_bridge_name_it_and_ports_nobody_knows_are_left_out() {
+    fn ports_name_their_bridge_and_unknown_ports_are_omitted() {
         let mut told = joined();
         let members = vec!["en2".to_owned(), "en3".to_owned()];
         told.interfaces = vec![Interface { name: "bridge0".to_owned(), members, ..Interface::default() }];
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_of_linux_carries_ip_once_its_interface_is_there() {
+    fn linux_link_carries_ip_once_its_interface_exists() {
         let host = Host {
             name: "0-1".to_owned(),
             own_domain: Some("A".to_owned()),

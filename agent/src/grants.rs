@@ -11,11 +11,11 @@ use thiserror::Error;
 /// macOS itself keeps from the GPU on larger machines.
 const USER_SHARE: u64 = 4;
 /// More than this need not be kept, however large the machine.
-const MOST_RESERVED: u64 = 32 << 30;
+const MAX_USER_RESERVE: u64 = 32 << 30;
 
 /// Memory and what it may be used for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct MemoryLimits {
     /// Bytes built in, or the size the machine plays.
     pub total: u64,
     /// The owner's bound on all models together.
@@ -24,10 +24,10 @@ pub struct Limits {
     pub user_reserve: Option<u64>,
 }
 
-impl Limits {
+impl MemoryLimits {
     /// Bytes all Shards together may hold.
     pub fn serving_limit(&self) -> u64 {
-        let reserve = self.user_reserve.unwrap_or((self.total / USER_SHARE).min(MOST_RESERVED));
+        let reserve = self.user_reserve.unwrap_or((self.total / USER_SHARE).min(MAX_USER_RESERVE));
         let limit = self.total.saturating_sub(reserve);
         self.serving.map_or(limit, |serving| serving.min(limit))
     }
@@ -35,7 +35,7 @@ impl Limits {
 
 /// Too little memory, in numbers.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Refusal {
+pub enum GrantRefusal {
     /// The limit would be exceeded.
     #[error(
         "needs {} ({needed} bytes), but of the {} models may take here {} are granted already; free {} or raise the node's spec.memory.servingLimit",
@@ -69,7 +69,7 @@ pub enum Refusal {
 /// Who was granted how much.
 #[derive(Clone, Debug, Default)]
 pub struct Grants {
-    held: BTreeMap<String, Grant>,
+    grants: BTreeMap<String, Grant>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,44 +85,44 @@ impl Grants {
         &mut self,
         holder: &str,
         bytes: u64,
-        limits: &Limits,
+        limits: &MemoryLimits,
         available: u64,
-    ) -> Result<(), Refusal> {
-        let others = self.held.iter().filter(|(other, _)| *other != holder);
+    ) -> Result<(), GrantRefusal> {
+        let others = self.grants.iter().filter(|(other, _)| *other != holder);
         let granted: u64 = others.clone().map(|(_, grant)| grant.bytes).sum();
         let promised: u64 = others.map(|(_, grant)| grant.bytes.saturating_sub(grant.used)).sum();
         let limit = limits.serving_limit();
         if bytes > limit.saturating_sub(granted) {
-            return Err(Refusal::Limit { needed: bytes, limit, granted });
+            return Err(GrantRefusal::Limit { needed: bytes, limit, granted });
         }
-        let used = self.held.get(holder).map_or(0, |grant| grant.used);
+        let used = self.grants.get(holder).map_or(0, |grant| grant.used);
         if bytes.saturating_sub(used) > available.saturating_sub(promised) {
-            return Err(Refusal::Available { needed: bytes, available, promised });
+            return Err(GrantRefusal::Available { needed: bytes, available, promised });
         }
-        self.held.insert(holder.to_owned(), Grant { bytes, used });
+        self.grants.insert(holder.to_owned(), Grant { bytes, used });
         Ok(())
     }
 
     /// Records a grant that an earlier run of the agent made to a process that still lives.
     pub fn restore(&mut self, holder: &str, bytes: u64) {
-        self.held.insert(holder.to_owned(), Grant { bytes, used: 0 });
+        self.grants.insert(holder.to_owned(), Grant { bytes, used: 0 });
     }
 
     /// Notes how much of its grant a holder uses, so that it is not counted as still to come.
-    pub fn uses(&mut self, holder: &str, used: u64) {
-        if let Some(grant) = self.held.get_mut(holder) {
+    pub fn set_used(&mut self, holder: &str, used: u64) {
+        if let Some(grant) = self.grants.get_mut(holder) {
             grant.used = used;
         }
     }
 
     /// Takes a grant back; only for holders whose process is gone.
     pub fn release(&mut self, holder: &str) {
-        self.held.remove(holder);
+        self.grants.remove(holder);
     }
 
     /// Bytes granted in all.
     pub fn total(&self) -> u64 {
-        self.held.values().map(|grant| grant.bytes).sum()
+        self.grants.values().map(|grant| grant.bytes).sum()
     }
 }
 
@@ -130,7 +130,7 @@ impl Grants {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { total: 1000, serving: Some(600), user_reserve: Some(100) };
+    const LIMITS: MemoryLimits = MemoryLimits { total: 1000, serving: Some(600), user_reserve: Some(100) };
 
     #[test]
     fn the_smallest_bound_wins() {
@@ -141,7 +141,7 @@ mod tests {
             (1000, None, Some(2000), 0),
             (512 << 30, None, None, 480 << 30),
         ] {
-            assert_eq!(Limits { total, serving, user_reserve }.serving_limit(), limit);
+            assert_eq!(MemoryLimits { total, serving, user_reserve }.serving_limit(), limit);
         }
     }
 
@@ -150,7 +150,7 @@ mod tests {
         let mut grants = Grants::default();
         grants.grant("a", 400, &LIMITS, 10_000).unwrap();
         let refusal = grants.grant("b", 300, &LIMITS, 10_000).unwrap_err();
-        assert_eq!(refusal, Refusal::Limit { needed: 300, limit: 600, granted: 400 });
+        assert_eq!(refusal, GrantRefusal::Limit { needed: 300, limit: 600, granted: 400 });
         assert!(
             refusal.to_string().contains("300 bytes") && refusal.to_string().contains("free 100"),
             "{refusal}"
@@ -162,28 +162,28 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_promised_but_not_used_yet_is_not_free() {
+    fn granted_but_unused_memory_is_not_available() {
         let mut grants = Grants::default();
         grants.grant("a", 300, &LIMITS, 500).unwrap();
-        let refusal = Refusal::Available { needed: 250, available: 500, promised: 300 };
+        let refusal = GrantRefusal::Available { needed: 250, available: 500, promised: 300 };
         assert_eq!(grants.grant("b", 250, &LIMITS, 500), Err(refusal));
-        grants.uses("a", 300);
+        grants.set_used("a", 300);
         grants.grant("b", 250, &LIMITS, 250).unwrap();
     }
 
     #[test]
-    fn a_holder_that_asks_again_with_its_process_alive_needs_no_second_room() {
+    fn renewed_grant_with_a_live_process_counts_once() {
         let mut grants = Grants::default();
         grants.grant("a", 500, &LIMITS, 500).unwrap();
-        grants.uses("a", 450);
-        let refusal = Refusal::Available { needed: 500, available: 40, promised: 0 };
+        grants.set_used("a", 450);
+        let refusal = GrantRefusal::Available { needed: 500, available: 40, promised: 0 };
         assert_eq!(grants.grant("a", 500, &LIMITS, 40), Err(refusal));
         grants.grant("a", 500, &LIMITS, 60).unwrap();
         assert_eq!(grants.total(), 500);
         // What it uses is still not counted as still to come.
         grants.grant("b", 50, &LIMITS, 100).unwrap();
         // Its process is gone.
-        grants.uses("a", 0);
+        grants.set_used("a", 0);
         assert!(grants.grant("a", 500, &LIMITS, 60).is_err());
     }
 }

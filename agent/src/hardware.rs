@@ -16,7 +16,7 @@ use macos as system;
 
 /// A machine as measured once at start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct Hardware {
     /// Name of the processor.
     pub chip: Option<String>,
     /// Logical cores.
@@ -29,7 +29,7 @@ pub struct Machine {
     pub boot_id: String,
 }
 
-impl Machine {
+impl Hardware {
     /// Measures this machine.
     pub fn measure() -> io::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
@@ -72,7 +72,7 @@ pub fn disk(path: &Path) -> io::Result<(u64, u64)> {
 
 /// The address other machines reach this one at: the local end of the route to the API server, or,
 /// when that is this machine, the first global IPv4 address of an interface that is up.
-pub fn address_towards(server: Option<SocketAddr>) -> IpAddr {
+pub fn source_address(server: Option<SocketAddr>) -> IpAddr {
     // Connecting a UDP socket sends nothing; it only asks the routing table.
     let routed = server.and_then(|server| {
         let any: SocketAddr =
@@ -113,8 +113,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_can_be_measured() {
-        let machine = Machine::measure().unwrap();
+    fn hardware_of_this_machine_is_readable() {
+        let machine = Hardware::measure().unwrap();
         assert!(machine.memory > 1 << 20 && machine.cores > 0, "{machine:?}");
         assert!(!machine.boot_id.is_empty() && !machine.os.is_empty(), "{machine:?}");
         assert!(available_memory().unwrap() <= machine.memory);
@@ -127,8 +127,8 @@ mod tests {
     }
 
     #[test]
-    fn a_server_on_this_machine_still_gives_an_address_for_others() {
-        let address = address_towards(Some(([127, 0, 0, 1], 6443).into()));
+    fn loopback_server_still_yields_a_routable_address() {
+        let address = source_address(Some(([127, 0, 0, 1], 6443).into()));
         assert!(!address.is_unspecified());
         assert!(!address.is_loopback() || interface_addresses().is_empty());
     }

@@ -8,12 +8,12 @@
 //! ```
 
 mod check;
-pub(crate) mod client;
+pub(crate) mod reconcile;
 mod decide;
-mod deed;
+mod change;
 mod journal;
 mod machine;
-mod present;
+mod current_state;
 mod protocol;
 mod serve;
 
@@ -25,10 +25,10 @@ use thiserror::Error;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
-pub use self::check::{Policy, Refused};
-pub use self::machine::Machine;
-pub use self::protocol::{Answer, Left, Network, Port, Request, Restart, Wanted};
-pub use self::serve::{Helper, HelperError, Socket};
+pub use self::check::{HelperPolicy, HelperRefusal};
+pub use self::machine::HostController;
+pub use self::protocol::{HelperReply, UnchangedParts, Network, Port, HelperRequest, RestartPolicy, MachineRequest};
+pub use self::serve::{Helper, HelperError, HelperSocket};
 
 /// Where it listens unless somebody says otherwise.
 pub const SOCKET: &str = "/var/run/russet/helper.sock";
@@ -37,7 +37,7 @@ pub const STATE: &str =
     if cfg!(target_os = "macos") { "/var/db/russet-helper" } else { "/var/lib/russet-helper" };
 /// What makes it run for the agent of this user on a machine that has none. The user of Russet's services it hears
 /// without being told.
-fn install(user: Option<&str>) -> String {
+fn install_command(user: Option<&str>) -> String {
     let letters = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     match user.filter(|user| !matches!(*user, "" | "russet" | "_russet") && user.chars().all(letters)) {
         Some(user) => format!("sudo russet service install --user {user} helper"),
@@ -51,15 +51,15 @@ fn own_user() -> Option<String> {
 }
 
 /// Bytes of a request or an answer.
-const LONGEST: u64 = 64 << 10;
+const MAX_MESSAGE_BYTES: u64 = 64 << 10;
 /// A wish of many ports takes some tools, each of which may be slow after sleep.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why the helper did not answer.
 #[derive(Debug, Error)]
-pub enum Silent {
+pub enum HelperClientError {
     /// Nobody listens there.
-    #[error("no helper answers at {0}: {1}; install it there: {install}", install = install(own_user().as_deref()))]
+    #[error("no helper answers at {0}: {1}; install it there: {install}", install = install_command(own_user().as_deref()))]
     Absent(String, #[source] io::Error),
     /// It does not speak to us.
     #[error(
@@ -67,16 +67,16 @@ pub enum Silent {
     )]
     Closed(String, String),
     /// It has not said yet what became of it.
-    #[error("the helper at {0} did not answer within {seconds} s; it may still be at work", seconds = PATIENCE.as_secs())]
-    Slow(String),
+    #[error("the helper at {0} did not answer within {seconds} s; it may still be at work", seconds = REPLY_TIMEOUT.as_secs())]
+    Timeout(String),
 }
 
 /// Asks the helper at `socket`.
-pub async fn ask(socket: &Path, request: &Request) -> Result<Answer, Silent> {
+pub async fn send_request(socket: &Path, request: &HelperRequest) -> Result<HelperReply, HelperClientError> {
     let at = socket.display().to_string();
     let stream = UnixStream::connect(socket).await.map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => Silent::Closed(at.clone(), error.to_string()),
-        _ => Silent::Absent(at.clone(), error),
+        io::ErrorKind::PermissionDenied => HelperClientError::Closed(at.clone(), error.to_string()),
+        _ => HelperClientError::Absent(at.clone(), error),
     })?;
     let speak = async {
         let (read, mut write) = stream.into_split();
@@ -84,12 +84,12 @@ pub async fn ask(socket: &Path, request: &Request) -> Result<Answer, Silent> {
         line.push(b'\n');
         write.write_all(&line).await?;
         let mut answer = Vec::new();
-        BufReader::new(read.take(LONGEST)).read_until(b'\n', &mut answer).await?;
+        BufReader::new(read.take(MAX_MESSAGE_BYTES)).read_until(b'\n', &mut answer).await?;
         serde_json::from_slice(&answer).map_err(io::Error::other)
     };
-    match tokio::time::timeout(PATIENCE, speak).await {
-        Ok(answer) => answer.map_err(|error| Silent::Closed(at, error.to_string())),
-        Err(_) => Err(Silent::Slow(at)),
+    match tokio::time::timeout(REPLY_TIMEOUT, speak).await {
+        Ok(answer) => answer.map_err(|error| HelperClientError::Closed(at, error.to_string())),
+        Err(_) => Err(HelperClientError::Timeout(at)),
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_names_whoever_runs_the_agent_and_nothing_that_a_shell_would_run() {
+    fn install_command_names_the_agent_user_safely() {
         for (user, words) in [
             (None, "install helper"),
             (Some("russet"), "install helper"),
@@ -106,7 +106,7 @@ mod tests {
             (Some("$(reboot)"), "install helper"),
             (Some("ana-maria"), "install --user ana-maria helper"),
         ] {
-            assert!(install(user).ends_with(words), "{user:?}: {}", install(user));
+            assert!(install_command(user).ends_with(words), "{user:?}: {}", install_command(user));
         }
     }
 }

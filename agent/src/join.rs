@@ -21,9 +21,9 @@ use russet_crds::InferenceNode;
 use thiserror::Error;
 
 use self::access::Access;
-use self::identity::{Identity, IdentityError, Material};
+use self::identity::{NodeIdentity, IdentityError, Material};
 use self::pin::PinError;
-use self::request::{RequestError, Wanted};
+use self::request::{RequestError, CertificateRequest};
 use crate::token::{JoinToken, TokenError};
 
 /// The key of a join that is not finished: the token is written down as used with it, so another
@@ -103,14 +103,14 @@ pub enum JoinError {
 }
 
 /// Joins the cluster, or returns the identity that an earlier join left.
-pub async fn join(config: JoinConfig) -> Result<Identity, JoinError> {
+pub async fn join(config: JoinConfig) -> Result<NodeIdentity, JoinError> {
     let JoinConfig { servers, token, data_dir, node_name: node, access } = config;
     let token = JoinToken::decode(&token)?;
     check_name(&node)?;
     // Another part of the process may have installed it already, which is as good.
     rustls::crypto::ring::default_provider().install_default().ok();
     let folder = crate::agent_dir(&data_dir);
-    if let Some(kept) = kept(&folder, &node, &token)? {
+    if let Some(kept) = stored_identity(&folder, &node, &token)? {
         // The cluster may have moved to another address; who it is did not change.
         let kept = kept.with_servers(&servers)?;
         if is_known(&kept).await {
@@ -124,22 +124,22 @@ pub async fn join(config: JoinConfig) -> Result<Identity, JoinError> {
     let servers: Vec<String> = std::iter::once(server.clone()).chain(others).collect();
     let failed =
         |source| JoinError::Api { server: server.clone(), node: node.clone(), source: Box::new(source) };
-    let mut config = pinned(&server, &ca).map_err(failed)?;
+    let mut config = pinned_config(&server, &ca).map_err(failed)?;
     let anonymous = config.clone();
     config.auth_info.token = Some(token.bearer().into());
     let client = Client::try_from(config).map_err(failed)?;
     let key = pending_key(&folder, &node)?;
-    let wanted = Wanted::node(&node);
+    let wanted = CertificateRequest::node(&node);
     let certificate = match request::certificate(&client, &wanted, &key).await {
         Ok(certificate) => certificate,
-        Err(error) => return Err(refused(error, &server, &token)),
+        Err(error) => return Err(join_error(error, &server, &token)),
     };
     let server_ca = pin::to_pem(&ca);
     let authority = request::authority(&client, &wanted, &certificate, Some(&server_ca)).await?;
     let key = key.serialize_pem();
     let access = match access {
         Some(access) => access,
-        None => access::find(anonymous, &node, &certificate, &key).await.map_err(failed)?,
+        None => access::discover(anonymous, &node, &certificate, &key).await.map_err(failed)?,
     };
     let account = match access {
         Access::Certificate => None,
@@ -152,7 +152,7 @@ pub async fn join(config: JoinConfig) -> Result<Identity, JoinError> {
         server_ca: &server_ca,
         token: account.as_deref(),
     };
-    let identity = Identity::store(&folder, &node, &servers, &material)?;
+    let identity = NodeIdentity::store(&folder, &node, &servers, &material)?;
     std::fs::remove_file(folder.join(PENDING_KEY)).ok();
     Ok(identity)
 }
@@ -175,14 +175,14 @@ async fn reach(servers: &[String], token: &JoinToken) -> Result<(String, Vec<u8>
 }
 
 /// An earlier identity of the same node in the same cluster that is still good.
-fn kept(folder: &Path, node: &str, token: &JoinToken) -> Result<Option<Identity>, JoinError> {
-    let Some(kept) = Identity::load(folder)? else { return Ok(None) };
+fn stored_identity(folder: &Path, node: &str, token: &JoinToken) -> Result<Option<NodeIdentity>, JoinError> {
+    let Some(kept) = NodeIdentity::load(folder)? else { return Ok(None) };
     let same = kept.node == node && pin::is_in(&kept.server_ca_pem()?, &token.ca_pin);
-    Ok((same && kept.is_good()?).then_some(kept))
+    Ok((same && kept.is_valid()?).then_some(kept))
 }
 
 /// Whether the cluster still has this node; one that cannot be asked has.
-async fn is_known(identity: &Identity) -> bool {
+async fn is_known(identity: &NodeIdentity) -> bool {
     let Ok(client) = identity.client(|config| config.read_timeout = Some(READ_TIMEOUT)).await else {
         return true;
     };
@@ -196,7 +196,7 @@ async fn is_known(identity: &Identity) -> bool {
 }
 
 /// A client configuration that trusts only the pinned CA and shows nothing.
-fn pinned(server: &str, ca: &[u8]) -> Result<Config, kube::Error> {
+fn pinned_config(server: &str, ca: &[u8]) -> Result<Config, kube::Error> {
     let url = server.parse().map_err(|error| kube::Error::Service(Box::new(error)))?;
     let mut config = Config::new(url);
     config.root_cert = Some(vec![ca.to_vec()]);
@@ -220,7 +220,7 @@ fn pending_key(folder: &Path, node: &str) -> Result<KeyPair, JoinError> {
 }
 
 /// What a refusal means to somebody who holds a token.
-fn refused(error: RequestError, server: &str, token: &JoinToken) -> JoinError {
+fn join_error(error: RequestError, server: &str, token: &JoinToken) -> JoinError {
     match error {
         RequestError::Api { source, .. } if matches!(&*source, kube::Error::Api(answer) if matches!(answer.code, 401 | 403)) =>
         {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_join_that_was_cut_short_goes_on_with_the_same_key() {
+    fn interrupted_join_resumes_with_the_same_key() {
         let folder = tempfile::tempdir().unwrap();
         let first = pending_key(folder.path(), "a").unwrap().serialize_pem();
         assert_eq!(pending_key(folder.path(), "a").unwrap().serialize_pem(), first);

@@ -12,31 +12,31 @@ use russet_crds::InferenceNode;
 use russet_crds::names::{AGENT_MANAGER, SYSTEM_NAMESPACE, node_lease};
 use serde_json::json;
 
-use crate::metrics::Metrics;
+use crate::metrics::AgentMetrics;
 
 /// Between two renewals.
-const PERIOD: Duration = Duration::from_secs(5);
+const RENEW_INTERVAL: Duration = Duration::from_secs(5);
 /// After which the operator calls the node unreachable: three renewals may be lost.
 const DURATION_SECONDS: i32 = 20;
 
 /// Renews the Lease of `node` for ever.
-pub(crate) async fn keep(client: Client, node: String, boot_id: String, metrics: Metrics) {
+pub(crate) async fn run(client: Client, node: String, boot_id: String, metrics: AgentMetrics) {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
     let name = node_lease(&node);
-    let (mut pause, mut watched) = (PERIOD, Watched::default());
+    let (mut pause, mut watched) = (RENEW_INTERVAL, ObservedRenewal::default());
     loop {
         let result = renew(&nodes, &leases, &node, &boot_id, &mut watched).await;
         metrics.lease(result.as_ref().is_ok_and(Option::is_none));
         pause = match result {
-            Ok(None) => PERIOD,
+            Ok(None) => RENEW_INTERVAL,
             Ok(Some(holder)) => {
                 tracing::error!(
                     lease = name,
                     holder,
                     "another machine runs as this node; give one of them its own name and join it again"
                 );
-                PERIOD
+                RENEW_INTERVAL
             }
             Err(error) => {
                 tracing::warn!(lease = name, %error, "the Lease could not be renewed; tried again");
@@ -54,13 +54,13 @@ async fn renew(
     leases: &Api<Lease>,
     node: &str,
     boot_id: &str,
-    watched: &mut Watched,
+    watched: &mut ObservedRenewal,
 ) -> Result<Option<String>, kube::Error> {
     let now = Timestamp::now();
     let name = &node_lease(node);
     let found = leases.get_opt(name).await?;
     let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
-    if let Some(holder) = spec.and_then(|spec| other_holder(spec, boot_id, now, watched.since(spec))) {
+    if let Some(holder) = spec.and_then(|spec| other_holder(spec, boot_id, now, watched.unchanged_for(spec))) {
         return Ok(Some(holder));
     }
     let version = match &found {
@@ -96,11 +96,11 @@ fn other_holder(spec: &LeaseSpec, own: &str, now: Timestamp, watched: Duration) 
 
 /// A renewal of somebody else, and when it was seen first.
 #[derive(Default)]
-struct Watched(Option<(MicroTime, Instant)>);
+struct ObservedRenewal(Option<(MicroTime, Instant)>);
 
-impl Watched {
+impl ObservedRenewal {
     /// How long this Lease has been seen as it is.
-    fn since(&mut self, spec: &LeaseSpec) -> Duration {
+    fn unchanged_for(&mut self, spec: &LeaseSpec) -> Duration {
         match (&self.0, &spec.renew_time) {
             (Some((time, first)), Some(now)) if time == now => first.elapsed(),
             (_, now) => {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_fresh_hold_of_another_boot_is_respected() {
+    fn only_an_unexpired_lease_of_another_boot_blocks() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let spec = |holder: &str, renewed| LeaseSpec {
             holder_identity: Some(holder.into()),

@@ -13,20 +13,20 @@ use kube::{Api, Client};
 use russet_crds::InferenceNode;
 use thiserror::Error;
 
-use crate::helper::client::give_back;
-use crate::join::identity::{self, Identity, IdentityError};
+use crate::helper::reconcile::release;
+use crate::join::identity::{self, NodeIdentity, IdentityError};
 use crate::{agent_dir, lock, stop_engines};
 
 /// Says that this machine is leaving: its agent keeps its hands off the model files.
-const LEAVING: &str = "leaving";
+const LEAVING_MARKER: &str = "leaving";
 /// Says that this machine leaves whatever the cluster says: its agent ends at once.
-const LEFT: &str = "left";
+const FORCED_MARKER: &str = "left";
 /// The operator drains a node for five minutes before it lets it go anyway.
-const PATIENCE: Duration = Duration::from_secs(360);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(360);
 /// An agent whose node is gone ends within seconds.
-const FAREWELL: Duration = Duration::from_secs(60);
+const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two looks.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// An API server that hangs must not hang the leaving.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -68,7 +68,7 @@ pub enum LeaveError {
     /// The cluster has not let the node go.
     #[error(
         "node {node} is still being drained after {} s; run `russet leave` again, or leave with --force",
-        PATIENCE.as_secs()
+        DRAIN_TIMEOUT.as_secs()
     )]
     StillThere {
         /// The node.
@@ -80,15 +80,15 @@ pub enum LeaveError {
 }
 
 /// The file whose presence says that the machine is leaving.
-pub(crate) fn marker(folder: &Path) -> PathBuf {
-    folder.join(LEAVING)
+pub(crate) fn leaving_marker(folder: &Path) -> PathBuf {
+    folder.join(LEAVING_MARKER)
 }
 
 /// Waits until somebody insists on leaving.
-pub(crate) async fn insisted(folder: &Path) {
-    let left = folder.join(LEFT);
+pub(crate) async fn wait_forced(folder: &Path) {
+    let left = folder.join(FORCED_MARKER);
     while !left.exists() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -97,38 +97,38 @@ pub async fn leave(config: LeaveConfig) -> Result<String, LeaveError> {
     let LeaveConfig { data_dir, force, purge, helper } = config;
     rustls::crypto::ring::default_provider().install_default().ok();
     let folder = agent_dir(&data_dir);
-    let identity = Identity::load(&folder)?.ok_or_else(|| LeaveError::NotJoined(folder.clone()))?;
+    let identity = NodeIdentity::load(&folder)?.ok_or_else(|| LeaveError::NotJoined(folder.clone()))?;
     let io = |path: &Path| {
         let path = path.to_owned();
         move |source| LeaveError::Identity(IdentityError::Io { path, source })
     };
-    identity::write(&marker(&folder), "this machine leaves its cluster\n")?;
-    if !force && let Err(error) = ask(&identity).await {
+    identity::write(&leaving_marker(&folder), "this machine leaves its cluster\n")?;
+    if !force && let Err(error) = request_removal(&identity).await {
         // The machine stays for now, and its agent minds its model files again.
-        std::fs::remove_file(marker(&folder)).ok();
+        std::fs::remove_file(leaving_marker(&folder)).ok();
         return Err(error);
     }
-    identity::write(&folder.join(LEFT), "this machine has left its cluster\n")?;
-    let held = agent_ended(&folder).await?;
+    identity::write(&folder.join(FORCED_MARKER), "this machine has left its cluster\n")?;
+    let held = wait_agent_exit(&folder).await?;
     stop_engines(&data_dir).await;
     // Its agent has done so where one ran.
-    give_back(&helper, &identity.node).await;
-    identity::forget(&folder)?;
+    release(&helper, &identity.node).await;
+    identity::remove(&folder)?;
     // Before what may fail or be interrupted: a mark that stayed would end the agent of the next joining.
-    for name in ["joining.key", LEAVING, LEFT] {
-        gone(std::fs::remove_file(folder.join(name))).map_err(io(&folder.join(name)))?;
+    for name in ["joining.key", LEAVING_MARKER, FORCED_MARKER] {
+        ignore_not_found(std::fs::remove_file(folder.join(name))).map_err(io(&folder.join(name)))?;
     }
     if purge {
-        gone(std::fs::remove_dir_all(folder.join("models"))).map_err(io(&folder.join("models")))?;
+        ignore_not_found(std::fs::remove_dir_all(folder.join("models"))).map_err(io(&folder.join("models")))?;
     }
-    gone(std::fs::remove_dir_all(folder.join("engines"))).map_err(io(&folder.join("engines")))?;
+    ignore_not_found(std::fs::remove_dir_all(folder.join("engines"))).map_err(io(&folder.join("engines")))?;
     drop(held);
     Ok(identity.node)
 }
 
 /// Asks the cluster to let the node go, and waits until it has.
-async fn ask(identity: &Identity) -> Result<(), LeaveError> {
-    let Identity { node, server, .. } = identity;
+async fn request_removal(identity: &NodeIdentity) -> Result<(), LeaveError> {
+    let NodeIdentity { node, server, .. } = identity;
     let failed =
         |source| LeaveError::Api { node: node.clone(), server: server.clone(), source: Box::new(source) };
     let client: Client = identity.client(|config| config.read_timeout = Some(READ_TIMEOUT)).await?;
@@ -138,7 +138,7 @@ async fn ask(identity: &Identity) -> Result<(), LeaveError> {
         Err(error) if is_gone(&error) => return Ok(()),
         Err(error) => return Err(failed(error)),
     }
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + DRAIN_TIMEOUT;
     loop {
         match nodes.get_opt(node).await {
             Ok(None) => return Ok(()),
@@ -148,7 +148,7 @@ async fn ask(identity: &Identity) -> Result<(), LeaveError> {
             Ok(Some(_)) => return Err(LeaveError::StillThere { node: node.clone() }),
             Err(error) => return Err(failed(error)),
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -158,18 +158,18 @@ fn is_gone(error: &kube::Error) -> bool {
 }
 
 /// Waits until no agent holds the folder, and holds it.
-async fn agent_ended(folder: &Path) -> Result<std::fs::File, LeaveError> {
-    let deadline = tokio::time::Instant::now() + FAREWELL;
+async fn wait_agent_exit(folder: &Path) -> Result<std::fs::File, LeaveError> {
+    let deadline = tokio::time::Instant::now() + AGENT_EXIT_TIMEOUT;
     loop {
         match lock(folder) {
             Ok(file) => return Ok(file),
-            Err(_) if tokio::time::Instant::now() < deadline => tokio::time::sleep(LOOK).await,
+            Err(_) if tokio::time::Instant::now() < deadline => tokio::time::sleep(POLL_INTERVAL).await,
             Err(_) => return Err(LeaveError::AgentRuns(folder.to_owned())),
         }
     }
 }
 
-fn gone(result: std::io::Result<()>) -> std::io::Result<()> {
+fn ignore_not_found(result: std::io::Result<()>) -> std::io::Result<()> {
     match result {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other,

@@ -8,30 +8,30 @@
 
 mod address;
 mod copies;
-pub mod decide;
+pub mod shard_actions;
 mod events;
-mod exposition;
+mod metrics_proxy;
 pub mod fabric;
 pub mod grants;
-pub mod guard;
+pub mod oom_guard;
 pub mod hardware;
 pub mod helper;
 pub mod join;
 mod lease;
 pub mod leave;
 pub mod linux;
-pub mod load;
+pub mod machine_load;
 pub mod macos;
-mod measured;
+mod throughput_report;
 mod metrics;
 mod node;
-pub mod pace;
+pub mod transfer_limits;
 pub mod peers;
-pub mod presence;
+pub mod mqtt;
 pub mod process;
 mod renew;
-mod report;
-pub mod spread;
+mod status_writer;
+pub mod peer_download;
 pub mod status;
 pub mod store;
 mod supervise;
@@ -50,22 +50,22 @@ use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
-use russet_rpc::tls::{Files, Protocol, TlsError};
+use russet_rpc::tls::{TlsFiles, Protocol, TlsError};
 
-use self::fabric::measure::{self, Measuring};
-use self::fabric::probe::{self, Probe, Seen};
-use self::guard::Left;
-use self::guard::panics::{self, Panics};
+use self::fabric::measure::{self, LinkMonitor};
+use self::fabric::probe::{self, Probe, PortScan};
+use self::oom_guard::Headroom;
+use self::oom_guard::panics::{self, Panics};
 pub use self::join::access::Access;
-use self::join::identity::{Identity, IdentityError};
+use self::join::identity::{NodeIdentity, IdentityError};
 pub use self::join::{JoinConfig, JoinError, join};
-use self::peers::Listening;
-use self::presence::Presence;
-pub use self::presence::PresenceConfig;
+use self::peers::PeerListener;
+use self::mqtt::MqttPresence;
+pub use self::mqtt::MqttConfig;
 use self::store::StoreError;
 
 /// Where macOS leaves reports of panics.
-const REPORTS: &str = "/Library/Logs/DiagnosticReports";
+const MACOS_REPORTS: &str = "/Library/Logs/DiagnosticReports";
 
 /// How an agent runs.
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ pub struct AgentConfig {
     /// Programs to ask for this machine's ports in place of the system's, to play a Mac; the real machine when absent.
     pub fabric_tools: Option<PathBuf>,
     /// Who is told that this node and its deployments are there.
-    pub presence: Option<PresenceConfig>,
+    pub mqtt: Option<MqttConfig>,
     /// Socket of this machine's root helper.
     pub helper: PathBuf,
 }
@@ -104,7 +104,7 @@ pub enum Error {
     #[error(
         "{folder} belongs to node {found}, not to {asked}; use --node-name {found} or another --data-dir"
     )]
-    OtherNode {
+    DifferentNode {
         /// The agent's folder.
         folder: PathBuf,
         /// Whose it is.
@@ -160,20 +160,20 @@ fn engines_dir(data_dir: &Path) -> PathBuf {
 pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     rustls::crypto::ring::default_provider().install_default().ok();
     let folder = agent_dir(&config.data_dir);
-    let identity = Identity::load(&folder)?.ok_or_else(|| Error::NotJoined(folder.clone()))?;
+    let identity = NodeIdentity::load(&folder)?.ok_or_else(|| Error::NotJoined(folder.clone()))?;
     if identity.node != config.node_name {
         let asked = config.node_name;
-        return Err(Error::OtherNode { folder, found: identity.node, asked });
+        return Err(Error::DifferentNode { folder, found: identity.node, asked });
     }
     let _lock = lock(&folder)?;
     let (client, watching) = clients(&identity).await?;
-    let machine = hardware::Machine::measure().map_err(Error::Hardware)?;
+    let machine = hardware::Hardware::measure().map_err(Error::Hardware)?;
     let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".into());
-    let paces = pace::Paces::default();
+    let paces = transfer_limits::TransferLimiters::default();
     let mut context = store::Context::new(&endpoint, config.allow_file_roots.clone())?;
-    context.pace = paces.sources.clone();
+    context.limiter = paces.sources.clone();
     let store = store::Store::open(folder.join("models"), context)?;
-    let (addresses, address) = watch::channel(address::first(config.address, &identity.server).await);
+    let (addresses, address) = watch::channel(address::initial(config.address, &identity.server).await);
 
     let listener = tokio::net::TcpListener::bind(config.metrics_listen)
         .await
@@ -183,103 +183,103 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         true => SocketAddr::new(*address.borrow(), at.port()).to_string(),
         false => at.to_string(),
     });
-    let (registry, metrics) = metrics::Metrics::new();
+    let (registry, metrics) = metrics::AgentMetrics::new();
     let ready = Arc::new(AtomicBool::new(false));
 
     tracing::info!(node = identity.node, address = %*address.borrow(), server = identity.server, "agent starts");
     let mut tasks = JoinSet::new();
-    tasks.spawn(lease::keep(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
+    tasks.spawn(lease::run(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
     let (gone, removed) = oneshot::channel();
-    let (report, limits) = node::channel(config.memory.unwrap_or(machine.memory));
-    let before = node::reported(&client, &identity.node).await;
-    let (reported, links) = (Seen::reported(&before), before.links);
-    let measured = measure::before(&reported.ports, &links);
+    let (report, limits) = node::memory_channel(config.memory.unwrap_or(machine.memory));
+    let before = node::last_status(&client, &identity.node).await;
+    let (reported, links) = (PortScan::from_status(&before), before.links);
+    let measured = measure::restored(&reported.ports, &links);
     let (fabric, ports) = watch::channel(reported);
     let (linked, links) = watch::channel(links);
     let (found, measured) = watch::channel(measured);
-    let idle = peers::Idle::new(report.granted());
-    let files = Files::in_dir(&folder);
-    let peer_port = Listening::port().map_err(Error::Peers)?;
-    tasks.spawn(peers::keep(Listening {
+    let idle = peers::IdleGate::new(report.granted());
+    let files = TlsFiles::in_dir(&folder);
+    let peer_port = PeerListener::free_port().map_err(Error::Peers)?;
+    tasks.spawn(peers::run(PeerListener {
         files: files.clone(),
         port: peer_port,
         address: address.clone(),
-        fabric: ports.clone(),
-        answers: peers::Answers { idle: idle.clone(), store: store.clone() },
+        ports: ports.clone(),
+        server: peers::PeerServer { idle_gate: idle.clone(), store: store.clone() },
     }));
     let connector = files.connector(Protocol::Agents)?;
-    tasks.spawn(measure::keep(Measuring {
+    tasks.spawn(measure::run(LinkMonitor {
         connector: connector.clone(),
         links: links.clone(),
-        idle,
-        found,
+        idle_gate: idle,
+        measurements: found,
         metrics: metrics.clone(),
     }));
-    tasks.spawn(probe::keep(Probe::new(config.fabric_tools.clone()), fabric));
+    tasks.spawn(probe::run(Probe::new(config.fabric_tools.clone()), fabric));
     let (asks, asked) = watch::channel(None);
-    let (told, helped) = watch::channel(helper::client::before(&before.conditions));
-    tasks.spawn(helper::client::keep(helper::client::Asking {
+    let (told, helped) = watch::channel(helper::reconcile::from_status(&before.conditions));
+    tasks.spawn(helper::reconcile::run(helper::reconcile::HelperSync {
         socket: config.helper.clone(),
         node: identity.node.clone(),
         boot: machine.boot_id.clone(),
-        asked,
-        told,
+        spec: asked,
+        conditions: told,
     }));
-    tasks.spawn(node::keep(node::Node {
+    tasks.spawn(node::run(node::NodeReporter {
         client: client.clone(),
         name: identity.node.clone(),
         machine: machine.clone(),
-        played: config.memory,
+        memory_override: config.memory,
         address: address.clone(),
         metrics_address,
-        fabric: ports,
-        found: measured,
+        ports,
+        link_measurements: measured,
         links: linked,
         peer_port,
         store: store.clone(),
-        paces: paces.clone(),
+        limiters: paces.clone(),
         metrics: metrics.clone(),
         ready: ready.clone(),
         channel: report,
-        asked: asks,
-        helped,
-        gone,
+        helper_spec: asks,
+        helper_conditions: helped,
+        removed: gone,
     }));
-    tasks.spawn(load::keep(config.fabric_tools.clone(), metrics.clone()));
-    tasks.spawn(address::keep(config.address, identity.server.clone(), addresses));
-    tasks.spawn(renew::keep(identity.clone(), metrics.clone()));
-    let exposition = exposition::Exposition::default();
+    tasks.spawn(machine_load::run(config.fabric_tools.clone(), metrics.clone()));
+    tasks.spawn(address::run(config.address, identity.server.clone(), addresses));
+    tasks.spawn(renew::run(identity.clone(), metrics.clone()));
+    let exposition = metrics_proxy::MetricsProxy::default();
     let pages = exposition.pages();
     tasks.spawn(async move {
         if let Err(error) = russet_telemetry::admin::serve_with(listener, registry, ready, pages).await {
             tracing::error!(%error, "metrics are no longer served");
         }
     });
-    let outbox = report::Outbox::start(client.clone(), &mut tasks);
-    let events = events::Events::start(client.clone(), identity.node.clone(), &mut tasks);
-    let (free, left) = watch::channel(Left { total: machine.memory, available: u64::MAX, critical: false });
-    tasks.spawn(guard::measure(machine.memory, free));
+    let outbox = status_writer::StatusQueue::start(client.clone(), &mut tasks);
+    let events = events::EventRecorder::start(client.clone(), identity.node.clone(), &mut tasks);
+    let (free, left) = watch::channel(Headroom { total: machine.memory, available: u64::MAX, critical: false });
+    tasks.spawn(oom_guard::run(machine.memory, free));
     let (panicked, panics) = watch::channel(Panics::default());
-    let reading = panics::Reading {
+    let reading = panics::PanicScanner {
         known: folder.join("panics.json"),
-        reports: config.fabric_tools.as_ref().map_or(REPORTS.into(), |tools| tools.join("reports")),
+        reports: config.fabric_tools.as_ref().map_or(MACOS_REPORTS.into(), |tools| tools.join("reports")),
         suspects: panics::suspects(&engines_dir(&config.data_dir), &machine.boot_id),
         panicked,
         events: events.clone(),
     };
     // Before anybody claims, and before it is noted who ran no more.
-    reading.look();
-    tasks.spawn(reading.keep());
+    reading.scan();
+    tasks.spawn(reading.run());
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
     let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
-    let reach = copies::Reach {
-        puller: spread::Puller { store, connector, pace: paces.nodes.clone() },
+    let reach = copies::PeerAccess {
+        downloader: peer_download::PeerDownloader { store, connector, limiter: paces.nodes.clone() },
         address: address.clone(),
         links: links.clone(),
     };
     let copies =
-        copies::Copies::new(client, reach, paces, outbox.clone(), metrics.clone(), leave::marker(&folder));
-    let presence = Presence::start(config.presence, &identity.node, &folder);
+        copies::Copies::new(client, reach, paces, outbox.clone(), metrics.clone(), leave::leaving_marker(&folder));
+    let presence = MqttPresence::start(config.mqtt, &identity.node, &folder);
     let supervisor = supervise::Supervisor::new(supervise::Setup {
         engines: engines_dir(&config.data_dir),
         tls_dir: folder.clone(),
@@ -287,29 +287,29 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         address,
         boot_id: machine.boot_id,
         limits,
-        outbox,
+        status_queue: outbox,
         events,
         metrics,
-        exposition,
+        metrics_proxy: exposition,
         copies,
         links,
-        left,
+        headroom: left,
         panics,
-        presence: presence.teller(),
+        mqtt: presence.handle(),
     });
     let removed = tokio::select! {
         () = supervisor.run(shards, model_copies) => false,
         () = shutdown => false,
         Ok(()) = removed => true,
-        () = leave::insisted(&folder) => true,
+        () = leave::wait_forced(&folder) => true,
     };
     tasks.shutdown().await;
     presence.end(removed).await;
     if removed {
         stop_engines(&config.data_dir).await;
-        helper::client::give_back(&config.helper, &identity.node).await;
+        helper::reconcile::release(&config.helper, &identity.node).await;
         // Who asked for it is told by `russet leave`.
-        return if leave::marker(&folder).exists() { Ok(()) } else { Err(Error::Removed(identity.node)) };
+        return if leave::leaving_marker(&folder).exists() { Ok(()) } else { Err(Error::Removed(identity.node)) };
     }
     tracing::info!("agent ends; engines go on for a minute, waiting to be adopted");
     Ok(())
@@ -318,19 +318,19 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 /// Kills every engine an agent of `data_dir` left running.
 pub async fn stop_engines(data_dir: &Path) {
     let engines = engines_dir(data_dir);
-    let records = process::adopt::load(&engines);
+    let records = process::record::load(&engines);
     for record in &records {
         if let Some(process) = &record.process {
             // The record's own boot: after a reboot no start time matches.
             process.kill(&process.boot_id);
         }
-        process::adopt::remove(&engines, &record.shard);
+        process::record::remove(&engines, &record.shard);
     }
 }
 
 /// One client for requests, which must fail when the server hangs, and one for watches, which may
 /// be silent for as long as they last.
-async fn clients(identity: &Identity) -> Result<(Client, Client), Error> {
+async fn clients(identity: &NodeIdentity) -> Result<(Client, Client), Error> {
     fn common(config: &mut kube::Config) {
         config.connect_timeout = Some(Duration::from_secs(5));
         // Retries are ours: a busy server must not hold up what is newer.
@@ -344,14 +344,14 @@ async fn clients(identity: &Identity) -> Result<(Client, Client), Error> {
     let watching = identity.client(|config| {
         common(config);
         // Longer than a watch without events: a list has no end of its own.
-        config.read_timeout = Some(watcher::WATCH + Duration::from_secs(10));
+        config.read_timeout = Some(watcher::WATCH_TIMEOUT + Duration::from_secs(10));
     });
     Ok((requests.await?, watching.await?))
 }
 
 /// How often a folder's lock is tried for, and how long between.
-const LOCK_TRIES: u32 = 20;
-const LOCK_AGAIN: Duration = Duration::from_millis(50);
+const MAX_LOCK_ATTEMPTS: u32 = 20;
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) fn lock(folder: &Path) -> Result<std::fs::File, Error> {
     let path = folder.join("lock");
@@ -367,9 +367,9 @@ pub(crate) fn lock(folder: &Path) -> Result<std::fs::File, Error> {
 /// Locks a file, within a second. Blocks. A program that is being started has its parent's files for a moment, an agent
 /// that was killed may have been starting one, and what writes to a disk does not end at once when it is dropped.
 pub(crate) fn lock_file(file: &std::fs::File) -> Result<(), std::fs::TryLockError> {
-    for _ in 1..LOCK_TRIES {
+    for _ in 1..MAX_LOCK_ATTEMPTS {
         match file.try_lock() {
-            Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(LOCK_AGAIN),
+            Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(LOCK_RETRY_INTERVAL),
             other => return other,
         }
     }

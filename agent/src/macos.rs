@@ -26,14 +26,14 @@ use thiserror::Error;
 /// An output that is not what the tool is known to print.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{tool} printed {what}")]
-pub struct Unreadable {
+pub struct ParseError {
     /// The tool and its arguments.
     pub tool: &'static str,
     /// What it printed instead, and what to do if that is known.
     pub what: String,
 }
 
-impl Unreadable {
+impl ParseError {
     fn new(tool: &'static str, what: impl Into<String>) -> Self {
         Self { tool, what: what.into() }
     }
@@ -46,10 +46,10 @@ fn text(output: &[u8]) -> std::borrow::Cow<'_, str> {
 }
 
 /// The output as JSON.
-fn json(tool: &'static str, output: &[u8]) -> Result<serde_json::Value, Unreadable> {
+fn json(tool: &'static str, output: &[u8]) -> Result<serde_json::Value, ParseError> {
     serde_json::from_slice(output).map_err(|error| {
         let begins = text(output).trim_start().chars().take(40).collect::<String>();
-        Unreadable::new(tool, format!("no JSON ({error}); it begins with {begins:?}"))
+        ParseError::new(tool, format!("no JSON ({error}); it begins with {begins:?}"))
     })
 }
 
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_told_by_its_beginning() {
+    fn invalid_json_error_quotes_its_start() {
         let error = json("a tool", b"\nThunderbolt/USB4:\n\n  Bus").unwrap_err().to_string();
         assert!(error.starts_with("a tool printed no JSON (expected"), "{error}");
         assert!(error.contains("begins with \"Thunderbolt/USB4:"), "{error}");

@@ -5,11 +5,11 @@ use std::time::Duration;
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use russet_crds::conditions::Reason;
 
-use crate::load::Load;
+use crate::machine_load::MachineLoad;
 
 /// The agent's metrics; cloning shares them.
 #[derive(Clone, Debug)]
-pub(crate) struct Metrics {
+pub(crate) struct AgentMetrics {
     memory_total: IntGauge,
     memory_limit: IntGauge,
     memory_granted: IntGauge,
@@ -34,20 +34,20 @@ pub(crate) struct Metrics {
 }
 
 /// A metric whose name and labels are constants of this file.
-fn made<T>(made: prometheus::Result<T>) -> T {
+fn registered<T>(made: prometheus::Result<T>) -> T {
     made.expect("the names and labels in this file are valid, or no test of this crate would start")
 }
 
-impl Metrics {
+impl AgentMetrics {
     pub fn new() -> (Registry, Self) {
         let registry = Registry::new();
-        let gauge = |name: &str, help: &str| made(IntGauge::new(name, help));
+        let gauge = |name: &str, help: &str| registered(IntGauge::new(name, help));
         let gauges =
-            |name: &str, help: &str, labels: &[&str]| made(IntGaugeVec::new(Opts::new(name, help), labels));
+            |name: &str, help: &str, labels: &[&str]| registered(IntGaugeVec::new(Opts::new(name, help), labels));
         let floats =
-            |name: &str, help: &str, labels: &[&str]| made(GaugeVec::new(Opts::new(name, help), labels));
+            |name: &str, help: &str, labels: &[&str]| registered(GaugeVec::new(Opts::new(name, help), labels));
         let counters =
-            |name: &str, help: &str, labels: &[&str]| made(IntCounterVec::new(Opts::new(name, help), labels));
+            |name: &str, help: &str, labels: &[&str]| registered(IntCounterVec::new(Opts::new(name, help), labels));
         let metrics = Self {
             memory_total: gauge(
                 "russet_node_memory_total_bytes",
@@ -178,7 +178,7 @@ impl Metrics {
             Box::new(link_bits),
         ];
         for collector in collectors {
-            made(registry.register(collector));
+            registered(registry.register(collector));
         }
         (registry, metrics)
     }
@@ -189,7 +189,7 @@ impl Metrics {
         self.memory_granted.set(granted as i64);
     }
 
-    pub fn measured(&self, available: u64, disk_free: u64) {
+    pub fn free_resources(&self, available: u64, disk_free: u64) {
         self.memory_available.set(available as i64);
         self.disk_free.set(disk_free as i64);
     }
@@ -199,7 +199,7 @@ impl Metrics {
         self.copy_bytes.with_label_values(&[copy, "wanted"]).set(total as i64);
     }
 
-    pub fn copy_gone(&self, copy: &str) {
+    pub fn remove_copy(&self, copy: &str) {
         for state in ["done", "wanted"] {
             // It may never have been counted.
             self.copy_bytes.remove_label_values(&[copy, state]).ok();
@@ -220,7 +220,7 @@ impl Metrics {
         self.starts.with_label_values(&[shard]).inc();
     }
 
-    pub fn formed_again(&self, shard: &str) {
+    pub fn reformed(&self, shard: &str) {
         self.reforms.with_label_values(&[shard]).inc();
     }
 
@@ -242,8 +242,8 @@ impl Metrics {
     }
 
     /// How busy and warm the machine is; what it does not tell has no series.
-    pub fn load(&self, load: &Load) {
-        let Load { gpu, watts, gpu_watts, cpu_celsius, gpu_celsius, memory_used: _, swap_used } = *load;
+    pub fn load(&self, load: &MachineLoad) {
+        let MachineLoad { gpu, watts, gpu_watts, cpu_celsius, gpu_celsius, memory_used: _, swap_used } = *load;
         let values: [(&GaugeVec, &[&str], Option<f64>); 6] = [
             (&self.gpu, &[], gpu),
             (&self.watts, &["machine"], watts),
@@ -270,12 +270,12 @@ impl Metrics {
         }
     }
 
-    pub fn link_carries(&self, peer: &str, interface: &str, bits_per_second: u64) {
+    pub fn link_bandwidth(&self, peer: &str, interface: &str, bits_per_second: u64) {
         self.link_bits.with_label_values(&[peer, interface]).set(bits_per_second as i64);
     }
 
     /// A link is no more. It may never have answered.
-    pub fn link_gone(&self, peer: &str, interface: &str) {
+    pub fn remove_link(&self, peer: &str, interface: &str) {
         self.link_trip.remove_label_values(&[peer, interface]).ok();
         self.link_bits.remove_label_values(&[peer, interface]).ok();
         for result in ["answered", "lost"] {
@@ -293,20 +293,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_machine_does_not_tell_has_no_series() {
-        let (registry, metrics) = Metrics::new();
+    fn missing_load_values_have_no_series() {
+        let (registry, metrics) = AgentMetrics::new();
         let text = || prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
-        metrics.load(&Load { gpu: Some(0.5), watts: Some(31.5), ..Load::default() });
+        metrics.load(&MachineLoad { gpu: Some(0.5), watts: Some(31.5), ..MachineLoad::default() });
         assert!(text().contains("russet_node_gpu_active_ratio 0.5"), "{}", text());
         assert!(text().contains("russet_node_power_watts{part=\"machine\"} 31.5"), "{}", text());
         assert!(!text().contains("celsius{") && !text().contains("swap_used_bytes "), "{}", text());
-        metrics.load(&Load::default());
+        metrics.load(&MachineLoad::default());
         assert!(!text().contains("gpu_active_ratio ") && !text().contains("watts{"), "{}", text());
     }
 
     #[test]
-    fn engines_are_counted_by_state_and_gone_ones_not_at_all() {
-        let (registry, metrics) = Metrics::new();
+    fn engines_are_counted_by_state_without_exited_ones() {
+        let (registry, metrics) = AgentMetrics::new();
         metrics.engines(["serving", "serving", "gone", "loading"].into_iter());
         metrics.engines(["serving"].into_iter());
         let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();

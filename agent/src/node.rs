@@ -21,33 +21,33 @@ use serde_json::json;
 use tokio::sync::{oneshot, watch};
 
 use crate::address::Address;
-use crate::fabric::measure::Found;
-use crate::fabric::probe::Seen;
-use crate::grants::Limits;
-use crate::hardware::{self, Machine};
-use crate::helper::client::{Asked, KINDS, Verdict};
-use crate::metrics::Metrics;
-use crate::pace::Paces;
-use crate::store::{Disk, Store};
+use crate::fabric::measure::LinkMeasurements;
+use crate::fabric::probe::PortScan;
+use crate::grants::MemoryLimits;
+use crate::hardware::{self, Hardware};
+use crate::helper::reconcile::{HelperSpec, CONDITION_TYPES, HelperCondition};
+use crate::metrics::AgentMetrics;
+use crate::transfer_limits::TransferLimiters;
+use crate::store::{DiskUsage, Store};
 
 /// Between two reports when nothing changes.
-const PERIOD: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Less available memory than this is pressure, whatever the size of the machine.
-const LITTLE_MEMORY: u64 = 512 << 20;
+const MEMORY_PRESSURE_BYTES: u64 = 512 << 20;
 /// So often in a row the node must be missing before it counts as removed.
-const MISSING: u32 = 3;
+const MISSING_BEFORE_REMOVAL: u32 = 3;
 /// Disk is reported in steps, or every log line would make a new version of the object.
-const DISK_STEP: u64 = 256 << 20;
+const MAX_DISK_STEP_BYTES: u64 = 256 << 20;
 /// The steps of what is nearly full, where a small model more or less counts.
-const LEAST_STEP: u64 = 1 << 20;
+const MIN_DISK_STEP_BYTES: u64 = 1 << 20;
 
 /// The reporting end of [`channel`].
-pub(crate) struct Channel {
+pub(crate) struct ReporterChannel {
     granted: watch::Receiver<u64>,
-    limits: watch::Sender<Limits>,
+    limits: watch::Sender<MemoryLimits>,
 }
 
-impl Channel {
+impl ReporterChannel {
     /// How much is granted.
     pub fn granted(&self) -> watch::Receiver<u64> {
         self.granted.clone()
@@ -55,14 +55,14 @@ impl Channel {
 }
 
 /// The supervising end of [`channel`].
-pub(crate) struct Memory {
+pub(crate) struct SupervisorChannel {
     granted: watch::Sender<u64>,
-    limits: watch::Receiver<Limits>,
+    limits: watch::Receiver<MemoryLimits>,
 }
 
-impl Memory {
+impl SupervisorChannel {
     /// The bounds as last heard.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> MemoryLimits {
         *self.limits.borrow()
     }
 
@@ -72,7 +72,7 @@ impl Memory {
     }
 
     /// Waits for other bounds.
-    pub async fn changed(&mut self) {
+    pub async fn limits_changed(&mut self) {
         if self.limits.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -80,43 +80,43 @@ impl Memory {
 }
 
 /// What the reporter and the supervisor of one node tell each other.
-pub(crate) fn channel(total: u64) -> (Channel, Memory) {
+pub(crate) fn memory_channel(total: u64) -> (ReporterChannel, SupervisorChannel) {
     let (granted_sender, granted) = watch::channel(0);
-    let (limits, limits_receiver) = watch::channel(Limits { total, ..Limits::default() });
-    (Channel { granted, limits }, Memory { granted: granted_sender, limits: limits_receiver })
+    let (limits, limits_receiver) = watch::channel(MemoryLimits { total, ..MemoryLimits::default() });
+    (ReporterChannel { granted, limits }, SupervisorChannel { granted: granted_sender, limits: limits_receiver })
 }
 
 /// What is reported, and to whom.
-pub(crate) struct Node {
+pub(crate) struct NodeReporter {
     pub client: Client,
     pub name: String,
-    pub machine: Machine,
-    pub played: Option<u64>,
+    pub machine: Hardware,
+    pub memory_override: Option<u64>,
     pub address: Address,
     pub metrics_address: Option<String>,
-    pub fabric: watch::Receiver<Seen>,
+    pub ports: watch::Receiver<PortScan>,
     /// What was found out about its links.
-    pub found: watch::Receiver<Found>,
+    pub link_measurements: watch::Receiver<LinkMeasurements>,
     /// Told which links it has.
     pub links: watch::Sender<Vec<Link>>,
     /// Port at which other agents reach this one.
     pub peer_port: u16,
     pub store: Store,
     /// Told when files may come, and how fast.
-    pub paces: Paces,
-    pub metrics: Metrics,
+    pub limiters: TransferLimiters,
+    pub metrics: AgentMetrics,
     pub ready: Arc<AtomicBool>,
-    pub channel: Channel,
+    pub channel: ReporterChannel,
     /// Told what the spec asks of the root helper.
-    pub asked: watch::Sender<Option<Asked>>,
+    pub helper_spec: watch::Sender<Option<HelperSpec>>,
     /// What became of that.
-    pub helped: watch::Receiver<Vec<Verdict>>,
+    pub helper_conditions: watch::Receiver<Vec<HelperCondition>>,
     /// Told once the node is no longer one of the cluster's.
-    pub gone: oneshot::Sender<()>,
+    pub removed: oneshot::Sender<()>,
 }
 
 /// What the node reported before this agent began.
-pub(crate) async fn reported(client: &Client, node: &str) -> InferenceNodeStatus {
+pub(crate) async fn last_status(client: &Client, node: &str) -> InferenceNodeStatus {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     // Engines wait for this agent; an API server that is away is not waited for.
     let asked = tokio::time::timeout(Duration::from_secs(1), nodes.get(node)).await;
@@ -124,7 +124,7 @@ pub(crate) async fn reported(client: &Client, node: &str) -> InferenceNodeStatus
 }
 
 /// Keeps the InferenceNode true until it is gone.
-pub(crate) async fn keep(mut node: Node) {
+pub(crate) async fn run(mut node: NodeReporter) {
     let mut conditions: Vec<Condition> = Vec::new();
     let mut last: Option<InferenceNodeStatus> = None;
     let (mut missing, mut leaving) = (0, false);
@@ -137,17 +137,17 @@ pub(crate) async fn keep(mut node: Node) {
             let reason = if short { Reason::Insufficient } else { Reason::Sufficient };
             conditions::set(&mut conditions, kind, short, reason, message, None, Timestamp::now());
         }
-        let mut seen = node.fabric.borrow_and_update().clone();
-        let found = node.found.borrow_and_update().clone();
+        let mut seen = node.ports.borrow_and_update().clone();
+        let found = node.link_measurements.borrow_and_update().clone();
         for port in &mut seen.ports {
             port.measured = found.get(&port.interface).copied();
         }
-        if seen.looked {
-            let (read, reason, message) = ports_read(&seen);
+        if seen.scanned {
+            let (read, reason, message) = ports_condition(&seen);
             conditions::set(&mut conditions, Type::PortsRead, read, reason, message, None, Timestamp::now());
         }
-        let helped = node.helped.borrow_and_update().clone();
-        tell(&mut conditions, helped);
+        let helped = node.helper_conditions.borrow_and_update().clone();
+        set_helper_conditions(&mut conditions, helped);
         let limits = *node.channel.limits.borrow();
         let status = status(&node, &limits, granted, &disk, seen, conditions.clone());
         // The operator makes links of ports within a moment.
@@ -160,26 +160,26 @@ pub(crate) async fn keep(mut node: Node) {
                 node.ready.store(true, Ordering::Release);
                 let told = bounds(limits.total, &found.spec.memory);
                 node.channel.limits.send_if_modified(|limits| std::mem::replace(limits, told) != told);
-                let asked = Some(Asked::new(&found.spec, found.metadata.generation));
-                node.asked.send_if_modified(|known| std::mem::replace(known, asked.clone()) != asked);
-                node.paces.set(found.spec.transfers.as_ref());
+                let asked = Some(HelperSpec::new(&found.spec, found.metadata.generation));
+                node.helper_spec.send_if_modified(|known| std::mem::replace(known, asked.clone()) != asked);
+                node.limiters.set(found.spec.transfers.as_ref());
                 let reserve = found.spec.disk.reserve.as_deref();
-                let other = node.store.reserve().set(reserve.and_then(|text| quantity::parse(text).ok()));
+                let other = node.store.disk_reserve().set(reserve.and_then(|text| quantity::parse(text).ok()));
                 let links = found.status.map(|status| status.links).unwrap_or_default();
                 node.links.send_if_modified(|known| std::mem::replace(known, links.clone()) != links);
                 // Other bounds change what was just reported.
                 match told != limits || other {
                     true => Duration::from_millis(10),
                     false if joined => Duration::from_secs(1),
-                    false => PERIOD,
+                    false => REPORT_INTERVAL,
                 }
             }
             Err(error) if is_missing(&error, &node.name, leaving) => {
                 missing += 1;
-                if missing >= MISSING {
+                if missing >= MISSING_BEFORE_REMOVAL {
                     tracing::error!(node = node.name, "the cluster has removed this node");
                     // The receiver goes only with the agent itself.
-                    node.gone.send(()).ok();
+                    node.removed.send(()).ok();
                     return;
                 }
                 Duration::from_secs(1)
@@ -194,7 +194,7 @@ pub(crate) async fn keep(mut node: Node) {
                 } else if last.is_none() {
                     tracing::warn!(node = node.name, %error, "the node could not be reported yet; tried again");
                 }
-                if is_unknown(&error) { PERIOD } else { Duration::from_secs(1) }
+                if is_unknown(&error) { REPORT_INTERVAL } else { Duration::from_secs(1) }
             }
         };
         last = Some(status);
@@ -202,25 +202,25 @@ pub(crate) async fn keep(mut node: Node) {
             () = tokio::time::sleep(pause) => {}
             changed = node.channel.granted.changed() => if changed.is_err() { return },
             changed = node.address.changed() => if changed.is_err() { return },
-            changed = node.fabric.changed() => if changed.is_err() { return },
-            changed = node.found.changed() => if changed.is_err() { return },
-            changed = node.helped.changed() => if changed.is_err() { return },
+            changed = node.ports.changed() => if changed.is_err() { return },
+            changed = node.link_measurements.changed() => if changed.is_err() { return },
+            changed = node.helper_conditions.changed() => if changed.is_err() { return },
         }
     }
 }
 
 /// Conditions of what the root helper does; none where there is nothing to say.
-fn tell(conditions: &mut Vec<Condition>, helped: Vec<Verdict>) {
+fn set_helper_conditions(conditions: &mut Vec<Condition>, helped: Vec<HelperCondition>) {
     conditions.retain(|condition| {
         let of = |kind: &Type| condition.type_ == format!("{kind:?}");
-        !KINDS.iter().any(of) || helped.iter().any(|verdict| of(&verdict.kind))
+        !CONDITION_TYPES.iter().any(of) || helped.iter().any(|verdict| of(&verdict.kind))
     });
-    for Verdict { kind, status, reason, message, generation } in helped {
+    for HelperCondition { kind, status, reason, message, generation } in helped {
         conditions::set(conditions, kind, status, reason, message, generation, Timestamp::now());
     }
 }
 
-async fn publish(node: &Node, status: &InferenceNodeStatus) -> Result<InferenceNode, kube::Error> {
+async fn publish(node: &NodeReporter, status: &InferenceNodeStatus) -> Result<InferenceNode, kube::Error> {
     let nodes: Api<InferenceNode> = Api::all(node.client.clone());
     let params = PatchParams::apply(AGENT_MANAGER).force();
     let patch =
@@ -246,29 +246,29 @@ fn is_unknown(error: &kube::Error) -> bool {
 }
 
 /// The owner's bounds; one that does not parse is ignored rather than taken for none at all.
-fn bounds(total: u64, memory: &NodeMemoryLimits) -> Limits {
+fn bounds(total: u64, memory: &NodeMemoryLimits) -> MemoryLimits {
     // The last is the root helper's.
     let NodeMemoryLimits { serving_limit, user_reserve, wired_limit: _ } = memory;
     let read = |text: &Option<String>| text.as_deref().and_then(|text| quantity::parse(text).ok());
-    Limits { total, serving: read(serving_limit), user_reserve: read(user_reserve) }
+    MemoryLimits { total, serving: read(serving_limit), user_reserve: read(user_reserve) }
 }
 
 /// Bytes of disk as they are reported: within a sixteenth, and never more than there are.
-fn step(bytes: u64) -> u64 {
-    let exact = (bytes / 16).clamp(LEAST_STEP, DISK_STEP);
+fn round_disk(bytes: u64) -> u64 {
+    let exact = (bytes / 16).clamp(MIN_DISK_STEP_BYTES, MAX_DISK_STEP_BYTES);
     let step = 1_u64 << exact.ilog2();
     bytes / step * step
 }
 
 fn status(
-    node: &Node,
-    limits: &Limits,
+    node: &NodeReporter,
+    limits: &MemoryLimits,
     granted: u64,
-    disk: &Disk,
-    seen: Seen,
+    disk: &DiskUsage,
+    seen: PortScan,
     conditions: Vec<Condition>,
 ) -> InferenceNodeStatus {
-    let Machine { chip, cores, memory: _, os, boot_id } = node.machine.clone();
+    let Hardware { chip, cores, memory: _, os, boot_id } = node.machine.clone();
     let best = *node.address.borrow();
     let mut addresses = vec![best];
     addresses.extend(hardware::interface_addresses().into_iter().filter(|other| *other != best));
@@ -287,11 +287,11 @@ fn status(
         }),
         disk: Some(NodeDisk {
             total_bytes: disk.total,
-            free_bytes: step(disk.free),
+            free_bytes: round_disk(disk.free),
             reserve_bytes: Some(disk.reserve),
-            models_limit_bytes: Some(step(disk.limit())),
-            free: Some(quantity::write(step(disk.free))),
-            models_limit: Some(quantity::write(step(disk.limit()))),
+            models_limit_bytes: Some(round_disk(disk.limit())),
+            free: Some(quantity::write(round_disk(disk.free))),
+            models_limit: Some(quantity::write(round_disk(disk.limit()))),
         }),
         addresses: addresses.iter().map(IpAddr::to_string).collect(),
         sharding_modes: ["Single", "Pipeline", "Tensor", "Hybrid"].map(str::to_owned).to_vec(),
@@ -315,8 +315,8 @@ fn backends(rdma: bool) -> Vec<String> {
 }
 
 /// Whether this machine's ports are known.
-fn ports_read(seen: &Seen) -> (bool, Reason, String) {
-    match &seen.trouble {
+fn ports_condition(seen: &PortScan) -> (bool, Reason, String) {
+    match &seen.error {
         None => (true, Reason::PortsRead, format!("{} ports", seen.ports.len())),
         Some(trouble) => {
             (false, Reason::PortsUnreadable, format!("{trouble}; the ports are those that were seen before"))
@@ -326,9 +326,9 @@ fn ports_read(seen: &Seen) -> (bool, Reason, String) {
 
 /// Whether memory and disk are short, and in which words. The words hold no moving numbers: a
 /// condition is no gauge.
-fn pressure(node: &Node, disk: &Disk) -> ((bool, String), (bool, String)) {
+fn pressure(node: &NodeReporter, disk: &DiskUsage) -> ((bool, String), (bool, String)) {
     let available = hardware::available_memory().unwrap_or(u64::MAX);
-    node.metrics.measured(available, disk.free);
+    node.metrics.free_resources(available, disk.free);
     let say = |what: &str, value: u64, least: u64| {
         let least = quantity::write(least);
         match value < quantity::parse(&least).unwrap_or(0) {
@@ -337,9 +337,9 @@ fn pressure(node: &Node, disk: &Disk) -> ((bool, String), (bool, String)) {
         }
     };
     // A played size says nothing of the real machine's; its own real memory is what can run out.
-    let memory = match node.played {
+    let memory = match node.memory_override {
         Some(played) if played > node.machine.memory => (false, "the node plays a larger size".to_owned()),
-        _ => say("memory", available, LITTLE_MEMORY),
+        _ => say("memory", available, MEMORY_PRESSURE_BYTES),
     };
     // Models leave the whole reserve; when half of it is gone all the same, something else fills the disk.
     (memory, say("disk", disk.free, disk.reserve / 2))
@@ -361,12 +361,12 @@ mod tests {
             (1000 * MIB, 992 * MIB),
             (40_000 * MIB, 39_936 * MIB),
         ] {
-            assert_eq!(step(bytes), want, "{bytes}");
+            assert_eq!(round_disk(bytes), want, "{bytes}");
         }
     }
 
     #[test]
-    fn the_owners_bounds_are_quantities() {
+    fn node_memory_limits_parse_as_quantities() {
         let memory = NodeMemoryLimits {
             serving_limit: Some("6Gi".into()),
             user_reserve: Some("nonsense".into()),

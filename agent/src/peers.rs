@@ -7,8 +7,8 @@
 //! GET /models/  what this machine has of a model, for those that want it too (`models.rs`)
 //! ```
 
-pub mod dial;
-mod flood;
+pub mod client;
+mod bandwidth_probe;
 mod listen;
 pub(crate) mod models;
 
@@ -19,41 +19,41 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty, Full, combinators::UnsyncBoxBody};
 use hyper::{Method, Request, Response, StatusCode};
-use russet_rpc::tls::{self, Files, NODE_USER_PREFIX};
+use russet_rpc::tls::{self, TlsFiles, NODE_USER_PREFIX};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::{Semaphore, watch};
 
-pub(crate) use self::listen::{Listening, keep};
+pub(crate) use self::listen::{PeerListener, run};
 use crate::store::Store;
 
 /// Asks whether the other agent is there.
 pub(crate) const PING: &str = "/ping";
 /// Asks for bytes.
-pub(crate) const FLOOD: &str = "/flood";
+pub(crate) const BANDWIDTH: &str = "/flood";
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// When this machine may be kept busy for a second.
 #[derive(Clone, Debug)]
-pub(crate) struct Idle {
+pub(crate) struct IdleGate {
     /// Bytes granted to Shards: what has some serves, or soon will.
     granted: watch::Receiver<u64>,
     /// One flood at a time, in or out: two share cores and cables, and measure each other.
-    one: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-impl Idle {
+impl IdleGate {
     pub fn new(granted: watch::Receiver<u64>) -> Self {
-        Self { granted, one: Arc::new(Semaphore::new(1)) }
+        Self { granted, permits: Arc::new(Semaphore::new(1)) }
     }
 
     /// The machine, if nobody else needs it, until this is dropped.
-    pub fn take(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
-        (*self.granted.borrow() == 0).then(|| self.one.clone().try_acquire_owned().ok())?
+    pub fn try_acquire(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        (*self.granted.borrow() == 0).then(|| self.permits.clone().try_acquire_owned().ok())?
     }
 
     /// Waits until somebody needs it.
-    pub async fn ends(&mut self) {
+    pub async fn wait_busy(&mut self) {
         // The sender lives as long as the agent.
         self.granted.wait_for(|granted| *granted > 0).await.ok();
     }
@@ -61,8 +61,8 @@ impl Idle {
 
 /// What agents are answered from.
 #[derive(Clone)]
-pub(crate) struct Answers {
-    pub idle: Idle,
+pub(crate) struct PeerServer {
+    pub idle_gate: IdleGate,
     pub store: Store,
 }
 
@@ -73,23 +73,23 @@ pub(crate) struct Answers {
 ///
 /// Where nobody can listen there.
 pub async fn serve(
-    files: Files,
+    files: TlsFiles,
     at: SocketAddr,
     store: Store,
 ) -> Result<impl Future<Output = ()> + use<>, String> {
     let (_, granted) = watch::channel(0);
-    listen::listen(at, &files, &Answers { idle: Idle::new(granted), store }).await
+    listen::listen(at, &files, &PeerServer { idle_gate: IdleGate::new(granted), store }).await
 }
 
 /// Whose certificate this is, if it is a node's.
-fn node(certificate: &CertificateDer<'_>) -> Option<String> {
-    tls::user(certificate)?.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
+fn node_name(certificate: &CertificateDer<'_>) -> Option<String> {
+    tls::common_name(certificate)?.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
 }
 
 /// Answers a node.
-async fn answer<B>(
+async fn handle<B>(
     request: Request<B>,
-    Answers { idle, store }: Answers,
+    PeerServer { idle_gate: idle, store }: PeerServer,
 ) -> Result<Response<Body>, Infallible> {
     let bare = |status| {
         let mut response = Response::new(Empty::new().boxed_unsync());
@@ -98,17 +98,17 @@ async fn answer<B>(
     };
     Ok(match (request.method(), request.uri().path()) {
         (&Method::GET, PING) => bare(StatusCode::NO_CONTENT),
-        (&Method::GET, FLOOD) => match idle.take() {
-            Some(permit) => Response::new(flood::body(permit, idle)),
+        (&Method::GET, BANDWIDTH) => match idle.try_acquire() {
+            Some(permit) => Response::new(bandwidth_probe::body(permit, idle)),
             None => bare(StatusCode::SERVICE_UNAVAILABLE),
         },
         (&Method::GET, path) if path.starts_with(models::MODELS) => {
-            match models::answer(path, &store).await {
+            match models::handle(path, &store).await {
                 Ok(bytes) => Response::new(Full::new(bytes).boxed_unsync()),
                 Err(status) => bare(status),
             }
         }
-        (_, PING | FLOOD) => bare(StatusCode::METHOD_NOT_ALLOWED),
+        (_, PING | BANDWIDTH) => bare(StatusCode::METHOD_NOT_ALLOWED),
         _ => bare(StatusCode::NOT_FOUND),
     })
 }

@@ -9,8 +9,8 @@
 //!
 //! A process that outlives its group ([`again`]) begins anew at Starting, for the next formation.
 
-pub mod adopt;
-pub mod again;
+pub mod record;
+pub mod reform;
 pub mod spawn;
 pub mod stop;
 pub mod watch;
@@ -19,11 +19,11 @@ pub mod watchdog;
 use russet_crds::conditions::Reason;
 use russet_rpc::engine as pb;
 
-use self::watchdog::Trouble;
+use self::watchdog::HangError;
 
 /// Where an engine is in its life.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum State {
+pub enum ProcessState {
     /// The process runs and has not spoken yet.
     #[default]
     Starting,
@@ -36,35 +36,35 @@ pub enum State {
     /// Said that it is of no more use, and what it failed at; or it stood still.
     Failed(Reason, String),
     /// The process is gone; the text says how.
-    Gone(String),
+    Exited(String),
 }
 
 /// Something an engine did.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum ProcessEvent {
     /// It reported itself.
     Reported(Box<pb::EngineState>),
     /// It stands still and is of no more use.
-    Stalled(Trouble),
+    Hung(HangError),
     /// It begins the next formation.
-    Formed,
+    Reformed,
     /// It does not do what was asked of it for another formation, for this reason.
-    Refused(String),
+    ReformRefused(String),
     /// Its process ended.
     Exited(String),
 }
 
-impl State {
+impl ProcessState {
     /// The next state. Whatever ended stays ended: a report that was under way when the process
     /// died must not bring it back.
-    pub fn step(self, event: &Event) -> Self {
+    pub fn step(self, event: &ProcessEvent) -> Self {
         match (self, event) {
-            (Self::Gone(how), _) => Self::Gone(how),
-            (_, Event::Exited(how)) => Self::Gone(how.clone()),
+            (Self::Exited(how), _) => Self::Exited(how),
+            (_, ProcessEvent::Exited(how)) => Self::Exited(how.clone()),
             (Self::Failed(reason, why), _) => Self::Failed(reason, why),
-            (state, Event::Formed | Event::Refused(_)) => state,
-            (_, Event::Stalled(trouble)) => Self::Failed(trouble.reason(), trouble.to_string()),
-            (state, Event::Reported(report)) => match report.phase() {
+            (state, ProcessEvent::Reformed | ProcessEvent::ReformRefused(_)) => state,
+            (_, ProcessEvent::Hung(trouble)) => Self::Failed(trouble.reason(), trouble.to_string()),
+            (state, ProcessEvent::Reported(report)) => match report.phase() {
                 pb::Phase::Unspecified => state,
                 pb::Phase::Loading => Self::Loading,
                 pb::Phase::Loaded => Self::Loaded,
@@ -76,18 +76,18 @@ impl State {
 
     /// Whether the process still exists.
     pub fn alive(&self) -> bool {
-        !matches!(self, Self::Gone(_))
+        !matches!(self, Self::Exited(_))
     }
 
     /// One word, for metrics.
-    pub fn word(&self) -> &'static str {
+    pub fn label(&self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::Loading => "loading",
             Self::Loaded => "loaded",
             Self::Serving => "serving",
             Self::Failed(..) => "failed",
-            Self::Gone(_) => "gone",
+            Self::Exited(_) => "gone",
         }
     }
 }
@@ -105,12 +105,12 @@ fn reason(cause: pb::FailureCause) -> Reason {
 mod tests {
     use super::*;
 
-    fn report(phase: pb::Phase) -> Event {
+    fn report(phase: pb::Phase) -> ProcessEvent {
         failed_at(pb::FailureCause::Unspecified, phase)
     }
 
-    fn failed_at(cause: pb::FailureCause, phase: pb::Phase) -> Event {
-        Event::Reported(Box::new(pb::EngineState {
+    fn failed_at(cause: pb::FailureCause, phase: pb::Phase) -> ProcessEvent {
+        ProcessEvent::Reported(Box::new(pb::EngineState {
             phase: phase as i32,
             message: "m".into(),
             cause: cause as i32,
@@ -119,39 +119,39 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_goes_forward_and_what_ended_stays_ended() {
-        let run = |events: &[Event]| events.iter().fold(State::default(), |state, event| state.step(event));
-        let gone = Event::Exited("signal 9".into());
-        let trouble = Trouble::Silent { silent: std::time::Duration::from_secs(2) };
-        let (stalled, silent) = (Event::Stalled(trouble.clone()), trouble.to_string());
+    fn process_state_moves_forward_and_the_end_is_final() {
+        let run = |events: &[ProcessEvent]| events.iter().fold(ProcessState::default(), |state, event| state.step(event));
+        let gone = ProcessEvent::Exited("signal 9".into());
+        let trouble = HangError::Silent { silent: std::time::Duration::from_secs(2) };
+        let (stalled, silent) = (ProcessEvent::Hung(trouble.clone()), trouble.to_string());
         for (events, state) in [
-            (vec![], State::Starting),
-            (vec![report(pb::Phase::Unspecified)], State::Starting),
-            (vec![report(pb::Phase::Loading), report(pb::Phase::Loaded)], State::Loaded),
-            (vec![report(pb::Phase::Serving)], State::Serving),
+            (vec![], ProcessState::Starting),
+            (vec![report(pb::Phase::Unspecified)], ProcessState::Starting),
+            (vec![report(pb::Phase::Loading), report(pb::Phase::Loaded)], ProcessState::Loaded),
+            (vec![report(pb::Phase::Serving)], ProcessState::Serving),
             (
                 vec![report(pb::Phase::Failed), report(pb::Phase::Serving)],
-                State::Failed(Reason::EngineFailed, "m".into()),
+                ProcessState::Failed(Reason::EngineFailed, "m".into()),
             ),
             (
                 vec![report(pb::Phase::Loaded), failed_at(pb::FailureCause::Smoke, pb::Phase::Failed)],
-                State::Failed(Reason::SmokeFailed, "m".into()),
+                ProcessState::Failed(Reason::SmokeFailed, "m".into()),
             ),
             (
                 vec![failed_at(pb::FailureCause::Group, pb::Phase::Failed)],
-                State::Failed(Reason::PeerLost, "m".into()),
+                ProcessState::Failed(Reason::PeerLost, "m".into()),
             ),
             (
                 vec![stalled.clone(), report(pb::Phase::Serving)],
-                State::Failed(Reason::EngineSilent, silent.clone()),
+                ProcessState::Failed(Reason::EngineSilent, silent.clone()),
             ),
             (
                 vec![report(pb::Phase::Failed), stalled.clone()],
-                State::Failed(Reason::EngineFailed, "m".into()),
+                ProcessState::Failed(Reason::EngineFailed, "m".into()),
             ),
-            (vec![report(pb::Phase::Failed), gone.clone()], State::Gone("signal 9".into())),
-            (vec![stalled.clone(), gone.clone()], State::Gone("signal 9".into())),
-            (vec![gone.clone(), report(pb::Phase::Serving)], State::Gone("signal 9".into())),
+            (vec![report(pb::Phase::Failed), gone.clone()], ProcessState::Exited("signal 9".into())),
+            (vec![stalled.clone(), gone.clone()], ProcessState::Exited("signal 9".into())),
+            (vec![gone.clone(), report(pb::Phase::Serving)], ProcessState::Exited("signal 9".into())),
         ] {
             assert_eq!(run(&events), state, "{events:?}");
         }

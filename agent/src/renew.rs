@@ -9,16 +9,16 @@ use russet_crds::names::{CA_SECRET, SYSTEM_NAMESPACE};
 use thiserror::Error;
 
 use crate::join::access;
-use crate::join::identity::{Identity, IdentityError};
-use crate::join::request::{self, RequestError, Wanted};
-use crate::metrics::Metrics;
+use crate::join::identity::{NodeIdentity, IdentityError};
+use crate::join::request::{self, RequestError, CertificateRequest};
+use crate::metrics::AgentMetrics;
 
 /// The longest sleep: clocks jump, laptops are put away, and another CA may be there.
-const LONGEST_SLEEP: Duration = Duration::from_secs(600);
+const MAX_SLEEP: Duration = Duration::from_secs(600);
 /// The shortest pause after a failure; it doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
 /// The longest pause after a failure.
-const LAST_PAUSE: Duration = Duration::from_secs(300);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
 /// Why nothing was renewed.
 #[derive(Debug, Error)]
@@ -38,8 +38,8 @@ enum RenewError {
 }
 
 /// Renews for ever.
-pub(crate) async fn keep(identity: Identity, metrics: Metrics) {
-    let mut pause = FIRST_PAUSE;
+pub(crate) async fn run(identity: NodeIdentity, metrics: AgentMetrics) {
+    let mut pause = INITIAL_BACKOFF;
     let mut jitter: f64 = rand::random();
     loop {
         if let Ok(validity) = identity.validity() {
@@ -48,40 +48,40 @@ pub(crate) async fn keep(identity: Identity, metrics: Metrics) {
         match renew(&identity, jitter).await {
             Ok(None) => {
                 jitter = rand::random();
-                pause = FIRST_PAUSE;
+                pause = INITIAL_BACKOFF;
             }
             Ok(Some(due)) => {
-                pause = FIRST_PAUSE;
-                tokio::time::sleep(due.min(LONGEST_SLEEP)).await;
+                pause = INITIAL_BACKOFF;
+                tokio::time::sleep(due.min(MAX_SLEEP)).await;
             }
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                 tracing::warn!(%error, cause, "this node's identity could not be renewed yet; tried again");
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LAST_PAUSE);
+                pause = (pause * 2).min(MAX_BACKOFF);
             }
         }
     }
 }
 
 /// Renews what is due; else says when something will be.
-async fn renew(identity: &Identity, jitter: f64) -> Result<Option<Duration>, RenewError> {
+async fn renew(identity: &NodeIdentity, jitter: f64) -> Result<Option<Duration>, RenewError> {
     let client = identity
         .client(|config| {
             config.connect_timeout = Some(Duration::from_secs(5));
             config.read_timeout = Some(Duration::from_secs(20));
         })
         .await?;
-    if let Some(ca) = request::changed(&client, &identity.ca_pem()?).await {
+    if let Some(ca) = request::changed_authority(&client, &identity.ca_pem()?).await {
         identity.trust(&ca)?;
         tracing::info!("the cluster's CA has changed and is trusted as it is published now");
     }
-    let certificate = if request::is_current(&identity.ca_pem()?, &identity.certificate_pem()?) {
-        identity.validity()?.due(jitter)
+    let certificate = if request::is_signed_by_first(&identity.ca_pem()?, &identity.certificate_pem()?) {
+        identity.validity()?.renew_in(jitter)
     } else {
         Duration::ZERO
     };
-    let token = identity.token_validity()?.map(|validity| validity.due(jitter));
+    let token = identity.token_validity()?.map(|validity| validity.renew_in(jitter));
     let due = token.into_iter().fold(certificate, Duration::min);
     if !due.is_zero() {
         return Ok(Some(due));
@@ -93,12 +93,12 @@ async fn renew(identity: &Identity, jitter: f64) -> Result<Option<Duration>, Ren
     }
     if certificate.is_zero() {
         let key = KeyPair::generate().map_err(RenewError::Key)?;
-        let wanted = Wanted::node(&identity.node);
+        let wanted = CertificateRequest::node(&identity.node);
         let fresh = request::certificate(&client, &wanted, &key).await?;
         let ca = request::authority(&client, &wanted, &fresh, Some(&identity.ca_pem()?)).await?;
         identity.renew(&fresh, &key.serialize_pem(), &ca)?;
         tracing::info!("the node's certificate was renewed");
-        if !request::is_current(&ca, &fresh) {
+        if !request::is_signed_by_first(&ca, &fresh) {
             return Err(RenewError::Authority);
         }
     }

@@ -7,18 +7,18 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{Backend, Measured, ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Transport, Want};
+use russet_crds::{Backend, MeasuredThroughput, ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Transport, CopyMode};
 use russet_plan::quantity;
 use russet_rpc::engine as pb;
 use russet_wire::partition::Partition;
 
-use crate::measured::measured;
-use crate::process::State;
-use crate::store::{Headers, Progress, Published, Stage};
+use crate::throughput_report::update;
+use crate::process::ProcessState;
+use crate::store::{Headers, TransferProgress, Published, TransferStage};
 
 /// What the agent knows of a rank.
 #[derive(Clone, Debug, Default)]
-pub struct Rank<'a> {
+pub struct RankReport<'a> {
     /// Incarnation this is about.
     pub epoch: i64,
     /// Where the rank meets the others, once claimed.
@@ -28,11 +28,11 @@ pub struct Rank<'a> {
     /// Whether the model's files are here.
     pub files: bool,
     /// The engine's process and state.
-    pub engine: Option<(u32, &'a State)>,
+    pub engine: Option<(u32, &'a ProcessState)>,
     /// What the engine reported last.
     pub report: Option<&'a pb::EngineState>,
     /// What was shown last of how fast the group answers.
-    pub measured: Option<&'a Measured>,
+    pub measured: Option<&'a MeasuredThroughput>,
     /// Why the rank is of no more use.
     pub failure: Option<(Reason, &'a str)>,
     /// Nodes to which cables lead over which a ring could run, with the address at the other end.
@@ -44,7 +44,7 @@ pub struct Rank<'a> {
 /// The status of a Shard. `before` are its conditions so far; their times stay where nothing moved.
 pub fn shard(
     spec: &ShardSpec,
-    rank: &Rank<'_>,
+    rank: &RankReport<'_>,
     before: &[Condition],
     generation: Option<i64>,
     now: Timestamp,
@@ -67,9 +67,9 @@ pub fn shard(
         set(kind, status, reason, &message);
     }
     let report = rank.report.cloned().unwrap_or_default();
-    let serves = matches!(rank.engine, Some((_, State::Serving)));
+    let serves = matches!(rank.engine, Some((_, ProcessState::Serving)));
     let over =
-        over_cables(&report.ways, rank.interface).or_else(|| serves.then(|| late(spec, rank.cabled))?);
+        over_cables(&report.ways, rank.interface).or_else(|| serves.then(|| not_over_known_cables(spec, rank.cabled))?);
     match over {
         Some((over, reason, message)) => {
             conditions::set(&mut all, Type::OverCables, over, reason, message, generation, now);
@@ -84,20 +84,20 @@ pub fn shard(
         loaded_bytes: report.loaded_bytes,
         total_bytes: report.total_bytes,
         memory_bytes: report.memory_bytes,
-        measured: measured(rank.measured, &report),
+        measured: update(rank.measured, &report),
         metrics_address: (!report.metrics_address.is_empty()).then_some(report.metrics_address),
         failure: rank.failure.map(|(_, message)| message.to_owned()),
         conditions: all,
     }
 }
 
-type Verdict = (bool, Reason, String);
+type ConditionValue = (bool, Reason, String);
 
 /// Loaded, Joined, Serving and Ready.
-fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
+fn progress(spec: &ShardSpec, rank: &RankReport<'_>) -> [ConditionValue; 4] {
     let no = |reason, message: &str| (false, reason, message.to_owned());
     let yes = |message: &str| (true, Reason::Serving, message.to_owned());
-    let all = |verdict: Verdict| [verdict.clone(), verdict.clone(), verdict.clone(), verdict];
+    let all = |verdict: ConditionValue| [verdict.clone(), verdict.clone(), verdict.clone(), verdict];
     if let Some((reason, message)) = rank.failure {
         return all(no(reason, message));
     }
@@ -117,20 +117,20 @@ fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
     let told = rank.report.map(|report| report.message.as_str()).filter(|message| !message.is_empty());
     let joining = || no(Reason::Joining, told.unwrap_or("the engine waits for its peers"));
     match state {
-        State::Starting | State::Loading => all(loading()),
-        State::Loaded => [yes("weights are in memory"), joining(), joining(), joining()],
-        State::Serving => {
+        ProcessState::Starting | ProcessState::Loading => all(loading()),
+        ProcessState::Loaded => [yes("weights are in memory"), joining(), joining(), joining()],
+        ProcessState::Serving => {
             let role = if spec.rank == 0 { "answers requests" } else { "follows rank 0" };
             [yes("weights are in memory"), yes("joined its group"), yes(role), yes(role)]
         }
-        State::Failed(reason, message) => all(no(*reason, message)),
-        State::Gone(message) => all(no(Reason::EngineExited, message)),
+        ProcessState::Failed(reason, message) => all(no(*reason, message)),
+        ProcessState::Exited(message) => all(no(Reason::EngineExited, message)),
     }
 }
 
 /// What there is to say of a group that runs beside cables which nobody knew of when it formed.
-fn late(spec: &ShardSpec, cabled: &[(String, IpAddr)]) -> Option<Verdict> {
-    let met = next(spec).filter_map(|rank| spec.peers.iter().find(|peer| peer.rank == rank));
+fn not_over_known_cables(spec: &ShardSpec, cabled: &[(String, IpAddr)]) -> Option<ConditionValue> {
+    let met = next_ranks(spec).filter_map(|rank| spec.peers.iter().find(|peer| peer.rank == rank));
     let beside = met.filter(|peer| {
         let published = peer.ring.parse::<SocketAddr>().ok().map(|address| address.ip());
         let mut leads = cabled.iter().filter(|(node, _)| *node == peer.node_name).peekable();
@@ -149,7 +149,7 @@ fn late(spec: &ShardSpec, cabled: &[(String, IpAddr)]) -> Option<Verdict> {
 }
 
 /// The ranks that come next in the rings of one: none where it is alone, or where RDMA carries them.
-fn next(spec: &ShardSpec) -> impl Iterator<Item = u32> {
+fn next_ranks(spec: &ShardSpec) -> impl Iterator<Item = u32> {
     let size = spec.layers_per_rank.len() as u32;
     let members = spec.tensor_size.max(1);
     let (stages, stage, member) = (size / members, spec.rank / members, spec.rank % members);
@@ -161,7 +161,7 @@ fn next(spec: &ShardSpec) -> impl Iterator<Item = u32> {
 }
 
 /// Whether the next ranks are met over the cables that lead to their nodes; nothing where none does.
-fn over_cables(ways: &[pb::Way], interface: Option<fn(IpAddr) -> Option<String>>) -> Option<Verdict> {
+fn over_cables(ways: &[pb::Way], interface: Option<fn(IpAddr) -> Option<String>>) -> Option<ConditionValue> {
     let named = |from: &str| {
         let name = interface?(from.parse::<SocketAddr>().ok()?.ip())?;
         Some(format!(" over {name}"))
@@ -197,23 +197,23 @@ fn layers(spec: &ShardSpec) -> Option<String> {
 
 /// Where a copy stands.
 #[derive(Clone, Debug)]
-pub enum Copy<'a> {
+pub enum CopyState<'a> {
     /// Another node fetches the same files.
     Waiting,
     /// Being worked on, at so many bytes per second.
-    Working(&'a Progress, u64),
+    Transferring(&'a TransferProgress, u64),
     /// Stopped for now.
     Failed(Reason, &'a str),
     /// The headers were read.
-    Read(&'a Headers),
+    HeadersRead(&'a Headers),
     /// Every file is published.
     Published(&'a Published),
 }
 
 /// The status of a ModelCopy; `before` is its status so far.
 pub fn copy(
-    copy: &Copy<'_>,
-    want: Want,
+    copy: &CopyState<'_>,
+    want: CopyMode,
     before: &ModelCopyStatus,
     generation: Option<i64>,
     now: Timestamp,
@@ -233,11 +233,11 @@ pub fn copy(
     };
     const FILES: &[Type] = &[Type::Downloaded, Type::Verified];
     match copy {
-        Copy::Waiting => {
+        CopyState::Waiting => {
             let message = "another node fetches these files, and gives them to this one then";
             set(&[Type::Downloaded, Type::Ready], false, Reason::WaitingForPeer, message);
         }
-        Copy::Working(progress, rate) => {
+        CopyState::Transferring(progress, rate) => {
             if let Some(shape) = &progress.shape {
                 status.shape = Some(shape.clone());
                 status.commit = progress.commit.clone().or(status.commit);
@@ -256,11 +256,11 @@ pub fn copy(
                 let (done, total) = (quantity::write(progress.done), quantity::write(progress.total));
                 status.progress = Some(format!("{done} / {total}"));
             }
-            match (progress.stage, &progress.trouble) {
+            match (progress.stage, &progress.last_error) {
                 (_, Some((reason, message))) => {
                     set(&[Type::Downloaded, Type::Ready], false, *reason, message)
                 }
-                (Stage::Resolving, None) => {
+                (TransferStage::Resolving, None) => {
                     set(
                         &[Type::Downloaded, Type::Ready],
                         false,
@@ -268,7 +268,7 @@ pub fn copy(
                         "the source is being read",
                     );
                 }
-                (Stage::Downloading, None) => {
+                (TransferStage::Downloading, None) => {
                     set(
                         &[Type::Downloaded, Type::Ready],
                         false,
@@ -276,29 +276,29 @@ pub fn copy(
                         "files are on their way",
                     );
                 }
-                (Stage::Verifying, None) => {
+                (TransferStage::Verifying, None) => {
                     set(&[Type::Downloaded], true, Reason::Settled, "every byte arrived");
                     set(&[Type::Verified, Type::Ready], false, Reason::Verifying, "every byte is read again");
                 }
             }
         }
-        Copy::Failed(reason, message) => {
+        CopyState::Failed(reason, message) => {
             if status.shape.is_none() {
                 set(&[Type::Resolved], false, *reason, message);
             }
-            if want == Want::Files {
+            if want == CopyMode::Files {
                 set(FILES, false, *reason, message);
             }
             set(&[Type::Ready], false, *reason, message);
         }
-        Copy::Read(headers) => {
+        CopyState::HeadersRead(headers) => {
             let Headers { shape, commit, bytes_total } = headers;
             status.shape = Some(shape.clone());
             status.commit = commit.clone();
             status.bytes_total = *bytes_total;
             set(&[Type::Resolved, Type::Ready], true, Reason::HeadersRead, "headers were read");
         }
-        Copy::Published(published) => {
+        CopyState::Published(published) => {
             let manifest = &published.manifest;
             status.shape = Some(manifest.shape.clone());
             status.commit = manifest.commit.clone();
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_that_formed_before_its_cable_was_known_is_told() {
+    fn group_formed_before_its_cable_reports_path_fallback() {
         let peers = ["a", "b", "c", "d"].iter().enumerate().map(|(rank, node)| Peer {
             rank: rank as u32,
             node_name: (*node).to_owned(),
@@ -350,12 +350,12 @@ mod tests {
         let ends = |nodes: &str, end: &str| -> Vec<(String, IpAddr)> {
             nodes.chars().map(|node| (node.to_string(), end.parse().unwrap())).collect()
         };
-        let told = |spec: &ShardSpec, nodes| late(spec, &ends(nodes, "192.0.2.1")).map(|(.., words)| words);
+        let told = |spec: &ShardSpec, nodes| not_over_known_cables(spec, &ends(nodes, "192.0.2.1")).map(|(.., words)| words);
         // Rank 1 is followed by rank 0 in its stage, and by rank 3 of the next one.
         assert!(told(&spec, "ac").unwrap().starts_with("node a is met over the network"));
         assert!(told(&spec, "abcd").unwrap().starts_with("node a, node d is met"));
         assert_eq!(told(&spec, "bc"), None, "no ring of its runs there");
-        assert_eq!(late(&spec, &ends("a", "10.0.0.0")), None, "it is known by its end of the cable");
+        assert_eq!(not_over_known_cables(&spec, &ends("a", "10.0.0.0")), None, "it is known by its end of the cable");
         let rdma = ShardSpec { backend: Backend::Jaccl, ..spec.clone() };
         assert!(told(&rdma, "abcd").unwrap().starts_with("node d is met"));
         assert_eq!(told(&ShardSpec { transport: Transport::Direct, ..spec.clone() }, "abcd"), None);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_met_beside_a_cable_is_named_with_why() {
+    fn peer_reached_without_its_cable_is_named_with_reason() {
         let way = |node: &str, fallback: &str| pb::Way {
             node: node.to_owned(),
             from: "10.0.0.1:5000".to_owned(),
@@ -408,12 +408,12 @@ mod tests {
     #[test]
     fn a_rank_shows_what_it_waits_for_and_why_it_failed() {
         let rendezvous = Rendezvous { rpc: "a:1".into(), ring: "a:2".into(), tensor: "a:3".into() };
-        let claimed = Rank { epoch: 3, rendezvous: Some(&rendezvous), ..Rank::default() };
-        let serving = State::Serving;
+        let claimed = RankReport { epoch: 3, rendezvous: Some(&rendezvous), ..RankReport::default() };
+        let serving = ProcessState::Serving;
         for (peers, rank, expected) in [
             (
                 0,
-                Rank { refusal: Some((Reason::MemoryRefused, "too little")), ..Rank::default() },
+                RankReport { refusal: Some((Reason::MemoryRefused, "too little")), ..RankReport::default() },
                 "-Claimed:MemoryRefused -Loaded:MemoryRefused -Joined:MemoryRefused -Serving:MemoryRefused -Ready:MemoryRefused",
             ),
             (
@@ -428,17 +428,17 @@ mod tests {
             ),
             (
                 2,
-                Rank { engine: Some((7, &State::Loaded)), ..claimed.clone() },
+                RankReport { engine: Some((7, &ProcessState::Loaded)), ..claimed.clone() },
                 "+Claimed:MemoryGranted +Loaded:Serving -Joined:Joining -Serving:Joining -Ready:Joining",
             ),
             (
                 2,
-                Rank { engine: Some((7, &serving)), ..claimed.clone() },
+                RankReport { engine: Some((7, &serving)), ..claimed.clone() },
                 "+Claimed:MemoryGranted +Loaded:Serving +Joined:Serving +Serving:Serving +Ready:Serving",
             ),
             (
                 2,
-                Rank { failure: Some((Reason::EngineExited, "signal 9")), ..claimed.clone() },
+                RankReport { failure: Some((Reason::EngineExited, "signal 9")), ..claimed.clone() },
                 "+Claimed:MemoryGranted -Loaded:EngineExited -Joined:EngineExited -Serving:EngineExited -Ready:EngineExited",
             ),
         ] {
@@ -449,7 +449,7 @@ mod tests {
         }
         let told =
             pb::EngineState { message: "waiting for rank 0 at a:1: refused".into(), ..Default::default() };
-        let rank = Rank { engine: Some((7, &State::Loaded)), report: Some(&told), ..claimed };
+        let rank = RankReport { engine: Some((7, &ProcessState::Loaded)), report: Some(&told), ..claimed };
         let status = shard(&spec(2), &rank, &[], Some(1), Timestamp::UNIX_EPOCH);
         assert_eq!(conditions::get(&status.conditions, Type::Joined).unwrap().message, told.message);
     }
@@ -457,36 +457,36 @@ mod tests {
     #[test]
     fn members_of_a_stage_show_their_share() {
         let spec = ShardSpec { layers_per_rank: vec![3, 3, 2, 2], tensor_size: 2, rank: 1, ..spec(4) };
-        let status = shard(&spec, &Rank::default(), &[], None, Timestamp::UNIX_EPOCH);
+        let status = shard(&spec, &RankReport::default(), &[], None, Timestamp::UNIX_EPOCH);
         assert_eq!(status.layers.as_deref(), Some("1/2 of 2-4 of 5"));
     }
 
     #[test]
     fn a_copy_keeps_its_shape_when_the_source_goes_away() {
         let shape = russet_wire::shape::ModelShape { layers: 4, ..Default::default() };
-        let progress = Progress {
+        let progress = TransferProgress {
             from: ["b".to_owned()].into(),
-            stage: Stage::Downloading,
+            stage: TransferStage::Downloading,
             done: 1 << 20,
             total: 4 << 20,
             commit: Some("c".into()),
             shape: Some(shape.clone()),
-            trouble: None,
+            last_error: None,
         };
-        let (files, now) = (Want::Files, Timestamp::UNIX_EPOCH);
-        let working = copy(&Copy::Working(&progress, 9), files, &ModelCopyStatus::default(), Some(1), now);
+        let (files, now) = (CopyMode::Files, Timestamp::UNIX_EPOCH);
+        let working = copy(&CopyState::Transferring(&progress, 9), files, &ModelCopyStatus::default(), Some(1), now);
         assert_eq!(working.progress.as_deref(), Some("1Mi / 4Mi"));
         assert_eq!(working.bytes_per_second, 9);
         assert_eq!(
             [working.rate.as_deref(), working.eta.as_deref(), working.from.as_deref()],
             [Some("9/s"), Some("97h05m"), Some("b")]
         );
-        let slowed = copy(&Copy::Working(&progress, 30_000), files, &working, Some(1), now);
+        let slowed = copy(&CopyState::Transferring(&progress, 30_000), files, &working, Some(1), now);
         assert_eq!(slowed.eta.as_deref(), Some("1m44s"));
-        let waits = copy(&Copy::Waiting, files, &working, Some(1), now);
+        let waits = copy(&CopyState::Waiting, files, &working, Some(1), now);
         assert_eq!((waits.rate, waits.eta), (None, None));
         assert_eq!(conditions::get(&waits.conditions, Type::Ready).unwrap().reason, "WaitingForPeer");
-        let failed = copy(&Copy::Failed(Reason::DiskFull, "full"), files, &working, Some(1), now);
+        let failed = copy(&CopyState::Failed(Reason::DiskFull, "full"), files, &working, Some(1), now);
         assert_eq!((failed.shape, failed.commit.as_deref()), (Some(shape), Some("c")));
         assert!(conditions::is_true(&failed.conditions, Type::Resolved));
         assert_eq!(conditions::get(&failed.conditions, Type::Ready).unwrap().reason, "DiskFull");

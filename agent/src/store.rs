@@ -16,14 +16,14 @@ pub mod download;
 mod error;
 mod file;
 pub mod headers;
-mod held;
+mod local_chunks;
 mod https;
 mod hub;
 mod object;
 mod oci;
-pub mod publish;
-mod receive;
-pub mod room;
+pub mod model_dirs;
+mod incoming;
+pub mod disk_space;
 mod source;
 pub mod verify;
 mod web;
@@ -41,15 +41,15 @@ use tokio::sync::watch;
 
 pub use self::credentials::Credentials;
 pub use self::error::StoreError;
-pub use self::held::Held;
-use self::publish::Shelf;
-pub use self::publish::{Manifest, Published};
-pub use self::receive::Receiving;
-use self::room::Promises;
-pub use self::room::{Disk, Reserve};
-use self::source::{Place, read_headers};
-pub use self::source::{Source, SourceFile};
-use crate::pace::Pace;
+pub use self::local_chunks::LocalChunks;
+use self::model_dirs::ModelDirs;
+pub use self::model_dirs::{Manifest, Published};
+pub use self::incoming::IncomingModel;
+use self::disk_space::DiskReservations;
+pub use self::disk_space::{DiskUsage, DiskReserve};
+use self::source::{FileLocation, read_headers};
+pub use self::source::{SourceListing, SourceFile};
+use crate::transfer_limits::TransferLimiter;
 
 /// A place to fetch weights from. A new one is one file and one line in [`SCHEMES`].
 pub struct Scheme {
@@ -59,7 +59,7 @@ pub struct Scheme {
     pub pinned: bool,
     /// What it reads of a Secret, by their keys; one of them at least must be there. Empty for those that need none.
     pub keys: &'static [&'static str],
-    list: for<'a> fn(&'a Context, &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>>,
+    list: for<'a> fn(&'a Context, &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>>,
 }
 
 /// Every scheme.
@@ -87,13 +87,13 @@ pub struct Context {
     /// First pause after a failed transfer; doubles up to 30 s while nothing arrives.
     pub retry: Duration,
     /// How fast bytes may come from outside the cluster.
-    pub pace: Pace,
+    pub limiter: TransferLimiter,
     client: reqwest::Client,
 }
 
 /// One model as somebody asked for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct SourceSpec {
     /// The source's URI.
     pub uri: String,
     /// Commit if one is known, else branch or tag, else the default branch.
@@ -119,9 +119,9 @@ pub struct Headers {
 
 /// Where a copy stands; watched by whoever reports it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Progress {
+pub struct TransferProgress {
     /// What is being done.
-    pub stage: Stage,
+    pub stage: TransferStage,
     /// Bytes on disk.
     pub done: u64,
     /// Bytes wanted; 0 while unknown.
@@ -133,12 +133,12 @@ pub struct Progress {
     /// Nodes that bytes came from; none where they come from the source.
     pub from: BTreeSet<String>,
     /// What holds the transfer up, until bytes flow again.
-    pub trouble: Option<(Reason, String)>,
+    pub last_error: Option<(Reason, String)>,
 }
 
 /// What is being done for a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stage {
+pub enum TransferStage {
     /// Listing and reading headers.
     #[default]
     Resolving,
@@ -150,14 +150,14 @@ pub enum Stage {
 
 /// Whether Russet takes a file of that name: weights are data, so nothing that could be code is
 /// fetched, and nothing outside the model's own folder can be named.
-pub fn takes(name: &str) -> bool {
+pub fn is_allowed_file(name: &str) -> bool {
     let plain = !name.is_empty()
         && name.len() <= 200
         && !name.starts_with('.')
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-+=".contains(&byte));
     let suffix = name.rsplit_once('.').map(|(_, suffix)| suffix);
     let data = matches!(suffix, Some("safetensors" | "json" | "txt" | "jinja"));
-    plain && (data || name == "tokenizer.model") && name != publish::MANIFEST
+    plain && (data || name == "tokenizer.model") && name != model_dirs::MANIFEST
 }
 
 impl Context {
@@ -178,7 +178,7 @@ impl Context {
             allow_file_roots,
             hf_endpoint,
             retry: Duration::from_millis(500),
-            pace: Pace::default(),
+            limiter: TransferLimiter::default(),
             client,
         })
     }
@@ -188,15 +188,15 @@ impl Context {
 #[derive(Clone)]
 pub struct Store {
     context: Context,
-    shelf: Shelf,
-    reserve: Reserve,
-    promises: Promises,
+    dirs: ModelDirs,
+    disk_reserve: DiskReserve,
+    reservations: DiskReservations,
     /// What is on its way from other machines, by the id of its bytes.
-    receiving: Arc<Mutex<BTreeMap<String, Weak<Held>>>>,
+    incoming: Arc<Mutex<BTreeMap<String, Weak<LocalChunks>>>>,
     /// What others asked for of what is published, by the id of its bytes: a manifest is not read for each piece.
-    given: Arc<Mutex<BTreeMap<String, Arc<Held>>>>,
+    shared: Arc<Mutex<BTreeMap<String, Arc<LocalChunks>>>>,
     /// Files that are not what a manifest of other machines says, by the manifest's id.
-    mistold: Arc<Mutex<BTreeMap<String, String>>>,
+    mismatches: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 impl Store {
@@ -204,73 +204,73 @@ impl Store {
     pub fn open(root: PathBuf, context: Context) -> Result<Self, StoreError> {
         Ok(Self {
             context,
-            shelf: Shelf::open(root)?,
-            reserve: Reserve::default(),
-            promises: Promises::default(),
-            receiving: Arc::default(),
-            given: Arc::default(),
-            mistold: Arc::default(),
+            dirs: ModelDirs::open(root)?,
+            disk_reserve: DiskReserve::default(),
+            reservations: DiskReservations::default(),
+            incoming: Arc::default(),
+            shared: Arc::default(),
+            mismatches: Arc::default(),
         })
     }
 
     /// What the machine's owner wants left of the disk.
-    pub fn reserve(&self) -> &Reserve {
-        &self.reserve
+    pub fn disk_reserve(&self) -> &DiskReserve {
+        &self.disk_reserve
     }
 
     /// The disk under the store.
-    pub fn disk(&self) -> Result<Disk, StoreError> {
-        let (total, free) = self.shelf.disk()?;
-        Ok(Disk { total, free, models: self.shelf.bytes(), reserve: self.reserve.of(total) })
+    pub fn disk(&self) -> Result<DiskUsage, StoreError> {
+        let (total, free) = self.dirs.disk()?;
+        Ok(DiskUsage { total, free, models: self.dirs.bytes(), reserve: self.disk_reserve.bytes_for(total) })
     }
 
     /// Whether the missing bytes of a copy would find their room now.
-    pub fn room(&self, key: &str, need: u64) -> Result<(), StoreError> {
-        self.promises.fits(&self.shelf, &self.reserve, key, need)
+    pub fn check_space(&self, key: &str, need: u64) -> Result<(), StoreError> {
+        self.reservations.check(&self.dirs, &self.disk_reserve, key, need)
     }
 
     /// The published folder of `wanted`, without asking its source; `None` when it is not complete
     /// or when only the source could say which commit is meant.
-    pub fn published(&self, wanted: &Wanted) -> Option<Published> {
-        self.shelf.published(&self.shelf.named(&self.key(wanted)?)?)
+    pub fn published(&self, wanted: &SourceSpec) -> Option<Published> {
+        self.dirs.published(&self.dirs.id_of(&self.key(wanted)?)?)
     }
 
     /// What is here of the model with these bytes, whole or not, for other machines. Blocks.
-    pub fn held(&self, id: &str) -> Option<Arc<Held>> {
-        if let Some(held) = locked(&self.receiving).get(id).and_then(Weak::upgrade) {
+    pub fn local_chunks(&self, id: &str) -> Option<Arc<LocalChunks>> {
+        if let Some(held) = lock(&self.incoming).get(id).and_then(Weak::upgrade) {
             return Some(held);
         }
-        let mut given = locked(&self.given);
+        let mut given = lock(&self.shared);
         // What was removed meanwhile is not given, and not kept in memory.
         given.retain(|_, held| held.folder().exists());
         if let Some(held) = given.get(id) {
             return Some(held.clone());
         }
-        let Published { path, manifest, .. } = self.shelf.published(id)?;
-        let held = Arc::new(Held::new(Arc::new(manifest), path, true));
+        let Published { path, manifest, .. } = self.dirs.published(id)?;
+        let held = Arc::new(LocalChunks::new(Arc::new(manifest), path, true));
         given.insert(id.to_owned(), held.clone());
         Some(held)
     }
 
     /// What names the bytes of `wanted` in this store; `None` while the commit is unknown.
-    pub fn key(&self, wanted: &Wanted) -> Option<String> {
+    pub fn key(&self, wanted: &SourceSpec) -> Option<String> {
         let scheme = scheme_of(&wanted.uri).ok()?;
         let commit = match (scheme.pinned, wanted.pinned) {
             (true, false) => return None,
             (true, true) => wanted.revision.as_deref(),
             (false, _) => None,
         };
-        Some(publish::key(&wanted.uri, commit, wanted.sha256.as_deref()))
+        Some(model_dirs::key(&wanted.uri, commit, wanted.sha256.as_deref()))
     }
 
     /// Removes published folders and partial ones that `keep` names neither by their key nor by the id of their
     /// bytes; returns the ids of the published ones.
     pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
-        self.shelf.collect(keep)
+        self.dirs.collect(keep)
     }
 
     /// Reads the headers of `wanted` without copying it.
-    pub async fn headers(&self, wanted: &Wanted) -> Result<Headers, StoreError> {
+    pub async fn headers(&self, wanted: &SourceSpec) -> Result<Headers, StoreError> {
         let source = self.list(wanted).await?;
         let (source, shape) = read_headers(source).await?;
         Ok(Headers { shape, commit: source.commit.clone(), bytes_total: source.bytes() })
@@ -280,31 +280,31 @@ impl Store {
     /// break are resumed for as long as the caller polls; everything else is returned.
     pub async fn fetch(
         &self,
-        wanted: &Wanted,
-        progress: &watch::Sender<Progress>,
+        wanted: &SourceSpec,
+        progress: &watch::Sender<TransferProgress>,
     ) -> Result<Published, StoreError> {
         if let Some(published) = self.published(wanted) {
             return Ok(published);
         }
-        progress.send_modify(|state| state.stage = Stage::Resolving);
+        progress.send_modify(|state| state.stage = TransferStage::Resolving);
         let source = self.list(wanted).await?;
         let (source, shape) = read_headers(source).await?;
         let commit = source.commit.clone();
-        let key = publish::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref());
-        if let Some(published) = self.shelf.named(&key).and_then(|id| self.shelf.published(&id)) {
+        let key = model_dirs::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref());
+        if let Some(published) = self.dirs.id_of(&key).and_then(|id| self.dirs.published(&id)) {
             return Ok(published);
         }
-        let partial = self.shelf.partial(&key)?;
+        let partial = self.dirs.partial(&key)?;
         let total = source.bytes();
-        let done: u64 = source.files.iter().map(|file| download::present(&partial, file)).sum();
+        let done: u64 = source.files.iter().map(|file| download::present_bytes(&partial, file)).sum();
         progress.send_modify(|state| {
-            state.stage = Stage::Downloading;
+            state.stage = TransferStage::Downloading;
             state.done = done;
             state.total = total;
             state.commit = commit.clone();
             state.shape = Some(shape.clone());
         });
-        let _promise = self.promises.give(&self.shelf, &self.reserve, &key, total)?;
+        let _promise = self.reservations.reserve(&self.dirs, &self.disk_reserve, &key, total)?;
 
         // Four at once: enough to hide the latency of small files, few enough that a slow disk
         // still writes long runs.
@@ -316,8 +316,8 @@ impl Store {
         futures::stream::iter(transfers).buffer_unordered(4).try_collect::<Vec<()>>().await?;
 
         progress.send_modify(|state| {
-            state.stage = Stage::Verifying;
-            state.trouble = None;
+            state.stage = TransferStage::Verifying;
+            state.last_error = None;
         });
         let manifest = Manifest {
             uri: wanted.uri.clone(),
@@ -326,46 +326,46 @@ impl Store {
             shape,
             own_sha256: true,
         };
-        if let Err(error) = manifest.is_wanted(wanted) {
-            self.shelf.forget(&key)?;
+        if let Err(error) = manifest.check_pin(wanted) {
+            self.dirs.remove_partial(&key)?;
             return Err(error);
         }
         // The name first: nobody may take the folder for one that nobody wants.
         let id = manifest.id();
-        self.shelf.name(&key, &id)?;
-        let published = self.shelf.publish(&key, &manifest)?;
+        self.dirs.record_id(&key, &id)?;
+        let published = self.dirs.publish(&key, &manifest)?;
         // What came of it from other machines before they were lost.
-        self.shelf.forget(&id)?;
+        self.dirs.remove_partial(&id)?;
         Ok(published)
     }
 
     /// Makes ready to receive the bytes of `manifest`, which [`Manifest::is_of`] the id that is wanted, or goes on
     /// with what an earlier try left. Blocks for as long as it takes to read that again.
-    pub fn receive(&self, wanted: &Wanted, manifest: Manifest) -> Result<Receiving, StoreError> {
-        manifest.is_wanted(wanted)?;
+    pub fn receive(&self, wanted: &SourceSpec, manifest: Manifest) -> Result<IncomingModel, StoreError> {
+        manifest.check_pin(wanted)?;
         let id = manifest.id();
         if wanted.sha256.is_some()
-            && let Some(file) = locked(&self.mistold).get(&id)
+            && let Some(file) = lock(&self.mismatches).get(&id)
         {
-            return Err(StoreError::Mistold { file: file.clone(), id });
+            return Err(StoreError::Sha256Mismatch { file: file.clone(), id });
         }
-        let partial = self.shelf.partial(&id)?;
-        let room = self.promises.give(&self.shelf, &self.reserve, &id, manifest.bytes())?;
-        let receiving = Receiving::open(partial, Arc::new(manifest), room)?;
-        locked(&self.receiving).insert(id, Arc::downgrade(receiving.held()));
+        let partial = self.dirs.partial(&id)?;
+        let room = self.reservations.reserve(&self.dirs, &self.disk_reserve, &id, manifest.bytes())?;
+        let receiving = IncomingModel::open(partial, Arc::new(manifest), room)?;
+        lock(&self.incoming).insert(id, Arc::downgrade(receiving.local_chunks()));
         Ok(receiving)
     }
 
     /// Publishes what was received, for the source it would have come from. Every chunk of it was read again after it
     /// was written.
-    pub async fn received(&self, wanted: &Wanted, received: &Receiving) -> Result<Published, StoreError> {
-        let held = received.held().clone();
+    pub async fn publish_received(&self, wanted: &SourceSpec, received: &IncomingModel) -> Result<Published, StoreError> {
+        let held = received.local_chunks().clone();
         let own_sha256 = wanted.sha256.is_some();
-        if own_sha256 && let Err(error) = self.told_rightly(held.folder(), held.manifest()).await {
-            self.shelf.forget(&held.manifest().id())?;
+        if own_sha256 && let Err(error) = self.verify_sha256(held.folder(), held.manifest()).await {
+            self.dirs.remove_partial(&held.manifest().id())?;
             return Err(error);
         }
-        let source = Source::received(&held);
+        let source = SourceListing::from_local(&held);
         // What the sending machine says of the shape nobody vouches for.
         let (_, shape) = read_headers(source).await?;
         let pinned = wanted.revision.clone().filter(|_| wanted.pinned);
@@ -378,53 +378,53 @@ impl Store {
             ..(**held.manifest()).clone()
         };
         let (id, key) =
-            (manifest.id(), publish::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref()));
-        let shelf = self.shelf.clone();
+            (manifest.id(), model_dirs::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref()));
+        let shelf = self.dirs.clone();
         let published = tokio::task::spawn_blocking(move || {
-            shelf.name(&key, &id)?;
+            shelf.record_id(&key, &id)?;
             let published = shelf.publish(&id, &manifest)?;
             // What came of it from the source before another machine had it.
-            shelf.forget(&key)?;
+            shelf.remove_partial(&key)?;
             Ok::<_, StoreError>(published)
         });
         let published = match published.await {
             Ok(published) => published?,
             Err(error) => return Err(StoreError::io(held.folder())(std::io::Error::other(error))),
         };
-        locked(&self.receiving).remove(&published.id);
+        lock(&self.incoming).remove(&published.id);
         Ok(published)
     }
 
     /// Takes over what is here already under the bytes' id, for a source that was never fetched here.
-    pub async fn adopt(&self, wanted: &Wanted, id: &str) -> Result<Option<Published>, StoreError> {
-        let (Some(key), Some(published)) = (self.key(wanted), self.shelf.published(id)) else {
+    pub async fn adopt(&self, wanted: &SourceSpec, id: &str) -> Result<Option<Published>, StoreError> {
+        let (Some(key), Some(published)) = (self.key(wanted), self.dirs.published(id)) else {
             return Ok(None);
         };
-        published.manifest.is_wanted(wanted)?;
+        published.manifest.check_pin(wanted)?;
         if wanted.sha256.is_some() && !published.manifest.own_sha256 {
-            self.told_rightly(&published.path, &published.manifest).await?;
+            self.verify_sha256(&published.path, &published.manifest).await?;
         }
-        self.shelf.name(&key, id)?;
+        self.dirs.record_id(&key, id)?;
         Ok(Some(published))
     }
 
     /// Whether the files have the SHA-256 that another machine says they have. The id of a model binds its manifest,
     /// not its maker: a pin is worth something only where each machine holds the bytes themselves against it.
-    async fn told_rightly(&self, folder: &Path, manifest: &Manifest) -> Result<(), StoreError> {
+    async fn verify_sha256(&self, folder: &Path, manifest: &Manifest) -> Result<(), StoreError> {
         let id = manifest.id();
-        let known = locked(&self.mistold).get(&id).cloned();
+        let known = lock(&self.mismatches).get(&id).cloned();
         let wrong = match known {
             Some(file) => Some(file),
-            None => verify::mistold(folder, &manifest.files).await?,
+            None => verify::find_mismatch(folder, &manifest.files).await?,
         };
         let Some(file) = wrong else { return Ok(()) };
-        locked(&self.mistold).insert(id.clone(), file.clone());
-        Err(StoreError::Mistold { file, id })
+        lock(&self.mismatches).insert(id.clone(), file.clone());
+        Err(StoreError::Sha256Mismatch { file, id })
     }
 
-    async fn list(&self, wanted: &Wanted) -> Result<Source, StoreError> {
+    async fn list(&self, wanted: &SourceSpec) -> Result<SourceListing, StoreError> {
         let mut source = (scheme_of(&wanted.uri)?.list)(&self.context, wanted).await?;
-        source.files.retain(|file| takes(&file.name));
+        source.files.retain(|file| is_allowed_file(&file.name));
         source.files.sort_by(|a, b| a.name.cmp(&b.name));
         source.files.dedup_by(|a, b| a.name == b.name);
         let mut seen = BTreeMap::new();
@@ -443,7 +443,7 @@ impl Store {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -460,7 +460,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_data_of_the_models_own_folder_is_taken() {
+    fn only_allowed_data_files_of_the_model_are_fetched() {
         for (name, taken) in [
             ("config.json", true),
             ("model-00001-of-00002.safetensors", true),
@@ -480,7 +480,7 @@ mod tests {
             ("README.md", false),
             ("", false),
         ] {
-            assert_eq!(takes(name), taken, "{name:?}");
+            assert_eq!(is_allowed_file(name), taken, "{name:?}");
         }
     }
 
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_leads_out_of_the_folder_or_surprises_a_shell() {
+    fn file_names_cannot_leave_the_folder_or_break_a_shell() {
         let hostile = [
             "../",
             "..\\",
@@ -551,7 +551,7 @@ mod tests {
         let mut refused = 0;
         for bad in hostile {
             for name in names {
-                assert!(takes(name), "{name}");
+                assert!(is_allowed_file(name), "{name}");
                 let (stem, suffix) = name.rsplit_once('.').unwrap();
                 let within = format!("{stem}{bad}x.{suffix}");
                 // A dot within a name is any other character; at its beginning it hides the file.
@@ -559,12 +559,12 @@ mod tests {
                     if tried.trim_start_matches('.').len() == tried.len() && matches!(bad, "." | "..") {
                         continue;
                     }
-                    assert!(!takes(&tried), "{tried:?}");
+                    assert!(!is_allowed_file(&tried), "{tried:?}");
                     refused += 1;
                 }
             }
         }
         assert!(refused >= 200, "{refused}");
-        assert!(!takes(&format!("{}.json", "a".repeat(200))), "longer than some disks take");
+        assert!(!is_allowed_file(&format!("{}.json", "a".repeat(200))), "longer than some disks take");
     }
 }

@@ -3,8 +3,8 @@
 //! means that nothing new is wanted.
 
 mod claim;
-mod notice;
-mod slot;
+mod engine_events;
+mod shard_state;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,33 +19,33 @@ use russet_telemetry::logfile;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
-use crate::address::{self, Address, Lost};
+use crate::address::{self, Address, LostAddresses};
 use crate::copies::Copies;
-use crate::decide::{Action, Held, Wanted, decide};
-use crate::events::Events;
-use crate::exposition::Exposition;
+use crate::shard_actions::{ShardAction, ActualShard, DesiredShard, decide};
+use crate::events::EventRecorder;
+use crate::metrics_proxy::MetricsProxy;
 use crate::grants::Grants;
-use crate::guard::panics::Panics;
-use crate::guard::{self, Guard, Left};
+use crate::oom_guard::panics::Panics;
+use crate::oom_guard::{self, OomGuard, Headroom};
 use crate::hardware;
-use crate::metrics::Metrics;
-use crate::node::Memory;
-use crate::presence::Teller;
-use crate::process::adopt::{self, Process, Record};
-use crate::process::again::Asking;
-use crate::process::spawn::{self, Addresses, Launch, Prefixes};
+use crate::metrics::AgentMetrics;
+use crate::node::SupervisorChannel;
+use crate::mqtt::MqttHandle;
+use crate::process::record::{self, ProcessIdentity, EngineRecord};
+use crate::process::reform::ReformRequest;
+use crate::process::spawn::{self, ReservedAddresses, Launch, PrefixCacheDir};
 use crate::process::stop;
-use crate::process::watch::{Notice, Target};
-use crate::process::{self, State};
-use crate::report::Outbox;
+use crate::process::watch::{EngineEvent, WatchTarget};
+use crate::process::{self, ProcessState};
+use crate::status_writer::StatusQueue;
 use crate::status;
 use crate::store::Published;
-use crate::watcher::Listed;
+use crate::watcher::ObjectList;
 
-use self::slot::{Part, Running, Slot, answering, due};
+use self::shard_state::{EngineRole, RunningEngine, ShardState, serving_deployments, should_send};
 
 /// A refused claim is tried again this often: memory comes free without telling anybody.
-const TICK: Duration = Duration::from_secs(1);
+const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a supervisor works with.
 pub(crate) struct Setup {
@@ -54,48 +54,48 @@ pub(crate) struct Setup {
     pub binary: PathBuf,
     pub address: Address,
     pub boot_id: String,
-    pub limits: Memory,
-    pub outbox: Outbox,
-    pub events: Events,
-    pub metrics: Metrics,
-    pub exposition: Exposition,
+    pub limits: SupervisorChannel,
+    pub status_queue: StatusQueue,
+    pub events: EventRecorder,
+    pub metrics: AgentMetrics,
+    pub metrics_proxy: MetricsProxy,
     pub copies: Copies,
     /// The links of this node.
     pub links: watch::Receiver<Vec<Link>>,
     /// What is left of the machine's memory.
-    pub left: watch::Receiver<Left>,
+    pub headroom: watch::Receiver<Headroom>,
     /// Panics of the machine's kernel.
     pub panics: watch::Receiver<Panics>,
     /// Told which deployments answer here.
-    pub presence: Teller,
+    pub mqtt: MqttHandle,
 }
 
 pub(crate) struct Supervisor {
     setup: Setup,
     shards: Option<BTreeMap<String, Arc<Shard>>>,
-    slots: BTreeMap<String, Slot>,
+    states: BTreeMap<String, ShardState>,
     grants: Grants,
-    guard: Guard,
+    oom_guard: OomGuard,
     /// Addresses of ranks that this machine does not have any more.
-    lost: Lost,
+    lost_addresses: LostAddresses,
     /// Whether files may have become unwanted.
-    sweep: bool,
-    notices: mpsc::UnboundedSender<Notice>,
-    inbox: mpsc::UnboundedReceiver<Notice>,
+    collect_files: bool,
+    events: mpsc::UnboundedSender<EngineEvent>,
+    inbox: mpsc::UnboundedReceiver<EngineEvent>,
 }
 
 impl Supervisor {
     pub fn new(setup: Setup) -> Self {
-        let (notices, inbox) = mpsc::unbounded_channel();
-        let (slots, grants) = (BTreeMap::new(), Grants::default());
-        let (guard, lost) = (Guard::default(), Lost::default());
-        Self { setup, shards: None, slots, grants, guard, lost, sweep: false, notices, inbox }
+        let (events, inbox) = mpsc::unbounded_channel();
+        let (states, grants) = (BTreeMap::new(), Grants::default());
+        let (oom_guard, lost_addresses) = (OomGuard::default(), LostAddresses::default());
+        Self { setup, shards: None, states, grants, oom_guard, lost_addresses, collect_files: false, events, inbox }
     }
 
     /// Works for ever.
-    pub async fn run(mut self, mut shards: Listed<Shard>, mut copies: Listed<ModelCopy>) {
+    pub async fn run(mut self, mut shards: ObjectList<Shard>, mut copies: ObjectList<ModelCopy>) {
         self.adopt();
-        let mut ticks = tokio::time::interval(TICK);
+        let mut ticks = tokio::time::interval(TICK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut copies_known = false;
         loop {
@@ -106,32 +106,32 @@ impl Supervisor {
                     self.shards = listed.map(|listed| by_uid(&listed));
                 }
                 Ok(()) = copies.changed() => copies_changed = true,
-                Some(notice) = self.inbox.recv() => self.notice(notice),
+                Some(notice) = self.inbox.recv() => self.handle_event(notice),
                 () = self.setup.copies.changed() => {}
-                () = self.setup.limits.changed() => {}
+                () = self.setup.limits.limits_changed() => {}
                 Ok(()) = self.setup.address.changed() => {}
                 _ = ticks.tick() => {
-                    self.bound_logs();
-                    self.look_at_addresses();
-                    self.look_at_memory();
+                    self.rotate_logs();
+                    self.check_addresses();
+                    self.check_memory();
                 }
             }
             // Reports come in bursts; one decision answers them all.
             while let Ok(notice) = self.inbox.try_recv() {
-                self.notice(notice);
+                self.handle_event(notice);
             }
             let listed = if copies_changed { copies.borrow_and_update().clone() } else { None };
             if let Some(listed) = listed {
                 self.setup.copies.sync(&listed);
                 copies_known = true;
-                self.sweep = true;
+                self.collect_files = true;
             }
-            self.act();
-            self.tell();
-            self.note_uses();
+            self.apply();
+            self.report();
+            self.note_file_use();
             // What nobody was heard to want yet must not be taken for unwanted.
-            if copies_known && std::mem::take(&mut self.sweep) {
-                let slots = self.slots.values();
+            if copies_known && std::mem::take(&mut self.collect_files) {
+                let slots = self.states.values();
                 let in_use: BTreeSet<String> =
                     slots.flat_map(|slot| slot.record.files()).map(str::to_owned).collect();
                 self.setup.copies.collect(in_use).await;
@@ -141,10 +141,10 @@ impl Supervisor {
 
     /// Finds the engines of an earlier run of this agent again, before anything is claimed.
     fn adopt(&mut self) {
-        for record in adopt::load(&self.setup.engines) {
-            let mut slot = Slot::new(record.clone());
+        for record in record::load(&self.setup.engines) {
+            let mut slot = ShardState::new(record.clone());
             slot.claimed = true;
-            let folder = adopt::folder(&self.setup.engines, &record.shard);
+            let folder = record::folder(&self.setup.engines, &record.shard);
             match &record.process {
                 Some(process) if process.alive(&self.setup.boot_id) => {
                     tracing::info!(
@@ -161,13 +161,13 @@ impl Supervisor {
                         running.stopping = true;
                     }
                     slot.engine = Some(running);
-                    if let Some(why) = record.foreign() {
+                    if let Some(why) = record.version_mismatch() {
                         tracing::warn!(shard = record.name, why, "engine is not adopted");
                         slot.failure = Some((Reason::EngineFailed, why));
                     }
                 }
                 Some(process) => {
-                    let words = spawn::last_words(&folder);
+                    let words = spawn::last_log_line(&folder);
                     let message = format!(
                         "engine process {} ended while the agent was away; its last line: {words}",
                         process.pid
@@ -175,70 +175,70 @@ impl Supervisor {
                     slot.failure = Some((Reason::EngineExited, message));
                     slot.record.process = None;
                     // Or it would be suspected of what the system came to later.
-                    if let Err(error) = adopt::save(&self.setup.engines, &slot.record) {
+                    if let Err(error) = record::save(&self.setup.engines, &slot.record) {
                         tracing::warn!(shard = record.name, %error, "the end of an engine could not be noted");
                     }
                 }
-                None => match (&record.failed, Addresses::again(&record.rendezvous)) {
+                None => match (&record.failed, ReservedAddresses::rebind(&record.rendezvous)) {
                     (Some(failed), _) => slot.failure = Some((Reason::EngineExited, failed.clone())),
                     (None, Ok(addresses)) => slot.addresses = Some(addresses),
                     (None, Err(error)) => {
                         tracing::info!(shard = record.name, %error, "claimed anew after the agent was away");
-                        adopt::remove(&self.setup.engines, &record.shard);
+                        record::remove(&self.setup.engines, &record.shard);
                         continue;
                     }
                 },
             }
             self.grants.restore(&record.shard, record.reserved);
-            self.slots.insert(record.shard.clone(), slot);
+            self.states.insert(record.shard.clone(), slot);
         }
     }
 
-    fn running(&self, record: &Record, process: Process, child: Option<tokio::process::Child>) -> Running {
+    fn running(&self, record: &EngineRecord, process: ProcessIdentity, child: Option<tokio::process::Child>) -> RunningEngine {
         let watching =
-            process::watch::watch(target(&self.setup.engines, record, &process), child, self.notices.clone());
-        let (state, part) = (State::default(), Part::Rank);
-        Running { process, state, stopping: false, ending: None, part, watching }
+            process::watch::watch(target(&self.setup.engines, record, &process), child, self.events.clone());
+        let (state, part) = (ProcessState::default(), EngineRole::Member);
+        RunningEngine { process, state, stopping: false, shutdown: None, role: part, watch: watching }
     }
 
     /// An engine that serves for months must not fill the disk either.
-    fn bound_logs(&self) {
-        for (uid, _) in self.slots.iter().filter(|(_, slot)| slot.engine.is_some()) {
-            let log = spawn::log_path(&adopt::folder(&self.setup.engines, uid));
-            logfile::bound(&log, logfile::LONGEST);
+    fn rotate_logs(&self) {
+        for (uid, _) in self.states.iter().filter(|(_, slot)| slot.engine.is_some()) {
+            let log = spawn::log_path(&record::folder(&self.setup.engines, uid));
+            logfile::rotate(&log, logfile::MAX_LOG_BYTES);
         }
     }
 
-    fn look_at_addresses(&mut self) {
-        let used = self.slots.values().filter_map(|slot| address::ip_of(&slot.record.rendezvous.rpc));
-        if self.lost.look(used, address::is_here) {
+    fn check_addresses(&mut self) {
+        let used = self.states.values().filter_map(|slot| address::ip_of(&slot.record.rendezvous.rpc));
+        if self.lost_addresses.update(used, address::is_here) {
             tracing::warn!("this machine has lost an address that ranks were published at");
         }
     }
 
     /// Ends a rank that would take the machine down.
-    fn look_at_memory(&mut self) {
+    fn check_memory(&mut self) {
         // What was measured before says nothing twice.
-        if !self.setup.left.has_changed().unwrap_or(false) {
+        if !self.setup.headroom.has_changed().unwrap_or(false) {
             return;
         }
-        let left = *self.setup.left.borrow_and_update();
-        let over = |slot: &Slot| {
+        let left = *self.setup.headroom.borrow_and_update();
+        let over = |slot: &ShardState| {
             slot.failure.is_some() || slot.engine.as_ref().is_some_and(|engine| engine.stopping)
         };
-        let ending = self.slots.values().any(|slot| slot.engine.is_some() && over(slot));
-        let running = self.slots.iter().filter_map(|(uid, slot)| {
+        let ending = self.states.values().any(|slot| slot.engine.is_some() && over(slot));
+        let running = self.states.iter().filter_map(|(uid, slot)| {
             let engine = slot.engine.as_ref().filter(|_| !over(slot))?;
             // MLX's own count has the GPU's memory, the system's has all else.
             let told = slot.report.as_ref().map_or(0, |report| report.memory_bytes);
             let holds = told.max(hardware::process_memory(engine.process.pid).unwrap_or(0));
             let (granted, age) = (slot.record.reserved, slot.since.elapsed());
-            Some(guard::Rank { shard: uid.clone(), holds, granted, age })
+            Some(oom_guard::RankUsage { shard: uid.clone(), used: holds, granted, age })
         });
-        let running: Vec<guard::Rank> = running.collect();
-        let end = self.guard.look(&left, &running, ending);
-        let Some(guard::End { shard, reason, message }) = end else { return };
-        if let Some(slot) = self.slots.get(&shard)
+        let running: Vec<oom_guard::RankUsage> = running.collect();
+        let end = self.oom_guard.check(&left, &running, ending);
+        let Some(oom_guard::Kill { shard, reason, message }) = end else { return };
+        if let Some(slot) = self.states.get(&shard)
             && let Some(engine) = &slot.engine
         {
             engine.process.kill(&self.setup.boot_id);
@@ -248,68 +248,68 @@ impl Supervisor {
     }
 
     fn save(&self, uid: &str) {
-        if let Some(slot) = self.slots.get(uid)
-            && let Err(error) = adopt::save(&self.setup.engines, &slot.record)
+        if let Some(slot) = self.states.get(uid)
+            && let Err(error) = record::save(&self.setup.engines, &slot.record)
         {
             tracing::error!(shard = slot.record.name, %error, "the engine's record could not be written; a restarted agent will not find it");
         }
     }
 
-    fn act(&mut self) {
+    fn apply(&mut self) {
         let wanted = self.shards.as_ref().map(|shards| {
-            let wanted = shards.iter().map(|(uid, shard)| (uid.clone(), self.wanted(shard)));
-            wanted.collect::<BTreeMap<String, Wanted>>()
+            let wanted = shards.iter().map(|(uid, shard)| (uid.clone(), self.desired(shard)));
+            wanted.collect::<BTreeMap<String, DesiredShard>>()
         });
         let best = *self.setup.address.borrow();
-        let held: BTreeMap<String, Held> =
-            self.slots.iter().map(|(uid, slot)| (uid.clone(), slot.held(best, &self.lost))).collect();
+        let held: BTreeMap<String, ActualShard> =
+            self.states.iter().map(|(uid, slot)| (uid.clone(), slot.actual(best, &self.lost_addresses))).collect();
         for action in decide(wanted.as_ref(), &held) {
             match action {
-                Action::Claim { shard, epoch } => self.claim(&shard, epoch),
-                Action::Start { shard } | Action::Form { shard } => self.start(&shard),
-                Action::Disband { shard } => self.disband(&shard),
-                Action::Drain { shard } => self.drain(&shard),
-                Action::Stop { shard, why } => self.stop(&shard, why),
-                Action::Fail { shard, reason, message } => self.fail(&shard, reason, message),
-                Action::Forget { shard } => {
+                ShardAction::Claim { shard, epoch } => self.claim(&shard, epoch),
+                ShardAction::Start { shard } | ShardAction::Reform { shard } => self.start(&shard),
+                ShardAction::LeaveGroup { shard } => self.leave_group(&shard),
+                ShardAction::Drain { shard } => self.drain(&shard),
+                ShardAction::Stop { shard, why } => self.stop(&shard, why),
+                ShardAction::Fail { shard, reason, message } => self.fail(&shard, reason, message),
+                ShardAction::Release { shard } => {
                     self.grants.release(&shard);
-                    self.slots.remove(&shard);
+                    self.states.remove(&shard);
                     // Its copy may have gone before it, while it still read the files.
-                    self.sweep = true;
-                    adopt::remove(&self.setup.engines, &shard);
+                    self.collect_files = true;
+                    record::remove(&self.setup.engines, &shard);
                 }
             }
         }
         self.setup.limits.set_granted(self.grants.total());
-        let shown = self.slots.iter().filter_map(|(uid, slot)| {
+        let shown = self.states.iter().filter_map(|(uid, slot)| {
             let address = &slot.report.as_ref()?.metrics_address;
             (!address.is_empty()).then(|| (uid.clone(), address.clone()))
         });
-        self.setup.exposition.set(shown.collect());
-        let states = self.slots.values().filter_map(|slot| slot.engine.as_ref());
-        self.setup.metrics.engines(states.map(|engine| engine.state.word()));
+        self.setup.metrics_proxy.set(shown.collect());
+        let states = self.states.values().filter_map(|slot| slot.engine.as_ref());
+        self.setup.metrics.engines(states.map(|engine| engine.state.label()));
         self.setup
-            .presence
-            .set(self.shards.as_ref().map(|shards| answering(&self.slots, shards)).unwrap_or_default());
+            .mqtt
+            .set(self.shards.as_ref().map(|shards| serving_deployments(&self.states, shards)).unwrap_or_default());
     }
 
     /// Files that living engines read are in use.
-    fn note_uses(&self) {
+    fn note_file_use(&self) {
         let now = Timestamp::now();
-        for (uid, _) in self.slots.iter().filter(|(_, slot)| slot.engine.is_some()) {
+        for (uid, _) in self.states.iter().filter(|(_, slot)| slot.engine.is_some()) {
             if let Some(shard) = self.shard(uid) {
-                copy_names(&shard).for_each(|copy| self.setup.copies.used(&copy, now));
+                copies_of(&shard).for_each(|copy| self.setup.copies.note_use(&copy, now));
             }
         }
     }
 
-    fn wanted(&self, shard: &Shard) -> Wanted {
-        Wanted {
+    fn desired(&self, shard: &Shard) -> DesiredShard {
+        DesiredShard {
             epoch: shard.spec.epoch,
             rank: shard.spec.rank,
             size: shard.spec.layers_per_rank.len(),
             peers: shard.spec.peers.clone(),
-            files: published(&self.setup.copies, shard).is_some(),
+            files_ready: published(&self.setup.copies, shard).is_some(),
         }
     }
 
@@ -321,14 +321,14 @@ impl Supervisor {
     fn start(&mut self, uid: &str) {
         let Some(shard) = self.shard(uid) else { return };
         let Some((published, draft)) = published(&self.setup.copies, &shard) else { return };
-        let Some(slot) = self.slots.get_mut(uid) else { return };
+        let Some(slot) = self.states.get_mut(uid) else { return };
         let Some(addresses) = slot.addresses.take() else {
             let message =
                 format!("{} is no longer this rank's; the group must form anew", slot.record.rendezvous.rpc);
             return self.fail(uid, Reason::EngineNotStarted, message);
         };
-        let socket = adopt::socket(&self.setup.engines, uid);
-        let folder = adopt::folder(&self.setup.engines, uid);
+        let socket = record::socket(&self.setup.engines, uid);
+        let folder = record::folder(&self.setup.engines, uid);
         let free = hardware::disk(&published.path).map_or(0, |(_, free)| free);
         let links = self.setup.links.borrow().clone();
         let launch = Launch {
@@ -341,16 +341,16 @@ impl Supervisor {
             tls_dir: &self.setup.tls_dir,
             socket: &socket,
             links: &links,
-            prefixes: Prefixes::below(&published.prefixes(), &shard.spec, free),
+            prefix_cache: PrefixCacheDir::for_rank(&published.prefix_cache_dir(), &shard.spec, free),
         };
         slot.record.model_key = Some(published.id);
         slot.record.draft_key = draft.as_ref().map(|draft| draft.id.clone());
         addresses.release();
         if let Some(engine) = &mut slot.engine {
-            engine.part = Part::Forming;
-            let (process, notices) = (engine.process.clone(), self.notices.clone());
-            let asking = Asking { shard: uid.to_owned(), process, socket: socket.clone(), notices };
-            return asking.form(spawn::arguments(&launch));
+            engine.role = EngineRole::Forming;
+            let (process, notices) = (engine.process.clone(), self.events.clone());
+            let asking = ReformRequest { shard: uid.to_owned(), process, socket: socket.clone(), events: notices };
+            return asking.reform(spawn::arguments(&launch));
         }
         let child = match spawn::start(&launch, &folder) {
             Ok(child) => child,
@@ -365,33 +365,33 @@ impl Supervisor {
         // A child that ended in this very moment has no start time; its end is noticed by waiting.
         let pid = child.id().unwrap_or_default();
         let boot_id = self.setup.boot_id.clone();
-        let process = Process::of(pid, &boot_id).unwrap_or(Process { pid, start: String::new(), boot_id });
+        let process = ProcessIdentity::from_pid(pid, &boot_id).unwrap_or(ProcessIdentity { pid, start: String::new(), boot_id });
         tracing::info!(shard = slot.record.name, pid, epoch = slot.record.epoch, "engine started");
         slot.record.process = Some(process.clone());
         let record = slot.record.clone();
         self.setup.metrics.started(&record.name);
         let running = self.running(&record, process, Some(child));
-        if let Some(slot) = self.slots.get_mut(uid) {
+        if let Some(slot) = self.states.get_mut(uid) {
             slot.engine = Some(running);
         }
         self.save(uid);
     }
 
     /// Has an engine leave a group that begins anew without it.
-    fn disband(&mut self, uid: &str) {
-        let socket = adopt::socket(&self.setup.engines, uid);
-        let Some(slot) = self.slots.get_mut(uid) else { return };
+    fn leave_group(&mut self, uid: &str) {
+        let socket = record::socket(&self.setup.engines, uid);
+        let Some(slot) = self.states.get_mut(uid) else { return };
         let Some(engine) = &mut slot.engine else { return };
-        engine.part = Part::Leaving(Instant::now());
-        let (process, notices) = (engine.process.clone(), self.notices.clone());
-        let asking = Asking { shard: uid.to_owned(), process, socket, notices };
-        asking.disband("the group has a higher epoch");
+        engine.role = EngineRole::LeavingGroup(Instant::now());
+        let (process, notices) = (engine.process.clone(), self.events.clone());
+        let asking = ReformRequest { shard: uid.to_owned(), process, socket, events: notices };
+        asking.leave_group("the group has a higher epoch");
     }
 
     /// Lets an engine answer what runs. Its memory stays granted until its process is gone.
     fn drain(&mut self, uid: &str) {
-        let socket = adopt::socket(&self.setup.engines, uid);
-        let Some(slot) = self.slots.get_mut(uid) else { return };
+        let socket = record::socket(&self.setup.engines, uid);
+        let Some(slot) = self.states.get_mut(uid) else { return };
         let Some(engine) = &mut slot.engine else { return };
         tracing::info!(
             shard = slot.record.name,
@@ -399,11 +399,11 @@ impl Supervisor {
             "the Shard was deleted; its engine answers what runs and ends"
         );
         engine.stopping = true;
-        engine.ending = Some(stop::gently(engine.process.clone(), socket, stop::PATIENCE));
+        engine.shutdown = Some(stop::graceful(engine.process.clone(), socket, stop::KILL_TIMEOUT));
     }
 
     fn stop(&mut self, uid: &str, why: &str) {
-        let Some(slot) = self.slots.get_mut(uid) else { return };
+        let Some(slot) = self.states.get_mut(uid) else { return };
         let Some(engine) = &mut slot.engine else { return };
         tracing::info!(shard = slot.record.name, pid = engine.process.pid, why, "engine is stopped");
         engine.stopping = true;
@@ -411,26 +411,26 @@ impl Supervisor {
     }
 
     fn fail(&mut self, uid: &str, reason: Reason, message: String) {
-        let Some(slot) = self.slots.get_mut(uid) else { return };
+        let Some(slot) = self.states.get_mut(uid) else { return };
         tracing::warn!(shard = slot.record.name, message, "the rank cannot serve");
-        self.setup.events.lost(&slot.record, reason, &message);
+        self.setup.events.rank_lost(&slot.record, reason, &message);
         slot.record.failed = Some(message.clone());
         slot.failure = Some((reason, message));
         self.save(uid);
     }
 
     /// Reports every Shard that has news.
-    fn tell(&mut self) {
+    fn report(&mut self) {
         let Some(shards) = &self.shards else { return };
         let links = self.setup.links.borrow().clone();
-        let cabled: Vec<_> = spawn::usable(&links).map(|(link, _, end)| (link.peer.clone(), end)).collect();
-        for (uid, slot) in &mut self.slots {
+        let cabled: Vec<_> = spawn::carrying_ring(&links).map(|(link, _, end)| (link.peer.clone(), end)).collect();
+        for (uid, slot) in &mut self.states {
             let Some(shard) = shards.get(uid) else { continue };
             // Of an epoch that passed nobody wants to hear.
             if slot.record.epoch < shard.spec.epoch {
                 continue;
             }
-            let rank = status::Rank {
+            let rank = status::RankReport {
                 epoch: slot.record.epoch,
                 rendezvous: slot.claimed.then_some(&slot.record.rendezvous),
                 refusal: slot.refusal.as_ref().map(|(reason, why)| (*reason, why.as_str())),
@@ -455,8 +455,8 @@ impl Supervisor {
             let generation = shard.metadata.generation;
             let status = status::shard(&shard.spec, &rank, &slot.conditions, generation, Timestamp::now());
             slot.conditions.clone_from(&status.conditions);
-            if due(slot.sent.as_ref(), &status) {
-                self.setup.outbox.shard(&slot.record.namespace, &slot.record.name, &status);
+            if should_send(slot.sent.as_ref(), &status) {
+                self.setup.status_queue.shard(&slot.record.namespace, &slot.record.name, &status);
                 slot.sent = Some((status, Instant::now()));
             }
         }
@@ -464,25 +464,25 @@ impl Supervisor {
 }
 
 /// What a process is watched for.
-fn target(engines: &Path, record: &Record, process: &Process) -> Target {
-    Target {
+fn target(engines: &Path, record: &EngineRecord, process: &ProcessIdentity) -> WatchTarget {
+    WatchTarget {
         shard: record.shard.clone(),
         epoch: record.epoch,
         process: process.clone(),
-        socket: adopt::socket(engines, &record.shard),
-        folder: adopt::folder(engines, &record.shard),
+        socket: record::socket(engines, &record.shard),
+        folder: record::folder(engines, &record.shard),
     }
 }
 
 /// The model of a Shard and its draft model, where it has one, once all files that it reads are here.
 fn published(copies: &Copies, shard: &Shard) -> Option<(Published, Option<Published>)> {
-    let all: Option<Vec<Published>> = copy_names(shard).map(|copy| copies.published(&copy)).collect();
+    let all: Option<Vec<Published>> = copies_of(shard).map(|copy| copies.published(&copy)).collect();
     let mut all = all?.into_iter();
     Some((all.next()?, all.next()))
 }
 
 /// Names of the ModelCopies that it reads: the model's, then the draft model's.
-fn copy_names(shard: &Shard) -> impl Iterator<Item = String> {
+fn copies_of(shard: &Shard) -> impl Iterator<Item = String> {
     let namespace = shard.namespace().unwrap_or_default();
     shard.spec.models().map(move |model| names::model_copy(&namespace, model, &shard.spec.node_name))
 }

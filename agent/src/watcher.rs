@@ -18,31 +18,31 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// The objects, or `None` until they were listed once.
-pub(crate) type Listed<K> = watch::Receiver<Option<Vec<Arc<K>>>>;
+pub(crate) type ObjectList<K> = watch::Receiver<Option<Vec<Arc<K>>>>;
 
 /// Pause after a failed watch. Short: a control plane that restarts is to be heard at once, and
 /// there are as many agents as machines, not thousands.
-const PAUSE: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long one watch lasts. A control plane that lost its power closes no connection; that it is gone
 /// is noticed when a watch outlives its time, and this node hears nothing until then.
-pub(crate) const WATCH: Duration = Duration::from_secs(60);
+pub(crate) const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(crate) fn shards(client: Client, node: &str, tasks: &mut JoinSet<()>) -> Listed<Shard> {
+pub(crate) fn shards(client: Client, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<Shard> {
     start(Api::all(client), node, tasks)
 }
 
-pub(crate) fn copies(client: Client, node: &str, tasks: &mut JoinSet<()>) -> Listed<ModelCopy> {
+pub(crate) fn copies(client: Client, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<ModelCopy> {
     start(Api::all(client), node, tasks)
 }
 
-fn start<K>(api: Api<DeserializeGuard<K>>, node: &str, tasks: &mut JoinSet<()>) -> Listed<K>
+fn start<K>(api: Api<DeserializeGuard<K>>, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let (sender, receiver) = watch::channel(None);
     let config =
-        watcher::Config::default().fields(&format!("spec.nodeName={node}")).timeout(WATCH.as_secs() as u32);
+        watcher::Config::default().fields(&format!("spec.nodeName={node}")).timeout(WATCH_TIMEOUT.as_secs() as u32);
     tasks.spawn(async move {
         let kind = K::kind(&());
         let (store, mut writer) = reflector::store::<DeserializeGuard<K>>();
@@ -53,7 +53,7 @@ where
                 Ok(event) => event,
                 Err(error) => {
                     tracing::debug!(%kind, %error, "watch interrupted");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                     continue;
                 }
             };
@@ -74,11 +74,11 @@ where
 }
 
 /// Objects in order of namespace and name, by UID.
-type Known<K> = BTreeMap<(Option<String>, String, Option<String>), Arc<K>>;
+type KnownObjects<K> = BTreeMap<(Option<String>, String, Option<String>), Arc<K>>;
 
 /// What can be read. An object that could be read before stays as it was: whoever took it for gone
 /// would end its engine.
-fn valid<K>(store: &reflector::Store<DeserializeGuard<K>>, last: &Known<K>) -> Known<K>
+fn valid<K>(store: &reflector::Store<DeserializeGuard<K>>, last: &KnownObjects<K>) -> KnownObjects<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + 'static,
 {

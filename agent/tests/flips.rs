@@ -14,30 +14,30 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use russet_agent::pace::Pace;
+use russet_agent::transfer_limits::TransferLimiter;
 use russet_agent::peers;
-use russet_agent::spread::{Puller, Way};
-use russet_agent::store::{Context, Progress, Store, Wanted};
-use russet_rpc::tls::{Files, Protocol};
+use russet_agent::peer_download::{PeerDownloader, PeerPath};
+use russet_agent::store::{Context, TransferProgress, Store, SourceSpec};
+use russet_rpc::tls::{TlsFiles, Protocol};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// Of the model, in MiB.
-const SIZE: u64 = 40;
+const MODEL_MIB: u64 = 40;
 /// Within so many bytes of a connection its bit is changed: sometimes while the machines still greet each other.
-const WITHIN: u64 = 4 << 20;
+const FLIP_INTERVAL_BYTES: u64 = 4 << 20;
 /// A piece, and one that was asked for twice at the end, may come again; less than the chunk they are of.
-const AGAIN: u64 = 2 << 20;
+const MAX_REPEATED_BYTES: u64 = 2 << 20;
 
 /// What the proxy did.
 #[derive(Default)]
-struct Flipped {
+struct FlipCount {
     bits: AtomicU64,
     bytes: AtomicU64,
 }
 
-async fn proxy(listener: TcpListener, to: SocketAddr, flipped: Arc<Flipped>) {
+async fn proxy(listener: TcpListener, to: SocketAddr, flipped: Arc<FlipCount>) {
     loop {
         let (near, _) = listener.accept().await.unwrap();
         let flipped = flipped.clone();
@@ -46,7 +46,7 @@ async fn proxy(listener: TcpListener, to: SocketAddr, flipped: Arc<Flipped>) {
             let ((mut asks, mut gets), (mut answers, mut takes)) = (near.into_split(), far.into_split());
             let asking = async move { drop(tokio::io::copy(&mut asks, &mut takes).await) };
             tokio::join!(asking, async move {
-                let (mut left, mut block) = (rand::random_range(0..WITHIN), vec![0; 64 << 10]);
+                let (mut left, mut block) = (rand::random_range(0..FLIP_INTERVAL_BYTES), vec![0; 64 << 10]);
                 let mut done = false;
                 while let Ok(count @ 1..) = answers.read(&mut block).await {
                     if !done && left < count as u64 {
@@ -70,14 +70,14 @@ fn store(folder: &Path) -> Store {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_bit_that_changes_on_the_way_is_caught() {
+async fn every_bit_flip_in_transit_is_detected() {
     rustls::crypto::ring::default_provider().install_default().ok();
     let wanted_bits = std::env::var("RUSSET_FLIPS").map_or(100, |bits| bits.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let own = std::env::current_exe().unwrap();
     let program = own.parent().unwrap().parent().unwrap().join("examples/spread");
     let path = folder.path();
-    let made = Command::new(program).arg("make").arg(path).args([&SIZE.to_string(), "seed", "one"]).output();
+    let made = Command::new(program).arg("make").arg(path).args([&MODEL_MIB.to_string(), "seed", "one"]).output();
     assert!(made.unwrap().status.success());
     let source = std::fs::read(path.join("source/model.safetensors")).unwrap();
     let id = std::fs::read_to_string(path.join("id")).unwrap();
@@ -85,24 +85,24 @@ async fn every_bit_that_changes_on_the_way_is_caught() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
     let seed = store(&path.join("models-seed"));
-    tokio::spawn(peers::serve(Files::in_dir(&path.join("seed")), at, seed).await.unwrap());
+    tokio::spawn(peers::serve(TlsFiles::in_dir(&path.join("seed")), at, seed).await.unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (to, flipped) = (listener.local_addr().unwrap(), Arc::new(Flipped::default()));
+    let (to, flipped) = (listener.local_addr().unwrap(), Arc::new(FlipCount::default()));
     tokio::spawn(proxy(listener, at, flipped.clone()));
     let way =
-        |last| Way { peer: "seed".into(), from: IpAddr::from([127, 0, 0, last]).into(), to, spare: false };
-    let ways: BTreeSet<Way> = (1..=4).map(way).collect();
+        |last| PeerPath { peer: "seed".into(), egress: IpAddr::from([127, 0, 0, last]).into(), to, fallback: false };
+    let ways: BTreeSet<PeerPath> = (1..=4).map(way).collect();
 
     let (mut rounds, mut refused) = (0, 0);
     while flipped.bits.load(Ordering::SeqCst) < wanted_bits {
         let models = path.join("models-one");
         std::fs::remove_dir_all(&models).ok();
-        let connector = Files::in_dir(&path.join("one")).connector(Protocol::Agents).unwrap();
-        let puller = Puller { store: store(&models), connector, pace: Pace::default() };
-        let wanted = Wanted { uri: "https://models.example/big".into(), ..Wanted::default() };
-        let progress = watch::Sender::new(Progress::default());
+        let connector = TlsFiles::in_dir(&path.join("one")).connector(Protocol::Agents).unwrap();
+        let puller = PeerDownloader { store: store(&models), connector, limiter: TransferLimiter::default() };
+        let wanted = SourceSpec { uri: "https://models.example/big".into(), ..SourceSpec::default() };
+        let progress = watch::Sender::new(TransferProgress::default());
         let published = loop {
-            match puller.pull(&wanted, &id, || ways.clone(), &progress).await {
+            match puller.download(&wanted, &id, || ways.clone(), &progress).await {
                 Ok(published) => break published,
                 // The manifest is asked for once over each way, and all of them may have had their bit changed.
                 Err(error) => {
@@ -122,5 +122,5 @@ async fn every_bit_that_changes_on_the_way_is_caught() {
     };
     tell("bits that changed between two machines, each caught", bits as f64, "bits");
     tell("came again for each of them", again, "MiB");
-    assert!(bytes <= once + once / 50 + bits * AGAIN, "{bytes} bytes for {once}, {bits} bits");
+    assert!(bytes <= once + once / 50 + bits * MAX_REPEATED_BYTES, "{bytes} bytes for {once}, {bits} bits");
 }

@@ -4,7 +4,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
-#[path = "cluster/changing.rs"]
+#[path = "cluster/mac_network.rs"]
 mod changing;
 
 use std::io::{BufRead as _, BufReader};
@@ -13,24 +13,24 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use russet_agent::helper::{Answer, Left, Network, Port, Request, Restart, Socket, Wanted, ask};
+use russet_agent::helper::{HelperReply, UnchangedParts, Network, Port, HelperRequest, RestartPolicy, HelperSocket, MachineRequest, send_request};
 
 use self::changing::Mac;
 
 /// A network namespace, for as long as a process of ours is in it.
-struct Space {
+struct NetworkNamespace {
     holder: Child,
     state: tempfile::TempDir,
 }
 
-impl Drop for Space {
+impl Drop for NetworkNamespace {
     fn drop(&mut self) {
         self.holder.kill().ok();
         self.holder.wait().ok();
     }
 }
 
-impl Space {
+impl NetworkNamespace {
     /// `None`, with the reason printed, where namespaces cannot be made.
     fn new() -> Option<Self> {
         if !rustix::process::getuid().is_root() {
@@ -75,7 +75,7 @@ impl Space {
     }
 
     /// What there is, less what counts or settles by itself: IPv6 addresses come a moment after an interface is up.
-    fn shown(&self) -> String {
+    fn network_state(&self) -> String {
         let output = self.run("ip", ["-4", "-o", "addr", "show"]).output().unwrap().stdout;
         let links = self.run("ip", ["-o", "link", "show"]).output().unwrap().stdout;
         let links = String::from_utf8(links).unwrap();
@@ -87,7 +87,7 @@ impl Space {
         links.lines().map(word).collect::<String>() + std::str::from_utf8(&output).unwrap()
     }
 
-    fn asked(&self, request: &Request, boot: &str, kill: Option<String>) -> std::process::Output {
+    fn run_helper(&self, request: &HelperRequest, boot: &str, kill: Option<String>) -> std::process::Output {
         let request = serde_json::to_string(request).unwrap();
         let state = self.state.path().to_str().unwrap();
         let mut command = self.run(program().to_str().unwrap(), [state, "tb", boot, &request]);
@@ -96,22 +96,22 @@ impl Space {
 
     /// Takes everything back at the machine, and has the node ask for nothing any more.
     fn revert(&self) {
-        self.answer(&Request::Revert {}, "one");
-        self.answer(&nothing(), "one");
+        self.apply(&HelperRequest::Revert {}, "one");
+        self.apply(&empty_request(), "one");
     }
 
-    fn answer(&self, request: &Request, boot: &str) -> (Vec<String>, Vec<String>) {
-        let output = self.asked(request, boot, None);
+    fn apply(&self, request: &HelperRequest, boot: &str) -> (Vec<String>, Vec<String>) {
+        let output = self.run_helper(request, boot, None);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         match serde_json::from_slice(&output.stdout).unwrap() {
-            Answer::Done { changed, held } => (changed, held),
+            HelperReply::Done { changed, held } => (changed, held),
             other => panic!("{other:?}"),
         }
     }
 
     /// Whether it was killed at `point` for that time.
-    fn killed(&self, request: &Request, point: &str, count: usize) -> bool {
-        let output = self.asked(request, "one", Some(format!("{point}:{count}")));
+    fn apply_with_kill(&self, request: &HelperRequest, point: &str, count: usize) -> bool {
+        let output = self.run_helper(request, "one", Some(format!("{point}:{count}")));
         assert!(
             output.status.success() || output.status.signal() == Some(9),
             "{}",
@@ -128,29 +128,29 @@ fn program() -> PathBuf {
     program
 }
 
-fn wish(ports: &[(&str, &str)], after_restart: Restart) -> Request {
+fn apply_request(ports: &[(&str, &str)], after_restart: RestartPolicy) -> HelperRequest {
     let port = |(interface, address): &(&str, &str)| Port {
         interface: (*interface).to_owned(),
         address: (*address).to_owned(),
     };
     let ports = ports.iter().map(port).collect();
     let network = Some(Network { ports, cables_last: false, after_restart });
-    Request::Apply(Wanted { node: "a".to_owned(), network, ..Wanted::default() })
+    HelperRequest::Apply(MachineRequest { node: "a".to_owned(), network, ..MachineRequest::default() })
 }
 
-fn nothing() -> Request {
-    Request::Apply(Wanted { node: "a".to_owned(), ..Wanted::default() })
+fn empty_request() -> HelperRequest {
+    HelperRequest::Apply(MachineRequest { node: "a".to_owned(), ..MachineRequest::default() })
 }
 
-fn both(after_restart: Restart) -> Request {
-    wish(&[("tb0", "172.31.240.1/30"), ("tb1", "172.31.240.5/30")], after_restart)
+fn two_port_request(after_restart: RestartPolicy) -> HelperRequest {
+    apply_request(&[("tb0", "172.31.240.1/30"), ("tb1", "172.31.240.5/30")], after_restart)
 }
 
 #[test]
-fn what_is_applied_is_there_once_and_taken_back_wholly() {
-    let Some(space) = Space::new() else { return };
-    let before = space.shown();
-    let (changed, held) = space.answer(&both(Restart::Drop), "one");
+fn helper_changes_apply_once_and_revert_completely() {
+    let Some(space) = NetworkNamespace::new() else { return };
+    let before = space.network_state();
+    let (changed, held) = space.apply(&two_port_request(RestartPolicy::Drop), "one");
     assert_eq!(
         changed,
         [
@@ -162,58 +162,58 @@ fn what_is_applied_is_there_once_and_taken_back_wholly() {
         ]
     );
     assert_eq!(changed, held);
-    let applied = space.shown();
+    let applied = space.network_state();
     assert!(applied.contains("172.31.240.1/30") && !applied.contains("192.168.7.1"), "{applied}");
-    assert_eq!(space.answer(&both(Restart::Drop), "one").0, Vec::<String>::new(), "it is so already");
-    assert_eq!(space.shown(), applied);
+    assert_eq!(space.apply(&two_port_request(RestartPolicy::Drop), "one").0, Vec::<String>::new(), "it is so already");
+    assert_eq!(space.network_state(), applied);
 
     // Another wish takes back what it has no use for, and nothing else.
-    let (changed, _) = space.answer(&wish(&[("tb0", "172.31.240.9/30")], Restart::Drop), "one");
+    let (changed, _) = space.apply(&apply_request(&[("tb0", "172.31.240.9/30")], RestartPolicy::Drop), "one");
     assert_eq!(changed.first().map(String::as_str), Some("taken back: tb1 has 172.31.240.5/30"));
     assert_eq!(changed.last().map(String::as_str), Some("tb0 has 172.31.240.9/30"));
     assert_eq!(changed.len(), 5, "{changed:?}");
 
     // Nobody takes back what another node asked for, and who asks for nothing takes his own back.
-    let other = Request::Apply(Wanted { node: "b".to_owned(), ..Wanted::default() });
-    assert_eq!(space.answer(&other, "one").0, Vec::<String>::new());
+    let other = HelperRequest::Apply(MachineRequest { node: "b".to_owned(), ..MachineRequest::default() });
+    assert_eq!(space.apply(&other, "one").0, Vec::<String>::new());
     let (changed, held) =
-        space.answer(&Request::Apply(Wanted { node: "a".to_owned(), ..Wanted::default() }), "one");
+        space.apply(&HelperRequest::Apply(MachineRequest { node: "a".to_owned(), ..MachineRequest::default() }), "one");
     assert_eq!((changed.len(), held.len()), (2, 0), "{changed:?}");
-    assert_eq!(space.shown(), before);
+    assert_eq!(space.network_state(), before);
 }
 
 #[test]
-fn a_helper_that_is_killed_at_any_step_can_take_everything_back() {
-    let Some(space) = Space::new() else { return };
-    let before = space.shown();
-    let apply = both(Restart::Drop);
-    space.answer(&apply, "one");
-    let applied = space.shown();
+fn helper_killed_at_any_step_can_revert_everything() {
+    let Some(space) = NetworkNamespace::new() else { return };
+    let before = space.network_state();
+    let apply = two_port_request(RestartPolicy::Drop);
+    space.apply(&apply, "one");
+    let applied = space.network_state();
     space.revert();
-    assert_eq!(space.shown(), before);
+    assert_eq!(space.network_state(), before);
 
     let mut kills = 0;
     for point in ["helper-journalled", "helper-made"] {
         for count in 1..=5 {
-            assert!(space.killed(&apply, point, count), "{point} is never come to for the {count}th time");
-            assert_ne!(count > 1 || point == "helper-made", space.shown() == before, "{point} {count}");
+            assert!(space.apply_with_kill(&apply, point, count), "{point} is never come to for the {count}th time");
+            assert_ne!(count > 1 || point == "helper-made", space.network_state() == before, "{point} {count}");
             space.revert();
-            assert_eq!(space.shown(), before, "reverted after a kill at {point} {count}");
+            assert_eq!(space.network_state(), before, "reverted after a kill at {point} {count}");
 
-            assert!(space.killed(&apply, point, count));
-            space.answer(&apply, "one");
-            assert_eq!(space.shown(), applied, "went on after a kill at {point} {count}");
+            assert!(space.apply_with_kill(&apply, point, count));
+            space.apply(&apply, "one");
+            assert_eq!(space.network_state(), applied, "went on after a kill at {point} {count}");
             space.revert();
-            assert_eq!(space.shown(), before);
+            assert_eq!(space.network_state(), before);
             kills += 2;
         }
     }
     for point in ["helper-undone", "helper-forgotten"] {
         for count in 1..=5 {
-            space.answer(&apply, "one");
-            assert!(space.killed(&Request::Revert {}, point, count), "{point} {count}");
+            space.apply(&apply, "one");
+            assert!(space.apply_with_kill(&HelperRequest::Revert {}, point, count), "{point} {count}");
             space.revert();
-            assert_eq!(space.shown(), before, "reverted after a kill at {point} {count}");
+            assert_eq!(space.network_state(), before, "reverted after a kill at {point} {count}");
             kills += 1;
         }
     }
@@ -221,12 +221,12 @@ fn a_helper_that_is_killed_at_any_step_can_take_everything_back() {
 }
 
 #[test]
-fn a_restart_forgets_what_was_for_its_time_and_makes_again_what_is_kept() {
-    for (after_restart, again) in [(Restart::Drop, false), (Restart::Keep, true)] {
-        let Some(space) = Space::new() else { return };
-        let before = space.shown();
-        space.answer(&both(after_restart), "one");
-        let applied = space.shown();
+fn reboot_drops_temporary_settings_and_reapplies_kept_ones() {
+    for (after_restart, again) in [(RestartPolicy::Drop, false), (RestartPolicy::Keep, true)] {
+        let Some(space) = NetworkNamespace::new() else { return };
+        let before = space.network_state();
+        space.apply(&two_port_request(after_restart), "one");
+        let applied = space.network_state();
         // What a restart does to the network: everything that was said to it is gone.
         for words in [
             "addr flush dev tb0",
@@ -237,34 +237,34 @@ fn a_restart_forgets_what_was_for_its_time_and_makes_again_what_is_kept() {
         ] {
             assert!(space.run("ip", words.split(' ')).status().unwrap().success(), "ip {words}");
         }
-        assert_eq!(space.shown(), before);
-        let (_, held) = space.answer(&Request::Read {}, "two");
+        assert_eq!(space.network_state(), before);
+        let (_, held) = space.apply(&HelperRequest::Read {}, "two");
         assert_eq!(held.len(), if again { 5 } else { 0 }, "{held:?}");
-        assert_eq!(space.shown(), if again { applied } else { before.clone() });
-        space.answer(&Request::Revert {}, "two");
-        assert_eq!(space.shown(), before);
+        assert_eq!(space.network_state(), if again { applied } else { before.clone() });
+        space.apply(&HelperRequest::Revert {}, "two");
+        assert_eq!(space.network_state(), before);
     }
 }
 
 /// What a Mac is asked for in these tests.
-fn mac_wish() -> Request {
+fn mac_request() -> HelperRequest {
     let ports = vec![Port { interface: "en4".to_owned(), address: "172.31.240.1/30".to_owned() }];
-    let network = Some(Network { ports, cables_last: true, after_restart: Restart::Drop });
+    let network = Some(Network { ports, cables_last: true, after_restart: RestartPolicy::Drop });
     let wired_limit_mebibytes = Some(20_000);
-    Request::Apply(Wanted { node: "a".to_owned(), network, wired_limit_mebibytes, ..Wanted::default() })
+    HelperRequest::Apply(MachineRequest { node: "a".to_owned(), network, wired_limit_mebibytes, ..MachineRequest::default() })
 }
 
 #[tokio::test]
-async fn a_mac_is_changed_over_the_socket_and_taken_back() {
+async fn mac_network_is_changed_over_the_socket_and_reverted() {
     let mac = Mac::new();
     let before = mac.state();
     let at: PathBuf = mac.0.path().join("run/helper.sock");
-    let socket = Socket::bind(&at, rustix::process::getuid().as_raw()).unwrap();
+    let socket = HelperSocket::bind(&at, rustix::process::getuid().as_raw()).unwrap();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let serving = tokio::spawn(mac.helper("one").serve(socket, async {
         ended.await.ok();
     }));
-    let Answer::Done { changed, .. } = ask(&at, &mac_wish()).await.unwrap() else { panic!() };
+    let HelperReply::Done { changed, .. } = send_request(&at, &mac_request()).await.unwrap() else { panic!() };
     assert_eq!(
         changed,
         [
@@ -275,8 +275,8 @@ async fn a_mac_is_changed_over_the_socket_and_taken_back() {
         ]
     );
     assert_eq!(mac.state(), ["Ethernet\nCable\n", "172.31.240.1\n", "", "20000\n"].map(str::to_owned));
-    let again = ask(&at, &mac_wish()).await.unwrap();
-    assert!(matches!(&again, Answer::Done { changed, held } if changed.is_empty() && held.len() == 4));
+    let again = send_request(&at, &mac_request()).await.unwrap();
+    assert!(matches!(&again, HelperReply::Done { changed, held } if changed.is_empty() && held.len() == 4));
 
     // What is no line, no request or too long is answered and harms nobody.
     for line in [&b"{\"op\":\"run\"}\n"[..], b"no end", b"\xff\n", &[b' '; 100_000]] {
@@ -291,16 +291,16 @@ async fn a_mac_is_changed_over_the_socket_and_taken_back() {
             Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{line:?}"),
         }
     }
-    let Answer::Failed { why } = ({
+    let HelperReply::Failed { why } = ({
         mac.tool("sysctl", "case \"$1\" in *=*) echo 'Operation not permitted' >&2; exit 1;; *) echo 'iogpu.wired_limit_mb: 20000';; esac");
-        ask(&at, &Request::Revert {}).await.unwrap()
+        send_request(&at, &HelperRequest::Revert {}).await.unwrap()
     }) else {
         panic!()
     };
     assert_eq!(why, "`sysctl iogpu.wired_limit_mb=0` failed: Operation not permitted");
     // It keeps nobody from the rest, and what was taken back at the machine is not made again for who still asks.
     assert_eq!(mac.state(), ["Cable\nEthernet\n", "", "en4\n", "20000\n"].map(str::to_owned));
-    let Answer::Refused { why } = ask(&at, &mac_wish()).await.unwrap() else { panic!() };
+    let HelperReply::Refused { why } = send_request(&at, &mac_request()).await.unwrap() else { panic!() };
     assert!(why.contains("taken back at the machine itself"), "{why}");
     end.send(()).unwrap();
     serving.await.unwrap();
@@ -311,49 +311,49 @@ async fn a_mac_is_changed_over_the_socket_and_taken_back() {
     std::fs::write(mac.0.path().join("members"), "en4\n").unwrap();
     std::fs::write(mac.0.path().join("wired"), "0\n").unwrap();
     let mut helper = mac.helper("two");
-    helper.begin().await.unwrap();
+    helper.resume_after_boot().await.unwrap();
     assert_eq!(mac.state(), before);
-    let held = helper.answer(Request::Read {}).await;
-    assert_eq!(held, Answer::Done { changed: Vec::new(), held: Vec::new() });
+    let held = helper.handle(HelperRequest::Read {}).await;
+    assert_eq!(held, HelperReply::Done { changed: Vec::new(), held: Vec::new() });
 }
 
 #[tokio::test]
-async fn what_is_left_stays_as_it_was_made_and_what_was_taken_back_is_made_for_who_asks_anew() {
+async fn helper_reapplies_only_requested_changes() {
     let mac = Mac::new();
     let before = mac.state();
     let mut helper = mac.helper("one");
-    let Request::Apply(whole) = mac_wish() else { panic!() };
-    let done = |answer: Answer| match answer {
-        Answer::Done { changed, .. } => changed,
+    let HelperRequest::Apply(whole) = mac_request() else { panic!() };
+    let done = |answer: HelperReply| match answer {
+        HelperReply::Done { changed, .. } => changed,
         other => panic!("{other:?}"),
     };
-    done(helper.answer(mac_wish()).await);
+    done(helper.handle(mac_request()).await);
     let applied = mac.state();
-    let leave = |network, wired_limit| Left { network, wired_limit };
+    let leave = |network, wired_limit| UnchangedParts { network, wired_limit };
     // Nobody says anything of the network; then nobody of the limit.
-    let wired = Wanted { network: None, leave: leave(true, false), ..whole.clone() };
-    let network = Wanted { wired_limit_mebibytes: None, leave: leave(false, true), ..whole.clone() };
+    let wired = MachineRequest { network: None, leave: leave(true, false), ..whole.clone() };
+    let network = MachineRequest { wired_limit_mebibytes: None, leave: leave(false, true), ..whole.clone() };
     for wish in [wired, network] {
-        assert_eq!(done(helper.answer(Request::Apply(wish)).await), Vec::<String>::new());
+        assert_eq!(done(helper.handle(HelperRequest::Apply(wish)).await), Vec::<String>::new());
         assert_eq!(mac.state(), applied);
     }
     // All of it is still wished for when the helper begins anew.
-    assert_eq!(done(helper.answer(mac_wish()).await), Vec::<String>::new());
+    assert_eq!(done(helper.handle(mac_request()).await), Vec::<String>::new());
 
-    done(helper.answer(Request::Revert {}).await);
+    done(helper.handle(HelperRequest::Revert {}).await);
     assert_eq!(mac.state(), before);
     for leave in [leave(false, false), leave(true, false), leave(false, true)] {
-        let wish = Wanted { leave, ..whole.clone() };
-        let refused = helper.answer(Request::Apply(wish)).await;
-        assert!(matches!(&refused, Answer::Refused { why } if why.contains("taken back")), "{refused:?}");
+        let wish = MachineRequest { leave, ..whole.clone() };
+        let refused = helper.handle(HelperRequest::Apply(wish)).await;
+        assert!(matches!(&refused, HelperReply::Refused { why } if why.contains("taken back")), "{refused:?}");
     }
-    done(helper.answer(nothing()).await);
-    assert_eq!(done(helper.answer(mac_wish()).await).len(), 4);
+    done(helper.handle(empty_request()).await);
+    assert_eq!(done(helper.handle(mac_request()).await).len(), 4);
     assert_eq!(mac.state(), applied);
 }
 
 #[tokio::test]
-async fn a_user_that_is_not_named_is_not_heard() {
+async fn helper_refuses_other_users() {
     let mac = Mac::new();
     if !rustix::process::getuid().is_root() {
         println!("skipped: only root can ask as somebody else");
@@ -362,7 +362,7 @@ async fn a_user_that_is_not_named_is_not_heard() {
     let at = mac.0.path().join("helper.sock");
     let open = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(mac.0.path(), open.clone()).unwrap();
-    let socket = Socket::bind(&at, 4321).unwrap();
+    let socket = HelperSocket::bind(&at, 4321).unwrap();
     // Everybody may knock here, so that it is the kernel's word that counts and not the file's mode.
     std::fs::set_permissions(&at, open).unwrap();
     let serving = tokio::spawn(mac.helper("one").serve(socket, std::future::pending()));

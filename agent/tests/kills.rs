@@ -12,20 +12,20 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use russet_agent::store::chunks::CHUNK;
+use russet_agent::store::chunks::CHUNK_BYTES;
 use russet_agent::store::{Context, Store};
 
 /// Of the model, in MiB: four chunks and a half.
-const SIZE: u64 = 72;
+const MODEL_MIB: u64 = 72;
 
-fn rounds() -> u64 {
+fn iterations() -> u64 {
     std::env::var("RUSSET_FAULT_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap())
 }
 
 /// A figure, for `cargo xtask proof store`.
-fn tell(point: &str, meanwhile: &str) {
+fn log(point: &str, meanwhile: &str) {
     let what = format!("killed at {point} while it {meanwhile}, went on");
-    println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "kills"}));
+    println!("{}", serde_json::json!({"what": what, "ours": iterations(), "unit": "kills"}));
 }
 
 fn program(words: &[&str]) -> Command {
@@ -38,33 +38,33 @@ fn program(words: &[&str]) -> Command {
 }
 
 /// A folder with a model that the node `seed` has, and its agent.
-struct Lab {
+struct KillLab {
     /// Ends before its folder goes.
-    _seed: Running,
+    _seed: ChildGuard,
     folder: tempfile::TempDir,
     address: String,
 }
 
 /// A program that ends with this, also where a signal has stopped it.
-struct Running(Child);
+struct ChildGuard(Child);
 
-impl Drop for Running {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
-impl Lab {
+impl KillLab {
     fn new() -> Self {
         rustls::crypto::ring::default_provider().install_default().ok();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_str().unwrap();
-        let made = program(&["make", path, &SIZE.to_string(), "seed", "one"]).output().unwrap();
+        let made = program(&["make", path, &MODEL_MIB.to_string(), "seed", "one"]).output().unwrap();
         assert!(made.status.success());
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = format!("127.0.0.1:{port}");
-        let mut seed = Running(program(&["serve", path, "seed", &address]).spawn().unwrap());
+        let mut seed = ChildGuard(program(&["serve", path, "seed", &address]).spawn().unwrap());
         let mut line = String::new();
         BufReader::new(seed.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line.trim(), "ready");
@@ -75,7 +75,7 @@ impl Lab {
         self.folder.path().to_str().unwrap()
     }
 
-    fn way(&self) -> String {
+    fn path_argument(&self) -> String {
         format!("seed=127.0.0.1>{}", self.address)
     }
 
@@ -84,7 +84,7 @@ impl Lab {
     }
 
     /// Runs a program until it is done, or was killed at `point` for the `count`th time; whether it was.
-    fn killed(&self, words: &[&str], point: &str, count: u64) -> bool {
+    fn run_with_kill(&self, words: &[&str], point: &str, count: u64) -> bool {
         let mut command = program(words);
         let output = command.env("RUSSET_KILL", format!("{point}:{count}")).output().unwrap();
         match output.status.signal() {
@@ -96,7 +96,7 @@ impl Lab {
         }
     }
 
-    fn done(&self, words: &[&str]) {
+    fn run(&self, words: &[&str]) {
         let output = program(words).output().unwrap();
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
@@ -123,7 +123,7 @@ impl Lab {
         journal.unwrap_or_default().len() as u64 / 16
     }
 
-    fn forget(&self) {
+    fn clear(&self) {
         std::fs::remove_dir_all(self.models()).ok();
     }
 }
@@ -133,22 +133,22 @@ fn same(one: &Path, other: &Path) -> bool {
 }
 
 /// Bytes of `one`'s chunks that another try finds there.
-fn found(lab: &Lab) -> u64 {
+fn largest_found(lab: &KillLab) -> u64 {
     let context = Context::new("https://huggingface.co", Vec::new()).unwrap();
     let seed = Store::open(lab.folder.path().join("models-seed"), context.clone()).unwrap();
     let id = std::fs::read_to_string(lab.folder.path().join("id")).unwrap();
-    let manifest = seed.held(&id).unwrap().manifest().as_ref().clone();
+    let manifest = seed.local_chunks(&id).unwrap().manifest().as_ref().clone();
     let store = Store::open(lab.models(), context).unwrap();
-    store.receive(&Default::default(), manifest).unwrap().done()
+    store.receive(&Default::default(), manifest).unwrap().bytes_done()
 }
 
 #[test]
-fn a_store_that_is_killed_while_it_receives_goes_on_with_what_was_right() {
-    let lab = Lab::new();
-    let way = lab.way();
+fn store_killed_while_receiving_resumes_verified_chunks() {
+    let lab = KillLab::new();
+    let way = lab.path_argument();
     let pull = ["pull", lab.path(), "one", &way];
     for (point, most) in [
-        ("data-write", SIZE),
+        ("data-write", MODEL_MIB),
         ("chunk-checked", 5),
         ("journal-appended", 5),
         ("name-rename", 1),
@@ -156,57 +156,57 @@ fn a_store_that_is_killed_while_it_receives_goes_on_with_what_was_right() {
         ("publish-rename", 1),
         ("published", 1),
     ] {
-        for round in 0..rounds() {
-            lab.forget();
+        for round in 0..iterations() {
+            lab.clear();
             let count = 1 + round * 7 % most;
-            assert!(lab.killed(&pull, point, count), "{point} is never come to for the {count}th time");
+            assert!(lab.run_with_kill(&pull, point, count), "{point} is never come to for the {count}th time");
             let published = lab.published();
             assert_eq!(published, usize::from(point == "published"), "{point}");
             if matches!(point, "data-write" | "chunk-checked" | "journal-appended") {
-                let (chunks, bytes) = (lab.journalled(), found(&lab));
+                let (chunks, bytes) = (lab.journalled(), largest_found(&lab));
                 // The small file and the last chunk are short.
-                assert!(bytes >= chunks.saturating_sub(2) * CHUNK, "{chunks} chunks, {bytes} bytes");
+                assert!(bytes >= chunks.saturating_sub(2) * CHUNK_BYTES, "{chunks} chunks, {bytes} bytes");
                 let least = if point == "journal-appended" { count } else { count.min(5) - count.min(1) };
                 assert!(point == "data-write" || chunks >= least, "{point} {count}: {chunks}");
             }
-            lab.done(&pull);
+            lab.run(&pull);
             assert_eq!(lab.published(), 1, "{point}");
         }
-        tell(point, "receives");
+        log(point, "receives");
     }
 }
 
 #[test]
-fn a_store_that_is_killed_while_it_fetches_goes_on() {
-    let lab = Lab::new();
+fn store_killed_while_fetching_resumes() {
+    let lab = KillLab::new();
     let fetch = ["fetch", lab.path(), "one"];
     for point in ["name-rename", "manifest-write", "publish-rename", "published"] {
-        for _ in 0..rounds() {
-            lab.forget();
-            assert!(lab.killed(&fetch, point, 1), "{point} is never come to");
+        for _ in 0..iterations() {
+            lab.clear();
+            assert!(lab.run_with_kill(&fetch, point, 1), "{point} is never come to");
             assert_eq!(lab.published(), usize::from(point == "published"), "{point}");
-            lab.done(&fetch);
+            lab.run(&fetch);
             assert_eq!(lab.published(), 1, "{point}");
         }
-        tell(point, "fetches");
+        log(point, "fetches");
     }
 }
 
 #[test]
-fn a_store_that_is_killed_while_it_removes_leaves_nothing_that_looks_whole() {
-    let lab = Lab::new();
+fn store_killed_while_removing_leaves_no_complete_model() {
+    let lab = KillLab::new();
     let (fetch, collect) = (["fetch", lab.path(), "one"], ["collect", lab.path(), "one"]);
     for (point, left) in [("going-rename", 1), ("going-unlink", 0)] {
-        for _ in 0..rounds() {
-            lab.done(&fetch);
-            assert!(lab.killed(&collect, point, 1), "{point} is never come to");
+        for _ in 0..iterations() {
+            lab.run(&fetch);
+            assert!(lab.run_with_kill(&collect, point, 1), "{point} is never come to");
             assert_eq!(lab.published(), left, "{point}");
-            lab.done(&collect);
+            lab.run(&collect);
             assert_eq!(lab.published(), 0, "{point}");
             let going = std::fs::read_dir(lab.models().join(".going")).unwrap().count();
             assert_eq!(going, 0, "{point}");
         }
-        tell(point, "removes");
+        log(point, "removes");
     }
 }
 
@@ -214,32 +214,32 @@ fn a_store_that_is_killed_while_it_removes_leaves_nothing_that_looks_whole() {
 /// and the next try goes on. Where `fill` cannot, that was said.
 fn full_in_the_middle<D>(
     what: &str,
-    fill: impl Fn(&Lab, &[&str], &str, u64) -> Option<D>,
+    fill: impl Fn(&KillLab, &[&str], &str, u64) -> Option<D>,
     free: impl Fn(&D),
 ) {
-    let lab = Lab::new();
-    let way = lab.way();
+    let lab = KillLab::new();
+    let way = lab.path_argument();
     let (pull, fetch) = (["pull", lab.path(), "one", &way], ["fetch", lab.path(), "one"]);
     for (words, point, meanwhile) in
         [(&pull[..], "data-write", "receives"), (&fetch[..], "part-write", "fetches")]
     {
-        for round in 0..rounds() {
-            lab.forget();
+        for round in 0..iterations() {
+            lab.clear();
             let Some(disk) = fill(&lab, words, point, round) else { return };
             assert_eq!(lab.published(), 0, "{meanwhile} in round {round}");
             free(&disk);
-            lab.done(words);
+            lab.run(words);
             assert_eq!(lab.published(), 1, "{meanwhile} in round {round}");
         }
         let what = format!("{what} full while it {meanwhile}, went on");
-        println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "times"}));
+        println!("{}", serde_json::json!({"what": what, "ours": iterations(), "unit": "times"}));
     }
 }
 
 #[test]
-fn a_disk_that_is_full_in_the_middle_publishes_nothing_and_goes_on_when_there_is_room() {
-    let fill = |_: &Lab, words: &[&str], point: &str, round| {
-        let count = round * 7 % SIZE;
+fn full_disk_publishes_nothing_and_resumes_with_space() {
+    let fill = |_: &KillLab, words: &[&str], point: &str, round| {
+        let count = round * 7 % MODEL_MIB;
         let mut command = program(words);
         let output = command.env("RUSSET_FULL", format!("{point}:{count}")).output().unwrap();
         let told = String::from_utf8_lossy(&output.stderr);
@@ -250,13 +250,13 @@ fn a_disk_that_is_full_in_the_middle_publishes_nothing_and_goes_on_when_there_is
 }
 
 /// A file system in memory, of so many bytes.
-struct Mounted(PathBuf);
+struct TmpfsMount(PathBuf);
 
-impl Mounted {
+impl TmpfsMount {
     /// Where this user may make one.
     fn new(at: PathBuf) -> Option<Self> {
         std::fs::create_dir_all(&at).unwrap();
-        let made = mount(&["-t", "tmpfs", "-o", &format!("size={ROOMY}"), "tmpfs", at.to_str().unwrap()]);
+        let made = mount(&["-t", "tmpfs", "-o", &format!("size={ENOUGH_BYTES}"), "tmpfs", at.to_str().unwrap()]);
         made.then_some(Self(at))
     }
 
@@ -270,7 +270,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for TmpfsMount {
     fn drop(&mut self) {
         Command::new("umount").arg("--lazy").arg(&self.0).status().unwrap();
     }
@@ -283,7 +283,7 @@ fn mount(words: &[&str]) -> bool {
 }
 
 /// The model, and what a store leaves free.
-const ROOMY: u64 = (1 << 30) + ((2 * SIZE) << 20);
+const ENOUGH_BYTES: u64 = (1 << 30) + ((2 * MODEL_MIB) << 20);
 
 /// Waits until a signal has stopped a process.
 fn stopped(child: &mut Child) {
@@ -300,17 +300,17 @@ fn stopped(child: &mut Child) {
 }
 
 #[test]
-fn a_disk_that_is_full_in_the_middle_by_the_kernels_own_word_is_no_other() {
-    let fill = |lab: &Lab, words: &[&str], point: &str, round| {
-        let Some(disk) = Mounted::new(lab.models()) else {
+fn full_file_system_behaves_like_an_injected_full_disk() {
+    let fill = |lab: &KillLab, words: &[&str], point: &str, round| {
+        let Some(disk) = TmpfsMount::new(lab.models()) else {
             println!("skipped: no file system can be mounted here");
             return None;
         };
         // Enough is to come after it that does not fit any more.
-        let count = 1 + round * 7 % (SIZE / 2);
+        let count = 1 + round * 7 % (MODEL_MIB / 2);
         let mut command = program(words);
         command.env("RUSSET_STOP", format!("{point}:{count}")).stderr(Stdio::piped());
-        let mut running = Running(command.spawn().unwrap());
+        let mut running = ChildGuard(command.spawn().unwrap());
         stopped(&mut running.0);
         disk.resize(disk.used() + (64 << 10));
         let pid = rustix::process::Pid::from_child(&running.0);
@@ -320,5 +320,5 @@ fn a_disk_that_is_full_in_the_middle_by_the_kernels_own_word_is_no_other() {
         assert!(!running.0.wait().unwrap().success() && told.contains("code: 28"), "{count}: {told}");
         Some(disk)
     };
-    full_in_the_middle("file system", fill, |disk| disk.resize(ROOMY));
+    full_in_the_middle("file system", fill, |disk| disk.resize(ENOUGH_BYTES));
 }

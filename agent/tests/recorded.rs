@@ -10,37 +10,37 @@ use std::path::{Path, PathBuf};
 use russet_agent::fabric;
 use russet_agent::macos::thunderbolt::{Bus, Plug, buses, cables};
 use russet_agent::macos::{
-    Unreadable, load, memory, network, overview, panic, ports, power, rdma, services, system,
+    ParseError, load, memory, network, overview, panic, ports, power, rdma, services, system,
 };
 
 /// Reads an output; what came of it, for people who look at the log.
-type Reader = fn(&[u8]) -> Result<String, Unreadable>;
+type ToolParser = fn(&[u8]) -> Result<String, ParseError>;
 
-fn told<T: Debug>(found: Result<T, Unreadable>) -> Result<String, Unreadable> {
+fn debug_text<T: Debug>(found: Result<T, ParseError>) -> Result<String, ParseError> {
     found.map(|found| format!("{found:?}"))
 }
 
 /// Which function reads files whose names begin so, the prefix of a file's kind left out.
-const READERS: &[(&str, Reader)] = &[
-    ("thunderbolt-", |output| told(buses(output))),
-    ("networksetup-listallhardwareports-", |output| told(ports::hardware_ports(output))),
-    ("networksetup-listnetworkserviceorder-", |output| told(services::service_order(output))),
-    ("networksetup-getinfo-", |output| told(services::info(output))),
-    ("bridge-preferences-", |output| told(network::bridge_members(output))),
-    ("netstat-rn-", |output| told(network::default_routes(output))),
-    ("ifconfig-", |output| told(network::interfaces(output))),
-    ("rdma_ctl-status-", |output| told(rdma::is_enabled(output))),
-    ("ibv_devices-", |output| told(rdma::devices(output))),
-    ("ibv_devinfo-", |output| told(rdma::device_infos(output))),
-    ("sphardware-", |output| told(overview::overview(output))),
-    ("spdisplays-", |output| told(overview::overview(output))),
-    ("sysctl-", |output| told(system::Sysctls::read(output))),
-    ("sw_vers-", |output| told(system::version(output))),
-    ("macmon-", |output| told(load::load(output))),
-    ("powermetrics-", |output| told(power::power(output))),
-    ("vm_stat-", |output| told(memory::available(output))),
-    ("memory_pressure-", |output| told(memory::pressure(output))),
-    ("panic-", |output| told(panic::panic(output))),
+const PARSERS: &[(&str, ToolParser)] = &[
+    ("thunderbolt-", |output| debug_text(buses(output))),
+    ("networksetup-listallhardwareports-", |output| debug_text(ports::hardware_ports(output))),
+    ("networksetup-listnetworkserviceorder-", |output| debug_text(services::service_order(output))),
+    ("networksetup-getinfo-", |output| debug_text(services::info(output))),
+    ("bridge-preferences-", |output| debug_text(network::bridge_members(output))),
+    ("netstat-rn-", |output| debug_text(network::default_routes(output))),
+    ("ifconfig-", |output| debug_text(network::interfaces(output))),
+    ("rdma_ctl-status-", |output| debug_text(rdma::is_enabled(output))),
+    ("ibv_devices-", |output| debug_text(rdma::devices(output))),
+    ("ibv_devinfo-", |output| debug_text(rdma::device_infos(output))),
+    ("sphardware-", |output| debug_text(overview::overview(output))),
+    ("spdisplays-", |output| debug_text(overview::overview(output))),
+    ("sysctl-", |output| debug_text(system::Sysctls::read(output))),
+    ("sw_vers-", |output| debug_text(system::version(output))),
+    ("macmon-", |output| debug_text(load::load(output))),
+    ("powermetrics-", |output| debug_text(power::power(output))),
+    ("vm_stat-", |output| debug_text(memory::available(output))),
+    ("memory_pressure-", |output| debug_text(memory::pressure(output))),
+    ("panic-", |output| debug_text(panic::panic(output))),
 ];
 
 /// What is refused, and words of the reason.
@@ -76,10 +76,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 /// Who reads a file of this name.
-fn reader(name: &str) -> Option<Reader> {
+fn parser(name: &str) -> Option<ToolParser> {
     let kind =
         ["modelled-", "anonymised-"].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
-    READERS.iter().find(|(prefix, _)| kind.starts_with(prefix)).map(|(_, reader)| *reader)
+    PARSERS.iter().find(|(prefix, _)| kind.starts_with(prefix)).map(|(_, reader)| *reader)
 }
 
 /// Names of all files, in order.
@@ -110,7 +110,7 @@ fn read_buses(name: &str) -> Option<Vec<Bus>> {
 }
 
 #[test]
-fn every_recorded_output_is_read_or_refused_for_a_stated_reason() {
+fn recorded_tool_outputs_parse_or_fail_for_stated_reasons() {
     let Some(folder) = folder() else { return };
     let (mut read_well, mut refused) = (0, 0);
     for name in &names(&folder) {
@@ -118,7 +118,7 @@ fn every_recorded_output_is_read_or_refused_for_a_stated_reason() {
             eprintln!("{name}: not read here: {why}");
             continue;
         }
-        let reader = reader(name).unwrap_or_else(|| panic!("nobody reads {name}"));
+        let reader = parser(name).unwrap_or_else(|| panic!("nobody reads {name}"));
         let reason = REFUSED.iter().find(|(refused, _)| refused == name).map(|(_, reason)| reason);
         match (reader(&read(name).unwrap()), reason) {
             (Ok(found), None) => {
@@ -140,11 +140,11 @@ fn every_recorded_output_is_read_or_refused_for_a_stated_reason() {
 
 /// What is cut off or damaged on its way is read or refused; it ends nobody.
 #[test]
-fn no_damage_to_an_output_ends_its_reader() {
+fn damaged_tool_output_never_panics_its_parser() {
     let Some(folder) = folder() else { return };
     let (mut tried, mut refused) = (0, 0);
     for name in &names(&folder) {
-        let (Some(reader), Some(whole)) = (reader(name), read(name)) else { continue };
+        let (Some(reader), Some(whole)) = (parser(name), read(name)) else { continue };
         let mut attempt = |output: &[u8]| {
             tried += 1;
             refused += u32::from(reader(output).is_err());
@@ -192,7 +192,7 @@ fn machines_on_one_cable_see_each_other() {
 }
 
 #[test]
-fn a_mac_behind_a_dock_is_seen_and_the_dock_is_named() {
+fn mac_behind_a_dock_is_found_and_the_dock_named() {
     let Some(found) = read_buses("thunderbolt-m3-ultra-studio-two-links-one-through-dock.json") else {
         return;
     };
@@ -206,7 +206,7 @@ fn a_mac_behind_a_dock_is_seen_and_the_dock_is_named() {
     assert_eq!((peers[1].0, &peers[1].1.through[..]), (Some(3), &["ThunderBay Flex 8".to_owned()][..]));
     assert_eq!(peers[1].1.bits_per_second, Some(40_000_000_000));
     assert!(peers.iter().all(|(_, peer)| peer.model == "Mac16,5"));
-    let idle = found.iter().filter(|bus| matches!(bus.plug, Plug::Idle { most: Some(120_000_000_000) }));
+    let idle = found.iter().filter(|bus| matches!(bus.plug, Plug::Idle { max_bits_per_second: Some(120_000_000_000) }));
     assert_eq!(idle.count(), 3);
 }
 
@@ -228,7 +228,7 @@ fn ports_are_interfaces_by_name_and_never_by_number() {
 }
 
 #[test]
-fn devices_are_active_where_a_cable_and_both_switches_are_there() {
+fn rdma_device_is_active_with_cable_and_both_switches_on() {
     for (file, active) in [
         ("ibv_devinfo-m5-max-three-ports-all-down.txt", &[][..]),
         ("ibv_devinfo-m4-pro-mini-abridged-whitespace-collapsed.txt", &["en2", "en3", "en4"]),
@@ -239,7 +239,7 @@ fn devices_are_active_where_a_cable_and_both_switches_are_there() {
         let Some(output) = read(file) else { return };
         let devices = rdma::device_infos(&output).unwrap();
         let found: Vec<_> =
-            devices.iter().filter(|device| device.is_active).map(rdma::Device::interface).collect();
+            devices.iter().filter(|device| device.is_active).map(rdma::RdmaDevice::interface).collect();
         assert_eq!(found, active, "{file}");
     }
     for (file, addresses) in [
@@ -261,7 +261,7 @@ fn devices_are_active_where_a_cable_and_both_switches_are_there() {
 }
 
 #[test]
-fn panics_of_the_gpus_memory_are_known_whatever_was_cut() {
+fn gpu_memory_panics_are_recognised_in_truncated_reports() {
     for (file, place, task) in [
         ("panic-iogpumemory-m4-mini-macos-26.4-25E246-excerpt.txt", "IOGPUMemory.cpp:550", None),
         ("panic-iogpumemory-t6041-macos-15-24G517-line-492-excerpt.txt", "IOGPUMemory.cpp:492", None),
@@ -271,13 +271,13 @@ fn panics_of_the_gpus_memory_are_known_whatever_was_cut() {
     ] {
         let Some(output) = read(file) else { return };
         let found = panic::panic(&output).unwrap();
-        assert_eq!((found.place.as_str(), found.task.as_deref()), (place, task), "{file}");
-        assert!(found.is_of_gpu_memory(), "{file}");
+        assert_eq!((found.location.as_str(), found.task.as_deref()), (place, task), "{file}");
+        assert!(found.is_gpu_memory(), "{file}");
     }
 }
 
 #[test]
-fn machines_are_what_their_tools_say() {
+fn recorded_machines_match_their_tool_output() {
     for (file, chip, cores, gib) in [
         ("sysctl-m2-max-macos-26.6.2.txt", "Apple M2 Max", 12, 64),
         ("sysctl-m5-macbook.txt", "Apple M5", 10, 16),
@@ -320,7 +320,7 @@ fn machines_are_what_their_tools_say() {
 }
 
 #[test]
-fn what_a_machine_does_is_told_under_all_names_it_had() {
+fn machine_load_is_read_under_old_and_new_field_names() {
     for (file, gpu) in [
         ("macmon-pipe-v0.6-two-lines-no-timestamp.jsonl", 0.01348789),
         ("macmon-pipe-v0.6-timestamp-16gb.jsonl", 0.013633215799927711),
@@ -362,7 +362,7 @@ fn a_cable_without_rdma_says_which_end_has_it_disabled() {
             "RdmaDisabledThere",
         ),
     ] {
-        let told = fabric::Told {
+        let told = fabric::PortFacts {
             machine: "MacBook Pro".to_owned(),
             buses: read_buses(file).unwrap(),
             hardware_ports: hardware_ports.clone(),

@@ -14,7 +14,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use axum::routing::get;
-use russet_agent::store::{Context, Credentials, Progress, Stage, Store, StoreError, Wanted};
+use russet_agent::store::{Context, Credentials, TransferProgress, TransferStage, Store, StoreError, SourceSpec};
 use russet_crds::conditions::Reason;
 use tokio::sync::watch;
 
@@ -23,7 +23,7 @@ const LATER: &str = "fedcba9876543210fedcba9876543210fedcba98";
 
 /// What the hub serves and how it misbehaves.
 #[derive(Default)]
-struct Hub {
+struct HubServer {
     files: BTreeMap<String, Vec<u8>>,
     /// Bytes after which an answer to this file breaks off, and how often.
     cut: Mutex<HashMap<String, (usize, u32)>>,
@@ -50,7 +50,7 @@ struct Hub {
     cdn: Mutex<String>,
 }
 
-impl Hub {
+impl HubServer {
     async fn start(self) -> (Arc<Self>, String) {
         let hub = Arc::new(self);
         let router = Router::new()
@@ -81,7 +81,7 @@ fn plain(status: StatusCode) -> Response<Body> {
 }
 
 async fn revision(
-    State(hub): State<Arc<Hub>>,
+    State(hub): State<Arc<HubServer>>,
     Path((_, _, revision)): Path<(String, String, String)>,
     headers: HeaderMap,
 ) -> Response<Body> {
@@ -98,7 +98,7 @@ async fn revision(
 }
 
 async fn resolve(
-    State(hub): State<Arc<Hub>>,
+    State(hub): State<Arc<HubServer>>,
     Path((_, _, commit, file)): Path<(String, String, String, String)>,
     headers: HeaderMap,
 ) -> Response<Body> {
@@ -127,14 +127,14 @@ async fn resolve(
         .unwrap()
 }
 
-async fn cdn(State(hub): State<Arc<Hub>>, Path(file): Path<String>, headers: HeaderMap) -> Response<Body> {
+async fn cdn(State(hub): State<Arc<HubServer>>, Path(file): Path<String>, headers: HeaderMap) -> Response<Body> {
     if headers.contains_key("authorization") {
         hub.leaked.fetch_add(1, Ordering::SeqCst);
     }
     serve(&hub, &file, &headers)
 }
 
-fn announced(hub: &Hub, file: &str) -> String {
+fn announced(hub: &HubServer, file: &str) -> String {
     let lie = hub.lie.lock().unwrap().get(file).cloned();
     lie.unwrap_or_else(|| sha256(&hub.files[file]))
 }
@@ -144,7 +144,7 @@ fn sha256(bytes: &[u8]) -> String {
     hex::encode(sha2::Sha256::digest(bytes))
 }
 
-fn serve(hub: &Hub, file: &str, headers: &HeaderMap) -> Response<Body> {
+fn serve(hub: &HubServer, file: &str, headers: &HeaderMap) -> Response<Body> {
     let bytes = &hub.files[file];
     let range = headers.get("range").and_then(|range| range.to_str().ok()).map(str::to_owned);
     let (mut from, mut to) = (0, bytes.len());
@@ -227,8 +227,8 @@ fn model(elements: usize) -> BTreeMap<String, Vec<u8>> {
     ])
 }
 
-fn hub() -> Hub {
-    Hub { files: model(100_000), head: Mutex::new(COMMIT.into()), ..Hub::default() }
+fn hub() -> HubServer {
+    HubServer { files: model(100_000), head: Mutex::new(COMMIT.into()), ..HubServer::default() }
 }
 
 fn store(folder: &tempfile::TempDir, endpoint: &str) -> Store {
@@ -238,12 +238,12 @@ fn store(folder: &tempfile::TempDir, endpoint: &str) -> Store {
     Store::open(folder.path().join("models"), context).unwrap()
 }
 
-fn wanted() -> Wanted {
-    Wanted { uri: "hf://acme/tiny".into(), ..Wanted::default() }
+fn wanted() -> SourceSpec {
+    SourceSpec { uri: "hf://acme/tiny".into(), ..SourceSpec::default() }
 }
 
-fn progress() -> watch::Sender<Progress> {
-    watch::Sender::new(Progress::default())
+fn progress() -> watch::Sender<TransferProgress> {
+    watch::Sender::new(TransferProgress::default())
 }
 
 fn names(path: &PathBuf) -> Vec<String> {
@@ -256,18 +256,18 @@ fn names(path: &PathBuf) -> Vec<String> {
 }
 
 /// One where it is not said.
-fn rounds() -> u64 {
+fn iterations() -> u64 {
     std::env::var("RUSSET_FAULT_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap())
 }
 
 /// A figure, for `cargo xtask proof store`.
-fn tell(what: &str) {
-    println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "times"}));
+fn log(what: &str) {
+    println!("{}", serde_json::json!({"what": what, "ours": iterations(), "unit": "times"}));
 }
 
 #[tokio::test]
-async fn a_model_arrives_whole_through_redirects_and_leaves_code_and_token_behind() {
-    let (hub, endpoint) = Hub { redirect: true, token: Some("hf_secret".into()), ..hub() }.start().await;
+async fn model_downloads_via_redirects_without_code_or_token_leak() {
+    let (hub, endpoint) = HubServer { redirect: true, token: Some("hf_secret".into()), ..hub() }.start().await;
     let folder = tempfile::tempdir().unwrap();
     let store = store(&folder, &endpoint);
     let refused = store.headers(&wanted()).await.unwrap_err();
@@ -275,7 +275,7 @@ async fn a_model_arrives_whole_through_redirects_and_leaves_code_and_token_behin
     assert!(refused.to_string().contains("secretRef"));
 
     let wanted =
-        Wanted { credentials: Credentials::new([("token".to_owned(), b"hf_secret".to_vec())]), ..wanted() };
+        SourceSpec { credentials: Credentials::new([("token".to_owned(), b"hf_secret".to_vec())]), ..wanted() };
     let headers = store.headers(&wanted).await.unwrap();
     assert_eq!(headers.commit.as_deref(), Some(COMMIT));
     assert_eq!((headers.shape.layers, headers.shape.layer_bytes[0]), (1, 400_000));
@@ -292,13 +292,13 @@ async fn a_model_arrives_whole_through_redirects_and_leaves_code_and_token_behin
     );
     let state = progress.borrow().clone();
     assert_eq!((state.done, state.total), (headers.bytes_total, headers.bytes_total));
-    assert_eq!(state.stage, Stage::Verifying);
+    assert_eq!(state.stage, TransferStage::Verifying);
     assert_eq!(hub.leaked.load(Ordering::SeqCst), 0, "the token went to another host");
 }
 
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_where_it_stopped() {
-    for _ in 0..rounds() {
+    for _ in 0..iterations() {
         let (hub, endpoint) = hub().start().await;
         hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 2));
         let folder = tempfile::tempdir().unwrap();
@@ -317,11 +317,11 @@ async fn a_download_that_breaks_is_resumed_where_it_stopped() {
             .collect();
         assert_eq!(ranges, ["bytes=150000-", "bytes=300000-"]);
     }
-    tell("a source cut twice in the middle, went on there");
+    log("a source cut twice in the middle, went on there");
 }
 
 #[tokio::test]
-async fn a_copy_whose_agent_was_killed_goes_on_from_its_bytes() {
+async fn download_of_an_aborted_agent_resumes_from_its_bytes() {
     let (hub, endpoint) = hub().start().await;
     hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, u32::MAX));
     let folder = tempfile::tempdir().unwrap();
@@ -332,9 +332,9 @@ async fn a_copy_whose_agent_was_killed_goes_on_from_its_bytes() {
         let progress = progress.clone();
         async move { first.fetch(&wanted(), &progress).await.map(|_| ()) }
     });
-    let stalled = state.wait_for(|state| state.trouble.is_some());
+    let stalled = state.wait_for(|state| state.last_error.is_some());
     let trouble =
-        tokio::time::timeout(Duration::from_secs(60), stalled).await.unwrap().unwrap().trouble.clone();
+        tokio::time::timeout(Duration::from_secs(60), stalled).await.unwrap().unwrap().last_error.clone();
     assert_eq!(trouble.unwrap().0, Reason::Truncated);
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
@@ -356,8 +356,8 @@ async fn a_copy_whose_agent_was_killed_goes_on_from_its_bytes() {
 
 /// Kill -9 keeps what reached the disk: a process of its own is killed in the middle.
 #[tokio::test]
-async fn a_copy_goes_on_after_kill_9_from_the_bytes_on_disk() {
-    let (hub, endpoint) = Hub { files: model(1_000_000), ..hub() }.start().await;
+async fn download_resumes_after_kill_9_from_bytes_on_disk() {
+    let (hub, endpoint) = HubServer { files: model(1_000_000), ..hub() }.start().await;
     *hub.stall.lock().unwrap() = Some(3_000_000);
     let folder = tempfile::tempdir().unwrap();
     let models = folder.path().join("models");
@@ -396,7 +396,7 @@ async fn a_copy_goes_on_after_kill_9_from_the_bytes_on_disk() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_not_those_promised_are_never_published() {
+async fn bytes_with_a_wrong_digest_are_never_published() {
     let (hub, endpoint) = hub().start().await;
     hub.lie.lock().unwrap().insert("model.safetensors".into(), "ab".repeat(32));
     let folder = tempfile::tempdir().unwrap();
@@ -405,14 +405,14 @@ async fn bytes_that_are_not_those_promised_are_never_published() {
     assert_eq!(error.reason(), Reason::DigestMismatch);
     let message = error.to_string();
     assert!(message.contains("model.safetensors") && message.contains(&"ab".repeat(32)), "{message}");
-    let pinned = Wanted { revision: Some(COMMIT.into()), pinned: true, ..wanted() };
+    let pinned = SourceSpec { revision: Some(COMMIT.into()), pinned: true, ..wanted() };
     assert_eq!(store.published(&pinned), None);
 
     hub.lie.lock().unwrap().clear();
     store.fetch(&wanted(), &progress()).await.unwrap();
     assert!(store.published(&pinned).is_some());
 
-    let sum = Wanted { sha256: Some("00".repeat(32)), ..wanted() };
+    let sum = SourceSpec { sha256: Some("00".repeat(32)), ..wanted() };
     let error = store.fetch(&sum, &progress()).await.unwrap_err();
     assert!(matches!(&error, StoreError::Digest { file, .. } if file == "the manifest"), "{error}");
 }
@@ -424,11 +424,11 @@ async fn a_pinned_commit_stays_when_the_branch_moves() {
     let store = store(&folder, &endpoint);
     let commit = store.headers(&wanted()).await.unwrap().commit.unwrap();
     *hub.head.lock().unwrap() = LATER.into();
-    let pinned = Wanted { revision: Some(commit.clone()), pinned: true, ..wanted() };
+    let pinned = SourceSpec { revision: Some(commit.clone()), pinned: true, ..wanted() };
     assert_eq!(store.fetch(&pinned, &progress()).await.unwrap().manifest.commit, Some(commit));
     assert_eq!(store.headers(&wanted()).await.unwrap().commit.as_deref(), Some(LATER));
 
-    let nowhere = Wanted { revision: Some("no-such-branch".into()), ..wanted() };
+    let nowhere = SourceSpec { revision: Some("no-such-branch".into()), ..wanted() };
     let error = store.headers(&nowhere).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceNotFound);
     assert!(error.to_string().contains("no-such-branch"), "{error}");
@@ -448,7 +448,7 @@ async fn a_corrupt_header_is_named_with_its_number() {
 }
 
 #[tokio::test]
-async fn a_source_that_is_away_says_where_and_why() {
+async fn unreachable_source_error_names_address_and_cause() {
     let folder = tempfile::tempdir().unwrap();
     let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = unused.local_addr().unwrap();
@@ -457,12 +457,12 @@ async fn a_source_that_is_away_says_where_and_why() {
     let error = store.headers(&wanted()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceUnreachable);
     assert!(error.to_string().contains(&address.to_string()), "{error}");
-    let error = store.headers(&Wanted { uri: "ftp://host/x".into(), ..Wanted::default() }).await.unwrap_err();
+    let error = store.headers(&SourceSpec { uri: "ftp://host/x".into(), ..SourceSpec::default() }).await.unwrap_err();
     assert!(error.to_string().contains("hf://"), "{error}");
 }
 
 #[tokio::test]
-async fn a_local_folder_is_copied_verified_and_then_independent_of_its_source() {
+async fn local_folder_is_copied_verified_and_independent() {
     rustls::crypto::ring::default_provider().install_default().ok();
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("source");
@@ -472,7 +472,7 @@ async fn a_local_folder_is_copied_verified_and_then_independent_of_its_source() 
     }
     let context = Context::new("https://huggingface.co", vec![folder.path().to_owned()]).unwrap();
     let store = Store::open(folder.path().join("models"), context).unwrap();
-    let wanted = Wanted { uri: format!("file://{}", source.display()), ..Wanted::default() };
+    let wanted = SourceSpec { uri: format!("file://{}", source.display()), ..SourceSpec::default() };
     let published = store.fetch(&wanted, &progress()).await.unwrap();
     std::fs::remove_dir_all(&source).unwrap();
     assert_eq!(store.fetch(&wanted, &progress()).await.unwrap(), published);
@@ -480,8 +480,8 @@ async fn a_local_folder_is_copied_verified_and_then_independent_of_its_source() 
 }
 
 #[tokio::test]
-async fn a_source_that_is_busy_or_fails_is_asked_again_when_it_wants() {
-    for _ in 0..rounds() {
+async fn busy_source_is_retried_after_its_retry_after() {
+    for _ in 0..iterations() {
         let (hub, endpoint) = hub().start().await;
         let refusals =
             [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS];
@@ -492,7 +492,7 @@ async fn a_source_that_is_busy_or_fails_is_asked_again_when_it_wants() {
         let store = store(&folder, &endpoint);
         let wanted = wanted();
         let (published, trouble) = tokio::join!(store.fetch(&wanted, &progress), async {
-            state.wait_for(|state| state.trouble.is_some()).await.unwrap().trouble.clone()
+            state.wait_for(|state| state.last_error.is_some()).await.unwrap().last_error.clone()
         });
         let trouble = trouble.unwrap();
         assert_eq!(trouble.0, Reason::SourceUnreachable);
@@ -505,12 +505,12 @@ async fn a_source_that_is_busy_or_fails_is_asked_again_when_it_wants() {
         // The pauses of this store are 10 ms; what it was asked for is a second.
         assert!(began.elapsed() >= Duration::from_secs(1));
     }
-    tell("a source that answered 502, 503 and 429, asked again when it wants");
+    log("a source that answered 502, 503 and 429, asked again when it wants");
 }
 
 #[tokio::test]
-async fn a_source_that_redirects_in_a_circle_is_named_and_followed_no_further() {
-    for _ in 0..rounds() {
+async fn redirect_loop_ends_with_a_named_error() {
+    for _ in 0..iterations() {
         let (hub, endpoint) = hub().start().await;
         hub.circle.store(true, Ordering::SeqCst);
         let folder = tempfile::tempdir().unwrap();
@@ -518,13 +518,13 @@ async fn a_source_that_redirects_in_a_circle_is_named_and_followed_no_further() 
         assert_eq!(error.reason(), Reason::SourceUnreachable);
         assert!(error.to_string().contains("more than 10 redirects"), "{error}");
     }
-    tell("a source that redirects in a circle, named");
+    log("a source that redirects in a circle, named");
 }
 
 #[tokio::test]
-async fn a_file_that_changed_at_its_source_is_fetched_from_its_beginning() {
-    for _ in 0..rounds() {
-        let (hub, endpoint) = Hub { changes: true, ..hub() }.start().await;
+async fn file_changed_at_its_source_is_fetched_from_the_start() {
+    for _ in 0..iterations() {
+        let (hub, endpoint) = HubServer { changes: true, ..hub() }.start().await;
         hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 1));
         let folder = tempfile::tempdir().unwrap();
         let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
@@ -540,5 +540,5 @@ async fn a_file_that_changed_at_its_source_is_fetched_from_its_beginning() {
             "what was there is not what it is now"
         );
     }
-    tell("a file with another ETag, fetched from its beginning");
+    log("a file with another ETag, fetched from its beginning");
 }

@@ -18,15 +18,15 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use http::StatusCode;
 use serde_json::Value;
 
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::auth::User;
 use crate::kinds::{self, Resource};
 use crate::object;
 use crate::status::{ApiError, Cause, Result};
-use crate::store::{Record, Store};
+use crate::store::{StoredObject, Store};
 use crate::verbs::Call;
 use inputs::Inputs;
-use policy::{Action, Binding, Denial, Policy};
+use policy::{ValidationAction, Binding, Denial, Policy};
 
 /// The API group of policies and bindings.
 pub const GROUP: &str = "admissionregistration.k8s.io";
@@ -57,7 +57,7 @@ impl Operation {
 
 /// A write that is about to be stored.
 #[derive(Clone, Copy, Debug)]
-pub struct Attempt<'a> {
+pub struct AdmissionRequest<'a> {
     /// Who asks, on what.
     pub call: &'a Call,
     /// What for.
@@ -70,7 +70,7 @@ pub struct Attempt<'a> {
     pub dry_run: bool,
 }
 
-impl Attempt<'_> {
+impl AdmissionRequest<'_> {
     /// Whether the request is written in this version of its resource.
     fn is_of(&self, resource: &Resource) -> bool {
         let own = &self.call.resource;
@@ -80,14 +80,14 @@ impl Attempt<'_> {
 
 /// The policies in force, each with its bindings, in order of their names.
 #[derive(Debug, Default)]
-struct Book {
+struct PolicySet {
     policies: Vec<(Arc<Policy>, Vec<Binding>)>,
     /// The policies by the key and revision they were read at, for the next reading.
     read: BTreeMap<(Arc<str>, u64), Arc<Policy>>,
 }
 
-impl Book {
-    fn new(records: &[Arc<Record>], before: &Self) -> Self {
+impl PolicySet {
+    fn new(records: &[Arc<StoredObject>], before: &Self) -> Self {
         let mut bindings: BTreeMap<String, Vec<Binding>> = BTreeMap::new();
         let mut read = BTreeMap::new();
         for record in records {
@@ -117,7 +117,7 @@ impl Book {
 /// The policies in force; replaced whole when one changes.
 #[derive(Debug)]
 pub struct Admission {
-    current: RwLock<Arc<Book>>,
+    current: RwLock<Arc<PolicySet>>,
     /// Held while a book is made, so that of two the one read later is also set later, and readers wait for neither.
     refreshing: Mutex<()>,
 }
@@ -130,7 +130,7 @@ impl Admission {
         admission
     }
 
-    fn book(&self) -> Arc<Book> {
+    fn policies(&self) -> Arc<PolicySet> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -139,7 +139,7 @@ impl Admission {
         let refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         match store.range(PREFIX, None, None) {
             Ok(snapshot) => {
-                let book = Book::new(&snapshot.records, &self.book());
+                let book = PolicySet::new(&snapshot.records, &self.policies());
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(book);
             }
             Err(error) => tracing::error!(%error, "the admission policies could not be read"),
@@ -149,18 +149,18 @@ impl Admission {
 }
 
 /// Asks every policy in force; the warnings of those that only warn.
-pub fn admit(api: &Api, attempt: &Attempt<'_>) -> Result<Vec<String>> {
+pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<String>> {
     let call = attempt.call;
-    let book = api.admission.book();
+    let book = api.admission.policies();
     if book.policies.is_empty() || call.resource.group == GROUP || call.user == User::server() {
         return Ok(Vec::new());
     }
     let mut warnings = Vec::new();
     for (policy, bindings) in &book.policies {
         let Some(seen_as) = policy.matching.covers(api, attempt) else { continue };
-        if let Some(why) = parameters::problem(api, policy) {
+        if let Some(why) = parameters::param_kind_problem(api, policy) {
             if policy.fails {
-                return Err(refusal(attempt, policy, None, &misconfigured("policy", &why)));
+                return Err(denial_error(attempt, policy, None, &misconfigured_denial("policy", &why)));
             }
             continue;
         }
@@ -172,24 +172,24 @@ pub fn admit(api: &Api, attempt: &Attempt<'_>) -> Result<Vec<String>> {
             let params = match parameters::find(api, policy, binding, &call.namespace) {
                 Ok(params) => params,
                 Err(why) if policy.fails => {
-                    return Err(refusal(attempt, policy, Some(binding), &misconfigured("binding", &why)));
+                    return Err(denial_error(attempt, policy, Some(binding), &misconfigured_denial("binding", &why)));
                 }
                 Err(_) => continue,
             };
             let inputs =
                 inputs.get_or_insert_with(|| Inputs::new(attempt, &seen_as, namespace(api, attempt)));
             for params in params {
-                let asked = || policy.judge(inputs, params.as_deref());
-                let denials = authorizer::asking(api.policies.policy(), call.user.clone(), asked);
+                let asked = || policy.evaluate(inputs, params.as_deref());
+                let denials = authorizer::with_policy(api.policies.policy(), call.user.clone(), asked);
                 for denial in &denials {
                     for action in &binding.actions {
                         match action {
-                            Action::Deny => return Err(refusal(attempt, policy, Some(binding), denial)),
-                            Action::Warn => warnings.push(format!(
+                            ValidationAction::Deny => return Err(denial_error(attempt, policy, Some(binding), denial)),
+                            ValidationAction::Warn => warnings.push(format!(
                                 "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
                                 policy.name, binding.name, denial.message
                             )),
-                            Action::Audit => tracing::info!(
+                            ValidationAction::Audit => tracing::info!(
                                 policy = policy.name,
                                 binding = binding.name,
                                 user = call.user.name,
@@ -209,7 +209,7 @@ pub fn admit(api: &Api, attempt: &Attempt<'_>) -> Result<Vec<String>> {
 }
 
 /// The namespace of the object as policies see it.
-fn namespace(api: &Api, attempt: &Attempt<'_>) -> Option<Value> {
+fn namespace(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Option<Value> {
     let call = attempt.call;
     if !call.resource.namespaced {
         return None;
@@ -222,11 +222,11 @@ fn namespace(api: &Api, attempt: &Attempt<'_>) -> Option<Value> {
     Some(shown)
 }
 
-fn misconfigured(what: &str, why: &str) -> Denial {
+fn misconfigured_denial(what: &str, why: &str) -> Denial {
     Denial { message: format!("failed to configure {what}: {why}"), reason: "Invalid".into() }
 }
 
-fn refusal(attempt: &Attempt<'_>, policy: &Policy, binding: Option<&Binding>, denial: &Denial) -> ApiError {
+fn denial_error(attempt: &AdmissionRequest<'_>, policy: &Policy, binding: Option<&Binding>, denial: &Denial) -> ApiError {
     let resource = &attempt.call.resource;
     let bound = binding.map(|binding| format!(" with binding '{}'", binding.name)).unwrap_or_default();
     let message =

@@ -13,11 +13,11 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use serde_json::Value;
 
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 use crate::store::Store;
 use crate::verbs::Call;
-use rbac::{Attributes, Policy, Rule};
+use rbac::{Attributes, Policy, RbacRule};
 
 /// The group that may do everything.
 pub const MASTERS: &str = "system:masters";
@@ -41,7 +41,7 @@ pub struct User {
 
 impl User {
     /// Somebody known by this name, in these groups and among the authenticated.
-    pub fn known(name: &str, groups: Vec<String>) -> Self {
+    pub fn authenticated(name: &str, groups: Vec<String>) -> Self {
         let mut groups = groups;
         if !groups.iter().any(|group| group == AUTHENTICATED) {
             groups.push(AUTHENTICATED.into());
@@ -51,7 +51,7 @@ impl User {
 
     /// The server itself.
     pub fn server() -> Self {
-        Self::known("system:apiserver", vec![MASTERS.into()])
+        Self::authenticated("system:apiserver", vec![MASTERS.into()])
     }
 
     /// Nobody known.
@@ -113,7 +113,7 @@ impl Policies {
 }
 
 /// Finds out who asks: `certified` by the connection's client certificate, else by a bearer token.
-pub fn authenticate(api: &Api, certified: Option<&User>, headers: &HeaderMap) -> Result<User> {
+pub fn authenticate(api: &ServerState, certified: Option<&User>, headers: &HeaderMap) -> Result<User> {
     let bearer = headers
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
@@ -128,7 +128,7 @@ pub fn authenticate(api: &Api, certified: Option<&User>, headers: &HeaderMap) ->
 }
 
 /// Acts as somebody else when the headers say so and the user may.
-fn impersonate(api: &Api, user: User, headers: &HeaderMap) -> Result<User> {
+fn impersonate(api: &ServerState, user: User, headers: &HeaderMap) -> Result<User> {
     let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_string();
     let Some(name) = headers.get("impersonate-user").map(text) else {
         return Ok(user);
@@ -142,11 +142,11 @@ fn impersonate(api: &Api, user: User, headers: &HeaderMap) -> Result<User> {
             return Err(ApiError::forbidden("", resource, name, denial(&user, &asked)));
         }
     }
-    Ok(User::known(&name, groups))
+    Ok(User::authenticated(&name, groups))
 }
 
 /// Refuses what the policy does not allow.
-pub fn authorize(api: &Api, user: &User, asked: &Attributes<'_>) -> Result<()> {
+pub fn authorize(api: &ServerState, user: &User, asked: &Attributes<'_>) -> Result<()> {
     if api.policies.policy().allows(user, asked) {
         return Ok(());
     }
@@ -181,20 +181,20 @@ fn denial(user: &User, asked: &Attributes<'_>) -> String {
 }
 
 /// Refuses to let a user hand out what they do not have: roles by the `escalate` rule, bindings by the `bind` rule.
-pub fn check_escalation(api: &Api, call: &Call, new: &Value, old: Option<&Value>) -> Result<()> {
+pub fn check_escalation(api: &ServerState, call: &Call, new: &Value, old: Option<&Value>) -> Result<()> {
     if call.resource.group != rbac::GROUP || call.user.groups.iter().any(|group| group == MASTERS) {
         return Ok(());
     }
     let policy = api.policies.policy();
     let namespace = call.namespace.as_str();
     let is_role = matches!(call.resource.kind.as_str(), "Role" | "ClusterRole");
-    let (rules, verb, resource, name): (Vec<Rule>, _, _, &str) = if is_role {
+    let (rules, verb, resource, name): (Vec<RbacRule>, _, _, &str) = if is_role {
         if old.is_some_and(|old| {
             old["rules"] == new["rules"] && old["aggregationRule"] == new["aggregationRule"]
         }) {
             return Ok(());
         }
-        if !new["aggregationRule"].is_null() && !policy.covers(&call.user, "", &Rule::everything()) {
+        if !new["aggregationRule"].is_null() && !policy.covers(&call.user, "", &RbacRule::everything()) {
             return Err(call.forbidden("must have cluster-admin privileges to use the aggregationRule"));
         }
         (rbac::rules(&new["rules"]), "escalate", call.resource.plural.as_str(), call.name.as_str())

@@ -7,15 +7,15 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::auth::defaults;
 use crate::gc;
 use crate::kinds::builtin;
 use crate::object;
 use crate::pki::Authority;
 use crate::status::{ApiError, Result};
-use crate::store::{Change, Expect, Outcome, Txn};
-use crate::verbs::write::Origin;
+use crate::store::{TxnChange, Expect, TxnOutcome, Txn};
+use crate::verbs::write::WriteOrigin;
 use crate::verbs::{Call, create, list};
 
 /// The namespaces that always exist.
@@ -23,7 +23,7 @@ pub const NAMESPACES: &[&str] =
     &["default", "kube-system", "kube-public", "kube-node-lease", "russet-system"];
 
 /// Writes what is missing.
-pub async fn run(api: &Arc<Api>, authority: &Authority) -> Result<()> {
+pub async fn run(api: &Arc<ServerState>, authority: &Authority) -> Result<()> {
     for name in NAMESPACES {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
         ensure(api, "", namespace).await?;
@@ -52,7 +52,7 @@ pub async fn run(api: &Arc<Api>, authority: &Authority) -> Result<()> {
 }
 
 /// Creates an object unless one of its name exists.
-pub async fn ensure(api: &Arc<Api>, namespace: &str, object: Value) -> Result<()> {
+pub async fn ensure(api: &Arc<ServerState>, namespace: &str, object: Value) -> Result<()> {
     let (api_version, kind) =
         (object["apiVersion"].as_str().unwrap_or_default(), object["kind"].as_str().unwrap_or_default());
     let resource = api.kinds.table().of_kind(api_version, kind).ok_or_else(ApiError::no_such_path)?;
@@ -60,7 +60,7 @@ pub async fn ensure(api: &Arc<Api>, namespace: &str, object: Value) -> Result<()
         return Ok(());
     }
     let call = Call::internal(resource, namespace, object::name(&object));
-    match create::create(api, &call, object, &mut Vec::new(), Origin::Write).await {
+    match create::create(api, &call, object, &mut Vec::new(), WriteOrigin::Write).await {
         Err(error) if error.reason == "AlreadyExists" => Ok(()),
         other => other.map(|_| ()),
     }
@@ -68,7 +68,7 @@ pub async fn ensure(api: &Arc<Api>, namespace: &str, object: Value) -> Result<()
 
 /// `services/kubernetes`, which some clients take as proof that a cluster is up. Services are read-only here, so it goes
 /// straight to the store.
-async fn seed_service(api: &Arc<Api>) -> Result<()> {
+async fn seed_service(api: &Arc<ServerState>) -> Result<()> {
     let key = format!("{}default/kubernetes", builtin::prefix("", "services"));
     if api.store.get(&key).is_some() {
         return Ok(());
@@ -86,8 +86,8 @@ async fn seed_service(api: &Arc<Api>) -> Result<()> {
         },
         "status": {"loadBalancer": {}},
     });
-    let change = Change::Put(service.to_string().into());
+    let change = TxnChange::Put(service.to_string().into());
     match api.store.txn(Txn { key, expect: Expect::Absent, change }).await.map_err(list::storage_error)? {
-        Outcome::Done(_) | Outcome::Refused(_) => Ok(()),
+        TxnOutcome::Committed(_) | TxnOutcome::Conflict(_) => Ok(()),
     }
 }

@@ -45,17 +45,17 @@ pub fn health(path: &str, query: &str, failure: Option<StoreError>) -> Response<
     }
 }
 
-struct Group<'a> {
+struct ApiGroup<'a> {
     name: &'a str,
     /// Preferred first.
     versions: Vec<(&'a str, Vec<&'a Resource>)>,
 }
 
-fn groups(table: &Table) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
+fn groups(table: &Table) -> Vec<ApiGroup<'_>> {
+    let mut groups: Vec<ApiGroup<'_>> = Vec::new();
     for resource in table.all() {
         let at = groups.iter().position(|group| group.name == resource.group).unwrap_or_else(|| {
-            groups.push(Group { name: &resource.group, versions: Vec::new() });
+            groups.push(ApiGroup { name: &resource.group, versions: Vec::new() });
             groups.len() - 1
         });
         let versions = &mut groups[at].versions;
@@ -86,7 +86,7 @@ fn wants_aggregated(accept: &str) -> bool {
 pub fn roots(table: &Table, path: &str, headers: &HeaderMap, host: &str) -> Response<Body> {
     let accept = headers.get("accept").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let core = path.trim_end_matches('/') == "/api";
-    let chosen: Vec<Group<'_>> =
+    let chosen: Vec<ApiGroup<'_>> =
         groups(table).into_iter().filter(|group| group.name.is_empty() == core).collect();
     if wants_aggregated(accept) {
         let list = json!({
@@ -168,7 +168,7 @@ fn subresource_kind<'a>(
     }
 }
 
-fn plain_group(group: &Group<'_>) -> Value {
+fn plain_group(group: &ApiGroup<'_>) -> Value {
     let versions: Vec<Value> = group
         .versions
         .iter()
@@ -177,7 +177,7 @@ fn plain_group(group: &Group<'_>) -> Value {
     json!({"name": group.name, "versions": versions, "preferredVersion": versions.first()})
 }
 
-fn aggregated_group(group: &Group<'_>) -> Value {
+fn aggregated_group(group: &ApiGroup<'_>) -> Value {
     let versions: Vec<Value> = group
         .versions
         .iter()
@@ -237,19 +237,19 @@ fn tagged(body: Bytes, content_type: &'static str, headers: &HeaderMap) -> Respo
 
 /// The OpenAPI documents, made when somebody asks and kept until the table changes.
 #[derive(Debug, Default)]
-pub struct Documents {
-    made: Mutex<Option<Made>>,
+pub struct OpenApiDocuments {
+    cached: Mutex<Option<CachedDocuments>>,
 }
 
 #[derive(Debug)]
-struct Made {
+struct CachedDocuments {
     table: Arc<Table>,
     documents: Arc<BTreeMap<String, (String, Bytes)>>,
 }
 
-impl Documents {
+impl OpenApiDocuments {
     fn get(&self, table: &Arc<Table>) -> Arc<BTreeMap<String, (String, Bytes)>> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(made) = made.as_ref()
             && Arc::ptr_eq(&made.table, table)
         {
@@ -278,7 +278,7 @@ impl Documents {
             }
         }
         let documents = Arc::new(documents);
-        *made = Some(Made { table: table.clone(), documents: documents.clone() });
+        *made = Some(CachedDocuments { table: table.clone(), documents: documents.clone() });
         documents
     }
 

@@ -4,11 +4,11 @@
 
 pub mod definitions;
 pub mod expiry;
-pub mod mirrors;
+pub mod cache_refresh;
 pub mod namespaces;
 pub mod owners;
 pub mod roles;
-mod tending;
+mod controller;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
-use crate::api::{self, Api};
+use crate::state::{self, ServerState};
 use crate::object;
 use crate::status::Result;
-use crate::store::{Change, Expect, Outcome, Record, Txn};
+use crate::store::{TxnChange, Expect, TxnOutcome, StoredObject, Txn};
 use crate::verbs::delete::{self, Options};
 use crate::verbs::{Call, list, write};
 
 /// Starts the controllers; they end when the server stops.
-pub fn spawn(api: &Arc<Api>) -> Vec<JoinHandle<()>> {
+pub fn spawn(api: &Arc<ServerState>) -> Vec<JoinHandle<()>> {
     vec![
         until_stopped(api, owners::run(api.clone())),
         until_stopped(api, namespaces::run(api.clone())),
@@ -35,21 +35,21 @@ pub fn spawn(api: &Arc<Api>) -> Vec<JoinHandle<()>> {
 }
 
 pub(crate) fn until_stopped(
-    api: &Arc<Api>,
+    api: &Arc<ServerState>,
     controller: impl Future<Output = ()> + Send + 'static,
 ) -> JoinHandle<()> {
     let stopping = api.stopping.clone();
     tokio::spawn(async move {
         tokio::select! {
             () = controller => {}
-            () = api::stopped(stopping) => {}
+            () = state::stopped(stopping) => {}
         }
     })
 }
 
 /// Changes a stored object past admission: what is taken away here is bookkeeping that no rule of the kind concerns. An
 /// object that nothing holds any more is removed. `change` returns false to leave the object as it is.
-pub async fn edit(api: &Api, key: &str, change: impl Fn(&mut Value) -> bool) -> Result<()> {
+pub async fn edit(api: &ServerState, key: &str, change: impl Fn(&mut Value) -> bool) -> Result<()> {
     loop {
         let Some(record) = api.store.get(key) else { return Ok(()) };
         let mut edited = Value::clone(record.object());
@@ -60,22 +60,22 @@ pub async fn edit(api: &Api, key: &str, change: impl Fn(&mut Value) -> bool) -> 
         let finished = object::is_terminating(&edited)
             && object::finalizers(&edited).is_empty()
             && write::spec_finalized(&edited);
-        let change = if finished { Change::Delete } else { Change::Put(edited.to_string().into()) };
+        let change = if finished { TxnChange::Delete } else { TxnChange::Put(edited.to_string().into()) };
         let txn = Txn { key: key.to_string(), expect: Expect::Revision(record.revision), change };
         match api.store.txn(txn).await.map_err(list::storage_error)? {
-            Outcome::Done(_) => {
+            TxnOutcome::Committed(_) => {
                 if let Some(resource) = api.kinds.table().of_key(key) {
-                    write::after(api, &resource);
+                    write::after_commit(api, &resource);
                 }
                 return Ok(());
             }
-            Outcome::Refused(_) => {}
+            TxnOutcome::Conflict(_) => {}
         }
     }
 }
 
 /// Removes one finalizer.
-async fn release(api: &Api, key: &str, finalizer: &str) -> Result<()> {
+async fn release(api: &ServerState, key: &str, finalizer: &str) -> Result<()> {
     edit(api, key, |object| {
         let all = object::finalizers(object);
         let kept: Vec<String> =
@@ -90,7 +90,7 @@ async fn release(api: &Api, key: &str, finalizer: &str) -> Result<()> {
 }
 
 /// Deletes a stored object, unless it is gone or another of its name took its place.
-async fn remove(api: &Arc<Api>, record: &Record, propagation: &str) -> Result<()> {
+async fn remove(api: &Arc<ServerState>, record: &StoredObject, propagation: &str) -> Result<()> {
     let Some(resource) = api.kinds.table().of_key(&record.key) else { return Ok(()) };
     let object = record.object();
     let call = Call::internal(resource, object::namespace(object), object::name(object));

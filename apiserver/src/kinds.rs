@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::object;
 use crate::schema::Schema;
-use crate::store::{Record, Store};
+use crate::store::{StoredObject, Store};
 use crate::table::Column;
 
 /// Where the definitions are stored.
@@ -41,7 +41,7 @@ pub struct Scale {
 
 /// What a definition says about one version of its resource.
 #[derive(Clone, Debug)]
-pub struct Custom {
+pub struct CustomResource {
     /// Name of the definition.
     pub definition: String,
     /// The structural schema.
@@ -92,7 +92,7 @@ pub struct Resource {
     /// What tables print.
     pub columns: Vec<Column>,
     /// Present for custom resources.
-    pub custom: Option<Custom>,
+    pub custom: Option<CustomResource>,
 }
 
 impl Resource {
@@ -102,7 +102,7 @@ impl Resource {
     }
 
     /// Whether a stored object can be shown as it is: written in this version, and under the current schema.
-    pub fn shows(&self, record: &Record) -> bool {
+    pub fn serves_as_stored(&self, record: &StoredObject) -> bool {
         let written = record.api_version();
         let same = match written.split_once('/') {
             Some((group, version)) => group == self.group && version == self.version,
@@ -145,9 +145,9 @@ impl Resource {
     }
 
     /// A stored object as this version shows it.
-    pub fn view(&self, record: &Record) -> Arc<Value> {
+    pub fn view(&self, record: &StoredObject) -> Arc<Value> {
         let object = record.object();
-        if self.shows(record) {
+        if self.serves_as_stored(record) {
             return object.clone();
         }
         Arc::new(self.convert(Value::clone(object)))

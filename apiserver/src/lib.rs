@@ -8,7 +8,7 @@
 //! Not here: any kind of ours; they arrive as custom resource definitions.
 
 pub mod admission;
-pub mod api;
+pub mod state;
 pub mod auth;
 pub mod bootstrap;
 pub mod discovery;
@@ -43,13 +43,13 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 use crate::admission::Admission;
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::auth::tokens::Signer;
 use crate::auth::{MASTERS, Policies};
 use crate::kinds::Kinds;
 use crate::metrics::Metrics;
 use crate::pki::{Authority, PkiError};
-use crate::server::listen::{self, Lan, Service};
+use crate::server::listen::{self, LanListener, ConnectionService};
 use crate::server::tls::{self, Resolver};
 use crate::store::embedded::Embedded;
 use crate::store::etcd::{Etcd, EtcdConfig};
@@ -60,7 +60,7 @@ const ADMIN_DAYS: i64 = 365;
 
 /// How a server is started.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ApiServerConfig {
     /// Where the store, the keys and the kubeconfig live.
     pub data_dir: PathBuf,
     /// Where to listen; port 0 takes any free one.
@@ -71,7 +71,7 @@ pub struct Config {
     pub etcd: Option<EtcdConfig>,
 }
 
-impl Config {
+impl ApiServerConfig {
     /// A server in `data_dir` on loopback's usual port.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -141,7 +141,7 @@ pub enum Error {
 }
 
 /// A server that runs.
-pub struct Running {
+pub struct RunningServer {
     addr: SocketAddr,
     authority: Arc<Authority>,
     kubeconfig: PathBuf,
@@ -150,7 +150,7 @@ pub struct Running {
     closed: mpsc::Receiver<Infallible>,
 }
 
-impl Running {
+impl RunningServer {
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
@@ -189,17 +189,17 @@ impl Running {
             }
         }
         // Handlers run to their ends although their connections were cut.
-        if tokio::time::timeout(PARTING, closed.recv()).await.is_err() {
-            tracing::warn!("a request still runs {} s after the server stopped", PARTING.as_secs());
+        if tokio::time::timeout(REQUEST_DRAIN_TIMEOUT, closed.recv()).await.is_err() {
+            tracing::warn!("a request still runs {} s after the server stopped", REQUEST_DRAIN_TIMEOUT.as_secs());
         }
     }
 }
 
 /// How long requests may take that run when the server stops, once their connections are cut.
-const PARTING: Duration = Duration::from_secs(5);
+const REQUEST_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts a server: it answers once this returns.
-pub async fn start(config: Config) -> Result<Running, Error> {
+pub async fn start(config: ApiServerConfig) -> Result<RunningServer, Error> {
     let data = |source| Error::DataDir { path: config.data_dir.clone(), source };
     let pki_dir = config.data_dir.join("pki");
     std::fs::create_dir_all(&pki_dir).map_err(data)?;
@@ -227,13 +227,13 @@ pub async fn start(config: Config) -> Result<Running, Error> {
 
     let (stop, stopping) = watch::channel(false);
     let (open, closed) = mpsc::channel(1);
-    let api = Arc::new(Api {
+    let api = Arc::new(ServerState {
         kinds: Kinds::load(&*store),
         policies: Policies::load(&*store),
         admission: Admission::load(&*store),
         signer: Signer::ensure(&pki_dir.join("sa.key"))?,
         metrics: Metrics::new(config.registry.unwrap_or_default())?,
-        documents: discovery::Documents::default(),
+        documents: discovery::OpenApiDocuments::default(),
         store,
         stopping,
         closed: open,
@@ -247,8 +247,8 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let url = format!("https://{host}:{}", addr.port());
     pki::write_kubeconfig(&kubeconfig, &url, authority.cert_pem(), &cert, &key)?;
 
-    let service = Service { api: api.clone(), acceptor };
-    let lan = Lan {
+    let service = ConnectionService { api: api.clone(), acceptor };
+    let lan = LanListener {
         service: service.clone(),
         authority: authority.clone(),
         resolver,
@@ -259,8 +259,8 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let mut tasks = vec![tokio::spawn(listen::accept(service, listener)), tokio::spawn(lan.run())];
     tasks.extend(gc::spawn(&api));
     if config.etcd.is_some() {
-        tasks.push(gc::until_stopped(&api, gc::mirrors::run(api.clone())));
+        tasks.push(gc::until_stopped(&api, gc::cache_refresh::run(api.clone())));
     }
     tracing::info!(%addr, "the API server answers");
-    Ok(Running { addr, authority, kubeconfig, stop, tasks, closed })
+    Ok(RunningServer { addr, authority, kubeconfig, stop, tasks, closed })
 }

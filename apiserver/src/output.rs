@@ -20,7 +20,7 @@ use crate::table::{self, Include};
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// Bytes of a list that are handed to the connection at once.
-const PIECE: usize = 64 * 1024;
+const CHUNK_BYTES: usize = 64 * 1024;
 
 /// How objects are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub fn metadata_only(object: &Value) -> Value {
 }
 
 /// `includeObject` of a Table request.
-pub fn include(text: &str) -> Include {
+pub fn parse_include(text: &str) -> Include {
     match text {
         "None" => Include::None,
         "Object" => Include::Object,
@@ -91,7 +91,7 @@ pub fn include(text: &str) -> Include {
 }
 
 /// One object in the shape asked for.
-pub fn shaped(
+pub fn to_shape(
     resource: &Resource,
     object: &Value,
     shape: Shape,
@@ -104,7 +104,7 @@ pub fn shaped(
         Shape::Table => {
             let metadata = json!({"resourceVersion": object::resource_version(object)});
             let now = jiff::Timestamp::now();
-            table::render(&resource.columns, &[object], metadata, include(include_object), headings, now)
+            table::render(&resource.columns, &[object], metadata, parse_include(include_object), headings, now)
         }
     }
 }
@@ -123,7 +123,7 @@ pub fn list(
         json!(api_version),
         Value::Object(metadata)
     );
-    let mut pieces = Pieces { text: BytesMut::from(head.as_bytes()), items, first: true, ended: false };
+    let mut pieces = ListChunks { text: BytesMut::from(head.as_bytes()), items, first: true, ended: false };
     let begin = pieces.next().unwrap_or_default();
     if pieces.ended {
         return bytes(StatusCode::OK, begin);
@@ -135,7 +135,7 @@ pub fn list(
 }
 
 /// The text of a list, piece by piece.
-struct Pieces<I> {
+struct ListChunks<I> {
     /// What is not handed out yet.
     text: BytesMut,
     items: I,
@@ -143,14 +143,14 @@ struct Pieces<I> {
     ended: bool,
 }
 
-impl<I: Iterator<Item = Bytes>> Iterator for Pieces<I> {
+impl<I: Iterator<Item = Bytes>> Iterator for ListChunks<I> {
     type Item = Bytes;
 
     fn next(&mut self) -> Option<Bytes> {
         if self.ended {
             return None;
         }
-        while self.text.len() < PIECE {
+        while self.text.len() < CHUNK_BYTES {
             let Some(item) = self.items.next() else {
                 self.text.extend_from_slice(b"]}\n");
                 self.ended = true;

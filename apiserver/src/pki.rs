@@ -190,7 +190,7 @@ pub fn pin(cert: &CertificateDer<'_>) -> Result<String, PkiError> {
 
 /// Whom a certificate is about, as Kubernetes reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Subject {
+pub struct CertificateSubject {
     /// The common name: the user.
     pub name: String,
     /// The organizations: the groups.
@@ -200,14 +200,14 @@ pub struct Subject {
 }
 
 /// The subject of a certificate.
-pub fn subject(cert: &CertificateDer<'_>) -> Result<Subject, PkiError> {
+pub fn subject(cert: &CertificateDer<'_>) -> Result<CertificateSubject, PkiError> {
     let (_, parsed) =
         x509_parser::parse_x509_certificate(cert).map_err(|error| unusable("certificate", error))?;
     let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
         attribute.as_str().ok().map(str::to_string)
     };
     let subject = parsed.subject();
-    Ok(Subject {
+    Ok(CertificateSubject {
         name: subject.iter_common_name().find_map(text).unwrap_or_default(),
         orgs: subject.iter_organization().filter_map(text).collect(),
         uid: subject.iter_by_oid(&UID).find_map(text).unwrap_or_default(),
@@ -320,7 +320,7 @@ mod tests {
     fn a_client_certificate_carries_user_and_groups() {
         let authority = Authority::generate("test-ca").unwrap();
         let (cert, _) = authority.issue_client("alice", &["system:masters", "other"], 1).unwrap();
-        let Subject { name, orgs, uid } = subject(&certificate(&cert).unwrap()).unwrap();
+        let CertificateSubject { name, orgs, uid } = subject(&certificate(&cert).unwrap()).unwrap();
         assert_eq!((name.as_str(), uid.as_str()), ("alice", ""));
         assert_eq!(orgs, ["system:masters", "other"]);
     }
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_signs_with_the_key_of_its_first_certificate_alone() {
+    fn authority_key_must_match_its_first_certificate() {
         let [first, second] = ["a", "b"].map(|name| Authority::generate(name).unwrap());
         let both = format!("{}{}", first.cert_pem(), second.cert_pem());
         Authority::from_pem(&both, first.key_pem()).unwrap();

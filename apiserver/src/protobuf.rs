@@ -44,10 +44,10 @@ pub fn to_json(body: &[u8]) -> Result<Value, ProtobufError> {
         .strip_prefix(MAGIC)
         .ok_or_else(|| ProtobufError::Malformed("it does not begin with k8s\\0".into()))?;
     let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
-    for field in Fields::of(envelope) {
+    for field in Fields::new(envelope) {
         match field? {
             (1, Payload::Bytes(type_meta)) => {
-                for field in Fields::of(type_meta) {
+                for field in Fields::new(type_meta) {
                     match field? {
                         (1, Payload::Bytes(bytes)) => api_version = text(bytes)?,
                         (2, Payload::Bytes(bytes)) => kind = text(bytes)?,
@@ -62,7 +62,7 @@ pub fn to_json(body: &[u8]) -> Result<Value, ProtobufError> {
     let Some(message) = messages::of_kind(&api_version, &kind) else {
         return Err(ProtobufError::UnknownKind { api_version, kind });
     };
-    let mut object = decode(message, raw, DEPTH)?;
+    let mut object = decode(message, raw, MAX_DEPTH)?;
     object.insert("apiVersion".into(), api_version.into());
     object.insert("kind".into(), kind.into());
     Ok(Value::Object(object))
@@ -77,13 +77,13 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 /// Messages inside messages: schemas nest, and what nests without end would use up the stack.
-const DEPTH: usize = 100;
+const MAX_DEPTH: usize = 100;
 
 fn decode(message: &str, bytes: &[u8], depth: usize) -> Result<Map<String, Value>, String> {
     let depth = depth.checked_sub(1).ok_or("the messages nest too deeply")?;
     let known = messages::fields(message);
     let mut object = Map::new();
-    for field in Fields::of(bytes) {
+    for field in Fields::new(bytes) {
         let (number, payload) = field?;
         let Some((_, name, kind)) = known.iter().find(|(known, _, _)| *known == number) else { continue };
         set(&mut object, name, *kind, payload, depth)
@@ -169,7 +169,7 @@ fn append(object: &mut Map<String, Value>, name: &str, item: Value) -> Result<()
 /// What a schema allows in place of a schema: a list of them, or a truth value.
 fn union(kind: Type, message: &str, bytes: &[u8], depth: usize) -> Result<Value, String> {
     let (mut schema, mut many, mut allows) = (None, Vec::new(), false);
-    for field in Fields::of(bytes) {
+    for field in Fields::new(bytes) {
         match (kind, field?) {
             (Type::SchemaOrBool(_), (1, Payload::Varint(number))) => allows = number != 0,
             (Type::SchemaOrBool(_), (2, Payload::Bytes(raw)))
@@ -209,7 +209,7 @@ fn signed(number: u64) -> i64 {
 /// A map entry: the key is field 1, the value field 2; either may be left out when empty.
 fn raw_entry(bytes: &[u8]) -> Result<(String, &[u8]), String> {
     let (mut key, mut raw) = (String::new(), &[][..]);
-    for field in Fields::of(bytes) {
+    for field in Fields::new(bytes) {
         match field? {
             (1, Payload::Bytes(bytes)) => key = text(bytes)?,
             (2, Payload::Bytes(bytes)) => raw = bytes,
@@ -225,7 +225,7 @@ fn entry(kind: Type, bytes: &[u8]) -> Result<(String, Value), String> {
     let value = match kind {
         Type::BytesMap => base64(raw).into(),
         Type::TextsMap => {
-            let items: Result<Vec<Value>, String> = Fields::of(raw)
+            let items: Result<Vec<Value>, String> = Fields::new(raw)
                 .filter_map(|field| match field {
                     Ok((1, Payload::Bytes(bytes))) => Some(text(bytes).map(Value::from)),
                     Ok(_) => None,
@@ -245,7 +245,7 @@ fn time(bytes: &[u8], format: &str) -> Result<Option<Value>, String> {
         return Ok(None);
     }
     let (mut seconds, mut nanoseconds) = (0, 0);
-    for field in Fields::of(bytes) {
+    for field in Fields::new(bytes) {
         match field? {
             (1, Payload::Varint(number)) => seconds = signed(number),
             (2, Payload::Varint(number)) => nanoseconds = i32::try_from(signed(number)).unwrap_or_default(),
@@ -257,7 +257,7 @@ fn time(bytes: &[u8], format: &str) -> Result<Option<Value>, String> {
 }
 
 fn json(bytes: &[u8]) -> Result<Option<Value>, String> {
-    for field in Fields::of(bytes) {
+    for field in Fields::new(bytes) {
         if let (1, Payload::Bytes(raw)) = field? {
             return serde_json::from_slice(raw).map(Some).map_err(|error| error.to_string());
         }
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_bodies_are_refused_with_the_reason() {
+    fn malformed_protobuf_bodies_are_refused_with_the_reason() {
         assert!(matches!(to_json(b"{}"), Err(ProtobufError::Malformed(_))));
         let pod = to_json(&body("v1", "Pod", &[])).expect_err("no Pods here");
         assert_eq!(pod.to_string(), "no protobuf encoding of v1 Pod is known here; send application/json");

@@ -7,7 +7,7 @@ use crate::status::{ApiError, Cause, Result};
 
 /// What a path points at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Target {
+pub struct RequestTarget {
     /// Empty for the core group.
     pub group: String,
     /// Such as `v1`.
@@ -23,7 +23,7 @@ pub struct Target {
 }
 
 /// Reads a path under `/api/v1/` or `/apis/GROUP/VERSION/`; `None` when it names no resource.
-pub fn target(path: &str) -> Option<Target> {
+pub fn target(path: &str) -> Option<RequestTarget> {
     let mut parts = path.trim_matches('/').split('/').map(decode_percent);
     let (group, version) = match parts.next()?.as_str() {
         "api" => (String::new(), parts.next()?),
@@ -53,7 +53,7 @@ pub fn target(path: &str) -> Option<Target> {
         [resource, name, subresource] => ("", *resource, *name, *subresource),
         _ => return None,
     };
-    Some(Target {
+    Some(RequestTarget {
         group,
         version,
         namespace: namespace.into(),
@@ -64,7 +64,7 @@ pub fn target(path: &str) -> Option<Target> {
 }
 
 /// The verb of a request on a resource, as RBAC names it; `None` for methods the API has no use for.
-pub fn verb(method: &Method, target: &Target, query: &Query) -> Option<&'static str> {
+pub fn verb(method: &Method, target: &RequestTarget, query: &Query) -> Option<&'static str> {
     Some(match (method.as_str(), target.name.is_empty()) {
         ("GET" | "HEAD", _) if query.watch && target.subresource.is_empty() => "watch",
         ("GET" | "HEAD", false) => "get",
@@ -334,7 +334,7 @@ mod tests {
             ("/apis/g.io/v1", None),
             ("/healthz", None),
         ] {
-            let expected = expected.map(|(group, version, namespace, resource, name, subresource)| Target {
+            let expected = expected.map(|(group, version, namespace, resource, name, subresource)| RequestTarget {
                 group: group.into(),
                 version: version.into(),
                 namespace: namespace.into(),

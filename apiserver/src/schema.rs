@@ -21,7 +21,7 @@ use serde_json::Value;
 #[derive(Debug, Clone, Default)]
 pub struct Schema {
     /// The JSON type.
-    pub kind: Kind,
+    pub kind: SchemaType,
     /// Whether `null` is a value.
     pub nullable: bool,
     /// Named fields.
@@ -48,7 +48,7 @@ pub struct Schema {
 
 /// A JSON type, as structural schemas know them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Kind {
+pub enum SchemaType {
     /// Not said: value validations, and nodes that preserve unknown fields.
     #[default]
     Any,
@@ -108,11 +108,11 @@ pub struct Checks {
     /// A number that divides the value.
     pub multiple_of: Option<f64>,
     /// Bounds of a string's length in characters.
-    pub length: Bounds,
+    pub length: SizeRange,
     /// Bounds of a list's length.
-    pub items: Bounds,
+    pub items: SizeRange,
     /// Bounds of a map's size.
-    pub properties: Bounds,
+    pub properties: SizeRange,
     /// Fields that must be there.
     pub required: Vec<String>,
     /// All of these hold.
@@ -127,9 +127,9 @@ pub struct Checks {
 
 /// An inclusive range of sizes.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Bounds {
+pub struct SizeRange {
     /// No fewer.
-    pub least: Option<u64>,
+    pub min: Option<u64>,
     /// No more.
     pub most: Option<u64>,
 }
@@ -186,7 +186,7 @@ impl Schema {
 
     /// The schema of an object of which nothing is known but its metadata.
     pub fn open() -> Schema {
-        let mut schema = Schema { kind: Kind::Object, preserve_unknown: true, ..Default::default() };
+        let mut schema = Schema { kind: SchemaType::Object, preserve_unknown: true, ..Default::default() };
         read::complete_root(&mut schema);
         schema
     }
@@ -212,6 +212,6 @@ impl Schema {
 
     /// Validates a whole object; with `old`, runs transition rules and forgives errors on unchanged values.
     pub fn validate(&self, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
-        validate::whole(self, new, old)
+        validate::validate_object(self, new, old)
     }
 }

@@ -8,7 +8,7 @@ use crate::status::{ApiError, Result};
 
 /// One demand on one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Demand {
+enum Requirement {
     Exists,
     Absent,
     In(Vec<String>),
@@ -21,7 +21,7 @@ enum Demand {
 /// A parsed pair of selectors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
-    labels: Vec<(String, Demand)>,
+    labels: Vec<(String, Requirement)>,
     /// Path, whether it must equal, value.
     fields: Vec<(String, bool, String)>,
 }
@@ -51,7 +51,7 @@ impl Selector {
 
     /// Whether the object matches.
     pub fn matches(&self, object: &Value) -> bool {
-        self.labels.iter().all(|(key, demand)| demand.holds(object["metadata"]["labels"][key].as_str()))
+        self.labels.iter().all(|(key, demand)| demand.is_met(object["metadata"]["labels"][key].as_str()))
             && self.fields.iter().all(|(path, equal, value)| (field(object, path) == *value) == *equal)
     }
 }
@@ -69,17 +69,17 @@ pub fn matches_labels(selector: &Value, labels: &Value) -> bool {
                 values.filter_map(Value::as_str).map(str::to_string).collect()
             };
             match expression["operator"].as_str() {
-                Some("In") => Demand::In(values()).holds(label),
-                Some("NotIn") => Demand::NotIn(values()).holds(label),
-                Some("Exists") => Demand::Exists.holds(label),
-                Some("DoesNotExist") => Demand::Absent.holds(label),
+                Some("In") => Requirement::In(values()).is_met(label),
+                Some("NotIn") => Requirement::NotIn(values()).is_met(label),
+                Some("Exists") => Requirement::Exists.is_met(label),
+                Some("DoesNotExist") => Requirement::Absent.is_met(label),
                 _ => false,
             }
         })
 }
 
-impl Demand {
-    fn holds(&self, label: Option<&str>) -> bool {
+impl Requirement {
+    fn is_met(&self, label: Option<&str>) -> bool {
         let number = || label.and_then(|label| label.parse::<i64>().ok());
         match self {
             Self::Exists => label.is_some(),
@@ -122,38 +122,38 @@ fn split(text: &str) -> Vec<&str> {
     parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect()
 }
 
-fn parse_labels(text: &str) -> std::result::Result<Vec<(String, Demand)>, String> {
+fn parse_labels(text: &str) -> std::result::Result<Vec<(String, Requirement)>, String> {
     split(text).into_iter().map(parse_label).collect()
 }
 
-fn parse_label(part: &str) -> std::result::Result<(String, Demand), String> {
+fn parse_label(part: &str) -> std::result::Result<(String, Requirement), String> {
     let one = |value: &str| vec![value.trim().to_string()];
     let (key, demand) = if let Some((key, value)) = part.split_once("!=") {
-        (key, Demand::NotIn(one(value)))
+        (key, Requirement::NotIn(one(value)))
     } else if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        (key, Demand::In(one(value)))
+        (key, Requirement::In(one(value)))
     } else if let Some((head, list)) = part.split_once('(') {
         let list = list.strip_suffix(')').ok_or_else(|| format!("{part:?} lacks a closing parenthesis"))?;
         let values = list.split(',').map(|value| value.trim().to_string()).collect();
         match head.trim().rsplit_once(char::is_whitespace) {
-            Some((key, "in")) => (key, Demand::In(values)),
-            Some((key, "notin")) => (key, Demand::NotIn(values)),
+            Some((key, "in")) => (key, Requirement::In(values)),
+            Some((key, "notin")) => (key, Requirement::NotIn(values)),
             _ => return Err(format!("{part:?} is neither `key in (…)` nor `key notin (…)`")),
         }
     } else if let Some(key) = part.strip_prefix('!') {
-        (key, Demand::Absent)
+        (key, Requirement::Absent)
     } else if let Some((key, value)) = part.split_once('>') {
-        (key, Demand::Greater(value.trim().parse().map_err(|_| format!("{value:?} is not a number"))?))
+        (key, Requirement::Greater(value.trim().parse().map_err(|_| format!("{value:?} is not a number"))?))
     } else if let Some((key, value)) = part.split_once('<') {
-        (key, Demand::Less(value.trim().parse().map_err(|_| format!("{value:?} is not a number"))?))
+        (key, Requirement::Less(value.trim().parse().map_err(|_| format!("{value:?} is not a number"))?))
     } else {
-        (part, Demand::Exists)
+        (part, Requirement::Exists)
     };
     let key = key.trim();
     if !crate::object::is_label_key(key) {
         return Err(format!("{key:?} is not a label key"));
     }
-    if let Demand::In(values) | Demand::NotIn(values) = &demand
+    if let Requirement::In(values) | Requirement::NotIn(values) = &demand
         && let Some(value) = values.iter().find(|value| !crate::object::is_label_value(value))
     {
         return Err(format!("{value:?} is not a label value"));

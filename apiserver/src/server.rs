@@ -14,14 +14,14 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::auth::rbac::Attributes;
 use crate::auth::{self, User};
 use crate::discovery;
 use crate::object;
 use crate::openapi;
 use crate::output::{self, Body};
-use crate::request::{self, Query, Target};
+use crate::request::{self, Query, RequestTarget};
 use crate::status::{ApiError, Result};
 use crate::verbs::{self, Call};
 
@@ -29,11 +29,11 @@ use crate::verbs::{self, Call};
 pub const BODY_LIMIT: usize = 3 * 1024 * 1024;
 
 /// How long a body may take to arrive: 3 MiB over a poor link, and no more for those who only hold connections open.
-const BODY_PATIENCE: Duration = Duration::from_secs(30);
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Answers one request; never fails, because an error is an answer.
-pub async fn answer(
-    api: Arc<Api>,
+pub async fn handle(
+    api: Arc<ServerState>,
     certified: Option<User>,
     request: Request<Incoming>,
 ) -> std::result::Result<Response<Body>, Infallible> {
@@ -59,7 +59,7 @@ pub async fn answer(
 }
 
 async fn route(
-    api: &Arc<Api>,
+    api: &Arc<ServerState>,
     certified: Option<&User>,
     request: Request<Incoming>,
     counted_verb: &mut String,
@@ -77,7 +77,7 @@ async fn route(
         if !matches!(parts.method, Method::GET | Method::HEAD) {
             return Err(ApiError::method_not_allowed());
         }
-        return information(api, path, raw_query, &parts.headers);
+        return non_resource(api, path, raw_query, &parts.headers);
     };
     let query = Query::parse(raw_query)?;
     let verb = request::verb(&parts.method, &target, &query).ok_or_else(ApiError::method_not_allowed)?;
@@ -101,18 +101,18 @@ async fn route(
     counted_resource.clone_from(&resource.plural);
     check_scope(&target, &resource)?;
     let reading = Limited::new(body, BODY_LIMIT).collect();
-    let body = match tokio::time::timeout(BODY_PATIENCE, reading).await {
+    let body = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
         Err(_) => {
-            let told = format!("the body did not arrive within {} s; send it again", BODY_PATIENCE.as_secs());
+            let told = format!("the body did not arrive within {} s; send it again", BODY_TIMEOUT.as_secs());
             return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", told));
         }
         Ok(Ok(collected)) => collected.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(ApiError::too_large(BODY_LIMIT)),
         Ok(Err(error)) => return Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
     };
-    let Target { namespace, name, subresource, .. } = target;
+    let RequestTarget { namespace, name, subresource, .. } = target;
     let headers = parts.headers;
-    let deadline = tokio::time::Instant::now() + verbs::PATIENCE;
+    let deadline = tokio::time::Instant::now() + verbs::REQUEST_TIMEOUT;
     let call = Call { user, resource, namespace, name, subresource, query, headers, body, deadline };
     // A handler runs to its end even when its client goes away: a write that is durable is also accounted for.
     let (api, verb) = (api.clone(), verb);
@@ -120,7 +120,7 @@ async fn route(
     handler.await.unwrap_or_else(|error| Err(ApiError::internal(format!("the handler stopped: {error}"))))
 }
 
-fn check_scope(target: &Target, resource: &crate::kinds::Resource) -> Result<()> {
+fn check_scope(target: &RequestTarget, resource: &crate::kinds::Resource) -> Result<()> {
     let has_namespace = !target.namespace.is_empty();
     let of_namespaces = resource.prefix == crate::kinds::builtin::prefix("", "namespaces");
     if resource.namespaced && !has_namespace && !target.name.is_empty() {
@@ -133,7 +133,7 @@ fn check_scope(target: &Target, resource: &crate::kinds::Resource) -> Result<()>
 }
 
 /// Paths that are not resources.
-fn information(api: &Api, path: &str, query: &str, headers: &http::HeaderMap) -> Result<Response<Body>> {
+fn non_resource(api: &ServerState, path: &str, query: &str, headers: &http::HeaderMap) -> Result<Response<Body>> {
     let table = api.kinds.table();
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {

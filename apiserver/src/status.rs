@@ -21,25 +21,25 @@ pub struct Cause {
 /// almost no request is.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}", .0.message)]
-pub struct ApiError(Box<Refusal>);
+pub struct ApiError(Box<ErrorBody>);
 
 impl Deref for ApiError {
-    type Target = Refusal;
+    type Target = ErrorBody;
 
-    fn deref(&self) -> &Refusal {
+    fn deref(&self) -> &ErrorBody {
         &self.0
     }
 }
 
 impl DerefMut for ApiError {
-    fn deref_mut(&mut self) -> &mut Refusal {
+    fn deref_mut(&mut self) -> &mut ErrorBody {
         &mut self.0
     }
 }
 
 /// What a refusal says.
 #[derive(Clone, Debug)]
-pub struct Refusal {
+pub struct ErrorBody {
     /// HTTP status code.
     pub code: StatusCode,
     /// Kubernetes reason, such as `NotFound`.
@@ -70,7 +70,7 @@ fn qualified(group: &str, resource: &str) -> String {
 impl ApiError {
     /// An error with a code, a reason and a message, and no details.
     pub fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self(Box::new(Refusal {
+        Self(Box::new(ErrorBody {
             code,
             reason,
             message: message.into(),

@@ -13,12 +13,12 @@ use futures::future::BoxFuture;
 use serde_json::Value;
 use tokio::time::Instant;
 
-pub use cache::{Event, EventKind, Snapshot, Watch};
+pub use cache::{StoreEvent, EventKind, Snapshot, Watch};
 
 /// One stored object at one revision, in use: decoded and encoded at most once, however many readers and watchers share
 /// it. When nobody uses it any more only its bytes are kept ([`cache`]).
 #[derive(Debug)]
-pub struct Record {
+pub struct StoredObject {
     /// The storage key, such as `/registry/apps/things/ns/name`.
     pub key: Arc<str>,
     /// The revision that created the object.
@@ -32,7 +32,7 @@ pub struct Record {
     api_version: OnceLock<Box<str>>,
 }
 
-impl Record {
+impl StoredObject {
     /// A record as it came from storage.
     pub fn new(key: Arc<str>, create_revision: u64, revision: u64, value: Bytes) -> Self {
         let (object, json, api_version) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
@@ -81,7 +81,7 @@ pub enum Expect {
 
 /// What a transaction does when its demand holds.
 #[derive(Clone, Debug)]
-pub enum Change {
+pub enum TxnChange {
     /// Store these bytes.
     Put(Bytes),
     /// Remove the key.
@@ -96,16 +96,16 @@ pub struct Txn {
     /// The demand.
     pub expect: Expect,
     /// The change.
-    pub change: Change,
+    pub change: TxnChange,
 }
 
 /// What became of a transaction.
 #[derive(Clone, Debug)]
-pub enum Outcome {
+pub enum TxnOutcome {
     /// Durable. The record written, or for a deletion the last state at the deletion's revision.
-    Done(Arc<Record>),
+    Committed(Arc<StoredObject>),
     /// The demand did not hold; this is what the key holds now.
-    Refused(Option<Arc<Record>>),
+    Conflict(Option<Arc<StoredObject>>),
 }
 
 /// Why storage failed.
@@ -185,20 +185,20 @@ pub enum StoreError {
 /// A store of keys with one global revision.
 pub trait Store: Send + Sync + 'static {
     /// Compares and changes one key; resolves once the change is durable and visible to readers and watchers.
-    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<Outcome, StoreError>>;
+    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, StoreError>>;
     /// The same, of which nothing is sent after `deadline`. A store with one writer needs none: what was asked earlier is
     /// written earlier, so a late write still precedes the Lease that somebody else takes after it.
-    fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, Result<Outcome, StoreError>> {
+    fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, Result<TxnOutcome, StoreError>> {
         let _ = deadline;
         self.txn(txn)
     }
     /// Waits until reads show everything that was acknowledged before this call, also by other servers. A store with one
     /// writer always does.
-    fn fresh(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn read_barrier(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(std::future::ready(Ok(())))
     }
     /// The current state of one key.
-    fn get(&self, key: &str) -> Option<Arc<Record>>;
+    fn get(&self, key: &str) -> Option<Arc<StoredObject>>;
     /// Every record under `prefix` whose key is at least `start`, at `revision` or now.
     fn range(&self, prefix: &str, start: Option<&str>, revision: Option<u64>)
     -> Result<Snapshot, StoreError>;

@@ -37,12 +37,12 @@ pub struct Column {
     /// Zero prints always, more only with `-o wide`.
     pub priority: i64,
     /// Where the cell comes from.
-    pub source: Source,
+    pub source: ColumnSource,
 }
 
 /// Where a cell comes from.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub enum ColumnSource {
     /// A JSONPath of a CRD; one that did not parse prints nothing.
     Path(Option<JsonPath>),
     /// Code, for the built-in kinds.
@@ -69,7 +69,7 @@ pub fn custom_columns(version: &Value) -> Vec<Column> {
             format: text("format"),
             description,
             priority: column["priority"].as_i64().unwrap_or_default(),
-            source: Source::Path(JsonPath::parse(&path).ok()),
+            source: ColumnSource::Path(JsonPath::parse(&path).ok()),
         });
     }
     columns
@@ -82,7 +82,7 @@ fn name_column() -> Column {
         format: "name".into(),
         description: "Name must be unique within a namespace; it is what the object is addressed by.".into(),
         priority: 0,
-        source: Source::Code(|object, _| object["metadata"]["name"].clone()),
+        source: ColumnSource::Code(|object, _| object["metadata"]["name"].clone()),
     }
 }
 
@@ -93,7 +93,7 @@ fn age_column() -> Column {
         format: String::new(),
         description: "The time since the object was created.".into(),
         priority: 0,
-        source: Source::Code(|object, now| age(&object["metadata"]["creationTimestamp"], now)),
+        source: ColumnSource::Code(|object, now| age(&object["metadata"]["creationTimestamp"], now)),
     }
 }
 
@@ -152,8 +152,8 @@ pub fn partial_metadata(object: &Value) -> Value {
 impl Column {
     fn cell(&self, object: &Value, now: Timestamp) -> Value {
         let path = match &self.source {
-            Source::Code(code) => return code(object, now),
-            Source::Path(path) => path.as_ref(),
+            ColumnSource::Code(code) => return code(object, now),
+            ColumnSource::Path(path) => path.as_ref(),
         };
         let Some(found) = path.and_then(|path| path.find(object).into_iter().next()) else {
             return Value::Null;
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crd_prints_its_columns_by_type_and_nothing_for_what_is_missing() {
+    fn crd_columns_print_by_type_and_missing_values_are_empty() {
         let version = json!({"additionalPrinterColumns": [
             {"name": "Replicas", "type": "integer", "jsonPath": ".spec.replicas"},
             {"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].status"},
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn built_in_kinds_print_what_people_look_for() {
+    fn built_in_kinds_print_the_columns_of_kubectl() {
         let then = "2026-11-21T09:59:00Z";
         for (group, kind, object, want) in [
             ("", "Namespace", json!({"status": {"phase": "Active"}}), json!(["n", "Active", "60s"])),

@@ -21,7 +21,7 @@ use http::{HeaderMap, Response, header};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::auth::{self, User};
 use crate::kinds::{Backing, Resource};
 use crate::object;
@@ -55,7 +55,7 @@ pub struct Call {
 /// How long a request may take to read what is current and to write, however often it has to begin anew because others
 /// were faster. Less than what lies between the end of one leader's term and the beginning of the next one's
 /// (`operator::leader`), so that no write of the former lands among those of the latter.
-pub const PATIENCE: Duration = Duration::from_secs(6);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(6);
 
 impl Call {
     /// A call the server makes by itself.
@@ -69,7 +69,7 @@ impl Call {
             query: Query { field_manager: "russet-apiserver".into(), ..Query::default() },
             headers: HeaderMap::new(),
             body: Bytes::new(),
-            deadline: Instant::now() + PATIENCE,
+            deadline: Instant::now() + REQUEST_TIMEOUT,
         }
     }
 
@@ -115,7 +115,7 @@ impl Call {
 }
 
 /// Answers a request.
-pub async fn dispatch(api: &Arc<Api>, verb: &str, call: Call) -> Result<Response<Body>> {
+pub async fn dispatch(api: &Arc<ServerState>, verb: &str, call: Call) -> Result<Response<Body>> {
     if call.resource.backing == Backing::Computed {
         if call.shape()? != Shape::Object {
             return Err(Shape::not_acceptable());
@@ -129,7 +129,7 @@ pub async fn dispatch(api: &Arc<Api>, verb: &str, call: Call) -> Result<Response
     // Who names a revision is content with what is at least as new; everybody else sees what was acknowledged before.
     let content = matches!(verb, "get" | "list" | "watch") && !call.query.resource_version.is_empty();
     if !content {
-        api.store.fresh().await.map_err(list::storage_error)?;
+        api.store.read_barrier().await.map_err(list::storage_error)?;
     }
     let subresource = call.subresource.as_str();
     if !subresource.is_empty() && !call.resource.has_subresource(subresource) {
@@ -153,7 +153,7 @@ pub async fn dispatch(api: &Arc<Api>, verb: &str, call: Call) -> Result<Response
 }
 
 /// Whether a write happens in a namespace that takes no new objects.
-fn check_namespace(api: &Api, call: &Call) -> Result<()> {
+fn check_namespace(api: &ServerState, call: &Call) -> Result<()> {
     if !call.resource.namespaced {
         return Ok(());
     }
@@ -184,7 +184,7 @@ fn respond(
     warnings: &[String],
 ) -> Result<Response<Body>> {
     let shape = call.shape()?;
-    let shown = crate::output::shaped(&call.resource, object, shape, &call.query.include_object, true);
+    let shown = crate::output::to_shape(&call.resource, object, shape, &call.query.include_object, true);
     let mut response = crate::output::value(code, &shown);
     crate::output::warn(&mut response, warnings);
     Ok(response)

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::layout::Layout;
-use crate::presence::PresenceArguments;
-use crate::signals::{self, Ending};
+use crate::data_dir::DataDir;
+use crate::mqtt::MqttArguments;
+use crate::signals::{self, StopSignal};
 
 /// What `join` and `agent` have in common.
 #[derive(clap::Args, Clone, Debug)]
@@ -41,7 +41,7 @@ pub struct NodeArguments {
     #[arg(long, env = "RUSSET_HELPER", default_value = russet_agent::helper::SOCKET)]
     pub helper: PathBuf,
     #[command(flatten)]
-    pub presence: PresenceArguments,
+    pub presence: MqttArguments,
     /// Log as JSON.
     #[arg(long)]
     pub json_logs: bool,
@@ -94,7 +94,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
 /// The agent of this machine, which has joined before.
 pub async fn run_node(node: NodeArguments) -> Result<()> {
-    let layout = Layout::open(node.data_dir.clone())?;
+    let layout = DataDir::open(node.data_dir.clone())?;
     let config = russet_agent::AgentConfig {
         data_dir: layout.root().to_owned(),
         node_name: node.name(),
@@ -104,19 +104,19 @@ pub async fn run_node(node: NodeArguments) -> Result<()> {
         engine_binary: node.engine_binary.clone(),
         metrics_listen: node.metrics_listen,
         fabric_tools: node.fabric_tools.clone(),
-        presence: node.presence.config()?,
+        mqtt: node.presence.config()?,
         helper: node.helper.clone(),
     };
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let with_parent = node.exit_with_parent;
     tokio::spawn(async move {
-        let _ = sender.send(signals::ending(with_parent).await);
+        let _ = sender.send(signals::stop_signal(with_parent).await);
     });
     let interrupted = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let seen = interrupted.clone();
     let shutdown = async move {
-        let ending = receiver.await.unwrap_or(Ending::Terminated);
-        seen.store(ending == Ending::Interrupted, std::sync::atomic::Ordering::SeqCst);
+        let ending = receiver.await.unwrap_or(StopSignal::Terminated);
+        seen.store(ending == StopSignal::Interrupted, std::sync::atomic::Ordering::SeqCst);
     };
     russet_agent::run(config, shutdown).await?;
     if interrupted.load(std::sync::atomic::Ordering::SeqCst) {

@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::client::Connection;
-use crate::{documents, resources};
+use crate::{manifests, resources};
 
 /// Between two attempts while the server cannot.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Arguments of `russet apply`.
 #[derive(clap::Args)]
@@ -33,13 +33,13 @@ pub struct Arguments {
 
 /// Applies every object; all are tried, the first failure is the exit.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let objects = documents::read(&arguments.filename)?;
+    let objects = manifests::read(&arguments.filename)?;
     if objects.is_empty() {
         bail!("no objects in {:?}", arguments.filename);
     }
     let client = arguments.connection.client().await?;
-    let writer = arguments.connection.outspoken_client().await?;
-    let mut patience = Patience::new(Duration::from_secs(arguments.timeout_seconds), PAUSE);
+    let writer = arguments.connection.client_without_retry().await?;
+    let mut patience = ApplyRetry::new(Duration::from_secs(arguments.timeout_seconds), RETRY_INTERVAL);
     let mut all = resources::discover(&client).await?;
     let mut failed = 0;
     for document in &objects {
@@ -68,7 +68,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             .header("accept", "application/json")
             .body(serde_json::to_vec(object)?)?;
         let what = format!("{kind} {name}");
-        match patience.ask(&what, async || writer.request::<Value>(request.clone()).await).await {
+        match patience.send(&what, async || writer.request::<Value>(request.clone()).await).await {
             Ok(_) => println!("{}/{name} applied", kind.to_lowercase()),
             Err(error) => {
                 failed += 1;
@@ -87,46 +87,46 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 }
 
 /// With a server that says it cannot just now: its words are told once, and there is an end to it.
-struct Patience {
-    ends: Instant,
-    pause: Duration,
-    told: Vec<String>,
+struct ApplyRetry {
+    deadline: Instant,
+    interval: Duration,
+    reported: Vec<String>,
 }
 
-impl Patience {
-    fn new(whole: Duration, pause: Duration) -> Self {
-        Self { ends: Instant::now() + whole, pause, told: Vec::new() }
+impl ApplyRetry {
+    fn new(whole: Duration, interval: Duration) -> Self {
+        Self { deadline: Instant::now() + whole, interval, reported: Vec::new() }
     }
 
-    async fn ask<T>(
+    async fn send<T>(
         &mut self,
         what: &str,
         request: impl AsyncFn() -> Result<T, kube::Error>,
     ) -> Result<T, kube::Error> {
         loop {
             let answer = request().await;
-            let left = self.ends.saturating_duration_since(Instant::now());
+            let left = self.deadline.saturating_duration_since(Instant::now());
             match &answer {
-                Err(kube::Error::Api(status)) if not_now(status.code) && left > self.pause => {
-                    if self.told.last() != Some(&status.message) {
+                Err(kube::Error::Api(status)) if is_retryable(status.code) && left > self.interval => {
+                    if self.reported.last() != Some(&status.message) {
                         eprintln!(
                             "{what}: the server cannot store it just now: {}; trying again for up to {} s",
                             status.message,
                             left.as_secs()
                         );
-                        self.told.push(status.message.clone());
+                        self.reported.push(status.message.clone());
                     }
                 }
                 _ => return answer,
             }
-            tokio::time::sleep(self.pause).await;
+            tokio::time::sleep(self.interval).await;
         }
     }
 }
 
 /// Whether an answer's code says that the same request may be granted later: too many requests, out of
 /// service, too late, no room.
-fn not_now(code: u16) -> bool {
+fn is_retryable(code: u16) -> bool {
     matches!(code, 429 | 503 | 504 | 507)
 }
 
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_a_server_cannot_just_now_is_told_once_and_tried_again_until_the_end() {
+    async fn retryable_errors_are_reported_once_and_retried() {
         const FULL: (u16, &str) = (503, "the store's disk is full");
         const BUSY: (u16, &str) = (429, "too many requests");
         const WRONG: (u16, &str) = (422, "spec.replicas: must be 64 or less");
@@ -161,10 +161,10 @@ mod tests {
                     Err(kube::Error::Api(Box::new(Status::failure(message, "").with_code(code))))
                 })
             };
-            let mut patience = Patience::new(Duration::from_secs(seconds), Duration::from_millis(1));
-            let answer = patience.ask("Model m", request).await;
+            let mut patience = ApplyRetry::new(Duration::from_secs(seconds), Duration::from_millis(1));
+            let answer = patience.send("Model m", request).await;
             let words = answer.err().map(|error| error.to_string());
-            assert_eq!(patience.told, told, "{story}");
+            assert_eq!(patience.reported, told, "{story}");
             assert_eq!(words.is_some(), ends.is_some(), "{story}: {words:?}");
             assert!(words.unwrap_or_default().contains(ends.unwrap_or_default()), "{story}");
         }

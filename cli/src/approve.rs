@@ -5,11 +5,11 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
-use russet_crds::{Approval, Decision};
+use russet_crds::{Approval, ApprovalDecision};
 use serde_json::json;
 
 use crate::client::Connection;
-use crate::get::lay_out;
+use crate::get::format_table;
 
 /// Arguments of `russet approve` and `russet deny`.
 #[derive(clap::Args)]
@@ -21,7 +21,7 @@ pub struct Arguments {
 }
 
 /// Answers, or lists what is asked.
-pub async fn run(arguments: Arguments, decision: Decision) -> Result<()> {
+pub async fn run(arguments: Arguments, decision: ApprovalDecision) -> Result<()> {
     let Arguments { name, connection } = arguments;
     let client = connection.client().await?;
     let api: Api<Approval> = Api::namespaced(client.clone(), &connection.namespace);
@@ -51,7 +51,7 @@ pub async fn run(arguments: Arguments, decision: Decision) -> Result<()> {
     api.patch(&approval, &PatchParams::default(), &Patch::Merge(patch))
         .await
         .with_context(|| format!("Approval {approval} could not be answered"))?;
-    let word = if decision == Decision::Approved { "approved" } else { "denied" };
+    let word = if decision == ApprovalDecision::Approved { "approved" } else { "denied" };
     println!("approval.russet.dev/{approval} {word} by {me}");
     Ok(())
 }
@@ -75,7 +75,7 @@ fn list(asked: &[Approval], namespace: &str) {
             approval.spec.message.clone(),
         ]
     });
-    print!("{}", lay_out(&std::iter::once(header).chain(rows).collect::<Vec<_>>()));
+    print!("{}", format_table(&std::iter::once(header).chain(rows).collect::<Vec<_>>()));
 }
 
 /// The name by which the server knows whoever asks.

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::client::Connection;
-use entry::Entry;
+use entry::CatalogEntry;
 
 /// Who writes what people ask for, as `russet apply` does.
 const MANAGER: &str = "russet";
@@ -22,13 +22,13 @@ const MANAGER: &str = "russet";
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    action: Action,
+    action: CatalogAction,
     #[command(flatten)]
     connection: Connection,
 }
 
 #[derive(clap::Subcommand)]
-enum Action {
+enum CatalogAction {
     /// List the entries in which every word occurs; without words all of them.
     Search {
         /// Words of a name, a repository, a family or an architecture; `runs` leaves out what this release cannot run.
@@ -57,11 +57,11 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { action, connection } = arguments;
     let entries = entry::all()?;
     match action {
-        Action::Search { words, hub: true } => {
+        CatalogAction::Search { words, hub: true } => {
             print!("{}", hub::search(&words).await?);
         }
-        Action::Search { words, hub: false } => {
-            let found: Vec<&Entry> = entries.iter().filter(|entry| entry.matches(&words)).collect();
+        CatalogAction::Search { words, hub: false } => {
+            let found: Vec<&CatalogEntry> = entries.iter().filter(|entry| entry.matches(&words)).collect();
             if found.is_empty() {
                 bail!(
                     "none of the {} entries has \"{words}\"; use fewer words, or ask the hub: russet catalog search --hub {words}",
@@ -71,9 +71,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             }
             print!("{}", text::table(&found));
         }
-        Action::Show { name } => print!("{}", text::details(entry::named(&entries, &name)?)),
-        Action::Add { name, output } => {
-            let entry = entry::named(&entries, &name)?;
+        CatalogAction::Show { name } => print!("{}", text::details(entry::require(&entries, &name)?)),
+        CatalogAction::Add { name, output } => {
+            let entry = entry::require(&entries, &name)?;
             let model = model(&connection.namespace, &entry.name, &entry.uri());
             if output.is_some() {
                 print!("{}", serde_norway::to_string(&model)?);
@@ -114,11 +114,11 @@ pub async fn add(connection: &Connection, name: &str, model: &Value) -> Result<(
             model["spec"]["source"]["uri"].as_str().unwrap_or_default()
         );
     }
-    declare(&models, name, model).await.with_context(|| format!("Model {namespace}/{name} was not taken"))
+    server_side_apply(&models, name, model).await.with_context(|| format!("Model {namespace}/{name} was not taken"))
 }
 
 /// Server-side apply that takes nobody's fields over.
-pub async fn declare<K>(api: &Api<K>, name: &str, object: &Value) -> Result<()>
+pub async fn server_side_apply<K>(api: &Api<K>, name: &str, object: &Value) -> Result<()>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
 {

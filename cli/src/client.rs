@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use kube::{Client, Config};
 use serde_json::Value;
 
-use crate::layout::Layout;
+use crate::data_dir::DataDir;
 
 /// How a verb finds its cluster.
 #[derive(clap::Args, Clone, Debug)]
@@ -30,8 +30,8 @@ impl Connection {
     }
 
     /// The same, without the minutes of silence in which the client tries again what a server says it cannot just now.
-    pub async fn outspoken_client(&self) -> Result<Client> {
-        tuned_client(&self.path()?, |config| config.default_retry = false).await
+    pub async fn client_without_retry(&self) -> Result<Client> {
+        client_with_config(&self.path()?, |config| config.default_retry = false).await
     }
 
     /// The folder of the kubeconfig; where `russet up` wrote it, everything else it wrote lies there too.
@@ -43,7 +43,7 @@ impl Connection {
         Ok(match (&self.kubeconfig, &self.data_dir, std::env::var_os("KUBECONFIG")) {
             (Some(path), _, _) => path.clone(),
             (None, None, Some(path)) if !path.is_empty() => PathBuf::from(path),
-            (None, data_dir, _) => Layout::at(data_dir.clone())?.admin_kubeconfig(),
+            (None, data_dir, _) => DataDir::resolve(data_dir.clone())?.admin_kubeconfig(),
         })
     }
 }
@@ -51,11 +51,11 @@ impl Connection {
 /// A client for one kubeconfig file. Where the file `servers` beside it lists several API servers, one a
 /// line, each is asked in turn when another cannot be reached.
 pub async fn client_from(path: &Path) -> Result<Client> {
-    tuned_client(path, |_| {}).await
+    client_with_config(path, |_| {}).await
 }
 
-async fn tuned_client(path: &Path, tune: fn(&mut Config)) -> Result<Client> {
-    russet_rpc::api::client(path, tune).await.with_context(|| {
+async fn client_with_config(path: &Path, tune: fn(&mut Config)) -> Result<Client> {
+    russet_rpc::kube_client::client(path, tune).await.with_context(|| {
         format!(
             "no control plane is known here: cannot use {}; start one with `russet up` or name a kubeconfig with --kubeconfig",
             path.display()
@@ -68,7 +68,7 @@ pub fn client_in_pod() -> Result<Client> {
     let mut config = Config::incluster().context(
         "no API server is known: this is no pod with a ServiceAccount; name a kubeconfig with --kubeconfig",
     )?;
-    russet_rpc::api::be_patient(&mut config);
+    russet_rpc::kube_client::set_timeouts(&mut config);
     Client::try_from(config).context("cannot set up the API client")
 }
 

@@ -14,19 +14,19 @@ use russet_crds::names::SOURCES_ROLE;
 use crate::client::Connection;
 
 /// Times that a Role which somebody else changes meanwhile is read anew.
-const TRIES: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 
 /// Arguments of `russet credentials`.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    action: Action,
+    action: CredentialsAction,
     #[command(flatten)]
     connection: Connection,
 }
 
 #[derive(clap::Subcommand)]
-enum Action {
+enum CredentialsAction {
     /// Make a Secret of what is typed, or of one line of standard input for each key, and let nodes fetch with it.
     Add {
         /// Name of the Secret; a Model names it in spec.source.secretRef.
@@ -55,33 +55,33 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let client = connection.client().await?;
     let namespace = connection.namespace.as_str();
     match action {
-        Action::Add { name, keys } => {
+        CredentialsAction::Add { name, keys } => {
             // Asked for first: who gives up here has changed nothing.
-            let values = keys.iter().map(|key| Ok((key.clone(), value(&name, key)?)));
+            let values = keys.iter().map(|key| Ok((key.clone(), prompt_value(&name, key)?)));
             let values = values.collect::<Result<Vec<_>>>()?;
             create(&client, namespace, &name, values).await?;
-            change(&client, namespace, |names| insert(names, &name)).await?;
+            update_role(&client, namespace, |names| insert(names, &name)).await?;
             println!("secret/{name} made; nodes may fetch with it where a Model's source.secretRef names it");
         }
-        Action::Allow { name } => {
+        CredentialsAction::Allow { name } => {
             let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
             let there = secrets.get_metadata_opt(&name).await.context("cannot look for the Secret")?;
             ensure!(
                 there.is_some(),
                 "there is no Secret {namespace}/{name}; make it with `russet credentials add {name} -n {namespace}`"
             );
-            change(&client, namespace, |names| insert(names, &name)).await?;
+            update_role(&client, namespace, |names| insert(names, &name)).await?;
             println!("secret/{name}: nodes may fetch with it where a Model's source.secretRef names it");
         }
-        Action::Forbid { name } => {
-            change(&client, namespace, |names| names.retain(|it| *it != name)).await?;
+        CredentialsAction::Forbid { name } => {
+            update_role(&client, namespace, |names| names.retain(|it| *it != name)).await?;
             println!("secret/{name}: no node may fetch with it; the Secret stays");
         }
-        Action::List => {
+        CredentialsAction::List => {
             let role = roles(&client, namespace).get_opt(SOURCES_ROLE).await;
             let role = role.with_context(|| format!("cannot read Role {namespace}/{SOURCES_ROLE}"))?;
             let names = role.and_then(|role| role.rules).unwrap_or_default();
-            for name in names.iter().filter(|rule| opens(rule)).flat_map(named) {
+            for name in names.iter().filter(|rule| is_sources_rule(rule)).flat_map(secret_names) {
                 println!("{name}");
             }
         }
@@ -94,7 +94,7 @@ fn roles(client: &Client, namespace: &str) -> Api<Role> {
 }
 
 /// A value that nobody looking over the shoulder sees.
-fn value(name: &str, key: &str) -> Result<String> {
+fn prompt_value(name: &str, key: &str) -> Result<String> {
     let terminal = Term::stderr();
     let text = if stdin().is_terminal() && terminal.is_term() {
         terminal
@@ -125,12 +125,12 @@ async fn create(client: &Client, namespace: &str, name: &str, values: Vec<(Strin
 }
 
 /// Changes which Secrets nodes may fetch with.
-async fn change(client: &Client, namespace: &str, change: impl Fn(&mut Vec<String>)) -> Result<()> {
+async fn update_role(client: &Client, namespace: &str, change: impl Fn(&mut Vec<String>)) -> Result<()> {
     let api = roles(client, namespace);
     let what = || format!("cannot change Role {namespace}/{SOURCES_ROLE}");
-    for _ in 0..TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let there = api.get_opt(SOURCES_ROLE).await.with_context(what)?;
-        let role = changed(there.clone(), &change);
+        let role = with_names(there.clone(), &change);
         let params = PostParams::default();
         let written = match &there {
             Some(_) => api.replace(SOURCES_ROLE, &params, &role).await,
@@ -147,12 +147,12 @@ async fn change(client: &Client, namespace: &str, change: impl Fn(&mut Vec<Strin
 }
 
 /// The Role with other names in it; rules that are not about reading named Secrets stay.
-fn changed(there: Option<Role>, change: impl Fn(&mut Vec<String>)) -> Role {
+fn with_names(there: Option<Role>, change: impl Fn(&mut Vec<String>)) -> Role {
     let mut role = there.unwrap_or_default();
     role.metadata.name = Some(SOURCES_ROLE.to_owned());
     let (own, mut rules): (Vec<_>, Vec<_>) =
-        role.rules.take().unwrap_or_default().into_iter().partition(opens);
-    let mut names: Vec<String> = own.iter().flat_map(named).cloned().collect();
+        role.rules.take().unwrap_or_default().into_iter().partition(is_sources_rule);
+    let mut names: Vec<String> = own.iter().flat_map(secret_names).cloned().collect();
     change(&mut names);
     // A rule without names would be about all Secrets.
     if !names.is_empty() {
@@ -177,7 +177,7 @@ fn insert(names: &mut Vec<String>, name: &str) {
 }
 
 /// Whether a rule is about reading named Secrets.
-fn opens(rule: &PolicyRule) -> bool {
+fn is_sources_rule(rule: &PolicyRule) -> bool {
     let is = |words: &Option<Vec<String>>, word: &str| words.as_deref().is_some_and(|words| words == [word]);
     is(&rule.api_groups, "")
         && is(&rule.resources, "secrets")
@@ -185,7 +185,7 @@ fn opens(rule: &PolicyRule) -> bool {
         && rule.resource_names.as_ref().is_some_and(|names| !names.is_empty())
 }
 
-fn named(rule: &PolicyRule) -> impl Iterator<Item = &String> {
+fn secret_names(rule: &PolicyRule) -> impl Iterator<Item = &String> {
     rule.resource_names.iter().flatten()
 }
 
@@ -196,15 +196,15 @@ mod tests {
     use super::*;
 
     fn names(role: &Role) -> Vec<&str> {
-        role.rules.iter().flatten().filter(|rule| opens(rule)).flat_map(named).map(String::as_str).collect()
+        role.rules.iter().flatten().filter(|rule| is_sources_rule(rule)).flat_map(secret_names).map(String::as_str).collect()
     }
 
     #[test]
     fn names_come_and_go_and_other_rules_stay() {
-        let role = changed(None, |names| insert(names, "hf"));
+        let role = with_names(None, |names| insert(names, "hf"));
         assert_eq!((role.name_any().as_str(), names(&role)), ("russet-sources", vec!["hf"]));
-        let role = changed(Some(role), |names| insert(names, "bucket"));
-        let mut role = changed(Some(role), |names| insert(names, "hf"));
+        let role = with_names(Some(role), |names| insert(names, "bucket"));
+        let mut role = with_names(Some(role), |names| insert(names, "hf"));
         assert_eq!(names(&role), ["bucket", "hf"]);
         let other = PolicyRule {
             api_groups: Some(vec![String::new()]),
@@ -213,7 +213,7 @@ mod tests {
             ..PolicyRule::default()
         };
         role.rules.as_mut().unwrap().push(other.clone());
-        let role = changed(Some(role), |names| names.clear());
+        let role = with_names(Some(role), |names| names.clear());
         assert_eq!(role.rules, Some(vec![other]), "a rule without names would be about all Secrets");
     }
 }

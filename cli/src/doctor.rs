@@ -1,8 +1,8 @@
 //! `russet doctor`: what is wrong with a cluster and what to do about it, and with `--prove` whether its machines really
 //! answer, each alone and every two together.
 
-mod look;
-mod prove;
+mod diagnose;
+mod selftest;
 
 use anyhow::{Context, Result, bail};
 use kube::api::ListParams;
@@ -16,7 +16,7 @@ use crate::plan::text::wrap;
 /// Columns of a terminal.
 const WIDTH: usize = 110;
 /// Columns of what is spoken of.
-const SUBJECT: usize = 22;
+const SUBJECT_WIDTH: usize = 22;
 
 /// Arguments of `russet doctor`.
 #[derive(clap::Args)]
@@ -62,11 +62,11 @@ impl Finding {
         };
         // People name things as they like, and a machine may report anything.
         let clean = |text: &str| text.replace(char::is_control, "?");
-        let mut lines = self.words.lines().flat_map(|words| wrap(&clean(words), WIDTH - SUBJECT - 4));
+        let mut lines = self.words.lines().flat_map(|words| wrap(&clean(words), WIDTH - SUBJECT_WIDTH - 4));
         let first = lines.next().unwrap_or_default();
-        let mut text = format!("{mark} {:SUBJECT$} {first}\n", clean(&self.subject));
+        let mut text = format!("{mark} {:SUBJECT_WIDTH$} {first}\n", clean(&self.subject));
         for line in lines {
-            text.push_str(&format!("  {:SUBJECT$}   {line}\n", ""));
+            text.push_str(&format!("  {:SUBJECT_WIDTH$}   {line}\n", ""));
         }
         text
     }
@@ -90,9 +90,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         "API server",
         format!("lists {} nodes in {:.0} ms", nodes.len(), took.as_secs_f64() * 1e3),
     )];
-    findings.extend(look::nodes(&nodes));
-    findings.extend(look::models(&models.items, &copies.items));
-    findings.extend(look::deployments(&deployments.items));
+    findings.extend(diagnose::nodes(&nodes));
+    findings.extend(diagnose::models(&models.items, &copies.items));
+    findings.extend(diagnose::deployments(&deployments.items));
     for finding in &findings {
         print!("{}", finding.show());
     }
@@ -101,7 +101,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
         };
         let ready: Vec<String> = nodes.iter().filter(ready).map(|node| node.name_any()).collect();
-        findings.extend(prove::prove(&client, &arguments.connection.namespace, &ready).await?);
+        findings.extend(selftest::run(&client, &arguments.connection.namespace, &ready).await?);
     }
     let bad = findings.iter().filter(|finding| finding.mark == Mark::Bad).count();
     if bad > 0 {

@@ -26,7 +26,7 @@ pub struct Arguments {
 }
 
 /// A group by namespace and name.
-type Key = (String, String);
+type GroupKey = (String, String);
 
 /// Drains, with a line for every group that has moved.
 pub async fn run(arguments: Arguments) -> Result<()> {
@@ -39,7 +39,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let mut last = String::new();
     loop {
         // A control plane that restarts is waited for as well.
-        let (drained, message) = match look(&client, &node, &mut here).await {
+        let (drained, message) = match poll(&client, &node, &mut here).await {
             Ok(seen) => seen,
             Err(error) => (false, format!("{error:#}")),
         };
@@ -61,21 +61,21 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 }
 
 /// Whether the node is empty and what it says; groups that left since the last look are told of.
-async fn look(client: &Client, node: &str, here: &mut BTreeMap<Key, String>) -> Result<(bool, String)> {
+async fn poll(client: &Client, node: &str, here: &mut BTreeMap<GroupKey, String>) -> Result<(bool, String)> {
     let shards: Api<Shard> = Api::all(client.clone());
     let groups: Api<ShardGroup> = Api::all(client.clone());
     let deployments: Api<ModelDeployment> = Api::all(client.clone());
     let params = Default::default();
     let (shards, groups, deployments) =
         tokio::try_join!(shards.list(&params), groups.list(&params), deployments.list(&params))?;
-    let deployment_of = |key: &Key| {
+    let deployment_of = |key: &GroupKey| {
         let group = groups
             .items
             .iter()
             .find(|group| group.namespace().as_deref() == Some(&key.0) && group.name_any() == key.1);
         group.map(|group| group.spec.deployment_ref.name.clone())
     };
-    let now: BTreeMap<Key, String> = shards
+    let now: BTreeMap<GroupKey, String> = shards
         .items
         .iter()
         .filter(|shard| shard.spec.node_name == node)
@@ -86,7 +86,7 @@ async fn look(client: &Client, node: &str, here: &mut BTreeMap<Key, String>) -> 
         })
         .collect();
     for ((namespace, group), deployment) in here.iter().filter(|(key, _)| !now.contains_key(*key)) {
-        println!("shardgroup/{group} moved: {}", whereto(&groups.items, namespace, deployment));
+        println!("shardgroup/{group} moved: {}", destinations(&groups.items, namespace, deployment));
     }
     here.clone_from(&now);
 
@@ -115,7 +115,7 @@ async fn look(client: &Client, node: &str, here: &mut BTreeMap<Key, String>) -> 
 }
 
 /// Where the groups of a deployment are now.
-fn whereto(groups: &[ShardGroup], namespace: &str, deployment: &str) -> String {
+fn destinations(groups: &[ShardGroup], namespace: &str, deployment: &str) -> String {
     let living = groups.iter().filter(|group| {
         group.namespace().as_deref() == Some(namespace)
             && group.spec.deployment_ref.name == deployment

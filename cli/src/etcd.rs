@@ -71,20 +71,20 @@ mod tests {
     use super::*;
 
     #[derive(clap::Parser)]
-    struct Line {
+    struct EtcdFlags {
         #[command(flatten)]
         etcd: EtcdArguments,
     }
 
     #[test]
-    fn a_child_is_told_what_its_parent_was() {
+    fn child_process_gets_the_flags_of_its_parent() {
         let line = "russet --etcd-endpoints https://a:1,https://b:2 --etcd-cafile ca --etcd-certfile c --etcd-keyfile k";
-        let told = Line::try_parse_from(line.split(' ')).unwrap().etcd;
+        let told = EtcdFlags::try_parse_from(line.split(' ')).unwrap().etcd;
         let flags = [vec!["russet".to_owned()], told.to_flags()].concat();
-        let heard = Line::try_parse_from(flags).unwrap().etcd;
+        let heard = EtcdFlags::try_parse_from(flags).unwrap().etcd;
         assert_eq!(format!("{heard:?}"), format!("{told:?}"));
         assert_eq!(heard.config().unwrap().endpoints, ["https://a:1", "https://b:2"]);
-        assert!(Line::try_parse_from(["russet"]).unwrap().etcd.config().is_none());
-        assert!(Line::try_parse_from("russet --etcd-certfile c".split(' ')).is_err());
+        assert!(EtcdFlags::try_parse_from(["russet"]).unwrap().etcd.config().is_none());
+        assert!(EtcdFlags::try_parse_from("russet --etcd-certfile c".split(' ')).is_err());
     }
 }

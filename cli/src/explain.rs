@@ -12,7 +12,7 @@ use russet_crds::ModelDeployment;
 use russet_plan::proposal::propose;
 
 use crate::client::Connection;
-use crate::plan::{listed, text};
+use crate::plan::{read_server, text};
 
 /// Arguments of `russet explain`.
 #[derive(clap::Args)]
@@ -26,7 +26,7 @@ pub struct Arguments {
 /// Prints the explanation.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { name, connection } = arguments;
-    let cluster = listed(&connection).await?.cluster();
+    let cluster = read_server(&connection).await?.cluster();
     let api = Api::<DeserializeGuard<ModelDeployment>>::all(connection.client().await?);
     let all = api.list(&ListParams::default()).await.context("the deployments could not be listed")?;
     // All of them are asked about, since what waits is placed together.

@@ -14,10 +14,10 @@ use kube::core::DeserializeGuard;
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
 use russet_crds::{FabricPort, InferenceNode, InferenceNodeStatus, LinkMeasured};
-use russet_plan::fabric::{network, show_bits, wish};
+use russet_plan::fabric::{address_plan, show_bits, network_spec};
 
 use crate::client::Connection;
-use crate::get::lay_out;
+use crate::get::format_table;
 use crate::plan::text::wrap;
 
 /// Columns a terminal has at least.
@@ -27,11 +27,11 @@ const WIDTH: usize = 100;
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    verb: Verb,
+    verb: FabricVerb,
 }
 
 #[derive(clap::Subcommand)]
-enum Verb {
+enum FabricVerb {
     /// Show the ports, where their cables lead, and what keeps RDMA from each.
     Show {
         /// Name of the node; without it all of them.
@@ -42,7 +42,7 @@ enum Verb {
     /// Show what to change in the machines' networks so that RDMA can run over every cable.
     Plan {
         /// Where networks for cables come from: the first address of 4096.
-        #[arg(long, default_value_t = network::RANGE)]
+        #[arg(long, default_value_t = address_plan::DEFAULT_RANGE)]
         range: Ipv4Addr,
         #[command(flatten)]
         connection: Connection,
@@ -50,30 +50,30 @@ enum Verb {
     /// Have the machines make these changes, by their root helpers, and wait until they have.
     Apply {
         /// Where networks for cables come from: the first address of 4096.
-        #[arg(long, default_value_t = network::RANGE)]
+        #[arg(long, default_value_t = address_plan::DEFAULT_RANGE)]
         range: Ipv4Addr,
         /// Have the changes outlast restarts of the machines.
         #[arg(long)]
         keep: bool,
         #[command(flatten)]
-        asking: apply::Asking,
+        asking: apply::ApplyOptions,
     },
     /// Have the machines take back all that was applied, and wait until they have.
     Revert {
         #[command(flatten)]
-        asking: apply::Asking,
+        asking: apply::ApplyOptions,
     },
 }
 
 /// Prints what was asked for.
 pub async fn run(arguments: Arguments) -> Result<()> {
     match arguments.verb {
-        Verb::Show { node, connection } => print!("{}", show(&nodes(&connection, node).await?)),
-        Verb::Plan { range, connection } => print!("{}", plan(&nodes(&connection, None).await?, range)?),
-        Verb::Apply { range, keep, asking } => {
+        FabricVerb::Show { node, connection } => print!("{}", show(&nodes(&connection, node).await?)),
+        FabricVerb::Plan { range, connection } => print!("{}", plan(&nodes(&connection, None).await?, range)?),
+        FabricVerb::Apply { range, keep, asking } => {
             apply::apply(&nodes(&asking.connection, None).await?, range, keep, &asking).await?;
         }
-        Verb::Revert { asking } => apply::revert(&nodes(&asking.connection, None).await?, &asking).await?,
+        FabricVerb::Revert { asking } => apply::revert(&nodes(&asking.connection, None).await?, &asking).await?,
     }
     Ok(())
 }
@@ -98,8 +98,8 @@ async fn nodes(connection: &Connection, node: Option<String>) -> Result<Vec<Arc<
 fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
     let known: BTreeMap<_, _> =
         nodes.iter().filter_map(|node| Some((node.name_any(), node.status.clone()?))).collect();
-    let changes = network::changes(&known, range)?;
-    let orders = known.iter().filter(|(_, status)| wish::goes_over_cable(status));
+    let changes = address_plan::changes(&known, range)?;
+    let orders = known.iter().filter(|(_, status)| network_spec::routes_internet_over_cable(status));
     let orders: Vec<&str> = orders.map(|(name, _)| name.as_str()).collect();
     if changes.is_empty() && orders.is_empty() {
         return Ok(
@@ -133,7 +133,7 @@ fn show(nodes: &[Arc<InferenceNode>]) -> String {
     for node in nodes {
         let Some(status) = &node.status else { continue };
         let name = node.name_any();
-        lines.extend(status.ports.iter().map(|port| row(&name, port, status)));
+        lines.extend(status.ports.iter().map(|port| port_row(&name, port, status)));
         if let Some(health) = get(&status.conditions, Type::FabricHealthy) {
             let mark = if health.status == "True" { "✓" } else { "✗" };
             said.push_str(&format!("\n{mark} {name}: {}\n", health.reason));
@@ -149,10 +149,10 @@ fn show(nodes: &[Arc<InferenceNode>]) -> String {
     if lines.len() == 1 {
         return "no node has a port that a cable could join to another machine\n".to_owned();
     }
-    lay_out(&lines) + &said
+    format_table(&lines) + &said
 }
 
-fn row(node: &str, port: &FabricPort, status: &InferenceNodeStatus) -> Vec<String> {
+fn port_row(node: &str, port: &FabricPort, status: &InferenceNodeStatus) -> Vec<String> {
     let link = status.links.iter().find(|link| link.interface == port.interface);
     let peer = port.peers.first();
     let nothing = || "-".to_owned();
@@ -278,6 +278,6 @@ mod tests {
             ),
             "{planned}"
         );
-        assert!(plan(&pair[..1], network::RANGE).unwrap().starts_with("nothing to change"));
+        assert!(plan(&pair[..1], address_plan::DEFAULT_RANGE).unwrap().starts_with("nothing to change"));
     }
 }

@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 use kube::Client;
 use russet_gateway::GatewayConfig;
 use russet_gateway::listen::ServerFiles;
-use russet_rpc::api;
-use russet_rpc::tls::{Files, folder};
+use russet_rpc::kube_client;
+use russet_rpc::tls::{TlsFiles, identity_dir};
 
-use crate::certify;
+use crate::gateway_certificate;
 use crate::client::client_in_pod;
-use crate::layout::Layout;
+use crate::data_dir::DataDir;
 use crate::signals;
 
 /// Arguments of `russet gateway`.
@@ -64,9 +64,9 @@ impl CertificateArguments {
 /// Serves until a signal.
 pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("gateway", arguments.json_logs);
-    let layout = Layout::at(arguments.data_dir)?;
+    let layout = DataDir::resolve(arguments.data_dir)?;
     let (client, asked) = connect(&layout, arguments.kubeconfig).await?;
-    let identity = Files::in_dir(&layout.gateway());
+    let identity = TlsFiles::in_dir(&layout.gateway());
     // Better than none where the cluster signed it: it names `gateway.russet.dev`.
     let signed = asked.then(|| ServerFiles { cert: identity.cert.clone(), key: identity.key.clone() });
     let config = GatewayConfig {
@@ -76,7 +76,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         ..GatewayConfig::new(client, identity, ([127, 0, 0, 1], 0).into())
     };
     let shutdown = async move {
-        signals::ending(arguments.exit_with_parent).await;
+        signals::stop_signal(arguments.exit_with_parent).await;
     };
     russet_gateway::run(config, prometheus::Registry::new(), Arc::new(AtomicBool::new(false)), shutdown)
         .await?;
@@ -86,19 +86,19 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 /// A client as the gateway. On a control plane of `russet serve` its identity lies in its folder;
 /// elsewhere a kubeconfig or the pod's ServiceAccount says who it is, and the certificate that engines
 /// know it by is asked for and renewed here; the second value says whether it is.
-async fn connect(layout: &Layout, kubeconfig: Option<PathBuf>) -> Result<(Client, bool)> {
-    let kept = layout.gateway().join(folder::KUBECONFIG);
+async fn connect(layout: &DataDir, kubeconfig: Option<PathBuf>) -> Result<(Client, bool)> {
+    let kept = layout.gateway().join(identity_dir::KUBECONFIG);
     let client = match kubeconfig {
-        Some(path) => api::client(&path, |_| {}).await?,
+        Some(path) => kube_client::client(&path, |_| {}).await?,
         None if kept.exists() || std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() => {
-            let client = api::client(&kept, |_| {}).await.context(
+            let client = kube_client::client(&kept, |_| {}).await.context(
                 "no control plane is known here; start one with `russet up`, or name a kubeconfig with --kubeconfig",
             )?;
             return Ok((client, false));
         }
         None => client_in_pod()?,
     };
-    certify::ensure(&client, &layout.gateway()).await?;
-    tokio::spawn(certify::keep(client.clone(), layout.gateway()));
+    gateway_certificate::ensure(&client, &layout.gateway()).await?;
+    tokio::spawn(gateway_certificate::run(client.clone(), layout.gateway()));
     Ok((client, true))
 }

@@ -43,7 +43,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             None => resource.collection(namespace),
         };
         if let Some(selector) = &arguments.selector {
-            path.push_str(&format!("?labelSelector={}", encode(selector)));
+            path.push_str(&format!("?labelSelector={}", percent_encode(selector)));
         }
         match arguments.output.as_str() {
             "table" | "wide" => {
@@ -58,10 +58,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                     print!("{text}");
                 }
             }
-            "json" => println!("{}", serde_json::to_string_pretty(&plain(&client, &path).await?)?),
+            "json" => println!("{}", serde_json::to_string_pretty(&without_managed_fields(&client, &path).await?)?),
             "yaml" => {
                 let between = if index > 0 { "---\n" } else { "" };
-                print!("{between}{}", serde_norway::to_string(&plain(&client, &path).await?)?);
+                print!("{between}{}", serde_norway::to_string(&without_managed_fields(&client, &path).await?)?);
             }
             other => bail!("output \"{other}\" is not known; use table, wide, yaml or json"),
         }
@@ -69,7 +69,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-async fn plain(client: &kube::Client, path: &str) -> Result<Value> {
+async fn without_managed_fields(client: &kube::Client, path: &str) -> Result<Value> {
     let mut object = client::get_json(client, path, "application/json").await?;
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("managedFields");
@@ -83,7 +83,7 @@ async fn plain(client: &kube::Client, path: &str) -> Result<Value> {
 }
 
 /// Percent-encodes a query value.
-pub fn encode(value: &str) -> String {
+pub fn percent_encode(value: &str) -> String {
     value
         .bytes()
         .map(|byte| match byte {
@@ -121,11 +121,11 @@ pub fn render(table: &Value, wide: bool, with_namespace: bool) -> String {
         }
         lines.push(line);
     }
-    lay_out(&lines)
+    format_table(&lines)
 }
 
 /// Lays lines of equally many cells out in columns, three spaces apart.
-pub fn lay_out(lines: &[Vec<String>]) -> String {
+pub fn format_table(lines: &[Vec<String>]) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..lines.first().map_or(0, Vec::len)).map(width).collect();
     let mut text = String::new();
@@ -161,6 +161,6 @@ mod tests {
             "NAME            READY\nchat            True\na-longer-name   <none>\n"
         );
         assert!(render(&table, true, false).contains("MESSAGE"));
-        assert_eq!(encode("a=b,c in (d)"), "a%3Db%2Cc%20in%20%28d%29");
+        assert_eq!(percent_encode("a=b,c in (d)"), "a%3Db%2Cc%20in%20%28d%29");
     }
 }

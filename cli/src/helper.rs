@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use russet_agent::hardware;
-use russet_agent::helper::{Answer, Helper, Machine, Policy, Request, SOCKET, STATE, Socket, ask};
+use russet_agent::helper::{HelperReply, Helper, HostController, HelperPolicy, HelperRequest, SOCKET, STATE, HelperSocket, send_request};
 
 use crate::service;
 use crate::signals;
@@ -51,42 +51,42 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         "only root may change a machine's network: sudo russet helper"
     );
     if arguments.revert
-        && let Ok(answer) = ask(&arguments.socket, &Request::Revert {}).await
+        && let Ok(answer) = send_request(&arguments.socket, &HelperRequest::Revert {}).await
     {
-        return tell(answer);
+        return print_reverted(answer);
     }
     russet_telemetry::logs::init("helper", arguments.json_logs);
-    let machine = hardware::Machine::measure().context("this machine's hardware cannot be read")?;
-    let policy = Policy { wired_percent: arguments.allow_wired_limit, memory: machine.memory };
-    let plays = Machine::new(arguments.tools, arguments.interface_prefix);
+    let machine = hardware::Hardware::measure().context("this machine's hardware cannot be read")?;
+    let policy = HelperPolicy { wired_percent: arguments.allow_wired_limit, memory: machine.memory };
+    let plays = HostController::new(arguments.tools, arguments.interface_prefix);
     let mut helper = Helper::open(plays, policy, &arguments.state, &machine.boot_id)?;
-    helper.begin().await?;
+    helper.resume_after_boot().await?;
     if arguments.revert {
-        return tell(helper.revert().await);
+        return print_reverted(helper.revert().await);
     }
-    let user = number(&arguments.user)?;
-    let socket = Socket::bind(&arguments.socket, user)?;
+    let user = user_id(&arguments.user)?;
+    let socket = HelperSocket::bind(&arguments.socket, user)?;
     tracing::info!(socket = %arguments.socket.display(), user = arguments.user, "the root helper answers");
     let with_parent = arguments.exit_with_parent;
     helper
         .serve(socket, async {
-            signals::ending(with_parent).await;
+            signals::stop_signal(with_parent).await;
         })
         .await;
     Ok(())
 }
 
-fn tell(answer: Answer) -> Result<()> {
+fn print_reverted(answer: HelperReply) -> Result<()> {
     match answer {
-        Answer::Done { changed, .. } if changed.is_empty() => println!("nothing was to be taken back"),
-        Answer::Done { changed, .. } => println!("{}", changed.join("\n")),
-        Answer::Refused { why } | Answer::Failed { why } => bail!("not all could be taken back: {why}"),
+        HelperReply::Done { changed, .. } if changed.is_empty() => println!("nothing was to be taken back"),
+        HelperReply::Done { changed, .. } => println!("{}", changed.join("\n")),
+        HelperReply::Refused { why } | HelperReply::Failed { why } => bail!("not all could be taken back: {why}"),
     }
     Ok(())
 }
 
 /// The number of a user.
-fn number(user: &str) -> Result<u32> {
+fn user_id(user: &str) -> Result<u32> {
     if let Ok(number) = user.parse() {
         return Ok(number);
     }
@@ -107,13 +107,13 @@ mod tests {
 
     #[test]
     fn users_are_names_or_numbers() {
-        assert_eq!((number("4321").unwrap(), number("root").unwrap()), (4321, 0));
+        assert_eq!((user_id("4321").unwrap(), user_id("root").unwrap()), (4321, 0));
         for (user, words) in [
             ("-u", "no name of a user"),
             ("a b", "no name of a user"),
             ("nobody-of-russet", "there is no user"),
         ] {
-            let error = number(user).unwrap_err().to_string();
+            let error = user_id(user).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
     }

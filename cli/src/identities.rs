@@ -7,23 +7,23 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use russet_agent::Access;
-use russet_agent::join::identity::{Identity, Material, kubeconfig};
+use russet_agent::join::identity::{NodeIdentity, Material, kubeconfig};
 use russet_apiserver::auth::MASTERS;
 use russet_apiserver::pki;
-use russet_rpc::tls::{self, folder};
+use russet_rpc::tls::{self, identity_dir};
 
-use crate::layout;
+use crate::data_dir;
 
 /// Days an identity is good for, as those of nodes.
 const DAYS: i64 = 30;
 /// Days the administrator's kubeconfig is good for: people copy it.
 const ADMIN_DAYS: i64 = 365;
 /// Between two looks at their age.
-const LOOK: Duration = Duration::from_secs(3600);
+const POLL_INTERVAL: Duration = Duration::from_secs(3600);
 /// Two thirds of the life of an identity.
-const RENEWED_AFTER: Duration = Duration::from_secs(20 * 24 * 3600);
+const RENEW_AFTER: Duration = Duration::from_secs(20 * 24 * 3600);
 /// Between two tries when the disk is full, say.
-const RETRY: Duration = Duration::from_secs(600);
+const RETRY_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Who is given identities, and where.
 pub struct Identities {
@@ -50,17 +50,17 @@ impl Identities {
     }
 
     /// Makes them anew for ever, in time.
-    pub async fn keep(self) {
+    pub async fn run(self) {
         let mut made = SystemTime::now();
         loop {
             // Looked at by the wall clock: the other one stands still while a machine sleeps.
-            tokio::time::sleep(LOOK).await;
-            if made.elapsed().is_ok_and(|age| age < RENEWED_AFTER) {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            if made.elapsed().is_ok_and(|age| age < RENEW_AFTER) {
                 continue;
             }
             while let Err(error) = self.issue() {
                 tracing::warn!(error = format!("{error:#}"), "identities could not be renewed; tried again");
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
             made = SystemTime::now();
             tracing::info!("the identities of operator and gateway were renewed");
@@ -70,14 +70,14 @@ impl Identities {
     /// The identity of this machine's node, unless it has a good one: from then on its agent renews it. One with
     /// which this machine once joined has a life, and a control plane's own node has none.
     pub fn local_node(&self, dir: &Path, node: &str) -> Result<()> {
-        layout::make_private(dir)?;
+        data_dir::make_private(dir)?;
         let servers = [self.server.clone()];
         let ca = self.authority.cert_pem();
-        if let Ok(Some(kept)) = Identity::load(dir)
+        if let Ok(Some(kept)) = NodeIdentity::load(dir)
             && kept.node == node
-            && kept.is_good().unwrap_or(false)
+            && kept.is_valid().unwrap_or(false)
             && kept.server_ca_pem().is_ok_and(|kept| kept == ca)
-            && !has_life(&kept)
+            && !is_from_join(&kept)
         {
             kept.with_servers(&servers)?;
             return Ok(());
@@ -86,28 +86,28 @@ impl Identities {
         let (certificate, key) =
             self.authority.issue_peer(&tls::node_user(node), &[tls::NODES_GROUP], &names, DAYS)?;
         let material = Material { certificate: &certificate, key: &key, ca, server_ca: ca, token: None };
-        Identity::store(dir, node, &servers, &material)?;
+        NodeIdentity::store(dir, node, &servers, &material)?;
         Ok(())
     }
 
     fn component(&self, dir: &Path, user: &str, names: &[String]) -> Result<()> {
-        layout::make_private(dir)?;
+        data_dir::make_private(dir)?;
         let (certificate, key) = self.authority.issue_peer(user, &[], names, DAYS)?;
         let kubeconfig = kubeconfig("russet", &self.server, Access::Certificate);
         let files: [(&str, &[u8]); 5] = [
-            (folder::CERTIFICATE, certificate.as_bytes()),
-            (folder::KEY, key.as_bytes()),
-            (folder::CA, self.authority.cert_pem().as_bytes()),
-            (folder::SERVER_CA, self.authority.cert_pem().as_bytes()),
-            (folder::KUBECONFIG, kubeconfig.as_bytes()),
+            (identity_dir::CERTIFICATE, certificate.as_bytes()),
+            (identity_dir::KEY, key.as_bytes()),
+            (identity_dir::CA, self.authority.cert_pem().as_bytes()),
+            (identity_dir::SERVER_CA, self.authority.cert_pem().as_bytes()),
+            (identity_dir::KUBECONFIG, kubeconfig.as_bytes()),
         ];
-        folder::publish(dir, &files)
+        identity_dir::publish(dir, &files)
             .with_context(|| format!("cannot write the identity in {}", dir.display()))
     }
 }
 
-fn has_life(identity: &Identity) -> bool {
-    std::fs::read_to_string(identity.folder.join(folder::CERTIFICATE)).is_ok_and(|pem| {
+fn is_from_join(identity: &NodeIdentity) -> bool {
+    std::fs::read_to_string(identity.folder.join(identity_dir::CERTIFICATE)).is_ok_and(|pem| {
         pki::certificate(&pem).and_then(|it| pki::subject(&it)).is_ok_and(|it| !it.uid.is_empty())
     })
 }
@@ -132,7 +132,7 @@ mod tests {
         let agent = dir.path().join("agent");
         let made = || {
             identities.local_node(&agent, "a").unwrap();
-            std::fs::read_to_string(agent.join(folder::CERTIFICATE)).unwrap()
+            std::fs::read_to_string(agent.join(identity_dir::CERTIFICATE)).unwrap()
         };
         let first = made();
         assert_eq!(made(), first, "it is kept");
@@ -146,8 +146,8 @@ mod tests {
         let joined = params.signed_by(&key, &issuer).unwrap().pem();
         let (key, ca) = (key.serialize_pem(), authority.cert_pem());
         let material = Material { certificate: &joined, key: &key, ca, server_ca: ca, token: None };
-        Identity::store(&agent, "a", std::slice::from_ref(&identities.server), &material).unwrap();
-        assert!(has_life(&Identity::load(&agent).unwrap().unwrap()));
+        NodeIdentity::store(&agent, "a", std::slice::from_ref(&identities.server), &material).unwrap();
+        assert!(is_from_join(&NodeIdentity::load(&agent).unwrap().unwrap()));
         let anew = made();
         assert_ne!(anew, joined);
         assert_eq!(pki::subject(&pki::certificate(&anew).unwrap()).unwrap().uid, "");

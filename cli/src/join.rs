@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::agent::{self, NodeArguments};
-use crate::layout::Layout;
+use crate::data_dir::DataDir;
 
 /// Arguments of `russet join`.
 #[derive(clap::Args)]
@@ -37,7 +37,7 @@ enum Access {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { servers, token, access, no_agent, node } = arguments;
     russet_telemetry::logs::init("agent", node.json_logs);
-    let layout = Layout::open(node.data_dir.clone())?;
+    let layout = DataDir::open(node.data_dir.clone())?;
     let identity = russet_agent::join(russet_agent::JoinConfig {
         servers,
         token,

@@ -15,13 +15,13 @@ use crate::get;
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    action: Action,
+    action: KeyAction,
     #[command(flatten)]
     connection: Connection,
 }
 
 #[derive(clap::Subcommand)]
-enum Action {
+enum KeyAction {
     /// Make a key and print it, once. From the first key on, nobody is answered without one.
     Create {
         /// Name of the AccessKey; logs and metrics show it.
@@ -67,7 +67,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let client = connection.client().await?;
     let namespace = connection.namespace;
     match action {
-        Action::Create {
+        KeyAction::Create {
             name,
             requests_per_minute,
             priority,
@@ -91,7 +91,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             };
             create(client, &namespace, &name, spec).await
         }
-        Action::List { all_namespaces } => {
+        KeyAction::List { all_namespaces } => {
             let path = match all_namespaces {
                 true => "/apis/russet.dev/v1alpha1/accesskeys".to_owned(),
                 false => format!("/apis/russet.dev/v1alpha1/namespaces/{namespace}/accesskeys"),
@@ -101,7 +101,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             print!("{}", get::render(&table, false, all_namespaces));
             Ok(())
         }
-        Action::Revoke { name } => revoke(client, &namespace, &name).await,
+        KeyAction::Revoke { name } => revoke(client, &namespace, &name).await,
     }
 }
 

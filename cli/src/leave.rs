@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
-use crate::layout::Layout;
+use crate::data_dir::DataDir;
 
 /// Arguments of `russet leave`.
 #[derive(clap::Args)]
@@ -27,7 +27,7 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { data_dir, force, purge, helper } = arguments;
     russet_telemetry::logs::init("leave", false);
-    let layout = Layout::at(data_dir)?;
+    let layout = DataDir::resolve(data_dir)?;
     if layout.serve().exists() {
         bail!(
             "{} is the folder of a control plane, whose own node cannot leave it; start it with `russet up --no-agent`",

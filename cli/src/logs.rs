@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::layout::Layout;
+use crate::data_dir::DataDir;
 
 /// Arguments of `russet logs`.
 #[derive(clap::Args)]
@@ -26,7 +26,7 @@ pub struct Arguments {
 
 /// Prints a log, or the list of logs.
 pub fn run(arguments: Arguments) -> Result<()> {
-    let layout = Layout::at(arguments.data_dir)?;
+    let layout = DataDir::resolve(arguments.data_dir)?;
     let all = list(&layout);
     let Some(name) = arguments.name else {
         for (name, path) in all {
@@ -54,7 +54,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-fn list(layout: &Layout) -> Vec<(String, PathBuf)> {
+fn list(layout: &DataDir) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(layout.logs()).into_iter().flatten().flatten() {
         let path = entry.path();

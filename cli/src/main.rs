@@ -4,17 +4,17 @@
 mod agent;
 mod apply;
 mod approve;
-mod candidate;
+mod leader_identity;
 mod catalog;
-mod certify;
+mod gateway_certificate;
 mod client;
 mod cordon;
 mod credentials;
 mod delete;
 mod describe;
-mod descriptors;
+mod fd_limit;
 mod doctor;
-mod documents;
+mod manifests;
 mod drain;
 mod etcd;
 mod explain;
@@ -25,13 +25,13 @@ mod helper;
 mod identities;
 mod join;
 mod key;
-mod layout;
+mod data_dir;
 mod leave;
-mod logged;
+mod log_rotation;
 mod logs;
 mod operator;
 mod plan;
-mod presence;
+mod mqtt;
 mod resources;
 mod run;
 mod serve;
@@ -42,7 +42,7 @@ mod up;
 mod wait;
 
 use clap::{Parser, Subcommand};
-use russet_crds::Decision;
+use russet_crds::ApprovalDecision;
 
 /// A control plane for local LLM clusters.
 #[derive(Parser)]
@@ -126,8 +126,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> std::process::ExitCode {
     // Ring is the one provider; the call only fails when it has been made before.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    descriptors::raise();
-    logged::keep_short();
+    fd_limit::raise();
+    log_rotation::start();
     let arguments = Arguments::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -152,8 +152,8 @@ fn main() -> std::process::ExitCode {
             Verb::Catalog(arguments) => catalog::run(arguments).await,
             Verb::Run(arguments) => run::run(arguments).await,
             Verb::Explain(arguments) => explain::run(arguments).await,
-            Verb::Approve(arguments) => approve::run(arguments, Decision::Approved).await,
-            Verb::Deny(arguments) => approve::run(arguments, Decision::Denied).await,
+            Verb::Approve(arguments) => approve::run(arguments, ApprovalDecision::Approved).await,
+            Verb::Deny(arguments) => approve::run(arguments, ApprovalDecision::Denied).await,
             Verb::Delete(arguments) => delete::run(arguments).await,
             Verb::Describe(arguments) => describe::run(arguments).await,
             Verb::Cordon(arguments) => cordon::run(arguments).await,

@@ -8,10 +8,10 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use kube::Client;
-use russet_operator::Watched;
+use russet_operator::LeaderCaches;
 use russet_telemetry::admin::{Page, Pages};
 
-use crate::candidate::Candidate;
+use crate::leader_identity::LeaderIdentity;
 use crate::client::{client_from, client_in_pod};
 use crate::signals;
 
@@ -42,7 +42,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let client = connect(arguments.kubeconfig).await?;
     let registry = prometheus::Registry::new();
     let ready = Arc::new(AtomicBool::new(false));
-    let watched = Watched::default();
+    let watched = LeaderCaches::default();
     let listen = arguments.metrics_listen;
     let metrics = tokio::net::TcpListener::bind(listen)
         .await
@@ -55,10 +55,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     ));
     tracing::info!(metrics = %listen, "the operator starts");
     let identity = arguments.identity.filter(|name| !name.is_empty());
-    let identity = identity.unwrap_or_else(|| Candidate::passing().identity);
-    let credential = russet_operator::accounts::Credential::Account;
+    let identity = identity.unwrap_or_else(|| LeaderIdentity::ephemeral().identity);
+    let credential = russet_operator::node_accounts::Credential::Account;
     let result = russet_operator::run(client, &identity, credential, registry, watched, ready, async {
-        signals::ending(arguments.exit_with_parent).await;
+        signals::stop_signal(arguments.exit_with_parent).await;
     })
     .await;
     metrics.abort();
@@ -66,7 +66,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 }
 
 /// `/targets`: where agents and engines show their metrics, for Prometheus' HTTP service discovery.
-pub fn pages(watched: &Watched) -> Pages {
+pub fn pages(watched: &LeaderCaches) -> Pages {
     let watched = watched.clone();
     Arc::new(move |path| {
         let watched = watched.clone();

@@ -9,13 +9,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use russet_crds::{GROUP, VERSION};
-use russet_plan::described::{Described, KINDS, Origin};
-use russet_plan::place::Removal;
-use russet_plan::proposal::{Proposal, Replica, propose};
+use russet_plan::manifests::{ManifestSet, KINDS, ManifestOrigin};
+use russet_plan::placement::RemovalReason;
+use russet_plan::proposal::{Proposal, ProposedReplica, propose};
 use serde_json::{Value, json};
 
 use crate::client::{self, Connection};
-use crate::documents::{self, Document, is_standard_input};
+use crate::manifests::{self, Document, is_standard_input};
 
 /// The exit when something cannot be read.
 const UNREADABLE: u8 = 2;
@@ -48,8 +48,8 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     let seen = match read(&filename, &cluster, &connection.namespace) {
         // A description says since when a node is silent and not when it was looked at, so a silent one is
         // unreachable, and never for so long that its work would move away.
-        Ok((spec, Some(described))) => with(described, spec).map(|described| (described, Timestamp::MIN)),
-        Ok((spec, None)) => with(listed(&connection).await?, spec).map(|listed| (listed, Timestamp::now())),
+        Ok((spec, Some(described))) => with_spec(described, spec).map(|described| (described, Timestamp::MIN)),
+        Ok((spec, None)) => with_spec(read_server(&connection).await?, spec).map(|listed| (listed, Timestamp::now())),
         Err(error) => Err(error),
     };
     let (described, now) = match seen {
@@ -76,21 +76,21 @@ fn read(
     filename: &[PathBuf],
     cluster: &[PathBuf],
     namespace: &str,
-) -> Result<(Vec<Document>, Option<Described>)> {
+) -> Result<(Vec<Document>, Option<ManifestSet>)> {
     if filename.iter().chain(cluster).filter(|path| is_standard_input(path)).count() > 1 {
         bail!("standard input can be read once only; name a file in place of one of the `-`");
     }
-    let spec = documents::read(filename)?;
+    let spec = manifests::read(filename)?;
     if cluster.is_empty() {
         return Ok((spec, None));
     }
-    let described = take(Described::new(namespace), Origin::Cluster, documents::read(cluster)?)?;
+    let described = add_all(ManifestSet::new(namespace), ManifestOrigin::Cluster, manifests::read(cluster)?)?;
     Ok((spec, Some(described)))
 }
 
 /// The cluster with what is to be applied.
-fn with(cluster: Described, spec: Vec<Document>) -> Result<Described> {
-    let described = take(cluster, Origin::Spec, spec)?;
+fn with_spec(cluster: ManifestSet, spec: Vec<Document>) -> Result<ManifestSet> {
+    let described = add_all(cluster, ManifestOrigin::Spec, spec)?;
     if described.deployments().is_empty() {
         bail!(
             "the files hold no ModelDeployment of {GROUP}/{VERSION}, so there is nothing to plan; add one with -f"
@@ -100,7 +100,7 @@ fn with(cluster: Described, spec: Vec<Document>) -> Result<Described> {
 }
 
 /// Takes all documents, or says of every one that cannot be read why.
-fn take(mut described: Described, origin: Origin, documents: Vec<Document>) -> Result<Described> {
+fn add_all(mut described: ManifestSet, origin: ManifestOrigin, documents: Vec<Document>) -> Result<ManifestSet> {
     let mut wrong = Vec::new();
     for document in documents {
         let place = document.to_string();
@@ -113,9 +113,9 @@ fn take(mut described: Described, origin: Origin, documents: Vec<Document>) -> R
 }
 
 /// The cluster of the server.
-pub async fn listed(connection: &Connection) -> Result<Described> {
+pub async fn read_server(connection: &Connection) -> Result<ManifestSet> {
     let client = connection.client().await?;
-    let mut described = Described::new(&connection.namespace);
+    let mut described = ManifestSet::new(&connection.namespace);
     for (kind, plural) in KINDS {
         let path = format!("/apis/{GROUP}/{VERSION}/{plural}");
         let mut list = client::get_json(&client, &path, "application/json").await.with_context(|| {
@@ -128,7 +128,7 @@ pub async fn listed(connection: &Connection) -> Result<Described> {
                 fields.insert("kind".to_owned(), json!(kind));
             }
             // One that a newer release wrote does not hide the others, as for the operator.
-            if let Err(misfit) = described.add(Origin::Server, "the server", item) {
+            if let Err(misfit) = described.add(ManifestOrigin::Server, "the server", item) {
                 eprintln!("warning: {misfit}");
             }
         }
@@ -137,8 +137,8 @@ pub async fn listed(connection: &Connection) -> Result<Described> {
 }
 
 fn json(proposals: &[Proposal]) -> Value {
-    let replica = |replica: &Replica| {
-        let Replica { name, replica, plan } = replica;
+    let replica = |replica: &ProposedReplica| {
+        let ProposedReplica { name, replica, plan } = replica;
         json!({"name": name, "replica": replica, "plan": plan})
     };
     let deployment = |proposal: &Proposal| {
@@ -156,7 +156,7 @@ fn json(proposals: &[Proposal]) -> Value {
             waiting,
             notes,
         } = proposal;
-        let delete = delete.iter().map(|old| json!({"name": old.name, "why": word(old.why)}));
+        let delete = delete.iter().map(|old| json!({"name": old.name, "why": removal_word(old.reason)}));
         json!({
             "namespace": namespace,
             "name": name,
@@ -175,11 +175,11 @@ fn json(proposals: &[Proposal]) -> Value {
     json!({"deployments": proposals.iter().map(deployment).collect::<Vec<_>>()})
 }
 
-fn word(why: Removal) -> &'static str {
+fn removal_word(why: RemovalReason) -> &'static str {
     match why {
-        Removal::ScaledDown => "ScaledDown",
-        Removal::Rests => "Rests",
-        Removal::Replaced => "Replaced",
-        Removal::Drained => "Drained",
+        RemovalReason::ScaledDown => "ScaledDown",
+        RemovalReason::Idle => "Rests",
+        RemovalReason::Replaced => "Replaced",
+        RemovalReason::Drained => "Drained",
     }
 }

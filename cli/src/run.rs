@@ -2,7 +2,7 @@
 //! with it through the gateway. What it made stays.
 
 mod chat;
-mod look;
+mod status;
 mod target;
 mod wait;
 
@@ -17,11 +17,11 @@ use serde_json::json;
 
 use crate::catalog::{self, entry};
 use crate::client::Connection;
-use crate::layout::Layout;
-use target::Known;
+use crate::data_dir::DataDir;
+use target::KnownModel;
 
 /// Where `russet up` has the gateway listen unless it is told otherwise.
-const GATEWAY: &str = "http://127.0.0.1:52415";
+const DEFAULT_GATEWAY: &str = "http://127.0.0.1:52415";
 
 /// Arguments of `russet run`.
 #[derive(clap::Args)]
@@ -57,9 +57,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         arguments;
     let namespace = connection.namespace.clone();
     let client = connection.client().await?;
-    let name = added(&client, &connection, &model).await?;
-    let deployment = deployed(&client, &connection, &name).await?;
-    wait::answers(&client, &namespace, &name, &deployment, timeout_seconds).await?;
+    let name = ensure_model(&client, &connection, &model).await?;
+    let deployment = ensure_deployment(&client, &connection, &name).await?;
+    wait::until_ready(&client, &namespace, &name, &deployment, timeout_seconds).await?;
 
     eprintln!("ModelDeployment {namespace}/{deployment} answers, and goes on when this ends. To end it:");
     eprintln!("  russet delete modeldeployment/{deployment} -n {namespace}");
@@ -67,7 +67,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         Some(gateway) => gateway,
         None => nearest_gateway(&connection)?,
     };
-    let asked = chat::Asked { model: format!("{namespace}/{deployment}"), max_tokens, temperature };
+    let asked = chat::ChatParameters { model: format!("{namespace}/{deployment}"), max_tokens, temperature };
     let chat = chat::Chat::new(&gateway, key, asked)?;
     match prompt {
         Some(prompt) => chat.ask_once(prompt).await,
@@ -81,16 +81,16 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 }
 
 /// The Model that is meant; made where there is none.
-async fn added(client: &Client, connection: &Connection, word: &str) -> Result<String> {
+async fn ensure_model(client: &Client, connection: &Connection, word: &str) -> Result<String> {
     let namespace = &connection.namespace;
-    let models: Vec<Model> = listed(client, namespace).await.context("the Models could not be listed")?;
-    let known = models.iter().map(|model| Known {
+    let models: Vec<Model> = list(client, namespace).await.context("the Models could not be listed")?;
+    let known = models.iter().map(|model| KnownModel {
         name: model.name_any(),
         uri: model.spec.source.uri.clone(),
-        leaves: model.metadata.deletion_timestamp.is_some(),
+        deleting: model.metadata.deletion_timestamp.is_some(),
     });
-    let known: Vec<Known> = known.collect();
-    let target = target::of(word, &known, &entry::all()?)?;
+    let known: Vec<KnownModel> = known.collect();
+    let target = target::resolve(word, &known, &entry::all()?)?;
     if target.add {
         let model = catalog::model(namespace, &target.name, &target.uri);
         catalog::add(connection, &target.name, &model).await?;
@@ -101,10 +101,10 @@ async fn added(client: &Client, connection: &Connection, word: &str) -> Result<S
 }
 
 /// The deployment that serves a Model; made where there is none.
-async fn deployed(client: &Client, connection: &Connection, model: &str) -> Result<String> {
+async fn ensure_deployment(client: &Client, connection: &Connection, model: &str) -> Result<String> {
     let namespace = &connection.namespace;
     let all: Vec<ModelDeployment> =
-        listed(client, namespace).await.context("the ModelDeployments could not be listed")?;
+        list(client, namespace).await.context("the ModelDeployments could not be listed")?;
     if let Some(name) = target::serving(&all, model) {
         return Ok(name);
     }
@@ -125,7 +125,7 @@ async fn deployed(client: &Client, connection: &Connection, model: &str) -> Resu
         "spec": {"modelRef": {"name": model}},
     });
     let deployments: Api<ModelDeployment> = Api::namespaced(client.clone(), namespace);
-    catalog::declare(&deployments, model, &deployment)
+    catalog::server_side_apply(&deployments, model, &deployment)
         .await
         .with_context(|| format!("ModelDeployment {namespace}/{model} was not taken"))?;
     eprintln!("modeldeployment/{model} applied");
@@ -133,7 +133,7 @@ async fn deployed(client: &Client, connection: &Connection, model: &str) -> Resu
 }
 
 /// What a namespace has of a kind, without what an older program cannot read.
-async fn listed<K>(client: &Client, namespace: &str) -> Result<Vec<K>>
+async fn list<K>(client: &Client, namespace: &str) -> Result<Vec<K>>
 where
     K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>,
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + 'static,
@@ -145,6 +145,6 @@ where
 
 /// Where the `russet up` that wrote the kubeconfig has its gateway listen.
 fn nearest_gateway(connection: &Connection) -> Result<String> {
-    let told = std::fs::read_to_string(Layout::at(Some(connection.folder()?))?.gateway_address());
-    Ok(told.map_or_else(|_| GATEWAY.to_owned(), |address| address.trim().to_owned()))
+    let told = std::fs::read_to_string(DataDir::resolve(Some(connection.folder()?))?.gateway_address());
+    Ok(told.map_or_else(|_| DEFAULT_GATEWAY.to_owned(), |address| address.trim().to_owned()))
 }

@@ -7,14 +7,14 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use russet_apiserver::pki;
-use russet_rpc::api;
-use russet_rpc::tls::folder;
+use russet_rpc::kube_client;
+use russet_rpc::tls::identity_dir;
 
-use crate::candidate::Candidate;
+use crate::leader_identity::LeaderIdentity;
 use crate::client::client_from;
 use crate::etcd::EtcdArguments;
 use crate::identities::Identities;
-use crate::layout::Layout;
+use crate::data_dir::DataDir;
 use crate::signals;
 
 /// Arguments of `russet serve`.
@@ -43,14 +43,14 @@ pub struct Arguments {
 }
 
 /// An operator that has not ended by then is left behind; its Lease runs out.
-const FAREWELL: std::time::Duration = std::time::Duration::from_secs(3);
+const OPERATOR_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
 
 /// Serves until a signal.
 pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("serve", arguments.json_logs);
-    let layout = Layout::open(arguments.data_dir)?;
+    let layout = DataDir::open(arguments.data_dir)?;
     let registry = prometheus::Registry::new();
-    let mut config = russet_apiserver::Config::new(layout.serve())
+    let mut config = russet_apiserver::ApiServerConfig::new(layout.serve())
         .listen(([127, 0, 0, 1], arguments.api_port).into())
         .registry(registry.clone());
     if let Some(etcd) = arguments.etcd.config() {
@@ -73,17 +73,17 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     };
     if let Some(node) = &arguments.local_node {
         identities.local_node(&layout.agent(), node)?;
-        russet_operator::accounts::begin(&admin, node, None)
+        russet_operator::node_accounts::begin_incarnation(&admin, node, None)
             .await
             .with_context(|| format!("cannot make the InferenceNode of {node}"))?;
     }
     // The administrator's file comes last: who sees it finds everything in place.
     identities.issue()?;
 
-    let operator = api::client(&operator_dir.join(folder::KUBECONFIG), |_| {}).await?;
-    let renewing = tokio::spawn(identities.keep());
+    let operator = kube_client::client(&operator_dir.join(identity_dir::KUBECONFIG), |_| {}).await?;
+    let renewing = tokio::spawn(identities.run());
     let ready = Arc::new(AtomicBool::new(false));
-    let watched = russet_operator::Watched::default();
+    let watched = russet_operator::LeaderCaches::default();
     let metrics = tokio::net::TcpListener::bind(arguments.metrics_listen).await.with_context(|| {
         format!("cannot serve metrics on {}; choose another --metrics-listen", arguments.metrics_listen)
     })?;
@@ -95,9 +95,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         crate::operator::pages(&watched),
     ));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let candidate = Candidate::kept_in(&operator_dir)?;
+    let candidate = LeaderIdentity::load_or_create(&operator_dir)?;
     let mut operator = tokio::spawn(async move {
-        let credential = russet_operator::accounts::Credential::Certificate;
+        let credential = russet_operator::node_accounts::Credential::Certificate;
         russet_operator::run(operator, &candidate.identity, credential, registry, watched, ready, async {
             let _ = stopped.await;
         })
@@ -105,10 +105,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     });
     tracing::info!(%server, "the control plane serves");
     tokio::select! {
-        _ = signals::ending(arguments.exit_with_parent) => {
+        _ = signals::stop_signal(arguments.exit_with_parent) => {
             let _ = stop.send(());
             // It gives its Lease back, for which the API server must still answer.
-            let _ = tokio::time::timeout(FAREWELL, &mut operator).await;
+            let _ = tokio::time::timeout(OPERATOR_STOP_TIMEOUT, &mut operator).await;
         }
         result = &mut operator => {
             result.context("the operator panicked")?.context("the operator ended")?;

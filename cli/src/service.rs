@@ -13,9 +13,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use self::files::Outcome;
+use self::files::WriteOutcome;
 use self::manager::Manager;
-use self::spec::{Service, Verb};
+use self::spec::{ServiceSpec, Verb};
 
 /// The user of this system's services, unless another is named.
 pub const USER: &str = Manager::OF_THIS_SYSTEM.user();
@@ -24,11 +24,11 @@ pub const USER: &str = Manager::OF_THIS_SYSTEM.user();
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    action: Action,
+    action: ServiceAction,
 }
 
 #[derive(clap::Subcommand)]
-enum Action {
+enum ServiceAction {
     /// Write the files that make a verb of this program a service, and say which command starts it.
     Install(Install),
     /// Remove the files of a service that was stopped.
@@ -37,7 +37,7 @@ enum Action {
         #[arg(value_enum)]
         verb: Verb,
         #[command(flatten)]
-        place: Place,
+        place: ServiceLocation,
         /// Remove files also where something else wrote them.
         #[arg(long)]
         force: bool,
@@ -45,13 +45,13 @@ enum Action {
     /// Show which services are installed here, and what the system says of them.
     Status {
         #[command(flatten)]
-        place: Place,
+        place: ServiceLocation,
     },
 }
 
 /// Where services are.
 #[derive(clap::Args)]
-struct Place {
+struct ServiceLocation {
     /// Folder to take for the root of the file system; the system's manager is not asked about it.
     #[arg(long)]
     root: Option<PathBuf>,
@@ -63,7 +63,7 @@ struct Place {
 #[derive(clap::Args)]
 struct Install {
     #[command(flatten)]
-    place: Place,
+    place: ServiceLocation,
     /// Print what would be written, and write nothing.
     #[arg(long, visible_alias = "dry-run")]
     print: bool,
@@ -84,13 +84,13 @@ struct Install {
 /// Does what was asked for.
 pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.action {
-        Action::Install(asked) => install(asked),
-        Action::Uninstall { verb, place, force } => uninstall(verb, &place, force),
-        Action::Status { place } => status(&place),
+        ServiceAction::Install(asked) => install(asked),
+        ServiceAction::Uninstall { verb, place, force } => uninstall(verb, &place, force),
+        ServiceAction::Status { place } => status(&place),
     }
 }
 
-impl Place {
+impl ServiceLocation {
     fn manager(&self) -> Manager {
         self.system.unwrap_or(Manager::OF_THIS_SYSTEM)
     }
@@ -100,7 +100,7 @@ impl Place {
     }
 
     /// The manager, where it can be asked about these files.
-    fn asked(&self) -> Option<Manager> {
+    fn live_manager(&self) -> Option<Manager> {
         let manager = self.manager();
         (self.root.is_none() && manager.runs_here()).then_some(manager)
     }
@@ -118,15 +118,15 @@ fn install(asked: Install) -> Result<()> {
     // Not what is no text: it stands for nothing that is asked for here.
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-    let wanted = spec::Wanted {
+    let wanted = spec::ServiceRequest {
         manager,
         user: user.unwrap_or_else(|| manager.user().to_owned()),
         program,
         environment: spec::assignments(&environment)?,
-        here: std::env::vars_os().filter_map(text).collect(),
+        caller_environment: std::env::vars_os().filter_map(text).collect(),
         command,
     };
-    let service = Service::new(wanted)?;
+    let service = ServiceSpec::new(wanted)?;
     let files = manager.files(&service)?;
     if print {
         for file in &files {
@@ -136,52 +136,52 @@ fn install(asked: Install) -> Result<()> {
         let root = place.root();
         for file in &files {
             let outcome = files::write(&root, file)?;
-            let path = files::below(&root, &file.path);
+            let path = files::under_root(&root, &file.path);
             match outcome {
-                Outcome::Same => println!("{} is as it should be", path.display()),
-                Outcome::Written => println!("{} was written", path.display()),
+                WriteOutcome::Unchanged => println!("{} is as it should be", path.display()),
+                WriteOutcome::Written => println!("{} was written", path.display()),
             }
         }
     }
-    print!("{}", manager::next(&manager.steps(&service)));
+    print!("{}", manager::format_steps(&manager.steps(&service)));
     Ok(())
 }
 
-fn uninstall(verb: Verb, place: &Place, force: bool) -> Result<()> {
+fn uninstall(verb: Verb, place: &ServiceLocation, force: bool) -> Result<()> {
     let (manager, root) = (place.manager(), place.root());
     let name = manager.name(verb);
-    if let Some(manager) = place.asked()
-        && let Some(state) = manager.ask(verb)?
+    if let Some(manager) = place.live_manager()
+        && let Some(state) = manager.query(verb)?
         && state.loaded
     {
-        bail!("{name} is {}; stop it first:\n{}", state.words, manager::indented(&manager.stop(verb)));
+        bail!("{name} is {}; stop it first:\n{}", state.words, manager::indented(&manager.stop_command(verb)));
     }
     let path = manager.path(verb);
-    let mut removed = files::remove(&root, &path, |text| manager.wrote(verb, text), force)?;
+    let mut removed = files::remove(&root, &path, |text| manager.is_ours(verb, text), force)?;
     // The user is shared by all services of the machine.
-    let others = Verb::ALL.iter().any(|other| files::below(&root, &manager.path(*other)).exists());
+    let others = Verb::ALL.iter().any(|other| files::under_root(&root, &manager.path(*other)).exists());
     if let Some(shared) = manager.shared().filter(|_| !others) {
-        removed |= files::remove(&root, &shared, systemd::wrote, force)?;
+        removed |= files::remove(&root, &shared, systemd::is_ours, force)?;
     }
-    ensure!(removed, "{name} is not installed: there is no {}", files::below(&root, &path).display());
+    ensure!(removed, "{name} is not installed: there is no {}", files::under_root(&root, &path).display());
     println!("{name} is no service any more; its user, its data and its logs are as they were");
     Ok(())
 }
 
-fn status(place: &Place) -> Result<()> {
+fn status(place: &ServiceLocation) -> Result<()> {
     let (manager, root) = (place.manager(), place.root());
     let (mut lines, mut down) = (Vec::new(), 0_u32);
     for verb in Verb::ALL {
-        let path = files::below(&root, &manager.path(verb));
+        let path = files::under_root(&root, &manager.path(verb));
         let Some(text) = files::read(&path)? else { continue };
         lines.push(format!("{}: {}", manager.name(verb), path.display()));
         let command = manager.command(&text).unwrap_or_else(|| "nobody can tell what".to_owned());
         lines.push(format!("  runs  {command}"));
-        if !manager.wrote(verb, &text) {
+        if !manager.is_ours(verb, &text) {
             lines.push("  note  russet did not write this file".to_owned());
         }
-        if let Some(manager) = place.asked() {
-            let state = manager.ask(verb)?;
+        if let Some(manager) = place.live_manager() {
+            let state = manager.query(verb)?;
             down += u32::from(!state.as_ref().is_some_and(|state| state.runs));
             lines.push(format!("  state {}", state.map_or("not loaded".to_owned(), |state| state.words)));
         }
@@ -192,7 +192,7 @@ fn status(place: &Place) -> Result<()> {
         root.display()
     );
     println!("{}", lines.join("\n"));
-    if place.asked().is_none() {
+    if place.live_manager().is_none() {
         println!("{manager} was not asked: it does not run here, or the files are below another root");
     }
     ensure!(down == 0, "{down} of the services do not run");

@@ -13,7 +13,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
 use crate::client::client_from;
-use crate::layout::Layout;
+use crate::data_dir::DataDir;
 
 /// Hours a token is good: long enough to walk to the other machine, short enough to forget about.
 const LIFETIME_HOURS: u32 = 24;
@@ -22,18 +22,18 @@ const LIFETIME_HOURS: u32 = 24;
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    action: Action,
+    action: TokenAction,
 }
 
 #[derive(clap::Subcommand)]
-enum Action {
+enum TokenAction {
     /// Print a new join token and the command that uses it.
-    Create(Create),
+    Create(CreateArguments),
 }
 
 /// Arguments of `russet token create`.
 #[derive(clap::Args)]
-struct Create {
+struct CreateArguments {
     /// Folder of the control plane.
     #[arg(long)]
     data_dir: Option<PathBuf>,
@@ -53,16 +53,16 @@ struct Create {
 
 /// Makes the token.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let Action::Create(Create { data_dir, kubeconfig, servers, hours, quiet }) = arguments.action;
+    let TokenAction::Create(CreateArguments { data_dir, kubeconfig, servers, hours, quiet }) = arguments.action;
     let path = match kubeconfig {
         Some(path) => path,
-        None => Layout::at(data_dir)?.admin_kubeconfig(),
+        None => DataDir::resolve(data_dir)?.admin_kubeconfig(),
     };
     let client = client_from(&path).await?;
     let (server, authorities) = cluster(&path)?;
     let (ca_pin, ca) = authority(&server, &authorities).await?;
     let lifetime = jiff::SignedDuration::from_hours(i64::from(hours));
-    let made = russet_operator::tokens::create(&client, lifetime).await?;
+    let made = russet_operator::join_tokens::create(&client, lifetime).await?;
     let token = JoinToken { id: made.id, secret: made.secret, ca_pin, ca }.encode();
     if quiet {
         println!("{token}");

@@ -17,22 +17,22 @@ use tokio::time::Instant;
 use crate::client;
 use crate::etcd::EtcdArguments;
 use crate::gateway::CertificateArguments;
-use crate::layout::{self, Layout};
-use crate::logged;
-use crate::presence::PresenceArguments;
-use crate::signals::{self, Ending};
+use crate::data_dir::{self, DataDir};
+use crate::log_rotation;
+use crate::mqtt::MqttArguments;
+use crate::signals::{self, StopSignal};
 
 /// Pause before the first restart; doubled up to [`LONGEST_PAUSE`] while a child keeps failing.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const MIN_BACKOFF: Duration = Duration::from_millis(200);
 /// A child that cannot start is tried this seldom at least: often enough to notice a freed port.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// A child that ran this long had started well, so the pauses begin anew.
 const HEALTHY_AFTER: Duration = Duration::from_secs(30);
 /// How long children may take to end before they are killed: open streams get the gateway's ten seconds.
-const GRACE: Duration = Duration::from_secs(15);
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Between two looks at the gateway's certificate.
-const RENEW_EVERY: Duration = Duration::from_secs(60);
+const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Arguments of `russet up`.
 #[derive(clap::Args)]
@@ -73,7 +73,7 @@ pub struct Arguments {
     #[arg(long, default_value = "127.0.0.1:0")]
     metrics_listen: SocketAddr,
     #[command(flatten)]
-    presence: PresenceArguments,
+    presence: MqttArguments,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
@@ -84,8 +84,8 @@ pub struct Arguments {
 
 /// Runs until Ctrl-C.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let layout = Layout::open(arguments.data_dir.clone())?;
-    layout::make_private(&layout.logs())?;
+    let layout = DataDir::open(arguments.data_dir.clone())?;
+    data_dir::make_private(&layout.logs())?;
     let _lock = lock(&layout)?;
     let names = crate::agent::NodeArguments {
         data_dir: None,
@@ -111,17 +111,17 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     if arguments.json_logs {
         common.push("--json-logs".into());
     }
-    let mut serve = Supervised::new("serve", &layout, &common);
+    let mut serve = ChildProcess::new("serve", &layout, &common);
     serve.arguments.extend(["--api-port".into(), arguments.api_port.to_string()]);
     serve.arguments.extend(["--metrics-listen".into(), arguments.metrics_listen.to_string()]);
     serve.arguments.extend(arguments.etcd.to_flags());
     if !arguments.no_agent {
         serve.arguments.extend(["--local-node".into(), node.clone()]);
     }
-    let mut gateway = Supervised::new("gateway", &layout, &common);
+    let mut gateway = ChildProcess::new("gateway", &layout, &common);
     gateway.arguments.extend(["--listen".into(), format!("127.0.0.1:{}", arguments.gateway_port)]);
     let own_certificate = open_gateway(&mut gateway, &layout, &arguments);
-    let mut agent = Supervised::new("agent", &layout, &common);
+    let mut agent = ChildProcess::new("agent", &layout, &common);
     // Whoever runs `up` owns this machine; its own agent may read what its user may read.
     agent.arguments.extend(["--node-name".into(), node, "--allow-file-root".into(), "/".into()]);
     agent.arguments.extend(arguments.presence.to_flags());
@@ -137,13 +137,13 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         }
     }
 
-    let ending = signals::ending(arguments.exit_with_parent);
+    let ending = signals::stop_signal(arguments.exit_with_parent);
     tokio::pin!(ending);
     serve.start()?;
     tokio::select! {
-        result = ready(&mut serve, &layout) => result?,
+        result = wait_ready(&mut serve, &layout) => result?,
         _ = &mut ending => {
-            serve.stop(Ending::Interrupted).await;
+            serve.stop(StopSignal::Interrupted).await;
             return Ok(());
         }
     }
@@ -166,7 +166,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         tokio::select! {
             ending = &mut ending => break ending,
             () = supervise(&mut children) => {}
-            () = renew(&layout, &arguments), if own_certificate => {}
+            () = renew_certificate(&layout, &arguments), if own_certificate => {}
         }
     };
     eprintln!("stopping …");
@@ -179,7 +179,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
 /// Tells the gateway to listen for other machines, if it should; whether the certificate for that is
 /// Russet's own.
-fn open_gateway(gateway: &mut Supervised, layout: &Layout, arguments: &Arguments) -> bool {
+fn open_gateway(gateway: &mut ChildProcess, layout: &DataDir, arguments: &Arguments) -> bool {
     for address in &arguments.gateway_listen {
         gateway.arguments.extend(["--listen".into(), address.to_string()]);
     }
@@ -197,9 +197,9 @@ fn listen_addresses(arguments: &Arguments) -> Vec<IpAddr> {
 }
 
 /// Keeps the gateway's certificate fresh, for ever: it ages, and addresses of the machine change.
-async fn renew(layout: &Layout, arguments: &Arguments) {
+async fn renew_certificate(layout: &DataDir, arguments: &Arguments) {
     loop {
-        tokio::time::sleep(RENEW_EVERY).await;
+        tokio::time::sleep(CERTIFICATE_CHECK_INTERVAL).await;
         if let Err(error) = certificate::ensure(layout, &listen_addresses(arguments)) {
             eprintln!("the gateway's certificate could not be renewed: {error:#}");
         }
@@ -207,7 +207,7 @@ async fn renew(layout: &Layout, arguments: &Arguments) {
 }
 
 /// One control plane per folder: two would fight over the store.
-fn lock(layout: &Layout) -> Result<std::fs::File> {
+fn lock(layout: &DataDir) -> Result<std::fs::File> {
     let path = layout.root().join("up.lock");
     let file = std::fs::OpenOptions::new()
         .create(true)
@@ -229,30 +229,30 @@ fn lock(layout: &Layout) -> Result<std::fs::File> {
 
 /// Waits for the first start of the API server; a child that ends before that ends `up` with its
 /// last words, because a wrong port or folder is a person's to mend.
-async fn ready(serve: &mut Supervised, layout: &Layout) -> Result<()> {
+async fn wait_ready(serve: &mut ChildProcess, layout: &DataDir) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(status) = serve.exited() {
-            bail!("the control plane ended at once ({status}):\n{}", serve.last_words(10));
+            bail!("the control plane ended at once ({status}):\n{}", serve.log_tail(10));
         }
-        if layout.gateway().join("kubeconfig").exists() && serves(layout).await {
+        if layout.gateway().join("kubeconfig").exists() && is_serving(layout).await {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            bail!("the control plane is not ready after 60 s; its log:\n{}", serve.last_words(10));
+            bail!("the control plane is not ready after 60 s; its log:\n{}", serve.log_tail(10));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 /// Whether the API server answers the administrator and knows Russet's kinds.
-async fn serves(layout: &Layout) -> bool {
+async fn is_serving(layout: &DataDir) -> bool {
     let Ok(client) = client::client_from(&layout.admin_kubeconfig()).await else { return false };
     let Ok(request) = http::Request::get("/apis/russet.dev/v1alpha1").body(Vec::new()) else { return false };
     client.request_text(request).await.is_ok()
 }
 
-fn announce(layout: &Layout, arguments: &Arguments) {
+fn announce(layout: &DataDir, arguments: &Arguments) {
     println!("Russet is up.");
     println!(
         "  API        https://127.0.0.1:{}   KUBECONFIG={}",
@@ -268,7 +268,7 @@ fn announce(layout: &Layout, arguments: &Arguments) {
         println!("             http://{address}/metrics (control plane)");
     }
     println!("  Logs       {}", layout.logs().display());
-    let place = match Layout::at(None) {
+    let place = match DataDir::resolve(None) {
         Ok(default) if default.root() == layout.root() => String::new(),
         _ => format!(" --data-dir {}", layout.root().display()),
     };
@@ -278,7 +278,7 @@ fn announce(layout: &Layout, arguments: &Arguments) {
 }
 
 /// How clients of other machines reach the gateway, and why they may trust it.
-fn announce_network(layout: &Layout, arguments: &Arguments, address: SocketAddr) {
+fn announce_network(layout: &DataDir, arguments: &Arguments, address: SocketAddr) {
     let host = match address.ip() {
         ip if !ip.is_unspecified() => SocketAddr::new(ip, address.port()).to_string(),
         _ => {
@@ -296,28 +296,28 @@ fn announce_network(layout: &Layout, arguments: &Arguments, address: SocketAddr)
 }
 
 /// Waits until a child has ended and starts it anew after its pause.
-async fn supervise(children: &mut [Supervised]) {
+async fn supervise(children: &mut [ChildProcess]) {
     loop {
         for child in children.iter_mut() {
-            child.tend();
+            child.check();
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
 /// A child and how it has fared.
-struct Supervised {
+struct ChildProcess {
     name: &'static str,
     arguments: Vec<String>,
     log: PathBuf,
     child: Option<Child>,
     started: Instant,
-    pause: Duration,
+    backoff: Duration,
     restart_at: Option<Instant>,
 }
 
-impl Supervised {
-    fn new(name: &'static str, layout: &Layout, common: &[String]) -> Self {
+impl ChildProcess {
+    fn new(name: &'static str, layout: &DataDir, common: &[String]) -> Self {
         let mut arguments = vec![name.to_owned()];
         arguments.extend(common.iter().cloned());
         Self {
@@ -326,7 +326,7 @@ impl Supervised {
             log: layout.logs().join(format!("{name}.log")),
             child: None,
             started: Instant::now(),
-            pause: FIRST_PAUSE,
+            backoff: MIN_BACKOFF,
             restart_at: None,
         }
     }
@@ -338,7 +338,7 @@ impl Supervised {
         let child = Command::new(program)
             .args(&self.arguments)
             // That file is this process's alone.
-            .env_remove(logged::VARIABLE)
+            .env_remove(log_rotation::LOG_FILE_VARIABLE)
             // Closing this pipe ends the child, also when `up` is killed.
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
@@ -357,14 +357,14 @@ impl Supervised {
         self.child.as_mut().and_then(|child| child.try_wait().ok().flatten())
     }
 
-    fn tend(&mut self) {
-        logfile::bound(&self.log, logfile::LONGEST);
+    fn check(&mut self) {
+        logfile::rotate(&self.log, logfile::MAX_LOG_BYTES);
         if let Some(at) = self.restart_at {
             if Instant::now() >= at {
                 self.restart_at = None;
                 if let Err(error) = self.start() {
                     eprintln!("{}: {error:#}", self.name);
-                    self.restart_at = Some(Instant::now() + LONGEST_PAUSE);
+                    self.restart_at = Some(Instant::now() + MAX_BACKOFF);
                 }
             }
             return;
@@ -372,41 +372,41 @@ impl Supervised {
         let Some(status) = self.exited() else { return };
         self.child = None;
         if self.started.elapsed() >= HEALTHY_AFTER {
-            self.pause = FIRST_PAUSE;
+            self.backoff = MIN_BACKOFF;
         }
         eprintln!(
             "{} ended ({status}) and starts again in {} ms; its log {} ends with:\n{}",
             self.name,
-            self.pause.as_millis(),
+            self.backoff.as_millis(),
             self.log.display(),
-            self.last_words(1)
+            self.log_tail(1)
         );
-        self.restart_at = Some(Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.restart_at = Some(Instant::now() + self.backoff);
+        self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
     }
 
-    fn last_words(&self, lines: usize) -> String {
+    fn log_tail(&self, lines: usize) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let last: VecDeque<&str> = text.lines().rev().take(lines).collect();
         last.into_iter().rev().map(|line| format!("  {line}\n")).collect()
     }
 
-    async fn stop(&mut self, ending: Ending) {
+    async fn stop(&mut self, ending: StopSignal) {
         self.restart_at = None;
         let Some(mut child) = self.child.take() else { return };
         // Waiting would close the pipe, which tells the child that its supervisor died: something else
         // than the signal that follows.
         let _input = child.stdin.take();
         let signal = match ending {
-            Ending::Interrupted => rustix::process::Signal::INT,
-            Ending::Terminated => rustix::process::Signal::TERM,
+            StopSignal::Interrupted => rustix::process::Signal::INT,
+            StopSignal::Terminated => rustix::process::Signal::TERM,
         };
         if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())) {
             let _ = rustix::process::kill_process(pid, signal);
         }
-        if tokio::time::timeout(GRACE, child.wait()).await.is_err() {
-            eprintln!("{} did not end within {} s and is killed", self.name, GRACE.as_secs());
+        if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
+            eprintln!("{} did not end within {} s and is killed", self.name, STOP_TIMEOUT.as_secs());
             let _ = child.kill().await;
         }
     }

@@ -27,7 +27,7 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let client = arguments.connection.client().await?;
     let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace).await?;
-    let wanted = Wanted::parse(&arguments.wanted)?;
+    let wanted = WaitCondition::parse(&arguments.wanted)?;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(arguments.timeout_seconds);
     let mut last = String::new();
     loop {
@@ -68,12 +68,12 @@ fn is_not_found(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref::<kube::Error>(), Some(kube::Error::Api(status)) if status.code == 404)
 }
 
-enum Wanted {
+enum WaitCondition {
     Deleted,
     Condition { kind: String, status: String },
 }
 
-impl Wanted {
+impl WaitCondition {
     fn parse(text: &str) -> Result<Self> {
         if text == "delete" {
             return Ok(Self::Deleted);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_condition_of_an_older_generation_does_not_count() {
-        let wanted = Wanted::parse("condition=Ready").unwrap();
+        let wanted = WaitCondition::parse("condition=Ready").unwrap();
         let object = |seen: i64| {
             serde_json::json!({"metadata": {"generation": 2}, "status": {"conditions": [
                 {"type": "Ready", "status": "True", "reason": "Serving", "message": "m", "observedGeneration": seen}]}})
@@ -135,7 +135,7 @@ mod tests {
         assert!(!wanted.check(Some(&object(1))).0);
         assert!(wanted.check(Some(&object(2))).0);
         assert!(!wanted.check(None).0);
-        assert!(Wanted::parse("delete").unwrap().check(None).0);
-        assert!(Wanted::parse("jsonpath=x").is_err());
+        assert!(WaitCondition::parse("delete").unwrap().check(None).0);
+        assert!(WaitCondition::parse("jsonpath=x").is_err());
     }
 }

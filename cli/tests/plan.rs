@@ -148,7 +148,7 @@ fn a_shortage_has_its_own_exit_and_names_the_numbers() {
 }
 
 #[test]
-fn what_a_spec_lacks_is_said_and_what_it_has_replaces_the_clusters() {
+fn missing_objects_are_named_and_files_override_the_cluster() {
     let model = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: NAME}\nspec: {source: {uri: \"URI\"}}\n";
     let deployment = "---\napiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: chat}\nspec: {modelRef: {name: NAME}}\n";
     let node = "---\napiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: studio-4}\nspec: {scheduling: Cordoned}\n";
@@ -176,7 +176,7 @@ fn what_a_spec_lacks_is_said_and_what_it_has_replaces_the_clusters() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named_with_its_place() {
+fn unreadable_objects_are_named_with_file_and_position() {
     let typo = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: chat}\nspec: {modelRef: {name: m}, replica: 2}\n";
     let bare = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: chat}\nspec: {}\n---\nkind: Model\n";
     for (spec, cluster, input, wants) in [

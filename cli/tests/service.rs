@@ -21,7 +21,7 @@ fn russet(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
         .unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8(both).unwrap()
 }
@@ -29,7 +29,7 @@ fn said(output: &Output) -> String {
 /// Exit and everything it said.
 fn service(arguments: &[&str]) -> (bool, String) {
     let output = russet(&[&["service"], arguments].concat(), &[]);
-    (output.status.success(), said(&output))
+    (output.status.success(), output_text(&output))
 }
 
 /// Every option that a machine with a broker and models of its own has.
@@ -101,7 +101,7 @@ fn golden(name: &str, text: &str) {
 }
 
 #[test]
-fn every_service_is_written_as_it_was_reviewed() {
+fn service_files_equal_the_golden_files() {
     for system in ["systemd", "launchd"] {
         let folder = tempfile::tempdir().unwrap();
         for command in ALL {
@@ -118,7 +118,7 @@ fn every_service_is_written_as_it_was_reviewed() {
 }
 
 #[test]
-fn what_is_printed_is_what_is_written_and_twice_is_once() {
+fn printed_files_equal_written_ones_and_install_is_idempotent() {
     for system in ["systemd", "launchd"] {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().to_str().unwrap();
@@ -137,7 +137,7 @@ fn what_is_printed_is_what_is_written_and_twice_is_once() {
 }
 
 #[test]
-fn services_are_shown_and_removed_and_nothing_else_is() {
+fn services_are_listed_and_removed_and_foreign_files_stay() {
     for system in ["systemd", "launchd"] {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().to_str().unwrap();
@@ -175,11 +175,11 @@ fn services_are_shown_and_removed_and_nothing_else_is() {
 }
 
 #[test]
-fn what_came_from_variables_comes_from_variables_again() {
+fn values_of_variables_become_environment_lines() {
     let line = ["service", "install", "--print", "--system", "systemd", "--program", PROGRAM, "agent"];
     let environment =
         [("RUSSET_ENGINE", "/opt/e"), ("HF_ENDPOINT", "https://hub.example/a b"), ("HOME", "/root")];
-    let printed = said(&russet(&line, &environment));
+    let printed = output_text(&russet(&line, &environment));
     assert!(printed.contains("Environment=RUSSET_ENGINE=/opt/e\n"), "{printed}");
     assert!(printed.contains("Environment=\"HF_ENDPOINT=https://hub.example/a b\"\n"), "{printed}");
     assert!(!printed.contains("HOME"), "{printed}");
@@ -213,7 +213,7 @@ fn a_property_list_says_what_launchd_needs() {
 }
 
 #[test]
-fn a_process_keeps_the_file_of_its_words_short() {
+fn process_rotates_its_own_log_file() {
     let folder = tempfile::tempdir().unwrap();
     let (log, older) = (folder.path().join("agent.log"), folder.path().join("agent.log.1"));
     let long = std::fs::File::create(&log).unwrap();
@@ -269,16 +269,16 @@ fn the_command_of_a_unit_is_one_this_program_takes() {
     let arguments: Vec<&str> = words[1..].iter().map(String::as_str).collect();
     let ended = russet(&arguments, &[]);
     assert!(
-        !ended.status.success() && said(&ended).contains("holds no identity of a node"),
+        !ended.status.success() && output_text(&ended).contains("holds no identity of a node"),
         "{}",
-        said(&ended)
+        output_text(&ended)
     );
     assert!(data.is_dir(), "it looked where it was told to");
 }
 
 /// Checks units without loading or starting anything, and never with an administrator's rights: root's own systemd-analyze
 /// is run as nobody.
-fn analyze(arguments: &[&str]) -> Option<Output> {
+fn systemd_analyze(arguments: &[&str]) -> Option<Output> {
     let mut command = Command::new("systemd-analyze");
     command.args(arguments).env_clear().env("PATH", "/usr/bin:/bin").env("SYSTEMD_PAGER", "");
     if rustix::process::geteuid().is_root() {
@@ -305,18 +305,18 @@ fn systemd_itself_finds_nothing_wrong_with_a_unit() {
         assert!(well, "{said_here}");
         let unit = folder.path().join(path("systemd", command));
         let unit = unit.to_str().unwrap();
-        let Some(judged) = analyze(&["verify", "--man=no", "--generators=no", "--recursive-errors=no", unit])
+        let Some(judged) = systemd_analyze(&["verify", "--man=no", "--generators=no", "--recursive-errors=no", unit])
         else {
             return;
         };
-        assert!(judged.status.success() && said(&judged).is_empty(), "{unit}: {}", said(&judged));
+        assert!(judged.status.success() && output_text(&judged).is_empty(), "{unit}: {}", output_text(&judged));
         // Of ten, ten is everything to lose; below what units of distributions mostly have.
         let threshold = if matches!(command[0], "agent" | "up") { "30" } else { "20" };
         let Some(judged) =
-            analyze(&["security", "--no-pager", "--offline=yes", "--threshold", threshold, unit])
+            systemd_analyze(&["security", "--no-pager", "--offline=yes", "--threshold", threshold, unit])
         else {
             return;
         };
-        assert!(judged.status.success(), "{unit}: {}", said(&judged));
+        assert!(judged.status.success(), "{unit}: {}", output_text(&judged));
     }
 }

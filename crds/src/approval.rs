@@ -52,7 +52,7 @@ pub struct ApprovalSpec {
     pub deployment_ref: LocalReference,
     /// What is to be done.
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "action is immutable; another question is another Approval"}]))]
-    pub action: Action,
+    pub action: ApprovalAction,
     /// Digest of what is to run and of who has to stop for it.
     #[schemars(regex(pattern = r"^[0-9a-f]{16}$"), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "planHash is immutable; another question is another Approval"}]))]
     pub plan_hash: String,
@@ -70,7 +70,7 @@ pub struct ApprovalSpec {
     pub expires_at: Option<Time>,
     /// The answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decision: Option<Decision>,
+    pub decision: Option<ApprovalDecision>,
     /// Who gave it: the user name by which the API server knows whoever sets `decision`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
@@ -86,7 +86,7 @@ impl ApprovalSpec {
 
 /// What may wait for an Approval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-pub enum Action {
+pub enum ApprovalAction {
     /// Stopping replicas of lower priority to make room.
     #[default]
     Preempt,
@@ -100,7 +100,7 @@ pub enum Action {
 
 /// A person's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Decision {
+pub enum ApprovalDecision {
     /// It may be done.
     Approved,
     /// It may not.

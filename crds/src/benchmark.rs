@@ -88,7 +88,7 @@ impl BenchmarkSpec {
     }
 
     /// Whether another one measures the same in the same way, of whatever deployment.
-    pub fn is_like(&self, other: &Self) -> bool {
+    pub fn measures_same(&self, other: &Self) -> bool {
         let Self { deployment_ref: _, prompt_tokens, output_tokens, concurrency, repetitions: _ } = self;
         (*prompt_tokens, *output_tokens, *concurrency)
             == (other.prompt_tokens, other.output_tokens, other.concurrency)
@@ -172,7 +172,7 @@ pub struct BenchmarkResult {
     pub percent_of_predicted: Option<u32>,
     /// Against one node; absent where no Benchmark of the same Model in this namespace measured the same there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scaling: Option<Scaling>,
+    pub scaling: Option<ScalingResult>,
 }
 
 /// Milliseconds that so many percent of what was seen did not exceed.
@@ -190,7 +190,7 @@ pub struct Percentiles {
 /// What more nodes brought.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Scaling {
+pub struct ScalingResult {
     /// The Benchmark of one node that this is compared with, the last one that finished.
     pub benchmark: String,
     /// Tokens a second of each stream as a multiple of that one's, such as `1.62`.

@@ -368,11 +368,11 @@ pub fn get(conditions: &[Condition], kind: Type) -> Option<&Condition> {
 
 /// The reason of a condition; nothing where it is a word of a newer release.
 pub fn reason(condition: &Condition) -> Option<Reason> {
-    known(&condition.reason)
+    parse_reason(&condition.reason)
 }
 
 /// The reason of this name; nothing where it is a word of a newer release.
-pub fn known(reason: &str) -> Option<Reason> {
+pub fn parse_reason(reason: &str) -> Option<Reason> {
     serde_json::from_value(serde_json::Value::String(reason.to_owned())).ok()
 }
 

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 
 /// While a gateway has requests of a deployment, it writes its entry anew this often and no oftener; what waits
 /// for a deployment that does not answer is written at once.
-pub const DEMAND_EVERY: std::time::Duration = std::time::Duration::from_secs(15);
+pub const DEMAND_INTERVAL: std::time::Duration = std::time::Duration::from_secs(15);
 
 /// What one gateway has to do with a deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Demand {
+pub struct GatewayDemand {
     /// The gateway: its machine, or its pod, and its port.
     #[schemars(length(min = 1, max = 63))]
     pub gateway: String,

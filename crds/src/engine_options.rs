@@ -30,7 +30,7 @@ pub const DRAFT_MODEL: &str = "draftModel";
 
 impl EngineOptions {
     /// The options that are not left at their default, by their field.
-    pub fn asked(&self) -> impl Iterator<Item = &'static str> {
+    pub fn non_default(&self) -> impl Iterator<Item = &'static str> {
         let Self { kv_cache, speculation, fence } = self;
         let asked = [
             ("fence", !is_default(fence)),
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_at_their_default_are_left_out_and_others_are_known_by_their_field() {
+    fn engine_options_serialise_only_non_default_fields() {
         let lookup = Speculation::PromptLookup;
         for (kv_cache, speculation, fence, json, asked) in [
             (KvCacheType::AsComputed, lookup, Fence::Default, "{}", vec![]),
@@ -118,7 +118,7 @@ mod tests {
             assert_eq!(serde_json::to_string(&options).unwrap(), json);
             assert_eq!(serde_json::from_str::<EngineOptions>(json).unwrap(), options);
             assert_eq!(
-                (options.asked().collect::<Vec<_>>(), options.is_default()),
+                (options.non_default().collect::<Vec<_>>(), options.is_default()),
                 (asked.clone(), asked.is_empty())
             );
             assert!(asked.iter().all(|option| ENGINE_OPTIONS.contains(option)));

@@ -81,30 +81,30 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     ];
     let versions = all.iter_mut().flat_map(|crd| &mut crd.spec.versions);
     for schema in versions.filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut()) {
-        each(schema, &mut signed);
+        visit_schemas(schema, &mut drop_unsigned_formats);
         if let Some(spec) = schema.properties.as_mut().and_then(|fields| fields.get_mut("spec")) {
-            each(spec, &mut emptied);
+            visit_schemas(spec, &mut default_to_empty);
         }
     }
     all
 }
 
 /// Visits a schema and all that are in it.
-fn each(schema: &mut JSONSchemaProps, visit: &mut impl FnMut(&mut JSONSchemaProps)) {
+fn visit_schemas(schema: &mut JSONSchemaProps, visit: &mut impl FnMut(&mut JSONSchemaProps)) {
     visit(schema);
-    schema.properties.iter_mut().flatten().for_each(|(_, field)| each(field, visit));
+    schema.properties.iter_mut().flatten().for_each(|(_, field)| visit_schemas(field, visit));
     match &mut schema.items {
-        Some(JSONSchemaPropsOrArray::Schema(items)) => each(items, visit),
-        Some(JSONSchemaPropsOrArray::Schemas(several)) => several.iter_mut().for_each(|one| each(one, visit)),
+        Some(JSONSchemaPropsOrArray::Schema(items)) => visit_schemas(items, visit),
+        Some(JSONSchemaPropsOrArray::Schemas(several)) => several.iter_mut().for_each(|one| visit_schemas(one, visit)),
         None => {}
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
-        each(values, visit);
+        visit_schemas(values, visit);
     }
 }
 
 /// Kubernetes knows signed numbers alone and warns of every other format. The types' minimum of 0 stays.
-fn signed(schema: &mut JSONSchemaProps) {
+fn drop_unsigned_formats(schema: &mut JSONSchemaProps) {
     if let Some(format @ ("uint32" | "uint64")) = schema.format.as_deref() {
         schema.format = Some(format[1..].to_owned());
     }
@@ -113,7 +113,7 @@ fn signed(schema: &mut JSONSchemaProps) {
 /// An object or a list that may be left out has the empty one as its default. Server-side apply of `{}` to one that
 /// had fields makes `null` of it (kubernetes/kubernetes#117447; 1.36.0 to 1.36.2 do not), which is refused where
 /// there is no default.
-fn emptied(schema: &mut JSONSchemaProps) {
+fn default_to_empty(schema: &mut JSONSchemaProps) {
     let required = schema.required.clone().unwrap_or_default();
     for (name, field) in schema.properties.iter_mut().flatten() {
         let empty = match field.type_.as_deref() {

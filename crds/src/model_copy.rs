@@ -66,20 +66,20 @@ pub struct ModelCopySpec {
     pub node_name: String,
     /// How much of the model is wanted there.
     #[serde(default)]
-    pub want: Want,
+    pub want: CopyMode,
     /// What may become of the files where room is short. The operator's; absent means priority 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
     /// Where the bytes come from. The operator's, so that they enter the cluster once; absent: from the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub supply: Option<Supply>,
+    pub supply: Option<CopySource>,
 }
 
 impl ModelCopySpec {
     /// All but the retention and the supply: what the node's agent has to do. Who asks for files, who says how
     /// long they are kept and who says where they come from write different fields.
     #[must_use]
-    pub fn work(&self) -> Self {
+    pub fn agent_work(&self) -> Self {
         Self { retention: None, supply: None, ..self.clone() }
     }
 }
@@ -87,7 +87,7 @@ impl ModelCopySpec {
 /// The other nodes that files come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Supply {
+pub struct CopySource {
     /// What names the bytes, as the first node that verified them reported it. Absent while another node still
     /// fetches them from the source: this one waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,7 +126,7 @@ pub struct Retention {
 
 /// How much of a model is wanted on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-pub enum Want {
+pub enum CopyMode {
     /// Configuration and tensor sizes only.
     #[default]
     Headers,

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Autoscaling, Demand, EngineOptions, LocalReference, Measured, Rollout, RolloutStatus, Spread};
+use crate::{Autoscaling, GatewayDemand, EngineOptions, LocalReference, MeasuredThroughput, Rollout, RolloutStatus, Spread};
 
 /// A model that should answer under this object's name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -170,7 +170,7 @@ pub struct Sharding {
     pub min_bits_per_second: Option<String>,
     /// Room for conversations.
     #[serde(default)]
-    pub kv: KvRoom,
+    pub kv: KvCapacity,
 }
 
 /// The kinds of split.
@@ -218,7 +218,7 @@ pub enum BackendChoice {
     {"rule": "!has(self.kvTokens) || self.kvTokens >= self.contextTokens",
      "message": "kvTokens is the room of all conversations together; it must hold one of contextTokens"},
 ]))]
-pub struct KvRoom {
+pub struct KvCapacity {
     /// Longest conversation, tokens; the model's own limit when that is smaller.
     #[serde(default = "context_tokens")]
     #[schemars(range(min = 16, max = 16777216))]
@@ -250,7 +250,7 @@ fn headroom_percent() -> u32 {
     5
 }
 
-impl Default for KvRoom {
+impl Default for KvCapacity {
     fn default() -> Self {
         Self {
             context_tokens: context_tokens(),
@@ -300,7 +300,7 @@ pub struct ModelDeploymentStatus {
         length(max = 64),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["gateway"])
     )]
-    pub demand: Vec<Demand>,
+    pub demand: Vec<GatewayDemand>,
 }
 
 /// Why the replicas are where they are.
@@ -318,10 +318,10 @@ pub struct PlacementReport {
     pub replicas: i32,
     /// How fast each replica should answer; absent where a node's chip is not in the catalogue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub predicted: Option<Predicted>,
+    pub predicted: Option<PredictedThroughput>,
     /// How fast the replicas do answer, once enough was asked; of the slowest one where they differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<Measured>,
+    pub measured: Option<MeasuredThroughput>,
     /// What else was looked at, best first, with the numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
@@ -331,7 +331,7 @@ pub struct PlacementReport {
 /// What the performance model expects of a replica; of the slowest one where they differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Predicted {
+pub struct PredictedThroughput {
     /// Tokens a second of one stream that nobody else disturbs, such as `41.3`.
     pub tokens_per_second: String,
     /// Tokens a second of all streams together, as many as there is room for.

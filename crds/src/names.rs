@@ -94,11 +94,11 @@ pub fn label_value(name: &str) -> String {
 
 /// As much of a text as an Event's note may hold, which is one kilobyte.
 pub fn event_note(text: &str) -> &str {
-    beginning(text, 1000)
+    truncated(text, 1000)
 }
 
 /// So many bytes of a text at most, cut between two characters.
-fn beginning(text: &str, limit: usize) -> &str {
+fn truncated(text: &str, limit: usize) -> &str {
     let mut end = text.len().min(limit);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -116,7 +116,7 @@ fn bounded(name: &str, limit: usize) -> String {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    let head = beginning(name, limit - 17).trim_end_matches(['-', '.']);
+    let head = truncated(name, limit - 17).trim_end_matches(['-', '.']);
     format!("{head}-{hash:016x}")
 }
 

@@ -51,7 +51,7 @@ pub enum AutoRevert {
 pub struct RolloutStatus {
     /// What answered last with all its replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub proven: Option<Proven>,
+    pub proven: Option<LastKnownGood>,
     /// What is asked for and never came to answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<FailedRollout>,
@@ -60,7 +60,7 @@ pub struct RolloutStatus {
 /// Something that answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Proven {
+pub struct LastKnownGood {
     /// Digest of what was asked for.
     pub intent: String,
     /// Its Model.

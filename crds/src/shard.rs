@@ -186,7 +186,7 @@ pub struct ShardStatus {
     pub metrics_address: Option<String>,
     /// How fast the group answers, said by rank 0 once enough was asked; written seldom.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<Measured>,
+    pub measured: Option<MeasuredThroughput>,
     /// Set when the rank is of no more use at the observed epoch; the operator answers with a higher epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
@@ -199,7 +199,7 @@ pub struct ShardStatus {
 /// How fast a group answers, measured over real requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Measured {
+pub struct MeasuredThroughput {
     /// Tokens a second of each stream while it is answered, such as `41.3`.
     pub tokens_per_second: String,
     /// Streams that were answered at the same time; the fewest of which enough tokens were seen.

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{DRAFT_MODEL, EngineOptions, LocalReference, Measured};
+use crate::{DRAFT_MODEL, EngineOptions, LocalReference, MeasuredThroughput};
 
 /// One replica: ranks on nodes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -100,7 +100,7 @@ pub struct GroupPlan {
 impl GroupPlan {
     /// What engines have to know to run it, in the words of `InferenceNode.status.engineOptions`.
     pub fn options(&self) -> impl Iterator<Item = &'static str> {
-        self.engine.asked().chain(self.draft_model_ref.as_ref().map(|_| DRAFT_MODEL))
+        self.engine.non_default().chain(self.draft_model_ref.as_ref().map(|_| DRAFT_MODEL))
     }
 
     /// Which Models' files its ranks read, each with the node that has to hold them, where `model` is the group's own.
@@ -184,7 +184,7 @@ pub struct ShardGroupStatus {
     pub endpoint: Option<Endpoint>,
     /// How fast it answers; that of an earlier epoch until this one has seen enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<Measured>,
+    pub measured: Option<MeasuredThroughput>,
     /// Reserved, Formed, Ready, Reconciling, Stalled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

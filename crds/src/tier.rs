@@ -7,7 +7,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Action, LocalReference};
+use crate::{ApprovalAction, LocalReference};
 
 /// What deployments that name it in `tierRef` may count on.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -91,7 +91,7 @@ pub struct TierSpec {
     /// What waits for an Approval, where it serves a deployment of this tier or stops one of its replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "set"))]
-    pub approvals: Vec<Action>,
+    pub approvals: Vec<ApprovalAction>,
 }
 
 fn min_residency() -> u32 {

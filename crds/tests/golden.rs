@@ -45,7 +45,7 @@ fn committed_yaml_is_what_the_types_say() {
 }
 
 #[test]
-fn numbers_have_formats_that_kubernetes_knows_and_are_not_negative_where_they_cannot_be() {
+fn integer_schemas_use_kubernetes_formats_and_minimum_zero() {
     fn walk(name: &str, schema: &serde_json::Value, seen: &mut usize) {
         if let Some(format) = schema["format"].as_str().filter(|_| schema["type"] == "integer") {
             assert!(matches!(format, "int32" | "int64"), "{name} has the format {format}");
@@ -99,7 +99,7 @@ fn committed_reference_is_what_the_types_say() {
 /// What one may leave out one may also empty: by server-side apply that is `null` on a real API server, which puts the
 /// default there, or refuses it where there is none.
 #[test]
-fn what_a_spec_may_leave_out_may_be_emptied() {
+fn optional_spec_fields_accept_their_empty_value() {
     fn walk(path: &str, schema: &serde_json::Value, seen: &mut usize) {
         let required = schema["required"].as_array().cloned().unwrap_or_default();
         for (name, field) in schema["properties"].as_object().into_iter().flatten() {

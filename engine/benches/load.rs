@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_wire::event::Event;
+use russet_wire::event::GenerationEvent;
 use russet_wire::request::{GenerationRequest, Message};
 use tonic::transport::Channel;
 
-use engines::{Lab, ask, next, say};
+use engines::{EngineHarness, ask, next, say};
 use model::Shape;
-use peer::{Peer, median, tell};
+use peer::{MlxLmProcess, median, tell};
 
 /// About 100 million parameters, nearly all of them in the layers.
 const MODEL: Shape =
@@ -35,7 +35,7 @@ const SMOKE_LAYERS: usize = 4;
 /// Odd, so that a median is one of them.
 const ROUNDS: usize = 7;
 /// What the template of these models puts around a question.
-const FRAME: usize = 4;
+const TEMPLATE_TOKENS: usize = 4;
 
 /// A request, and when it comes.
 #[derive(Clone, Copy)]
@@ -55,11 +55,11 @@ fn main() {
 
 async fn run() {
     let (model, small) = (model::random_model(MODEL), model::random_model(SMALL));
-    let mut lab = Lab::new();
+    let mut lab = EngineHarness::new();
     lab.context_tokens = 16384;
     // No agent watches these engines.
     lab.flags = vec!["--orphan-seconds", "3600", "--max-sequences", "16"];
-    guesses(&mut lab).await;
+    speculation(&mut lab).await;
     // What is compared with mlx-lm is computed token by token, as it does.
     lab.flags.extend(["--speculation", "off"]);
     prefixes(&mut lab, model.path()).await;
@@ -68,7 +68,7 @@ async fn run() {
 
     let engines = lab.start(model.path(), &[MODEL.layers]);
     let client = lab.client(&engines[0]).await;
-    let mut peer = Peer::start(model.path(), None, None);
+    let mut peer = MlxLmProcess::start(model.path(), None, None);
     let uniform = vec![Arrival { at: 0.0, prompt: 32, answer: 48 }; 8];
     let what = "8 equal requests at once, throughput";
     beside(what, "tokens/s", 0.97, &client, &mut peer, &uniform, throughput).await;
@@ -78,7 +78,7 @@ async fn run() {
 
     let engines = lab.start(small.path(), &[SMALL.layers]);
     let client = lab.client(&engines[0]).await;
-    let mut peer = Peer::start(small.path(), None, None);
+    let mut peer = MlxLmProcess::start(small.path(), None, None);
     let running = Arrival { at: 0.0, prompt: 32, answer: 200 };
     let disturbed = vec![running, running, Arrival { at: 0.3, prompt: 8000, answer: 1 }];
     let what = "stall of running answers while 8,000 tokens are read";
@@ -105,7 +105,7 @@ async fn beside(
     unit: &str,
     least: f64,
     client: &EngineClient<Channel>,
-    peer: &mut Peer,
+    peer: &mut MlxLmProcess,
     arrivals: &[Arrival],
     figure: fn(&Times) -> f64,
 ) {
@@ -123,7 +123,7 @@ async fn beside(
 
 /// The time to the first token of a question on a text that was asked about before, and once the engine started
 /// again, against one on a text that nobody knows.
-async fn prefixes(lab: &mut Lab, model: &std::path::Path) {
+async fn prefixes(lab: &mut EngineHarness, model: &std::path::Path) {
     const SHARED: usize = 1350;
     const OWN: usize = 150;
     let folder = tempfile::tempdir().unwrap();
@@ -140,8 +140,8 @@ async fn prefixes(lab: &mut Lab, model: &std::path::Path) {
         let mut events = ask(&mut client.clone(), request).await;
         loop {
             match next(&mut events).await {
-                Some(Event::Token { .. }) => break,
-                Some(Event::Started { .. }) => {}
+                Some(GenerationEvent::Token { .. }) => break,
+                Some(GenerationEvent::Started { .. }) => {}
                 other => panic!("{other:?} before the first token"),
             }
         }
@@ -179,7 +179,7 @@ async fn prefixes(lab: &mut Lab, model: &std::path::Path) {
 }
 
 /// The trained model where it says again what was said before, with guesses and without.
-async fn guesses(lab: &mut Lab) {
+async fn speculation(lab: &mut EngineHarness) {
     let smoke = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
     let turn = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
     let question = "What is 17 + 25? Think step by step.";
@@ -201,12 +201,12 @@ async fn guesses(lab: &mut Lab) {
             let begun = Instant::now();
             loop {
                 match next(&mut events).await {
-                    Some(Event::Token { text: piece, .. }) => {
+                    Some(GenerationEvent::Token { text: piece, .. }) => {
                         times.push(begun.elapsed().as_secs_f64());
                         text.push_str(&piece);
                     }
-                    Some(Event::Started { .. }) => {}
-                    Some(Event::Finished { .. }) => break,
+                    Some(GenerationEvent::Started { .. }) => {}
+                    Some(GenerationEvent::Finished { .. }) => break,
                     other => panic!("{other:?} in the middle of an answer"),
                 }
             }
@@ -230,7 +230,7 @@ fn files(folder: &std::path::Path) -> usize {
 
 /// Two stages with a core each against one rank with one core; and against what two engines with half of the layers
 /// each can do beside each other on those cores, with half of the requests each: stages that never wait.
-async fn pipeline(lab: &Lab, model: &std::path::Path) {
+async fn pipeline(lab: &EngineHarness, model: &std::path::Path) {
     let half = MODEL.layers / 2;
     let half_model = model::random_model(Shape { layers: half, ..MODEL });
     let one = lab.start_pinned(model, &[MODEL.layers], 1, 0);
@@ -271,15 +271,15 @@ async fn serve(client: &EngineClient<Channel>, arrivals: &[Arrival]) -> Times {
     let begun = Instant::now();
     join_all(arrivals.iter().map(|Arrival { at, prompt, answer }| async move {
         tokio::time::sleep(Duration::from_secs_f64(*at)).await;
-        let question: String = (FRAME..*prompt).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
+        let question: String = (TEMPLATE_TOKENS..*prompt).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
         let request = GenerationRequest { max_tokens: Some(*answer), ignore_eos: true, ..say(&question) };
         let mut events = ask(&mut client.clone(), request).await;
         let mut times = Vec::new();
         loop {
             match next(&mut events).await {
-                Some(Event::Started { prompt_tokens, .. }) => assert_eq!(prompt_tokens as usize, *prompt),
-                Some(Event::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
-                Some(Event::Finished { .. }) => break,
+                Some(GenerationEvent::Started { prompt_tokens, .. }) => assert_eq!(prompt_tokens as usize, *prompt),
+                Some(GenerationEvent::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
+                Some(GenerationEvent::Finished { .. }) => break,
                 other => panic!("{other:?} in the middle of an answer"),
             }
         }
@@ -290,7 +290,7 @@ async fn serve(client: &EngineClient<Channel>, arrivals: &[Arrival]) -> Times {
 }
 
 /// Asks mlx-lm.
-fn serve_peer(peer: &mut Peer, arrivals: &[Arrival]) -> Times {
+fn serve_peer(peer: &mut MlxLmProcess, arrivals: &[Arrival]) -> Times {
     let requests = arrivals.iter().map(|Arrival { at, prompt, answer }| format!("{at}:{prompt}:{answer}"));
     peer.ask(&format!("serve {}", requests.collect::<Vec<_>>().join(" ")));
     let times: Times = serde_json::from_str(&peer.answer()).unwrap();

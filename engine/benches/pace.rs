@@ -18,23 +18,23 @@ use std::path::Path;
 use std::time::Instant;
 
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_wire::event::Event;
+use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use tonic::transport::Channel;
 
-use engines::{Lab, ask, next, say};
+use engines::{EngineHarness, ask, next, say};
 use model::Shape;
-use peer::{Peer, median, tell};
+use peer::{MlxLmProcess, median, tell};
 
 /// About 100 million parameters, nearly all of them in the layers.
 const MODEL: Shape =
     Shape { hidden: 768, intermediate: 2048, heads: 12, kv_heads: 12, layers: 14, spread: 0.03 };
 /// Of mlx-lm's pace.
-const PACE: f64 = 0.97;
+const MIN_MLX_LM_RATIO: f64 = 0.97;
 /// Of the pace of bare layers: what the control path, the loop and the choice may cost.
-const BARE: f64 = 0.95;
+const MIN_BARE_RATIO: f64 = 0.95;
 /// Of the ratio that bare layers reach.
-const SHARDED: f64 = 0.9;
+const MIN_SHARDED_RATIO: f64 = 0.9;
 /// Odd, so that a median is one of them.
 const ROUNDS: usize = 7;
 /// Tokens of an answer.
@@ -44,7 +44,7 @@ const QUESTIONS: [usize; 2] = [16, 1000];
 
 /// Seconds to the first token, and tokens per second from then on.
 #[derive(Clone, Copy)]
-struct Pace {
+struct GenerationSpeed {
     first: f64,
     rate: f64,
 }
@@ -55,7 +55,7 @@ fn main() {
 
 async fn run() {
     let model = model::random_model(MODEL);
-    let mut lab = Lab::new();
+    let mut lab = EngineHarness::new();
     // No agent watches these engines.
     lab.flags = vec!["--orphan-seconds", "3600", "--prefix-cache", "off", "--speculation", "off"];
     against_mlx_lm(&lab, model.path()).await;
@@ -75,10 +75,10 @@ async fn run() {
 }
 
 /// One rank and mlx-lm in turns, both with every core.
-async fn against_mlx_lm(lab: &Lab, model: &Path) {
+async fn against_mlx_lm(lab: &EngineHarness, model: &Path) {
     let engines = lab.start(model, &[MODEL.layers]);
     let mut client = lab.client(&engines[0]).await;
-    let mut peers = [Peer::start(model, None, None)];
+    let mut peers = [MlxLmProcess::start(model, None, None)];
     let (mut ours, mut theirs) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     let mut bare = Vec::new();
     for round in 0..=ROUNDS {
@@ -96,16 +96,16 @@ async fn against_mlx_lm(lab: &Lab, model: &Path) {
             bare.push(layers);
         }
     }
-    let decode = |paces: &[Pace]| median(paces.iter().map(|pace| pace.rate));
-    let prefill = |paces: &[Pace]| median(paces.iter().map(|pace| QUESTIONS[1] as f64 / pace.first));
-    tell("decode, one rank", "tokens/s", PACE, decode(&ours[0]), decode(&theirs[0]));
-    tell("decode over gRPC, beside the bare forward step", "tokens/s", BARE, decode(&ours[0]), decode(&bare));
-    tell("prefill of 1,000 tokens, one rank", "tokens/s", PACE, prefill(&ours[1]), prefill(&theirs[1]));
+    let decode = |paces: &[GenerationSpeed]| median(paces.iter().map(|pace| pace.rate));
+    let prefill = |paces: &[GenerationSpeed]| median(paces.iter().map(|pace| QUESTIONS[1] as f64 / pace.first));
+    tell("decode, one rank", "tokens/s", MIN_MLX_LM_RATIO, decode(&ours[0]), decode(&theirs[0]));
+    tell("decode over gRPC, beside the bare forward step", "tokens/s", MIN_BARE_RATIO, decode(&ours[0]), decode(&bare));
+    tell("prefill of 1,000 tokens, one rank", "tokens/s", MIN_MLX_LM_RATIO, prefill(&ours[1]), prefill(&theirs[1]));
 }
 
 /// A stage of two members with a core each against one rank with one core, and the same of bare layers,
 /// which speak plain TCP.
-async fn two_against_one(lab: &Lab, model: &Path, through: &str) {
+async fn two_against_one(lab: &EngineHarness, model: &Path, through: &str) {
     let one = lab.start_pinned(model, &[MODEL.layers], 1, 0);
     let two = lab.start_pinned(model, &[MODEL.layers], 2, 0);
     let mut clients = [lab.client(&one[0]).await, lab.client(&two[0]).await];
@@ -113,8 +113,8 @@ async fn two_against_one(lab: &Lab, model: &Path, through: &str) {
     let addresses = engines::free_addresses(2);
     std::fs::write(hosts.path(), serde_json::json!([[addresses[0]], [addresses[1]]]).to_string()).unwrap();
     let mut bare = [
-        vec![Peer::start(model, Some(0), None)],
-        (0..2).map(|rank| Peer::start(model, Some(rank), Some(hosts.path()))).collect(),
+        vec![MlxLmProcess::start(model, Some(0), None)],
+        (0..2).map(|rank| MlxLmProcess::start(model, Some(rank), Some(hosts.path()))).collect(),
     ];
     let (mut ours, mut theirs) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for round in 0..=ROUNDS {
@@ -132,11 +132,11 @@ async fn two_against_one(lab: &Lab, model: &Path, through: &str) {
         two / one
     };
     let what = format!("decode, tensor 2 ranks of one core against 1, {through}");
-    tell(&what, "×", SHARDED, gain(ours), gain(theirs));
+    tell(&what, "×", MIN_SHARDED_RATIO, gain(ours), gain(theirs));
 }
 
 /// Asks a question of so many bytes; the tokens of its prompt, and the pace of the answer.
-async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, Pace) {
+async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, GenerationSpeed) {
     let question: String = (0..bytes).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
     let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..say(&question) };
     let begun = Instant::now();
@@ -144,25 +144,25 @@ async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, Pace
     let (mut prompt, mut times) = (0, Vec::new());
     loop {
         match next(&mut events).await {
-            Some(Event::Started { prompt_tokens, .. }) => prompt = prompt_tokens,
-            Some(Event::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
-            Some(Event::Finished { .. }) => break,
+            Some(GenerationEvent::Started { prompt_tokens, .. }) => prompt = prompt_tokens,
+            Some(GenerationEvent::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
+            Some(GenerationEvent::Finished { .. }) => break,
             other => panic!("{other:?} in the middle of an answer"),
         }
     }
     assert_eq!(times.len(), ANSWER as usize);
     let rate = f64::from(ANSWER - 1) / (times[times.len() - 1] - times[0]);
-    (prompt, Pace { first: times[0], rate })
+    (prompt, GenerationSpeed { first: times[0], rate })
 }
 
 /// All of them the same; the answer of the first.
-fn ask_peers(peers: &mut [Peer], work: &str, prompt: u32) -> Pace {
+fn ask_peers(peers: &mut [MlxLmProcess], work: &str, prompt: u32) -> GenerationSpeed {
     for peer in peers.iter_mut() {
         peer.ask(&format!("{work} {prompt} {ANSWER}"));
     }
     let mut answers = peers.iter_mut().map(|peer| {
         let numbers: Vec<f64> = peer.answer().split(' ').map(|number| number.parse().unwrap()).collect();
-        Pace { first: numbers[0], rate: f64::from(ANSWER - 1) / numbers[1] }
+        GenerationSpeed { first: numbers[0], rate: f64::from(ANSWER - 1) / numbers[1] }
     });
     let first = answers.next().unwrap();
     answers.for_each(drop);

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use russet_engine::tunnel::Tunnel;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_rpc::tls::Files;
-use russet_wire::event::Event;
+use russet_rpc::tls::TlsFiles;
+use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tonic::transport::Channel;
 
-use engines::{Engine, Lab, ask, free_addresses, next, say, within};
+use engines::{TestEngine, EngineHarness, ask, free_addresses, next, say, within};
 use identities::Identities;
 
 /// Odd, so that a median is one of them. By turns, so that whatever else this machine does meets both.
@@ -44,7 +44,7 @@ async fn carry() {
     let hosts = free_addresses(2);
     let nodes = ["node-0".to_owned(), "node-1".to_owned()];
     let open = async |own: usize| {
-        let files = Files::in_dir(&identities.node(&nodes[own]));
+        let files = TlsFiles::in_dir(&identities.node(&nodes[own]));
         Tunnel::open(&files, "bench", &hosts, &nodes, own, &[]).await.unwrap()
     };
     let ((_first, told_first), (_second, told_second)) = tokio::join!(open(0), open(1));
@@ -116,8 +116,8 @@ async fn there_and_back((near, far): &mut (TcpStream, TcpStream), rounds: u32, s
 /// The smoke model on two ranks over each.
 async fn decode() {
     let smoke = Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
-    let mut lab = Lab::new();
-    let mut groups: Vec<(Vec<Engine>, EngineClient<Channel>)> = Vec::new();
+    let mut lab = EngineHarness::new();
+    let mut groups: Vec<(Vec<TestEngine>, EngineClient<Channel>)> = Vec::new();
     for transport in ["tunnel", "direct"] {
         lab.flags = vec!["--transport", transport, "--orphan-seconds", "3600", "--prefix-cache", "off"];
         let engines = lab.start(&smoke, &[2, 2]);
@@ -141,12 +141,12 @@ async fn rate(client: &mut EngineClient<Channel>) -> f64 {
     let (mut tokens, mut first) = (0, None);
     loop {
         match next(&mut events).await {
-            Some(Event::Token { .. }) => {
+            Some(GenerationEvent::Token { .. }) => {
                 tokens += 1;
                 first.get_or_insert_with(Instant::now);
             }
-            Some(Event::Started { .. }) => {}
-            Some(Event::Finished { .. }) => break,
+            Some(GenerationEvent::Started { .. }) => {}
+            Some(GenerationEvent::Finished { .. }) => break,
             other => panic!("{other:?} after {tokens} tokens"),
         }
     }

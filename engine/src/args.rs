@@ -8,7 +8,7 @@ use clap::{Parser, ValueEnum};
 use thiserror::Error;
 
 use crate::jaccl::{Devices, DevicesError, Topology};
-use crate::tunnel::dial::Cable;
+use crate::tunnel::dial::CableEnds;
 
 /// One rank of a group that serves a model. Agents start it; the flags say everything it knows.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
@@ -58,10 +58,10 @@ pub struct Args {
     pub transport: Transport,
     /// Cables to nodes of other ranks, by the addresses at their ends: node=own>peer. Tunnels run over them.
     #[arg(long, value_delimiter = ',')]
-    pub cables: Vec<Cable>,
+    pub cables: Vec<CableEnds>,
     /// Where the ranks listen and on which nodes: rank=ip:port@node.
     #[arg(long, value_delimiter = ',')]
-    pub peers: Vec<Peer>,
+    pub peers: Vec<PeerRank>,
     /// Folder of this node's identity: tls.crt, tls.key, ca.crt.
     #[arg(long)]
     pub tls_dir: PathBuf,
@@ -94,8 +94,8 @@ pub struct Args {
     #[arg(long)]
     pub draft_dir: Option<PathBuf>,
     /// Whether the next tokens are begun before the last ones are known.
-    #[arg(long, value_enum, default_value_t = LookAhead::Auto)]
-    pub look_ahead: LookAhead,
+    #[arg(long, value_enum, default_value_t = OverlapScheduling::Auto)]
+    pub look_ahead: OverlapScheduling,
     /// How ranks on Metal wait for what they add up; on one rank and on Linux it changes nothing.
     #[arg(long, value_enum, default_value_t = Fence::Default)]
     pub fence: Fence,
@@ -177,7 +177,7 @@ pub enum Speculation {
 
 /// Whether tokens are begun before those that they follow are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LookAhead {
+pub enum OverlapScheduling {
     /// Where it pays: on GPUs, and on a CPU where no other rank waits for this one. There to begin a batch is to compute
     /// it, and what came of the one before would be told that much later.
     Auto,
@@ -228,7 +228,7 @@ pub enum LogFormat {
 
 /// One rank of the group, as the others reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerRank {
     /// Its rank.
     pub rank: u32,
     /// Its gRPC address, `ip:port`.
@@ -287,7 +287,7 @@ pub enum ArgsError {
     },
 }
 
-impl FromStr for Peer {
+impl FromStr for PeerRank {
     type Err = ArgsError;
 
     fn from_str(text: &str) -> Result<Self, ArgsError> {
@@ -318,7 +318,7 @@ impl Args {
     }
 
     /// The ranks above this one, in order, after a check that the flags fit each other.
-    pub fn followers(&self) -> Result<Vec<Peer>, ArgsError> {
+    pub fn followers(&self) -> Result<Vec<PeerRank>, ArgsError> {
         let size = self.size();
         if self.rank >= size {
             return Err(ArgsError::Rank { rank: self.rank, size });
@@ -326,7 +326,7 @@ impl Args {
         if size == 1 {
             return Ok(Vec::new());
         }
-        let mut followers: Vec<Peer> = self.peers.iter().filter(|peer| peer.rank > 0).cloned().collect();
+        let mut followers: Vec<PeerRank> = self.peers.iter().filter(|peer| peer.rank > 0).cloned().collect();
         followers.sort_by_key(|peer| peer.rank);
         if self.rank == 0 && !followers.iter().map(|peer| peer.rank).eq(1..size) {
             return Err(ArgsError::Count { flag: "--peers", given: self.peers.len(), size });
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_has_room_for_all_sequences_or_for_less_as_told() {
+    fn kv_tokens_default_to_all_sequences_or_the_flag() {
         for (flags, expected) in [
             ("", 4 * 4096),
             ("--context-tokens 1000000 --max-sequences 1024", 1_024_000_000),
@@ -378,10 +378,10 @@ mod tests {
 
     #[test]
     fn a_peer_names_rank_address_and_node() {
-        let peer = Peer { rank: 1, address: "10.0.0.2:4100".into(), node: "mac-2".into() };
+        let peer = PeerRank { rank: 1, address: "10.0.0.2:4100".into(), node: "mac-2".into() };
         assert_eq!("1=10.0.0.2:4100@mac-2".parse(), Ok(peer));
         for wrong in ["", "1", "1=10.0.0.2", "1=10.0.0.2:4100", "1=10.0.0.2:4100@", "x=10.0.0.2:4100@m"] {
-            assert_eq!(wrong.parse::<Peer>(), Err(ArgsError::Peer(wrong.to_owned())));
+            assert_eq!(wrong.parse::<PeerRank>(), Err(ArgsError::Peer(wrong.to_owned())));
         }
     }
 }

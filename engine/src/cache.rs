@@ -2,7 +2,7 @@
 //! there; what is read of it has the shape that mlx-lm's has, and so do the kernels that read it. In what form
 //! keys and values are kept is [`form`]'s business: here they are arrays that have positions.
 
-pub mod form;
+pub mod format;
 
 use std::ops::Range;
 
@@ -12,32 +12,32 @@ use mlx_rs::{
     ops::{concatenate, indexing::TryIndexOp, zeros_dtype},
 };
 
-use russet_mlx::array::write;
+use russet_mlx::array::write_slice;
 
-use crate::kept;
-use form::{Form, Held, first};
+use crate::prefix_cache;
+use format::{KvFormat, KvView, prefix};
 
 /// Room is a multiple of so many positions.
-const STEP: i32 = kept::STEP as i32;
+const CACHE_STEP: i32 = prefix_cache::CACHE_STEP as i32;
 
 /// One layer's cache of one sequence, of which `offset` positions are in use.
 #[derive(Debug, Default)]
 pub struct KvCache {
-    form: Form,
+    format: KvFormat,
     /// Arrays of `[batch, heads, positions, width]`, as many as the form has; none before there is a position.
-    parts: Vec<Array>,
+    tensors: Vec<Array>,
     offset: i32,
 }
 
 impl KvCache {
     /// An empty one.
-    pub fn new(form: Form) -> Self {
-        Self { form, ..Self::default() }
+    pub fn new(format: KvFormat) -> Self {
+        Self { format, ..Self::default() }
     }
 
     /// In what form it keeps keys and values.
-    pub fn form(&self) -> Form {
-        self.form
+    pub fn format(&self) -> KvFormat {
+        self.format
     }
 
     /// Tokens held.
@@ -46,58 +46,58 @@ impl KvCache {
     }
 
     /// Appends keys and values, `[batch, heads, positions, width]`, and returns everything held so far.
-    pub fn append(&mut self, keys: &Array, values: &Array) -> Result<Held, Exception> {
-        let new = self.form.parts(keys, values)?;
-        self.extend(new)?;
-        let used = self.parts.iter().map(|part| first(part, self.offset));
-        self.form.held(&used.collect::<Result<Vec<_>, _>>()?)
+    pub fn append(&mut self, keys: &Array, values: &Array) -> Result<KvView, Exception> {
+        let new = self.format.encode(keys, values)?;
+        self.append_raw(new)?;
+        let used = self.tensors.iter().map(|part| prefix(part, self.offset));
+        self.format.view(&used.collect::<Result<Vec<_>, _>>()?)
     }
 
     /// Appends positions in the form in which they are kept, as [`Self::cut`] gives them.
-    pub fn extend(&mut self, new: Vec<Array>) -> Result<(), Exception> {
+    pub fn append_raw(&mut self, new: Vec<Array>) -> Result<(), Exception> {
         let positions = new.first().map_or(0, |part| part.dim(2));
         let (from, to) = (self.offset, self.offset + positions);
-        let mut rooms = std::mem::take(&mut self.parts).into_iter();
+        let mut rooms = std::mem::take(&mut self.tensors).into_iter();
         for new in new {
-            let room = grown(rooms.next(), from, &new)?;
-            let written = write(&room, &new, &[0, 0, from, 0]);
-            self.parts.push(written.map_err(|error| Exception::custom(error.to_string()))?);
+            let room = grow(rooms.next(), from, &new)?;
+            let written = write_slice(&room, &new, &[0, 0, from, 0]);
+            self.tensors.push(written.map_err(|error| Exception::custom(error.to_string()))?);
         }
         self.offset = to;
         Ok(())
     }
 
     /// Forgets all but the first `length` positions; the room stays.
-    pub fn trim(&mut self, length: i32) {
+    pub fn truncate(&mut self, length: i32) {
         self.offset = self.offset.min(length);
     }
 
     /// Copies of some positions of each part; `None` where there is nothing yet.
-    pub fn cut(&self, positions: Range<i32>) -> Result<Option<Vec<Array>>, Exception> {
+    pub fn slice(&self, positions: Range<i32>) -> Result<Option<Vec<Array>>, Exception> {
         let cut = |part: &Array| part.try_index((.., .., positions.clone(), ..));
-        let parts = self.parts.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
+        let parts = self.tensors.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
         Ok((!parts.is_empty()).then_some(parts))
     }
 
     /// A number of each part that is there once all held is: whoever waits for it holds none of the cache itself,
     /// which the next step may then write into.
-    pub fn witness(&self) -> Result<Vec<Array>, Exception> {
+    pub fn readiness_probe(&self) -> Result<Vec<Array>, Exception> {
         let number = |part: &Array| part.try_index((0..1, 0..1, 0..1, 0..1))?.add(Array::from_int(0));
-        self.parts.iter().map(number).collect()
+        self.tensors.iter().map(number).collect()
     }
 }
 
 /// `room` with place for `new` after the first `offset` positions.
-fn grown(room: Option<Array>, offset: i32, new: &Array) -> Result<Array, Exception> {
+fn grow(room: Option<Array>, offset: i32, new: &Array) -> Result<Array, Exception> {
     let (batch, heads, count, width) = (new.dim(0), new.dim(1), new.dim(2), new.dim(3));
     match room {
         Some(room) if offset + count <= room.dim(2) => Ok(room),
         room => {
-            let positions = (offset + count + STEP - 1) / STEP * STEP - offset;
+            let positions = (offset + count + CACHE_STEP - 1) / CACHE_STEP * CACHE_STEP - offset;
             let more = zeros_dtype(&[batch, heads, positions, width], new.dtype())?;
             match room {
                 None => Ok(more),
-                Some(room) => concatenate(&[first(&room, offset)?, more], 2),
+                Some(room) => concatenate(&[prefix(&room, offset)?, more], 2),
             }
         }
     }
@@ -123,16 +123,16 @@ mod tests {
         bytes.as_slice::<u8>().to_vec()
     }
 
-    fn forms() -> [Form; 3] {
+    fn forms() -> [KvFormat; 3] {
         [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4]
-            .map(|kind| Form::new(kind, 32).unwrap())
+            .map(|kind| KvFormat::new(kind, 32).unwrap())
     }
 
     /// What a cache holds is, bit by bit, what these numbers are in its form.
     fn check(cache: &KvCache, keys: &Array, values: &Array, story: &str) {
-        let expected = cache.form.parts(keys, values).unwrap();
-        let held = cache.cut(0..cache.offset()).unwrap().unwrap();
-        assert_eq!(held.len(), cache.form.arrays(), "{story}");
+        let expected = cache.format.encode(keys, values).unwrap();
+        let held = cache.slice(0..cache.offset()).unwrap().unwrap();
+        assert_eq!(held.len(), cache.format.tensor_count(), "{story}");
         for (held, expected) in held.iter().zip(&expected) {
             assert_eq!((held.shape(), held.dtype()), (expected.shape(), expected.dtype()), "{story}");
             assert!(bytes(held) == bytes(expected), "{story}");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_appended_comes_back_in_order_across_growth() {
+    fn kv_cache_returns_appended_positions_in_order() {
         for form in forms() {
             for pieces in [vec![1, 1, 1], vec![255, 1, 1], vec![256, 1], vec![300, 300, 7], vec![2048, 1, 1]]
             {
@@ -165,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_written_over() {
+    fn kv_cache_overwrites_truncated_positions() {
         for form in forms() {
             for (before, length, after) in [(10, 4, 3), (300, 256, 1), (300, 20, 500), (5, 0, 5)] {
                 let mut cache = KvCache::new(form);
                 cache.append(&numbers(1000, before), &numbers(1000, before)).unwrap();
-                cache.trim(length);
+                cache.truncate(length);
                 assert_eq!(cache.offset(), length);
                 cache.append(&numbers(0, after), &numbers(0, after)).unwrap();
                 let all = concatenate(&[numbers(1000, length), numbers(0, after)], 2);
@@ -181,17 +181,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_is_appended_as_it_was() {
+    fn kv_cache_slices_append_unchanged() {
         for form in forms() {
             let (mut cache, mut other) = (KvCache::new(form), KvCache::new(form));
-            assert!(cache.cut(0..1).unwrap().is_none(), "there is nothing yet");
+            assert!(cache.slice(0..1).unwrap().is_none(), "there is nothing yet");
             let all = numbers(0, 300);
             cache.append(&all, &all).unwrap();
             for from in (0..300).step_by(60) {
-                other.extend(cache.cut(from..from + 60).unwrap().unwrap()).unwrap();
+                other.append_raw(cache.slice(from..from + 60).unwrap().unwrap()).unwrap();
             }
             check(&other, &all, &all, &format!("{form:?}"));
-            assert_eq!(other.witness().unwrap().len(), form.arrays());
+            assert_eq!(other.readiness_probe().unwrap().len(), form.tensor_count());
         }
     }
 }

@@ -8,26 +8,26 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::compute::{
-    Addresses, Answer, Choice, Chosen, Compute, ComputeError, Draft, Memory, Progress, SampleError, Step,
+use crate::executor::{
+    Addresses, ReplyReceiver, SampleSpec, Sampled, Executor, ExecutorError, DraftRequest, MlxMemory, LoadProgress, SampleError, SequenceStep,
 };
-use crate::kept::{
-    Order,
-    chain::{BLOCK, Key},
+use crate::prefix_cache::{
+    CacheCommand,
+    block_hash::{BLOCK_TOKENS, BlockHash},
 };
-use crate::meter::Totals;
-use crate::pulse::{Batches, Pulse};
+use crate::step_profiler::StepTotals;
+use crate::batch_monitor::{BatchMonitor, BatchProgress};
 
 pub use crate::model::*;
 
 /// Nothing in these tests takes a second on an idle machine; a busy one gets a minute.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What comes of it in time.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
+    tokio::time::timeout(TEST_TIMEOUT, future)
         .await
-        .unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
+        .unwrap_or_else(|_| panic!("{what} took more than {TEST_TIMEOUT:?}"))
 }
 
 /// Until the condition holds.
@@ -42,46 +42,46 @@ pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// What a fake does when asked to step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mood {
+pub enum FakeBehaviour {
     /// Answers at once.
-    Fine,
+    Normal,
     /// Never answers, like a collective whose peer is gone.
-    Hung,
+    Hanging,
     /// Answers with an error.
-    Broken,
+    Failing,
     /// Chooses this token whatever it is asked.
-    Stuck(u32),
+    FixedToken(u32),
     /// Finds no number for sequences that hold this token.
-    Poisoned(u32),
+    NotFiniteOn(u32),
     /// Panics in the caller's face, as only a bug does.
-    Buggy,
+    Panicking,
 }
 
 /// A compute half that says back what the user said, byte by byte and over and over, then ends
 /// its turn unless that is banned. Every batch is recorded.
 #[derive(Clone)]
-pub struct Fake {
+pub struct FakeExecutor {
     state: Arc<Mutex<FakeState>>,
-    batches: Batches,
+    batches: BatchMonitor,
     /// Released once per batch when set: lets a test watch one batch at a time.
     pub gate: Option<Arc<Notify>>,
     /// How long a batch takes.
-    pub pace: Duration,
+    pub batch_time: Duration,
     /// Whether batches pay that follow one whose tokens nobody knows.
-    pub looks_ahead: bool,
+    pub overlaps_steps: bool,
 }
 
 struct FakeState {
-    mood: Mood,
+    behaviour: FakeBehaviour,
     /// Tokens of each sequence.
     sequences: HashMap<u32, Vec<u32>>,
     /// The token chosen last for each.
-    chosen: HashMap<u32, u32>,
-    batches: Vec<Vec<Step>>,
+    last_tokens: HashMap<u32, u32>,
+    batches: Vec<Vec<SequenceStep>>,
     resets: Vec<u32>,
     /// All tokens up to the end of each block, in memory and on disk.
-    held: HashMap<Key, Vec<u32>>,
-    shelved: HashMap<Key, Vec<u32>>,
+    in_memory: HashMap<BlockHash, Vec<u32>>,
+    on_disk: HashMap<BlockHash, Vec<u32>>,
     damaged: bool,
     /// Most tokens it held at once.
     peak: usize,
@@ -91,33 +91,33 @@ struct FakeState {
     draft_broken: bool,
 }
 
-impl Fake {
+impl FakeExecutor {
     pub fn new() -> Arc<Self> {
-        Self::with(Duration::ZERO, None)
+        Self::with_timing(Duration::ZERO, None)
     }
 
     /// One of this mood from the beginning.
-    pub fn of(mood: Mood) -> Arc<Self> {
+    pub fn with_behaviour(mood: FakeBehaviour) -> Arc<Self> {
         let fake = Self::new();
-        fake.set_mood(mood);
+        fake.set_behaviour(mood);
         fake
     }
 
     /// One for which it does not pay to choose ahead.
-    pub fn that_waits() -> Arc<Self> {
-        let Self { state, batches, gate, pace, .. } = Self::new().as_ref().clone();
-        Arc::new(Self { state, batches, gate, pace, looks_ahead: false })
+    pub fn without_overlap() -> Arc<Self> {
+        let Self { state, batches, gate, batch_time: pace, .. } = Self::new().as_ref().clone();
+        Arc::new(Self { state, batches, gate, batch_time: pace, overlaps_steps: false })
     }
 
-    pub fn with(pace: Duration, gate: Option<Arc<Notify>>) -> Arc<Self> {
+    pub fn with_timing(pace: Duration, gate: Option<Arc<Notify>>) -> Arc<Self> {
         let state = FakeState {
-            mood: Mood::Fine,
+            behaviour: FakeBehaviour::Normal,
             sequences: HashMap::new(),
-            chosen: HashMap::new(),
+            last_tokens: HashMap::new(),
             batches: Vec::new(),
             resets: Vec::new(),
-            held: HashMap::new(),
-            shelved: HashMap::new(),
+            in_memory: HashMap::new(),
+            on_disk: HashMap::new(),
             damaged: false,
             peak: 0,
             loadable: true,
@@ -126,15 +126,15 @@ impl Fake {
         };
         Arc::new(Self {
             state: Arc::new(Mutex::new(state)),
-            batches: Batches::new(1),
+            batches: BatchMonitor::new(1),
             gate,
-            pace,
-            looks_ahead: true,
+            batch_time: pace,
+            overlaps_steps: true,
         })
     }
 
-    pub fn set_mood(&self, mood: Mood) {
-        self.state.lock().mood = mood;
+    pub fn set_behaviour(&self, mood: FakeBehaviour) {
+        self.state.lock().behaviour = mood;
     }
 
     /// Makes loading fail.
@@ -148,11 +148,11 @@ impl Fake {
     }
 
     /// Everything it was asked to run, one behind the other.
-    pub fn steps(&self) -> Vec<Step> {
+    pub fn steps(&self) -> Vec<SequenceStep> {
         self.batches().concat()
     }
 
-    pub fn batches(&self) -> Vec<Vec<Step>> {
+    pub fn batches(&self) -> Vec<Vec<SequenceStep>> {
         self.state.lock().batches.clone()
     }
 
@@ -168,7 +168,7 @@ impl Fake {
     /// What its disk holds, as the next process finds it.
     pub fn restarted(&self) -> Arc<Self> {
         let fake = Self::new();
-        fake.state.lock().shelved = self.state.lock().shelved.clone();
+        fake.state.lock().on_disk = self.state.lock().on_disk.clone();
         fake
     }
 
@@ -179,42 +179,42 @@ impl Fake {
 }
 
 impl FakeState {
-    fn arrange(&mut self, order: Order) {
+    fn apply_cache_command(&mut self, order: CacheCommand) {
         match order {
-            Order::Reset { slot } => {
+            CacheCommand::Reset { slot } => {
                 self.sequences.remove(&slot);
                 self.resets.push(slot);
             }
-            Order::Trim { slot, length } => {
+            CacheCommand::Truncate { slot, length } => {
                 let sequence = self.sequences.get_mut(&slot).expect("only what is there can be cut");
                 sequence.truncate(length as usize);
                 assert_eq!(sequence.len(), length as usize);
             }
-            Order::Keep { slot, blocks } => {
+            CacheCommand::Store { slot, blocks } => {
                 for block in blocks {
-                    let tokens = self.sequences[&slot][..((block.index + 1) * BLOCK) as usize].to_vec();
-                    if block.held {
-                        self.held.insert(block.key, tokens.clone());
+                    let tokens = self.sequences[&slot][..((block.index + 1) * BLOCK_TOKENS) as usize].to_vec();
+                    if block.in_memory {
+                        self.in_memory.insert(block.hash, tokens.clone());
                     }
-                    if block.shelved {
-                        self.shelved.insert(block.key, tokens);
+                    if block.on_disk {
+                        self.on_disk.insert(block.hash, tokens);
                     }
                 }
             }
-            Order::Restore { slot, keys } => {
-                assert_eq!(self.fill(slot, &keys) as usize, keys.len());
+            CacheCommand::Load { slot, hashes: keys } => {
+                assert_eq!(self.load_blocks(slot, &keys) as usize, keys.len());
             }
-            Order::Forget { held, shelved } => {
-                held.iter().for_each(|key| drop(self.held.remove(key).expect("it was held")));
-                shelved.iter().for_each(|key| drop(self.shelved.remove(key)));
+            CacheCommand::Evict { in_memory: held, on_disk: shelved } => {
+                held.iter().for_each(|key| drop(self.in_memory.remove(key).expect("it was held")));
+                shelved.iter().for_each(|key| drop(self.on_disk.remove(key)));
             }
         }
     }
 
-    fn fill(&mut self, slot: u32, keys: &[Key]) -> u32 {
-        let shelved = |key| self.shelved.get(key).filter(|_| !self.damaged);
+    fn load_blocks(&mut self, slot: u32, keys: &[BlockHash]) -> u32 {
+        let shelved = |key| self.on_disk.get(key).filter(|_| !self.damaged);
         let found: Vec<&Vec<u32>> =
-            keys.iter().map_while(|key| self.held.get(key).or_else(|| shelved(key))).collect();
+            keys.iter().map_while(|key| self.in_memory.get(key).or_else(|| shelved(key))).collect();
         let (came, tokens) = (found.len() as u32, found.last().map(|tokens| (*tokens).clone()));
         let before = self.sequences.insert(slot, tokens.unwrap_or_default());
         assert!(before.is_none(), "slot {slot} is filled while it is empty");
@@ -222,7 +222,7 @@ impl FakeState {
     }
 
     /// Guesses what the model says, but for every seventh token.
-    fn draft(&mut self, Draft { slot, offset, tokens, guesses, choice }: &Draft) -> Vec<u32> {
+    fn draft(&mut self, DraftRequest { slot, offset, tokens, draft_tokens: guesses, sample: choice }: &DraftRequest) -> Vec<u32> {
         let mut read = self.drafts.remove(slot).unwrap_or_default();
         assert!(*offset as usize <= read.len(), "the draft model has read {} of {offset} tokens", read.len());
         read.truncate(*offset as usize);
@@ -232,7 +232,7 @@ impl FakeState {
         let guesses: Vec<u32> = (0..*guesses)
             .map(|guess| {
                 let index = choice.index + guess;
-                let chosen = self.choose(&read, &Choice { index, ..choice.clone() }).unwrap_or(END);
+                let chosen = self.sample(&read, &SampleSpec { index, ..choice.clone() }).unwrap_or(END);
                 let token = if index % 7 == 6 { END } else { chosen };
                 read.push(token);
                 token
@@ -244,37 +244,37 @@ impl FakeState {
         guesses
     }
 
-    fn run(&mut self, step: &Step) -> Chosen {
+    fn run(&mut self, step: &SequenceStep) -> Sampled {
         let sequence = self.sequences.entry(step.slot).or_default();
         assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
         if step.tokens.is_empty() {
             // Whoever does not choose hears of the token as it computes, which is nothing to be seen here.
-            let told = step.choice.as_ref().map_or(END, |_| self.chosen[&step.slot]);
+            let told = step.sample.as_ref().map_or(END, |_| self.last_tokens[&step.slot]);
             sequence.push(told);
         }
         sequence.extend(&step.tokens);
         self.peak = self.peak.max(self.sequences.values().map(Vec::len).sum());
         let sequence = &self.sequences[&step.slot];
-        let before_guesses = sequence.len() - step.guesses as usize;
-        let chosen: Chosen = (before_guesses..)
-            .zip(step.choices())
-            .map(|(length, choice)| self.choose(&sequence[..length], &choice))
+        let before_guesses = sequence.len() - step.draft_tokens as usize;
+        let chosen: Sampled = (before_guesses..)
+            .zip(step.samples())
+            .map(|(length, choice)| self.sample(&sequence[..length], &choice))
             .collect();
         match chosen.as_slice() {
-            [Ok(token)] => drop(self.chosen.insert(step.slot, *token)),
+            [Ok(token)] => drop(self.last_tokens.insert(step.slot, *token)),
             // A step that follows before anybody knows has something to read all the same, as on a device.
-            [Err(_)] => drop(self.chosen.insert(step.slot, END)),
+            [Err(_)] => drop(self.last_tokens.insert(step.slot, END)),
             [] => {}
             // Behind guesses it has to be told.
-            _ => drop(self.chosen.remove(&step.slot)),
+            _ => drop(self.last_tokens.remove(&step.slot)),
         }
         chosen
     }
 
-    fn choose(&self, sequence: &[u32], choice: &Choice) -> Result<u32, SampleError> {
-        match self.mood {
-            Mood::Stuck(token) => return Ok(token),
-            Mood::Poisoned(token) if sequence.contains(&token) => {
+    fn sample(&self, sequence: &[u32], choice: &SampleSpec) -> Result<u32, SampleError> {
+        match self.behaviour {
+            FakeBehaviour::FixedToken(token) => return Ok(token),
+            FakeBehaviour::NotFiniteOn(token) if sequence.contains(&token) => {
                 return Err(SampleError::NotFinite);
             }
             _ => {}
@@ -291,56 +291,56 @@ impl FakeState {
     }
 }
 
-impl Compute for Fake {
-    fn load(&self) -> Answer<()> {
+impl Executor for FakeExecutor {
+    fn load(&self) -> ReplyReceiver<()> {
         let (sender, answer) = oneshot::channel();
         let result = if self.state.lock().loadable {
             Ok(())
         } else {
-            Err(ComputeError::Own("model.safetensors is broken: its header ends at byte 7".into()))
+            Err(ExecutorError::Local("model.safetensors is broken: its header ends at byte 7".into()))
         };
         let _ = sender.send(result);
         answer
     }
 
-    fn progress(&self) -> Progress {
-        Progress { loaded_bytes: 10, total_bytes: 10 }
+    fn progress(&self) -> LoadProgress {
+        LoadProgress { loaded_bytes: 10, total_bytes: 10 }
     }
 
-    fn join(&self, _: Addresses) -> Answer<()> {
+    fn join(&self, _: Addresses) -> ReplyReceiver<()> {
         let (sender, answer) = oneshot::channel();
         let _ = sender.send(Ok(()));
         answer
     }
 
-    fn disband(&self) -> Answer<()> {
+    fn leave_group(&self) -> ReplyReceiver<()> {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state.lock();
         // One that hangs never gets there.
-        if state.mood == Mood::Hung {
+        if state.behaviour == FakeBehaviour::Hanging {
             std::mem::forget(sender);
             return answer;
         }
         state.sequences.clear();
-        state.chosen.clear();
-        state.held.clear();
+        state.last_tokens.clear();
+        state.in_memory.clear();
         state.drafts.clear();
         let _ = sender.send(Ok(()));
         answer
     }
 
-    fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>> {
+    fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<Sampled>> {
         let (sender, answer) = oneshot::channel();
         self.batches.begin(&batch);
         let told = self.batches.clone();
-        let (state, gate, pace) = (self.state.clone(), self.gate.clone(), self.pace);
+        let (state, gate, pace) = (self.state.clone(), self.gate.clone(), self.batch_time);
         // The state is touched in the order of the calls; only the answer takes time.
         let (mood, tokens) = {
             let mut state = state.lock();
-            assert_ne!(state.mood, Mood::Buggy, "the fake was told to panic");
-            let tokens: Vec<Chosen> = batch.iter().map(|step| state.run(step)).collect();
+            assert_ne!(state.behaviour, FakeBehaviour::Panicking, "the fake was told to panic");
+            let tokens: Vec<Sampled> = batch.iter().map(|step| state.run(step)).collect();
             state.batches.push(batch);
-            (state.mood, tokens)
+            (state.behaviour, tokens)
         };
         tokio::spawn(async move {
             if let Some(gate) = gate {
@@ -350,16 +350,16 @@ impl Compute for Fake {
             if !pace.is_zero() {
                 tokio::time::sleep(pace).await;
             }
-            if mood != Mood::Hung {
-                told.end(mood != Mood::Broken);
+            if mood != FakeBehaviour::Hanging {
+                told.end(mood != FakeBehaviour::Failing);
             }
             match mood {
-                Mood::Fine | Mood::Stuck(_) | Mood::Poisoned(_) => drop(sender.send(Ok(tokens))),
-                Mood::Broken => {
+                FakeBehaviour::Normal | FakeBehaviour::FixedToken(_) | FakeBehaviour::NotFiniteOn(_) => drop(sender.send(Ok(tokens))),
+                FakeBehaviour::Failing => {
                     let lost = "[ring] connection to a peer was lost";
-                    drop(sender.send(Err(ComputeError::Group(lost.into()))));
+                    drop(sender.send(Err(ExecutorError::Group(lost.into()))));
                 }
-                Mood::Hung | Mood::Buggy => {
+                FakeBehaviour::Hanging | FakeBehaviour::Panicking => {
                     std::future::pending::<()>().await;
                     drop(sender);
                 }
@@ -368,15 +368,15 @@ impl Compute for Fake {
         answer
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.looks_ahead
+    fn overlaps_steps(&self) -> bool {
+        self.overlaps_steps
     }
 
-    fn draft(&self, drafts: Vec<Draft>) -> Answer<Vec<Vec<u32>>> {
+    fn draft(&self, drafts: Vec<DraftRequest>) -> ReplyReceiver<Vec<Vec<u32>>> {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state.lock();
         let guesses = if state.draft_broken {
-            Err(ComputeError::Own("the draft model's weights are gone".into()))
+            Err(ExecutorError::Local("the draft model's weights are gone".into()))
         } else {
             Ok(drafts.iter().map(|draft| state.draft(draft)).collect())
         };
@@ -384,38 +384,38 @@ impl Compute for Fake {
         answer
     }
 
-    fn arrange(&self, order: Order) {
-        self.state.lock().arrange(order);
+    fn apply_cache_command(&self, order: CacheCommand) {
+        self.state.lock().apply_cache_command(order);
     }
 
-    fn fetch(&self, slot: u32, keys: Vec<Key>) -> Answer<u32> {
+    fn fetch(&self, slot: u32, keys: Vec<BlockHash>) -> ReplyReceiver<u32> {
         let (sender, answer) = oneshot::channel();
-        let came = self.state.lock().fill(slot, &keys);
+        let came = self.state.lock().load_blocks(slot, &keys);
         let _ = sender.send(Ok(came));
         answer
     }
 
-    fn has_shelf(&self) -> bool {
+    fn has_disk_cache(&self) -> bool {
         true
     }
 
-    fn shelved(&self) -> Vec<Key> {
-        self.state.lock().shelved.keys().copied().collect()
+    fn blocks_on_disk(&self) -> Vec<BlockHash> {
+        self.state.lock().on_disk.keys().copied().collect()
     }
 
-    fn lost(&self) -> Vec<Key> {
+    fn take_lost_blocks(&self) -> Vec<BlockHash> {
         Vec::new()
     }
 
-    fn memory(&self) -> Memory {
-        Memory { bytes: 10, peak_bytes: 20 }
+    fn memory(&self) -> MlxMemory {
+        MlxMemory { bytes: 10, peak_bytes: 20 }
     }
 
-    fn pulse(&self) -> Pulse {
-        self.batches.pulse()
+    fn batch_progress(&self) -> BatchProgress {
+        self.batches.progress()
     }
 
-    fn totals(&self) -> Totals {
-        Totals { bytes: [5, 6, 7], seconds: [1.0, 0.5, 0.25], timed: 2 }
+    fn step_totals(&self) -> StepTotals {
+        StepTotals { bytes: [5, 6, 7], seconds: [1.0, 0.5, 0.25], timed_batches: 2 }
     }
 }

@@ -7,9 +7,9 @@ use std::str::FromStr;
 use thiserror::Error;
 
 /// Most members of a mesh: jaccl's own bound.
-const MOST_IN_MESH: usize = 8;
+const MAX_MESH_MEMBERS: usize = 8;
 /// Most cables between two neighbours of a ring: jaccl's own bound.
-const MOST_WIRES: usize = 4;
+const MAX_RING_CABLES: usize = 4;
 
 /// Devices by row and column, the member and its peer; an empty cell is no cable, several names are several
 /// cables.
@@ -47,12 +47,12 @@ pub enum DevicesError {
     },
     /// Too many for a mesh.
     #[error(
-        "jaccl connects at most {MOST_IN_MESH} members in a mesh, but the stage has {0}; cable a ring and use jaccl-ring, or use smaller stages"
+        "jaccl connects at most {MAX_MESH_MEMBERS} members in a mesh, but the stage has {0}; cable a ring and use jaccl-ring, or use smaller stages"
     )]
     Members(usize),
     /// Members without the cables they need.
     #[error("--rdma-devices names {found} devices from member {from} to member {to}, but {needed}")]
-    Wires {
+    Cables {
         /// Row.
         from: usize,
         /// Column.
@@ -80,7 +80,7 @@ impl Devices {
         if rows != members || columns != members {
             return Err(DevicesError::Size { rows, columns, members });
         }
-        if topology == Topology::Mesh && members > MOST_IN_MESH {
+        if topology == Topology::Mesh && members > MAX_MESH_MEMBERS {
             return Err(DevicesError::Members(members));
         }
         let wires = self
@@ -95,19 +95,19 @@ impl Devices {
             let needed = match topology {
                 _ if from == to => (found > 0).then(|| "a member needs none to itself".to_owned()),
                 Topology::Mesh => (found == 0).then(|| "a mesh needs one between any two".to_owned()),
-                Topology::Ring if neighbours => (found != first || found == 0 || found > MOST_WIRES)
-                    .then(|| format!("a ring needs as many between all neighbours, from 1 to {MOST_WIRES}")),
+                Topology::Ring if neighbours => (found != first || found == 0 || found > MAX_RING_CABLES)
+                    .then(|| format!("a ring needs as many between all neighbours, from 1 to {MAX_RING_CABLES}")),
                 Topology::Ring => None,
             };
             if let Some(needed) = needed {
-                return Err(DevicesError::Wires { from, to, found, needed });
+                return Err(DevicesError::Cables { from, to, found, needed });
             }
         }
         Ok(())
     }
 
     /// The file `MLX_IBV_DEVICES` names: a cell is null, a name, or a list of names.
-    pub fn file(&self) -> String {
+    pub fn devices_file(&self) -> String {
         let cell = |names: &Vec<String>| match names.as_slice() {
             [] => serde_json::Value::Null,
             [name] => serde_json::json!(name),
@@ -144,15 +144,15 @@ mod tests {
     #[test]
     fn the_file_is_what_mlx_reads() {
         let two: Devices = r#"[[[],["rdma_en4"]],[["rdma_en4"],[]]]"#.parse().unwrap();
-        assert_eq!(two.file(), r#"[[null,"rdma_en4"],["rdma_en4",null]]"#);
+        assert_eq!(two.devices_file(), r#"[[null,"rdma_en4"],["rdma_en4",null]]"#);
         assert_eq!(two.check(Topology::Mesh, 2), Ok(()));
         assert_eq!(two.check(Topology::Ring, 2), Ok(()));
         let wires: Devices =
             r#"[[[],["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],[]]]"#.parse().unwrap();
-        assert_eq!(wires.file(), r#"[[null,["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],null]]"#);
+        assert_eq!(wires.devices_file(), r#"[[null,["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],null]]"#);
         assert_eq!(wires.check(Topology::Ring, 2), Ok(()));
         assert_eq!(
-            mesh(3).file(),
+            mesh(3).devices_file(),
             r#"[[null,"rdma_en1","rdma_en2"],["rdma_en0",null,"rdma_en2"],["rdma_en0","rdma_en1",null]]"#
         );
     }
@@ -185,7 +185,7 @@ mod tests {
 
     /// Files of real clusters, where this machine has the collection.
     #[test]
-    fn recorded_matrices_are_written_as_they_were() {
+    fn recorded_device_matrices_are_written_unchanged() {
         let Some(folder) = std::env::var_os("RUSSET_RECORDED").map(std::path::PathBuf::from) else {
             eprintln!("not run: RUSSET_RECORDED names no folder of recorded files");
             return;
@@ -206,8 +206,8 @@ mod tests {
         ] {
             let devices = devices(&matrix);
             assert_eq!(devices.check(Topology::Mesh, members), Ok(()), "{matrix}");
-            assert_eq!(serde_json::from_str::<Value>(&devices.file()).unwrap(), matrix);
+            assert_eq!(serde_json::from_str::<Value>(&devices.devices_file()).unwrap(), matrix);
         }
-        assert_eq!(devices(&hostfile("hostfile-jaccl-1-node.json")).file(), "[[null]]");
+        assert_eq!(devices(&hostfile("hostfile-jaccl-1-node.json")).devices_file(), "[[null]]");
     }
 }

@@ -1,15 +1,15 @@
 //! The pieces that architectures are made of. Each computes exactly what its mlx-lm counterpart
 //! does, operation by operation, sharded or whole; none knows which rank it runs on.
 
-mod attend;
+mod sdpa;
 pub mod attention;
-pub mod batch;
+pub mod packed_batch;
 pub mod embedding;
 pub mod linear;
 pub mod mlp;
 pub mod norm;
 pub mod rope;
-pub mod stage;
+pub mod tensor_parallel;
 
 use mlx_rs::{Device, DeviceType, error::Exception};
 

@@ -11,27 +11,26 @@
 //! turns text into tokens and back, [`follow`] keeps the ranks of a group together, [`rings`] and [`tunnel`] let MLX's ranks meet,
 //! [`life`] says when it is over, and [`again`] whether the process is of use to the group that comes after. [`pulse`] and [`forecast`] tell a rank that hangs from one that has much to do.
 
-pub mod again;
+pub mod reform;
 pub mod args;
-pub mod compute;
-pub mod control;
-pub mod follow;
-pub mod forecast;
-pub mod guess;
+pub mod executor;
+pub mod control_service;
+pub mod group;
+pub mod batch_time;
+pub mod speculative;
 pub mod jaccl;
-pub mod kept;
-pub mod life;
-pub mod meter;
+pub mod prefix_cache;
+pub mod lifecycle;
+pub mod step_profiler;
 pub mod metrics;
-pub mod pulse;
-pub mod rates;
+pub mod batch_monitor;
+pub mod throughput;
 pub mod rings;
-pub mod schedule;
+pub mod scheduler;
 pub mod sequence;
-pub mod serve;
-pub mod server;
-pub mod shelf;
-pub mod tokens;
+pub mod process;
+pub mod engine_service;
+pub mod tokenizer;
 pub mod tunnel;
 
 #[cfg(test)]

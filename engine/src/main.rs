@@ -20,10 +20,10 @@ mod engine {
     use anyhow::Context as _;
     use clap::Parser as _;
     use russet_engine::args::{Args, Dtype, Fence, LogFormat, Switch};
-    use russet_engine::life::Life;
-    use russet_engine::runtime::environment::{self, Place};
-    use russet_engine::runtime::{Runtime, RuntimeConfig, ShelfConfig};
-    use russet_engine::serve::{Outcome, Rank};
+    use russet_engine::lifecycle::Lifecycle;
+    use russet_engine::runtime::environment::{self, MlxEnvironment};
+    use russet_engine::runtime::{Runtime, RuntimeConfig, DiskCacheConfig};
+    use russet_engine::process::{ExitOutcome, EngineProcess};
     use russet_engine::weights::LoadDtype;
     use tokio::signal::unix::{SignalKind, signal};
     use tokio::task::AbortHandle;
@@ -31,14 +31,14 @@ mod engine {
     pub fn main() -> anyhow::Result<()> {
         let args = Args::parse();
         // Before any thread exists: this may replace the process by itself.
-        environment::ensure(place(&args).as_ref()).context("cannot set MLX's environment")?;
+        environment::ensure(mlx_environment(&args).as_ref()).context("cannot set MLX's environment")?;
         russet_telemetry::logs::init(&format!("engine-{}", args.rank), args.log == LogFormat::Json);
         // Installed already only if something else in this process did; all of it is the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
         // They carry what ranks send each other, beside MLX's threads that wait for it.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
-            .on_thread_start(russet_mlx::be_prompt)
+            .on_thread_start(russet_mlx::request_low_latency)
             .enable_all()
             .build()?;
         let outcome = runtime.block_on(run(args));
@@ -54,16 +54,16 @@ mod engine {
             }
         };
         // The MLX thread may be blocked in a collective for ever; only the end of the process ends it.
-        russet_mlx::leave(code)
+        russet_mlx::exit_immediately(code)
     }
 
     /// What MLX reads of this rank.
-    fn place(args: &Args) -> Option<Place> {
+    fn mlx_environment(args: &Args) -> Option<MlxEnvironment> {
         // Flags that do not fit each other are refused later, where the log is.
         let coordinator = || args.tensor_hosts.get((args.rank - args.rank % args.tensor_size) as usize);
         let jaccl = args.backend.topology().and_then(|topology| Some((*coordinator()?, topology)));
         let (files, fast_fence) = (args.control_socket.clone(), args.fence == Fence::Fast);
-        (args.size() > 1).then_some(Place { rank: args.rank, files, jaccl, fast_fence })
+        (args.size() > 1).then_some(MlxEnvironment { rank: args.rank, files, jaccl, fast_fence })
     }
 
     /// One formation of the group after the other, as long as the weights are of use; why the last one failed, if it did.
@@ -80,33 +80,33 @@ mod engine {
             },
             kv_cache: args.kv_cache,
             blas_threads: std::thread::available_parallelism().map_or(1, usize::from),
-            look_ahead: args.look_ahead,
+            overlap: args.look_ahead,
             wired: args.wired_memory == Switch::On,
-            shelf: args
+            disk_cache: args
                 .prefix_dir
                 .clone()
                 .filter(|_| args.prefix_cache == Switch::On)
-                .map(|folder| ShelfConfig { folder, most_bytes: args.prefix_dir_bytes }),
+                .map(|folder| DiskCacheConfig { folder, max_bytes: args.prefix_dir_bytes }),
             draft_dir: args.draft_dir.clone(),
         })
         .context("cannot start the MLX thread")?;
         let compute = Arc::new(compute);
         loop {
             let epoch = args.epoch;
-            let rank = Rank::bind(args, compute.clone()).await?;
+            let rank = EngineProcess::bind(args, compute.clone()).await?;
             tracing::info!(address = %rank.address()?, pid = std::process::id(), epoch, "listening");
             let signals = watch_signals(rank.life())?;
             let outcome = rank.run().await?;
             signals.abort();
             args = match outcome {
-                Outcome::Stopped => return Ok(None),
-                Outcome::Failed(reason) => return Ok(Some(reason)),
-                Outcome::Again(next) => *next,
+                ExitOutcome::Stopped => return Ok(None),
+                ExitOutcome::Failed(reason) => return Ok(Some(reason)),
+                ExitOutcome::Reform(next) => *next,
             };
         }
     }
 
-    fn watch_signals(life: Life) -> anyhow::Result<AbortHandle> {
+    fn watch_signals(life: Lifecycle) -> anyhow::Result<AbortHandle> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let signals = tokio::spawn(async move {

@@ -11,42 +11,42 @@ use prometheus::{
 };
 use russet_wire::event::{FinishReason, Usage};
 
-use crate::compute::{Memory, Progress};
-use crate::kept::STEP;
-use crate::meter::{COLLECTIVES, PHASES, Totals};
-use crate::rates::Rates;
+use crate::executor::{MlxMemory, LoadProgress};
+use crate::prefix_cache::CACHE_STEP;
+use crate::step_profiler::{COLLECTIVES, PHASES, StepTotals};
+use crate::throughput::Throughput;
 
 /// vLLM's buckets for the time to the first token.
-const FIRST_TOKEN: &[f64] = &[
+const FIRST_TOKEN_BUCKETS: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
 ];
 /// vLLM's buckets for the time between tokens.
-const BETWEEN_TOKENS: &[f64] = &[
+const INTER_TOKEN_BUCKETS: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
 /// vLLM's buckets for everything that lasts as long as a request.
-const REQUEST: &[f64] = &[
+const REQUEST_BUCKETS: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 ];
 
 /// Who guesses: what was said before, and the draft model.
-const SOURCES: [&str; 2] = ["lookup", "draft"];
+const PROPOSER_LABELS: [&str; 2] = ["lookup", "draft"];
 
 /// Buckets for what the loop and MLX take for a batch.
-const BATCH: &[f64] = &[
+const BATCH_BUCKETS: &[f64] = &[
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
     0.25, 0.5, 1.0, 2.5, 10.0,
 ];
 /// Buckets for the sequences of a batch.
-const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+const BATCH_ROW_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 /// Buckets for the tokens a batch reads.
-const READ: &[f64] = &[0.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0];
+const PREFILL_TOKEN_BUCKETS: &[f64] = &[0.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0];
 
 /// All metrics of one engine; clones share them.
 #[derive(Clone)]
-pub struct Metrics {
+pub struct EngineMetrics {
     /// What `/metrics` shows.
     pub registry: Registry,
     /// Requests in a slot.
@@ -67,11 +67,11 @@ pub struct Metrics {
     /// Tokens chosen.
     pub generated_tokens: IntCounter,
     /// Times tokens were guessed, how many, and how many of them were right, by who guessed.
-    guesses: [IntCounterVec; 3],
+    draft_counters: [IntCounterVec; 3],
     /// From arrival to the first token.
     pub first_token: Histogram,
     /// From one token to the next.
-    pub between_tokens: Histogram,
+    pub inter_token: Histogram,
     /// From arrival to the last event.
     pub request: Histogram,
     /// From arrival to a slot.
@@ -81,7 +81,7 @@ pub struct Metrics {
     /// From the first token to the last.
     pub decode: Histogram,
     /// What this process took to begin a batch.
-    pub schedule: Histogram,
+    pub scheduling: Histogram,
     /// From the beginning of a batch to its tokens.
     pub batch: Histogram,
     /// Sequences of a batch.
@@ -91,7 +91,7 @@ pub struct Metrics {
     /// Steps this rank ran.
     pub steps: IntCounter,
     /// How fast requests are answered, for the agent.
-    pub rates: Arc<Mutex<Rates>>,
+    pub throughput: Arc<Mutex<Throughput>>,
     collective_bytes: IntCounterVec,
     phase_seconds: CounterVec,
     timed_batches: IntCounter,
@@ -103,7 +103,7 @@ pub struct Metrics {
     smoke: Gauge,
 }
 
-impl Metrics {
+impl EngineMetrics {
     /// The metrics of rank `rank` of a group serving `model`, with room for `kv_tokens` of sequences of at most
     /// `context_tokens` each.
     pub fn new(
@@ -157,7 +157,7 @@ impl Metrics {
             ))?,
             prefix_blocks: [tier("memory")?, tier("disk")?],
             generated_tokens: IntCounter::with_opts(request("generation_tokens_total", "Tokens generated."))?,
-            guesses: [
+            draft_counters: [
                 guesses("drafts", "Times the next tokens of an answer were guessed.")?,
                 guesses("draft_tokens", "Tokens guessed.")?,
                 guesses("accepted_tokens", "Tokens guessed right, which cost no step of their own.")?,
@@ -165,17 +165,17 @@ impl Metrics {
             first_token: time(
                 "time_to_first_token_seconds",
                 "From arrival to the first token.",
-                FIRST_TOKEN,
+                FIRST_TOKEN_BUCKETS,
             )?,
-            between_tokens: time(
+            inter_token: time(
                 "inter_token_latency_seconds",
                 "From one token to the next.",
-                BETWEEN_TOKENS,
+                INTER_TOKEN_BUCKETS,
             )?,
-            request: time("e2e_request_latency_seconds", "From arrival to the end of the answer.", REQUEST)?,
-            queue: time("request_queue_time_seconds", "From arrival to a slot.", REQUEST)?,
-            prefill: time("request_prefill_time_seconds", "From a slot to the first token.", REQUEST)?,
-            decode: time("request_decode_time_seconds", "From the first token to the last.", REQUEST)?,
+            request: time("e2e_request_latency_seconds", "From arrival to the end of the answer.", REQUEST_BUCKETS)?,
+            queue: time("request_queue_time_seconds", "From arrival to a slot.", REQUEST_BUCKETS)?,
+            prefill: time("request_prefill_time_seconds", "From a slot to the first token.", REQUEST_BUCKETS)?,
+            decode: time("request_decode_time_seconds", "From the first token to the last.", REQUEST_BUCKETS)?,
             success: IntCounterVec::new(
                 request("request_success_total", "Answers completed, by the reason they ended."),
                 &["finished_reason"],
@@ -184,10 +184,10 @@ impl Metrics {
                 own("request_failures_total", "Requests that ended with a typed failure."),
                 &["kind"],
             )?,
-            schedule: of_batches("schedule_seconds", "What rank 0 took to begin a batch.", BATCH)?,
-            batch: of_batches("batch_seconds", "From the beginning of a batch to its tokens.", BATCH)?,
-            batch_rows: of_batches("batch_sequences", "Sequences of a batch.", ROWS)?,
-            batch_prompt_tokens: of_batches("batch_prompt_tokens", "Tokens a batch reads.", READ)?,
+            scheduling: of_batches("schedule_seconds", "What rank 0 took to begin a batch.", BATCH_BUCKETS)?,
+            batch: of_batches("batch_seconds", "From the beginning of a batch to its tokens.", BATCH_BUCKETS)?,
+            batch_rows: of_batches("batch_sequences", "Sequences of a batch.", BATCH_ROW_BUCKETS)?,
+            batch_prompt_tokens: of_batches("batch_prompt_tokens", "Tokens a batch reads.", PREFILL_TOKEN_BUCKETS)?,
             steps: IntCounter::with_opts(own("steps_total", "Steps this rank ran."))?,
             collective_bytes: IntCounterVec::new(
                 own("collective_bytes_total", "Bytes between this rank and others, by operation."),
@@ -211,7 +211,7 @@ impl Metrics {
                 "smoke_seconds",
                 "Seconds the group took for the smoke prompt; 0 until it is answered.",
             ))?,
-            rates: Arc::default(),
+            throughput: Arc::default(),
             registry,
         };
         metrics.register(rank, context_tokens, kv_tokens, labels)?;
@@ -237,19 +237,19 @@ impl Metrics {
             prefix_hits,
             prefix_blocks,
             generated_tokens,
-            guesses,
+            draft_counters: guesses,
             first_token,
-            between_tokens,
+            inter_token: between_tokens,
             request,
             queue,
             prefill,
             decode,
-            schedule,
+            scheduling: schedule,
             batch,
             batch_rows,
             batch_prompt_tokens,
             steps,
-            rates: _,
+            throughput: _,
             collective_bytes,
             phase_seconds,
             timed_batches,
@@ -282,7 +282,7 @@ impl Metrics {
             registry.register(Box::new(counter.clone()))?;
         }
         for counter in guesses {
-            SOURCES.iter().for_each(|source| drop(counter.with_label_values(&[source])));
+            PROPOSER_LABELS.iter().for_each(|source| drop(counter.with_label_values(&[source])));
             registry.register(Box::new(counter.clone()))?;
         }
         for histogram in [
@@ -309,59 +309,59 @@ impl Metrics {
             labels(Opts::new("vllm:cache_config_info", "Tokens of a block of the KV cache, and blocks.")),
             &["block_size", "num_gpu_blocks"],
         )?;
-        let block = context_tokens.min(STEP);
+        let block = context_tokens.min(CACHE_STEP);
         let blocks = kv_tokens / u64::from(block.max(1));
         geometry.with_label_values(&[&block.to_string(), &blocks.to_string()]).set(1.0);
         registry.register(Box::new(geometry))
     }
 
     /// A prompt of so many tokens came, of which so many are kept.
-    pub fn asked_prefix(&self, tokens: u32, cached: u32) {
+    pub fn record_prefix_lookup(&self, tokens: u32, cached: u32) {
         self.prefix_queries.inc_by(u64::from(tokens));
         self.prefix_hits.inc_by(u64::from(cached));
     }
 
     /// So many tokens of an answer were guessed at a time, by the draft model or by what was said before, and so many of
     /// them right.
-    pub fn guessed(&self, drafted: bool, tokens: usize, right: usize) {
-        let source = SOURCES[usize::from(drafted)];
-        for (counter, count) in self.guesses.iter().zip([1, tokens, right]) {
+    pub fn record_draft_tokens(&self, drafted: bool, tokens: usize, right: usize) {
+        let source = PROPOSER_LABELS[usize::from(drafted)];
+        for (counter, count) in self.draft_counters.iter().zip([1, tokens, right]) {
             counter.with_label_values(&[source]).inc_by(count as u64);
         }
     }
 
     /// Tokens that were guessed right.
     #[cfg(test)]
-    pub fn guesses_right(&self) -> u64 {
-        SOURCES.iter().map(|source| self.guesses[2].with_label_values(&[source]).get()).sum()
+    pub fn accepted_draft_tokens(&self) -> u64 {
+        PROPOSER_LABELS.iter().map(|source| self.draft_counters[2].with_label_values(&[source]).get()).sum()
     }
 
     /// So many blocks are kept in memory, and on disk.
-    pub fn kept(&self, (memory, disk): (usize, usize)) {
+    pub fn set_prefix_blocks(&self, (memory, disk): (usize, usize)) {
         let [in_memory, on_disk] = &self.prefix_blocks;
         in_memory.set(memory as f64);
         on_disk.set(disk as f64);
     }
 
     /// An answer is complete.
-    pub fn finished(&self, reason: FinishReason, usage: Usage, lasted: Duration) {
+    pub fn record_finished(&self, reason: FinishReason, usage: Usage, lasted: Duration) {
         tracing::debug!(reason = reason.as_str(), ?usage, ?lasted, "answer complete");
         self.success.with_label_values(&[reason.as_str()]).inc();
         self.request.observe(lasted.as_secs_f64());
     }
 
     /// The smoke prompt is answered. It counts nowhere else but among the steps: nobody asked it.
-    pub fn tried(&self, lasted: Duration) {
+    pub fn record_smoke_test(&self, lasted: Duration) {
         self.smoke.set(lasted.as_secs_f64());
     }
 
     /// A request ended with a failure of this kind.
-    pub fn failed(&self, kind: &str) {
+    pub fn record_failure(&self, kind: &str) {
         self.failures.with_label_values(&[kind]).inc();
     }
 
     /// Brings what is asked rather than counted here up to date.
-    pub fn observe(&self, memory: Memory, progress: Progress, totals: Totals) {
+    pub fn observe(&self, memory: MlxMemory, progress: LoadProgress, totals: StepTotals) {
         for (name, bytes) in COLLECTIVES.iter().zip(totals.bytes) {
             let counter = self.collective_bytes.with_label_values(&[name]);
             counter.inc_by(bytes.saturating_sub(counter.get()));
@@ -370,7 +370,7 @@ impl Metrics {
             let counter = self.phase_seconds.with_label_values(&[name]);
             counter.inc_by((seconds - counter.get()).max(0.0));
         }
-        self.timed_batches.inc_by(totals.timed.saturating_sub(self.timed_batches.get()));
+        self.timed_batches.inc_by(totals.timed_batches.saturating_sub(self.timed_batches.get()));
         self.memory.set(memory.bytes as i64);
         self.peak_memory.set(memory.peak_bytes as i64);
         self.loaded.set(progress.loaded_bytes as i64);
@@ -382,14 +382,14 @@ mod tests {
     use super::*;
 
     fn names(rank: u32) -> Vec<String> {
-        let metrics = Metrics::new("m", rank, 4096, 16_384).unwrap();
-        metrics.finished(FinishReason::Stop, Usage::default(), Duration::from_secs(1));
-        metrics.failed("overloaded");
+        let metrics = EngineMetrics::new("m", rank, 4096, 16_384).unwrap();
+        metrics.record_finished(FinishReason::Stop, Usage::default(), Duration::from_secs(1));
+        metrics.record_failure("overloaded");
         metrics.registry.gather().iter().map(|family| family.name().to_owned()).collect()
     }
 
     #[test]
-    fn rank_zero_shows_what_dashboards_for_vllm_read() {
+    fn rank_zero_exposes_the_metrics_of_vllm_dashboards() {
         let names = names(0);
         for name in [
             "num_requests_waiting",
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn rank_zero_shows_what_its_batches_are_like() {
+    fn rank_zero_exposes_batch_histograms() {
         let names = names(0);
         for name in ["schedule_seconds", "batch_seconds", "batch_sequences", "batch_prompt_tokens"] {
             assert!(names.contains(&format!("russet_engine_{name}")), "{name} is missing from {names:?}");
@@ -426,10 +426,10 @@ mod tests {
     }
 
     #[test]
-    fn every_rank_shows_what_its_batches_are_made_of() {
-        let metrics = Metrics::new("m", 1, 4096, 16_384).unwrap();
+    fn every_rank_exposes_phase_and_collective_totals() {
+        let metrics = EngineMetrics::new("m", 1, 4096, 16_384).unwrap();
         let observe = |bytes, seconds, timed| {
-            metrics.observe(Memory::default(), Progress::default(), Totals { bytes, seconds, timed });
+            metrics.observe(MlxMemory::default(), LoadProgress::default(), StepTotals { bytes, seconds, timed_batches: timed });
         };
         observe([1, 2, 3], [0.5, 0.25, 0.0], 1);
         observe([10, 2, 3], [1.5, 0.25, 2.0], 2);
@@ -446,11 +446,11 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_shown_in_the_blocks_it_grows_by() {
+    fn cache_config_metric_counts_growth_blocks() {
         for (context, tokens, block, blocks) in
             [(4096, 16_384, 256, 64), (128, 512, 128, 4), (4096, 1000, 256, 3)]
         {
-            let shown = Metrics::new("m", 0, context, tokens).unwrap().registry.gather();
+            let shown = EngineMetrics::new("m", 0, context, tokens).unwrap().registry.gather();
             let shown = shown.iter().find(|family| family.name() == "vllm:cache_config_info").unwrap();
             let labels: Vec<(&str, &str)> =
                 shown.get_metric()[0].get_label().iter().map(|label| (label.name(), label.value())).collect();
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ranks_show_no_requests_or_totals_would_double() {
+    fn higher_ranks_expose_no_request_metrics() {
         assert!(names(1).iter().all(|name| name.starts_with("russet_engine_")), "{:?}", names(1));
     }
 }

@@ -7,14 +7,14 @@ pub mod qwen3;
 use std::path::{Path, PathBuf};
 
 use mlx_rs::{Array, error::Exception};
-use russet_wire::{kv::KV_GROUPS, partition::Part};
+use russet_wire::{kv_quantization::KV_GROUPS, partition::RankPart};
 use thiserror::Error;
 
 use crate::{
     args::KvCacheType,
-    cache::{KvCache, form::Form},
-    layers::{batch::Batch, rope::RopeError, stage::Stage},
-    partition::Slice,
+    cache::{KvCache, format::KvFormat},
+    layers::{packed_batch::PackedBatch, rope::RopeError, tensor_parallel::TpGroup},
+    partition::TpShard,
     weights::{Checkpoint, LoadDtype, Weights, WeightsError},
 };
 
@@ -41,23 +41,23 @@ pub trait Configuration: Send + std::fmt::Debug {
     /// Longest context, tokens.
     fn context(&self) -> u32;
     /// Whether so many ranks can share every layer.
-    fn check_members(&self, members: u32) -> Result<(), ConfigError>;
+    fn check_tensor_size(&self, members: u32) -> Result<(), ConfigError>;
     /// In what form the layers keep keys and values when this is asked for.
-    fn cache_form(&self, asked: KvCacheType) -> Result<Form, ConfigError>;
+    fn kv_format(&self, asked: KvCacheType) -> Result<KvFormat, ConfigError>;
     /// Whether the head is the embedding.
     fn tied(&self, checkpoint: &mut Checkpoint) -> Result<bool, WeightsError>;
     /// Loads one rank's part.
-    fn load(&self, part: &Part, tied: bool, weights: &mut Weights<'_>) -> Result<Box<dyn Model>, ModelError>;
+    fn load(&self, part: &RankPart, tied: bool, weights: &mut Weights<'_>) -> Result<Box<dyn Model>, ModelError>;
 }
 
 /// One rank's part of a model.
 pub trait Model {
     /// An empty cache for each layer held, in the form of [`Configuration::cache_form`].
-    fn new_cache(&self, form: Form) -> Vec<KvCache>;
+    fn new_cache(&self, form: KvFormat) -> Vec<KvCache>;
     /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
     fn embed(&self, tokens: &Array) -> Result<Array, ModelError>;
     /// Runs the layers held over the positions of `batch`, together with the other members of `stage`.
-    fn forward(&self, hidden: Array, batch: &mut Batch<'_>, stage: &Stage) -> Result<Array, Exception>;
+    fn forward(&self, hidden: Array, batch: &mut PackedBatch<'_>, stage: &TpGroup) -> Result<Array, Exception>;
     /// Logits of hidden states; only on the rank with the head.
     fn logits(&self, hidden: &Array) -> Result<Array, ModelError>;
 }
@@ -77,7 +77,7 @@ pub enum ConfigError {
     #[error("config.json: {0}; copy the model again")]
     Json(String),
     /// Another architecture.
-    #[error("config.json: model_type \"{found}\" is not supported; supported are {}", supported())]
+    #[error("config.json: model_type \"{found}\" is not supported; supported are {}", supported_model_types())]
     ModelType {
         /// What it says.
         found: String,
@@ -135,10 +135,10 @@ pub enum ModelError {
     Mlx(#[from] Exception),
     /// A part asked for what another rank holds.
     #[error("this rank holds no {0}; the step belongs to another rank")]
-    NotHere(&'static str),
+    NotOnThisRank(&'static str),
 }
 
-fn supported() -> String {
+fn supported_model_types() -> String {
     ARCHITECTURES.iter().map(|architecture| architecture.model_type).collect::<Vec<_>>().join(", ")
 }
 
@@ -175,12 +175,12 @@ fn check_quantisation(json: &serde_json::Value) -> Result<(), ConfigError> {
 pub fn load(
     configuration: &dyn Configuration,
     checkpoint: &mut Checkpoint,
-    part: &Part,
+    part: &RankPart,
     dtype: LoadDtype,
     on_bytes: &mut dyn FnMut(u64),
 ) -> Result<Box<dyn Model>, ModelError> {
     let tied = configuration.tied(checkpoint)?;
-    configuration.load(part, tied, &mut Weights::new(checkpoint, dtype, Slice::of_part(part), on_bytes))
+    configuration.load(part, tied, &mut Weights::new(checkpoint, dtype, TpShard::for_part(part), on_bytes))
 }
 
 #[cfg(test)]
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ranks_cannot_share_is_named_with_the_numbers() {
+    fn indivisible_tensor_sizes_are_rejected_with_the_numbers() {
         let dir = tempfile::tempdir().unwrap();
         let config = r#"{"model_type":"qwen3","hidden_size":64,"num_hidden_layers":2,"intermediate_size":132,
             "num_attention_heads":12,"num_key_value_heads":4,"head_dim":32,"rms_norm_eps":1e-6,
@@ -220,7 +220,7 @@ mod tests {
             (5, Some("num_attention_heads is 12, which 5")),
             (12, Some("num_key_value_heads is 4, which 12")),
         ] {
-            let error = config.check_members(members).err().map(|error| error.to_string());
+            let error = config.check_tensor_size(members).err().map(|error| error.to_string());
             assert_eq!(error.is_some(), said.is_some(), "{members}: {error:?}");
             assert!(error.unwrap_or_default().contains(said.unwrap_or_default()), "{members}");
         }
@@ -240,7 +240,7 @@ mod tests {
                 "num_attention_heads":4,"head_dim":{head_dim},"rms_norm_eps":1e-5,"vocab_size":100}}"#
             );
             std::fs::write(dir.path().join("config.json"), config).unwrap();
-            let error = configure(dir.path()).unwrap().cache_form(asked).err().map(|error| error.to_string());
+            let error = configure(dir.path()).unwrap().kv_format(asked).err().map(|error| error.to_string());
             assert_eq!(error.is_some(), said.is_some(), "{head_dim}, {asked:?}: {error:?}");
             assert!(error.unwrap_or_default().contains(said.unwrap_or_default()), "{head_dim}, {asked:?}");
         }

@@ -11,13 +11,13 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 
-use russet_rpc::tls::Files;
+use russet_rpc::tls::TlsFiles;
 
 use crate::args::{Args, ArgsError, Backend, Transport};
-use crate::compute::Addresses;
-use crate::life::{Failure, Life};
-use crate::tunnel::dial::Cable;
-use crate::tunnel::{Alone, Tunnel, TunnelError};
+use crate::executor::Addresses;
+use crate::lifecycle::{FailureReport, Lifecycle};
+use crate::tunnel::dial::CableEnds;
+use crate::tunnel::{StubSwitch, Tunnel, TunnelError};
 
 /// One of MLX's groups, as one of its members sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Ring {
     /// Their nodes; empty where nobody needs to know.
     pub nodes: Vec<String>,
     /// Which one this rank is.
-    pub own: usize,
+    pub own_index: usize,
 }
 
 /// The groups of one rank.
@@ -90,21 +90,21 @@ impl Args {
             return Err(ArgsError::Family { flag, address: *address });
         }
         let label = format!("group {} epoch {} {name}", self.group_uid, self.epoch);
-        Ok(Ring { label, hosts, nodes, own: own as usize })
+        Ok(Ring { label, hosts, nodes, own_index: own as usize })
     }
 }
 
 /// What carries this rank's groups, for as long as it lives.
 #[derive(Debug, Default)]
-pub struct Carriers {
+pub struct RingTransports {
     tunnels: Vec<Tunnel>,
 }
 
 impl Rings {
     /// Makes them ready to be joined; the addresses are for MLX.
-    pub async fn open(self, args: &Args, tls: &Files) -> Result<(Carriers, Addresses), TunnelError> {
+    pub async fn open(self, args: &Args, tls: &TlsFiles) -> Result<(RingTransports, Addresses), TunnelError> {
         let Self { tensor, pipeline } = self;
-        let mut carriers = Carriers::default();
+        let mut carriers = RingTransports::default();
         // RDMA has no sockets to tunnel. Its coordinator exchanges keys of queues, and MLX binds it.
         let tensor_transport = if args.backend == Backend::Ring { args.transport } else { Transport::Direct };
         let addresses = Addresses {
@@ -115,18 +115,18 @@ impl Rings {
     }
 }
 
-impl Carriers {
+impl RingTransports {
     async fn open(
         &mut self,
         ring: Option<Ring>,
         transport: Transport,
-        tls: &Files,
-        cables: &[Cable],
+        tls: &TlsFiles,
+        cables: &[CableEnds],
     ) -> Result<Vec<SocketAddr>, TunnelError> {
         match (ring, transport) {
             (None, _) => Ok(Vec::new()),
             (Some(Ring { hosts, .. }), Transport::Direct) => Ok(hosts),
-            (Some(Ring { label, hosts, nodes, own }), Transport::Tunnel) => {
+            (Some(Ring { label, hosts, nodes, own_index: own }), Transport::Tunnel) => {
                 let (tunnel, addresses) = Tunnel::open(tls, &label, &hosts, &nodes, own, cables).await?;
                 self.tunnels.push(tunnel);
                 Ok(addresses)
@@ -135,32 +135,32 @@ impl Carriers {
     }
 
     /// For whoever knows that the group is lost.
-    pub fn alone(&self) -> Vec<Alone> {
-        self.tunnels.iter().map(Tunnel::alone).collect()
+    pub fn stub_switches(&self) -> Vec<StubSwitch> {
+        self.tunnels.iter().map(Tunnel::stub_switch).collect()
     }
 
     /// Keeps the tunnels open until it is cancelled. A neighbour that never came fails this rank; one that
     /// left is only told, since whether that was in order the control path knows.
-    pub async fn watch(self, life: Life) {
+    pub async fn watch(self, life: Lifecycle) {
         let watches = self.tunnels.into_iter().map(|mut tunnel| {
             let life = life.clone();
             async move {
-                let mut way = tunnel.way();
+                let mut way = tunnel.path();
                 let reached = async {
                     // A tunnel that ends before says why by itself.
                     if let Ok(way) = way.wait_for(Option::is_some).await.map(|way| way.clone()) {
-                        way.into_iter().for_each(|way| life.reached(way));
+                        way.into_iter().for_each(|way| life.add_path(way));
                     }
                     std::future::pending::<Infallible>().await
                 };
                 let error = tokio::select! {
-                    error = tunnel.lost() => error,
+                    error = tunnel.wait_lost() => error,
                     never = reached => match never {},
                 };
                 if matches!(error, TunnelError::Lost { .. }) {
                     tracing::info!("{error}");
                 } else {
-                    life.fail_with(Failure::group(error.to_string()));
+                    life.fail_with(FailureReport::group(error.to_string()));
                 }
                 // The other way may still carry what was sent before.
                 std::future::pending::<()>().await;
@@ -189,11 +189,11 @@ mod tests {
     fn ports(ring: &Option<Ring>) -> (Vec<u16>, usize, String) {
         let ring = ring.as_ref().unwrap();
         let ports = ring.hosts.iter().map(SocketAddr::port).collect();
-        (ports, ring.own, format!("{} {}", ring.label, ring.nodes.join("")))
+        (ports, ring.own_index, format!("{} {}", ring.label, ring.nodes.join("")))
     }
 
     #[test]
-    fn a_rank_meets_its_stage_and_its_like_in_every_stage() {
+    fn rank_joins_its_tensor_and_pipeline_rings() {
         let hybrid = format!("--layers-per-rank 3,3,2,2 --tensor-size 2 {TENSOR} {RING} {PEERS}");
         let rings = args(&format!("{hybrid} --rank 3")).rings().unwrap();
         assert_eq!(ports(&rings.tensor), (vec![12, 13], 1, "group g epoch 3 stage 1 cd".into()));

@@ -5,13 +5,13 @@
 //! and tells the others over gRPC; only activations travel through MLX. So an idle group waits on
 //! nothing.
 
-mod blocks;
-mod drafter;
+mod block_store;
+mod draft_model;
 pub mod environment;
 mod error;
 mod groups;
-mod prepare;
-mod rank;
+mod init;
+mod model_runner;
 mod thread;
 
 use std::{
@@ -25,22 +25,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use russet_wire::partition::{Part, Partition};
+use russet_wire::partition::{RankPart, Partition};
 use tokio::sync::oneshot;
 
 use crate::{
-    args::{KvCacheType, LookAhead},
-    compute::{Addresses, Answer, Chosen, Compute, Draft, Memory, Progress, SampleError, Step},
+    args::{KvCacheType, OverlapScheduling},
+    executor::{Addresses, ReplyReceiver, Sampled, Executor, DraftRequest, MlxMemory, LoadProgress, SampleError, SequenceStep},
     jaccl::Devices,
-    kept::{Order, chain::Key, identity},
+    prefix_cache::{CacheCommand, block_hash::BlockHash, fingerprint},
     layers,
-    meter::{Meter, Totals},
-    pulse::{Batches, Pulse},
-    shelf::{Shelf, ShelfError},
+    step_profiler::{StepProfiler, StepTotals},
+    batch_monitor::{BatchMonitor, BatchProgress},
+    prefix_cache::disk::{DiskCache, DiskCacheError},
     weights::LoadDtype,
 };
 pub use error::RuntimeError;
-use thread::{Bytes, Command, Replies, Reply, Shared, Thread};
+use thread::{LoadCounter, ThreadCommand, RunReply, ReplySender, ThreadShared, MlxThread};
 
 /// What one rank is.
 #[derive(Clone, Debug)]
@@ -63,11 +63,11 @@ pub struct RuntimeConfig {
     /// Threads for float32 products on a CPU.
     pub blas_threads: usize,
     /// Whether batches are begun before the last one's tokens are known.
-    pub look_ahead: LookAhead,
+    pub overlap: OverlapScheduling,
     /// Whether a GPU keeps its memory resident.
     pub wired: bool,
     /// Where blocks of the KV cache are kept on disk, if they are.
-    pub shelf: Option<ShelfConfig>,
+    pub disk_cache: Option<DiskCacheConfig>,
     /// Folder of a draft model; rank 0 alone loads it.
     pub draft_dir: Option<PathBuf>,
 }
@@ -79,27 +79,27 @@ impl RuntimeConfig {
     }
 
     /// Whether batches are begun before the last one's tokens are known, where it may be that a GPU computes.
-    fn looks_ahead(&self, on_gpu: bool) -> bool {
-        match self.look_ahead {
-            LookAhead::Auto => on_gpu || self.size() == 1,
-            LookAhead::On => true,
-            LookAhead::Off => false,
+    fn overlaps_steps(&self, on_gpu: bool) -> bool {
+        match self.overlap {
+            OverlapScheduling::Auto => on_gpu || self.size() == 1,
+            OverlapScheduling::On => true,
+            OverlapScheduling::Off => false,
         }
     }
 }
 
 /// A folder for blocks of the KV cache.
 #[derive(Clone, Debug)]
-pub struct ShelfConfig {
+pub struct DiskCacheConfig {
     /// The folder; of this rank alone.
     pub folder: PathBuf,
     /// Bytes of all files.
-    pub most_bytes: u64,
+    pub max_bytes: u64,
 }
 
 /// What came of a step on rank 0, for whoever looks closer than [`Compute`] does.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stepped {
+pub struct StepOutput {
     /// The token chosen.
     pub token: u32,
     /// Log-probabilities of the whole vocabulary, before any filter.
@@ -107,59 +107,59 @@ pub struct Stepped {
 }
 
 /// [`Stepped`], or why no token could be chosen, for each choice of a step.
-pub type InDetail = Vec<Result<Stepped, SampleError>>;
+pub type DetailedOutput = Vec<Result<StepOutput, SampleError>>;
 
 /// The handle to the MLX thread, which ends when the handle is dropped.
 #[derive(Debug)]
 pub struct Runtime {
-    commands: mpsc::Sender<Command>,
-    bytes: Arc<Bytes>,
-    batches: Batches,
-    meter: Meter,
+    commands: mpsc::Sender<ThreadCommand>,
+    load_counter: Arc<LoadCounter>,
+    batches: BatchMonitor,
+    profiler: StepProfiler,
     /// Opened once the weights are loaded.
-    shelf: Arc<OnceLock<Arc<Shelf>>>,
+    disk_cache: Arc<OnceLock<Arc<DiskCache>>>,
     /// Groups that it was asked to leave so far.
-    disbanded: Arc<AtomicU64>,
-    looks_ahead: bool,
+    groups_left: Arc<AtomicU64>,
+    overlaps_steps: bool,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 /// How long a dropped runtime waits for its thread. A thread that waits for a lost neighbour never ends.
-const LAST_STEP: Duration = Duration::from_secs(2);
+const THREAD_JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Runtime {
     /// Starts the thread. It does nothing before [`Compute::load`].
     pub fn start(config: RuntimeConfig) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
-        let bytes = Arc::<Bytes>::default();
-        let shelf = Arc::<OnceLock<Arc<Shelf>>>::default();
-        let batches = Batches::new(config.size() / config.tensor_size.max(1));
-        let meter = Meter::default();
+        let bytes = Arc::<LoadCounter>::default();
+        let shelf = Arc::<OnceLock<Arc<DiskCache>>>::default();
+        let batches = BatchMonitor::new(config.size() / config.tensor_size.max(1));
+        let meter = StepProfiler::default();
         let disbanded = Arc::<AtomicU64>::default();
-        let looks_ahead = config.looks_ahead(layers::on_gpu().unwrap_or_default());
-        let shared = Shared {
+        let looks_ahead = config.overlaps_steps(layers::on_gpu().unwrap_or_default());
+        let shared = ThreadShared {
             config,
-            disbanded: disbanded.clone(),
-            bytes: bytes.clone(),
-            shelf: shelf.clone(),
+            groups_left: disbanded.clone(),
+            load_counter: bytes.clone(),
+            disk_cache: shelf.clone(),
             batches: batches.clone(),
-            meter: meter.clone(),
-            looks_ahead,
+            profiler: meter.clone(),
+            overlaps_steps: looks_ahead,
         };
         // MLX's streams belong to the thread that made them, so one thread does everything.
         let thread = std::thread::Builder::new()
             .name("mlx".to_owned())
-            .spawn(move || Thread::new(shared).run(&inbox))?;
-        Ok(Self { commands, bytes, shelf, batches, meter, disbanded, looks_ahead, thread: Some(thread) })
+            .spawn(move || MlxThread::new(shared).run(&inbox))?;
+        Ok(Self { commands, load_counter: bytes, disk_cache: shelf, batches, profiler: meter, groups_left: disbanded, overlaps_steps: looks_ahead, thread: Some(thread) })
     }
 
     /// As [`Compute::run`], with the log-probabilities too.
-    pub fn run_in_detail(&self, batch: Vec<Step>) -> Answer<Vec<InDetail>> {
+    pub fn run_detailed(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<DetailedOutput>> {
         self.batches.begin(&batch);
-        self.ask(|reply| Command::Run(batch, Replies::InDetail(reply)))
+        self.send(|reply| ThreadCommand::Run(batch, RunReply::Detailed(reply)))
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Answer<T> {
+    fn send<T>(&self, command: impl FnOnce(ReplySender<T>) -> ThreadCommand) -> ReplyReceiver<T> {
         let (reply, answer) = oneshot::channel();
         // If the thread is gone, the reply is dropped with the command, and the answer says so.
         let _ = self.commands.send(command(reply));
@@ -172,10 +172,10 @@ impl Drop for Runtime {
     /// that are still being freed. Whoever ends the process with a thread that hangs should use
     /// [`russet_mlx::leave`].
     fn drop(&mut self) {
-        let _ = self.commands.send(Command::Stop);
+        let _ = self.commands.send(ThreadCommand::Stop);
         let Some(thread) = self.thread.take() else { return };
         let begun = Instant::now();
-        while !thread.is_finished() && begun.elapsed() < LAST_STEP {
+        while !thread.is_finished() && begun.elapsed() < THREAD_JOIN_TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));
         }
         if thread.is_finished() {
@@ -184,52 +184,52 @@ impl Drop for Runtime {
     }
 }
 
-impl Compute for Runtime {
-    fn load(&self) -> Answer<()> {
-        self.ask(Command::Load)
+impl Executor for Runtime {
+    fn load(&self) -> ReplyReceiver<()> {
+        self.send(ThreadCommand::Load)
     }
 
-    fn progress(&self) -> Progress {
-        self.bytes.progress()
+    fn progress(&self) -> LoadProgress {
+        self.load_counter.progress()
     }
 
-    fn join(&self, addresses: Addresses) -> Answer<()> {
-        self.ask(|reply| Command::Join(addresses, reply))
+    fn join(&self, addresses: Addresses) -> ReplyReceiver<()> {
+        self.send(|reply| ThreadCommand::Join(addresses, reply))
     }
 
-    fn disband(&self) -> Answer<()> {
+    fn leave_group(&self) -> ReplyReceiver<()> {
         // Before what comes of it: the thread looks at this behind everything it has waited for.
-        self.disbanded.fetch_add(1, Ordering::SeqCst);
-        self.ask(Command::Disband)
+        self.groups_left.fetch_add(1, Ordering::SeqCst);
+        self.send(ThreadCommand::LeaveGroup)
     }
 
-    fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>> {
+    fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<Sampled>> {
         self.batches.begin(&batch);
-        self.ask(|reply| Command::Run(batch, Replies::Tokens(reply)))
+        self.send(|reply| ThreadCommand::Run(batch, RunReply::Tokens(reply)))
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.looks_ahead
+    fn overlaps_steps(&self) -> bool {
+        self.overlaps_steps
     }
 
-    fn draft(&self, drafts: Vec<Draft>) -> Answer<Vec<Vec<u32>>> {
-        self.ask(|reply| Command::Draft(drafts, reply))
+    fn draft(&self, drafts: Vec<DraftRequest>) -> ReplyReceiver<Vec<Vec<u32>>> {
+        self.send(|reply| ThreadCommand::Draft(drafts, reply))
     }
 
-    fn arrange(&self, order: Order) {
-        let _ = self.commands.send(Command::Arrange(order));
+    fn apply_cache_command(&self, order: CacheCommand) {
+        let _ = self.commands.send(ThreadCommand::ApplyCacheCommand(order));
     }
 
     /// Reads on a thread of its own, a few blocks at a time, while MLX goes on with others.
-    fn fetch(&self, slot: u32, keys: Vec<Key>) -> Answer<u32> {
+    fn fetch(&self, slot: u32, keys: Vec<BlockHash>) -> ReplyReceiver<u32> {
         let (reply, answer) = oneshot::channel();
-        let (commands, shelf) = (self.commands.clone(), self.shelf.get().cloned());
-        let group = self.disbanded.load(Ordering::SeqCst);
-        let read = move |key: &Key| {
+        let (commands, shelf) = (self.commands.clone(), self.disk_cache.get().cloned());
+        let group = self.groups_left.load(Ordering::SeqCst);
+        let read = move |key: &BlockHash| {
             let record = shelf.as_ref().map(|shelf| shelf.read(*key));
             let record = record.and_then(|record| {
-                let say = |error: &ShelfError| match error {
-                    ShelfError::Gone { .. } => tracing::debug!(%error, "it is read again"),
+                let say = |error: &DiskCacheError| match error {
+                    DiskCacheError::Evicted { .. } => tracing::debug!(%error, "it is read again"),
                     _ => tracing::warn!(%error, "a block is not on disk"),
                 };
                 record.inspect_err(say).ok()
@@ -238,10 +238,10 @@ impl Compute for Runtime {
         };
         let fetching = std::thread::Builder::new().name("fetch".to_owned()).spawn(move || {
             let mut came = 0;
-            for keys in keys.chunks(blocks::AT_ONCE) {
+            for keys in keys.chunks(block_store::BLOCKS_PER_COPY) {
                 let (filled, count) = mpsc::channel();
                 let pieces = keys.iter().map(&read).collect();
-                if commands.send(Command::Fill(group, slot, pieces, filled)).is_err() {
+                if commands.send(ThreadCommand::LoadBlocks(group, slot, pieces, filled)).is_err() {
                     return;
                 }
                 let Ok(count) = count.recv() else { return };
@@ -259,47 +259,47 @@ impl Compute for Runtime {
         answer
     }
 
-    fn has_shelf(&self) -> bool {
-        self.shelf.get().is_some()
+    fn has_disk_cache(&self) -> bool {
+        self.disk_cache.get().is_some()
     }
 
-    fn shelved(&self) -> Vec<Key> {
-        self.shelf.get().map(|shelf| shelf.keys()).unwrap_or_default()
+    fn blocks_on_disk(&self) -> Vec<BlockHash> {
+        self.disk_cache.get().map(|shelf| shelf.hashes()).unwrap_or_default()
     }
 
-    fn lost(&self) -> Vec<Key> {
-        self.shelf.get().map(|shelf| shelf.lost()).unwrap_or_default()
+    fn take_lost_blocks(&self) -> Vec<BlockHash> {
+        self.disk_cache.get().map(|shelf| shelf.take_lost()).unwrap_or_default()
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> MlxMemory {
         let bytes = |result: mlx_rs::error::Result<usize>| result.map_or(0, |bytes| bytes as u64);
-        Memory {
+        MlxMemory {
             bytes: bytes(mlx_rs::memory::active_memory()),
             peak_bytes: bytes(mlx_rs::memory::peak_memory()),
         }
     }
 
-    fn pulse(&self) -> Pulse {
-        self.batches.pulse()
+    fn batch_progress(&self) -> BatchProgress {
+        self.batches.progress()
     }
 
-    fn totals(&self) -> Totals {
-        self.meter.totals()
+    fn step_totals(&self) -> StepTotals {
+        self.profiler.totals()
     }
 }
 
 /// The part of `config.rank`, once the number of layers is known.
-fn part_of(config: &RuntimeConfig, layers: u32) -> Result<Part, RuntimeError> {
+fn rank_part(config: &RuntimeConfig, layers: u32) -> Result<RankPart, RuntimeError> {
     let split = config.layers_per_rank.clone().unwrap_or_else(|| vec![layers]);
     let partition = Partition::with_tensor(split, config.tensor_size, layers)?;
     partition.part(config.rank).ok_or(RuntimeError::Rank { rank: config.rank, size: partition.size() })
 }
 
 /// Names all that changes a number of a cache, or which of them are here.
-fn identity_of(config: &RuntimeConfig, part: &Part) -> String {
+fn cache_fingerprint(config: &RuntimeConfig, part: &RankPart) -> String {
     let RuntimeConfig { model_dir, dtype, kv_cache, .. } = config;
-    let Part { layers, tensor_index, tensor_size, .. } = part;
-    let model = identity::of_model(model_dir);
+    let RankPart { layers, tensor_index, tensor_size, .. } = part;
+    let model = fingerprint::model_fingerprint(model_dir);
     let Range { start, end } = layers;
     format!("{model}-{start}-{end}-{tensor_index}of{tensor_size}-{dtype:?}-{kv_cache:?}")
 }
@@ -318,39 +318,39 @@ mod tests {
             dtype: LoadDtype::AsStored,
             kv_cache: KvCacheType::AsComputed,
             blas_threads: 1,
-            look_ahead: LookAhead::Auto,
+            overlap: OverlapScheduling::Auto,
             wired: true,
-            shelf: None,
+            disk_cache: None,
             draft_dir: None,
         }
     }
 
     #[test]
     fn ranks_and_splits_that_cannot_be_are_errors() {
-        assert_eq!(part_of(&config(None, 0), 5).unwrap().layers, 0..5);
-        assert!(matches!(part_of(&config(None, 1), 5), Err(RuntimeError::Rank { rank: 1, size: 1 })));
-        assert!(matches!(part_of(&config(Some(vec![2, 2]), 1), 5), Err(RuntimeError::Partition(_))));
+        assert_eq!(rank_part(&config(None, 0), 5).unwrap().layers, 0..5);
+        assert!(matches!(rank_part(&config(None, 1), 5), Err(RuntimeError::Rank { rank: 1, size: 1 })));
+        assert!(matches!(rank_part(&config(Some(vec![2, 2]), 1), 5), Err(RuntimeError::Partition(_))));
     }
 
     #[test]
-    fn groups_on_cpus_alone_wait_for_what_is_known_unless_they_are_told_to_or_not_to() {
+    fn cpu_groups_do_not_overlap_steps_unless_configured() {
         let (one, two) = (config(None, 0), config(Some(vec![2, 2]), 0));
         let told = |config: &RuntimeConfig, look_ahead| {
-            let config = RuntimeConfig { look_ahead, ..config.clone() };
-            [false, true].map(|on_gpu| config.looks_ahead(on_gpu))
+            let config = RuntimeConfig { overlap: look_ahead, ..config.clone() };
+            [false, true].map(|on_gpu| config.overlaps_steps(on_gpu))
         };
-        assert_eq!(told(&one, LookAhead::Auto), [true, true]);
-        assert_eq!(told(&two, LookAhead::Auto), [false, true]);
+        assert_eq!(told(&one, OverlapScheduling::Auto), [true, true]);
+        assert_eq!(told(&two, OverlapScheduling::Auto), [false, true]);
         for config in [one, two] {
-            assert_eq!(told(&config, LookAhead::On), [true, true]);
-            assert_eq!(told(&config, LookAhead::Off), [false, false]);
+            assert_eq!(told(&config, OverlapScheduling::On), [true, true]);
+            assert_eq!(told(&config, OverlapScheduling::Off), [false, false]);
         }
     }
 
     #[test]
-    fn blocks_of_another_part_or_in_another_form_have_another_name() {
+    fn blocks_of_another_shard_or_format_have_another_fingerprint() {
         let alone = config(None, 0);
-        let first = identity_of(&alone, &part_of(&alone, 4).unwrap());
+        let first = cache_fingerprint(&alone, &rank_part(&alone, 4).unwrap());
         let upper = config(Some(vec![2, 2]), 0);
         for other in [
             RuntimeConfig { kv_cache: KvCacheType::Int8, ..alone.clone() },
@@ -358,15 +358,15 @@ mod tests {
             RuntimeConfig { dtype: LoadDtype::Float32, ..alone.clone() },
             upper,
         ] {
-            assert_ne!(identity_of(&other, &part_of(&other, 4).unwrap()), first, "{other:?}");
+            assert_ne!(cache_fingerprint(&other, &rank_part(&other, 4).unwrap()), first, "{other:?}");
         }
-        assert_eq!(identity_of(&alone, &part_of(&alone, 4).unwrap()), first);
+        assert_eq!(cache_fingerprint(&alone, &rank_part(&alone, 4).unwrap()), first);
     }
 
     #[test]
-    fn a_missing_model_and_early_steps_are_answers_not_the_end() {
+    fn missing_model_and_early_steps_return_errors() {
         let runtime = Runtime::start(config(None, 0)).unwrap();
-        let early = runtime.run(vec![Step { slot: 0, offset: 0, tokens: vec![1], guesses: 0, choice: None }]);
+        let early = runtime.run(vec![SequenceStep { slot: 0, offset: 0, tokens: vec![1], draft_tokens: 0, sample: None }]);
         assert!(early.blocking_recv().unwrap().unwrap_err().to_string().contains("before it could"));
         let error = runtime.load().blocking_recv().unwrap().unwrap_err();
         assert!(error.to_string().contains("/nowhere/config.json"), "{error}");

@@ -12,23 +12,23 @@ use mlx_rs::{
 };
 use russet_wire::request::Sampling;
 
-use crate::compute::{Choice, SampleError};
+use crate::executor::{SampleSpec, SampleError};
 
 /// What stands for a token where the log-probabilities are not all numbers. No vocabulary is as large.
 const NOT_FINITE: u32 = u32::MAX;
 
 /// Tokens that were chosen, but not yet read.
 #[derive(Debug)]
-pub struct Tokens {
+pub struct SampledTokens {
     /// `[rows]`, with [`NOT_FINITE`] where there is none.
     codes: Array,
     /// `[rows]`, each one the model has.
     pub ids: Array,
 }
 
-impl Tokens {
+impl SampledTokens {
     /// Chooses a token for each row of `logprobs`, `[rows, vocabulary]` in float32, as the choices say.
-    pub fn choose(choices: &[Choice], logprobs: &Array) -> Result<Self, Exception> {
+    pub fn sample(choices: &[SampleSpec], logprobs: &Array) -> Result<Self, Exception> {
         let finite = logprobs.is_finite()?.all_axis(-1, false)?;
         let allowed = without_banned(choices, logprobs)?;
         let best = argmax_axis(&allowed, -1, false)?;
@@ -60,9 +60,9 @@ impl Tokens {
 }
 
 /// Banned tokens have no probability at all.
-fn without_banned(choices: &[Choice], logprobs: &Array) -> Result<Array, Exception> {
+fn without_banned(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
     let vocabulary = logprobs.dim(1) as u32;
-    let banned = |choice: &Choice| -> Vec<u32> {
+    let banned = |choice: &SampleSpec| -> Vec<u32> {
         choice.banned.iter().copied().filter(|token| *token < vocabulary).collect()
     };
     let Some((first, others)) = choices.split_first() else { return Ok(logprobs.clone()) };
@@ -88,14 +88,14 @@ fn ban(tokens: &[u32], rows: &Array) -> Result<Array, Exception> {
 
 /// A token at random for each row, by probability at its temperature, among those that pass its filters; rows of
 /// greedy choices are anything.
-fn draw(choices: &[Choice], logprobs: &Array) -> Result<Array, Exception> {
+fn draw(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
     let vocabulary = logprobs.dim(1);
     let column = |value: fn(&Sampling) -> f32| {
         let values: Vec<f32> = choices.iter().map(|choice| value(&choice.sampling)).collect();
         Array::from_slice(&values, &[choices.len() as i32, 1])
     };
     let temperature = column(|sampling| if sampling.temperature > 0.0 { sampling.temperature } else { 1.0 });
-    let noise = choices.iter().map(|choice| random::gumbel::<f32>(&[vocabulary][..], &key(choice)?));
+    let noise = choices.iter().map(|choice| random::gumbel::<f32>(&[vocabulary][..], &noise_key(choice)?));
     let noise = stack(&noise.collect::<Result<Vec<_>, _>>()?, 0)?;
     if !choices.iter().any(|choice| is_filtered(&choice.sampling)) {
         return argmax_axis(logprobs.divide(temperature)?.add(noise)?, -1, false);
@@ -129,7 +129,7 @@ fn is_filtered(sampling: &Sampling) -> bool {
 
 /// The noise of one token: of the seed and the index alone, so an answer that is taken up elsewhere goes on as it
 /// would have.
-fn key(choice: &Choice) -> Result<Array, Exception> {
+fn noise_key(choice: &SampleSpec) -> Result<Array, Exception> {
     // Seeds of one request differ by a constant that shares no factor with 2^64.
     random::key(choice.seed.wrapping_add(u64::from(choice.index).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
@@ -140,16 +140,16 @@ mod tests {
 
     use super::*;
 
-    type Chosen = Result<u32, SampleError>;
+    type SampledToken = Result<u32, SampleError>;
 
     /// What each choice makes of the same logits.
-    fn choose(choices: &[Choice], logprobs: &[f32]) -> Vec<Chosen> {
+    fn choose(choices: &[SampleSpec], logprobs: &[f32]) -> Vec<SampledToken> {
         let rows: Vec<f32> = choices.iter().flat_map(|_| logprobs.iter().copied()).collect();
         let rows = Array::from_slice(&rows, &[choices.len() as i32, logprobs.len() as i32]);
-        Tokens::choose(choices, &rows).unwrap().read().unwrap()
+        SampledTokens::sample(choices, &rows).unwrap().read().unwrap()
     }
 
-    fn tokens(choices: &[Choice], probabilities: &[f32]) -> Vec<u32> {
+    fn tokens(choices: &[SampleSpec], probabilities: &[f32]) -> Vec<u32> {
         let logprobs: Vec<f32> = probabilities.iter().map(|probability| probability.ln()).collect();
         choose(choices, &logprobs).into_iter().map(Result::unwrap).collect()
     }
@@ -158,8 +158,8 @@ mod tests {
         Sampling { temperature, top_p, top_k, min_p, seed: None }
     }
 
-    fn choice(sampling: &Sampling, banned: &[u32], seed: u64, index: u32) -> Choice {
-        Choice { sampling: sampling.clone(), seed, index, banned: Arc::from(banned) }
+    fn choice(sampling: &Sampling, banned: &[u32], seed: u64, index: u32) -> SampleSpec {
+        SampleSpec { sampling: sampling.clone(), seed, index, banned: Arc::from(banned) }
     }
 
     /// Cases of filters, with the tokens that pass of [`PROBABILITIES`].
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn filters_keep_exactly_the_tokens_they_should() {
         for (case, sampling, banned, expected) in cases() {
-            let choices: Vec<Choice> = (0..400).map(|index| choice(&sampling, &banned, 7, index)).collect();
+            let choices: Vec<SampleSpec> = (0..400).map(|index| choice(&sampling, &banned, 7, index)).collect();
             let mut reached = tokens(&choices, &PROBABILITIES);
             reached.sort_unstable();
             reached.dedup();
@@ -193,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_a_batch_choose_as_they_would_alone() {
-        let choices: Vec<Choice> = (0..20)
+    fn batch_rows_sample_as_they_would_alone() {
+        let choices: Vec<SampleSpec> = (0..20)
             .flat_map(|index| {
                 cases().into_iter().map(move |(_, sampling, banned, _)| (index, sampling, banned))
             })
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn one_seed_gives_one_sequence_from_any_index_on() {
         let draw = |seed, from: u32| {
-            let choices: Vec<Choice> =
+            let choices: Vec<SampleSpec> =
                 (from..32).map(|index| choice(&sampling(1.0, 1.0, 0, 0.0), &[], seed, index)).collect();
             tokens(&choices, &[0.25; 4])
         };
@@ -223,20 +223,20 @@ mod tests {
     }
 
     #[test]
-    fn draws_follow_the_probabilities_and_low_temperature_sharpens_them() {
+    fn sampling_follows_probabilities_and_temperature() {
         // Four standard deviations of a thousand draws are 62.
         for (temperature, top_p, least, most) in
             [(1.0, 1.0, 538, 662), (1.0, 0.999, 538, 662), (0.05, 1.0, 975, 1000)]
         {
             let sampling = sampling(temperature, top_p, 0, 0.0);
-            let choices: Vec<Choice> = (0..1000).map(|index| choice(&sampling, &[], 3, index)).collect();
+            let choices: Vec<SampleSpec> = (0..1000).map(|index| choice(&sampling, &[], 3, index)).collect();
             let best = tokens(&choices, &[0.4, 0.6]).into_iter().filter(|&token| token == 1).count();
             assert!((least..=most).contains(&best), "{best} of 1000 at {temperature}");
         }
     }
 
     #[test]
-    fn what_is_no_number_or_leaves_nothing_is_an_error() {
+    fn sampling_rejects_nan_logits_and_fully_banned_vocabularies() {
         let greedy = Sampling::default();
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for sampling in [&greedy, &sampling(1.0, 0.9, 0, 0.0)] {

@@ -1,29 +1,29 @@
 //! One request from its prompt to its finish, pure: which step comes next, what a chosen token
 //! means, when it is over, and how it goes on after its cache was taken away. It neither waits nor sends.
 
-mod telling;
+mod output;
 
-use russet_wire::event::{Failure, FailureKind, Usage};
+use russet_wire::event::{GenerationFailure, FailureKind, Usage};
 use russet_wire::request::GenerationRequest;
 
-use crate::compute::{Choice, Draft, Step};
-use crate::guess::{Guesser, Least, Sources};
-use crate::schedule::deal::Ready;
-use crate::tokens::TokensError;
-pub use telling::{Accepted, TakeUpError, Telling};
+use crate::executor::{SampleSpec, DraftRequest, SequenceStep};
+use crate::speculative::{Speculator, AcceptanceThreshold, Proposers};
+use crate::scheduler::batching::Readiness;
+use crate::tokenizer::TokenizerError;
+pub use output::{AcceptedToken, ResumeError, OutputStream};
 
 /// More stop texts than any client's API takes.
-const MOST_STOPS: usize = 32;
+const MAX_STOP_STRINGS: usize = 32;
 /// Every stop text is looked for after every token.
-const LONGEST_STOP: usize = 1024;
+const MAX_STOP_BYTES: usize = 1024;
 /// Priorities lie between its negative and it. Waiting is worth levels of priority, so a level beyond every bound
 /// would have the others wait without one.
-pub const MOST_PRIORITY: i32 = 100;
+pub const MAX_PRIORITY: i32 = 100;
 
 /// What is wrong with a request whatever the model is.
-pub fn validate(request: &GenerationRequest) -> Result<(), Failure> {
+pub fn validate(request: &GenerationRequest) -> Result<(), GenerationFailure> {
     let sampling = &request.sampling;
-    let wrong = |message: String| Err(Failure { kind: FailureKind::InvalidRequest, message });
+    let wrong = |message: String| Err(GenerationFailure { kind: FailureKind::InvalidRequest, message });
     if request.messages.is_empty() {
         return wrong("the request has no messages; send at least one".into());
     }
@@ -39,27 +39,27 @@ pub fn validate(request: &GenerationRequest) -> Result<(), Failure> {
     if !(0.0..=1.0).contains(&sampling.min_p) {
         return wrong(format!("min_p is {}; use 0 to 1", sampling.min_p));
     }
-    if request.priority.unsigned_abs() > MOST_PRIORITY.unsigned_abs() {
-        return wrong(format!("priority is {}; use -{MOST_PRIORITY} to {MOST_PRIORITY}", request.priority));
+    if request.priority.unsigned_abs() > MAX_PRIORITY.unsigned_abs() {
+        return wrong(format!("priority is {}; use -{MAX_PRIORITY} to {MAX_PRIORITY}", request.priority));
     }
-    if request.stop.len() > MOST_STOPS {
-        return wrong(format!("{} stop texts; send at most {MOST_STOPS}", request.stop.len()));
+    if request.stop.len() > MAX_STOP_STRINGS {
+        return wrong(format!("{} stop texts; send at most {MAX_STOP_STRINGS}", request.stop.len()));
     }
-    if let Some(length) = request.stop.iter().map(String::len).find(|&length| length > LONGEST_STOP) {
-        return wrong(format!("a stop text of {length} bytes; send at most {LONGEST_STOP}"));
+    if let Some(length) = request.stop.iter().map(String::len).find(|&length| length > MAX_STOP_BYTES) {
+        return wrong(format!("a stop text of {length} bytes; send at most {MAX_STOP_BYTES}"));
     }
     Ok(())
 }
 
 /// How many tokens the answer may have: what was asked, as far as the context holds them.
-pub fn room(prompt_tokens: usize, max_tokens: Option<u32>, context_tokens: u32) -> Result<u32, Failure> {
+pub fn max_new_tokens(prompt_tokens: usize, max_tokens: Option<u32>, context_tokens: u32) -> Result<u32, GenerationFailure> {
     let left = (context_tokens as usize).saturating_sub(prompt_tokens) as u32;
     match (prompt_tokens, left) {
-        (0, _) => Err(Failure {
+        (0, _) => Err(GenerationFailure {
             kind: FailureKind::InvalidRequest,
             message: "the prompt has no tokens; send a message with text".into(),
         }),
-        (_, 0) => Err(Failure {
+        (_, 0) => Err(GenerationFailure {
             kind: FailureKind::InvalidRequest,
             message: format!(
                 "the prompt has {prompt_tokens} tokens, but the context holds {context_tokens} including the answer; shorten the conversation"
@@ -76,39 +76,39 @@ pub struct Sequence {
     tokens: Vec<u32>,
     cached: u32,
     /// Tokens that were in the cache when it entered first.
-    kept: Option<u32>,
+    prefix_hit_tokens: Option<u32>,
     /// Steps with choices that were handed out and whose tokens were not yet accepted.
     pending: u32,
     /// Guesses of its next tokens: of the step that is next, or of the one that was handed out.
-    guesser: Guesser,
+    speculator: Speculator,
     prompt_tokens: u32,
-    choice: Choice,
-    telling: Telling,
+    sample: SampleSpec,
+    output: OutputStream,
 }
 
 impl Sequence {
     /// A sequence whose prompt is known, and what of its answer was told, in the first slot until it
     /// [enters](Sequence::enter) another. `seed` was drawn if the request names none. Tokens of the answer that came
     /// with the request are read as if they were its prompt.
-    pub fn new(request: &GenerationRequest, prompt: Vec<u32>, seed: u64, telling: Telling) -> Self {
-        let choice = Choice { sampling: request.sampling.clone(), seed, index: 0, banned: telling.banned() };
+    pub fn new(request: &GenerationRequest, prompt: Vec<u32>, seed: u64, output: OutputStream) -> Self {
+        let sample = SampleSpec { sampling: request.sampling.clone(), seed, index: 0, banned: output.banned() };
         let read = [prompt.as_slice(), &request.emitted].concat();
         Self {
             slot: 0,
             prompt_tokens: prompt.len() as u32,
             tokens: read,
             cached: 0,
-            kept: None,
+            prefix_hit_tokens: None,
             pending: 0,
-            guesser: Guesser::default(),
-            choice,
-            telling,
+            speculator: Speculator::default(),
+            sample,
+            output,
         }
     }
 
     /// The same with guesses of its next tokens.
-    pub fn guessing(self, sources: Sources) -> Self {
-        Self { guesser: Guesser::new(sources), ..self }
+    pub fn with_proposers(self, sources: Proposers) -> Self {
+        Self { speculator: Speculator::new(sources), ..self }
     }
 
     /// The prompt and what was chosen after it. The cache holds no more of it than [`Sequence::cached`].
@@ -124,16 +124,16 @@ impl Sequence {
     /// Begins in a slot that holds so many of its tokens, but not all, for the first time or anew: then the others are
     /// read again, its own behind the prompt. Tokens that were handed out to be chosen and did not come back are chosen
     /// again, and come out the same; what was said, counted and held back goes on.
-    pub fn enter(&mut self, slot: u32, cached: u32) {
+    pub fn admit(&mut self, slot: u32, cached: u32) {
         (self.slot, self.cached, self.pending) = (slot, cached, 0);
-        self.guesser.enter();
-        self.kept.get_or_insert(cached);
+        self.speculator.reset_slot();
+        self.prefix_hit_tokens.get_or_insert(cached);
     }
 
     /// What its slot was to hold did not come: all of it is read.
-    pub fn read_all(&mut self) {
-        if self.kept == Some(self.cached) {
-            self.kept = Some(0);
+    pub fn discard_cached(&mut self) {
+        if self.prefix_hit_tokens == Some(self.cached) {
+            self.prefix_hit_tokens = Some(0);
         }
         self.cached = 0;
     }
@@ -150,128 +150,128 @@ impl Sequence {
 
     /// Most tokens of its answer.
     pub fn limit(&self) -> u32 {
-        self.telling.limit()
+        self.output.limit()
     }
 
     /// What it cost so far.
     pub fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: self.prompt_tokens,
-            completion_tokens: self.telling.tokens(),
-            cached_tokens: self.kept.unwrap_or_default().min(self.prompt_tokens),
+            completion_tokens: self.output.tokens(),
+            cached_tokens: self.prefix_hit_tokens.unwrap_or_default().min(self.prompt_tokens),
         }
     }
 
     /// What it can do next; `ahead` allows to choose a token after one that is not known yet. A prompt's last token
     /// always goes alone: so mlx-lm computes it.
-    pub fn ready(&self, ahead: bool) -> Ready {
-        let more = self.telling.tokens() + self.pending < self.telling.limit();
-        let guesses = self.guesser.guesses().len() as u32;
-        match self.next().len() {
-            0 if ahead && self.pending == 1 && guesses == 0 && more => Ready::Choose(0),
-            0 => Ready::Busy,
-            1 if self.guesser.awaits_draft() => Ready::Busy,
-            1 => Ready::Choose(guesses),
-            length => Ready::Read(length as u32 - 1),
+    pub fn readiness(&self, ahead: bool) -> Readiness {
+        let more = self.output.tokens() + self.pending < self.output.limit();
+        let guesses = self.speculator.draft_tokens().len() as u32;
+        match self.uncached().len() {
+            0 if ahead && self.pending == 1 && guesses == 0 && more => Readiness::Decode(0),
+            0 => Readiness::Busy,
+            1 if self.speculator.awaits_draft() => Readiness::Busy,
+            1 => Readiness::Decode(guesses),
+            length => Readiness::Prefill(length as u32 - 1),
         }
     }
 
     /// Guesses the tokens behind the next one, as far as they are worth it. Whether it has guesses, or may once the
     /// token is known that is being chosen: until then a step after it would be one too early.
-    pub fn guess(&mut self, least: Least) -> bool {
-        let next = self.next().len();
+    pub fn propose(&mut self, least: AcceptanceThreshold) -> bool {
+        let next = self.uncached().len();
         // The first token is not to wait for guesses behind it.
-        if next > 1 || self.pending > 1 || self.telling.tokens() == 0 {
+        if next > 1 || self.pending > 1 || self.output.tokens() == 0 {
             return false;
         }
         if next == 0 {
-            return !self.guesser.guesses().is_empty() || self.guesser.will_guess(&self.tokens, least);
+            return !self.speculator.draft_tokens().is_empty() || self.speculator.will_propose(&self.tokens, least);
         }
-        let most = self.most_guesses();
-        self.guesser.guess(&self.tokens, most, least);
-        !self.guesser.guesses().is_empty() || self.guesser.awaits_draft()
+        let most = self.max_draft_tokens();
+        self.speculator.propose(&self.tokens, most, least);
+        !self.speculator.draft_tokens().is_empty() || self.speculator.awaits_draft()
     }
 
     /// What to ask the draft model before the next step, if anything.
-    pub fn draft(&mut self, least: Least) -> Option<Draft> {
-        if self.next().len() != 1 || self.pending > 0 || self.telling.tokens() == 0 {
+    pub fn request_draft(&mut self, least: AcceptanceThreshold) -> Option<DraftRequest> {
+        if self.uncached().len() != 1 || self.pending > 0 || self.output.tokens() == 0 {
             return None;
         }
-        let most = self.most_guesses();
-        let (offset, guesses) = self.guesser.ask_draft(&self.tokens, most, least)?;
-        let choice = Choice { index: self.telling.tokens(), ..self.choice.clone() };
+        let most = self.max_draft_tokens();
+        let (offset, guesses) = self.speculator.request_draft(&self.tokens, most, least)?;
+        let choice = SampleSpec { index: self.output.tokens(), ..self.sample.clone() };
         let (slot, tokens) = (self.slot, self.tokens[offset..].to_vec());
-        Some(Draft { slot, offset: offset as u32, tokens, guesses: guesses as u32, choice })
+        Some(DraftRequest { slot, offset: offset as u32, tokens, draft_tokens: guesses as u32, sample: choice })
     }
 
     /// What the draft model said.
-    pub fn drafted(&mut self, guesses: Vec<u32>) {
-        self.guesser.drafted(guesses);
+    pub fn receive_draft(&mut self, guesses: Vec<u32>) {
+        self.speculator.receive_draft(guesses);
     }
 
     /// Whether the newest guesses are the draft model's.
-    pub fn was_drafted(&self) -> bool {
-        self.guesser.was_drafted()
+    pub fn is_from_draft_model(&self) -> bool {
+        self.speculator.is_from_draft_model()
     }
 
     /// One token is chosen anyway, and the answer ends at its limit.
-    fn most_guesses(&self) -> usize {
-        self.telling.limit().saturating_sub(self.telling.tokens() + 1) as usize
+    fn max_draft_tokens(&self) -> usize {
+        self.output.limit().saturating_sub(self.output.tokens() + 1) as usize
     }
 
     /// Tokens that are known and not yet in the cache.
-    pub fn unread(&self) -> u32 {
-        self.next().len() as u32
+    pub fn uncached_tokens(&self) -> u32 {
+        self.uncached().len() as u32
     }
 
     /// Tokens not yet in the cache, oldest first: the rest of what is read, or one chosen token.
-    fn next(&self) -> &[u32] {
+    fn uncached(&self) -> &[u32] {
         self.tokens.get(self.cached as usize..).unwrap_or_default()
     }
 
     /// The step to run next: so many tokens at most, and without a choice, while the prompt is being read. Steps
     /// with a choice are followed by [`Sequence::check`] and [`Sequence::accept`], in their order.
-    pub fn step(&mut self, tokens: u32) -> Step {
-        let next = self.next();
-        let (tokens, chooses) = match self.ready(false) {
-            Ready::Read(left) => (next[..left.min(tokens.max(1)) as usize].to_vec(), false),
-            Ready::Choose(guesses) => {
+    pub fn step(&mut self, tokens: u32) -> SequenceStep {
+        let next = self.uncached();
+        let (tokens, chooses) = match self.readiness(false) {
+            Readiness::Prefill(left) => (next[..left.min(tokens.max(1)) as usize].to_vec(), false),
+            Readiness::Decode(guesses) => {
                 let guesses = guesses.min(tokens.saturating_sub(1)) as usize;
-                ([next, &self.guesser.guesses()[..guesses]].concat(), true)
+                ([next, &self.speculator.draft_tokens()[..guesses]].concat(), true)
             }
-            Ready::Busy => (Vec::new(), true),
+            Readiness::Busy => (Vec::new(), true),
         };
         let guesses = if chooses { (tokens.len() as u32).saturating_sub(1) } else { 0 };
-        self.guesser.truncate(guesses as usize);
+        self.speculator.truncate(guesses as usize);
         let offset = self.cached;
         let choice = chooses.then(|| {
-            let index = self.telling.tokens() + self.pending;
+            let index = self.output.tokens() + self.pending;
             self.pending += 1;
-            Choice { index, ..self.choice.clone() }
+            SampleSpec { index, ..self.sample.clone() }
         });
-        let step = Step { slot: self.slot, offset, tokens, guesses, choice };
+        let step = SequenceStep { slot: self.slot, offset, tokens, draft_tokens: guesses, sample: choice };
         self.cached += step.length();
         step
     }
 
     /// How many of the tokens that a step chose count: the first, and each one behind a guess that was right. Wrong
     /// guesses are in the cache no more: it has to be trimmed to [`Sequence::cached`].
-    pub fn check<E>(&mut self, chosen: &[Result<u32, E>]) -> usize {
+    pub fn verify<E>(&mut self, chosen: &[Result<u32, E>]) -> usize {
         self.pending = self.pending.saturating_sub(1);
-        let guesses = self.guesser.guesses().len();
+        let guesses = self.speculator.draft_tokens().len();
         if guesses == 0 {
             return chosen.len();
         }
-        let right = self.guesser.check(self.tokens.len(), chosen);
+        let right = self.speculator.verify(self.tokens.len(), chosen);
         self.cached -= (guesses - right) as u32;
         right + 1
     }
 
     /// Takes a token that counts.
-    pub fn accept(&mut self, token: u32) -> Result<Accepted, TokensError> {
-        let before = self.telling.tokens();
-        let accepted = self.telling.accept(token)?;
-        if self.telling.tokens() > before {
+    pub fn accept(&mut self, token: u32) -> Result<AcceptedToken, TokenizerError> {
+        let before = self.output.tokens();
+        let accepted = self.output.accept(token)?;
+        if self.output.tokens() > before {
             // Where a step that was handed out already goes on from it, it is in the cache.
             self.tokens.push(token);
         }
@@ -283,12 +283,12 @@ impl Sequence {
 mod tests {
     use super::*;
     use crate::fixture::{self, END, token_of_byte};
-    use crate::tokens::Tokens;
-    use russet_wire::event::{Event, FinishReason};
+    use crate::tokenizer::ChatTokenizer;
+    use russet_wire::event::{GenerationEvent, FinishReason};
     use russet_wire::request::{Message, Sampling};
 
-    const LOOKUP: Sources = Sources { lookup: true, draft: false };
-    const LEAST: Least = Least { lookup: 0.1, draft: 0.3 };
+    const LOOKUP: Proposers = Proposers { prompt_lookup: true, draft_model: false };
+    const LEAST: AcceptanceThreshold = AcceptanceThreshold { prompt_lookup: 0.1, draft_model: 0.3 };
 
     fn request() -> GenerationRequest {
         GenerationRequest {
@@ -306,28 +306,28 @@ mod tests {
 
     /// What came of an answer.
     #[derive(Debug, PartialEq, Eq)]
-    struct Told {
+    struct OutputLog {
         events: Vec<(u32, String)>,
         finished: Option<FinishReason>,
         count: u32,
     }
 
-    impl Told {
+    impl OutputLog {
         fn text(&self) -> String {
             self.events.iter().map(|(_, text)| text.as_str()).collect()
         }
     }
 
-    fn sequence(tokens: &Tokens, request: &GenerationRequest, prompt: Vec<u32>, limit: u32) -> Sequence {
-        let mut telling = Telling::new(request, limit, tokens.ends().clone(), tokens.stream());
-        assert_eq!(telling.take_up(&request.emitted).unwrap(), None);
+    fn sequence(tokens: &ChatTokenizer, request: &GenerationRequest, prompt: Vec<u32>, limit: u32) -> Sequence {
+        let mut telling = OutputStream::new(request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
+        assert_eq!(telling.resume(&request.emitted).unwrap(), None);
         let mut sequence = Sequence::new(request, prompt, 7, telling);
-        sequence.enter(3, 0);
+        sequence.admit(3, 0);
         sequence
     }
 
     /// Feeds what the model chooses; `choices` are of the whole answer, also where a part of it was told before.
-    fn answer(tokens: &Tokens, request: &GenerationRequest, limit: u32, choices: &[u32]) -> Told {
+    fn answer(tokens: &ChatTokenizer, request: &GenerationRequest, limit: u32, choices: &[u32]) -> OutputLog {
         let prompt = vec![1, 2, 3];
         let mut sequence = sequence(tokens, request, prompt.clone(), limit);
         let read = [sequence.step(2048), sequence.step(2048)];
@@ -335,17 +335,17 @@ mod tests {
             read.iter().flat_map(|step| step.tokens.clone()).collect::<Vec<_>>(),
             [prompt.as_slice(), &request.emitted].concat()
         );
-        let mut choice = read[1].choice.clone();
+        let mut choice = read[1].sample.clone();
         let count = sequence.usage().completion_tokens;
-        let mut told = Told { events: Vec::new(), finished: None, count };
+        let mut told = OutputLog { events: Vec::new(), finished: None, count };
         for (index, &token) in choices.iter().enumerate().skip(request.emitted.len()) {
             // What is chosen is a function of these.
-            let Choice { sampling, seed, index: chosen, banned } = choice.unwrap();
+            let SampleSpec { sampling, seed, index: chosen, banned } = choice.unwrap();
             assert_eq!((&sampling, seed, chosen as usize), (&request.sampling, 7, index));
             assert_eq!(banned.is_empty(), !request.ignore_eos);
-            assert_eq!(sequence.check(&[Ok::<u32, ()>(token)]), 1);
-            let Accepted { event, finished } = sequence.accept(token).unwrap();
-            if let Some(Event::Token { id, text }) = event {
+            assert_eq!(sequence.verify(&[Ok::<u32, ()>(token)]), 1);
+            let AcceptedToken { event, finished } = sequence.accept(token).unwrap();
+            if let Some(GenerationEvent::Token { id, text }) = event {
                 told.events.push((id, text));
             }
             told.count = sequence.usage().completion_tokens;
@@ -355,7 +355,7 @@ mod tests {
             }
             let step = sequence.step(1);
             assert_eq!(step.tokens, [token]);
-            choice = step.choice;
+            choice = step.sample;
         }
         told
     }
@@ -396,9 +396,9 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_ends_where_it_should() {
+    fn answers_end_at_eos_stop_strings_and_limits() {
         let dir = fixture::model_dir();
-        let tokens = Tokens::load(dir.path()).unwrap();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
         for (request, limit, choices, text, finished, count) in answers() {
             let told = answer(&tokens, &request, limit, &choices);
             assert_eq!((told.text().as_str(), told.finished, told.count), (text, finished, count));
@@ -406,35 +406,35 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_cut_after_any_token_goes_on_as_if_nothing_had_been() {
+    fn resumed_output_equals_uninterrupted_output() {
         let dir = fixture::model_dir();
-        let tokens = Tokens::load(dir.path()).unwrap();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
         for (request, limit, choices, ..) in answers() {
             let undisturbed = answer(&tokens, &request, limit, &choices);
             for cut in 1..=undisturbed.events.len() {
                 let emitted: Vec<u32> = undisturbed.events[..cut].iter().map(|(id, _)| *id).collect();
                 let request = GenerationRequest { emitted, ..request.clone() };
-                let mut telling = Telling::new(&request, limit, tokens.ends().clone(), tokens.stream());
-                let rest = match telling.take_up(&request.emitted).unwrap() {
+                let mut telling = OutputStream::new(&request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
+                let rest = match telling.resume(&request.emitted).unwrap() {
                     None => answer(&tokens, &request, limit, &choices),
                     // Its end alone was lost.
-                    finished => Told { events: Vec::new(), finished, count: telling.tokens() },
+                    finished => OutputLog { events: Vec::new(), finished, count: telling.tokens() },
                 };
-                let whole = Told { events: [&undisturbed.events[..cut], &rest.events].concat(), ..rest };
+                let whole = OutputLog { events: [&undisturbed.events[..cut], &rest.events].concat(), ..rest };
                 assert_eq!(whole, undisturbed, "cut after {cut} of {choices:?}");
             }
         }
     }
 
     #[test]
-    fn tokens_that_this_model_would_not_have_given_are_refused_with_the_numbers() {
+    fn resume_rejects_impossible_emitted_tokens_with_the_numbers() {
         let dir = fixture::model_dir();
         let config = format!(r#"{{"eos_token_id": {END}, "vocab_size": 300}}"#);
         std::fs::write(dir.path().join("config.json"), config).unwrap();
-        let tokens = Tokens::load(dir.path()).unwrap();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
         let check = |emitted: &[u32], limit| {
-            tokens.check(emitted).map_err(TakeUpError::from).and_then(|()| {
-                Telling::new(&request(), limit, tokens.ends().clone(), tokens.stream()).take_up(emitted)
+            tokens.check_emitted(emitted).map_err(ResumeError::from).and_then(|()| {
+                OutputStream::new(&request(), limit, tokens.eos_token_ids().clone(), tokens.detokenizer()).resume(emitted)
             })
         };
         for (emitted, limit, expected) in [
@@ -455,44 +455,44 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_read_as_it_is_dealt_and_its_last_token_alone() {
+    fn prefill_follows_its_chunks_and_decodes_the_last_token_alone() {
         let dir = fixture::model_dir();
-        let tokens = Tokens::load(dir.path()).unwrap();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
         let shapes = |request: &GenerationRequest, prompt: Vec<u32>| -> Vec<_> {
             let mut sequence = sequence(&tokens, request, prompt, 10);
-            let steps: Vec<Step> = (0..4).map(|_| sequence.step(2048)).collect();
-            steps.iter().map(|step| (step.offset, step.tokens.len(), step.choice.is_some())).collect()
+            let steps: Vec<SequenceStep> = (0..4).map(|_| sequence.step(2048)).collect();
+            steps.iter().map(|step| (step.offset, step.tokens.len(), step.sample.is_some())).collect()
         };
         let expected = [(0, 2048, false), (2048, 2048, false), (4096, 903, false), (4999, 1, true)];
         assert_eq!(shapes(&request(), vec![9; 5000]), expected);
         // And so is what was answered of it already.
         let taken_up = GenerationRequest { emitted: bytes("four"), ..request() };
         assert_eq!(shapes(&taken_up, vec![9; 4996]), expected);
-        assert!(sequence(&tokens, &request(), vec![9], 10).step(2048).choice.is_some());
+        assert!(sequence(&tokens, &request(), vec![9], 10).step(2048).sample.is_some());
     }
 
     /// Runs a sequence over answers given by their index, so many steps ahead as `ahead` allows, and takes its cache
     /// away whenever it has so many tokens of the answer as `leaves` says. Everything it told, its end and its usage.
-    fn told(
+    fn run_preempted(
         request: &GenerationRequest,
         limit: u32,
         answer: &[u32],
         ahead: bool,
         leaves: &[u32],
-    ) -> (Vec<Event>, FinishReason, Usage) {
+    ) -> (Vec<GenerationEvent>, FinishReason, Usage) {
         let dir = fixture::model_dir();
-        let tokens = Tokens::load(dir.path()).unwrap();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
         let mut sequence = sequence(&tokens, request, vec![1; 600], limit);
         let (mut cache, mut chosen, mut told) = (Vec::new(), Vec::new(), Vec::new());
         let mut leaves = leaves.iter().peekable();
         loop {
-            while sequence.ready(ahead) != Ready::Busy {
+            while sequence.readiness(ahead) != Readiness::Busy {
                 let step = sequence.step(256);
                 assert_eq!(step.offset as usize, cache.len());
                 // Where no token is told, the one that was chosen last goes in.
                 let last = chosen.last().map(|index: &u32| answer[*index as usize]);
                 cache.extend(if step.tokens.is_empty() { vec![last.unwrap()] } else { step.tokens });
-                chosen.extend(step.choice.map(|choice| choice.index));
+                chosen.extend(step.sample.map(|choice| choice.index));
             }
             let index = sequence.usage().completion_tokens;
             assert_eq!(cache[..600], [1; 600]);
@@ -500,13 +500,13 @@ mod tests {
             if leaves.next_if(|leave| **leave == index).is_some() {
                 cache.clear();
                 chosen.clear();
-                sequence.enter(5, 0);
+                sequence.admit(5, 0);
                 continue;
             }
             let at = chosen.len() - sequence.pending as usize;
             assert_eq!(chosen[at], index, "each token is chosen in its turn");
-            sequence.check(&[Ok::<u32, ()>(answer[index as usize])]);
-            let Accepted { event, finished } = sequence.accept(answer[index as usize]).unwrap();
+            sequence.verify(&[Ok::<u32, ()>(answer[index as usize])]);
+            let AcceptedToken { event, finished } = sequence.accept(answer[index as usize]).unwrap();
             told.extend(event);
             if let Some(reason) = finished {
                 return (told, reason, sequence.usage());
@@ -516,24 +516,24 @@ mod tests {
 
     /// Runs a sequence that guesses over answers given by their index. Everything it told, its end and its usage, and the
     /// steps it took.
-    fn guessed(
+    fn run_speculative(
         request: &GenerationRequest,
         prompt: &[u32],
         limit: u32,
         answer: &[u32],
-    ) -> (Vec<Event>, FinishReason, Usage, usize) {
+    ) -> (Vec<GenerationEvent>, FinishReason, Usage, usize) {
         let dir = fixture::model_dir();
-        let tokens = Tokens::load(dir.path()).unwrap();
-        let mut sequence = sequence(&tokens, request, prompt.to_vec(), limit).guessing(LOOKUP);
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
+        let mut sequence = sequence(&tokens, request, prompt.to_vec(), limit).with_proposers(LOOKUP);
         let (mut cache, mut told, mut steps) = (Vec::<u32>::new(), Vec::new(), 0);
         loop {
-            sequence.guess(LEAST);
-            let room = if let Ready::Choose(guesses) = sequence.ready(false) { 1 + guesses } else { 256 };
+            sequence.propose(LEAST);
+            let room = if let Readiness::Decode(guesses) = sequence.readiness(false) { 1 + guesses } else { 256 };
             // Now and then there is no room for all guesses.
             let step = sequence.step(if steps % 3 == 0 { room.min(3) } else { room });
             assert_eq!(step.offset as usize, cache.len());
             cache.extend(&step.tokens);
-            let indices: Vec<u32> = step.choices().map(|choice| choice.index).collect();
+            let indices: Vec<u32> = step.samples().map(|choice| choice.index).collect();
             if indices.is_empty() {
                 continue;
             }
@@ -542,10 +542,10 @@ mod tests {
             assert!(last < limit, "token {last} of {limit} is guessed");
             let chosen: Vec<Result<u32, ()>> =
                 indices.iter().map(|index| Ok(*answer.get(*index as usize).unwrap_or(&END))).collect();
-            let count = sequence.check(&chosen);
+            let count = sequence.verify(&chosen);
             cache.truncate(sequence.cached() as usize);
             for token in chosen.into_iter().take(count) {
-                let Accepted { event, finished } = sequence.accept(token.unwrap()).unwrap();
+                let AcceptedToken { event, finished } = sequence.accept(token.unwrap()).unwrap();
                 told.extend(event);
                 if let Some(reason) = finished {
                     return (told, reason, sequence.usage(), steps);
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_guessed_is_told_as_if_it_were_not_in_fewer_steps() {
+    fn speculative_output_is_identical_in_fewer_steps() {
         let stops = GenerationRequest { stop: vec!["fox".into()], ..request() };
         let line = "the quick brown fox jumps; ";
         for (story, request, prompt, limit, text, most) in [
@@ -577,14 +577,14 @@ mod tests {
             let answer = [bytes(text), vec![END]].concat();
             let mut alone = Vec::new();
             let dir = fixture::model_dir();
-            let tokens = Tokens::load(dir.path()).unwrap();
-            let mut telling = Telling::new(&request, limit, tokens.ends().clone(), tokens.stream());
+            let tokens = ChatTokenizer::load(dir.path()).unwrap();
+            let mut telling = OutputStream::new(&request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
             let reason = answer.iter().find_map(|token| {
-                let Accepted { event, finished } = telling.accept(*token).unwrap();
+                let AcceptedToken { event, finished } = telling.accept(*token).unwrap();
                 alone.extend(event);
                 finished
             });
-            let (told, finished, usage, steps) = guessed(&request, &bytes(prompt), limit, &answer);
+            let (told, finished, usage, steps) = run_speculative(&request, &bytes(prompt), limit, &answer);
             assert_eq!((told, Some(finished)), (alone, reason), "{story}");
             assert_eq!(usage.completion_tokens, telling.tokens(), "{story}");
             assert!(steps <= most, "{story}: {steps} steps for {} tokens", usage.completion_tokens);
@@ -592,26 +592,26 @@ mod tests {
     }
 
     #[test]
-    fn nobody_goes_ahead_of_guesses() {
+    fn steps_do_not_overlap_pending_draft_tokens() {
         let dir = fixture::model_dir();
-        let tokens = Tokens::load(dir.path()).unwrap();
-        let mut sequence = sequence(&tokens, &request(), bytes("abcdef abc"), 99).guessing(LOOKUP);
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
+        let mut sequence = sequence(&tokens, &request(), bytes("abcdef abc"), 99).with_proposers(LOOKUP);
         sequence.step(256);
-        assert!(!sequence.guess(LEAST), "the first token is chosen by itself");
-        assert_eq!(sequence.step(1).guesses, 0);
-        assert!(!sequence.guess(LEAST));
-        assert_eq!(sequence.ready(true), Ready::Choose(0));
-        sequence.check(&[Ok::<u32, ()>(token_of_byte(b'd'))]);
+        assert!(!sequence.propose(LEAST), "the first token is chosen by itself");
+        assert_eq!(sequence.step(1).draft_tokens, 0);
+        assert!(!sequence.propose(LEAST));
+        assert_eq!(sequence.readiness(true), Readiness::Decode(0));
+        sequence.verify(&[Ok::<u32, ()>(token_of_byte(b'd'))]);
         sequence.accept(token_of_byte(b'd')).unwrap();
-        assert!(sequence.guess(LEAST));
+        assert!(sequence.propose(LEAST));
         let step = sequence.step(3);
-        assert_eq!((step.tokens, step.guesses), (bytes("def"), 2));
-        assert!(sequence.guess(LEAST), "they are on their way");
-        assert_eq!(sequence.ready(true), Ready::Busy);
+        assert_eq!((step.tokens, step.draft_tokens), (bytes("def"), 2));
+        assert!(sequence.propose(LEAST), "they are on their way");
+        assert_eq!(sequence.readiness(true), Readiness::Busy);
     }
 
     #[test]
-    fn an_answer_whose_cache_is_taken_away_goes_on_as_if_nothing_had_been() {
+    fn preempted_output_equals_uninterrupted_output() {
         let stops = GenerationRequest { stop: vec!["lo w".into()], ..request() };
         for (story, request, limit, text) in [
             ("to its end", request(), 99, "hello world, and good bye"),
@@ -619,11 +619,11 @@ mod tests {
             ("to a stop text that was held back meanwhile", stops, 99, "hello world"),
         ] {
             let answer = [bytes(text), vec![END]].concat();
-            let undisturbed = told(&request, limit, &answer, false, &[]);
+            let undisturbed = run_preempted(&request, limit, &answer, false, &[]);
             for ahead in [false, true] {
                 for leaves in [&[0][..], &[1], &[2], &[0, 0, 1, 2, 2], &[2, 5, 6, 9]] {
                     assert_eq!(
-                        told(&request, limit, &answer, ahead, leaves),
+                        run_preempted(&request, limit, &answer, ahead, leaves),
                         undisturbed,
                         "{story} {leaves:?}"
                     );
@@ -660,11 +660,11 @@ mod tests {
 
     #[test]
     fn the_context_bounds_the_answer() {
-        assert_eq!(room(10, None, 16), Ok(6));
-        assert_eq!(room(10, Some(4), 16), Ok(4));
-        assert_eq!(room(10, Some(40), 16), Ok(6));
-        let failure = room(16, Some(4), 16).unwrap_err();
+        assert_eq!(max_new_tokens(10, None, 16), Ok(6));
+        assert_eq!(max_new_tokens(10, Some(4), 16), Ok(4));
+        assert_eq!(max_new_tokens(10, Some(40), 16), Ok(6));
+        let failure = max_new_tokens(16, Some(4), 16).unwrap_err();
         assert!(failure.message.contains("16 tokens, but the context holds 16"), "{}", failure.message);
-        assert_eq!(room(0, None, 16).unwrap_err().kind, FailureKind::InvalidRequest);
+        assert_eq!(max_new_tokens(0, None, 16).unwrap_err().kind, FailureKind::InvalidRequest);
     }
 }

@@ -13,11 +13,11 @@
 //! outside, over a cable that leads there or at its published address ([`dial`]). It lives in the engine and not in the
 //! agent, because engines outlive their agents.
 
-mod alone;
+mod peer_stub;
 pub mod dial;
-mod greeting;
+mod handshake;
 mod identity;
-mod local;
+mod loopback;
 mod relay;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_rpc::tls::Files;
+use russet_rpc::tls::TlsFiles;
 use thiserror::Error;
 use tokio::io::BufReader;
 use tokio::net::{TcpListener, TcpStream};
@@ -33,21 +33,21 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-pub use alone::Alone;
-use alone::Told;
-use dial::{Cable, Neighbour, Way};
-use identity::Identity;
-use local::Reserved;
+pub use peer_stub::StubSwitch;
+use peer_stub::StubSignal;
+use dial::{CableEnds, Neighbour, NeighbourPath};
+use identity::RingIdentity;
+use loopback::ReservedPort;
 
 /// How long one end waits for the other to be there. MLX itself tries for about 31 s; the control
 /// path, which notices lost ranks, is quicker than this.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// For the handshakes of one connection, so that a silent stranger holds nothing for long.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Strangers shaking hands at a time; the neighbour is one of them, and tries again if it is not.
-const HANDSHAKES: usize = 16;
+const MAX_HANDSHAKES: usize = 16;
 /// Between two attempts, at first and at most.
-const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// Why a tunnel could not be opened or is of no more use.
 #[derive(Debug, Error)]
@@ -85,7 +85,7 @@ pub enum TunnelError {
     /// The neighbour was not there in time.
     #[error(
         "ring {label}: {node} at {address} was not to be reached within {} s; the last attempt said: {reason}",
-        PATIENCE.as_secs()
+        CONNECT_TIMEOUT.as_secs()
     )]
     Unreachable {
         /// The ring.
@@ -100,9 +100,9 @@ pub enum TunnelError {
     /// MLX did not take the neighbour's connection.
     #[error(
         "ring {label}: MLX of this process did not listen on 127.0.0.1:{port} within {} s",
-        PATIENCE.as_secs()
+        CONNECT_TIMEOUT.as_secs()
     )]
-    Deaf {
+    NotListening {
         /// The ring.
         label: String,
         /// Where it was told to listen.
@@ -136,14 +136,14 @@ pub enum TunnelError {
 /// is dropped, and whoever may say that the group is lost.
 #[derive(Debug)]
 pub struct Tunnel {
-    ways: JoinSet<TunnelError>,
-    alone: Alone,
-    way: watch::Receiver<Option<Way>>,
+    directions: JoinSet<TunnelError>,
+    stub_switch: StubSwitch,
+    path: watch::Receiver<Option<NeighbourPath>>,
 }
 
 /// What both ways of a tunnel need.
-struct Ring {
-    identity: Identity,
+struct RingContext {
+    identity: RingIdentity,
     label: String,
 }
 
@@ -153,12 +153,12 @@ impl Tunnel {
     /// members it never speaks to have port 0. `label` names group, epoch and ring; a neighbour that
     /// says another one is refused. A neighbour to which one of `cables` leads is met over it, if that can be.
     pub async fn open(
-        tls: &Files,
+        tls: &TlsFiles,
         label: &str,
         hosts: &[SocketAddr],
         nodes: &[String],
         own: usize,
-        cables: &[Cable],
+        cables: &[CableEnds],
     ) -> Result<(Self, Vec<SocketAddr>), TunnelError> {
         let size = hosts.len();
         if size < 2 || nodes.len() != size || own >= size {
@@ -168,40 +168,40 @@ impl Tunnel {
         let listen = |address| move |source| TunnelError::Listen { label: label.to_owned(), address, source };
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
 
-        let ring = Arc::new(Ring { identity: Identity::read(tls)?, label: label.to_owned() });
+        let ring = Arc::new(RingContext { identity: RingIdentity::read(tls)?, label: label.to_owned() });
         // Before the published address: who finds this member there has found it over a cable too.
-        let mut listeners = dial::listen(cables, &nodes[previous], hosts[own], label).await;
+        let mut listeners = dial::listen_on_cables(cables, &nodes[previous], hosts[own], label).await;
         listeners.push(TcpListener::bind(hosts[own]).await.map_err(listen(hosts[own]))?);
         let forwarder = TcpListener::bind(loopback).await.map_err(listen(loopback))?;
-        let reserved = Reserved::take().map_err(listen(loopback))?;
+        let reserved = ReservedPort::reserve().map_err(listen(loopback))?;
 
         let mut told = vec![loopback; size];
         told[own].set_port(reserved.port());
         told[next] = forwarder.local_addr().map_err(listen(loopback))?;
 
-        let (mut ways, alone) = (JoinSet::new(), Alone::default());
+        let (mut ways, alone) = (JoinSet::new(), StubSwitch::default());
         let (taken, way) = watch::channel(None);
         let neighbour = Neighbour::new(&nodes[next], hosts[next], cables);
-        ways.spawn(inward(ring.clone(), listeners, nodes[previous].clone(), reserved, alone.hear()));
-        ways.spawn(outward(ring, forwarder, neighbour, taken, alone.hear()));
-        Ok((Self { ways, alone, way }, told))
+        ways.spawn(accept_previous(ring.clone(), listeners, nodes[previous].clone(), reserved, alone.subscribe()));
+        ways.spawn(connect_next(ring, forwarder, neighbour, taken, alone.subscribe()));
+        Ok((Self { directions: ways, stub_switch: alone, path: way }, told))
     }
 
     /// How the next member was reached, once it was; nothing where no cable leads to it.
-    pub fn way(&self) -> watch::Receiver<Option<Way>> {
-        self.way.clone()
+    pub fn path(&self) -> watch::Receiver<Option<NeighbourPath>> {
+        self.path.clone()
     }
 
     /// For whoever knows that the group is lost.
-    pub fn alone(&self) -> Alone {
-        self.alone.clone()
+    pub fn stub_switch(&self) -> StubSwitch {
+        self.stub_switch.clone()
     }
 
     /// Waits until one way is of no more use and says why. A neighbour that stops in good order looks the
     /// same, so this explains a failure rather than being one.
-    pub async fn lost(&mut self) -> TunnelError {
+    pub async fn wait_lost(&mut self) -> TunnelError {
         loop {
-            match self.ways.join_next().await {
+            match self.directions.join_next().await {
                 Some(Ok(error)) => return error,
                 // A way that was cancelled or has a bug, which the panic hook has told.
                 Some(Err(_)) => {}
@@ -212,19 +212,19 @@ impl Tunnel {
 }
 
 /// From the previous member to MLX's own port.
-async fn inward(
-    ring: Arc<Ring>,
+async fn accept_previous(
+    ring: Arc<RingContext>,
     listeners: Vec<TcpListener>,
     node: String,
-    reserved: Reserved,
-    told: Told,
+    reserved: ReservedPort,
+    told: StubSignal,
 ) -> TunnelError {
-    let remote = neighbour(&ring, listeners, &node).await;
+    let remote = accept_neighbour(&ring, listeners, &node).await;
     let label = ring.label.clone();
-    let local = match local::connect(reserved, PATIENCE).await {
+    let local = match loopback::connect(reserved, CONNECT_TIMEOUT).await {
         Ok(local) => local,
-        Err(local::Refused::Deaf(port)) => return TunnelError::Deaf { label, port },
-        Err(local::Refused::Intruder(port)) => return TunnelError::Intruder { label, port },
+        Err(loopback::MlxPortError::NotListening(port)) => return TunnelError::NotListening { label, port },
+        Err(loopback::MlxPortError::Intruder(port)) => return TunnelError::Intruder { label, port },
     };
     tracing::info!(ring = label, node, "the previous rank is connected");
     let reason = relay::run(local, remote, told).await;
@@ -233,23 +233,23 @@ async fn inward(
 
 /// The first connection that shows the certificate of `node` and knows the label. Everybody else is
 /// turned away and leaves nothing behind.
-async fn neighbour(ring: &Arc<Ring>, listeners: Vec<TcpListener>, node: &str) -> identity::Accepted {
+async fn accept_neighbour(ring: &Arc<RingContext>, listeners: Vec<TcpListener>, node: &str) -> identity::AcceptedStream {
     let mut shaking = JoinSet::new();
     loop {
         let accepting = futures::future::select_all(listeners.iter().map(|one| Box::pin(one.accept())));
         tokio::select! {
-            (accepted, ..) = accepting, if shaking.len() < HANDSHAKES => match accepted {
+            (accepted, ..) = accepting, if shaking.len() < MAX_HANDSHAKES => match accepted {
                 Ok((stream, from)) => {
                     let (ring, node) = (ring.clone(), node.to_owned());
                     shaking.spawn(async move {
-                        let greeted = timeout(HANDSHAKE, greet_guest(&ring, stream, &node)).await;
+                        let greeted = timeout(HANDSHAKE_TIMEOUT, handshake_accepted(&ring, stream, &node)).await;
                         (from, greeted.unwrap_or_else(|_| Err("it did not finish its handshake".into())))
                     });
                 }
                 // Out of descriptors, or the connection was gone already.
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept");
-                    sleep(RETRY.1).await;
+                    sleep(RETRY_BACKOFF.1).await;
                 }
             },
             Some(greeted) = shaking.join_next() => match greeted {
@@ -261,36 +261,36 @@ async fn neighbour(ring: &Arc<Ring>, listeners: Vec<TcpListener>, node: &str) ->
     }
 }
 
-async fn greet_guest(ring: &Ring, stream: TcpStream, node: &str) -> Result<identity::Accepted, String> {
-    stream.set_nodelay(true).map_err(words)?;
+async fn handshake_accepted(ring: &RingContext, stream: TcpStream, node: &str) -> Result<identity::AcceptedStream, String> {
+    stream.set_nodelay(true).map_err(error_chain)?;
     let mut stream = ring.identity.accept(buffered(stream), node).await?;
-    greeting::exchange(&mut stream, &ring.label).await?;
+    handshake::exchange_labels(&mut stream, &ring.label).await?;
     Ok(stream)
 }
 
 /// From MLX's own connection to the next member.
-async fn outward(
-    ring: Arc<Ring>,
+async fn connect_next(
+    ring: Arc<RingContext>,
     forwarder: TcpListener,
     neighbour: Neighbour,
-    taken: watch::Sender<Option<Way>>,
-    told: Told,
+    taken: watch::Sender<Option<NeighbourPath>>,
+    told: StubSignal,
 ) -> TunnelError {
-    let local = local::accept_own(forwarder).await;
+    let local = loopback::accept_own(forwarder).await;
     let label = ring.label.clone();
-    let (since, mut pause) = (Instant::now(), RETRY.0);
+    let (since, mut pause) = (Instant::now(), RETRY_BACKOFF.0);
     let (remote, way) = loop {
-        let reason = match neighbour.reach(&ring).await {
+        let reason = match neighbour.connect(&ring).await {
             Ok(reached) => break reached,
             Err(reason) => reason,
         };
         let Neighbour { node, address, .. } = &neighbour;
-        if since.elapsed() >= PATIENCE {
+        if since.elapsed() >= CONNECT_TIMEOUT {
             return TunnelError::Unreachable { label, node: node.clone(), address: *address, reason };
         }
         tracing::debug!(ring = label, node, %address, reason, "not there yet");
         sleep(pause).await;
-        pause = (2 * pause).min(RETRY.1);
+        pause = (2 * pause).min(RETRY_BACKOFF.1);
     };
     let node = neighbour.node;
     match &way.fallback {
@@ -308,11 +308,11 @@ async fn outward(
 
 /// rustls reads 4 KiB at a time, each of which would be a call of the system.
 fn buffered(stream: TcpStream) -> BufReader<TcpStream> {
-    BufReader::with_capacity(relay::BUFFER, stream)
+    BufReader::with_capacity(relay::BUFFER_BYTES, stream)
 }
 
 /// An error with its causes.
-fn words(error: impl std::error::Error) -> String {
+fn error_chain(error: impl std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -3,7 +3,7 @@
 //! is believed before it is checked against the file's length and the configuration.
 
 mod safetensors;
-mod slice;
+mod shard_read;
 
 use std::{
     collections::BTreeMap,
@@ -13,14 +13,14 @@ use std::{
 };
 
 use mlx_rs::{Array, Dtype, error::Exception, ops::dequantize};
-use russet_wire::shape::{Cut, cut_of};
+use russet_wire::shape::{ShardAxis, shard_axis};
 use serde::Deserialize;
 use thiserror::Error;
 
 pub use safetensors::{Entry, Header, HeaderError};
 
-use crate::{layers::linear::Matrix, partition::Slice};
-use slice::Piece;
+use crate::{layers::linear::Weight, partition::TpShard};
+use shard_read::ShardRead;
 
 /// The index of a model in several files.
 const INDEX: &str = "model.safetensors.index.json";
@@ -104,7 +104,7 @@ pub enum WeightsError {
     #[error(
         "tensor {tensor} in {file} has {length} {what}, which {of} ranks cannot share evenly; use a tensor size that divides {length}"
     )]
-    Cut {
+    NotDivisible {
         /// Its name.
         tensor: String,
         /// Its file.
@@ -193,15 +193,15 @@ impl Checkpoint {
     }
 
     /// Bytes of this slice of a tensor.
-    pub fn bytes(&mut self, tensor: &str, slice: Slice) -> Result<u64, WeightsError> {
+    pub fn bytes(&mut self, tensor: &str, slice: TpShard) -> Result<u64, WeightsError> {
         let (file, entry) = self.find(tensor)?;
-        Ok(piece(tensor, &file, &entry, slice)?.bytes())
+        Ok(shard_read(tensor, &file, &entry, slice)?.bytes())
     }
 
     /// The bytes and the shape of this slice of a tensor.
-    fn read(&mut self, tensor: &str, slice: Slice) -> Result<(Vec<usize>, Vec<u8>), WeightsError> {
+    fn read(&mut self, tensor: &str, slice: TpShard) -> Result<(Vec<usize>, Vec<u8>), WeightsError> {
         let (file, entry) = self.find(tensor)?;
-        let piece = piece(tensor, &file, &entry, slice)?;
+        let piece = shard_read(tensor, &file, &entry, slice)?;
         let mut bytes = vec![0; piece.bytes() as usize];
         piece
             .read(&file.file, file.header.data_start + entry.begin, &mut bytes)
@@ -238,14 +238,14 @@ impl Checkpoint {
 }
 
 /// Where the slice of a tensor lies.
-fn piece(tensor: &str, file: &OpenFile, entry: &Entry, slice: Slice) -> Result<Piece, WeightsError> {
-    let cut = cut_of(tensor);
-    Piece::of(entry, cut, slice).map_err(|length| WeightsError::Cut {
+fn shard_read(tensor: &str, file: &OpenFile, entry: &Entry, slice: TpShard) -> Result<ShardRead, WeightsError> {
+    let cut = shard_axis(tensor);
+    ShardRead::new(entry, cut, slice).map_err(|length| WeightsError::NotDivisible {
         tensor: tensor.to_owned(),
         file: file.path.clone(),
         length,
-        what: if cut == Cut::Columns { "columns" } else { "rows" },
-        of: slice.of,
+        what: if cut == ShardAxis::Columns { "columns" } else { "rows" },
+        of: slice.count,
     })
 }
 
@@ -267,7 +267,7 @@ fn read_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, Wei
 pub struct Weights<'a> {
     checkpoint: &'a mut Checkpoint,
     dtype: LoadDtype,
-    slice: Slice,
+    shard: TpShard,
     on_bytes: &'a mut dyn FnMut(u64),
 }
 
@@ -277,15 +277,15 @@ impl<'a> Weights<'a> {
     pub fn new(
         checkpoint: &'a mut Checkpoint,
         dtype: LoadDtype,
-        slice: Slice,
+        shard: TpShard,
         on_bytes: &'a mut dyn FnMut(u64),
     ) -> Self {
-        Self { checkpoint, dtype, slice, on_bytes }
+        Self { checkpoint, dtype, shard, on_bytes }
     }
 
     /// The slice it loads.
-    pub fn slice(&self) -> Slice {
-        self.slice
+    pub fn shard(&self) -> TpShard {
+        self.shard
     }
 
     /// Whether the model has a tensor of this name.
@@ -315,17 +315,17 @@ impl<'a> Weights<'a> {
         let array = self.array(tensor, dtype)?;
         match self.dtype {
             LoadDtype::AsStored => Ok(array),
-            LoadDtype::Float32 => evaluated(tensor, array.as_dtype(Dtype::Float32)),
+            LoadDtype::Float32 => evaluate(tensor, array.as_dtype(Dtype::Float32)),
         }
     }
 
     /// This rank's slice of the matrix `path.weight` of `[rows, columns]`, packed if `path.scales` is
     /// there.
-    pub fn matrix(&mut self, path: &str, rows: usize, columns: usize) -> Result<Matrix, WeightsError> {
+    pub fn weight(&mut self, path: &str, rows: usize, columns: usize) -> Result<Weight, WeightsError> {
         let weight = format!("{path}.weight");
         let scales_name = format!("{path}.scales");
         if !self.checkpoint.contains(&scales_name)? {
-            return Ok(Matrix::Plain(self.tensor(&weight, &[rows, columns])?));
+            return Ok(Weight::Plain(self.tensor(&weight, &[rows, columns])?));
         }
         let (packed, file) = self.checkpoint.entry(&weight)?;
         let (scales, _) = self.checkpoint.entry(&scales_name)?;
@@ -335,23 +335,23 @@ impl<'a> Weights<'a> {
         }
         // Checked on the groups first: their number is what a person can act on.
         let groups = columns / group_size as usize;
-        if cut_of(&weight) == Cut::Columns && !groups.is_multiple_of(self.slice.of) {
-            let (tensor, of) = (scales_name, self.slice.of);
-            return Err(WeightsError::Cut { tensor, file, length: groups, what: "groups per row", of });
+        if shard_axis(&weight) == ShardAxis::Columns && !groups.is_multiple_of(self.shard.count) {
+            let (tensor, of) = (scales_name, self.shard.count);
+            return Err(WeightsError::NotDivisible { tensor, file, length: groups, what: "groups per row", of });
         }
         let packed = self.array(&weight, Dtype::Uint32)?;
         let scales = self.tensor(&scales_name, &[rows, columns / group_size as usize])?;
         let biases = self.tensor(&format!("{path}.biases"), &[rows, columns / group_size as usize])?;
         match self.dtype {
-            LoadDtype::AsStored => Ok(Matrix::Quantised { packed, scales, biases, group_size, bits }),
+            LoadDtype::AsStored => Ok(Weight::Quantised { packed, scales, biases, group_size, bits }),
             LoadDtype::Float32 => {
-                evaluated(&weight, dequantize(packed, scales, &biases, group_size, bits)).map(Matrix::Plain)
+                evaluate(&weight, dequantize(packed, scales, &biases, group_size, bits)).map(Weight::Plain)
             }
         }
     }
 
     fn array(&mut self, tensor: &str, dtype: Dtype) -> Result<Array, WeightsError> {
-        let (shape, bytes) = self.checkpoint.read(tensor, self.slice)?;
+        let (shape, bytes) = self.checkpoint.read(tensor, self.shard)?;
         (self.on_bytes)(bytes.len() as u64);
         let failed = |reason: String| WeightsError::Mlx { tensor: tensor.to_owned(), reason };
         let shape = shape
@@ -364,7 +364,7 @@ impl<'a> Weights<'a> {
 }
 
 /// Evaluates at once, so that the stored form can be freed before the next tensor is read.
-fn evaluated(tensor: &str, array: Result<Array, Exception>) -> Result<Array, WeightsError> {
+fn evaluate(tensor: &str, array: Result<Array, Exception>) -> Result<Array, WeightsError> {
     array
         .and_then(|array| array.eval().map(|()| array))
         .map_err(|error| WeightsError::Mlx { tensor: tensor.to_owned(), reason: error.what().to_owned() })

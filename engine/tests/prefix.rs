@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_wire::event::Event;
+use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use rustix::process::Signal;
 use tonic::transport::Channel;
 
-use disk::Disk;
-use engines::{Engine, Lab, ask, collect, say, within};
+use disk::TestDisk;
+use engines::{TestEngine, EngineHarness, ask, collect, say, within};
 
 /// Questions on one long text, then one on another.
 fn questions() -> Vec<GenerationRequest> {
@@ -47,13 +47,13 @@ async fn answers(client: &mut EngineClient<Channel>) -> Vec<(Vec<u32>, u32)> {
     for question in questions() {
         let mut events = ask(client, question).await;
         let (ids, _, end) = collect(&mut events).await;
-        let Event::Finished { usage, .. } = end else { panic!("{end:?}") };
+        let GenerationEvent::Finished { usage, .. } = end else { panic!("{end:?}") };
         all.push((ids, usage.cached_tokens));
     }
     all
 }
 
-async fn stop(mut engines: Vec<Engine>) {
+async fn stop(mut engines: Vec<TestEngine>) {
     // Followers first, who stay until rank 0 leaves and know by then that it is no failure.
     for engine in engines.iter().rev() {
         engine.signal(Signal::TERM);
@@ -76,7 +76,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_kept_answers_as_what_is_read() {
+async fn cached_prefixes_give_the_same_answers_as_prefill() {
     let narrow = model::random_model_dir();
     // Heads of a group of numbers.
     let wide = model::random_model(model::Shape {
@@ -96,7 +96,7 @@ async fn what_was_kept_answers_as_what_is_read() {
         (&wide, &[model::LAYERS], 2, "int8"),
     ] {
         let story = format!("{layers:?} by {members}, {kv_cache}");
-        let mut lab = Lab::new();
+        let mut lab = EngineHarness::new();
         lab.flags = vec!["--kv-cache", kv_cache, "--prefix-cache", "off"];
         let engines = lab.start_stages(model.path(), layers, members);
         let mut client = lab.client(&engines[0]).await;
@@ -148,16 +148,16 @@ async fn what_was_kept_answers_as_what_is_read() {
 
 /// An engine with room in memory for one conversation, so that what is kept of others is on disk alone; and the two
 /// questions it is asked in turns.
-struct Narrow {
-    lab: Lab,
-    engine: Engine,
+struct SmallCacheEngine {
+    lab: EngineHarness,
+    engine: TestEngine,
     client: EngineClient<Channel>,
     log: tempfile::TempDir,
     /// What it answers.
     expected: Vec<Vec<u32>>,
 }
 
-impl Narrow {
+impl SmallCacheEngine {
     fn questions() -> [GenerationRequest; 2] {
         ["and", "or"].map(|word| {
             let text: String = (0..120).map(|number| format!("{number} {word} ")).collect();
@@ -166,7 +166,7 @@ impl Narrow {
     }
 
     async fn start(model: &Path, folder: &Path) -> Self {
-        let mut lab = Lab::new();
+        let mut lab = EngineHarness::new();
         let log = tempfile::tempdir().unwrap();
         lab.log_dir = Some(log.path().to_owned());
         lab.context_tokens = 1200;
@@ -190,7 +190,7 @@ impl Narrow {
         let mut kept = Vec::new();
         for (question, expected) in Self::questions().into_iter().zip(&self.expected) {
             let (ids, _, end) = collect(&mut ask(&mut self.client, question).await).await;
-            let Event::Finished { usage, .. } = end else { panic!("{story}: {end:?}") };
+            let GenerationEvent::Finished { usage, .. } = end else { panic!("{story}: {end:?}") };
             assert_eq!(&ids, expected, "{story}");
             kept.push(usage.cached_tokens);
         }
@@ -199,7 +199,7 @@ impl Narrow {
     }
 
     /// Asks until both prompts are found on disk: they are written when there is time for it.
-    async fn found(&mut self, story: &str) {
+    async fn ask_until_cached(&mut self, story: &str) {
         let asked = async {
             while self.ask(story).await.iter().any(|kept| *kept < 512) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -209,7 +209,7 @@ impl Narrow {
     }
 
     /// Waits until its log says something, and how often it does.
-    async fn says(&self, words: &str) -> usize {
+    async fn wait_for_log(&self, words: &str) -> usize {
         let path = self.log.path().join("0");
         let said = async {
             loop {
@@ -225,11 +225,11 @@ impl Narrow {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_that_are_damaged_or_gone_meanwhile_are_read_again_and_said() {
+async fn damaged_or_missing_blocks_are_prefilled_again_and_logged() {
     let model = model::random_model_dir();
     let folder = tempfile::tempdir().unwrap();
-    let mut narrow = Narrow::start(model.path(), folder.path()).await;
-    narrow.found("whole files").await;
+    let mut narrow = SmallCacheEngine::start(model.path(), folder.path()).await;
+    narrow.ask_until_cached("whole files").await;
     for (story, damage, said) in [
         ("one bit", (|bytes| bytes[100] ^= 1) as fn(&mut Vec<u8>), "its checksum is another"),
         ("cut", |bytes| bytes.truncate(bytes.len() / 3), "its checksum is another"),
@@ -245,42 +245,42 @@ async fn files_that_are_damaged_or_gone_meanwhile_are_read_again_and_said() {
             }
         }
         narrow.ask(story).await;
-        narrow.says(said).await;
+        narrow.wait_for_log(said).await;
         // What was read again is kept again.
-        narrow.found(story).await;
+        narrow.ask_until_cached(story).await;
     }
     // The folder itself, with the files that would be written.
     std::fs::remove_dir_all(folder.path().join("0")).unwrap();
     for _ in 0..3 {
         narrow.ask("without a folder").await;
     }
-    narrow.says("are not kept on disk").await;
+    narrow.wait_for_log("are not kept on disk").await;
     stop(vec![narrow.engine]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_keeps_less_says_so_once_and_harms_no_answer() {
-    let Some(disk) = Disk::mount(32 << 20) else { return };
+async fn full_disk_stores_fewer_blocks_and_fails_no_answer() {
+    let Some(disk) = TestDisk::mount(32 << 20) else { return };
     let model = model::random_model_dir();
-    let mut narrow = Narrow::start(model.path(), &disk.path()).await;
+    let mut narrow = SmallCacheEngine::start(model.path(), &disk.path()).await;
     // Less than a block.
-    let ballast = disk.fill_but(8 << 10);
+    let ballast = disk.fill_except(8 << 10);
     for _ in 0..4 {
         narrow.ask("a full disk").await;
     }
     // Dozens of blocks were not written.
-    assert_eq!(narrow.says("blocks of the prefix cache are not kept on disk").await, 1);
+    assert_eq!(narrow.wait_for_log("blocks of the prefix cache are not kept on disk").await, 1);
     let left = files(&disk.path().join("0"));
     assert!(left.is_empty(), "{left:?} is on a disk that was full");
     std::fs::remove_file(ballast).unwrap();
-    narrow.found("room again").await;
-    assert_eq!(narrow.says("blocks of the prefix cache are kept on disk again").await, 1);
+    narrow.ask_until_cached("room again").await;
+    assert_eq!(narrow.wait_for_log("blocks of the prefix cache are kept on disk again").await, 1);
     stop(vec![narrow.engine]).await;
     // And filled while there is something on it.
     narrow.engine = narrow.lab.start(model.path(), &[model::LAYERS]).remove(0);
     narrow.client = narrow.lab.client(&narrow.engine).await;
-    narrow.found("after a restart").await;
-    disk.fill_but(0);
+    narrow.ask_until_cached("after a restart").await;
+    disk.fill_except(0);
     for _ in 0..3 {
         narrow.ask("filled meanwhile").await;
     }

@@ -13,12 +13,12 @@ mod model;
 use std::time::{Duration, Instant};
 
 use russet_rpc::engine as pb;
-use russet_wire::event::{Event, Failure, FailureKind, FinishReason};
+use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason};
 use russet_wire::request::{GenerationRequest, Sampling};
 use rustix::process::Signal;
 use tonic::Streaming;
 
-use engines::{Engine, Lab, ask, collect, next, say, within};
+use engines::{TestEngine, EngineHarness, ask, collect, next, say, within};
 
 /// What the smallest model's group may take to notice a rank that was killed.
 const NOTICE: Duration = Duration::from_secs(10);
@@ -33,16 +33,16 @@ async fn some_tokens(events: &mut Streaming<pb::GenerateEvent>, count: usize) {
     let mut seen = 0;
     while seen < count {
         match next(events).await {
-            Some(Event::Token { .. }) => seen += 1,
-            Some(Event::Started { .. }) => {}
+            Some(GenerationEvent::Token { .. }) => seen += 1,
+            Some(GenerationEvent::Started { .. }) => {}
             other => panic!("{other:?} before {count} tokens"),
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn groups_say_what_one_rank_says() {
-    let mut lab = Lab::new();
+async fn groups_answer_as_one_rank_does() {
+    let mut lab = EngineHarness::new();
     let model = model::random_model_dir();
     let long: String = (0..290).map(|n| format!("{n} and ")).collect();
     let sampled = Sampling { temperature: 1.0, top_p: 0.9, seed: Some(5), ..Sampling::default() };
@@ -76,7 +76,7 @@ async fn groups_say_what_one_rank_says() {
         let mut group = Vec::new();
         for mut events in streams {
             let (ids, _, end) = collect(&mut events).await;
-            assert!(matches!(end, Event::Finished { reason: FinishReason::Length, .. }), "{end:?}");
+            assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Length, .. }), "{end:?}");
             assert_eq!(ids.len(), 32);
             group.push(ids);
         }
@@ -105,8 +105,8 @@ async fn groups_say_what_one_rank_says() {
 /// An answer is begun by a rank alone and goes on with another group, whatever part of it was told: what was told is
 /// read at once there, where it was computed token by token before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_goes_on_with_another_group_as_it_would_have() {
-    let lab = Lab::new();
+async fn another_group_resumes_an_answer_unchanged() {
+    let lab = EngineHarness::new();
     let model = model::random_model_dir();
     let sampled = Sampling { temperature: 1.0, top_p: 0.9, seed: Some(5), ..Sampling::default() };
     let questions = [say("hello"), GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") }]
@@ -125,7 +125,7 @@ async fn an_answer_goes_on_with_another_group_as_it_would_have() {
             let request = GenerationRequest { emitted: ids[..cut].to_vec(), ..question.clone() };
             let (rest, told, ended) = collect(&mut ask(&mut client, request).await).await;
             assert_eq!(rest, ids[cut..], "cut after {cut}");
-            let (Event::Finished { reason, usage }, Event::Finished { reason: as_before, usage: cost }) =
+            let (GenerationEvent::Finished { reason, usage }, GenerationEvent::Finished { reason: as_before, usage: cost }) =
                 (ended, end)
             else {
                 panic!("it ended with something else than {end:?}")
@@ -138,16 +138,16 @@ async fn an_answer_goes_on_with_another_group_as_it_would_have() {
 }
 
 /// A number that rank 0 shows.
-async fn shown(engine: &Engine, metric: &str) -> f64 {
+async fn shown(engine: &TestEngine, metric: &str) -> f64 {
     let text = engine.metrics().await;
     let line = text.lines().find(|line| line.starts_with(metric)).unwrap();
     line.rsplit_once(' ').unwrap().1.parse().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_made_room_for_another_comes_out_as_with_room_for_both() {
+async fn preempted_answer_equals_an_undisturbed_one() {
     let model = model::random_model_dir();
-    let mut lab = Lab::new();
+    let mut lab = EngineHarness::new();
     let sampled = Sampling { temperature: 1.0, top_p: 0.9, seed: Some(5), ..Sampling::default() };
     let questions = [say("on and on"), GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") }]
         .map(|question| GenerationRequest { max_tokens: Some(700), ignore_eos: true, ..question });
@@ -168,7 +168,7 @@ async fn an_answer_that_made_room_for_another_comes_out_as_with_room_for_both() 
         let mut group = Vec::new();
         for mut events in streams {
             let (ids, _, end) = collect(&mut events).await;
-            assert!(matches!(end, Event::Finished { reason: FinishReason::Length, .. }), "{end:?}");
+            assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Length, .. }), "{end:?}");
             group.push(ids);
         }
         assert_eq!(shown(&engines[0], "vllm:num_preemptions_total").await, preemptions, "{layers:?}");
@@ -181,8 +181,8 @@ async fn an_answer_that_made_room_for_another_comes_out_as_with_room_for_both() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rank_that_dies_or_freezes_ends_the_stream_with_a_typed_error() {
-    let lab = Lab::new();
+async fn dead_or_frozen_rank_fails_the_stream_with_a_typed_error() {
+    let lab = EngineHarness::new();
     let model = model::random_model_dir();
     let pipeline: (&[usize], usize) = (&[1, 2, 1], 1);
     let hybrid: (&[usize], usize) = (&[2, 2], 2);
@@ -201,7 +201,7 @@ async fn a_rank_that_dies_or_freezes_ends_the_stream_with_a_typed_error() {
         engines[victim].signal(signal);
         let (_, _, end) = collect(&mut events).await;
         let took = since.elapsed();
-        let Event::Failed(Failure { kind, message }) = end else {
+        let GenerationEvent::Failed(GenerationFailure { kind, message }) = end else {
             panic!("{end:?} after {signal:?} of {victim}")
         };
         assert_eq!(kind, FailureKind::Unavailable, "{message}");
@@ -216,7 +216,7 @@ async fn a_rank_that_dies_or_freezes_ends_the_stream_with_a_typed_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn followers_end_with_rank_zero() {
-    let lab = Lab::new();
+    let lab = EngineHarness::new();
     let model = model::random_model_dir();
     let mut engines = lab.start(model.path(), &[2, 2]);
     let mut client = lab.client(&engines[0]).await;
@@ -235,8 +235,8 @@ async fn followers_end_with_rank_zero() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broken_checkpoint_is_told_to_the_agent_by_name() {
-    let lab = Lab::new();
+async fn broken_checkpoint_is_reported_to_the_agent_by_name() {
+    let lab = EngineHarness::new();
     let model = model::random_model_dir();
     let path = model.path().join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -251,7 +251,7 @@ async fn a_broken_checkpoint_is_told_to_the_agent_by_name() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heads_that_no_group_divides_are_refused_with_the_number() {
-    let mut lab = Lab::new();
+    let mut lab = EngineHarness::new();
     lab.flags = vec!["--kv-cache", "int8"];
     let model = model::random_model_dir();
     let mut engines = lab.start(model.path(), &[model::LAYERS]);

@@ -13,16 +13,16 @@ use std::path::{Path, PathBuf};
 use futures::StreamExt as _;
 use futures::future::join_all;
 use russet_rpc::engine as pb;
-use russet_wire::event::{Event, FinishReason};
+use russet_wire::event::{GenerationEvent, FinishReason};
 use russet_wire::request::{GenerationRequest, Message};
 use serde::Deserialize;
 
-use engines::{Lab, ask, collect, say};
+use engines::{EngineHarness, ask, collect, say};
 
 /// Layers of the smoke model.
 const LAYERS: usize = 4;
 /// Share of sums it has to get right, in percent.
-const ENOUGH: usize = 97;
+const MIN_CORRECT_PERCENT: usize = 97;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke")
@@ -42,7 +42,7 @@ fn cases(file: &str) -> Vec<Case> {
 
 /// Asks a group every case, as many at once as it has slots; returns the wrong answers.
 async fn wrong_answers(model: &str, layers: &[usize], cases: &[Case]) -> Vec<String> {
-    let mut lab = Lab::new();
+    let mut lab = EngineHarness::new();
     // Hundreds of sums take longer than an engine waits for an agent, on a busy machine.
     lab.flags = vec!["--orphan-seconds", "3600"];
     let engines = lab.start(&folder().join(model), layers);
@@ -52,7 +52,7 @@ async fn wrong_answers(model: &str, layers: &[usize], cases: &[Case]) -> Vec<Str
         async move {
             let request = GenerationRequest { messages: messages.clone(), max_tokens: Some(600), ..say("") };
             let (_, text, end) = collect(&mut ask(&mut client, request).await).await;
-            let stopped = matches!(end, Event::Finished { reason: FinishReason::Stop, .. });
+            let stopped = matches!(end, GenerationEvent::Finished { reason: FinishReason::Stop, .. });
             (&text != expect || !stopped).then(|| format!("{model} on {layers:?}: {text:?}, not {expect:?}"))
         }
     });
@@ -70,7 +70,7 @@ async fn every_prompt_of_the_demo_is_answered_right() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sums_it_never_saw_are_right_on_one_rank_on_two_and_in_four_bits() {
+async fn held_out_sums_are_right_on_two_ranks_and_in_four_bits() {
     let cases = cases("heldout.jsonl");
     for (model, layers) in
         [("model", &[LAYERS][..]), ("model", &[LAYERS / 2, LAYERS / 2]), ("model-4bit", &[LAYERS])]
@@ -79,7 +79,7 @@ async fn sums_it_never_saw_are_right_on_one_rank_on_two_and_in_four_bits() {
         let right = cases.len() - wrong.len();
         eprintln!("{model} on {layers:?}: {right} of {} right", cases.len());
         assert!(
-            right * 100 >= ENOUGH * cases.len(),
+            right * 100 >= MIN_CORRECT_PERCENT * cases.len(),
             "{right} of {} right:\n{}",
             cases.len(),
             wrong.join("\n")
@@ -106,14 +106,14 @@ fn damaged(tensor: &str) -> tempfile::TempDir {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn weights_that_are_no_numbers_end_every_rank_before_it_serves() {
+async fn nan_weights_fail_every_rank_before_it_serves() {
     for (tensor, layers) in [
         ("model.norm.weight", &[LAYERS][..]),
         // The highest rank's, which is known to rank 0 by what came over the ring alone.
         ("model.layers.0.input_layernorm.weight", &[1, LAYERS - 1]),
     ] {
         let model = damaged(tensor);
-        let lab = Lab::new();
+        let lab = EngineHarness::new();
         let mut engines = lab.start(model.path(), layers);
         let ends = engines.iter().map(|engine| engine.until(|state| state.phase() >= pb::Phase::Serving));
         for (engine, state) in engines.iter().zip(join_all(ends).await) {
@@ -133,12 +133,12 @@ async fn weights_that_are_no_numbers_end_every_rank_before_it_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_request_finds_nothing_of_the_smoke_prompt() {
+async fn smoke_test_leaves_nothing_in_the_prefix_cache() {
     let case = &cases("prompts.jsonl")[0];
     let request = GenerationRequest { messages: case.messages.clone(), max_tokens: Some(600), ..say("") };
     let mut answers = Vec::new();
     for layers in [&[LAYERS][..], &[1, LAYERS - 1]] {
-        let mut lab = Lab::new();
+        let mut lab = EngineHarness::new();
         // One slot: that of the smoke prompt.
         lab.flags = vec!["--max-sequences", "1"];
         let engines = lab.start(&folder().join("model"), layers);

@@ -11,7 +11,7 @@
 mod engines;
 #[path = "support/identities.rs"]
 mod identities;
-#[path = "support/solo.rs"]
+#[path = "support/reference_model.rs"]
 mod solo;
 
 use std::path::{Path, PathBuf};
@@ -25,13 +25,13 @@ use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_wire::event::{Event, FailureKind};
+use russet_wire::event::{GenerationEvent, FailureKind};
 use russet_wire::request::{GenerationRequest, Sampling};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use engines::{Engine, Lab, ask, say, within};
-use solo::Solo;
+use engines::{TestEngine, EngineHarness, ask, say, within};
+use solo::ReferenceModel;
 
 /// Clients, each with one request after the other.
 const CLIENTS: usize = 200;
@@ -48,7 +48,7 @@ const REQUESTS: usize = 300;
 /// The same of a pipeline, which is slower by much where its ranks share their cores.
 const REQUESTS_OF_TWO: usize = 200;
 /// The longest that anybody may wait: of so many clients the last is served late where machines are busy.
-const PATIENCE: Duration = Duration::from_secs(900);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(900);
 /// By how much memory may grow.
 const GROWTH: f64 = 1.05;
 /// What a layer of the smoke model keeps of a token in float32: keys and values of 4 heads of 32.
@@ -97,24 +97,24 @@ struct Tally {
     /// Answers that went another way where two tokens are as good.
     excused: AtomicUsize,
     sampled: AtomicUsize,
-    left: AtomicUsize,
+    disconnected: AtomicUsize,
     cancelled: AtomicUsize,
     refused: AtomicUsize,
 }
 
 /// The next event of an answer.
-async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<Event> {
-    let event = tokio::time::timeout(PATIENCE, events.message()).await;
-    event.unwrap_or_else(|_| panic!("an event took more than {PATIENCE:?}")).unwrap().map(Event::from)
+async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<GenerationEvent> {
+    let event = tokio::time::timeout(EVENT_TIMEOUT, events.message()).await;
+    event.unwrap_or_else(|_| panic!("an event took more than {EVENT_TIMEOUT:?}")).unwrap().map(GenerationEvent::from)
 }
 
 /// Tokens and end of an answer.
-async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, Event) {
+async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, GenerationEvent) {
     let mut ids = Vec::new();
     loop {
         match next(events).await {
-            Some(Event::Started { .. }) => assert!(ids.is_empty()),
-            Some(Event::Token { id, .. }) => ids.push(id),
+            Some(GenerationEvent::Started { .. }) => assert!(ids.is_empty()),
+            Some(GenerationEvent::Token { id, .. }) => ids.push(id),
             Some(end) => {
                 assert!(next(events).await.is_none(), "an event after {end:?}");
                 return (ids, end);
@@ -130,42 +130,42 @@ fn count(counter: &AtomicUsize) {
 
 /// When clients stop.
 #[derive(Clone)]
-enum Until {
-    Asked(Arc<AtomicUsize>, usize),
+enum StopCondition {
+    Requests(Arc<AtomicUsize>, usize),
     Time(Instant),
 }
 
-impl Until {
+impl StopCondition {
     fn requests(most: usize) -> Self {
-        Self::Asked(Arc::default(), most)
+        Self::Requests(Arc::default(), most)
     }
 
-    fn goes_on(&self) -> bool {
+    fn continues(&self) -> bool {
         match self {
-            Self::Asked(asked, most) => asked.fetch_add(1, Ordering::Relaxed) < *most,
+            Self::Requests(asked, most) => asked.fetch_add(1, Ordering::Relaxed) < *most,
             Self::Time(end) => Instant::now() < *end,
         }
     }
 }
 
 /// A group, its clients' connections, and what it answers one at a time.
-struct Field {
-    lab: Lab,
-    engines: Vec<Engine>,
+struct SoakGroup {
+    lab: EngineHarness,
+    engines: Vec<TestEngine>,
     /// Layers of each rank.
     layers: Vec<usize>,
     /// Bytes that MLX held on each rank before anybody asked.
     weights: Vec<f64>,
     clients: Vec<EngineClient<Channel>>,
     questions: Vec<(GenerationRequest, Vec<u32>)>,
-    solo: Solo,
+    solo: ReferenceModel,
     tally: Tally,
     _disk: tempfile::TempDir,
 }
 
-impl Field {
+impl SoakGroup {
     async fn start(layers: &[usize]) -> Self {
-        let mut lab = Lab::new();
+        let mut lab = EngineHarness::new();
         let disk = tempfile::tempdir().unwrap();
         lab.prefix_dir = Some(disk.path().to_owned());
         lab.context_tokens = 1024;
@@ -183,23 +183,23 @@ impl Field {
         let mut alone = Vec::new();
         for question in questions() {
             let (ids, end) = collect(&mut ask(&mut clients[0], question.clone()).await).await;
-            assert!(matches!(end, Event::Finished { .. }), "{end:?}");
+            assert!(matches!(end, GenerationEvent::Finished { .. }), "{end:?}");
             alone.push((question, ids));
         }
-        let solo = Solo::load(&model());
+        let solo = ReferenceModel::load(&model());
         let (layers, tally) = (layers.to_vec(), Tally::default());
         Self { lab, engines, layers, weights, clients, questions: alone, solo, tally, _disk: disk }
     }
 
     /// All clients at once, until they stop.
-    async fn ask(&self, seed: u64, until: Until) {
+    async fn ask(&self, seed: u64, until: StopCondition) {
         join_all((0..CLIENTS).map(|number| self.client(number, seed, until.clone()))).await;
     }
 
-    async fn client(&self, number: usize, seed: u64, until: Until) {
+    async fn client(&self, number: usize, seed: u64, until: StopCondition) {
         let mut random = StdRng::seed_from_u64(1000 * seed + number as u64);
         let mut client = self.clients[number % CONNECTIONS].clone();
-        while until.goes_on() {
+        while until.continues() {
             match random.random_range(0..10) {
                 0..5 => self.compare(&mut client, &mut random).await,
                 5 => {
@@ -215,10 +215,10 @@ impl Field {
                     count(&self.tally.cancelled);
                 }
                 // In the middle of the answer, alone or with all that the connection carries.
-                7..9 => self.leave(&mut client, &mut random).await,
+                7..9 => self.disconnect(&mut client, &mut random).await,
                 _ => {
                     let mut own = self.lab.client(&self.engines[0]).await;
-                    self.leave(&mut own, &mut random).await;
+                    self.disconnect(&mut own, &mut random).await;
                 }
             }
         }
@@ -240,36 +240,36 @@ impl Field {
     }
 
     /// Reads some of a long answer and leaves.
-    async fn leave(&self, client: &mut EngineClient<Channel>, random: &mut StdRng) {
+    async fn disconnect(&self, client: &mut EngineClient<Channel>, random: &mut StdRng) {
         let mut events = ask(client, long(random)).await;
         let tokens = random.random_range(0..20);
         let mut told = 0;
         while told <= tokens {
             match next(&mut events).await {
-                Some(Event::Token { .. }) => told += 1,
-                Some(Event::Started { .. }) => {}
+                Some(GenerationEvent::Token { .. }) => told += 1,
+                Some(GenerationEvent::Started { .. }) => {}
                 Some(end) => {
-                    self.ended(&end, &self.tally.left);
+                    self.ended(&end, &self.tally.disconnected);
                     return;
                 }
                 None => panic!("a stream never just ends"),
             }
         }
-        count(&self.tally.left);
+        count(&self.tally.disconnected);
     }
 
     /// Whether an answer came to its end; what is refused must be so for want of room alone.
-    fn ended(&self, end: &Event, counter: &AtomicUsize) -> bool {
+    fn ended(&self, end: &GenerationEvent, counter: &AtomicUsize) -> bool {
         match end {
-            Event::Finished { .. } => count(counter),
-            Event::Failed(failure) if failure.kind == FailureKind::Overloaded => count(&self.tally.refused),
+            GenerationEvent::Finished { .. } => count(counter),
+            GenerationEvent::Failed(failure) if failure.kind == FailureKind::Overloaded => count(&self.tally.refused),
             other => panic!("an answer ended with {other:?}"),
         }
-        matches!(end, Event::Finished { .. })
+        matches!(end, GenerationEvent::Finished { .. })
     }
 
     /// Waits until nobody is served, and demands that nothing is given out.
-    async fn rests(&self) {
+    async fn wait_idle(&self) {
         let engine = &self.engines[0];
         within("the end of all requests", async {
             loop {
@@ -286,14 +286,14 @@ impl Field {
     }
 
     /// Every slot is given to somebody at the same time, and has something in it afterwards.
-    async fn fills_every_slot(&self) {
+    async fn fill_every_slot(&self) {
         // No more than the least that a slot has room for, so that all of them fit.
         let request = GenerationRequest { max_tokens: Some(220), ignore_eos: true, ..say("What is Russet?") };
         let asked = (0..SLOTS as usize).map(|number| {
             let (mut client, request) = (self.clients[number % CONNECTIONS].clone(), request.clone());
             async move {
                 let mut events = ask(&mut client, request).await;
-                while !matches!(next(&mut events).await.unwrap(), Event::Token { .. }) {}
+                while !matches!(next(&mut events).await.unwrap(), GenerationEvent::Token { .. }) {}
                 events
             }
         });
@@ -305,7 +305,7 @@ impl Field {
         })
         .await;
         drop(streams);
-        self.rests().await;
+        self.wait_idle().await;
     }
 
     /// Bytes that MLX and that the process hold, on each rank.
@@ -319,9 +319,9 @@ impl Field {
     }
 
     /// Once nobody is served: what is kept is within its bounds.
-    async fn is_sound(&self) {
-        self.rests().await;
-        self.fills_every_slot().await;
+    async fn check_invariants(&self) {
+        self.wait_idle().await;
+        self.fill_every_slot().await;
         let shown = self.engines[0].metrics().await;
         let blocks = value(&shown, "russet_engine_prefix_cache_blocks{model_name=\"small\",tier=\"memory\"}");
         let tokens = f64::from(SLOTS) * SLOT_TOKENS + blocks * 64.0;
@@ -371,13 +371,13 @@ fn say_figure(what: &str, value: f64, unit: &str, goal: Option<f64>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_comes_and_goes_every_answer_is_what_it_is_alone_and_nothing_is_lost() {
+async fn random_clients_get_their_solo_answers_and_nothing_leaks() {
     for (layers, requests) in [(&[4][..], REQUESTS), (&[1, 3], REQUESTS_OF_TWO)] {
         let begun = Instant::now();
-        let field = Field::start(layers).await;
+        let field = SoakGroup::start(layers).await;
         for seed in 1..3 {
-            field.ask(seed, Until::requests(requests)).await;
-            field.is_sound().await;
+            field.ask(seed, StopCondition::requests(requests)).await;
+            field.check_invariants().await;
         }
         eprintln!("{layers:?}: {:?} in {:?}", field.tally, begun.elapsed());
         assert!(field.tally.compared.load(Ordering::Relaxed) > requests / 2, "{:?}", field.tally);
@@ -385,26 +385,26 @@ async fn whoever_comes_and_goes_every_answer_is_what_it_is_alone_and_nothing_is_
 }
 
 /// Between two looks at memory.
-const LOOK: Duration = Duration::from_secs(1);
+const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes as long as it is told; `cargo xtask proof soak SECONDS` runs it"]
-async fn memory_stays_what_it_is_for_as_long_as_it_is_told() {
+async fn memory_stays_constant_for_the_given_time() {
     let seconds: u64 = std::env::var("RUSSET_SOAK_SECONDS").unwrap().parse().unwrap();
-    let field = Field::start(&[4]).await;
-    field.ask(1, Until::requests(REQUESTS)).await;
-    field.is_sound().await;
+    let field = SoakGroup::start(&[4]).await;
+    field.ask(1, StopCondition::requests(REQUESTS)).await;
+    field.check_invariants().await;
     let begun = Instant::now();
-    let until = Until::Time(begun + Duration::from_secs(seconds));
+    let until = StopCondition::Time(begun + Duration::from_secs(seconds));
     let (asking, mut looks) = (field.ask(2, until), Vec::new());
     tokio::pin!(asking);
     loop {
         tokio::select! {
             () = &mut asking => break,
-            () = tokio::time::sleep(LOOK) => looks.push(field.memory().await[0]),
+            () = tokio::time::sleep(MEMORY_INTERVAL) => looks.push(field.memory().await[0]),
         }
     }
-    field.is_sound().await;
+    field.check_invariants().await;
     let minutes = begun.elapsed().as_secs_f64() / 60.0;
     // As long as a tenth, and begun when a tenth has passed.
     let tenth = looks.len() / 10;
@@ -412,7 +412,7 @@ async fn memory_stays_what_it_is_for_as_long_as_it_is_told() {
         looks.iter().map(|look| look[which]).sum::<f64>() / looks.len().max(1) as f64
     };
     let (first, last) = (&looks[tenth..2 * tenth], &looks[looks.len() - tenth..]);
-    let Tally { compared, excused, sampled, left, cancelled, refused } = &field.tally;
+    let Tally { compared, excused, sampled, disconnected, cancelled, refused } = &field.tally;
     say_figure("lasted", minutes, "min", None);
     for (which, what) in ["MLX's memory", "memory of the process"].into_iter().enumerate() {
         say_figure(
@@ -432,7 +432,7 @@ async fn memory_stays_what_it_is_for_as_long_as_it_is_told() {
         ("answers compared with those alone", compared),
         ("of these told otherwise where two tokens are as good", excused),
         ("answers of drawn tokens", sampled),
-        ("clients that left in the middle", left),
+        ("clients that disconnected in the middle", disconnected),
         ("clients that left before anything came", cancelled),
         ("requests refused for want of room", refused),
     ] {

@@ -12,12 +12,12 @@ mod model;
 
 use std::path::Path;
 
-use russet_wire::event::{Event, FinishReason};
+use russet_wire::event::{GenerationEvent, FinishReason};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use engines::{Lab, ask, collect, say};
+use engines::{EngineHarness, ask, collect, say};
 use model::Shape;
 use tempfile::TempDir;
 
@@ -53,7 +53,7 @@ async fn answers(
     flags: &[&'static str],
     questions: Vec<GenerationRequest>,
 ) -> (Vec<Vec<u32>>, [u64; 2]) {
-    let mut lab = Lab::new();
+    let mut lab = EngineHarness::new();
     lab.flags.extend(flags);
     let mut engines = lab.start_stages(model, layers, members);
     let mut client = lab.client(&engines[0]).await;
@@ -64,7 +64,7 @@ async fn answers(
     let mut answers = Vec::new();
     for mut events in streams {
         let (ids, _, end) = collect(&mut events).await;
-        assert!(matches!(end, Event::Finished { reason: FinishReason::Length, .. }), "{end:?}");
+        assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Length, .. }), "{end:?}");
         assert_eq!(ids.len(), TOKENS as usize);
         answers.push(ids);
     }
@@ -93,7 +93,7 @@ async fn answers(
 const SPLITS: [(&[usize], usize); 3] = [(&[4], 1), (&[1, 3], 1), (&[4], 2)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_said_before_is_guessed_and_changes_no_answer() {
+async fn prompt_lookup_changes_no_answer() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
     for split in SPLITS {
         let (expected, [guessed, _]) = answers(&model, split, &["--speculation", "off"], repetitions()).await;

@@ -12,14 +12,14 @@ use std::path::Path;
 
 use russet_wire::request::GenerationRequest;
 
-use engines::{Lab, ask, collect, say};
+use engines::{EngineHarness, ask, collect, say};
 
 const TOKENS: u32 = 200;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pipeline_says_the_same_through_tunnels_and_directly() {
+async fn pipeline_answers_are_equal_through_tunnels_and_directly() {
     let smoke = Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
-    let mut lab = Lab::new();
+    let mut lab = EngineHarness::new();
     let mut answers = Vec::new();
     for transport in ["tunnel", "direct"] {
         lab.flags = vec!["--transport", transport];

@@ -7,68 +7,68 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_rpc::tls::{Files, TlsError};
+use russet_rpc::tls::{TlsFiles, TlsError};
 use tonic::transport::Channel;
 
-use crate::routes::{Endpoint, Table};
+use crate::routes::{Endpoint, RoutingTable};
 
 /// Channels to engines.
 pub struct Backends {
-    identity: Files,
-    known: Mutex<HashMap<Endpoint, Known>>,
+    identity: TlsFiles,
+    channels: Mutex<HashMap<Endpoint, EngineChannel>>,
 }
 
-struct Known {
+struct EngineChannel {
     client: EngineClient<Channel>,
-    outstanding: Arc<AtomicUsize>,
+    in_flight: Arc<AtomicUsize>,
 }
 
 /// One request's place in the count of its engine, given back when dropped.
-pub struct Lease {
-    outstanding: Arc<AtomicUsize>,
+pub struct InFlightGuard {
+    in_flight: Arc<AtomicUsize>,
 }
 
-impl Drop for Lease {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        self.outstanding.fetch_sub(1, Ordering::Relaxed);
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Backends {
     /// No channels yet; engines are asked as the gateway whose certificate `identity` holds.
-    pub fn new(identity: Files) -> Self {
-        Self { identity, known: Mutex::default() }
+    pub fn new(identity: TlsFiles) -> Self {
+        Self { identity, channels: Mutex::default() }
     }
 
     /// The endpoint with the fewest requests from here; the first of equals.
     pub fn least_busy<'a>(&self, endpoints: impl IntoIterator<Item = &'a Endpoint>) -> Option<&'a Endpoint> {
-        let known = self.known.lock();
+        let known = self.channels.lock();
         endpoints.into_iter().min_by_key(|endpoint| {
-            known.get(endpoint).map_or(0, |known| known.outstanding.load(Ordering::Relaxed))
+            known.get(endpoint).map_or(0, |known| known.in_flight.load(Ordering::Relaxed))
         })
     }
 
     /// A client for `endpoint`, and a place in its count.
-    pub fn lease(&self, endpoint: &Endpoint) -> Result<(EngineClient<Channel>, Lease), TlsError> {
-        let mut known = self.known.lock();
+    pub fn acquire(&self, endpoint: &Endpoint) -> Result<(EngineClient<Channel>, InFlightGuard), TlsError> {
+        let mut known = self.channels.lock();
         let (client, outstanding) = match known.get(endpoint) {
-            Some(known) => (known.client.clone(), known.outstanding.clone()),
+            Some(known) => (known.client.clone(), known.in_flight.clone()),
             None => {
                 // Read anew for each engine, so that a renewed certificate is used without a restart.
                 let channel = self.identity.channel(&endpoint.address, &endpoint.node)?;
-                let fresh = Known { client: EngineClient::new(channel), outstanding: Arc::default() };
-                let pair = (fresh.client.clone(), fresh.outstanding.clone());
+                let fresh = EngineChannel { client: EngineClient::new(channel), in_flight: Arc::default() };
+                let pair = (fresh.client.clone(), fresh.in_flight.clone());
                 known.insert(endpoint.clone(), fresh);
                 pair
             }
         };
         outstanding.fetch_add(1, Ordering::Relaxed);
-        Ok((client, Lease { outstanding }))
+        Ok((client, InFlightGuard { in_flight: outstanding }))
     }
 
     /// Forgets the channels of engines that `table` no longer knows; running requests keep theirs.
-    pub fn prune(&self, table: &Table) {
-        let mut known = self.known.lock();
+    pub fn prune(&self, table: &RoutingTable) {
+        let mut known = self.channels.lock();
         known.retain(|endpoint, _| {
             table.deployments.iter().any(|deployment| deployment.endpoints.contains(endpoint))
         });
@@ -78,7 +78,7 @@ impl Backends {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::{Deployment, State};
+    use crate::routes::{Deployment, DeploymentState};
 
     fn endpoint(address: &str) -> Endpoint {
         let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
@@ -92,26 +92,26 @@ mod tests {
         std::fs::write(dir.join("tls.crt"), certificate.pem()).unwrap();
         std::fs::write(dir.join("tls.key"), key.serialize_pem()).unwrap();
         std::fs::write(dir.join("ca.crt"), certificate.pem()).unwrap();
-        Backends::new(Files::in_dir(dir))
+        Backends::new(TlsFiles::in_dir(dir))
     }
 
     #[tokio::test]
-    async fn the_engine_with_the_fewest_requests_is_next_and_gone_ones_are_forgotten() {
+    async fn least_busy_engine_is_next_and_removed_ones_are_pruned() {
         let dir = tempfile::tempdir().unwrap();
         let backends = backends(dir.path());
         let (one, two) = (endpoint("127.0.0.1:1"), endpoint("127.0.0.1:2"));
         let both = [one.clone(), two.clone()];
         assert_eq!(backends.least_busy(&both), Some(&one));
-        let first = backends.lease(&one).unwrap();
+        let first = backends.acquire(&one).unwrap();
         assert_eq!(backends.least_busy(&both), Some(&two));
-        let _second = backends.lease(&two).unwrap();
-        let _third = backends.lease(&two).unwrap();
+        let _second = backends.acquire(&two).unwrap();
+        let _third = backends.acquire(&two).unwrap();
         assert_eq!(backends.least_busy(&both), Some(&one));
         drop(first);
         assert_eq!(backends.least_busy(&both), Some(&one));
         assert_eq!(backends.least_busy(&[]), None);
 
-        backends.prune(&Table {
+        backends.prune(&RoutingTable {
             synced: true,
             deployments: vec![Deployment {
                 namespace: "default".into(),
@@ -119,12 +119,12 @@ mod tests {
                 created: 0,
                 context_tokens: 1,
                 model: "small".into(),
-                state: State::Ready,
+                state: DeploymentState::Ready,
                 endpoints: vec![two.clone()],
             }],
-            names: vec![],
+            aliases: vec![],
         });
-        let known: Vec<Endpoint> = backends.known.lock().keys().cloned().collect();
+        let known: Vec<Endpoint> = backends.channels.lock().keys().cloned().collect();
         assert_eq!(known, [two]);
     }
 }

@@ -12,7 +12,7 @@
 //! claim the same Benchmark one is refused.
 
 mod decide;
-mod figures;
+mod statistics;
 mod load;
 mod status;
 
@@ -31,68 +31,68 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::backends::Backends;
-use crate::patience::{Setback, within};
-use crate::routes::{Endpoint, Table};
-use crate::watch::{Kept, changes};
-use decide::{Next, next};
-use figures::Figures;
-use status::{Progress, Subject};
+use crate::api_timeout::{WriteError, with_timeout};
+use crate::routes::{Endpoint, RoutingTable};
+use crate::watch::{Reflected, changes};
+use decide::{NextStep, next_step};
+use statistics::BenchmarkStatistics;
+use status::{RunProgress, BenchmarkSubject};
 
 /// Between two looks when nothing happens.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two signs of life, which tell how far it has come as well.
-const RENEW: Duration = Duration::from_secs(5);
+const RENEW_INTERVAL: Duration = Duration::from_secs(5);
 /// A gateway that gave no sign of life for so long runs nothing any more.
-const SILENT: Duration = Duration::from_secs(30);
+const RUNNER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A Benchmark that this gateway runs. Dropping it ends its requests.
-struct Run {
-    subject: Subject,
+struct BenchmarkRun {
+    subject: BenchmarkSubject,
     started: Timestamp,
     progress: watch::Receiver<u32>,
     renewed: Instant,
     /// What came of it; nothing while it goes on.
-    outcome: Option<Result<Figures, String>>,
-    result: oneshot::Receiver<Result<Figures, String>>,
+    outcome: Option<Result<BenchmarkStatistics, String>>,
+    result: oneshot::Receiver<Result<BenchmarkStatistics, String>>,
     task: AbortHandle,
 }
 
-impl Drop for Run {
+impl Drop for BenchmarkRun {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// The Benchmarks of this gateway.
-struct Runner {
+struct BenchmarkRunner {
     client: Client,
     backends: Arc<Backends>,
     silence: Duration,
     /// By which the others know this one.
     name: String,
-    runs: BTreeMap<String, Run>,
+    runs: BTreeMap<String, BenchmarkRun>,
     /// When a version of another gateway's Benchmark was first seen.
-    heard: BTreeMap<String, (Option<String>, Instant)>,
+    last_seen: BTreeMap<String, (Option<String>, Instant)>,
 }
 
 /// Runs Benchmarks until the future is dropped.
-pub(crate) async fn keep(
+pub(crate) async fn run(
     client: Client,
-    mut table: watch::Receiver<Arc<Table>>,
+    mut table: watch::Receiver<Arc<RoutingTable>>,
     backends: Backends,
     silence: Duration,
 ) {
     let mut changes = changes::<Benchmark, _>(&client, |event| event);
-    let mut kept = Kept::default();
-    let mut look = tokio::time::interval(LOOK);
+    let mut kept = Reflected::default();
+    let mut look = tokio::time::interval(POLL_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut runner = Runner {
+    let mut runner = BenchmarkRunner {
         client,
         backends: Arc::new(backends),
         silence,
         name: format!("{:016x}", rand::random::<u64>()),
         runs: BTreeMap::new(),
-        heard: BTreeMap::new(),
+        last_seen: BTreeMap::new(),
     };
     loop {
         tokio::select! {
@@ -103,19 +103,19 @@ pub(crate) async fn keep(
         let table = table.borrow_and_update().clone();
         if kept.listed && table.synced {
             let living = kept.iter().filter(|one| one.metadata.deletion_timestamp.is_none());
-            runner.look(&table, &living.collect::<Vec<_>>()).await;
+            runner.reconcile(&table, &living.collect::<Vec<_>>()).await;
         }
     }
 }
 
-impl Runner {
-    async fn look(&mut self, table: &Table, all: &[&Benchmark]) {
+impl BenchmarkRunner {
+    async fn reconcile(&mut self, table: &RoutingTable, all: &[&Benchmark]) {
         let uids: Vec<String> = all.iter().filter_map(|one| one.uid()).collect();
         self.runs.retain(|uid, _| uids.contains(uid));
-        self.heard.retain(|uid, _| uids.contains(uid));
+        self.last_seen.retain(|uid, _| uids.contains(uid));
         let now = Instant::now();
         for one in all {
-            let seen = self.heard.entry(one.uid().unwrap_or_default()).or_insert((None, now));
+            let seen = self.last_seen.entry(one.uid().unwrap_or_default()).or_insert((None, now));
             if seen.0 != one.resource_version() {
                 *seen = (one.resource_version(), now);
             }
@@ -123,16 +123,16 @@ impl Runner {
         for one in all {
             let uid = one.uid().unwrap_or_default();
             if self.runs.contains_key(&uid) {
-                self.go_on(&uid, one, all).await;
+                self.advance(&uid, one, all).await;
                 continue;
             }
             let runs = |other: &Benchmark| self.runs_elsewhere(other);
-            match next(one, all, table, runs) {
-                Next::Nothing => {}
-                Next::Wait(waiting) => {
-                    self.write(one, &status::waiting(one, &waiting, Timestamp::now())).await;
+            match next_step(one, all, table, runs) {
+                NextStep::Nothing => {}
+                NextStep::Wait(waiting) => {
+                    self.write_status(one, &status::waiting(one, &waiting, Timestamp::now())).await;
                 }
-                Next::Begin(endpoints) => self.begin(&uid, one, endpoints).await,
+                NextStep::Start(endpoints) => self.start(&uid, one, endpoints).await,
             }
         }
     }
@@ -141,13 +141,13 @@ impl Runner {
     fn runs_elsewhere(&self, one: &Benchmark) -> bool {
         let uid = one.uid().unwrap_or_default();
         let runner = one.status.as_ref().and_then(|status| status.runner.as_ref());
-        let heard = || self.heard.get(&uid).is_some_and(|(_, at)| at.elapsed() < SILENT);
+        let heard = || self.last_seen.get(&uid).is_some_and(|(_, at)| at.elapsed() < RUNNER_TIMEOUT);
         // Its claim may have yet to be seen.
         self.runs.contains_key(&uid) || runner.is_some_and(|runner| *runner != self.name && heard())
     }
 
     /// Claims it and begins to ask.
-    async fn begin(&mut self, uid: &str, one: &Benchmark, endpoints: Vec<Endpoint>) {
+    async fn start(&mut self, uid: &str, one: &Benchmark, endpoints: Vec<Endpoint>) {
         let started = Timestamp::now();
         let subject = match self.subject(one, &endpoints).await {
             Ok(subject) => subject,
@@ -155,14 +155,14 @@ impl Runner {
                 return tracing::warn!(benchmark = one.name_any(), "its deployment cannot be read: {error}");
             }
         };
-        let progress = Progress { runner: &self.name, started, answered: 0 };
-        if !self.write(one, &status::running(one, &progress, started)).await {
+        let progress = RunProgress { runner: &self.name, started, answered: 0 };
+        if !self.write_status(one, &status::running(one, &progress, started)).await {
             return;
         }
         tracing::info!(benchmark = one.name_any(), requests = one.spec.requests(), "measured from now on");
         let (told, progress) = watch::channel(0);
         let (sender, result) = oneshot::channel();
-        let work = load::Work {
+        let work = load::LoadPlan {
             name: format!("{}/{}", one.namespace().unwrap_or_default(), one.name_any()),
             spec: one.spec.clone(),
             endpoints,
@@ -174,12 +174,12 @@ impl Runner {
             let _ = sender.send(load::run(work, told).await);
         });
         let (renewed, task) = (Instant::now(), task.abort_handle());
-        let run = Run { subject, started, progress, renewed, outcome: None, result, task };
+        let run = BenchmarkRun { subject, started, progress, renewed, outcome: None, result, task };
         self.runs.insert(uid.to_owned(), run);
     }
 
     /// Tells how far it has come, or what came of it.
-    async fn go_on(&mut self, uid: &str, one: &Benchmark, all: &[&Benchmark]) {
+    async fn advance(&mut self, uid: &str, one: &Benchmark, all: &[&Benchmark]) {
         let Some(mut run) = self.runs.remove(uid) else { return };
         let named = one.status.as_ref().and_then(|status| status.runner.as_ref());
         if named.is_some_and(|runner| *runner != self.name) {
@@ -196,11 +196,11 @@ impl Runner {
             };
         }
         let (now, answered) = (Timestamp::now(), *run.progress.borrow());
-        let progress = Progress { runner: &self.name, started: run.started, answered };
+        let progress = RunProgress { runner: &self.name, started: run.started, answered };
         match &run.outcome {
             None => {
-                if run.renewed.elapsed() >= RENEW
-                    && self.write(one, &status::running(one, &progress, now)).await
+                if run.renewed.elapsed() >= RENEW_INTERVAL
+                    && self.write_status(one, &status::running(one, &progress, now)).await
                 {
                     run.renewed = Instant::now();
                 }
@@ -211,7 +211,7 @@ impl Runner {
                     Err(why) => status::failed(one, &progress, why, now),
                 };
                 // Until it is written it is kept: the API server may be away.
-                if self.write(one, &status).await {
+                if self.write_status(one, &status).await {
                     return;
                 }
             }
@@ -220,7 +220,7 @@ impl Runner {
     }
 
     /// What is measured, as the figures name it.
-    async fn subject(&self, one: &Benchmark, endpoints: &[Endpoint]) -> Result<Subject, kube::Error> {
+    async fn subject(&self, one: &Benchmark, endpoints: &[Endpoint]) -> Result<BenchmarkSubject, kube::Error> {
         let namespace = one.namespace().unwrap_or_default();
         let deployments: Api<ModelDeployment> = Api::namespaced(self.client.clone(), &namespace);
         let deployment = deployments.get(&one.spec.deployment_ref.name).await?;
@@ -231,11 +231,11 @@ impl Runner {
         }
         let placement = deployment.status.and_then(|status| status.placement);
         let predicted = placement.and_then(|placement| placement.predicted);
-        Ok(Subject { model: deployment.spec.model_ref.name, nodes, predicted })
+        Ok(BenchmarkSubject { model: deployment.spec.model_ref.name, nodes, predicted })
     }
 
     /// Writes a status where it says anything new; whether it stands there now.
-    async fn write(&self, one: &Benchmark, status: &BenchmarkStatus) -> bool {
+    async fn write_status(&self, one: &Benchmark, status: &BenchmarkStatus) -> bool {
         if one.status.as_ref() == Some(status) {
             return true;
         }
@@ -256,7 +256,7 @@ impl Runner {
                 other => other.map(|_| true),
             }
         };
-        within(written).await.unwrap_or_else(|Setback { why, silent: _ }| {
+        with_timeout(written).await.unwrap_or_else(|WriteError { why, timed_out: _ }| {
             tracing::warn!(benchmark = name, "its status cannot be written: {why}");
             false
         })

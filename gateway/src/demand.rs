@@ -12,55 +12,55 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::metrics::Metrics;
-use crate::refusal::{Kind, Refusal};
+use crate::error::{ErrorKind, GatewayError};
 use crate::routes::Deployment;
-pub(crate) use report::Reporter;
+pub(crate) use report::DemandReporter;
 
 /// How many requests may be held; their bytes all together are bounded where they are read.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct HoldLimits {
     /// Requests in all: far more than engines have places to wait in, and connections that a listener has.
-    pub all: u32,
+    pub max_requests: u32,
     /// Requests of one deployment: four full engines' queues, so that what wakes is not buried at once.
-    pub each: u32,
+    pub max_per_deployment: u32,
     /// Bytes of one deployment's requests: half of what all bodies may take.
-    pub each_bytes: usize,
+    pub max_bytes_per_deployment: usize,
 }
 
-impl Default for Room {
+impl Default for HoldLimits {
     fn default() -> Self {
-        Self { all: 1024, each: 256, each_bytes: 128 * 1024 * 1024 }
+        Self { max_requests: 1024, max_per_deployment: 256, max_bytes_per_deployment: 128 * 1024 * 1024 }
     }
 }
 
 /// First tokens older than this say nothing of now.
 const TTFT_WINDOW: Duration = Duration::from_secs(60);
 /// First tokens that are kept; of busier deployments the latest.
-const MOST_TTFT: usize = 256;
+const MAX_TTFT_SAMPLES: usize = 256;
 
 /// A deployment's namespace and name.
-type Key = (String, String);
+type DeploymentKey = (String, String);
 
 /// The requests of all deployments.
-pub struct Demand {
-    of: Mutex<BTreeMap<Key, Count>>,
-    room: Room,
+pub struct DemandTracker {
+    loads: Mutex<BTreeMap<DeploymentKey, DeploymentLoad>>,
+    limits: HoldLimits,
     metrics: Arc<Metrics>,
     /// Something waits for a deployment of which nothing waited before.
-    begun: Notify,
+    hold_started: Notify,
 }
 
 /// The requests of one.
 #[derive(Clone, Debug, Default)]
-struct Count {
+struct DeploymentLoad {
     waiting: u32,
     bytes: usize,
     active: u32,
-    last: Option<Timestamp>,
+    last_request: Option<Timestamp>,
     ttft: VecDeque<(Instant, Duration)>,
 }
 
-impl Count {
+impl DeploymentLoad {
     /// Of the last minute's first tokens nine of ten did not take longer; to two digits, because status is no
     /// telemetry.
     fn ttft_milliseconds(&self, now: Instant) -> Option<u32> {
@@ -75,33 +75,33 @@ impl Count {
 }
 
 /// One held request's place, given back when dropped.
-pub(crate) struct Waiting {
-    demand: Arc<Demand>,
-    key: Key,
+pub(crate) struct HeldRequest {
+    demand: Arc<DemandTracker>,
+    key: DeploymentKey,
     bytes: usize,
     since: Instant,
 }
 
 /// One request that a replica has been given, until dropped.
-pub(crate) struct Active {
-    demand: Arc<Demand>,
-    key: Key,
+pub(crate) struct ActiveRequest {
+    demand: Arc<DemandTracker>,
+    key: DeploymentKey,
     since: Instant,
 }
 
-impl Demand {
+impl DemandTracker {
     /// Nothing is asked yet.
-    pub fn new(room: Room, metrics: Arc<Metrics>) -> Self {
-        Self { of: Mutex::default(), room, metrics, begun: Notify::new() }
+    pub fn new(limits: HoldLimits, metrics: Arc<Metrics>) -> Self {
+        Self { loads: Mutex::default(), limits, metrics, hold_started: Notify::new() }
     }
 
     /// A place for a request of so many bytes that is held for this deployment.
-    pub(crate) fn wait(self: &Arc<Self>, deployment: &Deployment, bytes: usize) -> Result<Waiting, Refusal> {
-        let key = key(deployment);
-        let mut of = self.of.lock();
+    pub(crate) fn hold(self: &Arc<Self>, deployment: &Deployment, bytes: usize) -> Result<HeldRequest, GatewayError> {
+        let key = deployment_key(deployment);
+        let mut of = self.loads.lock();
         let all: u32 = of.values().map(|count| count.waiting).sum();
         let count = of.entry(key.clone()).or_default();
-        let Room { all: most, each, each_bytes } = self.room;
+        let HoldLimits { max_requests: most, max_per_deployment: each, max_bytes_per_deployment: each_bytes } = self.limits;
         if count.waiting >= each || count.bytes.saturating_add(bytes) > each_bytes || all >= most {
             const MIB: usize = 1024 * 1024;
             let message = format!(
@@ -112,39 +112,39 @@ impl Demand {
                 count.bytes / MIB,
                 each_bytes / MIB
             );
-            return Err(Refusal::new(Kind::Full, message).retry_after(Duration::from_secs(5)));
+            return Err(GatewayError::new(ErrorKind::GatewayFull, message).retry_after(Duration::from_secs(5)));
         }
         count.waiting += 1;
         count.bytes += bytes;
-        count.last = Some(Timestamp::now());
-        self.show(&key, count);
+        count.last_request = Some(Timestamp::now());
+        self.publish(&key, count);
         if count.waiting == 1 {
-            self.begun.notify_one();
+            self.hold_started.notify_one();
         }
-        Ok(Waiting { demand: self.clone(), key, bytes, since: Instant::now() })
+        Ok(HeldRequest { demand: self.clone(), key, bytes, since: Instant::now() })
     }
 
     /// A request that a replica of this deployment gets now.
-    pub(crate) fn begin(self: &Arc<Self>, deployment: &Deployment) -> Active {
-        let key = key(deployment);
+    pub(crate) fn start(self: &Arc<Self>, deployment: &Deployment) -> ActiveRequest {
+        let key = deployment_key(deployment);
         self.change(&key, |count| count.active += 1);
-        Active { demand: self.clone(), key, since: Instant::now() }
+        ActiveRequest { demand: self.clone(), key, since: Instant::now() }
     }
 
-    fn change(&self, key: &Key, change: impl FnOnce(&mut Count)) {
-        let mut of = self.of.lock();
+    fn change(&self, key: &DeploymentKey, change: impl FnOnce(&mut DeploymentLoad)) {
+        let mut of = self.loads.lock();
         let count = of.entry(key.clone()).or_default();
         change(count);
-        count.last = Some(Timestamp::now());
-        self.show(key, count);
+        count.last_request = Some(Timestamp::now());
+        self.publish(key, count);
     }
 
-    fn show(&self, (namespace, name): &Key, count: &Count) {
-        self.metrics.deployment(namespace, name, count.waiting, count.active);
+    fn publish(&self, (namespace, name): &DeploymentKey, count: &DeploymentLoad) {
+        self.metrics.set_deployment(namespace, name, count.waiting, count.active);
     }
 }
 
-impl Waiting {
+impl HeldRequest {
     /// Whether it is held for this one.
     pub(crate) fn is_for(&self, deployment: &Deployment) -> bool {
         (self.key.0.as_str(), self.key.1.as_str())
@@ -152,11 +152,11 @@ impl Waiting {
     }
 }
 
-impl Active {
+impl ActiveRequest {
     /// Its first token came.
     pub(crate) fn first_token(&self) {
         self.demand.change(&self.key, |count| {
-            if count.ttft.len() >= MOST_TTFT {
+            if count.ttft.len() >= MAX_TTFT_SAMPLES {
                 count.ttft.pop_front();
             }
             count.ttft.push_back((Instant::now(), self.since.elapsed()));
@@ -164,23 +164,23 @@ impl Active {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for HeldRequest {
     fn drop(&mut self) {
         self.demand.change(&self.key, |count| {
             count.waiting -= 1;
             count.bytes -= self.bytes;
         });
-        self.demand.metrics.held(&self.key.0, &self.key.1, self.since.elapsed());
+        self.demand.metrics.hold_ended(&self.key.0, &self.key.1, self.since.elapsed());
     }
 }
 
-impl Drop for Active {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         self.demand.change(&self.key, |count| count.active -= 1);
     }
 }
 
-fn key(deployment: &Deployment) -> Key {
+fn deployment_key(deployment: &Deployment) -> DeploymentKey {
     (deployment.namespace.clone(), deployment.name.clone())
 }
 
@@ -189,10 +189,10 @@ mod tests {
     use prometheus::Registry;
 
     use super::*;
-    use crate::routes::State;
+    use crate::routes::DeploymentState;
 
-    pub(super) fn demand(room: Room) -> Arc<Demand> {
-        Arc::new(Demand::new(room, Arc::new(Metrics::new(&Registry::new()).unwrap())))
+    pub(super) fn demand(room: HoldLimits) -> Arc<DemandTracker> {
+        Arc::new(DemandTracker::new(room, Arc::new(Metrics::new(&Registry::new()).unwrap())))
     }
 
     pub(super) fn deployment(name: &str) -> Deployment {
@@ -202,19 +202,19 @@ mod tests {
             created: 0,
             context_tokens: 1,
             model: "small".into(),
-            state: State::Ready,
+            state: DeploymentState::Ready,
             endpoints: vec![],
         }
     }
 
     #[test]
-    fn what_is_held_is_bounded_and_a_place_given_back_is_another_ones() {
-        let demand = demand(Room { all: 3, each: 2, each_bytes: 100 });
+    fn held_requests_are_bounded_and_freed_places_are_reused() {
+        let demand = demand(HoldLimits { max_requests: 3, max_per_deployment: 2, max_bytes_per_deployment: 100 });
         let (one, other) = (deployment("one"), deployment("other"));
-        let held = |of: &Deployment, bytes| demand.wait(of, bytes);
+        let held = |of: &Deployment, bytes| demand.hold(of, bytes);
         let first = held(&one, 60).unwrap();
         let refused = held(&one, 41).err().unwrap();
-        assert_eq!(refused.kind, Kind::Full);
+        assert_eq!(refused.kind, ErrorKind::GatewayFull);
         assert!(refused.message.contains("holds 1 requests"), "{refused}");
         let _second = held(&one, 40).unwrap();
         assert!(held(&one, 0).is_err(), "two of one deployment");
@@ -225,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn nine_of_ten_first_tokens_of_the_last_minute_count_to_two_digits() {
+    fn ttft_is_the_90th_percentile_of_a_minute_to_two_digits() {
         let now = Instant::now() + TTFT_WINDOW * 2;
         let ttft = |millis: &[u64], old: &[u64]| {
             let at = |at: Instant| move |&millis: &u64| (at, Duration::from_millis(millis));
             let old = old.iter().map(at(now - TTFT_WINDOW - Duration::from_secs(1)));
             let ttft = old.chain(millis.iter().map(at(now))).collect();
-            Count { ttft, ..Count::default() }.ttft_milliseconds(now)
+            DeploymentLoad { ttft, ..DeploymentLoad::default() }.ttft_milliseconds(now)
         };
         for (millis, old, expected) in [
             (vec![], vec![900], None),

@@ -3,7 +3,7 @@
 //! `follow` watches it and `report` writes its status.
 
 mod follow;
-mod limit;
+mod rate_limit;
 mod objects;
 mod report;
 mod secret;
@@ -21,10 +21,10 @@ use russet_crds::AccessKeyStatus;
 use sha2::Digest as _;
 use subtle::ConstantTimeEq as _;
 
-use crate::routes::Scope;
-use crate::terms::Terms;
+use crate::routes::ModelScope;
+use crate::request_limits::RequestLimits;
 pub use follow::follow;
-pub use limit::Quota;
+pub use rate_limit::Quota;
 pub use report::report;
 pub use secret::Secret;
 
@@ -35,18 +35,18 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 #[derive(Debug, Default)]
 pub struct Keyring {
     /// Whether the keys were listed once; before that nobody can be let in.
-    pub known: bool,
+    pub synced: bool,
     /// How many AccessKeys exist, those included that cannot be read.
-    pub exist: usize,
+    pub object_count: usize,
     /// Every AccessKey that can be read.
-    pub keys: Vec<Arc<Key>>,
+    pub keys: Vec<Arc<ApiKey>>,
     /// Which key a secret is; the oldest of several with one secret.
-    by_digest: HashMap<Digest, Arc<Key>>,
+    by_digest: HashMap<Digest, Arc<ApiKey>>,
 }
 
 /// One AccessKey.
 #[derive(Debug)]
-pub struct Key {
+pub struct ApiKey {
     /// Its namespace.
     pub namespace: String,
     /// Its name, which logs and metrics may show.
@@ -56,24 +56,24 @@ pub struct Key {
     /// What its object says of it.
     pub status: AccessKeyStatus,
     /// The names it opens.
-    pub scope: Scope,
+    pub scope: ModelScope,
     /// What its requests may ask for.
-    pub terms: Terms,
+    pub limits: RequestLimits,
     per_minute: Option<u32>,
     expires: Option<Timestamp>,
     enabled: bool,
     /// The object that was first to have this secret, when that is another one.
     duplicate_of: Option<String>,
-    meter: Arc<Meter>,
+    usage: Arc<KeyUsage>,
 }
 
 /// What is remembered of a secret from one keyring to the next.
 #[derive(Debug, Default)]
-struct Meter {
+struct KeyUsage {
     /// When the quota is whole again, since the gateway started.
-    whole_at: Mutex<Duration>,
+    replenished_at: Mutex<Duration>,
     /// When the key was last accepted, in seconds since 1970; 0 is never.
-    used: AtomicI64,
+    last_used: AtomicI64,
 }
 
 /// SHA-256 of a secret. Comparing two takes the same time wherever they differ.
@@ -81,7 +81,7 @@ struct Meter {
 struct Digest([u8; 32]);
 
 impl Digest {
-    fn of(secret: &[u8]) -> Self {
+    fn sha256(secret: &[u8]) -> Self {
         Self(sha2::Sha256::digest(secret).into())
     }
 
@@ -115,38 +115,38 @@ impl std::fmt::Debug for Digest {
 #[derive(Clone, Debug)]
 pub enum Caller {
     /// Anybody on this machine: no AccessKey exists.
-    Anyone,
+    Anonymous,
     /// The holder of a key.
-    Key(Arc<Key>),
+    Key(Arc<ApiKey>),
 }
 
 /// Why nobody is let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stranger {
+pub enum AuthError {
     /// The request brings no key.
-    NoKey,
+    MissingKey,
     /// The key is unknown, expired or disabled; which of them is nobody's business.
-    NotAccepted,
+    RejectedKey,
 }
 
 impl Keyring {
     /// Who sends a request with these headers. `open` says whether the listener lets anyone in while
     /// no AccessKey exists.
-    pub fn caller(&self, headers: &HeaderMap, open: bool, now: Timestamp) -> Result<Caller, Stranger> {
-        if open && self.known && self.exist == 0 {
-            return Ok(Caller::Anyone);
+    pub fn caller(&self, headers: &HeaderMap, open: bool, now: Timestamp) -> Result<Caller, AuthError> {
+        if open && self.synced && self.object_count == 0 {
+            return Ok(Caller::Anonymous);
         }
-        let secret = presented(headers).ok_or(Stranger::NoKey)?;
-        let key = self.by_digest.get(&Digest::of(secret)).ok_or(Stranger::NotAccepted)?;
+        let secret = presented_secret(headers).ok_or(AuthError::MissingKey)?;
+        let key = self.by_digest.get(&Digest::sha256(secret)).ok_or(AuthError::RejectedKey)?;
         if !key.enabled || key.is_expired(now) {
-            return Err(Stranger::NotAccepted);
+            return Err(AuthError::RejectedKey);
         }
-        key.meter.used.store(now.as_second(), Ordering::Relaxed);
+        key.usage.last_used.store(now.as_second(), Ordering::Relaxed);
         Ok(Caller::Key(key.clone()))
     }
 }
 
-impl Key {
+impl ApiKey {
     /// `namespace/name`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
@@ -157,7 +157,7 @@ impl Key {
     }
 
     fn last_used(&self) -> Option<Timestamp> {
-        match self.meter.used.load(Ordering::Relaxed) {
+        match self.usage.last_used.load(Ordering::Relaxed) {
             0 => None,
             second => Timestamp::from_second(second).ok(),
         }
@@ -166,36 +166,36 @@ impl Key {
 
 impl Caller {
     /// The names the caller may use.
-    pub fn scope(&self) -> &Scope {
-        static EVERYTHING: Scope = Scope::ALL;
+    pub fn scope(&self) -> &ModelScope {
+        static EVERYTHING: ModelScope = ModelScope::ALL;
         match self {
-            Self::Anyone => &EVERYTHING,
+            Self::Anonymous => &EVERYTHING,
             Self::Key(key) => &key.scope,
         }
     }
 
     /// What the caller's requests may ask for.
-    pub fn terms(&self) -> Terms {
+    pub fn limits(&self) -> RequestLimits {
         match self {
-            Self::Anyone => Terms::default(),
-            Self::Key(key) => key.terms,
+            Self::Anonymous => RequestLimits::default(),
+            Self::Key(key) => key.limits,
         }
     }
 
     /// Takes one request from the caller's quota at `now`, time since the gateway started; `None`
     /// when there is none.
-    pub fn take(&self, now: Duration) -> Option<Quota> {
+    pub fn take_quota(&self, now: Duration) -> Option<Quota> {
         let Self::Key(key) = self else { return None };
         let per_minute = key.per_minute?;
-        let mut whole_at = key.meter.whole_at.lock();
-        let quota = limit::take(*whole_at, now, per_minute);
-        *whole_at = quota.whole_at;
+        let mut whole_at = key.usage.replenished_at.lock();
+        let quota = rate_limit::take_request(*whole_at, now, per_minute);
+        *whole_at = quota.replenished_at;
         Some(quota)
     }
 }
 
 /// The key a request brings: a bearer token, else `x-api-key`.
-fn presented(headers: &HeaderMap) -> Option<&[u8]> {
+fn presented_secret(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, secret) = value.as_bytes().split_at_checked("bearer ".len())?;
         scheme.eq_ignore_ascii_case(b"bearer ").then_some(secret)
@@ -219,20 +219,20 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_open_until_the_first_key_exists_and_other_addresses_never_are() {
+    fn keyring_leaves_loopback_open_until_the_first_key() {
         let expired = access_key("old", "s-old", |spec| spec.expires_at = Some(at(10)));
         let disabled = access_key("off", "s-off", |spec| spec.state = russet_crds::KeyState::Disabled);
         let good = access_key("good", "s-good", |_| {});
         let unread = Keyring::default();
-        let none = Keyring::default().next([], 0);
-        let broken = Keyring::default().next([], 1);
-        let some = Keyring::default().next([&good, &expired, &disabled], 3);
+        let none = Keyring::default().updated([], 0);
+        let broken = Keyring::default().updated([], 1);
+        let some = Keyring::default().updated([&good, &expired, &disabled], 3);
         let said = |keyring: &Keyring, pairs: &[(&'static str, &str)], open: bool| match keyring.caller(
             &headers(pairs),
             open,
             at(20).0,
         ) {
-            Ok(Caller::Anyone) => "anyone".to_owned(),
+            Ok(Caller::Anonymous) => "anyone".to_owned(),
             Ok(Caller::Key(key)) => key.full_name(),
             Err(stranger) => format!("{stranger:?}"),
         };
@@ -265,8 +265,8 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_never_shows_itself() {
-        let digest = Digest::of(b"secret");
+    fn digest_debug_output_hides_the_hash() {
+        let digest = Digest::sha256(b"secret");
         assert_eq!(Digest::parse(&hex::encode(digest.0)), Some(digest));
         assert_eq!(format!("{digest:?}"), "Digest(…)");
         for wrong in ["", "00", "zz", &"0".repeat(63), &"g".repeat(64)] {

@@ -12,19 +12,19 @@
 
 pub mod backends;
 mod benchmarks;
-pub mod bodies;
+pub mod body_budget;
 pub mod demand;
 pub mod dialects;
-mod guard;
+mod middleware;
 pub mod keys;
 pub mod listen;
 pub mod metrics;
-mod patience;
-pub mod refusal;
+mod api_timeout;
+pub mod error;
 pub mod routes;
 pub mod server;
-pub mod stream;
-pub mod terms;
+pub mod dispatch;
+pub mod request_limits;
 mod watch;
 
 pub use server::{Error, GatewayConfig, run};

@@ -2,7 +2,7 @@
 //! greedy client from being everybody's. What requests mean is not its business.
 
 mod certificate;
-mod room;
+mod connection_limit;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,66 +23,66 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 pub use certificate::{Certificate, CertificateError, ServerFiles};
-use room::Room;
+use connection_limit::ConnectionLimiter;
 
 /// Who can reach a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum Exposure {
     /// Programs of this machine.
     Loopback,
     /// Other machines.
     Network,
 }
 
-impl Side {
+impl Exposure {
     /// The side an address is on.
-    pub fn of(address: SocketAddr) -> Self {
+    pub fn for_address(address: SocketAddr) -> Self {
         if address.ip().to_canonical().is_loopback() { Self::Loopback } else { Self::Network }
     }
 }
 
 /// How patient a listener is with connections, and with how many.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct ListenerLimits {
     /// For the TLS handshake.
-    pub handshake: Duration,
+    pub handshake_timeout: Duration,
     /// For the first request of a connection, and in HTTP/1 for the head of each one after the last answer.
     /// Longer than clients keep idle connections, so that they rarely use one that is just being closed.
-    pub head: Duration,
+    pub head_timeout: Duration,
     /// Between pings of an idle HTTP/2 connection, and for their answers.
-    pub ping: Duration,
+    pub ping_interval: Duration,
     /// Connections at once on one listener; more wait unaccepted.
-    pub connections: usize,
+    pub max_connections: usize,
     /// Of these, the last so many are for other machines that have fewer than that; more of one that has them are
     /// closed. All others anybody may have: many people may come from the address of one proxy.
-    pub last: usize,
+    pub reserved_connections: usize,
 }
 
-impl Default for Patience {
+impl Default for ListenerLimits {
     fn default() -> Self {
         Self {
-            handshake: Duration::from_secs(10),
-            head: Duration::from_secs(60),
-            ping: Duration::from_secs(20),
+            handshake_timeout: Duration::from_secs(10),
+            head_timeout: Duration::from_secs(60),
+            ping_interval: Duration::from_secs(20),
             // Far more than engines have slots, and few beside the files `russet` may open once it has raised its limit.
-            connections: 512,
-            last: 128,
+            max_connections: 512,
+            reserved_connections: 128,
         }
     }
 }
 
 /// Requests at once on one HTTP/2 connection.
-const MOST_STREAMS: u32 = 128;
+const MAX_STREAMS: u32 = 128;
 /// Largest head of a request, all headers together; HTTP/1 may read one buffer more before it notices.
-const LARGEST_HEAD: usize = 64 * 1024;
+const MAX_HEAD_BYTES: usize = 64 * 1024;
 
 /// A listener and how it is spoken to.
-pub struct Door {
+pub struct HttpListener {
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
 }
 
-impl Door {
+impl HttpListener {
     /// A door for this machine's own programs, without TLS.
     pub fn loopback(listener: TcpListener) -> Self {
         Self { listener, tls: None }
@@ -94,18 +94,18 @@ impl Door {
     }
 
     /// Who can reach it.
-    pub fn side(&self) -> Side {
-        if self.tls.is_some() { Side::Network } else { Side::Loopback }
+    pub fn exposure(&self) -> Exposure {
+        if self.tls.is_some() { Exposure::Network } else { Exposure::Loopback }
     }
 
     /// Serves until `stopping`, then until every connection has ended by itself. Dropping the future
     /// ends them at once.
-    pub(crate) async fn serve(self, router: Router, patience: Patience, stopping: CancellationToken) {
+    pub(crate) async fn serve(self, router: Router, patience: ListenerLimits, stopping: CancellationToken) {
         let Self { listener, tls } = self;
         let graceful = GracefulShutdown::new();
         // Loopback has one host.
-        let last = if tls.is_some() { patience.last } else { 0 };
-        let room = Room::new(patience.connections, last);
+        let last = if tls.is_some() { patience.reserved_connections } else { 0 };
+        let room = ConnectionLimiter::new(patience.max_connections, last);
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -116,7 +116,7 @@ impl Door {
             let (stream, place) = accepted;
             let (tls, router, watcher) = (tls.clone(), router.clone(), graceful.watcher());
             connections.spawn(async move {
-                connection(stream, tls, router, patience, watcher).await;
+                serve_connection(stream, tls, router, patience, watcher).await;
                 drop(place);
             });
         }
@@ -126,32 +126,32 @@ impl Door {
     }
 }
 
-async fn connection(
+async fn serve_connection(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
     router: Router,
-    patience: Patience,
+    patience: ListenerLimits,
     watcher: Watcher,
 ) {
     // Tokens are small and must not wait for the next one to fill a packet.
     let _ = stream.set_nodelay(true);
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.head).max_buf_size(LARGEST_HEAD);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.head_timeout).max_buf_size(MAX_HEAD_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(patience.ping)
-        .keep_alive_timeout(patience.ping)
-        .max_concurrent_streams(MOST_STREAMS)
-        .max_header_list_size(LARGEST_HEAD as u32);
+        .keep_alive_interval(patience.ping_interval)
+        .keep_alive_timeout(patience.ping_interval)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEAD_BYTES as u32);
     match tls {
-        None => speak(builder, stream, router, patience, watcher).await,
-        Some(tls) => match timeout(patience.handshake, tls.accept(stream)).await {
+        None => serve_http(builder, stream, router, patience, watcher).await,
+        Some(tls) => match timeout(patience.handshake_timeout, tls.accept(stream)).await {
             // The handshake has settled the version: nothing is read to guess it, for however long.
             Ok(Ok(stream)) => {
                 let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
-                speak(builder, stream, router, patience, watcher).await;
+                serve_http(builder, stream, router, patience, watcher).await;
             }
             Ok(Err(error)) => tracing::debug!("a client did not complete the TLS handshake: {error}"),
             Err(_) => tracing::debug!("a client was too slow with the TLS handshake"),
@@ -159,11 +159,11 @@ async fn connection(
     }
 }
 
-async fn speak<S>(
+async fn serve_http<S>(
     builder: Builder<TokioExecutor>,
     stream: S,
     router: Router,
-    patience: Patience,
+    patience: ListenerLimits,
     watcher: Watcher,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -181,13 +181,13 @@ async fn speak<S>(
         ended = watcher.watch(connection) => if let Err(error) = ended {
             tracing::debug!("a connection ended: {error}");
         },
-        () = silent(&asked, patience.head) => tracing::debug!("closed: nothing was asked"),
+        () = idle_timeout(&asked, patience.head_timeout) => tracing::debug!("closed: nothing was asked"),
     }
 }
 
 /// Completes if nothing is asked in time. Before the version of HTTP is known, and until HTTP/2 has begun,
 /// nothing else bounds how long a client says nothing.
-async fn silent(asked: &Notify, patience: Duration) {
+async fn idle_timeout(asked: &Notify, patience: Duration) {
     if timeout(patience, asked.notified()).await.is_ok() {
         std::future::pending().await
     }
@@ -200,17 +200,17 @@ mod tests {
     #[test]
     fn only_loopback_is_loopback() {
         for (address, expected) in [
-            ("127.0.0.1:1", Side::Loopback),
-            ("127.9.9.9:1", Side::Loopback),
-            ("[::1]:1", Side::Loopback),
-            ("[::ffff:127.0.0.1]:1", Side::Loopback),
-            ("0.0.0.0:1", Side::Network),
-            ("[::]:1", Side::Network),
-            ("10.0.0.1:1", Side::Network),
-            ("[::ffff:10.0.0.1]:1", Side::Network),
-            ("[fe80::1]:1", Side::Network),
+            ("127.0.0.1:1", Exposure::Loopback),
+            ("127.9.9.9:1", Exposure::Loopback),
+            ("[::1]:1", Exposure::Loopback),
+            ("[::ffff:127.0.0.1]:1", Exposure::Loopback),
+            ("0.0.0.0:1", Exposure::Network),
+            ("[::]:1", Exposure::Network),
+            ("10.0.0.1:1", Exposure::Network),
+            ("[::ffff:10.0.0.1]:1", Exposure::Network),
+            ("[fe80::1]:1", Exposure::Network),
         ] {
-            assert_eq!(Side::of(address.parse().unwrap()), expected, "{address}");
+            assert_eq!(Exposure::for_address(address.parse().unwrap()), expected, "{address}");
         }
     }
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, core::Collector};
 
-use crate::refusal::{Kind, Refusal};
+use crate::error::{ErrorKind, GatewayError};
 
 /// Distinct names of models, and of keys, in labels; a client that invents names must not fill the memory of whoever
 /// collects them.
-const MOST_NAMES: usize = 1000;
+const MAX_LABEL_NAMES: usize = 1000;
 /// The label of names that lead nowhere.
 const UNKNOWN: &str = "unknown";
 /// The label of names beyond [`MOST_NAMES`].
@@ -155,33 +155,33 @@ impl Metrics {
     }
 
     /// Counts a request for an answer from the holder of a key, and whether it was beyond the quota.
-    pub fn key(&self, key: &str, refused: bool) {
-        let label = bounded(&self.keys, key);
+    pub fn key_request(&self, key: &str, refused: bool) {
+        let label = bounded_label(&self.keys, key);
         let outcome = if refused { "refused" } else { "taken" };
         self.key_requests.with_label_values(&[label.as_str(), outcome]).inc();
     }
 
     /// Counts a request that is refused before an engine is looked for: its key is not accepted, or
     /// its model's name leads nowhere.
-    pub fn turned_away(&self, refusal: &Refusal) {
+    pub fn rejected(&self, refusal: &GatewayError) {
         self.requests.with_label_values(&[UNKNOWN]).inc();
         self.errors.with_label_values(&[UNKNOWN, refusal.kind.as_str()]).inc();
         self.outcomes.with_label_values(&["rejected"]).inc();
     }
 
     /// Shows the requests of a deployment: held, and being answered.
-    pub fn deployment(&self, namespace: &str, name: &str, waiting: u32, active: u32) {
+    pub fn set_deployment(&self, namespace: &str, name: &str, waiting: u32, active: u32) {
         self.waiting.with_label_values(&[namespace, name]).set(waiting.into());
         self.active.with_label_values(&[namespace, name]).set(active.into());
     }
 
     /// Counts a request that is held no longer.
-    pub fn held(&self, namespace: &str, name: &str, took: Duration) {
+    pub fn hold_ended(&self, namespace: &str, name: &str, took: Duration) {
         self.held.with_label_values(&[namespace, name]).observe(took.as_secs_f64());
     }
 
     /// Says nothing more of a deployment that is gone.
-    pub fn forget(&self, namespace: &str, name: &str) {
+    pub fn remove_deployment(&self, namespace: &str, name: &str) {
         let labels = [namespace, name];
         // An error says that there was nothing.
         let _ = self.waiting.remove_label_values(&labels);
@@ -190,12 +190,12 @@ impl Metrics {
     }
 
     /// Starts to count a request for a known model.
-    pub fn request(self: &std::sync::Arc<Self>, model: &str) -> Tracker {
-        let label = bounded(&self.models, model);
+    pub fn request(self: &std::sync::Arc<Self>, model: &str) -> RequestTracker {
+        let label = bounded_label(&self.models, model);
         self.requests.with_label_values(&[&label]).inc();
         self.running.with_label_values(&[&label]).inc();
         self.queue.with_label_values(&[&label]).inc();
-        Tracker {
+        RequestTracker {
             metrics: self.clone(),
             label,
             arrived: Instant::now(),
@@ -207,11 +207,11 @@ impl Metrics {
 }
 
 /// The label for a name: itself, while there are few.
-fn bounded(known: &Mutex<HashSet<String>>, name: &str) -> String {
+fn bounded_label(known: &Mutex<HashSet<String>>, name: &str) -> String {
     let mut known = known.lock();
     if known.contains(name) {
         name.to_owned()
-    } else if known.len() < MOST_NAMES {
+    } else if known.len() < MAX_LABEL_NAMES {
         known.insert(name.to_owned());
         name.to_owned()
     } else {
@@ -219,16 +219,16 @@ fn bounded(known: &Mutex<HashSet<String>>, name: &str) -> String {
     }
 }
 
-fn full(name: &str) -> String {
+fn full_name(name: &str) -> String {
     format!("russet_gateway_{name}")
 }
 
 fn counter(name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
-    IntCounterVec::new(Opts::new(full(name), help), labels)
+    IntCounterVec::new(Opts::new(full_name(name), help), labels)
 }
 
 fn gauge(name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
-    IntGaugeVec::new(Opts::new(full(name), help), labels)
+    IntGaugeVec::new(Opts::new(full_name(name), help), labels)
 }
 
 fn histogram(
@@ -237,7 +237,7 @@ fn histogram(
     buckets: &[f64],
     labels: &[&str],
 ) -> Result<HistogramVec, prometheus::Error> {
-    HistogramVec::new(HistogramOpts::new(full(name), help).buckets(buckets.to_vec()), labels)
+    HistogramVec::new(HistogramOpts::new(full_name(name), help).buckets(buckets.to_vec()), labels)
 }
 
 fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Result<C, prometheus::Error> {
@@ -246,7 +246,7 @@ fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Res
 }
 
 /// One request from arrival to end. Dropped before it is settled, it counts as left by its client.
-pub struct Tracker {
+pub struct RequestTracker {
     metrics: std::sync::Arc<Metrics>,
     label: String,
     arrived: Instant,
@@ -255,7 +255,7 @@ pub struct Tracker {
     settled: bool,
 }
 
-impl Tracker {
+impl RequestTracker {
     fn leave_queue(&mut self, outcome: &str) {
         if std::mem::take(&mut self.queued) {
             self.metrics.queue.with_label_values(&[&self.label]).dec();
@@ -306,10 +306,10 @@ impl Tracker {
     }
 
     /// The request was refused, before or within its answer.
-    pub fn refused(&mut self, refusal: &Refusal) {
+    pub fn refused(&mut self, refusal: &GatewayError) {
         self.settled = true;
         self.leave_queue(match refusal.kind {
-            Kind::ModelNotReady | Kind::EngineLost | Kind::ShuttingDown => "evicted",
+            ErrorKind::ModelNotReady | ErrorKind::EngineLost | ErrorKind::ShuttingDown => "evicted",
             _ => "rejected",
         });
         self.metrics.errors.with_label_values(&[self.label.as_str(), refusal.kind.as_str()]).inc();
@@ -323,7 +323,7 @@ impl Tracker {
     }
 }
 
-impl Drop for Tracker {
+impl Drop for RequestTracker {
     fn drop(&mut self) {
         self.leave_queue("cancelled");
         self.metrics.running.with_label_values(&[&self.label]).dec();
@@ -351,19 +351,19 @@ mod tests {
         for number in 0..1500 {
             metrics.request(&format!("m{number}")).finished(Default::default());
         }
-        metrics.turned_away(&Refusal::new(Kind::ModelNotFound, ""));
+        metrics.rejected(&GatewayError::new(ErrorKind::ModelNotFound, ""));
         let family = registry
             .gather()
             .into_iter()
             .find(|family| family.name() == "russet_gateway_request_total")
             .unwrap();
-        assert_eq!(family.get_metric().len(), MOST_NAMES + 2);
+        assert_eq!(family.get_metric().len(), MAX_LABEL_NAMES + 2);
         let count = |label: &str| metrics.requests.with_label_values(&[label]).get();
         assert_eq!((count("m0"), count(OTHER), count(UNKNOWN)), (1, 500, 1));
     }
 
     #[test]
-    fn a_request_is_queued_then_running_then_gone_whatever_becomes_of_it() {
+    fn request_gauges_return_to_zero_after_every_outcome() {
         let metrics = Arc::new(Metrics::new(&Registry::new()).unwrap());
         let now = || {
             let queue = metrics.queue.with_label_values(&["m"]).get();
@@ -377,7 +377,7 @@ mod tests {
         drop(tracker);
         assert_eq!((now(), metrics.cancelled.with_label_values(&["m"]).get()), ((0, 0), 1));
         let mut tracker = metrics.request("m");
-        tracker.refused(&Refusal::new(Kind::EngineLost, "gone"));
+        tracker.refused(&GatewayError::new(ErrorKind::EngineLost, "gone"));
         drop(tracker);
         assert_eq!(metrics.errors.with_label_values(&["m", "engine_lost"]).get(), 1);
         drop(metrics.request("m"));

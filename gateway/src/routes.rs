@@ -9,17 +9,17 @@ mod scope;
 use std::time::Duration;
 
 pub use follow::follow;
-pub use scope::Scope;
+pub use scope::ModelScope;
 
 /// Everything the gateway routes by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Table {
+pub struct RoutingTable {
     /// Whether every kind was listed once; before that an unknown name may simply not be known yet.
     pub synced: bool,
     /// By namespace and name, `default` first.
     pub deployments: Vec<Deployment>,
     /// Names people gave to deployments.
-    pub names: Vec<Name>,
+    pub aliases: Vec<ModelAlias>,
 }
 
 /// A ModelDeployment as the gateway sees it.
@@ -36,14 +36,14 @@ pub struct Deployment {
     /// Name of the Model it is to run.
     pub model: String,
     /// Whether waiting for it makes sense.
-    pub state: State,
+    pub state: DeploymentState,
     /// Groups that answer now.
     pub endpoints: Vec<Endpoint>,
 }
 
 /// Whether a deployment answers, or will.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum DeploymentState {
     /// It answers.
     Ready,
     /// It is being worked on; the message says at what.
@@ -69,7 +69,7 @@ pub struct Endpoint {
 
 /// One name of a ModelRoute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name {
+pub struct ModelAlias {
     /// What clients send; `*` matches any run of characters.
     pub pattern: String,
     /// `namespace/name` of the ModelRoute.
@@ -79,7 +79,7 @@ pub struct Name {
     /// Names of deployments, tried in order.
     pub targets: Vec<String>,
     /// How long a request is held while none of them answers; `None`: it is refused at once.
-    pub hold: Option<Duration>,
+    pub hold_timeout: Option<Duration>,
 }
 
 /// What a model's name leads to.
@@ -88,7 +88,7 @@ pub enum Resolved<'a> {
     /// These deployments answer, tried in order; never empty.
     Deployments(Vec<&'a Deployment>),
     /// A ModelRoute has the name, but none of its targets exists.
-    Dangling(&'a Name),
+    Dangling(&'a ModelAlias),
     /// Deployments of several namespaces have the name; these are the full ones.
     Ambiguous(Vec<String>),
     /// The caller's key does not open the name, whatever it leads to.
@@ -104,7 +104,7 @@ impl Deployment {
     }
 }
 
-impl Name {
+impl ModelAlias {
     fn is_exact(&self) -> bool {
         !self.pattern.contains('*')
     }
@@ -115,48 +115,48 @@ impl Name {
     }
 }
 
-impl Table {
+impl RoutingTable {
     /// Who answers to `model` for a caller who may use the names of `scope`. A name a person wrote
     /// into a ModelRoute wins over a deployment's own, and both win over a pattern; of patterns the
     /// most specific wins. What the caller may not see is not there.
-    pub fn resolve(&self, model: &str, scope: &Scope) -> Resolved<'_> {
-        if !scope.opens(model) {
+    pub fn resolve(&self, model: &str, scope: &ModelScope) -> Resolved<'_> {
+        if !scope.allows(model) {
             return Resolved::Forbidden;
         }
-        match self.route(model, scope) {
+        match self.matching_alias(model, scope) {
             Some(name) => self.targets(name),
-            None => self.own(model, scope),
+            None => self.by_own_name(model, scope),
         }
     }
 
     /// The name of a ModelRoute by which `model` is resolved, if that is how.
-    pub fn route(&self, model: &str, scope: &Scope) -> Option<&Name> {
-        let named = self.exact(model, scope);
-        named.or_else(|| match self.own(model, scope) {
-            Resolved::Unknown => self.pattern(model, scope),
+    pub fn matching_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
+        let named = self.exact_alias(model, scope);
+        named.or_else(|| match self.by_own_name(model, scope) {
+            Resolved::Unknown => self.pattern_alias(model, scope),
             _ => None,
         })
     }
 
-    fn names(&self, scope: &Scope) -> impl Iterator<Item = &Name> {
-        self.names.iter().filter(move |name| scope.sees(&name.namespace))
+    fn visible_aliases(&self, scope: &ModelScope) -> impl Iterator<Item = &ModelAlias> {
+        self.aliases.iter().filter(move |name| scope.sees_namespace(&name.namespace))
     }
 
-    fn exact(&self, model: &str, scope: &Scope) -> Option<&Name> {
-        self.names(scope).find(|name| name.is_exact() && name.pattern == model)
+    fn exact_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
+        self.visible_aliases(scope).find(|name| name.is_exact() && name.pattern == model)
     }
 
     /// Of patterns that match, the most specific one.
-    fn pattern(&self, model: &str, scope: &Scope) -> Option<&Name> {
-        let matching = self.names(scope).filter(|name| !name.is_exact() && matches(&name.pattern, model));
+    fn pattern_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
+        let matching = self.visible_aliases(scope).filter(|name| !name.is_exact() && matches_pattern(&name.pattern, model));
         // Of equals the first by name, so that every gateway chooses alike.
         matching
             .max_by(|a, b| a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route)))
     }
 
     /// The deployment whose own name it is.
-    fn own(&self, model: &str, scope: &Scope) -> Resolved<'_> {
-        let deployments = || self.deployments.iter().filter(|one| scope.sees(&one.namespace));
+    fn by_own_name(&self, model: &str, scope: &ModelScope) -> Resolved<'_> {
+        let deployments = || self.deployments.iter().filter(|one| scope.sees_namespace(&one.namespace));
         if let Some(full) = deployments().find(|deployment| {
             model.split_once('/') == Some((deployment.namespace.as_str(), deployment.name.as_str()))
         }) {
@@ -171,7 +171,7 @@ impl Table {
         }
     }
 
-    fn targets<'a>(&'a self, name: &'a Name) -> Resolved<'a> {
+    fn targets<'a>(&'a self, name: &'a ModelAlias) -> Resolved<'a> {
         let found: Vec<&Deployment> = name
             .targets
             .iter()
@@ -186,9 +186,9 @@ impl Table {
 
     /// Every name a caller may choose from, each with the deployments behind it: the shortest name
     /// that leads to each deployment, and the names of ModelRoutes that are not patterns.
-    pub fn models(&self, scope: &Scope) -> Vec<(String, Vec<&Deployment>)> {
+    pub fn models(&self, scope: &ModelScope) -> Vec<(String, Vec<&Deployment>)> {
         let mut models: Vec<(String, Vec<&Deployment>)> = Vec::new();
-        for deployment in self.deployments.iter().filter(|one| scope.sees(&one.namespace)) {
+        for deployment in self.deployments.iter().filter(|one| scope.sees_namespace(&one.namespace)) {
             let leads_here = |id: &String| match self.resolve(id, scope) {
                 Resolved::Deployments(found) => found == [deployment],
                 _ => false,
@@ -198,7 +198,7 @@ impl Table {
                 models.push((id, vec![deployment]));
             }
         }
-        for name in self.names.iter().filter(|name| name.is_exact()) {
+        for name in self.aliases.iter().filter(|name| name.is_exact()) {
             if let Resolved::Deployments(found) = self.resolve(&name.pattern, scope)
                 && !models.iter().any(|(id, _)| *id == name.pattern)
             {
@@ -213,7 +213,7 @@ impl Table {
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// Whether `pattern`, in which `*` stands for any run of characters, is the whole of `text`.
-fn matches(pattern: &str, text: &str) -> bool {
+fn matches_pattern(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     // `split` yields at least one part.
     let first = parts.next().unwrap_or_default();
@@ -246,23 +246,23 @@ mod tests {
             created: 0,
             context_tokens: 8,
             model: "small".into(),
-            state: State::Ready,
+            state: DeploymentState::Ready,
             endpoints: vec![],
         }
     }
 
-    fn name(pattern: &str, route: &str, targets: &[&str]) -> Name {
-        Name {
+    fn name(pattern: &str, route: &str, targets: &[&str]) -> ModelAlias {
+        ModelAlias {
             pattern: pattern.into(),
             route: format!("default/{route}"),
             namespace: "default".into(),
             targets: targets.iter().map(|&target| target.to_owned()).collect(),
-            hold: None,
+            hold_timeout: None,
         }
     }
 
-    fn table() -> Table {
-        Table {
+    fn table() -> RoutingTable {
+        RoutingTable {
             synced: true,
             deployments: vec![
                 deployment("default", "small"),
@@ -272,7 +272,7 @@ mod tests {
                 deployment("lab", "twin"),
                 deployment("office", "shared"),
             ],
-            names: vec![
+            aliases: vec![
                 name("gpt-4o", "usual", &["gone", "large", "small"]),
                 name("meta-llama/*", "llama", &["large"]),
                 name("meta-llama/*-1B", "tiny", &["small"]),
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn a_name_leads_to_the_deployments_it_says() {
         let table = table();
-        let found = |model: &str| match table.resolve(model, &Scope::ALL) {
+        let found = |model: &str| match table.resolve(model, &ModelScope::ALL) {
             Resolved::Deployments(found) => found.iter().map(|one| one.full_name()).collect(),
             Resolved::Dangling(name) => vec![format!("dangling {}", name.route)],
             Resolved::Ambiguous(names) => vec![format!("one of {}", names.join(" "))],
@@ -314,13 +314,13 @@ mod tests {
     #[test]
     fn the_list_names_each_deployment_by_a_name_that_leads_to_it() {
         let table = table();
-        let ids: Vec<String> = table.models(&Scope::ALL).into_iter().map(|(id, _)| id).collect();
+        let ids: Vec<String> = table.models(&ModelScope::ALL).into_iter().map(|(id, _)| id).collect();
         assert_eq!(
             ids,
             ["default/small", "twin", "large", "lab/shared", "lab/twin", "office/shared", "gpt-4o", "small"]
         );
         for id in ids {
-            assert!(matches!(table.resolve(&id, &Scope::ALL), Resolved::Deployments(_)), "{id}");
+            assert!(matches!(table.resolve(&id, &ModelScope::ALL), Resolved::Deployments(_)), "{id}");
         }
     }
 
@@ -328,9 +328,9 @@ mod tests {
     fn a_key_leads_to_models_of_its_namespace_and_of_its_list_alone() {
         let table = table();
         let models =
-            |scope: &Scope| -> Vec<String> { table.models(scope).into_iter().map(|(id, _)| id).collect() };
+            |scope: &ModelScope| -> Vec<String> { table.models(scope).into_iter().map(|(id, _)| id).collect() };
         let of = |namespace: &str, models: &[&str]| {
-            Scope::of(namespace, &models.iter().map(|&model| model.to_owned()).collect::<Vec<_>>())
+            ModelScope::new(namespace, &models.iter().map(|&model| model.to_owned()).collect::<Vec<_>>())
         };
         let lab = of("lab", &[]);
         assert_eq!(models(&lab), ["shared", "twin"]);
@@ -384,7 +384,7 @@ mod tests {
             ("exact", "exact", true),
             ("exact", "exactly", false),
         ] {
-            assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
+            assert_eq!(matches_pattern(pattern, text), expected, "{pattern} {text}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::extract::Request;
 use axum::response::Response;
 use prometheus::Registry;
-use russet_rpc::tls::Files;
+use russet_rpc::tls::TlsFiles;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -18,15 +18,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backends::Backends;
 use crate::benchmarks;
-use crate::demand::{Demand, Reporter};
+use crate::demand::{DemandTracker, DemandReporter};
 use crate::dialects;
-use crate::guard::{Gate, guard};
+use crate::middleware::{AuthLayer, check_request};
 use crate::keys::{self, Keyring};
-use crate::listen::{Certificate, CertificateError, Door, Patience, ServerFiles, Side};
+use crate::listen::{Certificate, CertificateError, HttpListener, ListenerLimits, ServerFiles, Exposure};
 use crate::metrics::Metrics;
-use crate::refusal::{Kind, Refusal};
-use crate::routes::{self, Table};
-use crate::stream::{Core, Limits};
+use crate::error::{ErrorKind, GatewayError};
+use crate::routes::{self, RoutingTable};
+use crate::dispatch::{Dispatcher, DispatchLimits};
 
 /// How a gateway runs.
 #[derive(Clone)]
@@ -34,7 +34,7 @@ pub struct GatewayConfig {
     /// Reaches the API server as `russet:gateway`.
     pub client: kube::Client,
     /// The certificate engines are called with.
-    pub tls: Files,
+    pub tls: TlsFiles,
     /// Where clients connect: plain on loopback, with TLS and keys everywhere else.
     pub listen: Vec<SocketAddr>,
     /// What clients of other machines see.
@@ -42,16 +42,16 @@ pub struct GatewayConfig {
     /// Where metrics are served without TLS beside the listeners on loopback, which serve them anyway.
     pub metrics: Option<SocketAddr>,
     /// How patient it is with engines.
-    pub limits: Limits,
+    pub dispatch: DispatchLimits,
     /// How patient it is with connections.
-    pub patience: Patience,
+    pub listener_limits: ListenerLimits,
 }
 
 impl GatewayConfig {
     /// The usual gateway for this client, this certificate and this address.
-    pub fn new(client: kube::Client, tls: Files, listen: SocketAddr) -> Self {
-        let (limits, patience) = (Limits::default(), Patience::default());
-        Self { client, tls, listen: vec![listen], certificate: None, metrics: None, limits, patience }
+    pub fn new(client: kube::Client, tls: TlsFiles, listen: SocketAddr) -> Self {
+        let (dispatch, listener_limits) = (DispatchLimits::default(), ListenerLimits::default());
+        Self { client, tls, listen: vec![listen], certificate: None, metrics: None, dispatch, listener_limits }
     }
 }
 
@@ -91,21 +91,21 @@ pub async fn run(
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
-    let GatewayConfig { client, tls, listen, certificate, metrics, limits, patience } = config;
+    let GatewayConfig { client, tls, listen, certificate, metrics, dispatch: limits, listener_limits: patience } = config;
     // An Err means that the process has chosen its provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificate = certificate.map(Certificate::read).transpose()?;
-    let reporter = Reporter::new(client.clone(), listen.first().map_or(0, SocketAddr::port));
+    let reporter = DemandReporter::new(client.clone(), listen.first().map_or(0, SocketAddr::port));
     let mut doors = Vec::new();
     for address in listen {
-        doors.push(match (Side::of(address), &certificate) {
-            (Side::Loopback, _) => Door::loopback(bind(address).await?),
-            (Side::Network, Some(certificate)) => Door::network(bind(address).await?, certificate),
-            (Side::Network, None) => return Err(Error::NoCertificate(address)),
+        doors.push(match (Exposure::for_address(address), &certificate) {
+            (Exposure::Loopback, _) => HttpListener::loopback(bind(address).await?),
+            (Exposure::Network, Some(certificate)) => HttpListener::network(bind(address).await?, certificate),
+            (Exposure::Network, None) => return Err(Error::NoCertificate(address)),
         });
         tracing::info!(%address, "the gateway listens");
     }
-    let (publish_table, table) = watch::channel(Arc::new(Table::default()));
+    let (publish_table, table) = watch::channel(Arc::new(RoutingTable::default()));
     let (publish_keyring, keyring) = watch::channel(Arc::new(Keyring::default()));
     // All of them end with this function.
     let mut tasks = JoinSet::new();
@@ -113,7 +113,7 @@ pub async fn run(
     tasks.spawn(keys::follow(client.clone(), publish_keyring));
     tasks.spawn(keys::report(client.clone(), keyring.clone()));
     let backends = Backends::new(tls.clone());
-    tasks.spawn(benchmarks::keep(client, table.clone(), backends, limits.silence));
+    tasks.spawn(benchmarks::run(client, table.clone(), backends, limits.engine_timeout));
     if let Some(certificate) = certificate {
         tasks.spawn(certificate.follow());
     }
@@ -130,83 +130,83 @@ pub async fn run(
         let (mut table, mut keyring, ready) = (table.clone(), keyring.clone(), ready.clone());
         async move {
             let table = table.wait_for(|table| table.synced).await.is_ok();
-            if table && keyring.wait_for(|keyring| keyring.known).await.is_ok() {
+            if table && keyring.wait_for(|keyring| keyring.synced).await.is_ok() {
                 ready.store(true, Ordering::Release);
             }
         }
     });
     let (reporter, flag) = (Some(reporter), ready.clone());
-    let gateway = Gateway { doors, table, keyring, tls, limits, patience, registry, ready: flag, reporter };
+    let gateway = GatewayServer { listeners: doors, table, keyring, tls, dispatch: limits, listener_limits: patience, registry, ready: flag, reporter };
     let served = gateway.serve(shutdown).await;
     ready.store(false, Ordering::Release);
     served
 }
 
 /// A gateway over any source of tables and keys; [`run`] feeds it from Kubernetes, tests from memory.
-pub struct Gateway {
-    doors: Vec<Door>,
-    table: watch::Receiver<Arc<Table>>,
+pub struct GatewayServer {
+    listeners: Vec<HttpListener>,
+    table: watch::Receiver<Arc<RoutingTable>>,
     keyring: watch::Receiver<Arc<Keyring>>,
-    tls: Files,
-    limits: Limits,
-    patience: Patience,
+    tls: TlsFiles,
+    dispatch: DispatchLimits,
+    listener_limits: ListenerLimits,
     registry: Registry,
     ready: Arc<AtomicBool>,
     /// Tells the cluster who asks for what.
-    reporter: Option<Reporter>,
+    reporter: Option<DemandReporter>,
 }
 
 /// How long the refusals of those that did not may take to reach their clients.
-const FAREWELL: Duration = Duration::from_secs(2);
+const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Gateway {
+impl GatewayServer {
     /// A gateway behind `doors` that routes by `table` and lets in by `keyring`.
     pub fn new(
-        doors: Vec<Door>,
-        table: watch::Receiver<Arc<Table>>,
+        listeners: Vec<HttpListener>,
+        table: watch::Receiver<Arc<RoutingTable>>,
         keyring: watch::Receiver<Arc<Keyring>>,
-        tls: Files,
-        limits: Limits,
-        patience: Patience,
+        tls: TlsFiles,
+        dispatch: DispatchLimits,
+        listener_limits: ListenerLimits,
     ) -> Self {
         let ready = Arc::new(AtomicBool::new(true));
         let registry = Registry::new();
-        Self { doors, table, keyring, tls, limits, patience, registry, ready, reporter: None }
+        Self { listeners, table, keyring, tls, dispatch, listener_limits, registry, ready, reporter: None }
     }
 
     /// Serves until `shutdown`, then lets answers end.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        let Self { doors, table, keyring, tls, limits, patience, registry, ready, reporter } = self;
+        let Self { listeners: doors, table, keyring, tls, dispatch: limits, listener_limits: patience, registry, ready, reporter } = self;
         let closing = CancellationToken::new();
         let stopping = CancellationToken::new();
         let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
-        let demand = Arc::new(Demand::new(limits.held, metrics.clone()));
+        let demand = Arc::new(DemandTracker::new(limits.holding, metrics.clone()));
         // It ends with this function.
         let mut reporting = JoinSet::new();
         if let Some(reporter) = reporter.clone() {
             reporting.spawn(reporter.run(demand.clone(), table.clone()));
         }
         let core =
-            Core::new(table, Backends::new(tls), demand.clone(), metrics.clone(), limits, closing.clone());
+            Dispatcher::new(table, Backends::new(tls), demand.clone(), metrics.clone(), limits, closing.clone());
         let core = Arc::new(core);
         let mut serving = JoinSet::new();
         for door in doors {
-            let side = door.side();
-            let gate = Gate { side, keyring: keyring.clone(), wait: limits.wait, metrics: metrics.clone() };
+            let side = door.exposure();
+            let gate = AuthLayer { exposure: side, keyring: keyring.clone(), wait: limits.sync_timeout, metrics: metrics.clone() };
             let router = dialects::routes(&core)
                 .merge(russet_telemetry::admin::router(registry.clone(), ready.clone()))
                 .fallback(unknown_path)
                 .method_not_allowed_fallback(wrong_method)
-                .layer(axum::middleware::from_fn_with_state(gate, guard));
+                .layer(axum::middleware::from_fn_with_state(gate, check_request));
             serving.spawn(door.serve(router, patience, stopping.clone()));
         }
         let bounded = async {
             shutdown.await;
             ready.store(false, Ordering::Release);
             stopping.cancel();
-            tokio::time::sleep(limits.grace).await;
+            tokio::time::sleep(limits.shutdown_grace).await;
             closing.cancel();
-            tokio::time::sleep(FAREWELL).await;
+            tokio::time::sleep(FINAL_REPORT_TIMEOUT).await;
         };
         let all_ended = async { while serving.join_next().await.is_some() {} };
         tokio::select! {
@@ -216,7 +216,7 @@ impl Gateway {
         reporting.shutdown().await;
         if let Some(reporter) = reporter {
             // Without it, what waits and runs here counts for a minute more.
-            let _ = tokio::time::timeout(FAREWELL, reporter.farewell(&demand)).await;
+            let _ = tokio::time::timeout(FINAL_REPORT_TIMEOUT, reporter.final_report(&demand)).await;
         }
         Ok(())
     }
@@ -233,7 +233,7 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
 pub(crate) async fn unknown_path(request: Request) -> Response {
     let path = request.uri().path();
     let message = format!("no such path: {} {}", request.method(), shorten(path));
-    let response = dialects::refuse(path, &Refusal::new(Kind::UnknownPath, message));
+    let response = dialects::error_response(path, &GatewayError::new(ErrorKind::UnknownPath, message));
     dialects::discard(request.into_body()).await;
     response
 }
@@ -241,7 +241,7 @@ pub(crate) async fn unknown_path(request: Request) -> Response {
 async fn wrong_method(request: Request) -> Response {
     let path = request.uri().path();
     let message = format!("{} is not allowed on {}", request.method(), shorten(path));
-    let response = dialects::refuse(path, &Refusal::new(Kind::MethodNotAllowed, message));
+    let response = dialects::error_response(path, &GatewayError::new(ErrorKind::MethodNotAllowed, message));
     dialects::discard(request.into_body()).await;
     response
 }
@@ -270,7 +270,7 @@ mod tests {
         let folder = std::path::Path::new("/nonexistent");
         let config = GatewayConfig::new(
             kube::Client::try_from(api).unwrap(),
-            Files::in_dir(folder),
+            TlsFiles::in_dir(folder),
             "0.0.0.0:0".parse().unwrap(),
         );
         let flag = || Arc::new(AtomicBool::new(false));

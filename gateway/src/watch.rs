@@ -28,7 +28,7 @@ where
     let config = watcher::Config::default().timeout(60);
     // Said once each time the server goes away and comes back, not at every attempt.
     let mut away = false;
-    let stream = watch_kind(api, config).backoff(Pause::default()).filter_map(move |event| {
+    let stream = watch_kind(api, config).backoff(WatchBackoff::default()).filter_map(move |event| {
         let kind = K::kind(&());
         let change = match event {
             Ok(event) => {
@@ -53,11 +53,11 @@ where
 /// Waits between attempts to reach the API server. Short, because a restarted control plane is back
 /// within seconds and there are few gateways to be kind to.
 #[derive(Default)]
-struct Pause {
+struct WatchBackoff {
     failures: u32,
 }
 
-impl Iterator for Pause {
+impl Iterator for WatchBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -67,7 +67,7 @@ impl Iterator for Pause {
     }
 }
 
-impl Backoff for Pause {
+impl Backoff for WatchBackoff {
     fn reset(&mut self) {
         self.failures = 0;
     }
@@ -75,20 +75,20 @@ impl Backoff for Pause {
 
 /// The objects of one kind. A list replaces what was known only once it is complete. One that cannot
 /// be read hides itself and no other; that it exists is still known.
-pub(crate) struct Kept<K> {
+pub(crate) struct Reflected<K> {
     /// Whether they were listed once.
     pub(crate) listed: bool,
     objects: BTreeMap<(String, String), Option<K>>,
     listing: BTreeMap<(String, String), Option<K>>,
 }
 
-impl<K> Default for Kept<K> {
+impl<K> Default for Reflected<K> {
     fn default() -> Self {
         Self { listed: false, objects: BTreeMap::new(), listing: BTreeMap::new() }
     }
 }
 
-impl<K: Resource<DynamicType = ()> + Clone + Debug> Kept<K> {
+impl<K: Resource<DynamicType = ()> + Clone + Debug> Reflected<K> {
     /// Takes note of one event.
     pub(crate) fn apply(&mut self, event: Event<DeserializeGuard<K>>) {
         let key = |object: &DeserializeGuard<K>| (object.namespace().unwrap_or_default(), object.name_any());
@@ -158,8 +158,8 @@ mod tests {
 
     #[test]
     fn a_broken_object_hides_itself_and_no_other() {
-        let mut kept = Kept::default();
-        let names = |kept: &Kept<ModelRoute>| kept.iter().map(|route| route.name_any()).collect::<Vec<_>>();
+        let mut kept = Reflected::default();
+        let names = |kept: &Reflected<ModelRoute>| kept.iter().map(|route| route.name_any()).collect::<Vec<_>>();
         kept.apply(Event::Init);
         kept.apply(Event::InitApply(good("a")));
         kept.apply(Event::InitApply(route("b", serde_json::json!({"models": 7}))));
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn the_api_server_is_asked_again_within_two_seconds() {
-        let mut pause = Pause::default();
+        let mut pause = WatchBackoff::default();
         let waits: Vec<u128> = pause.by_ref().take(5).map(|wait| wait.as_millis()).collect();
         assert_eq!(waits, [250, 500, 1000, 2000, 2000]);
         pause.reset();

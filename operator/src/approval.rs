@@ -7,11 +7,11 @@ use jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{Approval, ApprovalSpec, ApprovalStatus, Decision};
+use russet_crds::{Approval, ApprovalSpec, ApprovalStatus, ApprovalDecision};
 use thiserror::Error;
 
 use crate::context::Context;
-use crate::reconcile::after;
+use crate::reconcile::requeue_after;
 use crate::ssa;
 
 /// Why an approval could not be looked after.
@@ -35,21 +35,21 @@ pub async fn reconcile(approval: Arc<Approval>, context: Arc<Context>) -> Result
     let before = approval.status.clone().unwrap_or_default();
     if status != before {
         let name = approval.name_any();
-        let api: Api<Approval> = ssa::beside(&context.client, approval.as_ref());
+        let api: Api<Approval> = ssa::namespaced_api(&context.client, approval.as_ref());
         ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
         if status.decided_at != before.decided_at
             && let Some(ready) = conditions::get(&status.conditions, Type::Ready)
         {
-            let approved = approval.spec.decision == Some(Decision::Approved);
+            let approved = approval.spec.decision == Some(ApprovalDecision::Approved);
             let reason = if approved { Reason::Approved } else { Reason::Denied };
             context.record(approval.as_ref(), approved, reason, "Decide", &ready.message).await;
         }
     }
-    Ok(after([until(&approval, now)]))
+    Ok(requeue_after([until_expiry(&approval, now)]))
 }
 
 /// How long until it is; nothing else wakes anybody then.
-fn until(approval: &Approval, now: Timestamp) -> Option<Duration> {
+fn until_expiry(approval: &Approval, now: Timestamp) -> Option<Duration> {
     let expires = approval.spec.expires_at.as_ref()?.0;
     Duration::try_from(expires.duration_since(now)).ok().filter(|left| !left.is_zero())
 }
@@ -64,9 +64,9 @@ fn status(approval: &Approval, now: Timestamp) -> ApprovalStatus {
         _ if approval.spec.is_expired(now) => {
             (true, Reason::Expired, "it counts no more; what still needs it asks again".to_owned())
         }
-        Some(Decision::Approved) => (true, Reason::Approved, format!("{who} said yes")),
-        Some(Decision::Denied) => (true, Reason::Denied, format!("{who} said no")),
-        Some(Decision::Unknown) => {
+        Some(ApprovalDecision::Approved) => (true, Reason::Approved, format!("{who} said yes")),
+        Some(ApprovalDecision::Denied) => (true, Reason::Denied, format!("{who} said no")),
+        Some(ApprovalDecision::Unknown) => {
             (false, Reason::NewerRelease, "spec.decision is a word of a newer release".to_owned())
         }
         None => (
@@ -83,7 +83,7 @@ fn status(approval: &Approval, now: Timestamp) -> ApprovalStatus {
     for (kind, value) in [(Type::Ready, ready), (Type::Reconciling, !ready)] {
         conditions::set(&mut conditions, kind, value, reason, message.as_str(), generation, now);
     }
-    let answered = matches!(decision, Some(Decision::Approved | Decision::Denied));
+    let answered = matches!(decision, Some(ApprovalDecision::Approved | ApprovalDecision::Denied));
     let time = || k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now);
     let decided_at = if answered { decided_at.or_else(|| Some(time())) } else { None };
     ApprovalStatus { observed_generation: generation, decided_at, conditions }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_shows_whether_it_was_answered() {
+    fn approval_status_shows_whether_it_was_answered() {
         let now = Timestamp::UNIX_EPOCH;
         for (decision, by, expires, want) in [
             (
@@ -106,16 +106,16 @@ mod tests {
                 9,
                 "False AwaitingApproval ModelDeployment deep waits for an answer: russet approve q, or russet deny q",
             ),
-            (Some(Decision::Approved), Some("ada"), 9, "True Approved ada said yes"),
-            (Some(Decision::Denied), Some("ada"), 9, "True Denied ada said no"),
+            (Some(ApprovalDecision::Approved), Some("ada"), 9, "True Approved ada said yes"),
+            (Some(ApprovalDecision::Denied), Some("ada"), 9, "True Denied ada said no"),
             (
-                Some(Decision::Approved),
+                Some(ApprovalDecision::Approved),
                 Some("ada"),
                 0,
                 "True Expired it counts no more; what still needs it asks again",
             ),
             (
-                Some(Decision::Unknown),
+                Some(ApprovalDecision::Unknown),
                 Some("ada"),
                 9,
                 "False NewerRelease spec.decision is a word of a newer release",
@@ -132,7 +132,7 @@ mod tests {
             let status = status(&Approval::new("q", spec), now);
             let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
             assert_eq!(format!("{} {} {}", ready.status, ready.reason, ready.message), want);
-            let answered = matches!(decision, Some(Decision::Approved | Decision::Denied));
+            let answered = matches!(decision, Some(ApprovalDecision::Approved | ApprovalDecision::Denied));
             assert_eq!(status.decided_at.is_some(), answered, "{want}");
         }
     }

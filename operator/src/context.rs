@@ -20,10 +20,10 @@ use russet_crds::{
     ShardingStrategy, Tier, names,
 };
 
-use crate::accounts::Credential;
-use crate::cluster::Seen;
-use crate::group::Told;
-use crate::metrics::Metrics;
+use crate::node_accounts::Credential;
+use crate::snapshot::CachedSnapshot;
+use crate::group::PeerTable;
+use crate::metrics::OperatorMetrics;
 
 /// Shared by all controllers.
 pub struct Context {
@@ -32,16 +32,16 @@ pub struct Context {
     /// Everything the operator watches.
     pub stores: Stores,
     /// Counters.
-    pub metrics: Metrics,
+    pub metrics: OperatorMetrics,
     /// What the API server knows nodes by.
     pub credential: Credential,
     /// Held from the last look at all groups until a new one is written: placements take turns, so
     /// that two of them never promise the same memory.
-    pub placing: tokio::sync::Mutex<()>,
+    pub placement_lock: tokio::sync::Mutex<()>,
     /// What the planner was last shown of the caches.
-    pub seen: Mutex<Option<Seen>>,
+    pub snapshot: Mutex<Option<CachedSnapshot>>,
     /// When each node's Lease was last seen to change.
-    pub leases: Mutex<BTreeMap<String, SeenLease>>,
+    pub leases: Mutex<BTreeMap<String, LeaseObservation>>,
     /// Recent epochs of each group, by UID.
     pub epochs: Mutex<BTreeMap<String, EpochHistory>>,
     recorder: Recorder,
@@ -82,7 +82,7 @@ pub struct Stores {
 
 impl Stores {
     /// A number that is another one after every change of what a placement may depend on.
-    pub fn edition(&self) -> u64 {
+    pub fn generation(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 }
@@ -90,7 +90,7 @@ impl Stores {
 /// A Lease as this process saw it change. The clocks of machines differ, so what counts is when the
 /// change was seen here, not what time the Lease names.
 #[derive(Clone, Debug)]
-pub struct SeenLease {
+pub struct LeaseObservation {
     /// Its renewal time, as written by the agent.
     pub renewed: Option<Timestamp>,
     /// When that was first seen here.
@@ -103,17 +103,17 @@ pub struct SeenLease {
 #[derive(Clone, Debug, Default)]
 pub struct EpochHistory {
     /// When recent epochs were begun.
-    pub begun: Vec<Timestamp>,
+    pub epoch_starts: Vec<Timestamp>,
     /// The epoch being formed, and since when.
     pub forming: Option<(i64, Instant)>,
     /// What the ranks were told at an epoch. The caches may not show it yet, and nobody may be told
     /// anything else at the same epoch.
-    pub told: Option<(i64, Told)>,
+    pub peer_table: Option<(i64, PeerTable)>,
 }
 
 impl Context {
     /// A context over full or filling caches.
-    pub fn new(client: Client, stores: Stores, metrics: Metrics, credential: Credential) -> Arc<Self> {
+    pub fn new(client: Client, stores: Stores, metrics: OperatorMetrics, credential: Credential) -> Arc<Self> {
         let reporter = Reporter { controller: names::OPERATOR_MANAGER.to_owned(), instance: None };
         Arc::new(Self {
             recorder: Recorder::new(client.clone(), reporter),
@@ -121,8 +121,8 @@ impl Context {
             stores,
             metrics,
             credential,
-            placing: tokio::sync::Mutex::default(),
-            seen: Mutex::default(),
+            placement_lock: tokio::sync::Mutex::default(),
+            snapshot: Mutex::default(),
             leases: Mutex::default(),
             epochs: Mutex::default(),
         })

@@ -20,12 +20,12 @@ use russet_crds::names;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use self::decide::{Asked, Requester, Standing, Subject, Verdict};
-use self::token::Token;
-use crate::accounts::Credential;
+use self::decide::{ParsedRequest, Requester, NodeMembership, CsrSubject, CsrVerdict};
+use self::token::TokenState;
+use crate::node_accounts::Credential;
 use crate::context::Context;
-use crate::reconcile::after;
-use crate::{accounts, ssa};
+use crate::reconcile::requeue_after;
+use crate::{node_accounts, ssa};
 
 /// Why a request could not be answered.
 #[derive(Debug, Error)]
@@ -91,32 +91,32 @@ pub async fn reconcile(
     let name = request.name_any();
     let asked = match decide::read(&request) {
         Ok(asked) => asked,
-        Err(Verdict::Deny(why)) => {
+        Err(CsrVerdict::Deny(why)) => {
             deny(&context, &name, &why).await?;
-            return Ok(after([]));
+            return Ok(requeue_after([]));
         }
-        Err(Verdict::Fail(why)) => {
+        Err(CsrVerdict::Fail(why)) => {
             fail(&context, &name, &request, &why).await?;
-            return Ok(after([]));
+            return Ok(requeue_after([]));
         }
-        Err(_) => return Ok(after([])),
+        Err(_) => return Ok(requeue_after([])),
     };
     let token = match &asked.requester {
         Requester::Bootstrap(id) => token::observe(&context.client, id)
             .await
             .map_err(|source| Error::Token { name: name.clone(), source })?,
         Requester::Node { .. } | Requester::Account(_) | Requester::Gateway | Requester::Other(_) => {
-            Token::Gone
+            TokenState::Gone
         }
     };
-    let (standing, life) = known(&context, &asked.subject);
-    match decide::judge(&asked, standing, life.as_deref(), &token, Timestamp::now()) {
-        Verdict::Nothing => {}
-        Verdict::Wait(pause) => return Ok(after([Some(pause)])),
-        Verdict::Deny(why) => deny(&context, &name, &why).await?,
-        Verdict::Fail(why) => fail(&context, &name, &request, &why).await?,
-        Verdict::Approve { claim } => {
-            if let (Some(seen), Requester::Bootstrap(id), Subject::Node(node)) =
+    let (standing, life) = membership(&context, &asked.subject);
+    match decide::evaluate(&asked, standing, life.as_deref(), &token, Timestamp::now()) {
+        CsrVerdict::Nothing => {}
+        CsrVerdict::Wait(pause) => return Ok(requeue_after([Some(pause)])),
+        CsrVerdict::Deny(why) => deny(&context, &name, &why).await?,
+        CsrVerdict::Fail(why) => fail(&context, &name, &request, &why).await?,
+        CsrVerdict::Approve { claim } => {
+            if let (Some(seen), Requester::Bootstrap(id), CsrSubject::Node(node)) =
                 (&claim, &asked.requester, &asked.subject)
             {
                 token::claim(&context.client, id, seen, node, &asked.key)
@@ -127,36 +127,36 @@ pub async fn reconcile(
             let message = format!("certificate of {}", asked.subject);
             verdict(&context, &name, "Approved", "Identity", &message).await?;
         }
-        Verdict::Sign => sign(&context, &name, &request, &asked).await?,
-        Verdict::RemoveToken(seen) => {
-            if let (Requester::Bootstrap(id), Subject::Node(node)) = (&asked.requester, &asked.subject) {
+        CsrVerdict::Sign => sign(&context, &name, &request, &asked).await?,
+        CsrVerdict::RemoveToken(seen) => {
+            if let (Requester::Bootstrap(id), CsrSubject::Node(node)) = (&asked.requester, &asked.subject) {
                 let failed = |source| Error::Token { name: name.clone(), source };
                 let there = context.stores.nodes.get(&ObjectRef::new(node)).is_some();
                 if there && context.credential == Credential::Account {
-                    accounts::bind(&context.client, node, None).await.map_err(failed)?;
+                    node_accounts::bind_token_role(&context.client, node, None).await.map_err(failed)?;
                 }
                 token::remove(&context.client, id, &seen).await.map_err(failed)?;
                 tracing::info!(node, token = id, "the join token has done its work and is removed");
             }
         }
     }
-    Ok(after([]))
+    Ok(requeue_after([]))
 }
 
 /// How the node that a request names stands with the cluster, and which life of it this is.
-fn known(context: &Context, subject: &Subject) -> (Standing, Option<String>) {
-    let Subject::Node(node) = subject else { return (Standing::Unknown, None) };
+fn membership(context: &Context, subject: &CsrSubject) -> (NodeMembership, Option<String>) {
+    let CsrSubject::Node(node) = subject else { return (NodeMembership::Unknown, None) };
     let Some(node) = context.stores.nodes.get(&ObjectRef::new(node)) else {
-        return (Standing::Unknown, None);
+        return (NodeMembership::Unknown, None);
     };
     let standing = if node.metadata.deletion_timestamp.is_some() {
-        Standing::Leaving
+        NodeMembership::Leaving
     } else if node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Reachable)) {
-        Standing::Alive
+        NodeMembership::Reachable
     } else {
-        Standing::Silent
+        NodeMembership::Unreachable
     };
-    (standing, accounts::life(&node).map(str::to_owned))
+    (standing, node_accounts::node_incarnation(&node).map(str::to_owned))
 }
 
 /// Admits a node that joins, then signs.
@@ -164,9 +164,9 @@ async fn sign(
     context: &Context,
     name: &str,
     request: &CertificateSigningRequest,
-    asked: &Asked,
+    asked: &ParsedRequest,
 ) -> Result<(), Error> {
-    if let Subject::Node(node) = &asked.subject
+    if let CsrSubject::Node(node) = &asked.subject
         && !matches!(asked.requester, Requester::Node { .. } | Requester::Account(_))
     {
         let failed = |source| Error::Admit { name: name.to_owned(), node: node.clone(), source };
@@ -174,9 +174,9 @@ async fn sign(
             Requester::Bootstrap(id) => Some(id.as_str()),
             _ => None,
         };
-        accounts::begin(&context.client, node, asked.life()).await.map_err(failed)?;
+        node_accounts::begin_incarnation(&context.client, node, asked.incarnation()).await.map_err(failed)?;
         if context.credential == Credential::Account {
-            accounts::admit(&context.client, node, bootstrap).await.map_err(failed)?;
+            node_accounts::create_account(&context.client, node, bootstrap).await.map_err(failed)?;
         }
     }
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), names::SYSTEM_NAMESPACE);
@@ -188,9 +188,9 @@ async fn sign(
         &secret,
         &request.spec.request.0,
         &asked.subject,
-        asked.life(),
+        asked.incarnation(),
         request.spec.expiration_seconds,
-        sign::longest(),
+        sign::max_lifetime_seconds(),
         Timestamp::now(),
     )
     .map_err(|source| Error::Sign { name: name.to_owned(), source })?;
@@ -220,7 +220,7 @@ async fn fail(
         there.iter().map(|it| json!(it)).chain([condition("Failed", "Refused", why)]).collect();
     let patch = json!({"status": {"conditions": conditions}});
     let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
-    written(name, api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await)
+    check_written(name, api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await)
 }
 
 async fn verdict(
@@ -232,7 +232,7 @@ async fn verdict(
 ) -> Result<(), Error> {
     let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
     let patch = json!({"status": {"conditions": [condition(kind, reason, message)]}});
-    written(name, api.patch_approval(name, &PatchParams::default(), &Patch::Merge(patch)).await)
+    check_written(name, api.patch_approval(name, &PatchParams::default(), &Patch::Merge(patch)).await)
 }
 
 fn condition(kind: &str, reason: &str, message: &str) -> Value {
@@ -243,7 +243,7 @@ fn condition(kind: &str, reason: &str, message: &str) -> Value {
     })
 }
 
-fn written(name: &str, answer: Result<CertificateSigningRequest, kube::Error>) -> Result<(), Error> {
+fn check_written(name: &str, answer: Result<CertificateSigningRequest, kube::Error>) -> Result<(), Error> {
     match answer {
         Ok(_) => Ok(()),
         Err(error) if ssa::is_code(&error, 404) => Ok(()),

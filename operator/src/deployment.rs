@@ -6,7 +6,7 @@
 //! ```
 
 mod apply;
-mod ask;
+mod approvals;
 mod decide;
 mod observe;
 mod preempt;
@@ -21,7 +21,7 @@ use russet_crds::ModelDeployment;
 use thiserror::Error;
 
 use crate::context::Context;
-use crate::reconcile::after;
+use crate::reconcile::requeue_after;
 
 /// A deployment and how far it has come.
 #[derive(Clone, Debug)]
@@ -92,21 +92,21 @@ pub enum Error {
 pub async fn reconcile(deployment: Arc<ModelDeployment>, context: Arc<Context>) -> Result<Action, Error> {
     if deployment.metadata.deletion_timestamp.is_some() {
         // Its groups go with it, by their owner references.
-        return Ok(after([]));
+        return Ok(requeue_after([]));
     }
     let now = Timestamp::now();
     let cached = observe::cached(&context, &deployment, now);
-    let mut planned = context.metrics.planned("cached", || decide::decide(cached));
+    let mut planned = context.metrics.time_plan("cached", || decide::decide(cached));
     let applied = if planned.stage.placement.is_empty() {
         apply::apply(&context, planned, now).await?
     } else {
         // The caches may not show yet what another deployment was just given. Whoever changes
         // anything looks again, alone, at what the server has.
-        let _alone = context.placing.lock().await;
+        let _alone = context.placement_lock.lock().await;
         let live = observe::live(&context, &deployment, now).await?;
-        planned = context.metrics.planned("live", || decide::decide(live));
+        planned = context.metrics.time_plan("live", || decide::decide(live));
         apply::apply(&context, planned, now).await?
     };
     report::report(&context, &applied, now).await?;
-    Ok(after([observe::next_loss(&context, &applied, now), decide::again(&applied, now)]))
+    Ok(requeue_after([observe::until_next_loss(&context, &applied, now), decide::requeue_after(&applied, now)]))
 }

@@ -16,10 +16,10 @@ use russet_crds::ShardGroup;
 use thiserror::Error;
 
 use crate::context::Context;
-use crate::reconcile::after;
+use crate::reconcile::requeue_after;
 
-pub use apply::owned;
-pub use decide::Told;
+pub use apply::operator_fields;
+pub use decide::PeerTable;
 pub use observe::missing_files;
 
 /// How long to wait for a cache that lags.
@@ -65,16 +65,16 @@ pub enum Error {
 pub async fn reconcile(group: Arc<ShardGroup>, context: Arc<Context>) -> Result<Action, Error> {
     if group.metadata.deletion_timestamp.is_some() {
         // Its Shards go with it, by their owner references.
-        return Ok(after([]));
+        return Ok(requeue_after([]));
     }
     let now = Timestamp::now();
     let observed = observe::observe(&context, &group, now);
     if observed.is_stale() {
         // The group's own event is on its way; should it not come, a second is soon enough.
-        return Ok(after([Some(STALE)]));
+        return Ok(requeue_after([Some(STALE)]));
     }
     let planned = decide::decide(&observed, now);
     apply::apply(&context, &observed, &planned, now).await?;
     report::report(&context, &observed, &planned).await?;
-    Ok(after([planned.again, observed.until_lost]))
+    Ok(requeue_after([planned.requeue_after, observed.until_lost]))
 }

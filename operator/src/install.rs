@@ -18,8 +18,8 @@ pub const ADMISSION: &str = include_str!("../../manifests/admission.yaml");
 /// Who installs; another manager than the operator's, because installing is a person's act.
 const MANAGER: &str = "russet-install";
 /// How long the server may take to serve the kinds. A real one needs seconds.
-const PATIENCE: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(50);
+const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why Russet could not be installed.
 #[derive(Debug, Error)]
@@ -42,7 +42,7 @@ pub enum Error {
         source: kube::Error,
     },
     /// The server did not serve a kind in time.
-    #[error("the API server does not serve {name} after {} s; look at that CustomResourceDefinition's conditions", PATIENCE.as_secs())]
+    #[error("the API server does not serve {name} after {} s; look at that CustomResourceDefinition's conditions", ESTABLISH_TIMEOUT.as_secs())]
     NotEstablished {
         /// Name of the definition.
         name: String,
@@ -63,10 +63,10 @@ pub async fn apply(client: &Client) -> Result<(), Error> {
     for definition in russet_crds::all() {
         let name = definition.name_any();
         while !established(&definitions, &name).await {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > ESTABLISH_TIMEOUT {
                 return Err(Error::NotEstablished { name });
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
     Ok(())
@@ -116,12 +116,12 @@ where
         match api.patch(&name, &params, &Patch::Apply(object)).await {
             Ok(_) => return Ok(()),
             // The server may still be starting; a refusal is final.
-            Err(source) if matches!(source, kube::Error::Api(_)) || start.elapsed() > PATIENCE => {
+            Err(source) if matches!(source, kube::Error::Api(_)) || start.elapsed() > ESTABLISH_TIMEOUT => {
                 return Err(Error::Refused { kind: kind.to_owned(), name, source });
             }
             Err(error) => {
                 tracing::debug!(kind, name, %error, "the API server does not answer yet");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
     }
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_binding_names_a_shipped_role_and_nobody_may_do_everything() {
+    fn rbac_bindings_name_shipped_roles_and_grant_no_wildcard() {
         let objects = rules(RBAC).unwrap();
         let names = |kind: &str| -> Vec<String> {
             let of_kind =

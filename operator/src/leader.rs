@@ -35,7 +35,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use rules::{Seen, Verdict};
+use rules::{ObservedLease, LeaseAction};
 use russet_crds::names;
 
 /// Name of the Lease.
@@ -54,7 +54,7 @@ pub struct Timing {
 
 /// The periods every Kubernetes controller uses, but for a deadline two seconds earlier: the embedded API server
 /// may go on for six seconds with a request, what is current found out and every repetition of its write included.
-pub const TIMING: Timing = Timing {
+pub const DEFAULT_TIMING: Timing = Timing {
     duration: Duration::from_secs(15),
     deadline: Duration::from_secs(8),
     retry: Duration::from_secs(2),
@@ -81,14 +81,14 @@ pub async fn run_as_leader<T, F: Future<Output = T>>(
     loop {
         let held = tokio::select! {
             () = &mut shutdown => return None,
-            held = election.win(ready) => held,
+            held = election.acquire(ready) => held,
         };
         ready.store(false, Ordering::Release);
         tracing::info!(identity, "this operator leads");
         let ended = tokio::select! {
             () = &mut shutdown => Some(None),
-            () = election.keep(&held) => None,
-            result = held.fence(timing.deadline, act()) => result.map(Some),
+            () = election.renew(&held) => None,
+            result = held.while_held(timing.deadline, act()) => result.map(Some),
         };
         ready.store(false, Ordering::Release);
         match ended {
@@ -120,15 +120,15 @@ impl Moment {
 }
 
 /// The Lease as this process last wrote it, and when it began to.
-struct Held(Mutex<(Moment, Lease)>);
+struct HeldLease(Mutex<(Moment, Lease)>);
 
-impl Held {
+impl HeldLease {
     fn expired(&self, deadline: Duration) -> bool {
         self.0.lock().0.elapsed() >= deadline
     }
 
     /// Lets `act` take a step only while the Lease is surely held; `None` once it is not.
-    async fn fence<T>(&self, deadline: Duration, act: impl Future<Output = T>) -> Option<T> {
+    async fn while_held<T>(&self, deadline: Duration, act: impl Future<Output = T>) -> Option<T> {
         let mut act = pin!(act);
         poll_fn(|context| {
             if self.expired(deadline) {
@@ -149,12 +149,12 @@ struct Election<'a> {
 
 impl Election<'_> {
     /// Stands by until the Lease is ours.
-    async fn win(&self, ready: &AtomicBool) -> Held {
-        let mut seen: Option<(Seen, Moment)> = None;
+    async fn acquire(&self, ready: &AtomicBool) -> HeldLease {
+        let mut seen: Option<(ObservedLease, Moment)> = None;
         loop {
             let begun = Moment::now();
-            match self.attempt(&mut seen).await {
-                Ok(Some(lease)) => return Held(Mutex::new((begun, lease))),
+            match self.try_acquire(&mut seen).await {
+                Ok(Some(lease)) => return HeldLease(Mutex::new((begun, lease))),
                 Ok(None) => ready.store(true, Ordering::Release),
                 Err(error) => {
                     ready.store(false, Ordering::Release);
@@ -166,33 +166,33 @@ impl Election<'_> {
     }
 
     /// One look at the Lease; the Lease when it is ours now.
-    async fn attempt(&self, seen: &mut Option<(Seen, Moment)>) -> Result<Option<Lease>, kube::Error> {
-        let Some(lease) = self.timely(self.api.get_opt(LEASE)).await? else {
+    async fn try_acquire(&self, seen: &mut Option<(ObservedLease, Moment)>) -> Result<Option<Lease>, kube::Error> {
+        let Some(lease) = self.with_timeout(self.api.get_opt(LEASE)).await? else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() },
-                spec: Some(self.taken(&LeaseSpec::default())),
+                spec: Some(self.acquired_spec(&LeaseSpec::default())),
             };
-            return won(self.timely(self.api.create(&PostParams::default(), &lease)).await);
+            return acquired(self.with_timeout(self.api.create(&PostParams::default(), &lease)).await);
         };
-        let now = Seen::of(&lease);
+        let now = ObservedLease::from_lease(&lease);
         // What counts is how long this very state has been seen here, not what time it names.
         let since = match seen {
             Some((before, since)) if *before == now => *since,
             _ => Moment::now(),
         };
-        let verdict = rules::judge(&now, self.identity, since.elapsed(), self.timing.duration);
+        let verdict = rules::decide(&now, self.identity, since.elapsed(), self.timing.duration);
         *seen = Some((now, since));
         match verdict {
-            Verdict::Wait => Ok(None),
-            Verdict::Take => {
-                let spec = self.taken(&lease.spec.clone().unwrap_or_default());
-                won(self.write(lease, spec).await)
+            LeaseAction::Wait => Ok(None),
+            LeaseAction::Take => {
+                let spec = self.acquired_spec(&lease.spec.clone().unwrap_or_default());
+                acquired(self.write(lease, spec).await)
             }
         }
     }
 
     /// Renews until the Lease is lost: somebody else holds it, or the deadline passed.
-    async fn keep(&self, held: &Held) {
+    async fn renew(&self, held: &HeldLease) {
         loop {
             tokio::time::sleep(self.timing.retry.min(self.timing.deadline / 3)).await;
             if held.expired(self.timing.deadline) {
@@ -200,14 +200,14 @@ impl Election<'_> {
             }
             let begun = Moment::now();
             let mine = held.0.lock().1.clone();
-            let spec = self.renewed(&mine.spec.clone().unwrap_or_default());
+            let spec = self.renewed_spec(&mine.spec.clone().unwrap_or_default());
             let left = self.timing.deadline.saturating_sub(held.0.lock().0.elapsed());
             let renewed = tokio::time::timeout(left, self.write(mine, spec)).await;
             match renewed {
                 Ok(Ok(lease)) => *held.0.lock() = (begun, lease),
-                Ok(Err(error)) if is_conflict(&error) => match self.timely(self.api.get(LEASE)).await {
+                Ok(Err(error)) if is_conflict(&error) => match self.with_timeout(self.api.get(LEASE)).await {
                     // An answer that was lost on the way: the write was ours.
-                    Ok(lease) if Seen::of(&lease).holder == self.identity => held.0.lock().1 = lease,
+                    Ok(lease) if ObservedLease::from_lease(&lease).holder == self.identity => held.0.lock().1 = lease,
                     Ok(_) => return,
                     Err(error) => tracing::warn!(%error, "the operator's Lease cannot be read"),
                 },
@@ -218,9 +218,9 @@ impl Election<'_> {
     }
 
     /// Gives the Lease back. Whatever `act` did has ended before.
-    async fn release(&self, held: &Held) {
+    async fn release(&self, held: &HeldLease) {
         let mine = held.0.lock().1.clone();
-        let mut spec = self.renewed(&mine.spec.clone().unwrap_or_default());
+        let mut spec = self.renewed_spec(&mine.spec.clone().unwrap_or_default());
         spec.holder_identity = Some(String::new());
         if let Err(error) = self.write(mine, spec).await {
             tracing::debug!(%error, "the operator's Lease was not given back; it runs out");
@@ -229,11 +229,11 @@ impl Election<'_> {
 
     async fn write(&self, mut lease: Lease, spec: LeaseSpec) -> Result<Lease, kube::Error> {
         lease.spec = Some(spec);
-        self.timely(self.api.replace(LEASE, &PostParams::default(), &lease)).await
+        self.with_timeout(self.api.replace(LEASE, &PostParams::default(), &lease)).await
     }
 
     /// A request that hangs is a request that failed.
-    async fn timely<T>(
+    async fn with_timeout<T>(
         &self,
         request: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, kube::Error> {
@@ -243,13 +243,13 @@ impl Election<'_> {
         }
     }
 
-    fn renewed(&self, spec: &LeaseSpec) -> LeaseSpec {
+    fn renewed_spec(&self, spec: &LeaseSpec) -> LeaseSpec {
         LeaseSpec { renew_time: Some(MicroTime(Timestamp::now())), ..spec.clone() }
     }
 
-    fn taken(&self, before: &LeaseSpec) -> LeaseSpec {
+    fn acquired_spec(&self, before: &LeaseSpec) -> LeaseSpec {
         let changes = before.holder_identity.as_deref() != Some(self.identity);
-        let mut spec = self.renewed(before);
+        let mut spec = self.renewed_spec(before);
         spec.holder_identity = Some(self.identity.to_owned());
         spec.lease_duration_seconds =
             Some(i32::try_from(self.timing.duration.as_secs().max(1)).unwrap_or(i32::MAX));
@@ -262,7 +262,7 @@ impl Election<'_> {
 }
 
 /// A write that another was faster with is no error: the next look sees theirs.
-fn won(written: Result<Lease, kube::Error>) -> Result<Option<Lease>, kube::Error> {
+fn acquired(written: Result<Lease, kube::Error>) -> Result<Option<Lease>, kube::Error> {
     match written {
         Ok(lease) => Ok(Some(lease)),
         Err(error) if is_conflict(&error) => Ok(None),

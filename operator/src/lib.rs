@@ -7,31 +7,31 @@
 //!  (caches)            (pure)            (conditions)     the last two touch the network
 //! ```
 
-pub mod accounts;
+pub mod node_accounts;
 mod approval;
-mod authority;
-mod cluster;
+mod ca;
+mod snapshot;
 mod context;
 mod csr;
 mod deployment;
 mod group;
 pub mod install;
 pub mod leader;
-mod leave;
+mod decommission;
 mod metrics;
 mod model;
 mod node;
 mod pool;
-mod queue;
+mod work_queue;
 mod reconcile;
 mod route;
-mod scale;
+mod autoscaling;
 mod ssa;
 mod strategy;
 mod tier;
-pub mod tokens;
+pub mod join_tokens;
 mod watch;
-mod watched;
+mod leader_caches;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ use std::sync::atomic::AtomicBool;
 
 use thiserror::Error;
 
-pub use watched::Watched;
+pub use leader_caches::LeaderCaches;
 
 /// Why the operator stopped.
 #[derive(Debug, Error)]
@@ -59,15 +59,15 @@ pub enum Error {
 pub async fn run(
     client: kube::Client,
     identity: &str,
-    credential: accounts::Credential,
+    credential: node_accounts::Credential,
     registry: prometheus::Registry,
-    watched: Watched,
+    watched: LeaderCaches,
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let metrics = metrics::Metrics::register(&registry, watched)?;
+    let metrics = metrics::OperatorMetrics::register(&registry, watched)?;
     let act = || watch::run(client.clone(), metrics.clone(), credential, &ready);
-    match leader::run_as_leader(client.clone(), identity, leader::TIMING, &ready, shutdown, act).await {
+    match leader::run_as_leader(client.clone(), identity, leader::DEFAULT_TIMING, &ready, shutdown, act).await {
         None => Ok(()),
         Some(ended) => Err(Error::Ended(ended)),
     }

@@ -6,18 +6,18 @@ mod copies;
 mod deployments;
 mod groups;
 mod nodes;
-mod sheet;
-mod state;
+mod gauge_snapshot;
+mod collector;
 mod tiers;
 
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 use russet_crds::conditions::Reason;
 
-use crate::watched::Watched;
+use crate::leader_caches::LeaderCaches;
 
 /// Counters and histograms, registered once.
 #[derive(Clone)]
-pub struct Metrics {
+pub struct OperatorMetrics {
     /// Placements tried, by outcome.
     pub placements: IntCounterVec,
     /// Seconds the planner took for a deployment, by the view it was asked about.
@@ -33,7 +33,7 @@ pub struct Metrics {
     /// Epoch bumps, by reason.
     pub restarts: IntCounterVec,
     /// The caches, as the metrics show them.
-    pub watched: Watched,
+    pub caches: LeaderCaches,
 }
 
 /// Outcomes of placements that are shown before the first of them, so that the first one counts.
@@ -51,9 +51,9 @@ const LOSSES: [Reason; 8] = [
     Reason::PeerLost,
 ];
 
-impl Metrics {
+impl OperatorMetrics {
     /// Creates and registers them.
-    pub fn register(registry: &Registry, watched: Watched) -> Result<Self, prometheus::Error> {
+    pub fn register(registry: &Registry, watched: LeaderCaches) -> Result<Self, prometheus::Error> {
         let formation = vec![0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
         let plans = vec![0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
         let metrics = Self {
@@ -101,7 +101,7 @@ impl Metrics {
                 ),
                 &["reason"],
             )?,
-            watched,
+            caches: watched,
         };
         for reason in OUTCOMES {
             metrics.placements.with_label_values(&[&format!("{reason:?}")]);
@@ -109,7 +109,7 @@ impl Metrics {
         for reason in LOSSES {
             metrics.restarts.with_label_values(&[&format!("{reason:?}")]);
         }
-        let Self { placements, plans, formation, reconciles, failures, durations, restarts, watched } =
+        let Self { placements, plans, formation, reconciles, failures, durations, restarts, caches: watched } =
             metrics.clone();
         for counter in [placements, reconciles, failures, restarts] {
             registry.register(Box::new(counter))?;
@@ -118,12 +118,12 @@ impl Metrics {
             registry.register(Box::new(histogram))?;
         }
         registry.register(Box::new(formation))?;
-        registry.register(Box::new(state::State::new(watched)?))?;
+        registry.register(Box::new(collector::ClusterCollector::new(watched)?))?;
         Ok(metrics)
     }
 
     /// Asks the planner, and notes how long it took; `view` is `cached` or `live`.
-    pub fn planned<T>(&self, view: &str, plan: impl FnOnce() -> T) -> T {
+    pub fn time_plan<T>(&self, view: &str, plan: impl FnOnce() -> T) -> T {
         let timer = self.plans.with_label_values(&[view]).start_timer();
         let planned = plan();
         timer.observe_duration();
@@ -193,11 +193,11 @@ pub mod tests {
     }
 
     #[test]
-    fn only_who_leads_shows_the_cluster_and_counters_begin_at_zero() {
+    fn only_the_leader_exports_gauges_and_counters_start_at_zero() {
         let registry = Registry::new();
-        let watched = Watched::default();
-        let metrics = Metrics::register(&registry, watched.clone()).unwrap();
-        assert_eq!(metrics.planned("cached", || 7), 7);
+        let watched = LeaderCaches::default();
+        let metrics = OperatorMetrics::register(&registry, watched.clone()).unwrap();
+        assert_eq!(metrics.time_plan("cached", || 7), 7);
         let text = || prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         let standby = text();
         for line in [
@@ -209,7 +209,7 @@ pub mod tests {
             assert!(standby.contains(line), "{line} is missing in\n{standby}");
         }
         assert!(!standby.contains("russet_shardgroups{"), "{standby}");
-        let shown = watched.show(&filled(|_| ()));
+        let shown = watched.publish(&filled(|_| ()));
         assert!(text().contains("russet_operator_leader 1") && text().contains("russet_shardgroups{"));
         drop(shown);
         assert_eq!(text().matches("russet_shardgroups{").count(), 0);

@@ -4,10 +4,10 @@
 
 mod apply;
 mod decide;
-mod grant;
+mod secret_access;
 mod preload;
-mod stock;
-mod supply;
+mod inventory;
+mod source_selection;
 
 use std::sync::Arc;
 
@@ -16,20 +16,20 @@ use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use russet_crds::conditions::{Type, is_true};
 use russet_crds::{
-    Model, ModelCopy, ModelCopySpec, NamespacedReference, PreloadPolicy, Retention, Want, names,
+    Model, ModelCopy, ModelCopySpec, NamespacedReference, PreloadPolicy, Retention, CopyMode, names,
 };
-use russet_plan::cluster::{areas, availability};
-use russet_plan::copies::Plan;
+use russet_plan::cluster::{resolve_pools, availability};
+use russet_plan::copies::CopyPlan;
 use russet_plan::snapshot::Availability;
 use thiserror::Error;
 
-pub use self::apply::ask;
-use self::preload::Choice;
-use self::stock::Seen;
-pub use self::stock::{is_ready, lacks_room};
-use crate::cluster;
+pub use self::apply::request_files;
+use self::preload::FilesPlan;
+use self::inventory::InventoryObjects;
+pub use self::inventory::{is_ready, lacks_space};
+use crate::snapshot;
 use crate::context::Context;
-use crate::reconcile::after;
+use crate::reconcile::requeue_after;
 
 /// Why a Model could not be looked after.
 #[derive(Debug, Error)]
@@ -91,14 +91,14 @@ pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Actio
     let (namespace, name) = (model.namespace().unwrap_or_default(), model.name_any());
     let mut copies = context.stores.copies.state();
     copies.retain(|copy| copy.spec.model_ref.namespace == namespace && copy.spec.model_ref.name == name);
-    let mut nodes: Vec<decide::Reader> = context
+    let mut nodes: Vec<decide::HeaderReader> = context
         .stores
         .nodes
         .state()
         .iter()
         .map(|node| {
             let availability = availability(node, now);
-            decide::Reader {
+            decide::HeaderReader {
                 name: node.name_any(),
                 reachable: node
                     .status
@@ -119,15 +119,15 @@ pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Actio
         .map(|group| group.name_any())
         .collect();
     let decision = decide::decide(&model, &copies, &nodes, &users, now);
-    let choice = choose(seen(&context), &model, now);
+    let choice = plan_files(cached_objects(&context), &model, now);
     if choice.is_settled() {
         finish(&context, &model, &copies, decision, &choice, now).await?;
-        return Ok(after([]));
+        return Ok(requeue_after([]));
     }
     // Files are removed or begin to come: no replica may be promised anything on those nodes meanwhile, and the
     // caches may not show yet what somebody was just promised.
-    let _alone = context.placing.lock().await;
-    let seen = seen_live(&context).await.map_err(|source| Error::Observe { model: name, source })?;
+    let _alone = context.placement_lock.lock().await;
+    let seen = live_objects(&context).await.map_err(|source| Error::Observe { model: name, source })?;
     let own = |copy: &&Arc<ModelCopy>| {
         let model_ref = &copy.spec.model_ref;
         (model_ref.namespace.as_str(), model_ref.name.as_str())
@@ -135,64 +135,64 @@ pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Actio
     };
     let copies: Vec<Arc<ModelCopy>> = seen.copies.iter().filter(own).cloned().collect();
     let all = seen.copies.clone();
-    let choice = choose(seen, &model, now);
-    apply::files(&context, &model, &all, &choice).await?;
+    let choice = plan_files(seen, &model, now);
+    apply::apply_files(&context, &model, &all, &choice).await?;
     finish(&context, &model, &copies, decision, &choice, now).await?;
-    Ok(after([]))
+    Ok(requeue_after([]))
 }
 
 async fn finish(
     context: &Context,
     model: &Model,
     copies: &[Arc<ModelCopy>],
-    mut decision: decide::Decision,
-    choice: &Choice,
+    mut decision: decide::ModelDecision,
+    choice: &FilesPlan,
     now: Timestamp,
 ) -> Result<(), Error> {
     if model.metadata.deletion_timestamp.is_none() {
-        preload::show(model, choice.preload.as_ref(), copies, now, &mut decision.status);
-        apply::retention(context, model, &choice.retained(copies), choice.retention).await?;
+        preload::write_status(model, choice.preload.as_ref(), copies, now, &mut decision.status);
+        apply::retention(context, model, &choice.outdated_retention(copies), choice.retention).await?;
     }
     // Also while it is deleted: what still runs may need what is on its way.
-    let nodes = supply::nodes(&context.stores.nodes.state());
+    let nodes = source_selection::peer_nodes(&context.stores.nodes.state());
     // Before anybody is told to ask the source.
     let source = &model.spec.source;
-    let readers = grant::readers(source, copies, &nodes, decision.read_on.as_deref());
-    let granted = grant::apply(context, model, &readers).await;
-    apply::supply(context, model, &supply::changes(source, copies, &nodes)).await?;
+    let readers = secret_access::source_readers(source, copies, &nodes, decision.header_node.as_deref());
+    let granted = secret_access::apply(context, model, &readers).await;
+    apply::supply(context, model, &source_selection::changes(source, copies, &nodes)).await?;
     apply::apply(context, model, copies, &decision).await?;
     apply::report(context, model, &decision).await?;
     granted
 }
 
 /// From the caches.
-fn seen(context: &Context) -> Seen {
+fn cached_objects(context: &Context) -> InventoryObjects {
     let stores = &context.stores;
-    let cluster = cluster::cached(context, stores.models.state());
-    Seen { cluster, copies: stores.copies.state(), deployments: stores.deployments.state() }
+    let cluster = snapshot::cached(context, stores.models.state());
+    InventoryObjects { cluster, copies: stores.copies.state(), deployments: stores.deployments.state() }
 }
 
 /// The same with what runs and what is copied as the server holds it.
-async fn seen_live(context: &Context) -> Result<Seen, kube::Error> {
-    let cluster = cluster::live(context, context.stores.models.state()).await?;
-    let copies = cluster::all::<ModelCopy>(context).await?;
-    Ok(Seen { cluster, copies, deployments: context.stores.deployments.state() })
+async fn live_objects(context: &Context) -> Result<InventoryObjects, kube::Error> {
+    let cluster = snapshot::live(context, context.stores.models.state()).await?;
+    let copies = snapshot::list_all::<ModelCopy>(context).await?;
+    Ok(InventoryObjects { cluster, copies, deployments: context.stores.deployments.state() })
 }
 
 /// What is to be done for a Model's files when all that is wanted is looked at together.
-fn choose(seen: Seen, model: &Model, now: Timestamp) -> Choice {
-    let key = stock::key(model);
-    let areas = areas(&seen.cluster.pools, &seen.cluster.nodes);
-    let unplanned = stock::preload(model, &areas).err();
+fn plan_files(seen: InventoryObjects, model: &Model, now: Timestamp) -> FilesPlan {
+    let key = inventory::key(model);
+    let areas = resolve_pools(&seen.cluster.pools, &seen.cluster.nodes);
+    let unplanned = inventory::preload_rule(model, &areas).err();
     let pinned = model.spec.preload.as_ref().is_some_and(|it| it.policy == PreloadPolicy::Pinned);
     let retention =
-        Retention { priority: stock::priority(&key, &seen.deployments, &seen.cluster.tiers), pinned };
-    let plan = if seen.is_idle() { Plan::default() } else { russet_plan::copies::plan(&seen.stock(now)) };
-    Choice::of(plan, &key, retention, unplanned)
+        Retention { priority: inventory::priority(&key, &seen.deployments, &seen.cluster.tiers), pinned };
+    let plan = if seen.is_idle() { CopyPlan::default() } else { russet_plan::copies::plan(&seen.inventory(now)) };
+    FilesPlan::for_model(plan, &key, retention, unplanned)
 }
 
 /// The copy of a model on a node, as the operator wants it.
-pub fn copy_spec(model: &Model, node: &str, want: Want) -> ModelCopySpec {
+pub fn copy_spec(model: &Model, node: &str, want: CopyMode) -> ModelCopySpec {
     ModelCopySpec {
         model_ref: NamespacedReference {
             namespace: model.namespace().unwrap_or_default(),

@@ -15,8 +15,8 @@ use russet_crds::{InferenceNode, Link};
 use thiserror::Error;
 
 use crate::context::Context;
-use crate::leave;
-use crate::reconcile::after;
+use crate::decommission;
+use crate::reconcile::requeue_after;
 
 /// Why a node could not be looked after.
 #[derive(Debug, Error)]
@@ -52,18 +52,18 @@ pub enum Error {
 
 /// Looks after one node.
 pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Result<Action, Error> {
-    let seen = observe::seen(&context, &node);
+    let seen = observe::observe(&context, &node);
     let decision = decide::decide(&node, &seen, jiff::Timestamp::now());
     apply::labels(&context, &node, &decision).await?;
     apply::status(&context, &node, &decision).await?;
-    let leaving = leave::reconcile(&context, &node)
+    let leaving = decommission::reconcile(&context, &node)
         .await
         .map_err(|source| Error::Leave { name: node.name_any(), source })?;
-    Ok(after([decision.again, leaving]))
+    Ok(requeue_after([decision.requeue_after, leaving]))
 }
 
 /// Whether other nodes' links may depend on what changed.
-pub fn joins_otherwise(before: &InferenceNode, now: &InferenceNode) -> bool {
+pub fn links_changed(before: &InferenceNode, now: &InferenceNode) -> bool {
     cables::ports(before) != cables::ports(now)
         || cables::os(before) != cables::os(now)
         || cables::peer_port(before) != cables::peer_port(now)

@@ -11,9 +11,9 @@ use kube::{Api, ResourceExt as _};
 use russet_crds::NodePool;
 use thiserror::Error;
 
-use crate::cluster;
+use crate::snapshot;
 use crate::context::Context;
-use crate::reconcile::after;
+use crate::reconcile::requeue_after;
 use crate::ssa;
 
 pub use decide::memory;
@@ -35,11 +35,11 @@ pub enum Error {
 /// Looks after one pool.
 pub async fn reconcile(pool: Arc<NodePool>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
-    let status = decide::status(&pool, &context.stores.nodes.state(), &cluster::view(&context, now), now);
+    let status = decide::status(&pool, &context.stores.nodes.state(), &snapshot::snapshot(&context, now), now);
     if pool.status.as_ref() != Some(&status) {
         let name = pool.name_any();
         let api: Api<NodePool> = Api::all(context.client.clone());
         ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
     }
-    Ok(after([]))
+    Ok(requeue_after([]))
 }

@@ -17,21 +17,21 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
 
 use crate::context::Context;
-use crate::queue::Queue;
+use crate::work_queue::WorkQueue;
 
 /// The first pause after a failure; most are writes that met another write, and those clear at once.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 /// The longest pause.
-const LAST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Everything is looked at again this often, whatever a watch may have missed.
-pub const RESYNC: Duration = Duration::from_secs(300);
+pub const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Runs one controller until its queue ends.
-pub async fn drive<K, E, F>(
+pub async fn run_controller<K, E, F>(
     controller: &'static str,
     context: Arc<Context>,
     store: Store<K>,
-    queue: Queue<K>,
+    queue: WorkQueue<K>,
     reconcile: impl Fn(Arc<K>, Arc<Context>) -> F + Send + Sync + 'static,
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
@@ -70,7 +70,7 @@ pub async fn drive<K, E, F>(
         let mut failures = failures.lock();
         let count = failures.entry(ObjectRef::from_obj(object.as_ref())).or_default();
         *count += 1;
-        Action::requeue(pause(*count))
+        Action::requeue(backoff(*count))
     };
     let outcomes = applier(run, retry, context, store, queue, Config::default());
     futures::pin_mut!(outcomes);
@@ -83,10 +83,10 @@ pub async fn drive<K, E, F>(
     }
 }
 
-fn pause(failures: u32) -> Duration {
-    FIRST_PAUSE
+fn backoff(failures: u32) -> Duration {
+    INITIAL_BACKOFF
         .saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX))
-        .min(LAST_PAUSE)
+        .min(MAX_BACKOFF)
 }
 
 /// The name of an error's variant: the label of the metric, so that it needs no table of its own.
@@ -108,8 +108,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// The smaller of the pauses that are set, or the resync.
-pub fn after(pauses: impl IntoIterator<Item = Option<Duration>>) -> Action {
-    Action::requeue(pauses.into_iter().flatten().min().unwrap_or(RESYNC))
+pub fn requeue_after(pauses: impl IntoIterator<Item = Option<Duration>>) -> Action {
+    Action::requeue(pauses.into_iter().flatten().min().unwrap_or(RESYNC_INTERVAL))
 }
 
 #[cfg(test)]
@@ -117,9 +117,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_a_minute_and_no_further() {
+    fn reconcile_backoff_grows_to_one_minute_at_most() {
         for (failures, millis) in [(1, 100), (2, 200), (5, 1600), (10, 51_200), (11, 60_000), (500, 60_000)] {
-            assert_eq!(pause(failures), Duration::from_millis(millis), "{failures}");
+            assert_eq!(backoff(failures), Duration::from_millis(millis), "{failures}");
         }
     }
 

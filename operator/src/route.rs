@@ -13,7 +13,7 @@ use russet_crds::{ModelDeployment, ModelRoute};
 use thiserror::Error;
 
 use crate::context::Context;
-use crate::reconcile::after;
+use crate::reconcile::requeue_after;
 use crate::ssa;
 
 /// Why a route could not be looked after.
@@ -46,10 +46,10 @@ pub async fn reconcile(route: Arc<ModelRoute>, context: Arc<Context>) -> Result<
     let status = decide::status(&route, &targets, Timestamp::now());
     if route.status.as_ref() != Some(&status) {
         let name = route.name_any();
-        let api = ssa::beside(&context.client, route.as_ref());
+        let api = ssa::namespaced_api(&context.client, route.as_ref());
         ssa::apply_status::<ModelRoute>(&api, &name, &status)
             .await
             .map_err(|source| Error::Report { name, source })?;
     }
-    Ok(after([]))
+    Ok(requeue_after([]))
 }

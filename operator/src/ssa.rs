@@ -129,7 +129,7 @@ where
 }
 
 /// The API of the namespace an object lives in.
-pub fn beside<K, O>(client: &Client, object: &O) -> Api<K>
+pub fn namespaced_api<K, O>(client: &Client, object: &O) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     O: Resource,

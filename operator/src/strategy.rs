@@ -12,7 +12,7 @@ use russet_crds::ShardingStrategy;
 use thiserror::Error;
 
 use crate::context::Context;
-use crate::reconcile::after;
+use crate::reconcile::requeue_after;
 use crate::ssa;
 
 /// Why a strategy could not be looked after.
@@ -38,5 +38,5 @@ pub async fn reconcile(strategy: Arc<ShardingStrategy>, context: Arc<Context>) -
         let api: Api<ShardingStrategy> = Api::all(context.client.clone());
         ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
     }
-    Ok(after([]))
+    Ok(requeue_after([]))
 }

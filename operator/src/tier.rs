@@ -10,12 +10,12 @@ use jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use russet_crds::{Model, ModelDeployment, Tier, TierStatus};
-use russet_plan::Cluster;
+use russet_plan::ClusterObjects;
 use thiserror::Error;
 
-use crate::cluster;
+use crate::snapshot;
 use crate::context::Context;
-use crate::reconcile::after;
+use crate::reconcile::requeue_after;
 use crate::ssa;
 
 /// Why a tier could not be looked after.
@@ -45,9 +45,9 @@ pub enum Error {
 pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
     let name = tier.name_any();
-    let again = turn(&tier, now);
+    let again = until_schedule_change(&tier, now);
     let (deployments, models) = members(&context, &name);
-    let mut status = decide::status(&tier, &cluster::cached(&context, models.clone()), &deployments, now);
+    let mut status = decide::status(&tier, &snapshot::cached(&context, models.clone()), &deployments, now);
     let write = async |status: &TierStatus| {
         let api: Api<Tier> = Api::all(context.client.clone());
         ssa::apply_status(&api, &name, status)
@@ -59,23 +59,23 @@ pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action,
         if status != before {
             write(&status).await?;
         }
-        return Ok(after([again]));
+        return Ok(requeue_after([again]));
     }
     // A node is given away: nobody else may be promised anything there meanwhile, and the caches may not show
     // yet what somebody was just promised.
-    let _alone = context.placing.lock().await;
-    let cluster: Cluster = cluster::live(&context, models)
+    let _alone = context.placement_lock.lock().await;
+    let cluster: ClusterObjects = snapshot::live(&context, models)
         .await
         .map_err(|source| Error::Observe { name: name.clone(), source })?;
     let newest = cluster.tiers.iter().find(|other| other.name_any() == name).cloned().unwrap_or(tier);
     status = decide::status(&newest, &cluster, &deployments, now);
     write(&status).await?;
-    Ok(after([again]))
+    Ok(requeue_after([again]))
 }
 
 /// How long until its deployments begin or cease to run; nothing else wakes anybody then.
-fn turn(tier: &Tier, now: Timestamp) -> Option<Duration> {
-    let until = russet_plan::tier::Tier::read(tier, now).hours.until?;
+fn until_schedule_change(tier: &Tier, now: Timestamp) -> Option<Duration> {
+    let until = russet_plan::tier::TierInfo::read(tier, now).active_hours.until?;
     // A little more, so that whoever waits does not wake just before.
     Some(Duration::try_from(until.duration_since(now)).ok()? + Duration::from_millis(100))
 }
@@ -88,7 +88,7 @@ fn members(context: &Context, tier: &str) -> (Vec<Arc<ModelDeployment>>, Vec<Arc
             && deployment.metadata.deletion_timestamp.is_none()
     });
     deployments.sort_by_key(|deployment| (deployment.namespace(), deployment.name_any()));
-    let models = deployments.iter().flat_map(|deployment| cluster::models(context, deployment)).collect();
+    let models = deployments.iter().flat_map(|deployment| snapshot::models(context, deployment)).collect();
     (deployments, models)
 }
 

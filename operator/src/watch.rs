@@ -1,6 +1,6 @@
 //! The caches: one watch a kind, shared by all controllers. What a change in one of them wakes, `wake` says.
 
-mod wake;
+mod triggers;
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -18,18 +18,18 @@ use kube::{Api, Client};
 use russet_crds::names;
 use serde::de::DeserializeOwned;
 
-use self::wake::{Change, Wake};
-use crate::accounts::Credential;
+use self::triggers::{ObjectChange, Triggers};
+use crate::node_accounts::Credential;
 use crate::context::{Context, Stores};
-use crate::metrics::Metrics;
-use crate::queue::{Queue, queue};
-use crate::reconcile::drive;
-use crate::{approval, authority, csr, deployment, group, model, node, pool, route, scale, strategy, tier};
+use crate::metrics::OperatorMetrics;
+use crate::work_queue::{WorkQueue, work_queue};
+use crate::reconcile::run_controller;
+use crate::{approval, ca, csr, deployment, group, model, node, pool, route, autoscaling, strategy, tier};
 
 /// Watches everything and runs every controller; returns the name of the first that ends.
 pub async fn run(
     client: Client,
-    metrics: Metrics,
+    metrics: OperatorMetrics,
     credential: Credential,
     ready: &AtomicBool,
 ) -> &'static str {
@@ -63,18 +63,18 @@ pub async fn run(
         changes: Arc::new(AtomicU64::new(0)),
     };
 
-    let (node_sender, node_queue) = queue();
-    let (pool_sender, pool_queue) = queue();
-    let (strategy_sender, strategy_queue) = queue();
-    let (tier_sender, tier_queue) = queue();
-    let (approval_sender, approval_queue) = queue();
-    let (model_sender, model_queue) = queue();
-    let (deployment_sender, deployment_queue) = queue();
-    let (scale_sender, scale_queue) = queue();
-    let (group_sender, group_queue) = queue();
-    let (route_sender, route_queue) = queue();
-    let (request_sender, request_queue) = queue();
-    let wake = Arc::new(Wake {
+    let (node_sender, node_queue) = work_queue();
+    let (pool_sender, pool_queue) = work_queue();
+    let (strategy_sender, strategy_queue) = work_queue();
+    let (tier_sender, tier_queue) = work_queue();
+    let (approval_sender, approval_queue) = work_queue();
+    let (model_sender, model_queue) = work_queue();
+    let (deployment_sender, deployment_queue) = work_queue();
+    let (scale_sender, scale_queue) = work_queue();
+    let (group_sender, group_queue) = work_queue();
+    let (route_sender, route_queue) = work_queue();
+    let (request_sender, request_queue) = work_queue();
+    let wake = Arc::new(Triggers {
         stores: stores.clone(),
         nodes: node_sender,
         pools: pool_sender,
@@ -87,44 +87,44 @@ pub async fn run(
         groups: group_sender,
         routes: route_sender,
         requests: request_sender,
-        began: AtomicBool::new(false),
+        synced: AtomicBool::new(false),
     });
-    let memories = Arc::<scale::Memories>::default();
-    let scale = move |deployment, context| scale::reconcile(deployment, memories.clone(), context);
+    let memories = Arc::<autoscaling::ScalingHistories>::default();
+    let scale = move |deployment, context| autoscaling::reconcile(deployment, memories.clone(), context);
     let context = Context::new(client.clone(), stores.clone(), metrics, credential);
 
     let watches = futures::future::join_all([
-        reflect(Api::all(client.clone()), nodes_writer, wake.clone(), Wake::node).boxed(),
-        reflect(Api::all(client.clone()), pools_writer, wake.clone(), Wake::pool).boxed(),
-        reflect(Api::all(client.clone()), strategies_writer, wake.clone(), Wake::strategy).boxed(),
-        reflect(Api::all(client.clone()), tiers_writer, wake.clone(), Wake::tier).boxed(),
-        reflect(Api::all(client.clone()), approvals_writer, wake.clone(), Wake::approval).boxed(),
-        reflect(Api::all(client.clone()), models_writer, wake.clone(), Wake::model).boxed(),
-        reflect(Api::all(client.clone()), copies_writer, wake.clone(), Wake::copy).boxed(),
-        reflect(Api::all(client.clone()), deployments_writer, wake.clone(), Wake::deployment).boxed(),
-        reflect(Api::all(client.clone()), groups_writer, wake.clone(), Wake::group).boxed(),
-        reflect(Api::all(client.clone()), shards_writer, wake.clone(), Wake::shard).boxed(),
-        reflect(Api::all(client.clone()), routes_writer, wake.clone(), Wake::route).boxed(),
+        reflect(Api::all(client.clone()), nodes_writer, wake.clone(), Triggers::node).boxed(),
+        reflect(Api::all(client.clone()), pools_writer, wake.clone(), Triggers::pool).boxed(),
+        reflect(Api::all(client.clone()), strategies_writer, wake.clone(), Triggers::strategy).boxed(),
+        reflect(Api::all(client.clone()), tiers_writer, wake.clone(), Triggers::tier).boxed(),
+        reflect(Api::all(client.clone()), approvals_writer, wake.clone(), Triggers::approval).boxed(),
+        reflect(Api::all(client.clone()), models_writer, wake.clone(), Triggers::model).boxed(),
+        reflect(Api::all(client.clone()), copies_writer, wake.clone(), Triggers::copy).boxed(),
+        reflect(Api::all(client.clone()), deployments_writer, wake.clone(), Triggers::deployment).boxed(),
+        reflect(Api::all(client.clone()), groups_writer, wake.clone(), Triggers::group).boxed(),
+        reflect(Api::all(client.clone()), shards_writer, wake.clone(), Triggers::shard).boxed(),
+        reflect(Api::all(client.clone()), routes_writer, wake.clone(), Triggers::route).boxed(),
         reflect(
             Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE),
             leases_writer,
             wake.clone(),
-            Wake::lease,
+            Triggers::lease,
         )
         .boxed(),
-        reflect(Api::all(client.clone()), requests_writer, wake.clone(), Wake::request).boxed(),
+        reflect(Api::all(client.clone()), requests_writer, wake.clone(), Triggers::request).boxed(),
     ]);
     let controllers = async {
         // A controller that decides on half-filled caches would place over what it does not see yet.
-        if filled(&stores).await.is_err() {
+        if wait_for_caches(&stores).await.is_err() {
             return "watches";
         }
-        let _shown = context.metrics.watched.show(&stores);
-        wake.began.store(true, Ordering::Release);
-        wake.everything();
+        let _shown = context.metrics.caches.publish(&stores);
+        wake.synced.store(true, Ordering::Release);
+        wake.enqueue_all();
         ready.store(true, Ordering::Release);
         tokio::select! {
-            () = authority::keep(client) => "authority",
+            () = ca::run(client) => "authority",
             () = controller("node", &context, &stores.nodes, node_queue, node::reconcile) => "node controller",
             () = controller("pool", &context, &stores.pools, pool_queue, pool::reconcile) => "pool controller",
             () = controller("strategy", &context, &stores.strategies, strategy_queue, strategy::reconcile) => "strategy controller",
@@ -148,17 +148,17 @@ async fn controller<K, E, F>(
     name: &'static str,
     context: &Arc<Context>,
     store: &kube::runtime::reflector::Store<K>,
-    queue: Queue<K>,
+    queue: WorkQueue<K>,
     reconcile: impl Fn(Arc<K>, Arc<Context>) -> F + Send + Sync + 'static,
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
     E: std::error::Error + Send + 'static,
     F: Future<Output = Result<kube::runtime::controller::Action, E>> + Send + 'static,
 {
-    drive(name, context.clone(), store.clone(), queue, reconcile).await;
+    run_controller(name, context.clone(), store.clone(), queue, reconcile).await;
 }
 
-async fn filled(stores: &Stores) -> Result<(), kube::runtime::reflector::store::WriterDropped> {
+async fn wait_for_caches(stores: &Stores) -> Result<(), kube::runtime::reflector::store::WriterDropped> {
     stores.nodes.wait_until_ready().await?;
     stores.pools.wait_until_ready().await?;
     stores.strategies.wait_until_ready().await?;
@@ -179,8 +179,8 @@ async fn filled(stores: &Stores) -> Result<(), kube::runtime::reflector::store::
 async fn reflect<K>(
     api: Api<DeserializeGuard<K>>,
     mut writer: Writer<K>,
-    wake: Arc<Wake>,
-    changed: impl Fn(&Wake, &K, Change<K>),
+    wake: Arc<Triggers>,
+    changed: impl Fn(&Triggers, &K, ObjectChange<K>),
 ) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     ObjectRef<K>: Eq + Hash,
@@ -204,20 +204,20 @@ async fn reflect<K>(
         };
         writer.apply_watcher_event(&event);
         // After the cache, and before anybody is woken to look at it.
-        if placed_by(&K::kind(&())) {
+        if affects_placement(&K::kind(&())) {
             wake.stores.changes.fetch_add(1, Ordering::AcqRel);
         }
         match &event {
-            Event::Apply(object) => changed(&wake, object, Change::Applied(before)),
-            Event::Delete(object) => changed(&wake, object, Change::Deleted),
-            Event::InitDone if wake.began.load(Ordering::Acquire) => wake.everything(),
+            Event::Apply(object) => changed(&wake, object, ObjectChange::Applied(before)),
+            Event::Delete(object) => changed(&wake, object, ObjectChange::Deleted),
+            Event::InitDone if wake.synced.load(Ordering::Acquire) => wake.enqueue_all(),
             Event::InitDone | Event::Init | Event::InitApply(_) => {}
         }
     }
 }
 
 /// Whether a placement may depend on objects of this kind. Leases, on which none does, change most often.
-fn placed_by(kind: &str) -> bool {
+fn affects_placement(kind: &str) -> bool {
     !["CertificateSigningRequest", "Lease", "ModelRoute"].contains(&kind)
 }
 

@@ -10,12 +10,12 @@ use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
     InferenceNode, InferenceNodeSpec, InferenceNodeStatus, Link, LinkKind, LocalReference, ModelCopy,
     ModelCopySpec, ModelCopyStatus, ModelDeploymentSpec, NamespacedReference, NodeDisk, NodeMemory, Shard,
-    ShardGroup, ShardGroupSpec, ShardSpec, Want, names,
+    ShardGroup, ShardGroupSpec, ShardSpec, CopyMode, names,
 };
-use russet_plan::place::place_as;
-use russet_plan::snapshot::Node;
-use russet_plan::solve::{Advice, solve};
-use russet_plan::{Cluster, Snapshot, ValidDeployment, chips, validate};
+use russet_plan::placement::place_with;
+use russet_plan::snapshot::NodeInfo;
+use russet_plan::joint_placement::{JointPlan, solve};
+use russet_plan::{ClusterObjects, Snapshot, ValidDeployment, chips, validate};
 use russet_wire::shape::ModelShape;
 
 const GIB: u64 = 1 << 30;
@@ -38,14 +38,14 @@ fn cluster(nodes: usize) -> (Snapshot, Vec<ValidDeployment>) {
             bits_per_second: Some(80_000_000_000),
             ..Link::default()
         });
-        let node = Node {
+        let node = NodeInfo {
             serving_limit: gib * GIB,
             engine_build: Some("1".to_owned()),
             backends: vec!["ring".to_owned(), "jaccl".to_owned()],
-            cuts_layers: true,
+            supports_tensor: true,
             links: links.collect(),
-            machine: chips::find(chip, None, None).map(Into::into),
-            ..Node::default()
+            gpu: chips::find(chip, None, None).map(Into::into),
+            ..NodeInfo::default()
         };
         view.nodes.insert(name(index), node);
     }
@@ -75,13 +75,13 @@ fn cluster(nodes: usize) -> (Snapshot, Vec<ValidDeployment>) {
         };
         validate(&view, "ns", &format!("d{index:05}"), &spec).unwrap()
     };
-    let wants = (0..(nodes / 2).max(1)).map(want).collect();
-    (view, wants)
+    let deployments = (0..(nodes / 2).max(1)).map(want).collect();
+    (view, deployments)
 }
 
 /// The same as the operator has it in its caches: nodes, groups, and a Shard for every rank.
-fn objects(view: &Snapshot) -> Cluster {
-    let node = |(name, node): (&String, &Node)| {
+fn objects(view: &Snapshot) -> ClusterObjects {
+    let node = |(name, node): (&String, &NodeInfo)| {
         let memory = NodeMemory {
             total_bytes: node.serving_limit,
             serving_limit_bytes: node.serving_limit,
@@ -104,7 +104,7 @@ fn objects(view: &Snapshot) -> Cluster {
         node.status = Some(status);
         Arc::new(node)
     };
-    let mut cluster = Cluster { nodes: view.nodes.iter().map(node).collect(), ..Cluster::default() };
+    let mut cluster = ClusterObjects { nodes: view.nodes.iter().map(node).collect(), ..ClusterObjects::default() };
     for ((namespace, name), group) in &view.groups {
         let spec = ShardGroupSpec {
             deployment_ref: LocalReference::new(&group.deployment),
@@ -130,12 +130,12 @@ fn objects(view: &Snapshot) -> Cluster {
 }
 
 /// Ten copies on every node, which leave no room: of one model that is planned and of nine others.
-fn stock(mut cluster: Cluster) -> Cluster {
+fn stock(mut cluster: ClusterObjects) -> ClusterObjects {
     let copy = |model: &str, node: &str| {
         let spec = ModelCopySpec {
             model_ref: NamespacedReference { namespace: "ns".to_owned(), name: model.to_owned() },
             node_name: node.to_owned(),
-            want: Want::Files,
+            want: CopyMode::Files,
             ..ModelCopySpec::default()
         };
         let mut status =
@@ -158,7 +158,7 @@ fn stock(mut cluster: Cluster) -> Cluster {
         node.status.as_mut().unwrap().disk = Some(disk);
         node.metadata.labels = Some([(names::LABEL_ZONE.to_owned(), "cellar".to_owned())].into());
     }
-    Cluster { copies: Some(copies), ..cluster }
+    ClusterObjects { copies: Some(copies), ..cluster }
 }
 
 /// The median of several times, in milliseconds.
@@ -176,36 +176,36 @@ fn timed(times: usize, mut what: impl FnMut()) -> f64 {
 
 fn main() {
     for nodes in [10, 100, 1000, 5000] {
-        let (view, wants) = cluster(nodes);
-        let refs: Vec<&ValidDeployment> = wants.iter().collect();
+        let (view, all_desired) = cluster(nodes);
+        let refs: Vec<&ValidDeployment> = all_desired.iter().collect();
         let tell = |what: &str, took: f64| {
             println!(
                 "{}",
                 serde_json::json!({"what": format!("{what}, {nodes} nodes"), "nodes": nodes, "ours": took})
             );
         };
-        let mut advice = Advice::default();
+        let mut joint_plan = JointPlan::default();
         let mut full = view.clone();
         if nodes <= 1000 {
-            tell("all deployments of an empty cluster placed", timed(1, || advice = solve(&view, &refs)));
+            tell("all deployments of an empty cluster placed", timed(1, || joint_plan = solve(&view, &refs)));
         }
-        for want in &wants {
-            let (placement, _) = place_as(&full, want, &advice);
-            full = placement.apply(&full, want);
+        for desired in &all_desired {
+            let (placement, _) = place_with(&full, desired, &joint_plan);
+            full = placement.apply(&full, desired);
         }
-        assert_eq!(full.groups.len(), wants.len(), "{nodes} nodes: not all have a place");
+        assert_eq!(full.groups.len(), all_desired.len(), "{nodes} nodes: not all have a place");
         tell(
             "everything that runs planned again",
             timed(TIMES, || {
-                for want in &wants {
-                    assert!(place_as(&full, want, &Advice::default()).0.is_empty());
+                for desired in &all_desired {
+                    assert!(place_with(&full, desired, &JointPlan::default()).0.is_empty());
                 }
             }),
         );
         let objects = objects(&full);
         tell(
             "a view taken of the objects",
-            timed(TIMES, || assert_eq!(objects.snapshot(Timestamp::UNIX_EPOCH).groups.len(), wants.len())),
+            timed(TIMES, || assert_eq!(objects.snapshot(Timestamp::UNIX_EPOCH).groups.len(), all_desired.len())),
         );
         let stocked = stock(objects);
         tell(
@@ -213,7 +213,7 @@ fn main() {
             timed(TIMES, || assert!(stocked.snapshot(Timestamp::UNIX_EPOCH).disks.is_some())),
         );
         let mut fewer = full.clone();
-        let last = wants.last().unwrap();
+        let last = all_desired.last().unwrap();
         fewer.groups.retain(|_, group| group.deployment != last.name);
         // Nothing is known of a view that was just taken.
         let taken = || fewer.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect();
@@ -224,8 +224,8 @@ fn main() {
                 what,
                 timed(TIMES, || {
                     let view = views.pop().unwrap();
-                    let advice = solve(&view, &refs);
-                    assert_eq!(place_as(&view, last, &advice).0.create.len(), 1);
+                    let joint_plan = solve(&view, &refs);
+                    assert_eq!(place_with(&view, last, &joint_plan).0.create.len(), 1);
                 }),
             );
         };

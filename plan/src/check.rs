@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use russet_crds::Backend;
 use thiserror::Error;
 
-use crate::place::{OldGroup, Placement, Removal, place, plan_hash};
-use crate::snapshot::{Key, Snapshot};
+use crate::placement::{RemovedGroup, Placement, RemovalReason, place, plan_hash};
+use crate::snapshot::{ObjectKey, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
 /// Something a placement must never be.
@@ -55,7 +55,7 @@ pub enum Violation {
     },
     /// A layer cannot be cut into so many equal parts.
     #[error("group {group}: no layer can be cut into {size}")]
-    Uncuttable {
+    Indivisible {
         /// The group.
         group: String,
         /// Members of a stage.
@@ -111,7 +111,7 @@ pub enum Violation {
     },
     /// Ranks outside the areas asked for, or of several of them, or not joined as one asks.
     #[error("group {group}: no area that was asked for has {nodes:?}, joined as it asks")]
-    Area {
+    NodeEligibility {
         /// The group.
         group: String,
         /// Its nodes.
@@ -153,7 +153,7 @@ pub enum Violation {
     },
     /// A group of another deployment was touched, or one that does not exist.
     #[error("group {group}: not a group of this deployment")]
-    Stranger {
+    ForeignGroup {
         /// The group.
         group: String,
     },
@@ -191,32 +191,32 @@ pub enum Violation {
     },
     /// Planning again after applying changes something.
     #[error("planning an applied plan again changes it")]
-    Restless,
+    Unstable,
 }
 
 /// Everything that is wrong with `placement`; empty when it may be carried out.
-pub fn check(view: &Snapshot, want: &ValidDeployment, placement: &Placement) -> Vec<Violation> {
+pub fn check(view: &Snapshot, desired: &ValidDeployment, placement: &Placement) -> Vec<Violation> {
     let mut wrong = Vec::new();
     for new in &placement.create {
-        group::check(view, want, &new.name, &new.plan, &mut wrong);
-        let taken = view.groups.contains_key(&(want.namespace.clone(), new.name.clone()));
+        group::check(view, desired, &new.name, &new.plan, &mut wrong);
+        let taken = view.groups.contains_key(&(desired.namespace.clone(), new.name.clone()));
         if taken
-            || new.plan.hash != plan_hash(&want.model, &new.plan)
+            || new.plan.hash != plan_hash(&desired.model, &new.plan)
             || !new.name.contains(&new.plan.hash[..8])
         {
             wrong.push(Violation::Name { group: new.name.clone() });
         }
     }
     check_memory(view, placement, &mut wrong);
-    check_disks(view, want, placement, &mut wrong);
+    check_disks(view, desired, placement, &mut wrong);
     group::check_ports(view, placement, &mut wrong);
-    check_removals(view, want, placement, &mut wrong);
-    check_replicas(view, want, placement, &mut wrong);
-    let after = placement.apply(view, want);
-    let (again, _) = place(&after, want);
+    check_removals(view, desired, placement, &mut wrong);
+    check_replicas(view, desired, placement, &mut wrong);
+    let after = placement.apply(view, desired);
+    let (again, _) = place(&after, desired);
     // While something waits for memory, the release is an event that allows another step.
     if placement.waiting.is_empty() && !again.is_empty() {
-        wrong.push(Violation::Restless);
+        wrong.push(Violation::Unstable);
     }
     wrong
 }
@@ -245,23 +245,23 @@ fn check_memory(view: &Snapshot, placement: &Placement, wrong: &mut Vec<Violatio
     }
 }
 
-fn check_disks(view: &Snapshot, want: &ValidDeployment, placement: &Placement, wrong: &mut Vec<Violation>) {
+fn check_disks(view: &Snapshot, desired: &ValidDeployment, placement: &Placement, wrong: &mut Vec<Violation>) {
     let Some(disks) = &view.disks else { return };
-    let goes = |key: &Key| {
-        let own = key.0 == want.namespace && placement.delete.iter().any(|old| old.name == key.1);
+    let goes = |key: &ObjectKey| {
+        let own = key.0 == desired.namespace && placement.delete.iter().any(|old| old.name == key.1);
         own || placement.preempt.contains(key)
     };
     for new in &placement.create {
-        for (model, node) in new.plan.files(&want.model) {
-            if disks.holds(&want.namespace, model, node) {
+        for (model, node) in new.plan.files(&desired.model) {
+            if disks.holds(&desired.namespace, model, node) {
                 continue;
             }
             let stays = view.groups.iter().filter(|(key, group)| !group.deleting && !goes(key));
             let read = stays.flat_map(|(key, group)| group.files().map(|files| (key.0.as_str(), files)));
-            let own = new.plan.files(&want.model).map(|files| (want.namespace.as_str(), files));
+            let own = new.plan.files(&desired.model).map(|files| (desired.namespace.as_str(), files));
             let here = read.chain(own).filter(|(_, (_, other))| *other == node);
             let read = here.map(|(namespace, (model, _))| (namespace, model));
-            if let Some((limit, files)) = disks.least(node, read).filter(|(limit, files)| files > limit) {
+            if let Some((limit, files)) = disks.limit_and_pinned(node, read).filter(|(limit, files)| files > limit) {
                 let (group, node) = (new.name.clone(), node.to_owned());
                 wrong.push(Violation::Disk { group, node, files, limit });
             }
@@ -271,24 +271,24 @@ fn check_disks(view: &Snapshot, want: &ValidDeployment, placement: &Placement, w
 
 fn check_removals(
     view: &Snapshot,
-    want: &ValidDeployment,
+    desired: &ValidDeployment,
     placement: &Placement,
     wrong: &mut Vec<Violation>,
 ) {
     for old in &placement.delete {
-        let Some(group) = view.groups.get(&(want.namespace.clone(), old.name.clone())) else {
-            wrong.push(Violation::Stranger { group: old.name.clone() });
+        let Some(group) = view.groups.get(&(desired.namespace.clone(), old.name.clone())) else {
+            wrong.push(Violation::ForeignGroup { group: old.name.clone() });
             continue;
         };
-        if group.deployment != want.name || group.deleting {
-            wrong.push(Violation::Stranger { group: old.name.clone() });
+        if group.deployment != desired.name || group.deleting {
+            wrong.push(Violation::ForeignGroup { group: old.name.clone() });
         }
         let replaced = placement
             .keep
             .iter()
             .any(|key| view.groups.get(key).is_some_and(|kept| kept.replica == group.replica && kept.ready));
-        let surplus = matches!(old.why, Removal::ScaledDown | Removal::Rests);
-        if group.ready && !surplus && !replaced && old.why != Removal::Drained {
+        let surplus = matches!(old.reason, RemovalReason::ScaledDown | RemovalReason::Idle);
+        if group.ready && !surplus && !replaced && old.reason != RemovalReason::Drained {
             wrong.push(Violation::Outage { group: old.name.clone() });
         }
     }
@@ -296,32 +296,32 @@ fn check_removals(
 
 fn check_replicas(
     view: &Snapshot,
-    want: &ValidDeployment,
+    desired: &ValidDeployment,
     placement: &Placement,
     wrong: &mut Vec<Violation>,
 ) {
     let there: BTreeSet<i32> = view
-        .groups_of(&want.namespace, &want.name)
+        .groups_of(&desired.namespace, &desired.name)
         .filter(|(_, group)| !group.deleting)
         .map(|(_, group)| group.replica)
         .collect();
-    let surplus: Vec<&OldGroup> = placement
+    let surplus: Vec<&RemovedGroup> = placement
         .delete
         .iter()
-        .filter(|old| matches!(old.why, Removal::ScaledDown | Removal::Rests))
+        .filter(|old| matches!(old.reason, RemovalReason::ScaledDown | RemovalReason::Idle))
         .collect();
-    let of = |name: &String| Some(view.groups.get(&(want.namespace.clone(), name.clone()))?.replica);
+    let of = |name: &String| Some(view.groups.get(&(desired.namespace.clone(), name.clone()))?.replica);
     let gone: BTreeSet<i32> = surplus.iter().filter_map(|old| of(&old.name)).collect();
-    let many = there.len().saturating_sub(usize::try_from(want.replicas).unwrap_or(0));
+    let many = there.len().saturating_sub(usize::try_from(desired.replicas).unwrap_or(0));
     if gone.len() != many {
         wrong.push(Violation::Surplus { gone: gone.into_iter().collect(), many });
         return;
     }
-    check_spread(view, want, &there, &gone, wrong);
+    check_spread(view, desired, &there, &gone, wrong);
     let created = placement.create.iter().map(|new| new.replica);
     let counted: BTreeSet<i32> =
         there.difference(&gone).copied().chain(created).chain(placement.waiting.iter().copied()).collect();
-    if counted.len() != usize::try_from(want.replicas).unwrap_or(0) || !counted.is_disjoint(&gone) {
+    if counted.len() != usize::try_from(desired.replicas).unwrap_or(0) || !counted.is_disjoint(&gone) {
         wrong.push(Violation::Surplus { gone: counted.into_iter().collect(), many });
         return;
     }
@@ -343,16 +343,16 @@ fn check_replicas(
 /// says the same of every pair: the one that went had as many beside it as any that stayed has now.
 fn check_spread(
     view: &Snapshot,
-    want: &ValidDeployment,
+    desired: &ValidDeployment,
     there: &BTreeSet<i32>,
     gone: &BTreeSet<i32>,
     wrong: &mut Vec<Violation>,
 ) {
-    let groups = || view.groups_of(&want.namespace, &want.name).filter(|(_, group)| !group.deleting);
-    if want.replicas == 0 || !groups().all(|(_, group)| group.ready) {
+    let groups = || view.groups_of(&desired.namespace, &desired.name).filter(|(_, group)| !group.deleting);
+    if desired.replicas == 0 || !groups().all(|(_, group)| group.ready) {
         return;
     }
-    let label = |node: &str| view.nodes.get(node).and_then(|seen| seen.labels.get(&want.topology_key));
+    let label = |node: &str| view.nodes.get(node).and_then(|seen| seen.labels.get(&desired.topology_key));
     let meet = |a: &str, b: &str| a == b || label(a).is_some_and(|value| label(b) == Some(value));
     let of = |replica: i32| {
         groups()

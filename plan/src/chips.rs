@@ -8,7 +8,7 @@
 //! shaders at the share other chips reach would give 14–15, so a factor of 3 (Apple says "up to 4"). There
 //! is no M5 Ultra to be bought, so there is none here.
 
-use crate::speed::Machine;
+use crate::performance_model::GpuProfile;
 
 /// One chip as it is sold.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Chip {
     /// TFLOPS of the shaders.
     pub teraflops: f64,
     /// How much faster than its shaders it multiplies large matrices.
-    pub neural: f64,
+    pub matmul_speedup: f64,
     /// Generation of its Thunderbolt ports; RDMA needs 5.
     pub thunderbolt: u8,
     /// Memory it is sold with, GiB, where that tells it from its sibling; empty where it does not.
@@ -30,10 +30,10 @@ pub struct Chip {
 }
 
 /// Machines that agents know by model alone, because the system hides the chip's name.
-const MODELS: [(&str, &str); 2] = [("Mac15,14", "M3 Ultra"), ("Mac17,9", "M5 Pro")];
+const MODEL_IDENTIFIERS: [(&str, &str); 2] = [("Mac15,14", "M3 Ultra"), ("Mac17,9", "M5 Pro")];
 
 const fn chip(name: &'static str, gpu_cores: u32, bandwidth: f64, teraflops: f64, thunderbolt: u8) -> Chip {
-    Chip { name, gpu_cores, bandwidth, teraflops, neural: 1.0, thunderbolt, memory: &[] }
+    Chip { name, gpu_cores, bandwidth, teraflops, matmul_speedup: 1.0, thunderbolt, memory: &[] }
 }
 
 /// The full chip of every name stands before its smaller siblings: most machines that serve have it.
@@ -58,29 +58,29 @@ pub const CHIPS: [Chip; 35] = [
     chip("M3", 8, 100.0, 3.3, 3),
     chip("M3 Pro", 18, 150.0, 7.4, 4),
     chip("M3 Pro", 14, 150.0, 5.7, 4),
-    sold(chip("M3 Max", 40, 400.0, 14.2, 4), &[48, 64, 128]),
-    sold(chip("M3 Max", 30, 300.0, 10.7, 4), &[36, 96]),
-    sold(chip("M3 Ultra", 80, 819.0, 28.0, 5), &[96, 256, 512]),
-    sold(chip("M3 Ultra", 60, 819.0, 21.0, 5), &[96, 256]),
+    with_memory_sizes(chip("M3 Max", 40, 400.0, 14.2, 4), &[48, 64, 128]),
+    with_memory_sizes(chip("M3 Max", 30, 300.0, 10.7, 4), &[36, 96]),
+    with_memory_sizes(chip("M3 Ultra", 80, 819.0, 28.0, 5), &[96, 256, 512]),
+    with_memory_sizes(chip("M3 Ultra", 60, 819.0, 21.0, 5), &[96, 256]),
     chip("M4", 10, 120.0, 4.6, 4),
     chip("M4", 8, 120.0, 3.7, 4),
     chip("M4 Pro", 20, 273.0, 9.2, 5),
     chip("M4 Pro", 16, 273.0, 7.4, 5),
-    sold(chip("M4 Max", 40, 546.0, 18.4, 5), &[48, 64, 128]),
-    sold(chip("M4 Max", 32, 410.0, 14.7, 5), &[36]),
-    neural(chip("M5", 10, 153.6, 5.0, 4)),
-    neural(chip("M5 Pro", 20, 307.0, 10.0, 5)),
-    neural(chip("M5 Pro", 16, 307.0, 8.0, 5)),
-    neural(sold(chip("M5 Max", 40, 614.0, 20.0, 5), &[48, 64, 128])),
-    neural(sold(chip("M5 Max", 32, 460.0, 16.0, 5), &[36])),
+    with_memory_sizes(chip("M4 Max", 40, 546.0, 18.4, 5), &[48, 64, 128]),
+    with_memory_sizes(chip("M4 Max", 32, 410.0, 14.7, 5), &[36]),
+    with_neural_accelerators(chip("M5", 10, 153.6, 5.0, 4)),
+    with_neural_accelerators(chip("M5 Pro", 20, 307.0, 10.0, 5)),
+    with_neural_accelerators(chip("M5 Pro", 16, 307.0, 8.0, 5)),
+    with_neural_accelerators(with_memory_sizes(chip("M5 Max", 40, 614.0, 20.0, 5), &[48, 64, 128])),
+    with_neural_accelerators(with_memory_sizes(chip("M5 Max", 32, 460.0, 16.0, 5), &[36])),
 ];
 
-const fn sold(chip: Chip, memory: &'static [u32]) -> Chip {
+const fn with_memory_sizes(chip: Chip, memory: &'static [u32]) -> Chip {
     Chip { memory, ..chip }
 }
 
-const fn neural(chip: Chip) -> Chip {
-    Chip { neural: 3.0, ..chip }
+const fn with_neural_accelerators(chip: Chip) -> Chip {
+    Chip { matmul_speedup: 3.0, ..chip }
 }
 
 /// The chip an agent reports as `name` (`Apple M2 Max`, or `Mac15,14` where the system tells no more). GPU
@@ -88,7 +88,7 @@ const fn neural(chip: Chip) -> Chip {
 /// chip. None for a chip that is not known, and for cores that no chip of the name has.
 pub fn find(name: &str, gpu_cores: Option<u32>, memory_gib: Option<u32>) -> Option<&'static Chip> {
     let name = name.trim();
-    let name = MODELS.iter().find(|(model, _)| *model == name).map_or(name, |(_, chip)| chip);
+    let name = MODEL_IDENTIFIERS.iter().find(|(model, _)| *model == name).map_or(name, |(_, chip)| chip);
     let name = name.strip_prefix("Apple ").unwrap_or(name);
     let mut siblings = CHIPS.iter().filter(|chip| chip.name == name);
     if let Some(cores) = gpu_cores {
@@ -98,13 +98,13 @@ pub fn find(name: &str, gpu_cores: Option<u32>, memory_gib: Option<u32>) -> Opti
     siblings.clone().find(sold_so).or_else(|| siblings.next())
 }
 
-impl From<&Chip> for Machine {
+impl From<&Chip> for GpuProfile {
     fn from(chip: &Chip) -> Self {
-        Machine {
+        GpuProfile {
             bandwidth: chip.bandwidth * 1e9,
             flops: chip.teraflops * 1e12,
             cores: f64::from(chip.gpu_cores),
-            neural: chip.neural,
+            matmul_speedup: chip.matmul_speedup,
         }
     }
 }
@@ -146,9 +146,9 @@ mod tests {
             }
         }
         for chip in &CHIPS {
-            let clock = Machine::from(chip).clock() / 1e9;
+            let clock = GpuProfile::from(chip).clock() / 1e9;
             assert!((1.2..2.0).contains(&clock), "{} {}: {clock} GHz", chip.name, chip.gpu_cores);
-            assert_eq!(chip.neural > 1.0, chip.name.starts_with("M5"), "{}", chip.name);
+            assert_eq!(chip.matmul_speedup > 1.0, chip.name.starts_with("M5"), "{}", chip.name);
         }
     }
 }

@@ -9,24 +9,24 @@ use jiff::{Timestamp, ToSpan as _};
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Type, is_true};
 use russet_crds::{
-    Approval, ApprovalSpec, Decision, InferenceNode, Model, ModelCopy, NodePool, Scheduling, Shard,
+    Approval, ApprovalSpec, ApprovalDecision, InferenceNode, Model, ModelCopy, NodePool, Scheduling, Shard,
     ShardGroup, ShardingStrategy,
 };
 
 use crate::chips;
-use crate::copies::Disks;
+use crate::copies::DiskState;
 use crate::nodes::Nodes;
 use crate::note::Note;
-use crate::pool::{self, Area, Labels};
-use crate::snapshot::{Answers, Availability, Group, Key, Node, Snapshot};
-use crate::tier::Tier;
+use crate::pool::{self, EligibleNodes, Labels};
+use crate::snapshot::{ApprovalDecisions, Availability, GroupInfo, ObjectKey, NodeInfo, Snapshot};
+use crate::tier::TierInfo;
 
 /// An unreachable node is lost after so long: engines that no agent adopts end after 60 seconds.
 const LOST_AFTER: Duration = Duration::from_secs(60);
 
 /// Objects that a placement may depend on.
 #[derive(Clone, Debug, Default)]
-pub struct Cluster {
+pub struct ClusterObjects {
     /// Machines.
     pub nodes: Vec<Arc<InferenceNode>>,
     /// Models; those of the deployments to be placed are enough.
@@ -47,40 +47,40 @@ pub struct Cluster {
     pub approvals: Vec<Arc<Approval>>,
 }
 
-impl Cluster {
+impl ClusterObjects {
     /// The view at `now`.
     pub fn snapshot(&self, now: Timestamp) -> Snapshot {
         let strategies = self.strategies.iter();
         let shape = |model: &Arc<Model>| model.status.as_ref().and_then(|status| status.shape.clone());
         let key = |model: &Arc<Model>| (model.namespace().unwrap_or_default(), model.name_any());
-        let pools = areas(&self.pools, &self.nodes);
-        let disks = self.copies.as_ref().map(|copies| Disks::of(copies, &self.nodes, &self.models, &pools));
+        let pools = resolve_pools(&self.pools, &self.nodes);
+        let disks = self.copies.as_ref().map(|copies| DiskState::from_objects(copies, &self.nodes, &self.models, &pools));
         Snapshot {
-            nodes: self.seen_nodes(now).into(),
+            nodes: self.node_infos(now).into(),
             models: self.models.iter().filter_map(|model| Some((key(model), shape(model)?))).collect(),
             strategies: strategies.map(|one| (one.name_any(), one.spec.sharding.clone())).collect(),
             pools,
-            tiers: self.tiers.iter().map(|tier| (tier.name_any(), Tier::read(tier, now))).collect(),
-            groups: self.groups.iter().map(|group| self.seen_group(group, now)).collect(),
+            tiers: self.tiers.iter().map(|tier| (tier.name_any(), TierInfo::read(tier, now))).collect(),
+            groups: self.groups.iter().map(|group| self.group_info(group, now)).collect(),
             disks: disks.map(Into::into),
-            answers: self.answers(now),
+            approval_decisions: self.approval_decisions(now),
         }
     }
 
     /// Until when `view`, taken at `now`, stays what it is while only time passes; nothing when that is for ever,
     /// or longer than anybody looks ahead.
-    pub fn holds_until(&self, view: &Snapshot, now: Timestamp) -> Option<Timestamp> {
+    pub fn valid_until(&self, view: &Snapshot, now: Timestamp) -> Option<Timestamp> {
         let losses = self.nodes.iter().filter_map(|node| lost_at(node, now));
         let expiries =
             self.approvals.iter().filter_map(|approval| Some(approval.spec.expires_at.as_ref()?.0));
-        let hours = view.tiers.values().filter_map(|tier| tier.hours.until);
+        let hours = view.tiers.values().filter_map(|tier| tier.active_hours.until);
         let residencies = view.groups.values().filter_map(|group| group.resident_until);
         losses.chain(expiries.filter(|expires| *expires > now)).chain(hours).chain(residencies).min()
     }
 
     /// Answers that count at `now`.
-    fn answers(&self, now: Timestamp) -> BTreeMap<Key, Answers> {
-        let mut answers: BTreeMap<Key, Answers> = BTreeMap::new();
+    fn approval_decisions(&self, now: Timestamp) -> BTreeMap<ObjectKey, ApprovalDecisions> {
+        let mut answers: BTreeMap<ObjectKey, ApprovalDecisions> = BTreeMap::new();
         for approval in &self.approvals {
             if approval.spec.is_expired(now) {
                 continue;
@@ -89,15 +89,15 @@ impl Cluster {
             let key = (approval.namespace().unwrap_or_default(), deployment_ref.name.clone());
             let answers = answers.entry(key).or_default();
             match decision {
-                Some(Decision::Approved) => drop(answers.approved.insert(plan_hash.clone())),
-                Some(Decision::Denied) => drop(answers.denied.insert(plan_hash.clone())),
-                Some(Decision::Unknown) | None => {}
+                Some(ApprovalDecision::Approved) => drop(answers.approved.insert(plan_hash.clone())),
+                Some(ApprovalDecision::Denied) => drop(answers.denied.insert(plan_hash.clone())),
+                Some(ApprovalDecision::Unknown) | None => {}
             }
         }
         answers
     }
 
-    fn seen_nodes(&self, now: Timestamp) -> Nodes {
+    fn node_infos(&self, now: Timestamp) -> Nodes {
         let living: BTreeSet<String> = self.groups.iter().filter_map(|group| group.uid()).collect();
         // Bytes of claimed Shards whose group lives, and of all Shards whose group is gone, by node.
         let (mut claimed, mut orphaned) = (BTreeMap::<&str, u64>::new(), BTreeMap::<&str, u64>::new());
@@ -116,14 +116,14 @@ impl Cluster {
         let seen = |node: &Arc<InferenceNode>| {
             let name = node.name_any();
             let (claimed, orphaned) = (of(&claimed, &name), of(&orphaned, &name));
-            (name, seen_node(node, claimed, orphaned, now))
+            (name, node_info(node, claimed, orphaned, now))
         };
         self.nodes.iter().map(seen).collect()
     }
 
-    fn seen_group(&self, group: &ShardGroup, now: Timestamp) -> (Key, Group) {
+    fn group_info(&self, group: &ShardGroup, now: Timestamp) -> (ObjectKey, GroupInfo) {
         let ready = group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready));
-        let seen = Group {
+        let seen = GroupInfo {
             deployment: group.spec.deployment_ref.name.clone(),
             model: group.spec.model_ref.name.clone(),
             replica: group.spec.replica,
@@ -147,33 +147,33 @@ impl Cluster {
     }
 }
 
-fn seen_node(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) -> Node {
+fn node_info(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) -> NodeInfo {
     let (availability, labels) = (availability(node, now), node.labels().clone());
     let Some(status) = &node.status else {
-        return Node { availability, unreleased: orphaned, labels, ..Node::default() };
+        return NodeInfo { availability, unreleased: orphaned, labels, ..NodeInfo::default() };
     };
     let memory = status.memory.clone().unwrap_or_default();
     let gib = u32::try_from(memory.total_bytes.div_ceil(1 << 30)).ok();
     let chip = status.chip.as_deref().and_then(|chip| chips::find(chip, None, gib));
-    Node {
+    NodeInfo {
         serving_limit: memory.serving_limit_bytes,
         unreleased: memory.granted_bytes.saturating_sub(claimed).max(orphaned),
         availability,
         engine_build: status.engine_build.clone(),
         backends: status.backends.clone(),
-        cuts_layers: status.sharding_modes.iter().any(|mode| mode == "Tensor"),
+        supports_tensor: status.sharding_modes.iter().any(|mode| mode == "Tensor"),
         engine_options: status.engine_options.clone(),
         os: status.os.clone(),
         links: status.links.clone(),
-        machine: chip.map(Into::into),
+        gpu: chip.map(Into::into),
         labels,
     }
 }
 
 /// Every pool among these nodes, with what makes one none.
-pub fn areas(pools: &[Arc<NodePool>], nodes: &[Arc<InferenceNode>]) -> BTreeMap<String, Result<Area, Note>> {
+pub fn resolve_pools(pools: &[Arc<NodePool>], nodes: &[Arc<InferenceNode>]) -> BTreeMap<String, Result<EligibleNodes, Note>> {
     let labels = labels(nodes);
-    pools.iter().map(|pool| (pool.name_any(), area(pool, &labels))).collect()
+    pools.iter().map(|pool| (pool.name_any(), resolve_pool(pool, &labels))).collect()
 }
 
 /// Labels of nodes, by name.
@@ -183,8 +183,8 @@ pub fn labels(nodes: &[Arc<InferenceNode>]) -> BTreeMap<&str, &Labels> {
 }
 
 /// A pool among nodes with these labels.
-pub fn area(pool: &NodePool, labels: &BTreeMap<&str, &Labels>) -> Result<Area, Note> {
-    pool::area(&pool.name_any(), &pool.spec, labels.iter().map(|(name, labels)| (*name, *labels)))
+pub fn resolve_pool(pool: &NodePool, labels: &BTreeMap<&str, &Labels>) -> Result<EligibleNodes, Note> {
+    pool::resolve(&pool.name_any(), &pool.spec, labels.iter().map(|(name, labels)| (*name, *labels)))
 }
 
 /// What a placement may do with a node.
@@ -278,7 +278,7 @@ mod tests {
             let memory = NodeMemory { granted_bytes: granted, ..NodeMemory::default() };
             node.status =
                 Some(InferenceNodeStatus { memory: Some(memory), ..InferenceNodeStatus::default() });
-            let cluster = Cluster { nodes: vec![Arc::new(node)], groups, shards, ..Cluster::default() };
+            let cluster = ClusterObjects { nodes: vec![Arc::new(node)], groups, shards, ..ClusterObjects::default() };
             let view = cluster.snapshot(Timestamp::UNIX_EPOCH);
             assert_eq!(view.nodes["a"].unreleased, unreleased, "{story}");
         }
@@ -311,8 +311,8 @@ mod tests {
             assert_eq!(availability(&node, at(since)), want, "{reachable} {since} {scheduling:?}");
             let unreachable = want == Availability::Unreachable;
             assert_eq!(until_lost(&node, at(since)).is_some(), unreachable);
-            let cluster = Cluster { nodes: vec![Arc::new(node)], ..Cluster::default() };
-            let holds = cluster.holds_until(&cluster.snapshot(at(since)), at(since));
+            let cluster = ClusterObjects { nodes: vec![Arc::new(node)], ..ClusterObjects::default() };
+            let holds = cluster.valid_until(&cluster.snapshot(at(since)), at(since));
             assert_eq!(holds, unreachable.then(|| at(60)));
         }
         assert_eq!(availability(&named("new"), at(0)), Availability::Unreachable);

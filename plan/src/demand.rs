@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use russet_crds::{DEMAND_EVERY, Demand};
+use russet_crds::{DEMAND_INTERVAL, GatewayDemand};
 
 /// What an entry says of requests counts so long: its gateway writes it anew four times meanwhile.
-const FRESH: Duration = DEMAND_EVERY.saturating_mul(4);
+const DEMAND_TTL: Duration = DEMAND_INTERVAL.saturating_mul(4);
 
 /// What all gateways together have to do with a deployment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DemandSummary {
     /// Requests that are held until a replica answers.
     pub waiting: u32,
     /// Requests that replicas are answering.
@@ -23,10 +23,10 @@ pub struct Wanted {
 }
 
 /// What the entries of `ModelDeployment.status.demand` come to at `now`.
-pub fn wanted(demand: &[Demand], now: Timestamp) -> Wanted {
-    let mut wanted = Wanted::default();
-    for Demand { gateway: _, reported_at, last_request_time, waiting, active, ttft_milliseconds } in demand {
-        let fresh = age(reported_at.0, now) <= FRESH;
+pub fn summarize(demand: &[GatewayDemand], now: Timestamp) -> DemandSummary {
+    let mut wanted = DemandSummary::default();
+    for GatewayDemand { gateway: _, reported_at, last_request_time, waiting, active, ttft_milliseconds } in demand {
+        let fresh = age(reported_at.0, now) <= DEMAND_TTL;
         if fresh {
             wanted.waiting = wanted.waiting.saturating_add(*waiting);
             wanted.active = wanted.active.saturating_add(*active);
@@ -45,11 +45,11 @@ pub fn wanted(demand: &[Demand], now: Timestamp) -> Wanted {
 }
 
 /// When what is said of requests will not count any more if nobody says it again; nothing else tells then.
-pub fn until_stale(demand: &[Demand], now: Timestamp) -> Option<Duration> {
+pub fn until_stale(demand: &[GatewayDemand], now: Timestamp) -> Option<Duration> {
     let says = demand.iter().filter(|one| one.waiting > 0 || one.active > 0);
     let ages = says.map(|one| age(one.reported_at.0, now));
     // Past it by a moment: it counts until then inclusively.
-    ages.filter_map(|age| Some(FRESH.checked_sub(age)? + Duration::from_millis(1))).min()
+    ages.filter_map(|age| Some(DEMAND_TTL.checked_sub(age)? + Duration::from_millis(1))).min()
 }
 
 /// Clocks differ: what was said in the future was said just now.
@@ -70,7 +70,7 @@ mod tests {
     }
 
     /// Reported and last asked so many seconds ago.
-    fn entry(reported: i64, asked: Option<i64>, waiting: u32, active: u32, ttft: Option<u32>) -> Demand {
+    fn entry(reported: i64, asked: Option<i64>, waiting: u32, active: u32, ttft: Option<u32>) -> GatewayDemand {
         let entry = json!({
             "gateway": "g", "reportedAt": at(NOW - reported), "lastRequestTime": asked.map(|ago| at(NOW - ago)),
             "waiting": waiting, "active": active, "ttftMilliseconds": ttft,
@@ -108,18 +108,18 @@ mod tests {
             ("its clock was ahead", vec![entry(-500, Some(-500), 0, 0, None)], 0, 0, Some(0), None),
         ] {
             let idle_for = idle_for.map(Duration::from_secs);
-            let expected = Wanted { waiting, active, idle_for, ttft_milliseconds: ttft };
-            assert_eq!(wanted(&entries, at(NOW)), expected, "{story}");
+            let expected = DemandSummary { waiting, active, idle_for, ttft_milliseconds: ttft };
+            assert_eq!(summarize(&entries, at(NOW)), expected, "{story}");
         }
     }
 
     #[test]
-    fn it_is_known_when_a_gateway_will_be_called_gone() {
+    fn demand_knows_when_its_next_entry_goes_stale() {
         let entries = [entry(20, Some(20), 0, 0, None), entry(10, Some(10), 1, 0, None)];
         let until = until_stale(&entries, at(NOW)).unwrap();
         let later = at(NOW) + until;
-        assert_eq!(wanted(&entries, at(NOW)).waiting, 1);
-        assert_eq!(wanted(&entries, later).waiting, 0);
+        assert_eq!(summarize(&entries, at(NOW)).waiting, 1);
+        assert_eq!(summarize(&entries, later).waiting, 0);
         assert_eq!(until_stale(&entries[..1], at(NOW)), None);
         assert_eq!(until_stale(&entries, later), None);
     }

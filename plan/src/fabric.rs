@@ -7,9 +7,9 @@
 
 mod cabling;
 mod domain;
-pub mod network;
-mod team;
-pub mod wish;
+pub mod address_plan;
+mod tp_team;
+pub mod network_spec;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,27 +20,27 @@ use crate::nodes::Nodes;
 use cabling::{is_too_slow, links, offers_rdma};
 
 pub use cabling::{Cable, Cabling, TOO_SLOW_FOR_RDMA, differing_systems};
-pub use domain::{Web, show_bits};
-pub use team::{nearest, pairs, teams};
+pub use domain::{LinkGraph, show_bits};
+pub use tp_team::{nearest, pairs, teams};
 
 /// Most ranks Jaccl joins when every rank is cabled to every other.
-pub const MESH_RANKS: u32 = 8;
+pub const MAX_MESH_RANKS: u32 = 8;
 /// Most cables between two neighbours that JacclRing uses.
-pub const RING_WIRES: usize = 4;
+pub const MAX_RING_WIRES: usize = 4;
 
 /// RDMA devices by member and peer; an empty cell is no cable.
-pub type Matrix = Vec<Vec<Vec<String>>>;
+pub type DeviceMatrix = Vec<Vec<Vec<String>>>;
 
 /// Who uses a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Holder<'a> {
+pub enum PortUser<'a> {
     /// The ShardGroup of this name.
     Group(&'a str),
     /// Some engine without a group; which ports it still holds, nobody knows.
     Unreleased,
 }
 
-impl fmt::Display for Holder<'_> {
+impl fmt::Display for PortUser<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Group(name) => write!(out, "ShardGroup {name}"),
@@ -50,28 +50,28 @@ impl fmt::Display for Holder<'_> {
 }
 
 /// Ports somebody uses, as `(node, device)`, and who.
-pub type Taken<'a> = BTreeMap<(&'a str, &'a str), Holder<'a>>;
+pub type PortUse<'a> = BTreeMap<(&'a str, &'a str), PortUser<'a>>;
 
 /// The cables of a cluster that may be used.
 #[derive(Clone, Debug)]
 pub struct Fabric<'a> {
     nodes: &'a Nodes,
-    taken: Taken<'a>,
+    port_use: PortUse<'a>,
     /// Nodes that only taken ports join, by their places.
-    lost: BTreeSet<(usize, usize)>,
+    busy_pairs: BTreeSet<(usize, usize)>,
 }
 
 impl<'a> Fabric<'a> {
     /// The cables between `nodes`, without those of `taken` ports.
-    pub fn new(nodes: &'a Nodes, taken: Taken<'a>) -> Self {
+    pub fn new(nodes: &'a Nodes, taken: PortUse<'a>) -> Self {
         let cabling = nodes.cabling();
-        let mut fabric = Self { nodes, taken, lost: BTreeSet::new() };
-        let holding: BTreeSet<&str> = fabric.taken.keys().map(|(node, _)| *node).collect();
+        let mut fabric = Self { nodes, port_use: taken, busy_pairs: BTreeSet::new() };
+        let holding: BTreeSet<&str> = fabric.port_use.keys().map(|(node, _)| *node).collect();
         for node in holding {
-            let Some(place) = cabling.place(node) else { continue };
-            for peer in cabling.near(place) {
+            let Some(place) = cabling.index_of(node) else { continue };
+            for peer in cabling.neighbours(place) {
                 if !fabric.joined(node, cabling.name(peer)) {
-                    fabric.lost.extend([(place, peer), (peer, place)]);
+                    fabric.busy_pairs.extend([(place, peer), (peer, place)]);
                 }
             }
         }
@@ -79,19 +79,19 @@ impl<'a> Fabric<'a> {
     }
 
     /// The cables as if nobody used any; nothing where nobody does.
-    pub fn whole(&self) -> Option<Self> {
-        (!self.taken.is_empty()).then(|| Self::new(self.nodes, Taken::new()))
+    pub fn ignoring_use(&self) -> Option<Self> {
+        (!self.port_use.is_empty()).then(|| Self::new(self.nodes, PortUse::new()))
     }
 
-    fn owner<'s>(&'s self, node: &'s str, device: &'s str) -> Option<&'s Holder<'s>> {
-        let taken: &Taken<'s> = &self.taken;
+    fn port_user<'s>(&'s self, node: &'s str, device: &'s str) -> Option<&'s PortUser<'s>> {
+        let taken: &PortUse<'s> = &self.port_use;
         taken.get(&(node, device))
     }
 
     /// The free cables between two nodes, in the same order whoever is near.
     fn free<'s>(&'s self, near: &'s str, far: &'s str) -> impl Iterator<Item = &'s Cable> {
         let taken =
-            move |cable: &Cable| self.owner(near, &cable.near).or(self.owner(far, &cable.far)).is_some();
+            move |cable: &Cable| self.port_user(near, &cable.near).or(self.port_user(far, &cable.far)).is_some();
         self.nodes.cabling().between(near, far).iter().filter(move |cable| !taken(cable))
     }
 
@@ -107,17 +107,17 @@ impl<'a> Fabric<'a> {
 
     /// Whether a free cable joins the nodes at these places.
     fn joins(&self, a: usize, b: usize) -> bool {
-        self.nodes.cabling().joins(a, b) && !self.lost.contains(&(a, b))
+        self.nodes.cabling().joins(a, b) && !self.busy_pairs.contains(&(a, b))
     }
 
     /// Places of the nodes that a free cable joins with the one at this place.
-    fn near(&self, place: usize) -> impl Iterator<Item = usize> {
-        let peers = self.nodes.cabling().near(place);
-        peers.filter(move |peer| !self.lost.contains(&(place, *peer)))
+    fn neighbours(&self, place: usize) -> impl Iterator<Item = usize> {
+        let peers = self.nodes.cabling().neighbours(place);
+        peers.filter(move |peer| !self.busy_pairs.contains(&(place, *peer)))
     }
 
     /// What two nodes lack to be joined.
-    pub fn lack(&self, a: &str, b: &str) -> String {
+    pub fn missing_link(&self, a: &str, b: &str) -> String {
         for (node, peer) in [(a, b), (b, a)] {
             let known = self.nodes.get(node);
             if !known.is_some_and(offers_rdma) {
@@ -151,7 +151,7 @@ impl<'a> Fabric<'a> {
         cables.sort();
         for cable in cables {
             for (node, device) in [(a, &cable.near), (b, &cable.far)] {
-                if let Some(owner) = self.owner(node, device) {
+                if let Some(owner) = self.port_user(node, device) {
                     return format!("port {device} of node {node} is in use by {owner}");
                 }
             }
@@ -160,9 +160,9 @@ impl<'a> Fabric<'a> {
     }
 
     /// The device matrix of a team in which every pair is joined; the first lacking pair otherwise.
-    pub fn mesh(&self, team: &[&str]) -> Result<Matrix, String> {
-        if team.len() > MESH_RANKS as usize {
-            return Err(format!("Jaccl joins at most {MESH_RANKS} ranks, not {}", team.len()));
+    pub fn mesh(&self, team: &[&str]) -> Result<DeviceMatrix, String> {
+        if team.len() > MAX_MESH_RANKS as usize {
+            return Err(format!("Jaccl joins at most {MAX_MESH_RANKS} ranks, not {}", team.len()));
         }
         let cell = |a: &str, b: &str| match self.cables(a, b).into_iter().next() {
             _ if a == b => Ok(Vec::new()),
@@ -175,9 +175,9 @@ impl<'a> Fabric<'a> {
 
     /// The device matrix of a team in which neighbours are joined, with equally many wires each; wire
     /// `k` is the same cable at both ends.
-    pub fn ring(&self, team: &[&str]) -> Result<Matrix, String> {
+    pub fn ring(&self, team: &[&str]) -> Result<DeviceMatrix, String> {
         let size = team.len();
-        let mut wires = RING_WIRES;
+        let mut wires = MAX_RING_WIRES;
         for (index, near) in team.iter().enumerate() {
             let far = team[(index + 1) % size];
             match self.cables(near, far).len() {
@@ -195,7 +195,7 @@ impl<'a> Fabric<'a> {
 
     /// The same as a sentence about both.
     pub fn refusal(&self, a: &str, b: &str) -> String {
-        format!("{a} and {b} have no RDMA link: {}", self.lack(a, b))
+        format!("{a} and {b} have no RDMA link: {}", self.missing_link(a, b))
     }
 }
 
@@ -209,7 +209,7 @@ pub fn ports(plan: &GroupPlan) -> impl Iterator<Item = (&str, &str)> {
 
 /// What a running plan lacks of the cables it was made for: the first that is not there any more.
 pub fn severed(nodes: &Nodes, plan: &GroupPlan) -> Option<String> {
-    let whole = Fabric::new(nodes, Taken::new());
+    let whole = Fabric::new(nodes, PortUse::new());
     let teams = plan.members.chunks(plan.tensor_size.max(1) as usize);
     let ends = teams.flat_map(|team| {
         team.iter().flat_map(move |member| {

@@ -6,39 +6,39 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 
 use crate::fabric::Cabling;
-use crate::snapshot::Node;
+use crate::snapshot::NodeInfo;
 
 /// Machines; reads and changes as the map it is.
 #[derive(Clone, Debug, Default)]
 pub struct Nodes {
-    by_name: BTreeMap<String, Node>,
+    by_name: BTreeMap<String, NodeInfo>,
     cabling: OnceLock<Cabling>,
 }
 
 impl Nodes {
     /// The cables between them, whoever uses them.
     pub fn cabling(&self) -> &Cabling {
-        self.cabling.get_or_init(|| Cabling::of(&self.by_name))
+        self.cabling.get_or_init(|| Cabling::from_nodes(&self.by_name))
     }
 }
 
 impl Deref for Nodes {
-    type Target = BTreeMap<String, Node>;
+    type Target = BTreeMap<String, NodeInfo>;
 
-    fn deref(&self) -> &BTreeMap<String, Node> {
+    fn deref(&self) -> &BTreeMap<String, NodeInfo> {
         &self.by_name
     }
 }
 
 impl DerefMut for Nodes {
-    fn deref_mut(&mut self) -> &mut BTreeMap<String, Node> {
+    fn deref_mut(&mut self) -> &mut BTreeMap<String, NodeInfo> {
         self.cabling.take();
         &mut self.by_name
     }
 }
 
-impl FromIterator<(String, Node)> for Nodes {
-    fn from_iter<I: IntoIterator<Item = (String, Node)>>(nodes: I) -> Self {
+impl FromIterator<(String, NodeInfo)> for Nodes {
+    fn from_iter<I: IntoIterator<Item = (String, NodeInfo)>>(nodes: I) -> Self {
         Self { by_name: nodes.into_iter().collect(), cabling: OnceLock::new() }
     }
 }
@@ -64,7 +64,7 @@ mod tests {
                 rdma_device: Some("rdma_en3".to_owned()),
                 ..Link::default()
             };
-            Node { links: vec![link], ..Node::default() }
+            NodeInfo { links: vec![link], ..NodeInfo::default() }
         };
         let mut nodes: Nodes = [("a", node("b")), ("b", node("a"))]
             .into_iter()

@@ -2,15 +2,15 @@
 //! and the last one of a refusal names the remedy. Not a log; notes are shown in conditions, in the
 //! placement report and by `russet plan`. The sentences are in `words`.
 
-mod words;
+mod display;
 
 use jiff::Timestamp;
 use russet_crds::Backend;
 use russet_crds::conditions::Reason;
 
-use crate::copies::Lack;
-use crate::fit::{Addition, Need};
-use crate::pool::Demand;
+use crate::copies::Shortage;
+use crate::memory_model::{DraftOverhead, MemoryEstimate};
+use crate::pool::LinkDemand;
 use crate::snapshot::Availability;
 
 /// One remark of the planner.
@@ -62,7 +62,7 @@ pub enum Note {
         known: Vec<String>,
     },
     /// A workload group has no node yet that could take work.
-    NoOwnNodes {
+    NoDedicatedNodes {
         /// The Tier.
         tier: String,
         /// The workload group.
@@ -76,7 +76,7 @@ pub enum Note {
         known: Vec<String>,
     },
     /// A NodePool makes no sense.
-    PoolBroken {
+    PoolInvalid {
         /// The NodePool.
         pool: String,
         /// Why.
@@ -90,16 +90,16 @@ pub enum Note {
         nodes: usize,
     },
     /// Nodes are not joined as is asked of those that share a group.
-    Apart {
+    NotLinked {
         /// Who asks.
-        asks: String,
+        demanded_by: String,
         /// What is asked.
-        demand: Demand,
+        demand: LinkDemand,
         /// Which pairs lack what.
         why: String,
     },
     /// A replica stays outside its deployment's NodePools, because its nodes left them.
-    Outside {
+    OutsidePools {
         /// The ShardGroup.
         group: String,
         /// Its nodes that are in none of them, or all when no pool has all.
@@ -108,14 +108,14 @@ pub enum Note {
         pools: Vec<String>,
     },
     /// A replica does not answer, and cables that it runs over are not there any more.
-    Severed {
+    CableLost {
         /// The ShardGroup.
         group: String,
         /// Which cable.
         why: String,
     },
     /// A node cannot take new work.
-    Closed {
+    NodeUnavailable {
         /// The node.
         node: String,
         /// Why.
@@ -124,7 +124,7 @@ pub enum Note {
     /// The model's files cannot come to a node.
     Disk {
         /// Why.
-        lack: Lack,
+        shortage: Shortage,
     },
     /// A node lacks the backend groups of several ranks need.
     NoRing {
@@ -132,7 +132,7 @@ pub enum Note {
         node: String,
     },
     /// The engine of a node has not an option that is asked for.
-    NoOption {
+    NoEngineOption {
         /// The node.
         node: String,
         /// Its build.
@@ -141,19 +141,19 @@ pub enum Note {
         option: &'static str,
     },
     /// The engine of a node cannot hold parts of layers.
-    NoTensor {
+    NoTensorParallelism {
         /// The node.
         node: String,
         /// Its build.
         build: Option<String>,
     },
     /// Nodes have different engines and cannot share a group.
-    Builds {
+    MixedBuilds {
         /// Build and nodes, of every build.
         builds: Vec<(String, Vec<String>)>,
     },
     /// The cables between nodes do not carry the backend asked for.
-    Links {
+    MissingCables {
         /// The backend.
         backend: Backend,
         /// Which pair lacks what.
@@ -180,7 +180,7 @@ pub enum Note {
         limit: u64,
     },
     /// Several nodes together have too little memory.
-    Together {
+    TooSmallTogether {
         /// The nodes.
         nodes: Vec<String>,
         /// Bytes all ranks need together.
@@ -209,9 +209,9 @@ pub enum Note {
         /// Index of the replica.
         replica: i32,
         /// What the whole model needs on one node.
-        needed: Need,
+        needed: MemoryEstimate,
         /// What of that is the draft model's.
-        draft: Option<Box<Addition>>,
+        draft: Option<Box<DraftOverhead>>,
         /// Nodes that would hold it and take no work.
         closed: Vec<String>,
         /// Nodes to which the files cannot come.
@@ -276,12 +276,12 @@ pub enum Note {
         hash: String,
     },
     /// A running replica stays although the spec changed, because its successor fits nowhere.
-    KeptOutdated {
+    OutdatedStays {
         /// The ShardGroup.
         group: String,
     },
     /// A replica goes on as it is until another one has its successor.
-    InTurn {
+    WaitsForRollout {
         /// Index of the replica.
         replica: i32,
     },
@@ -297,7 +297,7 @@ pub enum Note {
         /// The ShardGroup.
         group: String,
         /// Why not side by side.
-        why: Drain,
+        why: DrainReason,
     },
     /// A replica will fit once agents release what deleted groups held.
     WaitingForRelease {
@@ -307,7 +307,7 @@ pub enum Note {
         holders: Vec<String>,
     },
     /// A replica is placed where others of its deployment fail together with it.
-    FailsTogether {
+    SharedFailureDomain {
         /// Index of the replica.
         replica: i32,
         /// The label that tells domains apart.
@@ -330,15 +330,15 @@ pub enum Note {
 
 /// Why a replica goes before its successor comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drain {
+pub enum DrainReason {
     /// Nodes do not hold both.
     Memory,
     /// RDMA ports carry one group.
     Ports,
     /// Its deployment asks for it.
-    Asked,
+    Requested,
     /// It has lost a node for good, and what it holds on others makes its successor need more of them.
-    Broken,
+    NodeLost,
 }
 
 impl Note {
@@ -350,44 +350,44 @@ impl Note {
             Note::Headers { .. } => Reason::CorruptModel,
             Note::Invalid { .. } => Reason::InvalidSpec,
             Note::Newer { .. } => Reason::NewerRelease,
-            Note::Closed { .. } => Reason::Unschedulable,
+            Note::NodeUnavailable { .. } => Reason::Unschedulable,
             Note::NoNodes | Note::NoNodesInPools { .. } => Reason::NoNodes,
             Note::StrategyUnknown { .. } => Reason::StrategyNotFound,
             Note::TierUnknown { .. } => Reason::TierNotFound,
-            Note::NoOwnNodes { .. } => Reason::NoNodes,
+            Note::NoDedicatedNodes { .. } => Reason::NoNodes,
             Note::PoolUnknown { .. } => Reason::PoolNotFound,
-            Note::PoolBroken { why, .. } => why.reason(),
-            Note::Outside { .. } => Reason::OutsidePools,
-            Note::Severed { .. } => Reason::CableLost,
+            Note::PoolInvalid { why, .. } => why.reason(),
+            Note::OutsidePools { .. } => Reason::OutsidePools,
+            Note::CableLost { .. } => Reason::CableLost,
             Note::NoRing { .. }
-            | Note::NoOption { .. }
-            | Note::NoTensor { .. }
+            | Note::NoEngineOption { .. }
+            | Note::NoTensorParallelism { .. }
             | Note::TooSmall { .. }
-            | Note::Together { .. }
-            | Note::Builds { .. }
-            | Note::Apart { .. }
-            | Note::Links { .. }
+            | Note::TooSmallTogether { .. }
+            | Note::MixedBuilds { .. }
+            | Note::NotLinked { .. }
+            | Note::MissingCables { .. }
             | Note::PortsBusy { .. }
             | Note::PortsTaken { .. }
             | Note::TooFewNodes { .. }
             | Note::NothingFits { .. }
             | Note::CouldPreempt { .. }
-            | Note::KeptOutdated { .. } => Reason::NothingFits,
-            Note::Disk { lack } => lack.reason(),
+            | Note::OutdatedStays { .. } => Reason::NothingFits,
+            Note::Disk { shortage: lack } => lack.reason(),
             Note::Outweighed { .. } => Reason::Outweighed,
             Note::Preempts { .. } => Reason::Preempting,
             Note::Resident { .. } => Reason::Resident,
             Note::AwaitsApproval { .. } => Reason::AwaitingApproval,
             Note::Denied { .. } => Reason::Denied,
-            Note::InTurn { .. } | Note::DrainFirst { .. } => Reason::InProgress,
+            Note::WaitsForRollout { .. } | Note::DrainFirst { .. } => Reason::InProgress,
             Note::FetchFirst { .. } => Reason::WaitingForCopies,
             Note::WaitingForRelease { .. } => Reason::WaitingForAgent,
-            Note::Placed { .. } | Note::FailsTogether { .. } => Reason::PlanFound,
+            Note::Placed { .. } | Note::SharedFailureDomain { .. } => Reason::PlanFound,
         }
     }
 }
 /// What of a need is a draft model's, to be said after it.
-pub fn of_it(draft: Option<&Addition>) -> String {
+pub fn draft_share(draft: Option<&DraftOverhead>) -> String {
     draft.map(|draft| format!(", of it {draft}")).unwrap_or_default()
 }
 

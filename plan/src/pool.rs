@@ -14,59 +14,59 @@ pub type Labels = BTreeMap<String, String>;
 
 /// Nodes among which one group may be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Area {
+pub struct EligibleNodes {
     /// The NodePool; absent where there are no pools.
     pub pool: Option<String>,
     /// The nodes; absent for every node.
     pub nodes: Option<Arc<BTreeSet<String>>>,
     /// What must join every two nodes of a group of several ranks.
-    pub demand: Option<Demand>,
+    pub demand: Option<LinkDemand>,
     /// Who asks for that, for people.
-    pub asks: Vec<String>,
+    pub demanded_by: Vec<String>,
 }
 
-impl Area {
+impl EligibleNodes {
     /// The area with one more demand on its links.
-    pub fn also(mut self, demand: Demand, who: String) -> Self {
+    pub fn with_demand(mut self, demand: LinkDemand, who: String) -> Self {
         self.demand = Some(self.demand.map_or(demand, |own| own.and(demand)));
-        self.asks.push(who);
+        self.demanded_by.push(who);
         self
     }
 
     /// Whether a node is in it.
-    pub fn holds(&self, node: &str) -> bool {
+    pub fn contains(&self, node: &str) -> bool {
         self.nodes.as_ref().is_none_or(|nodes| nodes.contains(node))
     }
 }
 
 /// The least link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
+pub struct LinkDemand {
     /// Its kind.
     pub kind: FabricKind,
     /// Bits per second both ends must report; 0 asks nothing of them.
     pub bits: u64,
 }
 
-impl Demand {
+impl LinkDemand {
     /// Both of two demands.
-    pub fn and(self, other: Demand) -> Demand {
-        Demand { kind: self.kind.max(other.kind), bits: self.bits.max(other.bits) }
+    pub fn and(self, other: LinkDemand) -> LinkDemand {
+        LinkDemand { kind: self.kind.max(other.kind), bits: self.bits.max(other.bits) }
     }
 }
 
 /// Reads a demand; `field` is where it stands.
-pub fn demand(demand: &FabricDemand, field: &str) -> Result<Demand, Note> {
+pub fn parse_demand(demand: &FabricDemand, field: &str) -> Result<LinkDemand, Note> {
     let FabricDemand { kind, min_bits_per_second } = demand;
     if *kind == FabricKind::Unknown {
         return Err(Note::Newer { field: format!("{field}.kind") });
     }
-    let bits = min_bits_per_second.as_deref().map(|text| rate(text, &format!("{field}.minBitsPerSecond")));
-    Ok(Demand { kind: *kind, bits: bits.transpose()?.unwrap_or(0) })
+    let bits = min_bits_per_second.as_deref().map(|text| parse_rate(text, &format!("{field}.minBitsPerSecond")));
+    Ok(LinkDemand { kind: *kind, bits: bits.transpose()?.unwrap_or(0) })
 }
 
 /// Reads a rate such as `60G`.
-pub fn rate(text: &str, field: &str) -> Result<u64, Note> {
+pub fn parse_rate(text: &str, field: &str) -> Result<u64, Note> {
     quantity::parse(text).map_err(|_| Note::Invalid {
         field: field.to_owned(),
         why: format!("{text:?} is not a number of bits per second; write one such as 60G"),
@@ -74,27 +74,27 @@ pub fn rate(text: &str, field: &str) -> Result<u64, Note> {
 }
 
 /// The pool among these nodes, or what makes it none.
-pub fn area<'a>(
+pub fn resolve<'a>(
     name: &str,
     spec: &NodePoolSpec,
     nodes: impl Iterator<Item = (&'a str, &'a Labels)>,
-) -> Result<Area, Note> {
+) -> Result<EligibleNodes, Note> {
     let NodePoolSpec { selector, fabric } = spec;
     if selector.match_expressions.iter().any(|rule| rule.operator == LabelOperator::Unknown) {
         return Err(Note::Newer { field: "spec.selector.matchExpressions[].operator".to_owned() });
     }
-    let demand = fabric.as_ref().map(|fabric| self::demand(fabric, "spec.fabric")).transpose()?;
-    let taken = nodes.filter(|(_, labels)| selects(selector, labels)).map(|(node, _)| node.to_owned());
+    let demand = fabric.as_ref().map(|fabric| self::parse_demand(fabric, "spec.fabric")).transpose()?;
+    let taken = nodes.filter(|(_, labels)| matches_selector(selector, labels)).map(|(node, _)| node.to_owned());
     let nodes = Some(Arc::new(taken.collect()));
-    let area = Area { pool: Some(name.to_owned()), nodes, ..Area::default() };
+    let area = EligibleNodes { pool: Some(name.to_owned()), nodes, ..EligibleNodes::default() };
     Ok(match demand {
-        Some(demand) => area.also(demand, format!("NodePool {name}")),
+        Some(demand) => area.with_demand(demand, format!("NodePool {name}")),
         None => area,
     })
 }
 
 /// Whether a node with these labels meets all of a selector, as Kubernetes reads selectors.
-pub fn selects(selector: &NodeSelector, labels: &Labels) -> bool {
+pub fn matches_selector(selector: &NodeSelector, labels: &Labels) -> bool {
     let NodeSelector { match_labels, match_expressions } = selector;
     match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
         && match_expressions.iter().all(|rule| {
@@ -175,12 +175,12 @@ mod tests {
             (rule("chip", Unknown, &[]), false),
             (both, false),
         ] {
-            assert_eq!(selects(&selector, &node), want, "{selector:?}");
+            assert_eq!(matches_selector(&selector, &node), want, "{selector:?}");
         }
     }
 
     #[test]
-    fn a_selector_that_takes_nobody_learns_what_there_is() {
+    fn selector_without_matches_lists_existing_labels() {
         let nodes = [labels(&[("memory", "64Gi")]), labels(&[("memory", "512Gi")]), labels(&[])];
         let hint = |key: &str| super::hint(&rule(key, LabelOperator::Exists, &[]), nodes.iter());
         assert_eq!(hint("memory"), "memory is 512Gi, 64Gi on the nodes there are");
@@ -188,16 +188,16 @@ mod tests {
     }
 
     #[test]
-    fn words_of_newer_releases_and_rates_that_are_none_make_no_area() {
+    fn pools_with_newer_words_or_invalid_rates_are_rejected() {
         let nodes = [("a", labels(&[]))];
-        let area = |spec: &NodePoolSpec| super::area("p", spec, nodes.iter().map(|(node, it)| (*node, it)));
+        let area = |spec: &NodePoolSpec| super::resolve("p", spec, nodes.iter().map(|(node, it)| (*node, it)));
         let fabric = |kind, bits: &str| NodePoolSpec {
             fabric: Some(FabricDemand { kind, min_bits_per_second: Some(bits.to_owned()) }),
             ..NodePoolSpec::default()
         };
         let made = area(&fabric(FabricKind::Thunderbolt, "60G")).unwrap();
-        assert_eq!(made.demand, Some(Demand { kind: FabricKind::Thunderbolt, bits: 60_000_000_000 }));
-        assert!(made.holds("a") && !made.holds("b"));
+        assert_eq!(made.demand, Some(LinkDemand { kind: FabricKind::Thunderbolt, bits: 60_000_000_000 }));
+        assert!(made.contains("a") && !made.contains("b"));
         let selector = rule("a", LabelOperator::Unknown, &[]);
         for (spec, words) in [
             (NodePoolSpec { selector, fabric: None }, "operator is a word of a newer release"),

@@ -11,22 +11,22 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
 use russet_crds::{GroupPlan, KvCacheType, Model, ModelDeployment, PlacementReport, Residency};
 
-use crate::fit::Room;
-use crate::note::{Note, of_it};
-use crate::obstacle::{Obstacle, obstacle};
-use crate::place::{
-    NewGroup, OldGroup, Placement, Removal, is_current, place_as, refused, scale_down, shown,
+use crate::memory_model::ServingCapacity;
+use crate::note::{Note, draft_share};
+use crate::precondition::{UnmetPrecondition, unmet_precondition};
+use crate::placement::{
+    NewGroup, RemovedGroup, Placement, RemovalReason, is_current, place_with, refusal_report, scale_down, status_report,
 };
-use crate::snapshot::{Group, Key, Snapshot};
-use crate::solve::solve;
+use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
+use crate::joint_placement::solve;
 use crate::tier::{assign, members};
-use crate::validate::{Rest, ValidDeployment, read, read_at};
+use crate::validate::{IdleReason, ValidDeployment, read, read_at};
 
 /// What to do about a Model whose size nobody knows.
-const SIZE: &str = "apply it and let an agent read its headers, or add it with its status.shape to the description of the cluster";
+const UNKNOWN_SIZE_REMEDY: &str = "apply it and let an agent read its headers, or add it with its status.shape to the description of the cluster";
 
 /// Times that room is made for one deployment before it has its places: by others, then by its own replicas.
-const STEPS: usize = 4;
+const MAX_STEPS: usize = 4;
 
 /// What would become of one deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,11 +44,11 @@ pub struct Proposal {
     /// The decision and its reason, as the deployment's status would show them.
     pub report: PlacementReport,
     /// Replicas that would be created.
-    pub create: Vec<Replica>,
+    pub create: Vec<ProposedReplica>,
     /// Replicas that would stay.
-    pub keep: Vec<Replica>,
+    pub keep: Vec<ProposedReplica>,
     /// Replicas that would go.
-    pub delete: Vec<OldGroup>,
+    pub delete: Vec<RemovedGroup>,
     /// Other deployments that would lose replicas to it, as `namespace/name`.
     pub preempt: Vec<String>,
     /// Replicas that would wait.
@@ -59,7 +59,7 @@ pub struct Proposal {
 
 /// A replica and its split.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replica {
+pub struct ProposedReplica {
     /// Name of the ShardGroup.
     pub name: String,
     /// Its index.
@@ -77,13 +77,13 @@ pub fn propose(
     now: Option<Timestamp>,
 ) -> Vec<Proposal> {
     let mut view = view.clone();
-    own(&mut view, deployments);
+    assign_dedicated_nodes(&mut view, deployments);
     let checked: Vec<_> =
         deployments.iter().map(|deployment| check(models, &view, deployment, now)).collect();
-    let rivals: Vec<&ValidDeployment> = checked.iter().filter_map(|checked| checked.as_ref().ok()).collect();
+    let competitors: Vec<&ValidDeployment> = checked.iter().filter_map(|checked| checked.as_ref().ok()).collect();
     let mut proposals = Vec::new();
     for (deployment, checked) in deployments.iter().zip(&checked) {
-        let (proposal, after) = one(&view, deployment, checked, &rivals);
+        let (proposal, after) = propose_one(&view, deployment, checked, &competitors);
         proposals.push(proposal);
         view = after;
     }
@@ -91,7 +91,7 @@ pub fn propose(
 }
 
 /// Gives the workload groups of Dedicated tiers their nodes, as the operator does before it places anything.
-fn own(view: &mut Snapshot, deployments: &[Arc<ModelDeployment>]) {
+fn assign_dedicated_nodes(view: &mut Snapshot, deployments: &[Arc<ModelDeployment>]) {
     let tiers: Vec<String> = view.tiers.keys().cloned().collect();
     for tier in tiers {
         let members = members(&tier, deployments.iter().map(AsRef::as_ref));
@@ -118,11 +118,11 @@ fn check(
         };
         models.iter().find(named).map(AsRef::as_ref)
     };
-    match obstacle(&namespace, &deployment.spec, find) {
-        Some(Obstacle { reason: Reason::WaitingForModel, message, .. }) => {
-            Err(vec![format!("{message}; {SIZE}")])
+    match unmet_precondition(&namespace, &deployment.spec, find) {
+        Some(UnmetPrecondition { reason: Reason::WaitingForModel, message, .. }) => {
+            Err(vec![format!("{message}; {UNKNOWN_SIZE_REMEDY}")])
         }
-        Some(Obstacle { message, .. }) => Err(vec![message]),
+        Some(UnmetPrecondition { message, .. }) => Err(vec![message]),
         None => now
             .map_or_else(|| read(view, deployment), |now| read_at(view, deployment, now))
             .map_err(|notes| texts(&notes)),
@@ -130,17 +130,17 @@ fn check(
 }
 
 /// One deployment, and the view it leaves.
-fn one(
+fn propose_one(
     view: &Snapshot,
     deployment: &ModelDeployment,
     checked: &Result<ValidDeployment, Vec<String>>,
-    rivals: &[&ValidDeployment],
+    competitors: &[&ValidDeployment],
 ) -> (Proposal, Snapshot) {
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
     let replicas = deployment.spec.replicas;
-    let (Settled { placement, after }, notes, report) = match checked {
+    let (PlacementResult { placement, view_after: after }, notes, report) = match checked {
         Ok(valid) => {
-            let (settled, notes) = settle(view, valid, rivals);
+            let (settled, notes) = settle(view, valid, competitors);
             let before = deployment.status.as_ref().and_then(|status| status.placement.clone());
             let report = report(&settled, valid, &notes, before);
             (settled, texts(&notes), report)
@@ -153,25 +153,25 @@ fn one(
                 .groups
                 .retain(|key, _| key.0 != namespace || !placement.delete.iter().any(|old| old.name == key.1));
             let notes = if replicas == 0 { Vec::new() } else { why.clone() };
-            let report = if replicas == 0 { stopped(None) } else { refused(notes.clone()) };
-            (Settled { placement, after }, notes, report)
+            let report = if replicas == 0 { stopped_report(None) } else { refusal_report(notes.clone()) };
+            (PlacementResult { placement, view_after: after }, notes, report)
         }
     };
-    let Placement { keep, create, delete, preempt, prefetch: _, asks: _, waiting, report: _ } = placement;
-    let stopped = |(namespace, group): &Key| {
+    let Placement { keep, create, delete, preempt, prefetch: _, approval_requests: _, waiting, report: _ } = placement;
+    let stopped = |(namespace, group): &ObjectKey| {
         Some(format!("{namespace}/{}", view.groups.get(&(namespace.clone(), group.clone()))?.deployment))
     };
     let preempt: BTreeSet<String> = preempt.iter().filter_map(stopped).collect();
     let keep = keep.into_iter().filter_map(|key| {
-        let Group { replica, plan, .. } = after.groups.get(&key)?;
-        Some(Replica { name: key.1, replica: *replica, plan: plan.clone() })
+        let GroupInfo { replica, plan, .. } = after.groups.get(&key)?;
+        Some(ProposedReplica { name: key.1, replica: *replica, plan: plan.clone() })
     });
-    let created = |NewGroup { name, replica, plan }| Replica { name, replica, plan };
+    let created = |NewGroup { name, replica, plan }| ProposedReplica { name, replica, plan };
     let proposal = Proposal {
         namespace,
         name,
-        needs: checked.as_ref().ok().map(needs),
-        tier: checked.as_ref().ok().and_then(|want| tier(view, want)),
+        needs: checked.as_ref().ok().map(needs_text),
+        tier: checked.as_ref().ok().and_then(|desired| tier_text(view, desired)),
         placed: waiting.is_empty() && (checked.is_ok() || replicas == 0),
         report,
         keep: keep.collect(),
@@ -185,45 +185,45 @@ fn one(
 }
 
 /// A placement, and the view once it was carried out.
-struct Settled {
+struct PlacementResult {
     placement: Placement,
-    after: Snapshot,
+    view_after: Snapshot,
 }
 
 /// What becomes of a deployment. Where a replica had to go before its successor can come, its own or another's,
 /// the operator looks again once the memory is released, or the files have come, and so does this.
-fn settle(view: &Snapshot, want: &ValidDeployment, rivals: &[&ValidDeployment]) -> (Settled, Vec<Note>) {
-    let (placement, notes) = place_as(view, want, &solve(view, rivals));
-    let after = placement.apply(view, want);
-    let mut makes_room = vacates(&placement) || !placement.prefetch.is_empty();
-    let (mut settled, mut notes) = (Settled { placement, after }, notes);
-    for _ in 0..STEPS {
-        if !makes_room {
+fn settle(view: &Snapshot, desired: &ValidDeployment, competitors: &[&ValidDeployment]) -> (PlacementResult, Vec<Note>) {
+    let (placement, notes) = place_with(view, desired, &solve(view, competitors));
+    let after = placement.apply(view, desired);
+    let mut preempts = makes_room(&placement) || !placement.prefetch.is_empty();
+    let (mut settled, mut notes) = (PlacementResult { placement, view_after: after }, notes);
+    for _ in 0..MAX_STEPS {
+        if !preempts {
             break;
         }
-        let Settled { placement: first, mut after } = settled;
+        let PlacementResult { placement: first, view_after: mut after } = settled;
         if let Some(disks) = &mut after.disks {
             for (model, node) in &first.prefetch {
-                disks.arrive(&want.namespace, model, std::slice::from_ref(node));
+                disks.mark_present(&desired.namespace, model, std::slice::from_ref(node));
             }
         }
-        let (second, more) = place_as(&after, want, &solve(&after, rivals));
-        let after = second.apply(&after, want);
-        makes_room = vacates(&second) || !second.prefetch.is_empty();
+        let (second, more) = place_with(&after, desired, &solve(&after, competitors));
+        let after = second.apply(&after, desired);
+        preempts = makes_room(&second) || !second.prefetch.is_empty();
         notes.extend(more);
-        settled = Settled { placement: both(first, second, &want.namespace), after };
+        settled = PlacementResult { placement: merge(first, second, &desired.namespace), view_after: after };
     }
     (settled, notes)
 }
 
 /// Whether something goes so that something else can come.
-fn vacates(placement: &Placement) -> bool {
-    !placement.preempt.is_empty() || placement.delete.iter().any(|old| old.why == Removal::Drained)
+fn makes_room(placement: &Placement) -> bool {
+    !placement.preempt.is_empty() || placement.delete.iter().any(|old| old.reason == RemovalReason::Drained)
 }
 
 /// Two placements, one after the other.
-fn both(first: Placement, second: Placement, namespace: &str) -> Placement {
-    let came = |key: &Key| first.create.iter().any(|new| key.0 == namespace && new.name == key.1);
+fn merge(first: Placement, second: Placement, namespace: &str) -> Placement {
+    let came = |key: &ObjectKey| first.create.iter().any(|new| key.0 == namespace && new.name == key.1);
     let report = match (first.report, second.report) {
         (Some(first), Some(second)) => {
             let decision = format!("{}; {}", first.decision, second.decision);
@@ -237,7 +237,7 @@ fn both(first: Placement, second: Placement, namespace: &str) -> Placement {
         delete: first.delete.into_iter().chain(second.delete).collect(),
         preempt: first.preempt.into_iter().chain(second.preempt).collect(),
         prefetch: second.prefetch,
-        asks: second.asks,
+        approval_requests: second.approval_requests,
         waiting: second.waiting,
         report,
     }
@@ -245,26 +245,26 @@ fn both(first: Placement, second: Placement, namespace: &str) -> Placement {
 
 /// What the status would show.
 fn report(
-    settled: &Settled,
-    want: &ValidDeployment,
+    settled: &PlacementResult,
+    desired: &ValidDeployment,
     notes: &[Note],
     before: Option<PlacementReport>,
 ) -> PlacementReport {
-    let Settled { placement, after } = settled;
-    let mut current: Vec<(&Key, &Group)> = after
-        .groups_of(&want.namespace, &want.name)
-        .filter(|(_, group)| !group.deleting && is_current(after, want, group))
+    let PlacementResult { placement, view_after: after } = settled;
+    let mut current: Vec<(&ObjectKey, &GroupInfo)> = after
+        .groups_of(&desired.namespace, &desired.name)
+        .filter(|(_, group)| !group.deleting && is_current(after, desired, group))
         .collect();
     current.sort_by_key(|(key, group)| (group.replica, *key));
     let plans: Vec<&GroupPlan> = current.iter().map(|(_, group)| &group.plan).collect();
-    shown(placement, &plans, notes, before).unwrap_or_else(|| stopped(want.rest.as_ref()))
+    status_report(placement, &plans, notes, before).unwrap_or_else(|| stopped_report(desired.idle_reason.as_ref()))
 }
 
 /// What a replica needs, for people.
-fn needs(want: &ValidDeployment) -> String {
-    let Room { context_tokens, max_sequences, kv_tokens, headroom_percent: _, engine } = want.room;
-    let fit = want.fit();
-    let (needed, draft) = (fit.whole(), of_it(fit.draft()));
+fn needs_text(desired: &ValidDeployment) -> String {
+    let ServingCapacity { context_tokens, max_sequences, kv_tokens, headroom_percent: _, engine } = desired.capacity;
+    let fit = desired.memory_model();
+    let (needed, draft) = (fit.whole_model(), draft_share(fit.draft()));
     let together = kv_tokens.map(|tokens| format!(", {tokens} of all together")).unwrap_or_default();
     let kept = match engine.kv_cache {
         KvCacheType::AsComputed | KvCacheType::Unknown => "",
@@ -277,14 +277,14 @@ fn needs(want: &ValidDeployment) -> String {
 }
 
 /// What its tier means for a deployment, for people.
-fn tier(view: &Snapshot, want: &ValidDeployment) -> Option<String> {
-    let name = want.tier.as_ref()?;
+fn tier_text(view: &Snapshot, desired: &ValidDeployment) -> Option<String> {
+    let name = desired.tier.as_ref()?;
     let tier = view.tiers.get(name)?;
-    let own = want.own.as_ref().map(|(_, group)| format!("nodes of workload group {group}'s own"));
+    let own = desired.dedicated_group.as_ref().map(|(_, group)| format!("nodes of workload group {group}'s own"));
     let preempts = tier.preempts.then(|| "others of lower priority make room for it".to_owned());
     let residency = match tier.residency {
         Residency::Always => Some("it makes no room for others".to_owned()),
-        Residency::OnDemand => Some(format!("kept while somebody asks, and {} s after", tier.idle.as_secs())),
+        Residency::OnDemand => Some(format!("kept while somebody asks, and {} s after", tier.idle_after.as_secs())),
         Residency::Sticky | Residency::Unknown => None,
     };
     let parts = [own, preempts, residency].into_iter().flatten();
@@ -293,7 +293,7 @@ fn tier(view: &Snapshot, want: &ValidDeployment) -> Option<String> {
     Some(parts.join("; "))
 }
 
-fn stopped(rest: Option<&Rest>) -> PlacementReport {
+fn stopped_report(rest: Option<&IdleReason>) -> PlacementReport {
     PlacementReport {
         decision: "nothing runs".to_owned(),
         reason: rest.map_or_else(|| "scaled to zero".to_owned(), ToString::to_string),
@@ -310,19 +310,19 @@ fn texts(notes: &[Note]) -> Vec<String> {
 mod tests {
     use russet_crds::conditions::Type;
     use russet_crds::{
-        InferenceNode, InferenceNodeSpec, InferenceNodeStatus, KvRoom, LocalReference, ModelDeploymentSpec,
+        InferenceNode, InferenceNodeSpec, InferenceNodeStatus, KvCapacity, LocalReference, ModelDeploymentSpec,
         ModelSpec, ModelStatus, NodeMemory, Sharding, conditions,
     };
     use russet_wire::shape::ModelShape;
 
     use super::*;
-    use crate::cluster::Cluster;
-    use crate::tier::Tier;
+    use crate::cluster::ClusterObjects;
+    use crate::tier::TierInfo;
 
     const GIB: u64 = 1 << 30;
 
     /// Nodes of so many GiB, and the models `small` (about 4 GiB), `large` (about 16 GiB) and `unread`.
-    fn cluster(nodes: &[(&str, u64)]) -> Cluster {
+    fn cluster(nodes: &[(&str, u64)]) -> ClusterObjects {
         let node = |(name, gib): &(&str, u64)| {
             let mut node = InferenceNode::new(name, InferenceNodeSpec::default());
             let memory = NodeMemory { serving_limit_bytes: gib * GIB, ..NodeMemory::default() };
@@ -355,15 +355,15 @@ mod tests {
             model.status = Some(ModelStatus { shape, ..ModelStatus::default() });
             Arc::new(model)
         };
-        Cluster {
+        ClusterObjects {
             nodes: nodes.iter().map(node).collect(),
             models: [("small", 4), ("large", 16), ("unread", 0)].map(model).to_vec(),
-            ..Cluster::default()
+            ..ClusterObjects::default()
         }
     }
 
     fn deployment(name: &str, model: &str, replicas: i32, headroom_percent: u32) -> Arc<ModelDeployment> {
-        let kv = KvRoom { headroom_percent, ..KvRoom::default() };
+        let kv = KvCapacity { headroom_percent, ..KvCapacity::default() };
         let spec = ModelDeploymentSpec {
             model_ref: LocalReference::new(model),
             sharding: Some(Sharding { kv, ..Sharding::default() }),
@@ -376,7 +376,7 @@ mod tests {
     }
 
     /// `name: created kept deleted waiting, decision` of every proposal.
-    fn told(proposals: &[Proposal]) -> Vec<String> {
+    fn summaries(proposals: &[Proposal]) -> Vec<String> {
         let line = |proposal: &Proposal| {
             let Proposal { name, create, keep, delete, waiting, report, placed, .. } = proposal;
             assert_eq!(*placed, waiting.is_empty() && report.decision != "not placed", "{name}");
@@ -393,13 +393,13 @@ mod tests {
         let view = cluster.snapshot(jiff::Timestamp::MIN);
         let (small, large) = (deployment("s", "small", 2, 5), deployment("l", "large", 1, 5));
         let alone = propose(&cluster.models, &view, std::slice::from_ref(&small), None);
-        assert_eq!(told(&alone), ["s: 2 0 0 0, replica 0: 1 rank on b; replica 1: 1 rank on a"]);
+        assert_eq!(summaries(&alone), ["s: 2 0 0 0, replica 0: 1 rank on b; replica 1: 1 rank on a"]);
         // Whatever the order: a second replica is worth less than another model at all.
         let (one, other) = ("s: 1 0 0 1, 1 rank on b", "l: 1 0 0 0, 1 rank on a");
         let first = propose(&cluster.models, &view, &[small.clone(), large.clone()], None);
-        assert_eq!(told(&first), [one, other]);
+        assert_eq!(summaries(&first), [one, other]);
         let first = propose(&cluster.models, &view, &[large, small], None);
-        assert_eq!(told(&first), [other, one]);
+        assert_eq!(summaries(&first), [other, one]);
         assert!(
             first[1].notes.iter().any(|note| note.contains("node a: the whole model needs")),
             "{first:?}"
@@ -407,13 +407,13 @@ mod tests {
     }
 
     /// The view that one deployment leaves.
-    fn after(cluster: &Cluster, view: &Snapshot, deployment: &ModelDeployment) -> Snapshot {
+    fn after(cluster: &ClusterObjects, view: &Snapshot, deployment: &ModelDeployment) -> Snapshot {
         let checked = check(&cluster.models, view, deployment, None);
-        one(view, deployment, &checked, &checked.iter().collect::<Vec<_>>()).1
+        propose_one(view, deployment, &checked, &checked.iter().collect::<Vec<_>>()).1
     }
 
     #[test]
-    fn what_runs_stays_goes_or_makes_room_as_it_would() {
+    fn proposal_keeps_removes_and_preempts_like_the_operator() {
         let cluster = cluster(&[("a", 6)]);
         let view = cluster.snapshot(jiff::Timestamp::MIN);
         let mut settled = after(&cluster, &view, &deployment("s", "small", 1, 5));
@@ -427,7 +427,7 @@ mod tests {
             ("too large", &settled, deployment("s", "large", 1, 5), "s: 0 1 0 1, not placed"),
         ] {
             let proposals = propose(&cluster.models, view, std::slice::from_ref(&wanted), None);
-            assert_eq!(told(&proposals), [want], "{story}: {proposals:?}");
+            assert_eq!(summaries(&proposals), [want], "{story}: {proposals:?}");
             let again = propose(&cluster.models, &after(&cluster, view, &wanted), &[wanted], None);
             assert!(
                 again[0].create.is_empty() && again[0].delete.is_empty(),
@@ -437,25 +437,25 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_for_rests_and_is_planned_where_it_is_about_to_be_applied() {
+    fn idle_deployment_is_stopped_but_planned_before_apply() {
         let cluster = cluster(&[("a", 6)]);
         let mut view = cluster.snapshot(Timestamp::MIN);
-        let seldom = Tier { residency: Residency::OnDemand, ..Tier::default() };
+        let seldom = TierInfo { residency: Residency::OnDemand, ..TierInfo::default() };
         view.tiers.insert("seldom".to_owned(), seldom);
         let mut idle = deployment("d", "small", 1, 5);
         Arc::make_mut(&mut idle).spec.tier_ref = Some(LocalReference::new("seldom"));
         let proposals = propose(&cluster.models, &view, std::slice::from_ref(&idle), Some(Timestamp::MIN));
-        assert_eq!(told(&proposals), ["d: 0 0 0 0, nothing runs"]);
+        assert_eq!(summaries(&proposals), ["d: 0 0 0 0, nothing runs"]);
         assert!(
             proposals[0].report.reason.starts_with("nobody asks for it, so Tier seldom"),
             "{proposals:?}"
         );
         let applied = propose(&cluster.models, &view, &[idle], None);
-        assert_eq!(told(&applied), ["d: 1 0 0 0, 1 rank on a"]);
+        assert_eq!(summaries(&applied), ["d: 1 0 0 0, 1 rank on a"]);
     }
 
     #[test]
-    fn what_cannot_be_planned_says_what_to_do() {
+    fn unplannable_deployment_gives_a_remedy() {
         let cluster = cluster(&[("a", 6)]);
         let view = cluster.snapshot(jiff::Timestamp::MIN);
         for (model, replicas, want) in [

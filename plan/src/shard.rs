@@ -9,16 +9,16 @@ pub mod tensor;
 
 use russet_crds::{Backend, GroupMember, GroupPlan, LocalReference};
 
-use crate::fit::{Fit, Need};
-use crate::speed::Machine;
+use crate::memory_model::{MemoryModel, MemoryEstimate};
+use crate::performance_model::GpuProfile;
 
 /// A node that may take a rank.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seat<'a> {
+pub struct NodeSlot<'a> {
     /// Name of the node.
     pub node: &'a str,
     /// Where that stands among the names of all nodes.
-    pub place: usize,
+    pub index: usize,
     /// Bytes free.
     pub free: u64,
     /// Bytes models may take there in all.
@@ -26,33 +26,33 @@ pub struct Seat<'a> {
     /// Ranks of the same deployment it already has; replicas spread where they can.
     pub siblings: usize,
     /// Replicas of the same deployment in its failure domain, as far as that is known.
-    pub crowd: usize,
+    pub domain_siblings: usize,
     /// Whether its engine can hold parts of layers.
-    pub cuts_layers: bool,
+    pub supports_tensor: bool,
     /// What its GPU can do, where that is known.
-    pub machine: Option<Machine>,
+    pub gpu: Option<GpuProfile>,
 }
 
 /// One rank of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rank {
+pub struct RankAssignment {
     /// Name of the node.
     pub node: String,
     /// Layers held, of which a tensor group shares every one.
     pub layers: u32,
     /// Memory taken.
-    pub need: Need,
+    pub memory: MemoryEstimate,
     /// Bytes that stay free on the node.
-    pub left: u64,
+    pub free_after: u64,
     /// RDMA devices towards every member of its stage; empty without RDMA.
     pub rdma_devices: Vec<Vec<String>>,
 }
 
 /// A split that fits; index = rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct SplitCandidate {
     /// The ranks.
-    pub ranks: Vec<Rank>,
+    pub ranks: Vec<RankAssignment>,
     /// Ranks of the same deployment on the nodes chosen.
     pub siblings: usize,
     /// Members of every stage; 1 where no layer is cut.
@@ -60,43 +60,43 @@ pub struct Candidate {
     /// How ranks exchange what they compute.
     pub backend: Backend,
     /// Why this backend, for people; only where there was a choice.
-    pub why_backend: Option<String>,
+    pub backend_reason: Option<String>,
 }
 
-impl Candidate {
+impl SplitCandidate {
     /// Split and nodes in one line, and how the ranks meet where that was a choice.
     pub fn show(&self) -> String {
         let split = describe(&self.plan_members(), self.tensor_size);
-        match &self.why_backend {
-            Some(why) => format!("{split}, {}: {why}", backend_words(self.backend)),
+        match &self.backend_reason {
+            Some(why) => format!("{split}, {}: {why}", backend_label(self.backend)),
             None => split,
         }
     }
 
     /// Whether another candidate is the same split over the same nodes.
-    pub fn is(&self, other: &Candidate) -> bool {
-        let ranks = |one: &Candidate| {
+    pub fn is_same_split(&self, other: &SplitCandidate) -> bool {
+        let ranks = |one: &SplitCandidate| {
             one.ranks.iter().map(|rank| (rank.node.clone(), rank.layers)).collect::<Vec<_>>()
         };
         (self.tensor_size, self.backend) == (other.tensor_size, other.backend) && ranks(self) == ranks(other)
     }
 
     /// The least memory that stays free on any of its nodes.
-    pub fn left(&self) -> u64 {
-        self.ranks.iter().map(|rank| rank.left).min().unwrap_or(0)
+    pub fn min_free_after(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.free_after).min().unwrap_or(0)
     }
 
     /// The plan of a group, its hash still empty.
-    pub fn plan(&self, fit: &Fit<'_>) -> GroupPlan {
+    pub fn plan(&self, fit: &MemoryModel<'_>) -> GroupPlan {
         GroupPlan {
             hash: String::new(),
             backend: self.backend,
             tensor_size: self.tensor_size,
             members: self.plan_members(),
-            context_tokens: fit.room().context_tokens,
-            max_sequences: fit.room().max_sequences,
-            kv_tokens: fit.room().kv_tokens,
-            engine: fit.room().engine,
+            context_tokens: fit.capacity().context_tokens,
+            max_sequences: fit.capacity().max_sequences,
+            kv_tokens: fit.capacity().kv_tokens,
+            engine: fit.capacity().engine,
             draft_model_ref: fit.draft().map(|draft| LocalReference::new(&draft.model)),
         }
     }
@@ -106,9 +106,9 @@ impl Candidate {
             rank: index as u32,
             node_name: rank.node.clone(),
             layers: rank.layers,
-            weight_bytes: rank.need.weights,
-            kv_bytes: rank.need.kv,
-            overhead_bytes: rank.need.overhead,
+            weight_bytes: rank.memory.weights,
+            kv_bytes: rank.memory.kv,
+            overhead_bytes: rank.memory.overhead,
             rdma_devices: rank.rdma_devices.clone(),
         });
         members.collect()
@@ -116,7 +116,7 @@ impl Candidate {
 }
 
 /// How members of a group meet, for people.
-pub fn backend_words(backend: Backend) -> &'static str {
+pub fn backend_label(backend: Backend) -> &'static str {
     match backend {
         Backend::None => "one rank",
         Backend::Ring => "TCP ring",

@@ -4,44 +4,44 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use russet_crds::{GroupPlan, Link, Measured, Residency, Sharding, names};
+use russet_crds::{GroupPlan, Link, MeasuredThroughput, Residency, Sharding, names};
 use russet_wire::shape::ModelShape;
 
-use crate::copies::Disks;
+use crate::copies::DiskState;
 use crate::nodes::Nodes;
 use crate::note::Note;
-use crate::pool::Area;
-use crate::shared::Shared;
-use crate::speed::Machine;
-use crate::tier::Tier;
+use crate::pool::EligibleNodes;
+use crate::cow::ArcCow;
+use crate::performance_model::GpuProfile;
+use crate::tier::TierInfo;
 
 /// A namespace and a name.
-pub type Key = (String, String);
+pub type ObjectKey = (String, String);
 
 /// Everything a placement may depend on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Machines, by name.
-    pub nodes: Shared<Nodes>,
+    pub nodes: ArcCow<Nodes>,
     /// Every model whose headers were read.
-    pub models: Shared<BTreeMap<Key, ModelShape>>,
+    pub models: ArcCow<BTreeMap<ObjectKey, ModelShape>>,
     /// ShardingStrategies, by name.
     pub strategies: BTreeMap<String, Sharding>,
     /// Tiers, by name.
-    pub tiers: BTreeMap<String, Tier>,
+    pub tiers: BTreeMap<String, TierInfo>,
     /// NodePools among these machines, by name; with what makes one none.
-    pub pools: BTreeMap<String, Result<Area, Note>>,
+    pub pools: BTreeMap<String, Result<EligibleNodes, Note>>,
     /// Every replica of every deployment, those being deleted included: they still hold memory.
-    pub groups: BTreeMap<Key, Group>,
+    pub groups: BTreeMap<ObjectKey, GroupInfo>,
     /// Which files are on which disk; nothing where nobody says, and then nothing waits for them.
-    pub disks: Option<Shared<Disks>>,
+    pub disks: Option<ArcCow<DiskState>>,
     /// What persons answered, by the deployment it serves.
-    pub answers: BTreeMap<Key, Answers>,
+    pub approval_decisions: BTreeMap<ObjectKey, ApprovalDecisions>,
 }
 
 /// What persons said to the operator's questions, as hashes of plans.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answers {
+pub struct ApprovalDecisions {
     /// Yes.
     pub approved: BTreeSet<String>,
     /// No.
@@ -50,7 +50,7 @@ pub struct Answers {
 
 /// A machine.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Node {
+pub struct NodeInfo {
     /// Bytes models may take in all.
     pub serving_limit: u64,
     /// Bytes the agent still grants to Shards whose group is gone. They are not free until the
@@ -65,13 +65,13 @@ pub struct Node {
     /// Distributed backends the engine offers; empty when the agent does not say.
     pub backends: Vec<String>,
     /// Whether its engine can hold parts of layers; that of an older release cannot.
-    pub cuts_layers: bool,
+    pub supports_tensor: bool,
     /// Options that its engine has, by their field in `spec.engine`.
     pub engine_options: Vec<String>,
     /// Links to other nodes, as this node reports them.
     pub links: Vec<Link>,
     /// What its GPU can do, where its chip is in the catalogue.
-    pub machine: Option<Machine>,
+    pub gpu: Option<GpuProfile>,
     /// Its labels, by which failure domains are told apart.
     pub labels: BTreeMap<String, String>,
 }
@@ -97,7 +97,7 @@ pub enum Availability {
 
 /// A replica that exists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Group {
+pub struct GroupInfo {
     /// The ModelDeployment, of the same namespace.
     pub deployment: String,
     /// The Model, of the same namespace.
@@ -113,7 +113,7 @@ pub struct Group {
     /// The split.
     pub plan: GroupPlan,
     /// How fast it answers, once it has seen enough requests.
-    pub measured: Option<Measured>,
+    pub measured: Option<MeasuredThroughput>,
     /// Whether it answers.
     pub ready: bool,
     /// Whether it is being deleted.
@@ -123,7 +123,7 @@ pub struct Group {
 impl Snapshot {
     /// Bytes promised or still held, by node, leaving out the groups for which `without` is true; nodes with
     /// nothing are left out.
-    pub fn committed(&self, without: impl Fn(&Key) -> bool) -> BTreeMap<&str, u64> {
+    pub fn committed_bytes(&self, without: impl Fn(&ObjectKey) -> bool) -> BTreeMap<&str, u64> {
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
         for (name, node) in self.nodes.iter().filter(|(_, node)| node.unreleased > 0) {
             sums.insert(name, node.unreleased);
@@ -138,16 +138,16 @@ impl Snapshot {
     }
 
     /// What a group counts, by its tier.
-    pub fn priority(&self, group: &Group) -> i32 {
+    pub fn priority(&self, group: &GroupInfo) -> i32 {
         self.tier(group).map_or(0, |tier| tier.priority)
     }
 
     /// How long a group goes on, by its tier.
-    pub fn residency(&self, group: &Group) -> Residency {
+    pub fn residency(&self, group: &GroupInfo) -> Residency {
         self.tier(group).map_or_else(Residency::default, |tier| tier.residency)
     }
 
-    fn tier(&self, group: &Group) -> Option<&Tier> {
+    fn tier(&self, group: &GroupInfo) -> Option<&TierInfo> {
         self.tiers.get(group.tier.as_ref()?)
     }
 
@@ -156,12 +156,12 @@ impl Snapshot {
         &'a self,
         namespace: &'a str,
         deployment: &'a str,
-    ) -> impl Iterator<Item = (&'a Key, &'a Group)> {
+    ) -> impl Iterator<Item = (&'a ObjectKey, &'a GroupInfo)> {
         self.groups.iter().filter(move |(key, group)| key.0 == namespace && group.deployment == deployment)
     }
 }
 
-impl Group {
+impl GroupInfo {
     /// The nodes of its ranks.
     pub fn nodes(&self) -> impl Iterator<Item = &str> + Clone {
         self.plan.members.iter().map(|member| member.node_name.as_str())

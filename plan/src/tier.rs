@@ -13,23 +13,23 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use russet_crds::{
-    Action, LocalReference, ModelDeployment, ModelDeploymentSpec, Preemption, Residency, TierMode, TierSpec,
+    ApprovalAction, LocalReference, ModelDeployment, ModelDeploymentSpec, Preemption, Residency, TierMode, TierSpec,
 };
 
 use crate::note::Note;
-use crate::place;
+use crate::placement;
 use crate::quantity::show;
-use crate::schedule::{self, Hours};
-use crate::snapshot::{Availability, Group, Key, Snapshot};
-use crate::solve::solve;
-use crate::validate::{ValidDeployment, areas, validate};
+use crate::active_hours::{self, ActiveHours};
+use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
+use crate::joint_placement::solve;
+use crate::validate::{ValidDeployment, eligible_nodes, validate};
 
 /// Nodes that a shortage names.
-const SHOWN: usize = 5;
+const MAX_SHOWN_NODES: usize = 5;
 
 /// A tier as the planner sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tier {
+pub struct TierInfo {
     /// Whether workload groups have nodes of their own.
     pub mode: TierMode,
     /// NodePools it may use; empty for all nodes.
@@ -47,16 +47,16 @@ pub struct Tier {
     /// How long what runs goes on.
     pub residency: Residency,
     /// OnDemand: how long nobody may ask for it.
-    pub idle: Duration,
+    pub idle_after: Duration,
     /// What a person is asked first.
-    pub approvals: BTreeSet<Action>,
+    pub approvals: BTreeSet<ApprovalAction>,
     /// Whether its deployments run at this time of day.
-    pub hours: Hours,
+    pub active_hours: ActiveHours,
     /// What is wrong with its schedules.
-    pub wrong: Option<Note>,
+    pub schedule_error: Option<Note>,
 }
 
-impl Tier {
+impl TierInfo {
     /// A tier as it is at `now`, and the nodes its workload groups have.
     pub fn read(tier: &russet_crds::Tier, now: Timestamp) -> Self {
         let TierSpec {
@@ -73,7 +73,7 @@ impl Tier {
             approvals,
         } = &tier.spec;
         let name = tier.metadata.name.as_deref().unwrap_or_default();
-        let hours = schedule::hours(schedules, &format!("Tier {name} spec.schedules"), now);
+        let hours = active_hours::active_hours(schedules, &format!("Tier {name} spec.schedules"), now);
         let granted = tier.status.iter().flat_map(|status| &status.workload_groups);
         Self {
             mode: *mode,
@@ -87,18 +87,18 @@ impl Tier {
                 .collect(),
             preempts: *preemption == Preemption::LowerPriority,
             residency: *residency,
-            idle: Duration::from_secs(u64::from(*idle_seconds)),
+            idle_after: Duration::from_secs(u64::from(*idle_seconds)),
             approvals: approvals.iter().copied().collect(),
             // What runs is not stopped by a typo.
-            hours: hours.clone().unwrap_or_default(),
-            wrong: hours.err(),
+            active_hours: hours.clone().unwrap_or_default(),
+            schedule_error: hours.err(),
         }
     }
 }
 
 /// A deployment of a workload group.
 #[derive(Clone, Copy, Debug)]
-pub struct Member<'a> {
+pub struct TierMember<'a> {
     /// Its namespace.
     pub namespace: &'a str,
     /// Its name.
@@ -111,13 +111,13 @@ pub struct Member<'a> {
 pub fn members<'a>(
     tier: &str,
     deployments: impl Iterator<Item = &'a ModelDeployment>,
-) -> BTreeMap<String, Vec<Member<'a>>> {
-    let mut members: BTreeMap<String, Vec<Member<'a>>> = BTreeMap::new();
+) -> BTreeMap<String, Vec<TierMember<'a>>> {
+    let mut members: BTreeMap<String, Vec<TierMember<'a>>> = BTreeMap::new();
     for ModelDeployment { metadata, spec, status: _ } in deployments {
         let of_tier = spec.tier_ref.as_ref().is_some_and(|reference| reference.name == tier);
         if let Some(group) = spec.workload_group.as_ref().filter(|_| of_tier) {
             let text = |text: &'a Option<String>| text.as_deref().unwrap_or_default();
-            let member = Member { namespace: text(&metadata.namespace), name: text(&metadata.name), spec };
+            let member = TierMember { namespace: text(&metadata.namespace), name: text(&metadata.name), spec };
             members.entry(group.clone()).or_default().push(member);
         }
     }
@@ -126,18 +126,18 @@ pub fn members<'a>(
 
 /// What a workload group gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Grant {
+pub struct NodeGrant {
     /// Its nodes.
     pub nodes: BTreeSet<String>,
     /// Why they are too few, if they are.
-    pub lacks: Option<String>,
+    pub shortage: Option<String>,
 }
 
 /// Who has a node for itself now: the tier and the workload group, by node. What a tier's schedules leave unused is
 /// anybody's.
-pub fn owners(view: &Snapshot) -> BTreeMap<&str, (String, String)> {
+pub fn node_owners(view: &Snapshot) -> BTreeMap<&str, (String, String)> {
     let mut owners = BTreeMap::new();
-    let dedicated = |tier: &Tier| tier.mode == TierMode::Dedicated && tier.hours.open;
+    let dedicated = |tier: &TierInfo| tier.mode == TierMode::Dedicated && tier.active_hours.open;
     for (name, tier) in view.tiers.iter().filter(|(_, tier)| dedicated(tier)) {
         for (group, nodes) in &tier.owned {
             for node in nodes {
@@ -154,24 +154,24 @@ pub fn owners(view: &Snapshot) -> BTreeMap<&str, (String, String)> {
 pub fn assign(
     view: &Snapshot,
     name: &str,
-    members: &BTreeMap<String, Vec<Member<'_>>>,
-) -> Result<BTreeMap<String, Grant>, Vec<Note>> {
+    members: &BTreeMap<String, Vec<TierMember<'_>>>,
+) -> Result<BTreeMap<String, NodeGrant>, Vec<Note>> {
     let Some(tier) = view.tiers.get(name).filter(|tier| tier.mode == TierMode::Dedicated) else {
         return Ok(BTreeMap::new());
     };
-    let mut notes: Vec<Note> = tier.wrong.iter().cloned().collect();
-    let areas = areas(view, &tier.pools, &mut notes);
+    let mut notes: Vec<Note> = tier.schedule_error.iter().cloned().collect();
+    let areas = eligible_nodes(view, &tier.pools, &mut notes);
     if !notes.is_empty() {
         return Err(notes);
     }
-    if !tier.hours.open {
+    if !tier.active_hours.open {
         // Its nodes are its own again at the next of its hours.
-        let kept = |nodes: &BTreeSet<String>| Grant { nodes: nodes.clone(), lacks: None };
+        let kept = |nodes: &BTreeSet<String>| NodeGrant { nodes: nodes.clone(), shortage: None };
         return Ok(tier.owned.iter().map(|(group, nodes)| (group.clone(), kept(nodes))).collect());
     }
     let reach: BTreeSet<String> =
-        view.nodes.keys().filter(|node| areas.iter().any(|area| area.holds(node))).cloned().collect();
-    let mut state = State { view: view.clone(), tier: name, reach };
+        view.nodes.keys().filter(|node| areas.iter().any(|area| area.contains(node))).cloned().collect();
+    let mut state = TierAssignment { view: view.clone(), tier: name, eligible: reach };
     // Others that are about to leave do not keep a group from its nodes.
     state.view.groups.retain(|_, group| !group.deleting);
     let mut grants = BTreeMap::new();
@@ -189,21 +189,21 @@ pub fn assign(
 }
 
 /// A tier in the middle of its assignment.
-struct State<'a> {
+struct TierAssignment<'a> {
     view: Snapshot,
     tier: &'a str,
     /// Nodes of its pools.
-    reach: BTreeSet<String>,
+    eligible: BTreeSet<String>,
 }
 
-impl State<'_> {
+impl TierAssignment<'_> {
     fn set(&mut self, group: &str, nodes: BTreeSet<String>) {
         if let Some(tier) = self.view.tiers.get_mut(self.tier) {
             tier.owned.insert(group.to_owned(), nodes);
         }
     }
 
-    fn grant(&mut self, group: &str, members: &[Member<'_>]) -> Grant {
+    fn grant(&mut self, group: &str, members: &[TierMember<'_>]) -> NodeGrant {
         let usable = |view: &Snapshot, node: &str| {
             let seen = view.nodes.get(node).map(|node| node.availability);
             !matches!(seen, None | Some(Availability::Draining | Availability::Lost))
@@ -217,7 +217,7 @@ impl State<'_> {
             .unwrap_or_default();
         let had: BTreeSet<String> = had.into_iter().filter(|node| usable(&self.view, node)).collect();
         if !had.is_empty() && self.fits(group, members, &had) {
-            return Grant { nodes: had, lacks: None };
+            return NodeGrant { nodes: had, shortage: None };
         }
         // Nodes on which something of the group runs stay its own; an empty one may be changed for another.
         let kept: BTreeSet<String> = had
@@ -225,7 +225,7 @@ impl State<'_> {
             .filter(|node| {
                 let mut on_it =
                     self.view.groups.iter().filter(|(_, seen)| seen.nodes().any(|at| at == *node));
-                on_it.any(|(key, seen)| is_of(members, key, seen))
+                on_it.any(|(key, seen)| belongs_to(members, key, seen))
             })
             .cloned()
             .collect();
@@ -236,7 +236,7 @@ impl State<'_> {
         for node in &free {
             let nodes: BTreeSet<String> = kept.iter().cloned().chain([node.clone()]).collect();
             if self.fits(group, members, &nodes) {
-                return Grant { nodes, lacks: None };
+                return NodeGrant { nodes, shortage: None };
             }
         }
         // Several: the largest first, so that they are few; those that turn out not to be needed go again.
@@ -253,15 +253,15 @@ impl State<'_> {
                         nodes = fewer;
                     }
                 }
-                return Grant { nodes, lacks: None };
+                return NodeGrant { nodes, shortage: None };
             }
         }
-        let lacks = Some(self.lacks(group, members, &free));
+        let lacks = Some(self.shortage(group, members, &free));
         if had.is_empty() {
             // It has at least one, where what fits can run.
-            return Grant { nodes: free.first().cloned().into_iter().collect(), lacks };
+            return NodeGrant { nodes: free.first().cloned().into_iter().collect(), shortage: lacks };
         }
-        Grant { nodes: had, lacks }
+        NodeGrant { nodes: had, shortage: lacks }
     }
 
     fn limit(&self, node: &str) -> u64 {
@@ -269,13 +269,13 @@ impl State<'_> {
     }
 
     /// Nodes the group could have: of its tier's pools, open, nobody's, and nothing foreign on them.
-    fn free(&self, group: &str, members: &[Member<'_>]) -> Vec<String> {
-        let owners = owners(&self.view);
+    fn free(&self, group: &str, members: &[TierMember<'_>]) -> Vec<String> {
+        let owners = node_owners(&self.view);
         let foreign = |node: &str| {
             let mut on_it = self.view.groups.iter().filter(|(_, seen)| seen.nodes().any(|at| at == node));
-            on_it.any(|(key, seen)| !is_of(members, key, seen))
+            on_it.any(|(key, seen)| !belongs_to(members, key, seen))
         };
-        let free = self.reach.iter().filter(|name| {
+        let free = self.eligible.iter().filter(|name| {
             let open = self
                 .view
                 .nodes
@@ -288,36 +288,36 @@ impl State<'_> {
         free.cloned().collect()
     }
 
-    fn valid(&self, members: &[Member<'_>]) -> Vec<ValidDeployment> {
+    fn valid(&self, members: &[TierMember<'_>]) -> Vec<ValidDeployment> {
         let valid =
-            |member: &Member<'_>| validate(&self.view, member.namespace, member.name, member.spec).ok();
+            |member: &TierMember<'_>| validate(&self.view, member.namespace, member.name, member.spec).ok();
         members.iter().filter_map(valid).collect()
     }
 
     /// Whether all that the group asks for has a place on these nodes. What cannot be planned asks for nothing.
-    fn fits(&mut self, group: &str, members: &[Member<'_>], nodes: &BTreeSet<String>) -> bool {
+    fn fits(&mut self, group: &str, members: &[TierMember<'_>], nodes: &BTreeSet<String>) -> bool {
         let before = self.view.tiers.get(self.tier).and_then(|tier| tier.owned.get(group)).cloned();
         self.set(group, nodes.clone());
-        let wants = self.valid(members);
+        let deployments = self.valid(members);
         let waiting: usize =
-            wants.iter().map(|want| place::waiting(&self.view, want, &want.fit()).len()).sum();
-        let advice = solve(&self.view, &wants.iter().collect::<Vec<_>>());
-        let placed = advice.splits.values().filter(|split| split.is_some()).count();
+            deployments.iter().map(|desired| placement::pending_replicas(&self.view, desired, &desired.memory_model()).len()).sum();
+        let joint_plan = solve(&self.view, &deployments.iter().collect::<Vec<_>>());
+        let placed = joint_plan.splits.values().filter(|split| split.is_some()).count();
         self.set(group, before.unwrap_or_default());
         placed == waiting
     }
 
-    fn lacks(&self, group: &str, members: &[Member<'_>], free: &[String]) -> String {
-        let wants = self.valid(members);
-        let needs: Vec<String> = wants
+    fn shortage(&self, group: &str, members: &[TierMember<'_>], free: &[String]) -> String {
+        let deployments = self.valid(members);
+        let needs: Vec<String> = deployments
             .iter()
-            .map(|want| {
-                let each = show(want.fit().whole().total());
-                format!("{} needs {} × {each}", want.name, want.replicas)
+            .map(|desired| {
+                let each = show(desired.memory_model().whole_model().total());
+                format!("{} needs {} × {each}", desired.name, desired.replicas)
             })
             .collect();
         let rooms: Vec<String> =
-            free.iter().take(SHOWN).map(|node| format!("{node} has {}", show(self.limit(node)))).collect();
+            free.iter().take(MAX_SHOWN_NODES).map(|node| format!("{node} has {}", show(self.limit(node)))).collect();
         let needs =
             if needs.is_empty() { "it waits for its first deployment".to_owned() } else { needs.join(", ") };
         let rooms = match rooms.as_slice() {
@@ -329,7 +329,7 @@ impl State<'_> {
 }
 
 /// Whether a replica is one of a group's deployments.
-fn is_of(members: &[Member<'_>], key: &Key, seen: &Group) -> bool {
+fn belongs_to(members: &[TierMember<'_>], key: &ObjectKey, seen: &GroupInfo) -> bool {
     members.iter().any(|member| member.namespace == key.0 && member.name == seen.deployment)
 }
 

@@ -1,8 +1,8 @@
 //! From what a person wrote to what can be planned. Everything that can be wrong with a spec is
 //! found here, all of it at once; what comes out needs no second look.
 
-mod draft;
-mod promise;
+mod draft_model;
+mod tier_terms;
 mod split;
 mod strategy;
 
@@ -12,19 +12,19 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
-    BackendChoice, DRAFT_MODEL, EngineOptions, Fence, GroupPlan, KvCacheType, KvRoom, LocalReference,
+    BackendChoice, DRAFT_MODEL, EngineOptions, Fence, GroupPlan, KvCacheType, KvCapacity, LocalReference,
     ModelDeployment, ModelDeploymentSpec, Residency, RolloutStrategy, Sharding, Speculation,
 };
-use russet_wire::kv::{KV_GROUPS, kv_group};
+use russet_wire::kv_quantization::{KV_GROUPS, kv_group};
 use russet_wire::shape::ModelShape;
 
 use crate::demand;
-use crate::fit::{DraftModel, Fit, Room};
+use crate::memory_model::{DraftModelShape, MemoryModel, ServingCapacity};
 use crate::note::Note;
-use crate::pool::{self, Area, Demand};
-use crate::rollout;
-use crate::snapshot::{Answers, Group, Key, Snapshot};
-use crate::tier::Tier;
+use crate::pool::{self, EligibleNodes, LinkDemand};
+use crate::auto_revert;
+use crate::snapshot::{ApprovalDecisions, GroupInfo, ObjectKey, Snapshot};
+use crate::tier::TierInfo;
 
 pub use russet_wire::architecture::ARCHITECTURES;
 
@@ -43,25 +43,25 @@ pub struct ValidDeployment {
     /// Sizes of the model.
     pub shape: ModelShape,
     /// The model that guesses for it.
-    pub draft: Option<DraftModel>,
+    pub draft: Option<DraftModelShape>,
     /// What is asked for, as it was written.
     pub sharding: Sharding,
     /// Where the split is asked for, for people: `spec.sharding`, or whose spec it is.
-    pub asked_at: String,
+    pub split_source: String,
     /// The split asked for.
     pub split: Split,
     /// What may carry the sums of tensor groups.
     pub backend: BackendChoice,
     /// Room for conversations.
-    pub room: Room,
+    pub capacity: ServingCapacity,
     /// Where a replica may be; it is in one of these. Never empty.
-    pub areas: Vec<Area>,
+    pub eligible_nodes: Vec<EligibleNodes>,
     /// Digest of what is asked for.
-    pub intent: String,
+    pub spec_digest: String,
     /// Why something else is planned than what is asked for: what answered before it.
-    pub reverted: Option<String>,
+    pub rollback_reason: Option<String>,
     /// Whether what runs always goes before its successor comes.
-    pub drains: bool,
+    pub drain_first: bool,
     /// Its Tier.
     pub tier: Option<String>,
     /// Its tier's priority.
@@ -73,12 +73,12 @@ pub struct ValidDeployment {
     /// What they said no to.
     pub denied: BTreeSet<String>,
     /// Why none of its replicas is to run, though some are asked for.
-    pub rest: Option<Rest>,
+    pub idle_reason: Option<IdleReason>,
     /// How many of its replicas ran before: who makes room for a successor of his own gets that room back, and who
     /// wants more than he had does not.
-    pub ran: i32,
+    pub ran_before: i32,
     /// The Dedicated tier and the workload group whose nodes it shares.
-    pub own: Option<(String, String)>,
+    pub dedicated_group: Option<(String, String)>,
     /// Replicas; 0 stops the deployment.
     pub replicas: i32,
     /// The label of nodes by whose values its replicas keep apart.
@@ -87,23 +87,23 @@ pub struct ValidDeployment {
 
 impl ValidDeployment {
     /// Its namespace and name.
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> ObjectKey {
         (self.namespace.clone(), self.name.clone())
     }
 
     /// What its ranks take.
-    pub fn fit(&self) -> Fit<'_> {
-        Fit::new(&self.shape, self.room).guessed_by(self.draft.as_ref())
+    pub fn memory_model(&self) -> MemoryModel<'_> {
+        MemoryModel::new(&self.shape, self.capacity).with_draft(self.draft.as_ref())
     }
 
     /// What engines have to know to run it, in the words of `InferenceNode.status.engineOptions`.
-    pub fn options(&self) -> impl Iterator<Item = &'static str> {
-        self.room.engine.asked().chain(self.draft.as_ref().map(|_| DRAFT_MODEL))
+    pub fn engine_options(&self) -> impl Iterator<Item = &'static str> {
+        self.capacity.engine.non_default().chain(self.draft.as_ref().map(|_| DRAFT_MODEL))
     }
 
     /// A replica of it that is planned and does not answer yet.
-    pub fn group(&self, replica: i32, plan: GroupPlan) -> Group {
-        Group {
+    pub fn new_group(&self, replica: i32, plan: GroupPlan) -> GroupInfo {
+        GroupInfo {
             deployment: self.name.clone(),
             model: self.model.clone(),
             replica,
@@ -119,22 +119,22 @@ impl ValidDeployment {
 
     /// The NodePools asked for.
     pub fn pools(&self) -> Vec<String> {
-        self.areas.iter().filter_map(|area| area.pool.clone()).collect()
+        self.eligible_nodes.iter().filter_map(|area| area.pool.clone()).collect()
     }
 
     /// Whether ranks on these nodes may be one replica.
     pub fn allows<'a>(&self, nodes: impl Iterator<Item = &'a str> + Clone) -> bool {
-        self.areas.iter().any(|area| nodes.clone().all(|node| area.holds(node)))
+        self.eligible_nodes.iter().any(|area| nodes.clone().all(|node| area.contains(node)))
     }
 }
 
-use promise::Promised;
-pub use promise::Rest;
-pub use split::{Hybrid, Split, shapes};
-pub use strategy::{Judgement, judge};
+use tier_terms::TierTerms;
+pub use tier_terms::IdleReason;
+pub use split::{HybridConstraints, Split, shapes};
+pub use strategy::{StrategyVerdict, judge_strategy};
 
 /// Where a deployment's own split stands.
-const OWN: &str = "spec.sharding";
+const SHARDING_FIELD: &str = "spec.sharding";
 
 /// Reads a ModelDeployment as the server has it.
 pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeployment, Vec<Note>> {
@@ -147,15 +147,15 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
     let name = deployment.name_any();
     let mut valid = validate(view, &namespace, &name, &deployment.spec)?;
     let known = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
-    if let Some((spec, why)) = rollout::reverted(&deployment.spec, known, &valid.intent) {
+    if let Some((spec, why)) = auto_revert::rolled_back_spec(&deployment.spec, known, &valid.spec_digest) {
         // What answered before may not make sense any more; then what is asked for is tried on.
         if let Ok(before) = validate(view, &namespace, &name, &spec) {
-            valid = ValidDeployment { intent: valid.intent, reverted: Some(why), ..before };
+            valid = ValidDeployment { spec_digest: valid.spec_digest, rollback_reason: Some(why), ..before };
         }
     }
-    let Answers { mut approved, denied } = view.answers.get(&valid.key()).cloned().unwrap_or_default();
+    let ApprovalDecisions { mut approved, denied } = view.approval_decisions.get(&valid.key()).cloned().unwrap_or_default();
     approved.extend(deployment.spec.approved_plan.clone());
-    Ok(ValidDeployment { ran, approved, denied, ..valid })
+    Ok(ValidDeployment { ran_before: ran, approved, denied, ..valid })
 }
 
 /// The same at `now`, when nobody may be asking for it: what its tier has on demand only rests then.
@@ -166,12 +166,12 @@ pub fn read_at(
 ) -> Result<ValidDeployment, Vec<Note>> {
     let valid = read(view, deployment)?;
     let demand = deployment.status.as_ref().map(|status| status.demand.as_slice()).unwrap_or_default();
-    let idle = |tier: &Tier| {
-        let idle_for = demand::wanted(demand, now).idle_for;
-        tier.residency == Residency::OnDemand && idle_for.is_none_or(|idle_for| idle_for >= tier.idle)
+    let idle = |tier: &TierInfo| {
+        let idle_for = demand::summarize(demand, now).idle_for;
+        tier.residency == Residency::OnDemand && idle_for.is_none_or(|idle_for| idle_for >= tier.idle_after)
     };
-    match valid.tier.clone().filter(|name| valid.rest.is_none() && view.tiers.get(name).is_some_and(idle)) {
-        Some(tier) => Ok(ValidDeployment { rest: Some(Rest::Idle { tier }), replicas: 0, ..valid }),
+    match valid.tier.clone().filter(|name| valid.idle_reason.is_none() && view.tiers.get(name).is_some_and(idle)) {
+        Some(tier) => Ok(ValidDeployment { idle_reason: Some(IdleReason::Idle { tier }), replicas: 0, ..valid }),
         None => Ok(valid),
     }
 }
@@ -180,7 +180,7 @@ pub fn read_at(
 pub fn until_idle(view: &Snapshot, deployment: &ModelDeployment, now: Timestamp) -> Option<Duration> {
     let tier = view.tiers.get(&deployment.spec.tier_ref.as_ref()?.name)?;
     let demand = &deployment.status.as_ref()?.demand;
-    let left = tier.idle.checked_sub(demand::wanted(demand, now).idle_for?)?;
+    let left = tier.idle_after.checked_sub(demand::summarize(demand, now).idle_for?)?;
     // A little more, so that whoever waits does not wake just before; and requests that nobody reports any more end
     // by themselves.
     let stale = demand::until_stale(demand, now);
@@ -218,17 +218,17 @@ pub fn validate(
     if !notes.is_empty() {
         return Err(notes);
     }
-    let promised = Promised::of(view, tier_ref.as_ref(), workload_group.as_deref())?;
-    let asked = asked(view, strategy_ref.as_ref(), sharding.as_ref(), &promised)?;
+    let promised = TierTerms::for_deployment(view, tier_ref.as_ref(), workload_group.as_deref())?;
+    let asked = requested_split(view, strategy_ref.as_ref(), sharding.as_ref(), &promised)?;
     let draft = draft_model_ref
         .as_ref()
-        .and_then(|draft| draft::read(view, (namespace, model, shape), &draft.name, engine, &mut notes));
-    let room = asked.room(shape, checked(engine, shape, &mut notes), &mut notes);
+        .and_then(|draft| draft_model::read(view, (namespace, model, shape), &draft.name, engine, &mut notes));
+    let room = asked.capacity(shape, check_options(engine, shape, &mut notes), &mut notes);
     let split = split::split(&asked, shape, &mut notes);
-    let links = asked.links(&mut notes);
-    let mut areas = areas(view, promised.pools(pool_refs), &mut notes);
+    let links = asked.link_demand(&mut notes);
+    let mut areas = eligible_nodes(view, promised.pools(pool_refs), &mut notes);
     if let Some((demand, who)) = links {
-        areas = areas.into_iter().map(|area| area.also(demand, who.clone())).collect();
+        areas = areas.into_iter().map(|area| area.with_demand(demand, who.clone())).collect();
     }
     if *replicas < 0 {
         notes.push(invalid(
@@ -239,64 +239,64 @@ pub fn validate(
     if !notes.is_empty() {
         return Err(notes);
     }
-    let rest = promised.rest();
+    let rest = promised.idle_reason();
     let valid = ValidDeployment {
-        intent: String::new(),
-        reverted: None,
-        drains: how.as_ref().is_some_and(|how| how.strategy == RolloutStrategy::DrainThenReplace),
+        spec_digest: String::new(),
+        rollback_reason: None,
+        drain_first: how.as_ref().is_some_and(|how| how.strategy == RolloutStrategy::DrainThenReplace),
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         model: model.clone(),
         shape: shape.clone(),
         draft,
-        asked_at: asked.at,
+        split_source: asked.source,
         split,
         backend: asked.sharding.backend,
         sharding: asked.sharding,
-        room,
-        areas: areas.into_iter().map(|area| promised.within(view, area)).collect(),
+        capacity: room,
+        eligible_nodes: areas.into_iter().map(|area| promised.restrict(view, area)).collect(),
         tier: promised.name(),
         priority: promised.priority(),
         preempts: promised.preempts(),
         approved: BTreeSet::new(),
         denied: BTreeSet::new(),
-        ran: 0,
-        own: promised.own(),
+        ran_before: 0,
+        dedicated_group: promised.dedicated_group(),
         replicas: if rest.is_some() { 0 } else { *replicas },
         topology_key: spread.clone().unwrap_or_default().topology_key,
-        rest,
+        idle_reason: rest,
     };
-    Ok(ValidDeployment { intent: rollout::intent(&valid), ..valid })
+    Ok(ValidDeployment { spec_digest: auto_revert::spec_digest(&valid), ..valid })
 }
 
 /// The split a deployment asks for itself, by a strategy, or by its tier's.
-fn asked(
+fn requested_split(
     view: &Snapshot,
     strategy_ref: Option<&LocalReference>,
     sharding: Option<&Sharding>,
-    promised: &Promised<'_>,
-) -> Result<Asked, Vec<Note>> {
+    promised: &TierTerms<'_>,
+) -> Result<RequestedSplit, Vec<Note>> {
     if strategy_ref.is_some() && sharding.is_some() {
         let why = "it and spec.sharding exclude each other; leave one of them out".to_owned();
         return Err(vec![invalid("spec.strategyRef".to_owned(), why)]);
     }
     if let Some(own) = sharding {
-        return Ok(Asked { at: OWN.to_owned(), sharding: own.clone() });
+        return Ok(RequestedSplit { source: SHARDING_FIELD.to_owned(), sharding: own.clone() });
     }
     let Some(LocalReference { name: strategy }) = strategy_ref.or(promised.strategy()) else {
-        return Ok(Asked { at: OWN.to_owned(), sharding: Sharding::default() });
+        return Ok(RequestedSplit { source: SHARDING_FIELD.to_owned(), sharding: Sharding::default() });
     };
     let Some(sharding) = view.strategies.get(strategy) else {
         let known = view.strategies.keys().cloned().collect();
         return Err(vec![Note::StrategyUnknown { strategy: strategy.clone(), known }]);
     };
-    Ok(Asked { at: format!("ShardingStrategy {strategy} spec"), sharding: sharding.clone() })
+    Ok(RequestedSplit { source: format!("ShardingStrategy {strategy} spec"), sharding: sharding.clone() })
 }
 
 /// The NodePools named, or the whole cluster where none is.
-pub fn areas(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<Note>) -> Vec<Area> {
+pub fn eligible_nodes(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<Note>) -> Vec<EligibleNodes> {
     if refs.is_empty() {
-        return vec![Area::default()];
+        return vec![EligibleNodes::default()];
     }
     let named: BTreeSet<&str> = refs.iter().map(|reference| reference.name.as_str()).collect();
     let mut areas = Vec::new();
@@ -304,7 +304,7 @@ pub fn areas(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<Note>) ->
         match view.pools.get(pool) {
             Some(Ok(area)) => areas.push(area.clone()),
             Some(Err(why)) => {
-                notes.push(Note::PoolBroken { pool: pool.to_owned(), why: Box::new(why.clone()) })
+                notes.push(Note::PoolInvalid { pool: pool.to_owned(), why: Box::new(why.clone()) })
             }
             None => {
                 let known = view.pools.keys().cloned().collect();
@@ -335,7 +335,7 @@ pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
 }
 
 /// The options of engines, where this release knows their words and the model allows them.
-fn checked(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> EngineOptions {
+fn check_options(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> EngineOptions {
     let EngineOptions { kv_cache, speculation, fence } = engine;
     if *fence == Fence::Unknown {
         notes.push(Note::Newer { field: "spec.engine.fence".to_owned() });
@@ -361,18 +361,18 @@ fn checked(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) ->
 }
 
 /// A split, and where it is asked for.
-struct Asked {
-    at: String,
+struct RequestedSplit {
+    source: String,
     sharding: Sharding,
 }
 
-impl Asked {
+impl RequestedSplit {
     fn field(&self, name: &str) -> String {
-        format!("{}.{name}", self.at)
+        format!("{}.{name}", self.source)
     }
 
-    fn room(&self, shape: &ModelShape, engine: EngineOptions, notes: &mut Vec<Note>) -> Room {
-        let KvRoom { context_tokens, max_sequences, kv_tokens, headroom_percent } = &self.sharding.kv;
+    fn capacity(&self, shape: &ModelShape, engine: EngineOptions, notes: &mut Vec<Note>) -> ServingCapacity {
+        let KvCapacity { context_tokens, max_sequences, kv_tokens, headroom_percent } = &self.sharding.kv;
         for (field, value) in [("kv.contextTokens", context_tokens), ("kv.maxSequences", max_sequences)] {
             if *value == 0 {
                 let why = "0 leaves no room for any conversation; use at least 1".to_owned();
@@ -393,7 +393,7 @@ impl Asked {
             limit => (*context_tokens).min(limit),
         };
         let most = u64::from(context_tokens) * u64::from(*max_sequences);
-        Room {
+        ServingCapacity {
             context_tokens,
             max_sequences: *max_sequences,
             // More than all can have is what all can have.
@@ -404,10 +404,10 @@ impl Asked {
     }
 
     /// What is asked of links, and who asks.
-    fn links(&self, notes: &mut Vec<Note>) -> Option<(Demand, String)> {
+    fn link_demand(&self, notes: &mut Vec<Note>) -> Option<(LinkDemand, String)> {
         let field = self.field("minBitsPerSecond");
-        match pool::rate(self.sharding.min_bits_per_second.as_deref()?, &field) {
-            Ok(bits) => Some((Demand { bits, ..Demand::default() }, field)),
+        match pool::parse_rate(self.sharding.min_bits_per_second.as_deref()?, &field) {
+            Ok(bits) => Some((LinkDemand { bits, ..LinkDemand::default() }, field)),
             Err(note) => {
                 notes.push(note);
                 None
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spec_becomes_a_split_or_says_what_is_wrong() {
+    fn every_spec_becomes_a_split_or_explains_the_fault() {
         use ShardingMode::*;
         for (model, mode, ranks, layers, want) in [
             ("llama", Auto, None, None, Ok(Split::Auto)),
@@ -513,13 +513,13 @@ mod tests {
     fn the_context_is_never_longer_than_the_models_own() {
         let valid = validate(&view(), "ns", "chat", &spec("llama", ShardingMode::Auto, None, None)).unwrap();
         assert_eq!(
-            valid.room,
-            Room { context_tokens: 2048, max_sequences: 4, headroom_percent: 5, ..Room::default() }
+            valid.capacity,
+            ServingCapacity { context_tokens: 2048, max_sequences: 4, headroom_percent: 5, ..ServingCapacity::default() }
         );
     }
 
     #[test]
-    fn the_room_of_all_conversations_holds_one_of_them_and_no_more_than_all() {
+    fn kv_tokens_hold_one_context_and_at_most_all_of_them() {
         // The model's own limit is 2,048 tokens, and there are four of them.
         for (context, asked, expected) in [
             (1024, None, Ok(None)),
@@ -536,7 +536,7 @@ mod tests {
             (kv.context_tokens, kv.kv_tokens) = (context, asked);
             match (validate(&view(), "ns", "chat", &spec), expected) {
                 (Ok(valid), Ok(expected)) => {
-                    assert_eq!(valid.room.kv_tokens, expected, "{context} {asked:?}")
+                    assert_eq!(valid.capacity.kv_tokens, expected, "{context} {asked:?}")
                 }
                 (Err(notes), Err(words)) => {
                     let told = crate::note::join(&notes);
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_engines_are_taken_as_asked_or_say_what_is_wrong() {
+    fn engine_options_are_applied_or_explain_what_is_invalid() {
         let quantised = Err("the model's heads are 80 wide, which groups of 64 or 32 do not divide");
         for (kv_cache, head_dim, want) in [
             (KvCacheType::AsComputed, 80, Ok(())),
@@ -563,7 +563,7 @@ mod tests {
             let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
             let spec = ModelDeploymentSpec { engine, ..spec("llama", ShardingMode::Auto, None, None) };
             match (validate(&view, "ns", "chat", &spec), want) {
-                (Ok(valid), Ok(())) => assert_eq!(valid.room.engine, engine),
+                (Ok(valid), Ok(())) => assert_eq!(valid.capacity.engine, engine),
                 (Err(notes), Err(text)) => {
                     assert!(crate::note::join(&notes).contains(text), "{notes:?} lacks {text:?}")
                 }

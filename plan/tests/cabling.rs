@@ -8,9 +8,9 @@
 )]
 
 use russet_crds::{Backend, Link, LinkKind};
-use russet_plan::fabric::{Fabric, Matrix, Taken, teams};
+use russet_plan::fabric::{Fabric, DeviceMatrix, PortUse, teams};
 use russet_plan::nodes::Nodes;
-use russet_plan::snapshot::Node;
+use russet_plan::snapshot::NodeInfo;
 use serde_json::Value;
 
 fn link(peer: &str, device: &str, address: &str, peer_address: &str) -> Link {
@@ -25,11 +25,11 @@ fn link(peer: &str, device: &str, address: &str, peer_address: &str) -> Link {
 }
 
 fn fabric(nodes: &Nodes) -> Fabric<'_> {
-    Fabric::new(nodes, Taken::new())
+    Fabric::new(nodes, PortUse::new())
 }
 
 /// A device matrix as MLX reads it: a cell is null, a name or several.
-fn matrix(json: &Value) -> Matrix {
+fn matrix(json: &Value) -> DeviceMatrix {
     let cell = |cell: &Value| match cell {
         Value::String(name) => vec![name.clone()],
         Value::Array(names) => names.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect(),
@@ -41,7 +41,7 @@ fn matrix(json: &Value) -> Matrix {
 
 /// The cluster whose nodes would report exactly these cables: wire `k` of a cell is wire `k` of the
 /// cell across the diagonal.
-fn cabled(matrix: &Matrix) -> Nodes {
+fn cabled(matrix: &DeviceMatrix) -> Nodes {
     let name = |index: usize| format!("n{index}");
     let mut nodes = Nodes::default();
     for (a, row) in matrix.iter().enumerate() {
@@ -56,7 +56,7 @@ fn cabled(matrix: &Matrix) -> Nodes {
         }
         // The order in which a node finds its links says nothing.
         links.reverse();
-        nodes.insert(name(a), Node { links, ..Node::default() });
+        nodes.insert(name(a), NodeInfo { links, ..NodeInfo::default() });
     }
     nodes
 }
@@ -84,7 +84,7 @@ fn synthetic_cabling_gives_its_matrix_again() {
     let names: Vec<&str> = nodes.keys().map(String::as_str).collect();
     let found = fabric(&nodes).ring(&names).unwrap();
     // Which of two cables is wire 0 is ours to say, but it is the same one at both ends.
-    let cable = |matrix: &Matrix, a: usize, b: usize| {
+    let cable = |matrix: &DeviceMatrix, a: usize, b: usize| {
         let pairs = matrix[a][b].iter().cloned().zip(matrix[b][a].iter().cloned());
         pairs.collect::<Vec<_>>()
     };

@@ -7,10 +7,10 @@
 mod agent;
 #[path = "sim/cable.rs"]
 mod cable;
-#[path = "sim/chance.rs"]
-mod chance;
-#[path = "sim/deed.rs"]
-mod deed;
+#[path = "sim/random_script.rs"]
+mod random_script;
+#[path = "sim/actions.rs"]
+mod actions;
 #[path = "sim/disk.rs"]
 mod disk;
 #[path = "sim/expectation.rs"]
@@ -23,14 +23,14 @@ mod machine;
 mod operator;
 #[path = "sim/script.rs"]
 mod script;
-#[path = "sim/size.rs"]
-mod size;
+#[path = "sim/model_shape.rs"]
+mod model_shape;
 #[path = "sim/story.rs"]
 mod story;
 #[path = "sim/trace.rs"]
 mod trace;
-#[path = "sim/wish.rs"]
-mod wish;
+#[path = "sim/spec_fields.rs"]
+mod spec_fields;
 #[path = "sim/words.rs"]
 mod words;
 #[path = "sim/world.rs"]
@@ -38,7 +38,7 @@ mod world;
 
 use std::path::PathBuf;
 
-use russet_plan::place::{NewGroup, OldGroup, Placement, Removal};
+use russet_plan::placement::{NewGroup, RemovedGroup, Placement, RemovalReason};
 use script::Script;
 use story::Story;
 
@@ -108,7 +108,7 @@ fn every_script_comes_out_as_written() {
             }
         };
         let mut story = Story::default();
-        let told = story.tell(&script);
+        let told = story.run(&script);
         crashes += story.crashes;
         conflicts += story.conflicts;
         match (told, &script.pending) {
@@ -147,10 +147,10 @@ fn stories_drawn_at_random_break_no_promise() {
     let wanted = std::env::var("RUSSET_SIM_STORIES").ok();
     let stories = wanted.map_or(STORIES, |count| count.parse().unwrap());
     for seed in 0..stories {
-        let text = chance::story(seed);
+        let text = random_script::story(seed);
         let script = Script::read("drawn", &text).unwrap();
         let mut story = Story::loose();
-        if let Err(wrong) = story.tell(&script) {
+        if let Err(wrong) = story.run(&script) {
             panic!("seed {seed}: {wrong}\n\n{text}\n\n{}", story.trace.text);
         }
         crashes += story.crashes;
@@ -195,15 +195,15 @@ fn the_page_shows_the_language_and_a_script_as_they_are() {
 }
 
 /// What a script comes to.
-fn told(text: &str) -> Story {
+fn run_story(text: &str) -> Story {
     let mut story = Story::loose();
-    story.tell(&Script::read("story", text).unwrap()).unwrap();
+    story.run(&Script::read("story", text).unwrap()).unwrap();
     story
 }
 
 #[test]
-fn the_ledger_finds_what_it_is_for() {
-    let story = told(
+fn ledger_detects_every_violation_it_checks() {
+    let story = run_story(
         "node a \"Apple M3 Ultra\" 256Gi\nnode b \"Apple M3 Ultra\" 256Gi\ncable a b rdma\n\
          model m llama-405b bits=4\ndeploy chat model=m mode=tensor ranks=2\nsettle",
     );
@@ -218,15 +218,15 @@ fn the_ledger_finds_what_it_is_for() {
     }
     let placement = Placement { create: vec![again], ..Placement::default() };
     assert!(
-        ledger::unasked(world, "chat", &placement, false)[0].contains("placed again beside chat-0#1 unasked")
+        ledger::unrequested(world, "chat", &placement, false)[0].contains("placed again beside chat-0#1 unasked")
     );
     let name = group.metadata.name.clone().unwrap();
-    let delete = vec![OldGroup { name, why: Removal::Replaced }];
+    let delete = vec![RemovedGroup { name, reason: RemovalReason::Replaced }];
     let placement = Placement { delete, ..Placement::default() };
-    assert_eq!(ledger::unasked(world, "chat", &placement, false), ["chat-0#1 of chat goes unasked"]);
+    assert_eq!(ledger::unrequested(world, "chat", &placement, false), ["chat-0#1 of chat goes unasked"]);
     let mut edited = world.clone();
     edited.deployments.get_mut("chat").unwrap().spec.replicas = 0;
-    assert!(ledger::unasked(&edited, "chat", &placement, false).is_empty());
+    assert!(ledger::unrequested(&edited, "chat", &placement, false).is_empty());
     assert_eq!(ledger::unsettled(&edited), ["chat-0#1 is one of 1, and 0 are wanted"]);
     // An engine whose group and Shard are gone holds its memory and its port all the same.
     let mut held = world.clone();
@@ -238,7 +238,7 @@ fn the_ledger_finds_what_it_is_for() {
 }
 
 #[test]
-fn a_line_that_cannot_be_read_names_its_place_and_what_was_expected() {
+fn unreadable_script_line_names_its_place_and_expectation() {
     for (line, wrong) in [
         ("nod a \"M4 Max\" 64Gi", "\"nod\" is no verb; there are node, cable"),
         ("node a M4 64Gi", "the chip in quotes is expected where \"M4\" stands; it is: node NAME \"CHIP\""),

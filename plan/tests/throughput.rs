@@ -19,14 +19,14 @@ mod rows;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use russet_plan::speed::model::Size;
-use russet_plan::speed::{Coefficients, Engine, Fence, Group, Model, Weights};
+use russet_plan::performance_model::model::ParameterCounts;
+use russet_plan::performance_model::{Coefficients, EngineFamily, FenceMode, GroupTopology, ModelProfile, WeightFormat};
 use sha2::{Digest, Sha256};
 
 use fit::{fitted, loss};
-use rows::{Row, Split};
+use rows::{Row, RowSplit};
 
-const ENGINES: [Engine; 3] = [Engine::Mlx, Engine::LlamaCpp, Engine::Ds4];
+const ENGINES: [EngineFamily; 3] = [EngineFamily::Mlx, EngineFamily::LlamaCpp, EngineFamily::Ds4];
 
 /// SHA-256 of the file the constants were fitted on. On any other they are judged, not fitted.
 const FITTED_ON: &str = "ecc17b9f6f3422baafa22663fd83ff8f140df1b1b9ef6699d699ca3e7e7f1bff";
@@ -47,7 +47,7 @@ fn file() -> Option<String> {
 }
 
 /// Rows of an engine that the model can know.
-fn knowable(rows: &[Row], engine: Engine) -> Vec<&Row> {
+fn knowable(rows: &[Row], engine: EngineFamily) -> Vec<&Row> {
     rows.iter().filter(|row| row.engine == engine && row.unknowable.is_none()).collect()
 }
 
@@ -70,7 +70,7 @@ fn error(row: &Row, by: &Coefficients) -> Option<f64> {
 }
 
 /// Coefficients fitted without the source of each row.
-fn left_out(rows: &[Row], engine: Engine) -> BTreeMap<String, Coefficients> {
+fn left_out(rows: &[Row], engine: EngineFamily) -> BTreeMap<String, Coefficients> {
     let all = knowable(rows, engine);
     let sources: BTreeSet<&str> = all.iter().map(|row| row.source.as_str()).collect();
     let without = |source: &str| {
@@ -85,26 +85,26 @@ type Class = fn(&Row) -> bool;
 
 /// Classes of the table; a row is in several.
 const CLASSES: [(&str, Class); 17] = [
-    ("MLX, one node, one stream", |row| is(row, Engine::Mlx, Split::Single) && row.load.streams == 1),
-    ("  dense", |row| is(row, Engine::Mlx, Split::Single) && row.load.streams == 1 && !row.moe()),
-    ("  experts", |row| is(row, Engine::Mlx, Split::Single) && row.load.streams == 1 && row.moe()),
-    ("MLX, one node, batched", |row| is(row, Engine::Mlx, Split::Single) && row.load.streams > 1),
-    ("llama.cpp, one node", |row| is(row, Engine::LlamaCpp, Split::Single)),
-    ("  dense", |row| is(row, Engine::LlamaCpp, Split::Single) && !row.moe()),
-    ("  experts", |row| is(row, Engine::LlamaCpp, Split::Single) && row.moe()),
-    ("ds4, one node", |row| is(row, Engine::Ds4, Split::Single)),
-    ("clusters", |row| row.split != Split::Single),
-    ("  MLX", |row| row.split != Split::Single && row.engine == Engine::Mlx),
-    ("  tensor", |row| row.split == Split::Tensor),
-    ("  pipeline", |row| row.split == Split::Pipeline),
-    ("  batched", |row| row.split != Split::Single && row.load.streams > 1),
-    ("  RDMA", |row| row.split != Split::Single && row.rdma),
-    ("  TCP", |row| row.split != Split::Single && !row.rdma),
-    ("  dense", |row| row.split != Split::Single && !row.moe()),
-    ("  experts", |row| row.split != Split::Single && row.moe()),
+    ("MLX, one node, one stream", |row| is(row, EngineFamily::Mlx, RowSplit::Single) && row.load.streams == 1),
+    ("  dense", |row| is(row, EngineFamily::Mlx, RowSplit::Single) && row.load.streams == 1 && !row.moe()),
+    ("  experts", |row| is(row, EngineFamily::Mlx, RowSplit::Single) && row.load.streams == 1 && row.moe()),
+    ("MLX, one node, batched", |row| is(row, EngineFamily::Mlx, RowSplit::Single) && row.load.streams > 1),
+    ("llama.cpp, one node", |row| is(row, EngineFamily::LlamaCpp, RowSplit::Single)),
+    ("  dense", |row| is(row, EngineFamily::LlamaCpp, RowSplit::Single) && !row.moe()),
+    ("  experts", |row| is(row, EngineFamily::LlamaCpp, RowSplit::Single) && row.moe()),
+    ("ds4, one node", |row| is(row, EngineFamily::Ds4, RowSplit::Single)),
+    ("clusters", |row| row.split != RowSplit::Single),
+    ("  MLX", |row| row.split != RowSplit::Single && row.engine == EngineFamily::Mlx),
+    ("  tensor", |row| row.split == RowSplit::Tensor),
+    ("  pipeline", |row| row.split == RowSplit::Pipeline),
+    ("  batched", |row| row.split != RowSplit::Single && row.load.streams > 1),
+    ("  RDMA", |row| row.split != RowSplit::Single && row.rdma),
+    ("  TCP", |row| row.split != RowSplit::Single && !row.rdma),
+    ("  dense", |row| row.split != RowSplit::Single && !row.moe()),
+    ("  experts", |row| row.split != RowSplit::Single && row.moe()),
 ];
 
-fn is(row: &Row, engine: Engine, split: Split) -> bool {
+fn is(row: &Row, engine: EngineFamily, split: RowSplit) -> bool {
     row.engine == engine && row.split == split
 }
 
@@ -134,7 +134,7 @@ fn published_rates_are_predicted_within_the_bounds() {
         println!("not predicted: {line}");
     }
 
-    let without: BTreeMap<Engine, _> = ENGINES.map(|engine| (engine, left_out(&rows, engine))).into();
+    let without: BTreeMap<EngineFamily, _> = ENGINES.map(|engine| (engine, left_out(&rows, engine))).into();
     println!(
         "\n{:<28} {:>4}  median   90 %  within 25 %   source left out: median   90 %  within 25 %",
         "class", "n"
@@ -177,21 +177,21 @@ fn published_rates_are_predicted_within_the_bounds() {
         Some((row.predict(by).ttft / seconds - 1.0).abs())
     };
     let known = |row: &Row| row.unknowable.is_none();
-    table("prefill, MLX, one node", &|row| known(row) && is(row, Engine::Mlx, Split::Single), &prefill);
-    table("prefill, llama.cpp", &|row| known(row) && row.engine == Engine::LlamaCpp, &prefill);
-    table("prefill, ds4, one node", &|row| known(row) && is(row, Engine::Ds4, Split::Single), &prefill);
-    table("prefill, clusters", &|row| known(row) && row.split != Split::Single, &prefill);
-    table("TTFT, MLX", &|row| known(row) && row.engine == Engine::Mlx, &ttft);
-    table("with unknowable: one node", &|row| row.split == Split::Single, &error);
-    table("with unknowable: clusters", &|row| row.split != Split::Single, &error);
+    table("prefill, MLX, one node", &|row| known(row) && is(row, EngineFamily::Mlx, RowSplit::Single), &prefill);
+    table("prefill, llama.cpp", &|row| known(row) && row.engine == EngineFamily::LlamaCpp, &prefill);
+    table("prefill, ds4, one node", &|row| known(row) && is(row, EngineFamily::Ds4, RowSplit::Single), &prefill);
+    table("prefill, clusters", &|row| known(row) && row.split != RowSplit::Single, &prefill);
+    table("TTFT, MLX", &|row| known(row) && row.engine == EngineFamily::Mlx, &ttft);
+    table("with unknowable: one node", &|row| row.split == RowSplit::Single, &error);
+    table("with unknowable: clusters", &|row| row.split != RowSplit::Single, &error);
     for (name, fence) in
-        [("  MLX, every fence fast", Fence::Fast), ("  MLX, every fence default", Fence::Default)]
+        [("  MLX, every fence fast", FenceMode::Fast), ("  MLX, every fence default", FenceMode::Default)]
     {
         let declared = |row: &Row, by: &Coefficients| {
-            let group = Group { fence, ..row.group.clone() };
+            let group = GroupTopology { fence, ..row.group.clone() };
             error(&Row { group, ..row.clone() }, by)
         };
-        table(name, &|row| known(row) && row.split != Split::Single && row.engine == Engine::Mlx, &declared);
+        table(name, &|row| known(row) && row.split != RowSplit::Single && row.engine == EngineFamily::Mlx, &declared);
     }
     let estimated = |row: &Row, by: &Coefficients| {
         let guess = Row { model: row.estimate, ..row.clone() };
@@ -221,10 +221,10 @@ fn rates_that_were_never_fitted_are_predicted_too() {
         }
         spread(chosen.iter().filter_map(|row| error(row, &row.engine.coefficients())).collect())
     };
-    let (n, median, _, within) = judged(|row| row.split == Split::Single);
+    let (n, median, _, within) = judged(|row| row.split == RowSplit::Single);
     println!("one node: n {n}, median {median:.3}");
     assert!(median <= 0.08 && within >= 0.90, "one node: median {median}, {within} within 25 %, {n} rows");
-    let (n, median, _, _) = judged(|row| row.split != Split::Single);
+    let (n, median, _, _) = judged(|row| row.split != RowSplit::Single);
     println!("clusters: n {n}, median {median:.3}");
     assert!(median <= 0.25, "clusters: median {median}, {n} rows");
 }
@@ -265,7 +265,7 @@ fn the_constants_are_the_best_on_the_rows_they_were_fitted_on() {
 }
 
 #[test]
-fn models_nobody_has_the_config_of_are_estimated_well_enough() {
+fn models_without_config_are_estimated_well_enough() {
     let known = models::table();
     let mut errors: BTreeMap<bool, Vec<f64>> = BTreeMap::new();
     for facts in &known {
@@ -273,9 +273,9 @@ fn models_nobody_has_the_config_of_are_estimated_well_enough() {
         // A published name says how many parameters a token uses, embedding included.
         let embedding = f64::from(facts.vocabulary) * f64::from(facts.hidden) / 1e9;
         let active = if sparse { facts.read } else { facts.read + embedding };
-        let size = Size { total: facts.total * 1e9, active: active.min(facts.total) * 1e9 };
-        let weights = Weights::Affine { bits: 4, group: 64 };
-        let (guess, model) = (Model::estimate(size, weights), facts.model(weights, weights));
+        let size = ParameterCounts { total: facts.total * 1e9, active: active.min(facts.total) * 1e9 };
+        let weights = WeightFormat::Affine { bits: 4, group: 64 };
+        let (guess, model) = (ModelProfile::estimate(size, weights), facts.model(weights, weights));
         assert_eq!(guess.experts.is_some(), sparse, "{}", facts.name);
         let error = |guess: f64, fact: f64| (guess / fact - 1.0).abs();
         errors.entry(sparse).or_default().push(error(f64::from(guess.layers), f64::from(model.layers)));

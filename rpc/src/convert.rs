@@ -1,7 +1,7 @@
 //! Conversions between the protos and [`russet_wire`]; unknown enum values of a newer peer become
 //! the most careful known one.
 
-use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason, Usage};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 
 use crate::engine as pb;
@@ -71,35 +71,35 @@ impl From<pb::GenerateRequest> for GenerationRequest {
     }
 }
 
-impl From<Event> for pb::GenerateEvent {
-    fn from(event: Event) -> Self {
+impl From<GenerationEvent> for pb::GenerateEvent {
+    fn from(event: GenerationEvent) -> Self {
         use pb::generate_event::Event as E;
         let event = match event {
-            Event::Started { prompt_tokens, emitted_tokens } => {
+            GenerationEvent::Started { prompt_tokens, emitted_tokens } => {
                 E::Started(pb::Started { prompt_tokens, emitted_tokens })
             }
-            Event::Token { id, text } => E::Token(pb::Token { id, text }),
-            Event::Finished { reason, usage } => E::Finished(pb::Finished {
+            GenerationEvent::Token { id, text } => E::Token(pb::Token { id, text }),
+            GenerationEvent::Finished { reason, usage } => E::Finished(pb::Finished {
                 reason: pb::FinishReason::from(reason) as i32,
                 prompt_tokens: usage.prompt_tokens,
                 completion_tokens: usage.completion_tokens,
                 cached_tokens: usage.cached_tokens,
             }),
-            Event::Failed(failure) => E::Failed(failure.into()),
+            GenerationEvent::Failed(failure) => E::Failed(failure.into()),
         };
         Self { event: Some(event) }
     }
 }
 
-impl From<pb::GenerateEvent> for Event {
+impl From<pb::GenerateEvent> for GenerationEvent {
     fn from(event: pb::GenerateEvent) -> Self {
         use pb::generate_event::Event as E;
         match event.event {
             Some(E::Started(pb::Started { prompt_tokens, emitted_tokens })) => {
-                Event::Started { prompt_tokens, emitted_tokens }
+                GenerationEvent::Started { prompt_tokens, emitted_tokens }
             }
-            Some(E::Token(token)) => Event::Token { id: token.id, text: token.text },
-            Some(E::Finished(finished)) => Event::Finished {
+            Some(E::Token(token)) => GenerationEvent::Token { id: token.id, text: token.text },
+            Some(E::Finished(finished)) => GenerationEvent::Finished {
                 reason: finished.reason().into(),
                 usage: Usage {
                     prompt_tokens: finished.prompt_tokens,
@@ -107,8 +107,8 @@ impl From<pb::GenerateEvent> for Event {
                     cached_tokens: finished.cached_tokens,
                 },
             },
-            Some(E::Failed(failed)) => Event::Failed(failed.into()),
-            None => Event::Failed(Failure {
+            Some(E::Failed(failed)) => GenerationEvent::Failed(failed.into()),
+            None => GenerationEvent::Failed(GenerationFailure {
                 kind: FailureKind::Internal,
                 message: "the engine sent an event this gateway does not know; upgrade the older of the two"
                     .into(),
@@ -117,9 +117,9 @@ impl From<pb::GenerateEvent> for Event {
     }
 }
 
-impl From<Failure> for pb::Failed {
-    fn from(failure: Failure) -> Self {
-        let Failure { kind, message } = failure;
+impl From<GenerationFailure> for pb::Failed {
+    fn from(failure: GenerationFailure) -> Self {
+        let GenerationFailure { kind, message } = failure;
         let kind = match kind {
             FailureKind::InvalidRequest => pb::FailureKind::InvalidRequest,
             FailureKind::Overloaded => pb::FailureKind::Overloaded,
@@ -131,7 +131,7 @@ impl From<Failure> for pb::Failed {
     }
 }
 
-impl From<pb::Failed> for Failure {
+impl From<pb::Failed> for GenerationFailure {
     fn from(failed: pb::Failed) -> Self {
         let kind = match failed.kind() {
             pb::FailureKind::InvalidRequest => FailureKind::InvalidRequest,
@@ -170,23 +170,23 @@ mod tests {
 
     #[test]
     fn every_event_survives_the_round_trip() {
-        let failure = |kind| Event::Failed(Failure { kind, message: "m".into() });
+        let failure = |kind| GenerationEvent::Failed(GenerationFailure { kind, message: "m".into() });
         for event in [
-            Event::Started { prompt_tokens: 7, emitted_tokens: 2 },
-            Event::Token { id: 3, text: "é".into() },
-            Event::Finished {
+            GenerationEvent::Started { prompt_tokens: 7, emitted_tokens: 2 },
+            GenerationEvent::Token { id: 3, text: "é".into() },
+            GenerationEvent::Finished {
                 reason: FinishReason::Length,
                 usage: Usage { prompt_tokens: 7, completion_tokens: 9, cached_tokens: 5 },
             },
-            Event::Finished { reason: FinishReason::Stop, usage: Usage::default() },
-            Event::Finished { reason: FinishReason::Cancelled, usage: Usage::default() },
+            GenerationEvent::Finished { reason: FinishReason::Stop, usage: Usage::default() },
+            GenerationEvent::Finished { reason: FinishReason::Cancelled, usage: Usage::default() },
             failure(FailureKind::InvalidRequest),
             failure(FailureKind::Overloaded),
             failure(FailureKind::Unavailable),
             failure(FailureKind::DeadlineExceeded),
             failure(FailureKind::Internal),
         ] {
-            assert_eq!(Event::from(pb::GenerateEvent::from(event.clone())), event);
+            assert_eq!(GenerationEvent::from(pb::GenerateEvent::from(event.clone())), event);
         }
     }
 

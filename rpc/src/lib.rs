@@ -3,9 +3,9 @@
 //! the conversions to and from [`russet_wire`]. What the messages mean is `wire`'s business.
 
 #[cfg(feature = "api")]
-pub mod api;
+pub mod kube_client;
 mod convert;
-pub mod lull;
+pub mod failure_detector;
 pub mod ports;
 pub mod tls;
 

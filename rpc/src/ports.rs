@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use tokio::net::{TcpSocket, TcpStream};
 
-const PORTS: Range<u16> = 20_000..30_000;
+const PORT_RANGE: Range<u16> = 20_000..30_000;
 
 /// A socket bound to a free port of `address`, and not listened on; the port is free again when it is
 /// dropped.
@@ -18,10 +18,10 @@ const PORTS: Range<u16> = 20_000..30_000;
 /// # Errors
 ///
 /// If no port is free, or the machine does not have the address.
-pub fn bound(address: IpAddr) -> io::Result<TcpSocket> {
+pub fn bind_free(address: IpAddr) -> io::Result<TcpSocket> {
     // Processes that ask at the same time begin at different ports.
-    let start = RandomState::new().hash_one(()) as u16 % PORTS.len() as u16;
-    let mut ports = PORTS.cycle().skip(usize::from(start)).take(PORTS.len());
+    let start = RandomState::new().hash_one(()) as u16 % PORT_RANGE.len() as u16;
+    let mut ports = PORT_RANGE.cycle().skip(usize::from(start)).take(PORT_RANGE.len());
     loop {
         let socket = socket(address)?;
         match ports.next().map(|port| socket.bind(SocketAddr::new(address, port))) {
@@ -29,7 +29,7 @@ pub fn bound(address: IpAddr) -> io::Result<TcpSocket> {
             Some(Err(error)) if error.kind() == io::ErrorKind::AddrInUse => {}
             Some(Err(error)) => return Err(error),
             None => {
-                let (first, last) = (PORTS.start, PORTS.end - 1);
+                let (first, last) = (PORT_RANGE.start, PORT_RANGE.end - 1);
                 let told = format!("no port of {address} from {first} to {last} is free");
                 return Err(io::Error::new(io::ErrorKind::AddrInUse, told));
             }
@@ -42,14 +42,14 @@ pub fn bound(address: IpAddr) -> io::Result<TcpSocket> {
 /// # Errors
 ///
 /// As [`bound`].
-pub fn free(address: IpAddr, count: usize) -> io::Result<Vec<SocketAddr>> {
-    let held: Vec<TcpSocket> = (0..count).map(|_| bound(address)).collect::<io::Result<_>>()?;
+pub fn free_addresses(address: IpAddr, count: usize) -> io::Result<Vec<SocketAddr>> {
+    let held: Vec<TcpSocket> = (0..count).map(|_| bind_free(address)).collect::<io::Result<_>>()?;
     held.iter().map(TcpSocket::local_addr).collect()
 }
 
 /// A way out of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Exit {
+pub struct Egress {
     /// An address of the machine.
     pub address: IpAddr,
     /// The network interface that connections are tied to, where the system lets them be: they take no other one,
@@ -57,7 +57,7 @@ pub struct Exit {
     pub interface: Option<String>,
 }
 
-impl From<IpAddr> for Exit {
+impl From<IpAddr> for Egress {
     fn from(address: IpAddr) -> Self {
         Self { address, interface: None }
     }
@@ -68,10 +68,10 @@ impl From<IpAddr> for Exit {
 /// # Errors
 ///
 /// If the machine does not have the address, or nobody answers.
-pub async fn connect_from(exit: &Exit, to: SocketAddr) -> io::Result<TcpStream> {
+pub async fn connect_from(exit: &Egress, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = socket(exit.address)?;
     if let Some(interface) = &exit.interface
-        && let Err(error) = tie(&socket, interface, exit.address)
+        && let Err(error) = bind_to_interface(&socket, interface, exit.address)
     {
         // Before Linux 5.7 that was root's alone. An interface that is gone took its address with it.
         tracing::debug!(interface, %error, "a connection has the interface's address, and is not tied to it");
@@ -81,7 +81,7 @@ pub async fn connect_from(exit: &Exit, to: SocketAddr) -> io::Result<TcpStream> 
 }
 
 #[cfg(target_os = "linux")]
-fn tie(socket: &TcpSocket, interface: &str, _: IpAddr) -> io::Result<()> {
+fn bind_to_interface(socket: &TcpSocket, interface: &str, _: IpAddr) -> io::Result<()> {
     socket.bind_device(Some(interface.as_bytes()))
 }
 
@@ -113,26 +113,26 @@ mod tests {
 
     #[test]
     fn ports_differ_lie_in_the_range_and_can_be_listened_on() {
-        let addresses = free(LOOPBACK, 100).unwrap();
+        let addresses = free_addresses(LOOPBACK, 100).unwrap();
         let listeners: Vec<TcpListener> =
             addresses.iter().map(|address| TcpListener::bind(address).unwrap()).collect();
-        assert!(listeners.iter().all(|one| PORTS.contains(&one.local_addr().unwrap().port())));
+        assert!(listeners.iter().all(|one| PORT_RANGE.contains(&one.local_addr().unwrap().port())));
     }
 
     #[test]
-    fn a_port_that_is_held_is_nobody_elses() {
-        let held = bound(LOOPBACK).unwrap();
+    fn reserved_port_cannot_be_bound_again() {
+        let held = bind_free(LOOPBACK).unwrap();
         let error = TcpListener::bind(held.local_addr().unwrap()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn a_connection_is_tied_to_its_interface_and_to_no_other() {
+    async fn connection_is_bound_to_its_interface_only() {
         let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
         let to = listener.local_addr().unwrap();
         let connect = async |interface: Option<&str>| {
-            let exit = Exit { address: LOOPBACK, interface: interface.map(str::to_owned) };
+            let exit = Egress { address: LOOPBACK, interface: interface.map(str::to_owned) };
             let stream = connect_from(&exit, to).await?;
             socket2::SockRef::from(&stream).device()
         };
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn an_address_of_another_machine_is_refused_at_once() {
         // A documentation range: no machine has it.
-        let error = bound("192.0.2.1".parse().unwrap()).unwrap_err();
+        let error = bind_free("192.0.2.1".parse().unwrap()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
     }
 }

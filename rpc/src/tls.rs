@@ -2,8 +2,8 @@
 //! who it is stands in the subject's common name. Names, not addresses, are verified, so a node may
 //! change its address without a new certificate.
 
-pub mod folder;
-mod live;
+pub mod identity_dir;
+mod hot_reload;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,8 +13,8 @@ use thiserror::Error;
 use tonic::transport::{Channel, Endpoint};
 
 #[cfg(feature = "api")]
-pub(crate) use self::live::Stamp;
-pub use self::live::{Connector, host};
+pub(crate) use self::hot_reload::FileVersion;
+pub use self::hot_reload::{Connector, host_of};
 
 /// Group (O) of agents' and engines' certificates.
 pub const NODES_GROUP: &str = "russet:nodes";
@@ -59,7 +59,7 @@ impl Protocol {
 
 /// Files of one identity: certificate chain, key and the CA, all PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Files {
+pub struct TlsFiles {
     /// Certificate chain of this component.
     pub cert: PathBuf,
     /// Its private key.
@@ -99,7 +99,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }
 
-impl Files {
+impl TlsFiles {
     /// The conventional names inside one folder: `tls.crt`, `tls.key`, `ca.crt`.
     pub fn in_dir(dir: &Path) -> Self {
         Self { cert: dir.join("tls.crt"), key: dir.join("tls.key"), ca: dir.join("ca.crt") }
@@ -133,11 +133,11 @@ pub fn server_name(node: &str) -> Result<ServerName<'static>, TlsError> {
 
 /// The common name of the peer's certificate; `None` without TLS or without a certificate.
 pub fn peer_user<T>(request: &tonic::Request<T>) -> Option<String> {
-    user(request.peer_certs()?.first()?)
+    common_name(request.peer_certs()?.first()?)
 }
 
 /// The common name of a certificate.
-pub fn user(leaf: &CertificateDer<'_>) -> Option<String> {
+pub fn common_name(leaf: &CertificateDer<'_>) -> Option<String> {
     let (_, certificate) = x509_parser::parse_x509_certificate(leaf.as_ref()).ok()?;
     let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
     Some(name.to_owned())

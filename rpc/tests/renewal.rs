@@ -12,27 +12,27 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedN
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::engine_server::{Engine, EngineServer};
-use russet_rpc::tls::{self, Files, folder};
+use russet_rpc::tls::{self, TlsFiles, identity_dir};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 /// How long the first certificates live: long enough to shake hands on a busy machine.
-const LIFE: Duration = Duration::from_secs(5);
+const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(5);
 
-type Events = mpsc::UnboundedSender<Result<pb::GenerateEvent, Status>>;
+type EventSender = mpsc::UnboundedSender<Result<pb::GenerateEvent, Status>>;
 
 /// An engine whose streams the test feeds, and which remembers whose certificates it saw.
 #[derive(Clone, Default)]
-struct Played {
-    streams: Arc<Mutex<Vec<Events>>>,
-    seen: Arc<Mutex<Vec<String>>>,
+struct StubEngine {
+    streams: Arc<Mutex<Vec<EventSender>>>,
+    peer_users: Arc<Mutex<Vec<String>>>,
 }
 
 type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Engine for Played {
+impl Engine for StubEngine {
     type GenerateStream = Stream<pb::GenerateEvent>;
     type FollowStream = Stream<pb::FollowReply>;
     type PrefixesStream = Stream<pb::PrefixesEvent>;
@@ -50,7 +50,7 @@ impl Engine for Played {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         assert_eq!(tls::peer_user(&request).as_deref(), Some(tls::GATEWAY_USER));
         let certificates = request.peer_certs().unwrap();
-        self.seen.lock().unwrap().push(format!("{:?}", certificates.first().unwrap().as_ref()));
+        self.peer_users.lock().unwrap().push(format!("{:?}", certificates.first().unwrap().as_ref()));
         let (sender, receiver) = mpsc::unbounded_channel();
         self.streams.lock().unwrap().push(sender);
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
@@ -81,39 +81,39 @@ fn issue(ca: &CertifiedIssuer<'_, KeyPair>, dir: &Path, user: &str, names: Vec<S
     let key = KeyPair::generate().unwrap();
     let certificate = params.signed_by(&key, ca).unwrap();
     let files = [
-        (folder::CERTIFICATE, certificate.pem()),
-        (folder::KEY, key.serialize_pem()),
-        (folder::CA, ca.pem()),
+        (identity_dir::CERTIFICATE, certificate.pem()),
+        (identity_dir::KEY, key.serialize_pem()),
+        (identity_dir::CA, ca.pem()),
     ];
     let files: Vec<(&str, &[u8])> = files.iter().map(|(name, text)| (*name, text.as_bytes())).collect();
-    folder::publish(dir, &files).unwrap();
+    identity_dir::publish(dir, &files).unwrap();
 }
 
-async fn ask(files: &Files, address: &str) -> Result<Streaming<pb::GenerateEvent>, Status> {
+async fn ask(files: &TlsFiles, address: &str) -> Result<Streaming<pb::GenerateEvent>, Status> {
     let channel = files.channel(address, "a").unwrap();
     EngineClient::new(channel).generate(pb::GenerateRequest::default()).await.map(Response::into_inner)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_outlive_their_certificates_and_new_connections_take_the_new_ones() {
+async fn streams_outlive_certificates_and_new_connections_reload() {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (node, gateway) = (folder.path().join("node"), folder.path().join("gateway"));
-    let end = SystemTime::now() + LIFE;
+    let end = SystemTime::now() + CERTIFICATE_LIFETIME;
     let names = || vec![tls::node_dns_name("a")];
     issue(&ca, &node, &tls::node_user("a"), names(), end);
     issue(&ca, &gateway, tls::GATEWAY_USER, vec![], end);
 
-    let engine = Played::default();
+    let engine = StubEngine::default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let incoming = Files::in_dir(&node).incoming(listener, tls::Protocol::Grpc).unwrap();
+    let incoming = TlsFiles::in_dir(&node).incoming(listener, tls::Protocol::Grpc).unwrap();
     let server = tonic::transport::Server::builder().add_service(EngineServer::new(engine.clone()));
     let server = tokio::spawn(server.serve_with_incoming(incoming));
 
-    let files = Files::in_dir(&gateway);
+    let files = TlsFiles::in_dir(&gateway);
     // Made with the first certificate, connected when that has ended.
     let lazy = files.channel(&address, "a").unwrap();
     let mut stream = ask(&files, &address).await.unwrap();
@@ -145,7 +145,7 @@ async fn streams_outlive_their_certificates_and_new_connections_take_the_new_one
     EngineClient::new(lazy).generate(pb::GenerateRequest::default()).await.unwrap();
     tick(3);
     assert!(stream.message().await.unwrap().is_some());
-    let seen = engine.seen.lock().unwrap().clone();
+    let seen = engine.peer_users.lock().unwrap().clone();
     assert_eq!(seen.len(), 3);
     assert!(seen[0] != seen[1] && seen[1] == seen[2], "who came later showed the new certificate");
     server.abort();

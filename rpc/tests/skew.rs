@@ -5,13 +5,13 @@
 
 use prost::Message as _;
 use russet_rpc::engine as pb;
-use russet_wire::event::{Event, Failure, FailureKind, FinishReason};
+use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason};
 
 /// A number no release has given a meaning.
 const UNKNOWN: i32 = 4_711;
 
 /// The bytes of a message with fields that only a newer peer has: a number, a text and a message.
-fn from_a_newer_peer(message: &impl prost::Message) -> Vec<u8> {
+fn with_unknown_field(message: &impl prost::Message) -> Vec<u8> {
     let mut bytes = message.encode_to_vec();
     prost::encoding::uint64::encode(900, &7, &mut bytes);
     prost::encoding::string::encode(901, &"new".to_owned(), &mut bytes);
@@ -19,34 +19,34 @@ fn from_a_newer_peer(message: &impl prost::Message) -> Vec<u8> {
     bytes
 }
 
-fn event(event: pb::generate_event::Event) -> Event {
-    let bytes = from_a_newer_peer(&pb::GenerateEvent { event: Some(event) });
+fn event(event: pb::generate_event::Event) -> GenerationEvent {
+    let bytes = with_unknown_field(&pb::GenerateEvent { event: Some(event) });
     pb::GenerateEvent::decode(bytes.as_slice()).unwrap().into()
 }
 
 #[test]
 fn an_unknown_reason_still_finishes_with_its_usage() {
     let told = pb::Finished { reason: UNKNOWN, prompt_tokens: 3, completion_tokens: 5, cached_tokens: 0 };
-    let Event::Finished { reason, usage } = event(pb::generate_event::Event::Finished(told)) else {
+    let GenerationEvent::Finished { reason, usage } = event(pb::generate_event::Event::Finished(told)) else {
         panic!("an answer that finished did not")
     };
     assert_eq!((reason, usage.prompt_tokens, usage.completion_tokens), (FinishReason::Stop, 3, 5));
 }
 
 #[test]
-fn an_unknown_failure_is_internal_and_keeps_its_words() {
+fn unknown_failure_maps_to_internal_and_keeps_its_message() {
     let told = pb::Failed { kind: UNKNOWN, message: "the moon is full".into() };
     assert_eq!(
         event(pb::generate_event::Event::Failed(told)),
-        Event::Failed(Failure { kind: FailureKind::Internal, message: "the moon is full".into() })
+        GenerationEvent::Failed(GenerationFailure { kind: FailureKind::Internal, message: "the moon is full".into() })
     );
 }
 
 #[test]
-fn an_unknown_event_is_a_failure_that_says_what_to_do() {
+fn unknown_event_becomes_a_failure_with_a_remedy() {
     let mut bytes = Vec::new();
     prost::encoding::message::encode(77, &pb::Started::default(), &mut bytes);
-    let Event::Failed(failure) = pb::GenerateEvent::decode(bytes.as_slice()).unwrap().into() else {
+    let GenerationEvent::Failed(failure) = pb::GenerateEvent::decode(bytes.as_slice()).unwrap().into() else {
         panic!("an event nobody knows was taken for another")
     };
     assert_eq!(failure.kind, FailureKind::Internal);
@@ -54,16 +54,16 @@ fn an_unknown_event_is_a_failure_that_says_what_to_do() {
 }
 
 #[test]
-fn an_unknown_phase_is_unspecified_and_the_rest_of_the_state_is_read() {
+fn unknown_phase_is_unspecified_and_other_fields_are_read() {
     let state = pb::EngineState { phase: UNKNOWN, epoch: 4, message: "m".into(), ..Default::default() };
-    let state = pb::EngineState::decode(from_a_newer_peer(&state).as_slice()).unwrap();
+    let state = pb::EngineState::decode(with_unknown_field(&state).as_slice()).unwrap();
     assert_eq!((state.phase(), state.epoch, state.message.as_str()), (pb::Phase::Unspecified, 4, "m"));
 }
 
 #[test]
-fn every_message_is_read_past_the_fields_of_a_newer_peer() {
+fn messages_decode_past_fields_of_a_newer_peer() {
     fn check<M: prost::Message + Default + PartialEq + std::fmt::Debug>(message: M) {
-        assert_eq!(M::decode(from_a_newer_peer(&message).as_slice()).unwrap(), message);
+        assert_eq!(M::decode(with_unknown_field(&message).as_slice()).unwrap(), message);
         // And an older peer that leaves everything out is read too.
         assert_eq!(M::decode([].as_slice()).unwrap(), M::default());
     }

@@ -20,7 +20,7 @@ use crate::process;
 /// Adds the metrics of the process itself to `registry`.
 pub fn router(registry: Registry, ready: Arc<AtomicBool>) -> Router {
     // Refused only when they are there already, from an earlier router over the same registry.
-    let _ = registry.register(Box::new(process::Metrics::new()));
+    let _ = registry.register(Box::new(process::ProcessMetrics::new()));
     Router::new()
         .route("/metrics", get(metrics))
         .with_state(registry)
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_may_have_pages_of_its_own_beside_the_usual_ones() {
+    async fn admin_router_serves_additional_pages() {
         let pages: Pages = Arc::new(|path| {
             Box::pin(async move {
                 let text = path.strip_prefix("/engines/")?.to_owned();
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_show_the_registry_and_the_process_however_many_routers_share_it() {
+    async fn metrics_show_registry_and_process_with_shared_registry() {
         let registry = Registry::new();
         let counter = prometheus::IntCounter::new("russet_test_total", "Things.").unwrap();
         registry.register(Box::new(counter.clone())).unwrap();

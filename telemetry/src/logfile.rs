@@ -7,16 +7,16 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// A log longer than this becomes the older one.
-pub const LONGEST: u64 = 10 << 20;
+pub const MAX_LOG_BYTES: u64 = 10 << 20;
 
 /// Opens the log at `path` for appending, for its owner alone, and bounds it first.
 pub fn open(path: &Path) -> io::Result<File> {
-    bound(path, LONGEST);
+    rotate(path, MAX_LOG_BYTES);
     OpenOptions::new().create(true).append(true).mode(0o600).open(path)
 }
 
 /// Where the older log of `path` is: `engine.log.1` for `engine.log`.
-pub fn older(path: &Path) -> PathBuf {
+pub fn rotated_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".1");
     name.into()
@@ -25,11 +25,11 @@ pub fn older(path: &Path) -> PathBuf {
 /// Copies a log longer than `longest` bytes over the older one and empties it, also while a process
 /// writes to it: everybody appends, so the next line comes first. A line written in between may be
 /// lost, and so is the older log when the disk is full; neither is worth failing for.
-pub fn bound(path: &Path, longest: u64) {
-    if !std::fs::metadata(path).is_ok_and(|metadata| metadata.len() > longest) {
+pub fn rotate(path: &Path, max_bytes: u64) {
+    if !std::fs::metadata(path).is_ok_and(|metadata| metadata.len() > max_bytes) {
         return;
     }
-    if let Err(error) = std::fs::copy(path, older(path)) {
+    if let Err(error) = std::fs::copy(path, rotated_path(path)) {
         tracing::warn!(path = %path.display(), %error, "the older log could not be kept");
     }
     if let Err(error) = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0)) {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_is_bounded_while_it_is_written_and_one_older_one_is_kept() {
+    fn log_is_rotated_while_written_keeping_one_old_file() {
         let folder = std::env::temp_dir().join(format!("russet-logfile-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("engine.log");
@@ -58,12 +58,12 @@ mod tests {
             ("and a fourth\n", "", Some("third\nand a fourth\n")),
         ] {
             writer.write_all(line.as_bytes()).unwrap();
-            bound(&path, 15);
+            rotate(&path, 15);
             assert_eq!(std::fs::read_to_string(&path).unwrap(), current, "after {line:?}");
-            assert_eq!(std::fs::read_to_string(older(&path)).ok().as_deref(), old, "after {line:?}");
+            assert_eq!(std::fs::read_to_string(rotated_path(&path)).ok().as_deref(), old, "after {line:?}");
         }
-        assert_eq!(older(&path), folder.join("engine.log.1"));
-        bound(&folder.join("absent.log"), 0);
+        assert_eq!(rotated_path(&path), folder.join("engine.log.1"));
+        rotate(&folder.join("absent.log"), 0);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

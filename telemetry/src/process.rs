@@ -8,13 +8,13 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, Opts};
 
 /// Start time, resident memory and open files, read when the metrics are.
-pub(crate) struct Metrics {
+pub(crate) struct ProcessMetrics {
     start: Gauge,
     resident: Gauge,
     files: Gauge,
 }
 
-impl Metrics {
+impl ProcessMetrics {
     /// Takes now as the start: a process shows its metrics within its first moments.
     pub(crate) fn new() -> Self {
         let gauge = |name: &str, help: &str| {
@@ -32,7 +32,7 @@ impl Metrics {
     }
 }
 
-impl Collector for Metrics {
+impl Collector for ProcessMetrics {
     fn desc(&self) -> Vec<&Desc> {
         [&self.start, &self.resident, &self.files].into_iter().flat_map(Collector::desc).collect()
     }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resident_memory_is_read_from_the_kernels_own_words() {
+    fn resident_memory_is_parsed_from_proc_status() {
         assert_eq!(parse_resident("Name:\tx\nVmRSS:\t   12 kB\nThreads:\t1\n"), Some(12288.0));
         assert_eq!(parse_resident("Name:\tx\n"), None);
         assert_eq!(parse_resident("VmRSS:\tmuch\n"), None);

@@ -16,17 +16,17 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use libtest_mimic::{Arguments, Failed, Trial};
-use russet_tests::cluster::PATIENCE;
+use russet_tests::cluster::WAIT_TIMEOUT;
 use serde_json::json;
 
-use server::{As, Request, Server};
-use table::{Attempt, MINE, NAMESPACE, SPOILT, THEIRS};
+use server::{RequestIdentity, Request, AttemptServer};
+use table::{Attempt, OWN_NODE, NAMESPACE, OVERPRIVILEGED_NODE, OTHER_NODE};
 
 /// Everything the trials need.
-struct Stage {
-    server: Server,
+struct AttemptFixture {
+    server: AttemptServer,
     /// Each node by its two identities.
-    identities: BTreeMap<(&'static str, &'static str), As>,
+    identities: BTreeMap<(&'static str, &'static str), RequestIdentity>,
     csr: String,
     round: String,
 }
@@ -34,9 +34,9 @@ struct Stage {
 const CERTIFICATE: &str = "certificate";
 const ACCOUNT: &str = "service account";
 
-impl Stage {
-    async fn set(folder: &Path) -> Result<Self> {
-        let server = Server::start(folder).await?;
+impl AttemptFixture {
+    async fn set_up(folder: &Path) -> Result<Self> {
+        let server = AttemptServer::start(folder).await?;
         let round = format!("{:x}", std::process::id());
         let ensure_there = async |path: &str, object| -> Result<()> {
             server.must(&Request::apply(path, object)).await.map(drop)
@@ -47,7 +47,7 @@ impl Stage {
         )
         .await?;
         let russet = "/apis/russet.dev/v1alpha1";
-        for (name, node) in [("mine", MINE), ("theirs", THEIRS)] {
+        for (name, node) in [("mine", OWN_NODE), ("theirs", OTHER_NODE)] {
             ensure_there(&format!("{russet}/inferencenodes/{node}"), table::node(node)).await?;
             let shard = format!("{russet}/namespaces/{NAMESPACE}/shards/{name}");
             ensure_there(&shard, table::shard(name, node)).await?;
@@ -55,24 +55,24 @@ impl Stage {
             ensure_there(&format!("{russet}/modelcopies/{name}"), table::copy(&name, node)).await?;
         }
         let mut identities = BTreeMap::new();
-        for node in [MINE, THEIRS, SPOILT] {
+        for node in [OWN_NODE, OTHER_NODE, OVERPRIVILEGED_NODE] {
             let account = format!("/api/v1/namespaces/russet-nodes/serviceaccounts/{node}");
             let object = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": node}});
             ensure_there(&account, object).await?;
             let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}});
             let token = server.must(&Request::create(&format!("{account}/token"), asked)).await?;
             let token = token["status"]["token"].as_str().context("the server gave no token")?;
-            identities.insert((node, ACCOUNT), As::Token(token.to_owned()));
+            identities.insert((node, ACCOUNT), RequestIdentity::Token(token.to_owned()));
             let groups = ["russet:nodes", "system:authenticated"].map(str::to_owned).into();
-            identities.insert((node, CERTIFICATE), As::User(format!("russet:node:{node}"), groups));
+            identities.insert((node, CERTIFICATE), RequestIdentity::User(format!("russet:node:{node}"), groups));
         }
         let binding = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
             "metadata": {"name": "attempts-spoilt"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
             "subjects": [
-                {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": format!("russet:node:{SPOILT}")},
-                {"kind": "ServiceAccount", "name": SPOILT, "namespace": "russet-nodes"},
+                {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": format!("russet:node:{OVERPRIVILEGED_NODE}")},
+                {"kind": "ServiceAccount", "name": OVERPRIVILEGED_NODE, "namespace": "russet-nodes"},
             ],
         });
         let place = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/attempts-spoilt";
@@ -81,18 +81,18 @@ impl Stage {
         let request = rcgen::CertificateParams::new(Vec::<String>::new())?.serialize_request(&key)?;
         let csr = STANDARD.encode(request.pem()?);
         let stage = Self { server, identities, csr, round };
-        stage.until_held().await?;
+        stage.until_enforced().await?;
         Ok(stage)
     }
 
     /// A server of several processes takes a moment until what was installed is in force.
-    async fn until_held(&self) -> Result<()> {
+    async fn until_enforced(&self) -> Result<()> {
         let begin = Instant::now();
-        let attempts = table::overreach_of_the_spoilt(&self.csr, &self.round);
+        let attempts = table::overprivileged_attempts(&self.csr, &self.round);
         let attempt = attempts.first().context("the table is empty")?;
         loop {
             let (code, body) =
-                self.server.send(&self.identities[&(SPOILT, ACCOUNT)], &attempt.request).await?;
+                self.server.send(&self.identities[&(OVERPRIVILEGED_NODE, ACCOUNT)], &attempt.request).await?;
             if code == 403 && body["message"].as_str().is_some_and(|told| told.contains("russet-nodes")) {
                 break;
             }
@@ -101,14 +101,14 @@ impl Stage {
                     .must(&Request::delete("/api/v1/namespaces/russet-system/secrets/attempt"))
                     .await?;
             }
-            ensure!(begin.elapsed() < PATIENCE, "the policies are not in force: {code} {body}");
+            ensure!(begin.elapsed() < WAIT_TIMEOUT, "the policies are not in force: {code} {body}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         Ok(())
     }
 
     /// Makes one attempt; an error says how the answer differs from what is wanted.
-    async fn attempt(&self, who: &As, attempt: &Attempt, allowed: bool) -> Result<()> {
+    async fn attempt(&self, who: &RequestIdentity, attempt: &Attempt, allowed: bool) -> Result<()> {
         let (code, body) = self.server.send(who, &attempt.request).await?;
         let told = body["message"].as_str().unwrap_or_default();
         if allowed {
@@ -122,7 +122,7 @@ impl Stage {
         Ok(())
     }
 
-    async fn all(&self, who: &As, attempts: Vec<Attempt>, allowed: bool) -> Result<()> {
+    async fn all(&self, who: &RequestIdentity, attempts: Vec<Attempt>, allowed: bool) -> Result<()> {
         let mut wrong = Vec::new();
         let count = attempts.len();
         for attempt in attempts {
@@ -139,36 +139,36 @@ impl Stage {
 }
 
 /// A node does its work, and nothing else.
-async fn a_node_does_its_own_work_and_nothing_else(stage: &Stage, identity: &'static str) -> Result<()> {
-    let who = &stage.identities[&(MINE, identity)];
+async fn a_node_does_its_own_work_and_nothing_else(stage: &AttemptFixture, identity: &'static str) -> Result<()> {
+    let who = &stage.identities[&(OWN_NODE, identity)];
     let round = format!("{}-{}", stage.round, &identity[..4]);
-    stage.all(who, table::own_work(&stage.csr, &round), true).await?;
-    let mut attempts = table::overreach(&stage.csr, &round);
+    stage.all(who, table::allowed_attempts(&stage.csr, &round), true).await?;
+    let mut attempts = table::forbidden_attempts(&stage.csr, &round);
     if identity == ACCOUNT {
-        attempts.extend(table::pretence());
+        attempts.extend(table::impersonation_attempts());
     }
     stage.all(who, attempts, false).await
 }
 
 /// A role that gives far too much gives a node nothing.
-async fn a_role_that_gives_too_much_gives_nothing(stage: &Stage, identity: &'static str) -> Result<()> {
-    let who = &stage.identities[&(SPOILT, identity)];
+async fn an_overprivileged_role_is_still_denied_by_policy(stage: &AttemptFixture, identity: &'static str) -> Result<()> {
+    let who = &stage.identities[&(OVERPRIVILEGED_NODE, identity)];
     let round = format!("{}-{}-spoilt", stage.round, &identity[..4]);
     let signing = table::signing(&format!("attempt-{round}"), "russet.dev/node", &stage.csr);
     let place = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
     stage.server.must(&Request::create(place, signing)).await?;
-    stage.all(who, table::overreach_of_the_spoilt(&stage.csr, &round), false).await?;
+    stage.all(who, table::overprivileged_attempts(&stage.csr, &round), false).await?;
     // It may not make itself; made by others, it may not label itself either.
-    let own = format!("/apis/russet.dev/v1alpha1/inferencenodes/{SPOILT}");
-    stage.server.must(&Request::apply(&own, table::node(SPOILT))).await?;
-    stage.attempt(who, &table::label_of_the_spoilt(), false).await?;
+    let own = format!("/apis/russet.dev/v1alpha1/inferencenodes/{OVERPRIVILEGED_NODE}");
+    stage.server.must(&Request::apply(&own, table::node(OVERPRIVILEGED_NODE))).await?;
+    stage.attempt(who, &table::overprivileged_label_attempts(), false).await?;
     stage.server.must(&Request::delete(&own)).await?;
     Ok(())
 }
 
 /// A node leaves by removing itself.
-async fn a_node_may_remove_itself(stage: &Stage, identity: &'static str) -> Result<()> {
-    let name = if identity == ACCOUNT { THEIRS } else { SPOILT };
+async fn a_node_may_remove_itself(stage: &AttemptFixture, identity: &'static str) -> Result<()> {
+    let name = if identity == ACCOUNT { OTHER_NODE } else { OVERPRIVILEGED_NODE };
     let path = format!("/apis/russet.dev/v1alpha1/inferencenodes/{name}");
     stage.server.must(&Request::apply(&path, table::node(name))).await?;
     let leave = Attempt { what: "remove itself", request: Request::delete(&path), words: Vec::new() };
@@ -179,13 +179,13 @@ fn main() -> Result<()> {
     let arguments = Arguments::from_args();
     let runtime = Arc::new(tokio::runtime::Builder::new_multi_thread().enable_all().build()?);
     let folder = tempfile::Builder::new().prefix("russet-attempts-").tempdir()?;
-    let stage = if arguments.list { None } else { Some(runtime.block_on(Stage::set(folder.path()))?) };
+    let stage = if arguments.list { None } else { Some(runtime.block_on(AttemptFixture::set_up(folder.path()))?) };
     let stage = Arc::new(stage);
     let mut trials = Vec::new();
     // In this order: the last trials remove what the others need.
     for (name, number) in [
         ("a_node_does_its_own_work_and_nothing_else", 0),
-        ("a_role_that_gives_too_much_gives_nothing", 1),
+        ("an_overprivileged_role_is_still_denied_by_policy", 1),
         ("a_node_may_remove_itself", 2),
     ] {
         for identity in [CERTIFICATE, ACCOUNT] {
@@ -195,7 +195,7 @@ fn main() -> Result<()> {
                 let outcome = runtime.block_on(async {
                     match number {
                         0 => a_node_does_its_own_work_and_nothing_else(stage, identity).await,
-                        1 => a_role_that_gives_too_much_gives_nothing(stage, identity).await,
+                        1 => an_overprivileged_role_is_still_denied_by_policy(stage, identity).await,
                         _ => a_node_may_remove_itself(stage, identity).await,
                     }
                 });

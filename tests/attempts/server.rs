@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, StatusCode};
-use russet_tests::cluster::{PATIENCE, program, repository};
+use russet_tests::cluster::{WAIT_TIMEOUT, program, repository};
 use russet_tests::control_plane::embedded::Embedded;
-use russet_tests::control_plane::kubernetes::Kubernetes;
-use russet_tests::control_plane::{ControlPlane, Kind};
+use russet_tests::control_plane::kubernetes::KubernetesControlPlane;
+use russet_tests::control_plane::{ControlPlane, PlaneKind};
 use russet_tests::processes::tail;
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ pub const MERGE: &str = "application/merge-patch+json";
 pub const JSON: &str = "application/json";
 
 /// A server, and who may do everything on it.
-pub struct Server {
+pub struct AttemptServer {
     url: String,
     admin: reqwest::Client,
     /// Sees no client certificate, so that a bearer token is all there is.
@@ -34,7 +34,7 @@ pub struct Server {
 
 /// As whom a request is made.
 #[derive(Clone, Debug)]
-pub enum As {
+pub enum RequestIdentity {
     /// The administrator.
     Admin,
     /// Somebody the administrator acts as.
@@ -58,7 +58,7 @@ pub struct Request {
     pub pretend: Option<&'static str>,
 }
 
-impl Server {
+impl AttemptServer {
     /// The server of `KUBECONFIG`, with Russet's kinds and rules installed as an administrator would; without one, the
     /// server that `RUSSET_CONTROL_PLANE` names, started in `folder`: the real one with the charts, or an embedded one.
     pub async fn start(folder: &Path) -> Result<Self> {
@@ -70,19 +70,19 @@ impl Server {
             }
             return Ok(server);
         }
-        match Kind::chosen()? {
-            Kind::Embedded => Self::start_embedded(folder).await,
-            Kind::Etcd => {
+        match PlaneKind::from_environment()? {
+            PlaneKind::Embedded => Self::start_embedded(folder).await,
+            PlaneKind::Etcd => {
                 bail!("what is stored where makes no difference here; there is embedded and kubernetes")
             }
-            Kind::Kubernetes => {
+            PlaneKind::Kubernetes => {
                 let address = std::net::IpAddr::from([127, 0, 0, 1]);
-                let plane = Kubernetes::bare(address, free_port()?, folder).await?;
+                let plane = KubernetesControlPlane::bare(address, free_port()?, folder).await?;
                 plane.install(&repository().join("charts"), free_port()?).await?;
                 let server = Self::open(&plane.kubeconfig())?;
                 let begin = Instant::now();
                 while !server.ready().await {
-                    ensure!(begin.elapsed() < PATIENCE, "the charts' kinds and policies are not there");
+                    ensure!(begin.elapsed() < WAIT_TIMEOUT, "the charts' kinds and policies are not there");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 Ok(Self { started: Some(ControlPlane::Kubernetes(Box::new(plane))), ..server })
@@ -109,7 +109,7 @@ impl Server {
         let begin = Instant::now();
         loop {
             up.check().with_context(|| tail(&log, 20))?;
-            ensure!(begin.elapsed() < PATIENCE, "the control plane did not come up:\n{}", tail(&log, 20));
+            ensure!(begin.elapsed() < WAIT_TIMEOUT, "the control plane did not come up:\n{}", tail(&log, 20));
             if kubeconfig.exists()
                 && let Ok(server) = Self::open(&kubeconfig)
                 && server.ready().await
@@ -162,7 +162,7 @@ impl Server {
             "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/russet-nodes",
         ];
         for path in paths {
-            let asked = self.send(&As::Admin, &Request::get(path)).await;
+            let asked = self.send(&RequestIdentity::Admin, &Request::get(path)).await;
             if !asked.is_ok_and(|(code, _)| code == StatusCode::OK) {
                 return false;
             }
@@ -171,14 +171,14 @@ impl Server {
     }
 
     /// Sends a request; the answer's code and body.
-    pub async fn send(&self, who: &As, request: &Request) -> Result<(StatusCode, Value)> {
-        let client = if matches!(who, As::Token(_)) { &self.plain } else { &self.admin };
+    pub async fn send(&self, who: &RequestIdentity, request: &Request) -> Result<(StatusCode, Value)> {
+        let client = if matches!(who, RequestIdentity::Token(_)) { &self.plain } else { &self.admin };
         let mut asking = client.request(request.method.clone(), format!("{}{}", self.url, request.path));
-        let token = if let As::Token(token) = who { Some(token) } else { self.admin_token.as_ref() };
+        let token = if let RequestIdentity::Token(token) = who { Some(token) } else { self.admin_token.as_ref() };
         if let Some(token) = token {
             asking = asking.bearer_auth(token);
         }
-        if let As::User(name, groups) = who {
+        if let RequestIdentity::User(name, groups) = who {
             asking = asking.header("Impersonate-User", name);
             for group in groups {
                 asking = asking.header("Impersonate-Group", group);
@@ -198,7 +198,7 @@ impl Server {
 
     /// Sends a request of the administrator, which must succeed.
     pub async fn must(&self, request: &Request) -> Result<Value> {
-        let (code, body) = self.send(&As::Admin, request).await?;
+        let (code, body) = self.send(&RequestIdentity::Admin, request).await?;
         ensure!(code.is_success(), "{} {}: {code} {body}", request.method, request.path);
         Ok(body)
     }
@@ -214,7 +214,7 @@ impl Server {
             let text = std::fs::read_to_string(&file)?;
             for document in text.split("\n---\n") {
                 let object: Value = serde_norway::from_str(document)?;
-                self.must(&Request::apply(&place(&object)?, object.clone())).await?;
+                self.must(&Request::apply(&object_path(&object)?, object.clone())).await?;
             }
         }
         Ok(())
@@ -227,7 +227,7 @@ fn free_port() -> Result<u16> {
 }
 
 /// Where an object of `manifests/` lives.
-fn place(object: &Value) -> Result<String> {
+fn object_path(object: &Value) -> Result<String> {
     let kind = object["kind"].as_str().unwrap_or_default();
     let plural = match kind {
         "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".to_owned(),
@@ -280,7 +280,7 @@ impl Request {
     }
 
     /// The same, acting as somebody else.
-    pub fn pretending(mut self, user: &'static str) -> Self {
+    pub fn impersonating(mut self, user: &'static str) -> Self {
         self.pretend = Some(user);
         self
     }

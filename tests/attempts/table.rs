@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use crate::server::Request;
 
 /// The node that asks.
-pub const MINE: &str = "attempt-a";
+pub const OWN_NODE: &str = "attempt-a";
 /// Another node.
-pub const THEIRS: &str = "attempt-b";
+pub const OTHER_NODE: &str = "attempt-b";
 /// A node to whom an administrator gave far too much.
-pub const SPOILT: &str = "attempt-c";
+pub const OVERPRIVILEGED_NODE: &str = "attempt-c";
 /// Namespace of the models and ranks.
 pub const NAMESPACE: &str = "attempts";
 
@@ -109,17 +109,17 @@ pub fn node(name: &str) -> Value {
 }
 
 /// What a node must be able to do. `csr` is a request body, `round` makes names unique.
-pub fn own_work(csr: &str, round: &str) -> Vec<Attempt> {
-    let own_lease = format!("{LEASES}/node-{MINE}");
+pub fn allowed_attempts(csr: &str, round: &str) -> Vec<Attempt> {
+    let own_lease = format!("{LEASES}/node-{OWN_NODE}");
     vec![
         allowed(
             "report its status",
             Request::apply(
-                &format!("{NODES}/{MINE}/status"),
+                &format!("{NODES}/{OWN_NODE}/status"),
                 status("InferenceNode", json!({"chip": round})),
             ),
         ),
-        allowed("make its Lease", Request::apply(&own_lease, lease(&format!("node-{MINE}")))),
+        allowed("make its Lease", Request::apply(&own_lease, lease(&format!("node-{OWN_NODE}")))),
         allowed("renew its Lease", Request::merge(&own_lease, json!({"spec": {"holderIdentity": round}}))),
         allowed(
             "report a rank of its own",
@@ -134,7 +134,7 @@ pub fn own_work(csr: &str, round: &str) -> Vec<Attempt> {
         ),
         allowed(
             "say something about itself",
-            Request::create(EVENTS, event(&format!("{MINE}.{round}"), "InferenceNode", MINE)),
+            Request::create(EVENTS, event(&format!("{OWN_NODE}.{round}"), "InferenceNode", OWN_NODE)),
         ),
         allowed(
             "ask for its certificate",
@@ -160,7 +160,7 @@ pub fn own_work(csr: &str, round: &str) -> Vec<Attempt> {
 }
 
 /// What no node may do.
-pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
+pub fn forbidden_attempts(csr: &str, round: &str) -> Vec<Attempt> {
     let status_of = |place: &str, kind: &str| {
         Request::apply(&format!("{place}/status"), status(kind, json!({"conditions": []})))
     };
@@ -171,37 +171,37 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
     });
     let token = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "attempt"}});
-    let mut owned = lease(&format!("node-{MINE}"));
+    let mut owned = lease(&format!("node-{OWN_NODE}"));
     owned["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "00000000-0000-4000-8000-000000000000"}]);
     vec![
         // Other nodes.
         refused(
             "report another node's status",
-            status_of(&format!("{NODES}/{THEIRS}"), "InferenceNode"),
-            policy(MINE, &format!("may write its own InferenceNode only, not {THEIRS}")),
+            status_of(&format!("{NODES}/{OTHER_NODE}"), "InferenceNode"),
+            policy(OWN_NODE, &format!("may write its own InferenceNode only, not {OTHER_NODE}")),
         ),
         refused(
             "report another node's status without storing it",
             Request::apply(
-                &format!("{NODES}/{THEIRS}/status?dryRun=All"),
+                &format!("{NODES}/{OTHER_NODE}/status?dryRun=All"),
                 status("InferenceNode", json!({"chip": "x"})),
             ),
-            policy(MINE, &format!("may write its own InferenceNode only, not {THEIRS}")),
+            policy(OWN_NODE, &format!("may write its own InferenceNode only, not {OTHER_NODE}")),
         ),
         refused(
             "patch another node's status",
-            Request::merge(&format!("{NODES}/{THEIRS}/status"), json!({"status": {"chip": "x"}})),
-            policy(MINE, &format!("may write its own InferenceNode only, not {THEIRS}")),
+            Request::merge(&format!("{NODES}/{OTHER_NODE}/status"), json!({"status": {"chip": "x"}})),
+            policy(OWN_NODE, &format!("may write its own InferenceNode only, not {OTHER_NODE}")),
         ),
         refused(
             "replace another node's status",
-            Request::replace(&format!("{NODES}/{THEIRS}/status"), node(THEIRS)),
+            Request::replace(&format!("{NODES}/{OTHER_NODE}/status"), node(OTHER_NODE)),
             role("cannot update resource \"inferencenodes/status\""),
         ),
         refused(
             "remove another node",
-            Request::delete(&format!("{NODES}/{THEIRS}")),
-            vec![format!("\"{THEIRS}\" is forbidden")],
+            Request::delete(&format!("{NODES}/{OTHER_NODE}")),
+            vec![format!("\"{OTHER_NODE}\" is forbidden")],
         ),
         refused(
             "remove all nodes",
@@ -221,18 +221,18 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
         // Its own spec and labels.
         refused(
             "uncordon itself",
-            Request::merge(&format!("{NODES}/{MINE}"), json!({"spec": {"scheduling": "Enabled"}})),
+            Request::merge(&format!("{NODES}/{OWN_NODE}"), json!({"spec": {"scheduling": "Enabled"}})),
             role("cannot patch resource \"inferencenodes\""),
         ),
         refused(
             "label itself",
-            Request::merge(&format!("{NODES}/{MINE}"), json!({"metadata": {"labels": {"zone": "x"}}})),
+            Request::merge(&format!("{NODES}/{OWN_NODE}"), json!({"metadata": {"labels": {"zone": "x"}}})),
             role("cannot patch resource \"inferencenodes\""),
         ),
         refused(
             "label itself as a larger machine, which pools would select",
             Request::merge(
-                &format!("{NODES}/{MINE}"),
+                &format!("{NODES}/{OWN_NODE}"),
                 json!({"metadata": {"labels": {"russet.dev/memory": "512Gi"}}}),
             ),
             role("cannot patch resource \"inferencenodes\""),
@@ -253,28 +253,28 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
             "report another node's rank",
             status_of(&format!("{SHARDS}/theirs"), "Shard"),
             policy(
-                MINE,
-                &format!("may write the status of what is on it only, and Shard theirs is on {THEIRS}"),
+                OWN_NODE,
+                &format!("may write the status of what is on it only, and Shard theirs is on {OTHER_NODE}"),
             ),
         ),
         refused(
             "report another node's copy",
             status_of(&format!("{COPIES}/attempt-theirs"), "ModelCopy"),
             policy(
-                MINE,
+                OWN_NODE,
                 &format!(
-                    "may write the status of what is on it only, and ModelCopy attempt-theirs is on {THEIRS}"
+                    "may write the status of what is on it only, and ModelCopy attempt-theirs is on {OTHER_NODE}"
                 ),
             ),
         ),
         refused(
             "bind a rank to itself",
-            Request::merge(&format!("{SHARDS}/theirs"), json!({"spec": {"nodeName": MINE}})),
+            Request::merge(&format!("{SHARDS}/theirs"), json!({"spec": {"nodeName": OWN_NODE}})),
             role("cannot patch resource \"shards\""),
         ),
         refused(
             "make a rank",
-            Request::create(SHARDS, shard("new", MINE)),
+            Request::create(SHARDS, shard("new", OWN_NODE)),
             role("cannot create resource \"shards\""),
         ),
         refused(
@@ -284,7 +284,7 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
         ),
         refused(
             "make a copy",
-            Request::create(COPIES, copy("attempt-new", MINE)),
+            Request::create(COPIES, copy("attempt-new", OWN_NODE)),
             role("cannot create resource \"modelcopies\""),
         ),
         refused(
@@ -316,48 +316,48 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
         // Leases.
         refused(
             "make another node's Lease",
-            Request::apply(&format!("{LEASES}/node-{THEIRS}"), lease(&format!("node-{THEIRS}"))),
+            Request::apply(&format!("{LEASES}/node-{OTHER_NODE}"), lease(&format!("node-{OTHER_NODE}"))),
             policy(
-                MINE,
-                &format!("may write Lease russet-system/node-{MINE} only, not russet-system/node-{THEIRS}"),
+                OWN_NODE,
+                &format!("may write Lease russet-system/node-{OWN_NODE} only, not russet-system/node-{OTHER_NODE}"),
             ),
         ),
         refused(
             "take the operator's Lease",
             Request::apply(&format!("{LEASES}/russet-operator"), lease("russet-operator")),
             policy(
-                MINE,
-                &format!("may write Lease russet-system/node-{MINE} only, not russet-system/russet-operator"),
+                OWN_NODE,
+                &format!("may write Lease russet-system/node-{OWN_NODE} only, not russet-system/russet-operator"),
             ),
         ),
         refused(
             "make a Lease elsewhere",
             Request::create(
                 "/apis/coordination.k8s.io/v1/namespaces/default/leases",
-                lease(&format!("node-{MINE}")),
+                lease(&format!("node-{OWN_NODE}")),
             ),
             role("cannot create resource \"leases\""),
         ),
         refused(
             "give its Lease an owner",
-            Request::apply(&format!("{LEASES}/node-{MINE}"), owned),
-            policy(MINE, "may not give its Lease finalizers or owners"),
+            Request::apply(&format!("{LEASES}/node-{OWN_NODE}"), owned),
+            policy(OWN_NODE, "may not give its Lease finalizers or owners"),
         ),
         refused(
             "remove its Lease",
-            Request::delete(&format!("{LEASES}/node-{MINE}")),
+            Request::delete(&format!("{LEASES}/node-{OWN_NODE}")),
             role("cannot delete resource \"leases\""),
         ),
         // Events.
         refused(
             "say something about another node",
-            Request::create(EVENTS, event(&format!("{THEIRS}.{round}"), "InferenceNode", THEIRS)),
-            policy(MINE, "may write events about itself only"),
+            Request::create(EVENTS, event(&format!("{OTHER_NODE}.{round}"), "InferenceNode", OTHER_NODE)),
+            policy(OWN_NODE, "may write events about itself only"),
         ),
         refused(
             "say something about a namespace",
-            Request::create(EVENTS, event(&format!("namespace.{round}"), "Namespace", MINE)),
-            policy(MINE, "may write events about itself only"),
+            Request::create(EVENTS, event(&format!("namespace.{round}"), "Namespace", OWN_NODE)),
+            policy(OWN_NODE, "may write events about itself only"),
         ),
         // Certificates and tokens.
         refused(
@@ -367,7 +367,7 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
                 signing(&format!("attempt-other-{round}"), "kubernetes.io/kube-apiserver-client", csr),
             ),
             policy(
-                MINE,
+                OWN_NODE,
                 "may ask for certificates of russet.dev/node only, not of kubernetes.io/kube-apiserver-client",
             ),
         ),
@@ -390,7 +390,7 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
         refused(
             "ask for another node's token",
             Request::create(
-                &format!("/api/v1/namespaces/russet-nodes/serviceaccounts/{THEIRS}/token"),
+                &format!("/api/v1/namespaces/russet-nodes/serviceaccounts/{OTHER_NODE}/token"),
                 token.clone(),
             ),
             role("cannot create resource \"serviceaccounts/token\""),
@@ -467,19 +467,19 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
 }
 
 /// Acting as somebody else in a header, which only who brings a token of its own can try here.
-pub fn pretence() -> Vec<Attempt> {
+pub fn impersonation_attempts() -> Vec<Attempt> {
     vec![refused(
         "act as an administrator",
-        Request::get("/api/v1/namespaces/kube-system/secrets").pretending("system:admin"),
+        Request::get("/api/v1/namespaces/kube-system/secrets").impersonating("system:admin"),
         role("cannot impersonate"),
     )]
 }
 
 /// What a node may not do even though its role would let it: the policy alone holds it.
-pub fn overreach_of_the_spoilt(csr: &str, round: &str) -> Vec<Attempt> {
-    let mut labelled = node(SPOILT);
+pub fn overprivileged_attempts(csr: &str, round: &str) -> Vec<Attempt> {
+    let mut labelled = node(OVERPRIVILEGED_NODE);
     labelled["metadata"]["labels"] = json!({"zone": "x"});
-    let hold = |words: &str| policy(SPOILT, words);
+    let hold = |words: &str| policy(OVERPRIVILEGED_NODE, words);
     vec![
         refused(
             "make a Secret",
@@ -496,13 +496,13 @@ pub fn overreach_of_the_spoilt(csr: &str, round: &str) -> Vec<Attempt> {
         ),
         refused(
             "label another node",
-            Request::merge(&format!("{NODES}/{THEIRS}"), json!({"metadata": {"labels": {"zone": "x"}}})),
+            Request::merge(&format!("{NODES}/{OTHER_NODE}"), json!({"metadata": {"labels": {"zone": "x"}}})),
             hold("may not UPDATE inferencenodes.russet.dev"),
         ),
         refused(
             "remove another node",
-            Request::delete(&format!("{NODES}/{THEIRS}")),
-            hold(&format!("may write its own InferenceNode only, not {THEIRS}")),
+            Request::delete(&format!("{NODES}/{OTHER_NODE}")),
+            hold(&format!("may write its own InferenceNode only, not {OTHER_NODE}")),
         ),
         refused(
             "change a rank",
@@ -534,11 +534,11 @@ pub fn overreach_of_the_spoilt(csr: &str, round: &str) -> Vec<Attempt> {
         refused(
             "ask for another node's token",
             Request::create(
-                &format!("/api/v1/namespaces/russet-nodes/serviceaccounts/{THEIRS}/token"),
+                &format!("/api/v1/namespaces/russet-nodes/serviceaccounts/{OTHER_NODE}/token"),
                 json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}),
             ),
             hold(&format!(
-                "may ask for tokens of ServiceAccount russet-nodes/{SPOILT} only, not of russet-nodes/{THEIRS}"
+                "may ask for tokens of ServiceAccount russet-nodes/{OVERPRIVILEGED_NODE} only, not of russet-nodes/{OTHER_NODE}"
             )),
         ),
         refused(
@@ -546,7 +546,7 @@ pub fn overreach_of_the_spoilt(csr: &str, round: &str) -> Vec<Attempt> {
             Request::create(
                 "/api/v1/namespaces/default/events",
                 json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": format!("old.{round}"), "namespace": "default"},
-                    "involvedObject": {"kind": "InferenceNode", "name": SPOILT, "namespace": "default"}}),
+                    "involvedObject": {"kind": "InferenceNode", "name": OVERPRIVILEGED_NODE, "namespace": "default"}}),
             ),
             hold("may not CREATE events"),
         ),
@@ -559,8 +559,8 @@ pub fn overreach_of_the_spoilt(csr: &str, round: &str) -> Vec<Attempt> {
 }
 
 /// The label by which a pool would select it.
-pub fn label_of_the_spoilt() -> Attempt {
+pub fn overprivileged_label_attempts() -> Attempt {
     let label = json!({"metadata": {"labels": {"russet.dev/memory": "512Gi"}}});
-    let words = policy(SPOILT, "may not UPDATE inferencenodes.russet.dev");
-    refused("label itself", Request::merge(&format!("{NODES}/{SPOILT}"), label), words)
+    let words = policy(OVERPRIVILEGED_NODE, "may not UPDATE inferencenodes.russet.dev");
+    refused("label itself", Request::merge(&format!("{NODES}/{OVERPRIVILEGED_NODE}"), label), words)
 }

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::Trial;
 use russet_tests::cluster::repository;
-use russet_tests::control_plane::kubernetes::Kubernetes;
+use russet_tests::control_plane::kubernetes::KubernetesControlPlane;
 use russet_tests::processes::oracle;
 use russet_tests::tool::Tool;
 use serde_json::Value;
 
-use crate::Bench;
+use crate::ConformanceBench;
 
 fn chart(name: &str) -> String {
     repository().join("charts").join(name).display().to_string()
@@ -26,29 +26,29 @@ fn has(text: &str, words: &[&str]) -> Result<()> {
 }
 
 /// The real control plane, shared by the trials that need one, and the runtime its processes live in.
-struct Real {
+struct RealCluster {
     runtime: tokio::runtime::Runtime,
-    plane: Option<Kubernetes>,
+    plane: Option<KubernetesControlPlane>,
     _folder: tempfile::TempDir,
 }
 
-impl Real {
+impl RealCluster {
     fn start() -> Result<Self> {
         let runtime = tokio::runtime::Runtime::new()?;
         let folder = tempfile::Builder::new().prefix("russet-charts-").tempdir()?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let address = std::net::Ipv4Addr::LOCALHOST.into();
-        let plane = runtime.block_on(Kubernetes::bare(address, port, &folder.path().join("plane")))?;
+        let plane = runtime.block_on(KubernetesControlPlane::bare(address, port, &folder.path().join("plane")))?;
         Ok(Self { runtime, plane: Some(plane), _folder: folder })
     }
 
-    fn run(&self, step: impl AsyncFnOnce(&Kubernetes) -> Result<()>) -> Result<()> {
+    fn run(&self, step: impl AsyncFnOnce(&KubernetesControlPlane) -> Result<()>) -> Result<()> {
         let plane = self.plane.as_ref().context("the control plane is gone")?;
         self.runtime.block_on(step(plane))
     }
 }
 
-impl Drop for Real {
+impl Drop for RealCluster {
     fn drop(&mut self) {
         // Its processes end with the value, which needs the runtime.
         let _guard = self.runtime.enter();
@@ -57,19 +57,19 @@ impl Drop for Real {
 }
 
 /// Every trial; `bench` is the embedded control plane.
-pub fn trials(bench: &Arc<Mutex<Bench>>) -> Result<Vec<Trial>> {
-    let real = Arc::new(Mutex::new(Real::start()?));
+pub fn trials(bench: &Arc<Mutex<ConformanceBench>>) -> Result<Vec<Trial>> {
+    let real = Arc::new(Mutex::new(RealCluster::start()?));
     let mut trials = Vec::new();
     for (name, step) in [
         ("charts::helm_lints_both_charts", lint as fn() -> Result<()>),
         ("charts::values_that_make_no_sense_are_refused_by_name", refused),
         ("charts::another_namespace_is_refused", namespace),
-        ("charts::board_and_alerts_are_the_files_and_come_when_asked_for", seen),
+        ("charts::dashboard_and_alerts_equal_the_files_and_are_optional", board_and_alerts),
     ] {
         trials.push(Trial::test(name, move || step().map_err(|error| format!("{error:#}").into())));
     }
-    type Step = for<'a> fn(&'a Kubernetes) -> futures::future::LocalBoxFuture<'a, Result<()>>;
-    let steps: [(&str, Step); 5] = [
+    type ChartStep = for<'a> fn(&'a KubernetesControlPlane) -> futures::future::LocalBoxFuture<'a, Result<()>>;
+    let steps: [(&str, ChartStep); 5] = [
         ("charts::the_charts_install_and_their_pods_are_restricted", |plane| Box::pin(install(plane))),
         ("charts::the_kinds_upgrade_in_place_and_outlive_their_chart", |plane| Box::pin(upgrade(plane))),
         ("charts::service_accounts_may_do_what_they_need_and_no_more", |plane| Box::pin(rights(plane))),
@@ -85,7 +85,7 @@ pub fn trials(bench: &Arc<Mutex<Bench>>) -> Result<Vec<Trial>> {
     }
     let bench = bench.clone();
     trials.push(Trial::test(
-        "charts::on_the_embedded_server_the_chart_brings_only_roles_and_models",
+        "charts::embedded_server_gets_only_roles_and_models_of_the_chart",
         move || {
             let bench = bench.lock().unwrap_or_else(PoisonError::into_inner);
             embedded(&bench).map_err(|error| format!("{error:#}").into())
@@ -138,7 +138,7 @@ fn namespace() -> Result<()> {
 }
 
 /// What a template does to a file is undone here, and nothing may be left of it.
-fn seen() -> Result<()> {
+fn board_and_alerts() -> Result<()> {
     let template = ["template", "x", &chart("russet"), "-n", "russet-system"];
     let (ok, text) = helm(&template)?;
     ensure!(ok && !text.contains("PrometheusRule") && !text.contains("grafana_dashboard"), "{text}");
@@ -164,7 +164,7 @@ fn seen() -> Result<()> {
 }
 
 /// Everything optional switched on, in a namespace that refuses pods which are not restricted.
-async fn install(plane: &Kubernetes) -> Result<()> {
+async fn install(plane: &KubernetesControlPlane) -> Result<()> {
     plane.kubectl(&["create", "namespace", "russet-system"]).await?;
     let labels = ["warn", "enforce"].map(|mode| format!("pod-security.kubernetes.io/{mode}=restricted"));
     plane.kubectl(&["label", "namespace", "russet-system", &labels[0], &labels[1]]).await?;
@@ -211,7 +211,7 @@ async fn install(plane: &Kubernetes) -> Result<()> {
 }
 
 /// A newer chart adds a field; objects stay, and they stay when the chart goes.
-async fn upgrade(plane: &Kubernetes) -> Result<()> {
+async fn upgrade(plane: &KubernetesControlPlane) -> Result<()> {
     let model = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: kept}\nspec: {source: {uri: 'hf://russet/smoke'}}\n";
     plane.kubectl_with(&["apply", "-f", "-"], model).await?;
     let folder = tempfile::tempdir()?;
@@ -257,7 +257,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Least privilege, asked of the real server one question at a time.
-async fn rights(plane: &Kubernetes) -> Result<()> {
+async fn rights(plane: &KubernetesControlPlane) -> Result<()> {
     let operator = "system:serviceaccount:russet-system:russet-operator";
     let gateway = "system:serviceaccount:russet-system:russet-gateway";
     for (who, question, wanted) in [
@@ -287,7 +287,7 @@ async fn rights(plane: &Kubernetes) -> Result<()> {
     Ok(())
 }
 
-async fn people(plane: &Kubernetes) -> Result<()> {
+async fn people(plane: &KubernetesControlPlane) -> Result<()> {
     for (role, question, wanted) in [
         ("view", "list modeldeployments.russet.dev -n default", true),
         ("view", "create modeldeployments.russet.dev -n default", false),
@@ -317,7 +317,7 @@ async fn people(plane: &Kubernetes) -> Result<()> {
     Ok(())
 }
 
-async fn uninstall(plane: &Kubernetes) -> Result<()> {
+async fn uninstall(plane: &KubernetesControlPlane) -> Result<()> {
     plane.helm(&["uninstall", "russet"]).await?;
     let left = plane.kubectl(&["-n", "russet-system", "get", "deploy,svc,sa", "-o", "name"]).await?;
     ensure!(!left.contains("russet-operator"), "left behind: {left}");
@@ -326,7 +326,7 @@ async fn uninstall(plane: &Kubernetes) -> Result<()> {
 }
 
 /// Helm on Russet's own server.
-fn embedded(bench: &Bench) -> Result<()> {
+fn embedded(bench: &ConformanceBench) -> Result<()> {
     let kubeconfig = bench.folder().join("kubeconfig");
     let helm = Tool::new(oracle("RUSSET_HELM")?, &kubeconfig, bench.folder());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

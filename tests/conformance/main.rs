@@ -16,14 +16,14 @@ use libtest_mimic::{Arguments, Trial};
 use russet_tests::cluster::program;
 
 /// A control plane alone, and kubectl.
-pub struct Bench {
+pub struct ConformanceBench {
     kubectl: PathBuf,
     folder: tempfile::TempDir,
     server: std::process::Child,
 }
 
 /// What a call of kubectl said.
-pub struct Said {
+pub struct CommandOutput {
     /// Whether it exited with 0.
     pub ok: bool,
     /// Standard output.
@@ -32,7 +32,7 @@ pub struct Said {
     pub err: String,
 }
 
-impl Bench {
+impl ConformanceBench {
     fn start(kubectl: PathBuf) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
@@ -74,7 +74,7 @@ impl Bench {
     }
 
     /// Runs kubectl with that standard input.
-    pub fn try_run(&self, arguments: &[&str], input: &str) -> Result<Said> {
+    pub fn try_run(&self, arguments: &[&str], input: &str) -> Result<CommandOutput> {
         use std::io::Write as _;
         let mut child = self
             .command(arguments)
@@ -84,7 +84,7 @@ impl Bench {
             .spawn()?;
         child.stdin.take().context("no standard input")?.write_all(input.as_bytes())?;
         let output = child.wait_with_output()?;
-        Ok(Said {
+        Ok(CommandOutput {
             ok: output.status.success(),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
             err: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -131,7 +131,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for ConformanceBench {
     /// The control plane ends with its pipe, and its folder goes only when it has ended.
     fn drop(&mut self) {
         drop(self.server.stdin.take());
@@ -150,7 +150,7 @@ fn main() {
         println!("RUSSET_KUBECTL is not set: nothing was run; `cargo xtask oracle kubectl` runs this suite");
         libtest_mimic::run(&arguments, Vec::new()).exit();
     };
-    let bench = match Bench::start(kubectl.into()) {
+    let bench = match ConformanceBench::start(kubectl.into()) {
         Ok(bench) => Arc::new(Mutex::new(bench)),
         Err(error) => {
             println!(

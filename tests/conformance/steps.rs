@@ -4,13 +4,13 @@ use std::io::{BufRead as _, BufReader, Read as _};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::Bench;
+use crate::ConformanceBench;
 
 /// A habit.
-type Step = fn(&Bench) -> Result<()>;
+type KubectlStep = fn(&ConformanceBench) -> Result<()>;
 
 /// Every habit.
-pub const ALL: &[(&str, Step)] = &[
+pub const ALL: &[(&str, KubectlStep)] = &[
     ("apply_creates_changes_and_leaves_alone", apply),
     ("apply_server_side_reports_conflicts_and_forces", apply_server_side),
     ("diff_shows_what_would_change", diff),
@@ -24,11 +24,11 @@ pub const ALL: &[(&str, Step)] = &[
     ("wait_sees_conditions_and_deletion", wait),
     ("explain_knows_our_fields_and_the_core_ones", explain),
     ("typed_creates_arrive_as_protobuf", typed_creates),
-    ("wrong_objects_are_refused_by_name", refusals),
+    ("invalid_objects_are_refused_with_their_field", refusals),
     ("selectors_choose", selectors),
-    ("auth_answers_who_may_what", auth),
+    ("auth_can_i_answers_by_role", auth),
     ("api_resources_lists_short_names_and_categories", api_resources),
-    ("a_namespace_takes_its_objects_along", namespaces),
+    ("deleting_a_namespace_deletes_its_objects", namespaces),
     ("a_new_definition_is_served_at_once", definitions),
 ];
 
@@ -53,13 +53,13 @@ fn has(text: &str, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn delete_all(bench: &Bench, what: &[&str]) -> Result<()> {
+fn delete_all(bench: &ConformanceBench, what: &[&str]) -> Result<()> {
     let mut arguments = vec!["delete", "--ignore-not-found"];
     arguments.extend(what);
     bench.run(&arguments, "").map(|_| ())
 }
 
-fn apply(bench: &Bench) -> Result<()> {
+fn apply(bench: &ConformanceBench) -> Result<()> {
     let one = deployment("applied");
     has(&bench.run(&["apply", "-f", "-"], &one)?, &["created"])?;
     has(&bench.run(&["apply", "-f", "-"], &one)?, &["unchanged"])?;
@@ -77,7 +77,7 @@ fn apply(bench: &Bench) -> Result<()> {
     delete_all(bench, &["mdeploy/applied", "cm/core"])
 }
 
-fn apply_server_side(bench: &Bench) -> Result<()> {
+fn apply_server_side(bench: &ConformanceBench) -> Result<()> {
     let one = format!("{}  replicas: 2\n", deployment("shared"));
     let as_manager =
         |manager: &'static str| ["apply", "--server-side", "-f", "-", "--field-manager", manager];
@@ -109,7 +109,7 @@ fn apply_server_side(bench: &Bench) -> Result<()> {
     delete_all(bench, &["mdeploy/shared"])
 }
 
-fn diff(bench: &Bench) -> Result<()> {
+fn diff(bench: &ConformanceBench) -> Result<()> {
     let one = deployment("differs");
     bench.run(&["apply", "-f", "-"], &one)?;
     ensure!(bench.try_run(&["diff", "-f", "-"], &one)?.ok, "an equal object differs");
@@ -119,7 +119,7 @@ fn diff(bench: &Bench) -> Result<()> {
     delete_all(bench, &["mdeploy/differs"])
 }
 
-fn get(bench: &Bench) -> Result<()> {
+fn get(bench: &ConformanceBench) -> Result<()> {
     bench.run(&["apply", "-f", "-"], &deployment("listed"))?;
     let table = bench.run(&["get", "modeldeployments"], "")?;
     has(&table, &["NAME", "MODEL", "READY", "REASON", "AGE", "listed", "absent"])?;
@@ -133,7 +133,7 @@ fn get(bench: &Bench) -> Result<()> {
     delete_all(bench, &["mdeploy/listed"])
 }
 
-fn get_watch(bench: &Bench) -> Result<()> {
+fn get_watch(bench: &ConformanceBench) -> Result<()> {
     bench.run(&["apply", "-f", "-"], &deployment("watched"))?;
     let mut watch = bench.start_kubectl(&[
         "get",
@@ -159,7 +159,7 @@ fn get_watch(bench: &Bench) -> Result<()> {
     delete_all(bench, &["mdeploy/watched"])
 }
 
-fn describe(bench: &Bench) -> Result<()> {
+fn describe(bench: &ConformanceBench) -> Result<()> {
     bench.run(&["apply", "-f", "-"], &deployment("described"))?;
     bench.run(&["wait", "mdeploy/described", "--for=condition=Ready=False", "--timeout=60s"], "")?;
     let text = bench.run(&["describe", "mdeploy", "described"], "")?;
@@ -167,7 +167,7 @@ fn describe(bench: &Bench) -> Result<()> {
     delete_all(bench, &["mdeploy/described"])
 }
 
-fn edit(bench: &Bench) -> Result<()> {
+fn edit(bench: &ConformanceBench) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     bench.run(&["apply", "-f", "-"], &deployment("edited"))?;
     let editor = bench.folder().join("editor");
@@ -181,7 +181,7 @@ fn edit(bench: &Bench) -> Result<()> {
     delete_all(bench, &["mdeploy/edited"])
 }
 
-fn patch(bench: &Bench) -> Result<()> {
+fn patch(bench: &ConformanceBench) -> Result<()> {
     bench.run(&["apply", "-f", "-"], &deployment("patched"))?;
     bench.run(&["patch", "mdeploy", "patched", "--type=merge", "-p", "{\"spec\":{\"replicas\":2}}"], "")?;
     bench.run(
@@ -217,7 +217,7 @@ fn patch(bench: &Bench) -> Result<()> {
     delete_all(bench, &["mdeploy/patched"])
 }
 
-fn scale(bench: &Bench) -> Result<()> {
+fn scale(bench: &ConformanceBench) -> Result<()> {
     bench.run(&["apply", "-f", "-"], &deployment("scaled"))?;
     bench.run(&["scale", "mdeploy/scaled", "--replicas=4"], "")?;
     let replicas = bench.run(&["get", "mdeploy", "scaled", "-o", "jsonpath={.spec.replicas}"], "")?;
@@ -230,7 +230,7 @@ fn scale(bench: &Bench) -> Result<()> {
     delete_all(bench, &["mdeploy/scaled"])
 }
 
-fn delete(bench: &Bench) -> Result<()> {
+fn delete(bench: &ConformanceBench) -> Result<()> {
     bench.run(&["create", "configmap", "held", "--from-literal=a=b"], "")?;
     bench.run(
         &[
@@ -255,7 +255,7 @@ fn delete(bench: &Bench) -> Result<()> {
     bench.refused(&["get", "cm", "held"], "", &["NotFound"])
 }
 
-fn wait(bench: &Bench) -> Result<()> {
+fn wait(bench: &ConformanceBench) -> Result<()> {
     bench.run(&["apply", "-f", "-"], &deployment("awaited"))?;
     bench.run(&["wait", "mdeploy/awaited", "--for=condition=Ready=False", "--timeout=60s"], "")?;
     bench.refused(
@@ -270,13 +270,13 @@ fn wait(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-fn explain(bench: &Bench) -> Result<()> {
+fn explain(bench: &ConformanceBench) -> Result<()> {
     has(&bench.run(&["explain", "modeldeployment.spec.sharding.mode"], "")?, &["ENUM", "Pipeline"])?;
     has(&bench.run(&["explain", "mdeploy"], "")?, &["KIND:", "ModelDeployment", "spec", "status"])?;
     has(&bench.run(&["explain", "configmap.data"], "")?, &["map[string]string"])
 }
 
-fn typed_creates(bench: &Bench) -> Result<()> {
+fn typed_creates(bench: &ConformanceBench) -> Result<()> {
     bench.run(&["create", "namespace", "typed"], "")?;
     bench.run(&["create", "secret", "generic", "s", "-n", "typed", "--from-literal=token=abc"], "")?;
     let token = bench.run(&["get", "secret", "s", "-n", "typed", "-o", "jsonpath={.data.token}"], "")?;
@@ -309,7 +309,7 @@ fn typed_creates(bench: &Bench) -> Result<()> {
     bench.run(&["delete", "namespace", "typed"], "").map(|_| ())
 }
 
-fn refusals(bench: &Bench) -> Result<()> {
+fn refusals(bench: &ConformanceBench) -> Result<()> {
     let one = deployment("wrong");
     bench.refused(
         &["apply", "-f", "-"],
@@ -344,7 +344,7 @@ fn refusals(bench: &Bench) -> Result<()> {
     bench.refused(&["apply", "-f", "-"], &one.replace("name: wrong", "name: Not_A_Name"), &["Not_A_Name"])
 }
 
-fn selectors(bench: &Bench) -> Result<()> {
+fn selectors(bench: &ConformanceBench) -> Result<()> {
     for name in ["red", "blue"] {
         bench.run(&["create", "configmap", name, "--from-literal=a=b"], "")?;
         bench.run(&["label", "cm", name, &format!("colour={name}")], "")?;
@@ -361,7 +361,7 @@ fn selectors(bench: &Bench) -> Result<()> {
     delete_all(bench, &["cm/red", "cm/blue"])
 }
 
-fn auth(bench: &Bench) -> Result<()> {
+fn auth(bench: &ConformanceBench) -> Result<()> {
     has(&bench.run(&["auth", "whoami"], "")?, &["system:masters"])?;
     has(&bench.run(&["auth", "can-i", "create", "modeldeployments"], "")?, &["yes"])?;
     has(&bench.run(&["auth", "can-i", "--list"], "")?, &["*.*"])?;
@@ -377,7 +377,7 @@ fn auth(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-fn api_resources(bench: &Bench) -> Result<()> {
+fn api_resources(bench: &ConformanceBench) -> Result<()> {
     let table = bench.run(&["api-resources"], "")?;
     has(&table, &["mdeploy", "russet.dev/v1alpha1", "InferenceNode", "configmaps", "leases"])?;
     let mut names = Vec::new();
@@ -388,7 +388,7 @@ fn api_resources(bench: &Bench) -> Result<()> {
     has(&bench.run(&["version", "-o", "json"], "")?, &["serverVersion", "v1."])
 }
 
-fn namespaces(bench: &Bench) -> Result<()> {
+fn namespaces(bench: &ConformanceBench) -> Result<()> {
     bench.run(&["create", "ns", "passing"], "")?;
     bench.run(&["create", "cm", "inside", "-n", "passing", "--from-literal=a=b"], "")?;
     bench.run(&["delete", "ns", "passing"], "")?;
@@ -396,7 +396,7 @@ fn namespaces(bench: &Bench) -> Result<()> {
     bench.refused(&["create", "cm", "late", "-n", "passing", "--from-literal=a=b"], "", &["passing"])
 }
 
-fn definitions(bench: &Bench) -> Result<()> {
+fn definitions(bench: &ConformanceBench) -> Result<()> {
     let crd = "\
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use russet_tests::ask::{self, End};
-use russet_tests::cluster::{Cluster, condition, repository};
+use russet_tests::chat::{self, StreamEnd};
+use russet_tests::cluster::{TestCluster, condition, repository};
 use serde_json::json;
 
 /// Two machines on this computer answer a question with one model.
@@ -38,7 +38,7 @@ async fn run(arguments: Arguments) -> Result<()> {
     let started = std::time::Instant::now();
     let model = repository().join("engine/smoke/model");
     let mut say = |text: &str| println!("▸ {text}");
-    let mut cluster = Cluster::start(&[("russet/smoke", &model)], &mut say).await?;
+    let mut cluster = TestCluster::start(&[("russet/smoke", &model)], &mut say).await?;
     let outcome = tokio::select! {
         outcome = show(&mut cluster, &arguments, started) => outcome,
         _ = tokio::signal::ctrl_c() => Ok(()),
@@ -48,7 +48,7 @@ async fn run(arguments: Arguments) -> Result<()> {
     outcome.and(stopped)
 }
 
-async fn show(cluster: &mut Cluster, arguments: &Arguments, started: std::time::Instant) -> Result<()> {
+async fn show(cluster: &mut TestCluster, arguments: &Arguments, started: std::time::Instant) -> Result<()> {
     let samples = repository().join("manifests/samples/quickstart");
     println!("▸ russet apply -f manifests/samples/quickstart");
     print!("{}", cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?);
@@ -65,8 +65,8 @@ async fn show(cluster: &mut Cluster, arguments: &Arguments, started: std::time::
     println!("▸ POST {}/chat/completions", cluster.base_url());
     println!("  you    {}", arguments.question);
     print!("  smoke  ");
-    let body = ask::question("smoke", &arguments.question, json!({"max_tokens": 200}));
-    let mut answer = ask::ask(&cluster.base_url(), &body).await.context("the question was not taken")?;
+    let body = chat::question("smoke", &arguments.question, json!({"max_tokens": 200}));
+    let mut answer = chat::ask(&cluster.base_url(), &body).await.context("the question was not taken")?;
     let end = loop {
         match answer.piece().await {
             Ok(Some(text)) => {
@@ -79,7 +79,7 @@ async fn show(cluster: &mut Cluster, arguments: &Arguments, started: std::time::
     };
     println!();
     match &end {
-        End::Finished(reason) => println!("  ({} pieces, finish reason {reason})", answer.pieces),
+        StreamEnd::Finished(reason) => println!("  ({} pieces, finish reason {reason})", answer.pieces),
         other => bail!("the answer ended with {other:?} after \"{}\"", answer.text),
     }
 
@@ -103,7 +103,7 @@ async fn show(cluster: &mut Cluster, arguments: &Arguments, started: std::time::
 }
 
 /// Bars for the copies and the loading, until the deployment is Ready.
-async fn wait_with_bars(cluster: &mut Cluster) -> Result<()> {
+async fn wait_with_bars(cluster: &mut TestCluster) -> Result<()> {
     let bars = MultiProgress::new();
     let mut known: std::collections::BTreeMap<String, ProgressBar> = std::collections::BTreeMap::new();
     let style = ProgressStyle::with_template("  {prefix:34} [{bar:28}] {bytes:>10}/{total_bytes:<10} {msg}")?
@@ -196,7 +196,7 @@ fn advance(
     bar.set_message(message.to_owned());
 }
 
-async fn metrics_addresses(cluster: &Cluster) -> Result<Vec<String>> {
+async fn metrics_addresses(cluster: &TestCluster) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for (what, name) in [("inferencenodes", "agent"), ("shards", "engine")] {
         let list = cluster.get(what).await?;

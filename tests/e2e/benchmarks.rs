@@ -2,13 +2,13 @@
 //! What the engine measured meanwhile is shown beside what was predicted.
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::cluster::{Cluster, condition};
+use russet_tests::cluster::{TestCluster, condition};
 use serde_json::Value;
 
-use crate::mistakes::{apply, until_says};
+use crate::mistakes::{apply, until_message};
 use crate::path::{delete_object, metric, quickstart, rank_0_metrics};
 
-fn written(name: &str, deployment: &str, numbers: &str) -> String {
+fn manifest(name: &str, deployment: &str, numbers: &str) -> String {
     format!(
         "apiVersion: russet.dev/v1alpha1\nkind: Benchmark\nmetadata: {{name: {name}}}\n\
          spec: {{deploymentRef: {{name: {deployment}}}, {numbers}}}\n"
@@ -21,17 +21,17 @@ fn number(value: &Value) -> Result<f64> {
 }
 
 /// Two of one deployment, one of none, and one that is deleted while it runs.
-pub async fn benchmarks(cluster: &mut Cluster) -> Result<()> {
+pub async fn benchmarks(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
     let alone = "promptTokens: 300, outputTokens: 120, repetitions: 5";
     let two = "promptTokens: 100, outputTokens: 40, concurrency: 2, repetitions: 2";
     let all = [("alone", "smoke", alone), ("two", "smoke", two), ("lost", "nobody", two)];
-    let texts: Vec<String> = all.iter().map(|(name, of, numbers)| written(name, of, numbers)).collect();
+    let texts: Vec<String> = all.iter().map(|(name, of, numbers)| manifest(name, of, numbers)).collect();
     apply(cluster, &texts.join("---\n")).await?;
-    until_says(cluster, "benchmarks lost", "Stalled", &["True", "TargetNotFound", "nobody"]).await?;
+    until_message(cluster, "benchmarks lost", "Stalled", &["True", "TargetNotFound", "nobody"]).await?;
     let mut seen = Vec::new();
     for (name, requests, prompt, answer) in [("alone", "5/5", 300, 120), ("two", "4/4", 100, 40)] {
-        until_says(cluster, &format!("benchmarks {name}"), "Ready", &["True", "Finished"]).await?;
+        until_message(cluster, &format!("benchmarks {name}"), "Ready", &["True", "Finished"]).await?;
         let status = cluster.get(&format!("benchmarks {name}")).await?["status"].take();
         let result = &status["result"];
         ensure!(status["requests"] == requests, "{name}: {status}");
@@ -56,7 +56,7 @@ pub async fn benchmarks(cluster: &mut Cluster) -> Result<()> {
     println!("{table}");
     let words = ["DEPLOYMENT", "TOK/S", "TTFT P50", "READY", "REASON", "AGE", "Finished", "TargetNotFound"];
     ensure!(words.iter().all(|word| table.contains(word)), "{words:?} are not all in\n{table}");
-    let edited = apply(cluster, &written("alone", "smoke", "promptTokens: 301")).await;
+    let edited = apply(cluster, &manifest("alone", "smoke", "promptTokens: 301")).await;
     let refused = edited.err().map(|error| format!("{error:#}")).unwrap_or_default();
     ensure!(refused.contains("a Benchmark runs once"), "an edit was not refused: {refused}");
     measured(cluster).await?;
@@ -68,7 +68,7 @@ pub async fn benchmarks(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Enough was asked for rank 0 to say how fast it is.
-async fn measured(cluster: &mut Cluster) -> Result<()> {
+async fn measured(cluster: &mut TestCluster) -> Result<()> {
     cluster
         .until("the deployment shows what was measured", async |cluster| {
             let deployment = cluster.get("modeldeployments smoke").await?;
@@ -87,10 +87,10 @@ async fn measured(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// A Benchmark that is deleted leaves nothing running in the engine.
-async fn cancelled(cluster: &mut Cluster) -> Result<()> {
+async fn cancelled(cluster: &mut TestCluster) -> Result<()> {
     let endless = "promptTokens: 50, outputTokens: 900, concurrency: 2, repetitions: 100";
-    apply(cluster, &written("endless", "smoke", endless)).await?;
-    until_says(cluster, "benchmarks endless", "Ready", &["False", "Running"]).await?;
+    apply(cluster, &manifest("endless", "smoke", endless)).await?;
+    until_message(cluster, "benchmarks endless", "Ready", &["False", "Running"]).await?;
     let engine = rank_0_metrics(cluster).await?;
     cluster
         .until("its requests run", async |_| Ok(metric(&engine, "vllm:num_requests_running").await? > 0.0))

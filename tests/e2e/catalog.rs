@@ -2,9 +2,9 @@
 //! is there.
 
 use anyhow::{Result, ensure};
-use russet_tests::cluster::Cluster;
+use russet_tests::cluster::TestCluster;
 
-use crate::path::{delete_object, gone};
+use crate::path::{delete_object, delete_and_wait};
 
 /// The hub's name of a model that only this scenario fetches.
 pub const RUN: &str = "russet/run-me";
@@ -12,7 +12,7 @@ pub const RUN: &str = "russet/run-me";
 const NAME: &str = "run-me";
 
 /// Run, run again, and a Model of an entry, twice.
-pub async fn run(cluster: &mut Cluster) -> Result<()> {
+pub async fn run(cluster: &mut TestCluster) -> Result<()> {
     let (source, gateway) = (format!("hf://{RUN}"), format!("http://127.0.0.1:{}", cluster.gateway_port));
     for model in [source.as_str(), NAME] {
         let words =
@@ -30,6 +30,6 @@ pub async fn run(cluster: &mut Cluster) -> Result<()> {
         ensure!(added == "model/tinyllama-1-1b-4bit applied\n", "russet catalog add printed {added:?}");
     }
     delete_object(cluster, "models/tinyllama-1-1b-4bit").await?;
-    gone(cluster, NAME).await?;
+    delete_and_wait(cluster, NAME).await?;
     delete_object(cluster, &format!("models/{NAME}")).await
 }

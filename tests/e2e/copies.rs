@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use russet_tests::cluster::{Cluster, condition};
+use russet_tests::cluster::{TestCluster, condition};
 
 use crate::mistakes::apply;
-use crate::path::{answers, delete_object, gone, serves};
+use crate::path::{answers, delete_object, delete_and_wait, serves};
 
 /// The hub's name of a model that only this scenario fetches.
 pub const AHEAD: &str = "russet/ahead";
@@ -19,7 +19,7 @@ pub const CLOSED: &str = "closed/smoke";
 pub const PACED: &str = "russet/paced";
 const TOKEN: &str = "hf_of_the_tests";
 
-pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
+pub async fn ahead(cluster: &mut TestCluster) -> Result<()> {
     let model = format!(
         "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: ahead}}\n\
          spec: {{source: {{uri: 'hf://{AHEAD}'}}, preload: {{policy: Always}}}}\n"
@@ -41,7 +41,7 @@ pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
     let ids: BTreeSet<&str> = own.iter().filter_map(|copy| copy["status"]["content"].as_str()).collect();
     ensure!(ids.len() == 1, "both are to have the same bytes, and have {ids:?}");
     let model = own.iter().filter_map(|copy| copy["status"]["bytesTotal"].as_u64()).max().unwrap_or(0);
-    let given = cluster.hub.given(AHEAD);
+    let given = cluster.hub.bytes_served(AHEAD);
     let share = given as f64 / model as f64;
     println!("  the hub gave {given} bytes for {model} on two machines, headers included: {share:.3}");
     // The model is so small that its headers, which are read first, are some of it.
@@ -51,12 +51,12 @@ pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
     }
 
     // From here on the hub writes down what is fetched, and would let nothing through.
-    let held = cluster.hub.hold();
+    let held = cluster.hub.hold_transfers();
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: ahead}\n\
                       spec: {modelRef: {name: ahead}, sharding: {mode: Pipeline, ranks: 2, kv: {contextTokens: 512}}}\n";
     apply(cluster, deployment).await?;
     serves(cluster, "ahead").await?;
-    let begun = cluster.hub.begun();
+    let begun = cluster.hub.hold_offsets();
     ensure!(begun.is_empty(), "the files were there, and transfers began at {begun:?}");
     drop(held);
     answers(cluster, "ahead").await?;
@@ -73,7 +73,7 @@ pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
     for kind in ["models", "modelcopies"] {
         println!("{}", cluster.russet(&["get", kind]).await?);
     }
-    gone(cluster, "ahead").await?;
+    delete_and_wait(cluster, "ahead").await?;
     let copies = cluster.get("modelcopies").await?;
     let left = copies["items"].as_array().into_iter().flatten();
     ensure!(
@@ -84,14 +84,14 @@ pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// A closed model waits for its Secret and says so; nodes may read it while they fetch, and no longer.
-pub async fn closed(cluster: &mut Cluster) -> Result<()> {
+pub async fn closed(cluster: &mut TestCluster) -> Result<()> {
     cluster.hub.gate(CLOSED, TOKEN);
     let model = format!(
         "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: closed}}\n\
          spec: {{source: {{uri: 'hf://{CLOSED}', secretRef: {{name: hub}}}}, preload: {{policy: Always}}}}\n"
     );
     apply(cluster, &model).await?;
-    let says = async |cluster: &Cluster, words: &str| {
+    let says = async |cluster: &TestCluster, words: &str| {
         let model = cluster.get("models closed").await?;
         let ready = condition(&model, "Ready").cloned().unwrap_or_default();
         let message = ready["message"].as_str().unwrap_or_default();
@@ -127,7 +127,7 @@ pub async fn closed(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// What a node's spec says of transfers.
-async fn transfers(cluster: &Cluster, said: &str) -> Result<()> {
+async fn transfers(cluster: &TestCluster, said: &str) -> Result<()> {
     let nodes = cluster.get("inferencenodes").await?;
     for node in nodes["items"].as_array().into_iter().flatten() {
         let node = node["metadata"]["name"].as_str().unwrap_or_default();
@@ -140,14 +140,14 @@ async fn transfers(cluster: &Cluster, said: &str) -> Result<()> {
 }
 
 /// Hours begin in the middle of a transfer, which goes on when they are over, at the rate that is set then.
-pub async fn paced(cluster: &mut Cluster) -> Result<()> {
-    let held = cluster.hub.hold();
+pub async fn paced(cluster: &mut TestCluster) -> Result<()> {
+    let held = cluster.hub.hold_transfers();
     let model = format!(
         "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: paced}}\n\
          spec: {{source: {{uri: 'hf://{PACED}'}}, preload: {{policy: Always}}}}\n"
     );
     apply(cluster, &model).await?;
-    let bytes = async |cluster: &Cluster| {
+    let bytes = async |cluster: &TestCluster| {
         let copies = cluster.get("modelcopies").await?;
         let own: Vec<serde_json::Value> = copies["items"].as_array().into_iter().flatten().cloned().collect();
         let mut own: Vec<_> =
@@ -156,7 +156,7 @@ pub async fn paced(cluster: &mut Cluster) -> Result<()> {
         anyhow::Ok(own)
     };
     cluster
-        .until("a transfer hangs in the middle", async |cluster| Ok(!cluster.hub.begun().is_empty()))
+        .until("a transfer hangs in the middle", async |cluster| Ok(!cluster.hub.hold_offsets().is_empty()))
         .await?;
     transfers(cluster, "{transfers: {fromSources: {quietHours: [{from: '00:00', until: '00:00'}]}}}").await?;
     cluster
@@ -172,16 +172,16 @@ pub async fn paced(cluster: &mut Cluster) -> Result<()> {
     drop(held);
     // In bits a second; its files are some megabytes.
     let rate = 10_000_000;
-    let before = cluster.hub.given(PACED);
+    let before = cluster.hub.bytes_served(PACED);
     transfers(cluster, &format!("{{transfers: {{fromSources: {{maxBitsPerSecond: '{rate}'}}}}}}")).await?;
-    cluster.until("it is let go", async |cluster| Ok(cluster.hub.begun().len() > 1)).await?;
+    cluster.until("it is let go", async |cluster| Ok(cluster.hub.hold_offsets().len() > 1)).await?;
     let begun = Instant::now();
     cluster
         .until("both machines hold the files", async |cluster| {
             Ok(cluster.get("models paced").await?["status"]["preloaded"] == "2/2")
         })
         .await?;
-    let (seconds, given) = (begun.elapsed().as_secs_f64(), cluster.hub.given(PACED) - before);
+    let (seconds, given) = (begun.elapsed().as_secs_f64(), cluster.hub.bytes_served(PACED) - before);
     println!("  {given} bytes of it came within {seconds:.1} s at {rate} bit/s");
     // What had come before this looked is not timed.
     ensure!(given as f64 * 8.0 < 2.0 * seconds * f64::from(rate), "{given} bytes came within {seconds:.1} s");

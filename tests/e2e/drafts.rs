@@ -1,26 +1,26 @@
 //! A draft model beside a model: its files, its memory, its guesses, and what becomes of it when its Model is deleted.
 
 use anyhow::{Result, ensure};
-use russet_tests::ask;
-use russet_tests::cluster::Cluster;
+use russet_tests::chat;
+use russet_tests::cluster::TestCluster;
 use serde_json::{Value, json};
 
-use crate::mistakes::{apply, until_says};
+use crate::mistakes::{apply, until_message};
 use crate::path::{
-    answers, answers_right, apply_to_smoke, delete_object, gone, prompts, rank_0_metrics, serves, shards_of,
+    answers, answers_right, apply_to_smoke, delete_object, delete_and_wait, prompts, rank_0_metrics, serves, shards_of,
 };
 
 /// A draft model is copied to the node of rank 0 and counted there, guesses, and stays while it does; what is answered
 /// stays the same.
-pub async fn draft_model(cluster: &mut Cluster) -> Result<()> {
+pub async fn draft_model(cluster: &mut TestCluster) -> Result<()> {
     // Whose metrics can be read from here.
     cluster.russet(&["cordon", "node-b"]).await?;
-    let outcome = guessed(cluster).await;
+    let outcome = drafted(cluster).await;
     cluster.russet(&["uncordon", "node-b"]).await?;
     outcome
 }
 
-async fn guessed(cluster: &mut Cluster) -> Result<()> {
+async fn drafted(cluster: &mut TestCluster) -> Result<()> {
     let deployment = |draft: &str| {
         format!(
             "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: guessed}}\n\
@@ -30,7 +30,7 @@ async fn guessed(cluster: &mut Cluster) -> Result<()> {
     };
     let (without, with) = (deployment(""), deployment("  draftModelRef: {name: drafter}\n"));
     apply_to_smoke(cluster, &with).await?;
-    until_says(
+    until_message(
         cluster,
         "modeldeployments guessed",
         "Ready",
@@ -59,7 +59,7 @@ async fn guessed(cluster: &mut Cluster) -> Result<()> {
     let doubled = reserved[0].map(|bytes| 2 * bytes);
     ensure!(reserved[1] == doubled && doubled[0] > 0, "{reserved:?} bytes are reserved without and with it");
     let url = rank_0_metrics(cluster).await?;
-    let text = ask::client()?.get(&url).send().await?.text().await?;
+    let text = chat::client()?.get(&url).send().await?.text().await?;
     let right = text.lines().find(|line| {
         line.starts_with("vllm:spec_decode_num_accepted_tokens_total") && line.contains("source=\"draft\"")
     });
@@ -83,5 +83,5 @@ async fn guessed(cluster: &mut Cluster) -> Result<()> {
         })
         .await?;
     serves(cluster, "guessed").await?;
-    gone(cluster, "guessed").await
+    delete_and_wait(cluster, "guessed").await
 }

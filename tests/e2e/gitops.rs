@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::cluster::{Cluster, repository};
+use russet_tests::cluster::{TestCluster, repository};
 use russet_tests::flux::Flux;
 use russet_tests::processes::{oracle, tail};
 
@@ -25,16 +25,16 @@ fn missing(variable: &str) -> Result<bool> {
 }
 
 /// Everything of the namespace that a person wrote.
-async fn written(cluster: &Cluster) -> Result<Vec<String>> {
+async fn user_objects(cluster: &TestCluster) -> Result<Vec<String>> {
     let kinds = "models,modeldeployments,modelroutes,accesskeys";
     let text = cluster.kubectl()?.run(&["get", kinds, "-o", "name"]).await?;
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-async fn until_written(cluster: &mut Cluster, wanted: &[&str]) -> Result<()> {
+async fn until_written(cluster: &mut TestCluster, wanted: &[&str]) -> Result<()> {
     cluster
         .until(&format!("{wanted:?} and nothing else"), async |cluster| {
-            let mut names = written(cluster).await?;
+            let mut names = user_objects(cluster).await?;
             names.iter_mut().for_each(|name| *name = name.replace(".russet.dev", ""));
             names.sort();
             let mut wanted: Vec<&str> = wanted.to_vec();
@@ -45,14 +45,14 @@ async fn until_written(cluster: &mut Cluster, wanted: &[&str]) -> Result<()> {
 }
 
 /// What was there before goes, so that only the samples are.
-async fn clear(cluster: &mut Cluster) -> Result<()> {
+async fn clear(cluster: &mut TestCluster) -> Result<()> {
     let kinds = "modelroutes,modeldeployments,models,accesskeys";
     cluster.kubectl()?.run(&["delete", kinds, "--all", "--timeout=100s"]).await?;
     until_written(cluster, &[]).await
 }
 
 /// `kubectl apply -k`, with an ApplySet that prunes, and `kubectl delete -k`.
-pub async fn kubectl(cluster: &mut Cluster) -> Result<()> {
+pub async fn kubectl(cluster: &mut TestCluster) -> Result<()> {
     if missing("RUSSET_KUBECTL")? {
         return Ok(());
     }
@@ -82,7 +82,7 @@ pub async fn kubectl(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Flux's kustomize-controller follows a repository through revisions and paths.
-pub async fn flux(cluster: &mut Cluster) -> Result<()> {
+pub async fn flux(cluster: &mut TestCluster) -> Result<()> {
     if missing("RUSSET_KUBECTL")? || missing("RUSSET_FLUX_KUSTOMIZE")? {
         return Ok(());
     }
@@ -101,7 +101,7 @@ pub async fn flux(cluster: &mut Cluster) -> Result<()> {
     outcome.and(stopped)
 }
 
-async fn follow(cluster: &mut Cluster, flux: &mut Flux, work: &Path) -> Result<()> {
+async fn follow(cluster: &mut TestCluster, flux: &mut Flux, work: &Path) -> Result<()> {
     flux.publish(work).await?;
     for (name, wanted, model) in [
         ("one-mac", &["model/qwen3-4b", "modeldeployment/qwen3-4b", "modelroute/chat"][..], Some("gpt-4o")),
@@ -113,7 +113,7 @@ async fn follow(cluster: &mut Cluster, flux: &mut Flux, work: &Path) -> Result<(
             None,
         ),
     ] {
-        flux.follow(&format!("./{OVERLAYS}/{name}")).await?;
+        flux.reconcile(&format!("./{OVERLAYS}/{name}")).await?;
         until_ready(cluster, flux, name).await?;
         until_written(cluster, wanted).await?;
         if let Some(model) = model {
@@ -132,11 +132,11 @@ async fn follow(cluster: &mut Cluster, flux: &mut Flux, work: &Path) -> Result<(
             Ok(answers(cluster, "qwen3-4b").await.is_ok())
         })
         .await?;
-    flux.unfollow().await?;
+    flux.remove().await?;
     until_written(cluster, &[]).await
 }
 
-async fn until_ready(cluster: &mut Cluster, flux: &Flux, name: &str) -> Result<()> {
+async fn until_ready(cluster: &mut TestCluster, flux: &Flux, name: &str) -> Result<()> {
     cluster.until(&format!("Flux finds {name} ready"), async |_| flux.is_ready().await).await
 }
 

@@ -2,14 +2,14 @@
 //! AccessKey is gone is loopback open again.
 
 use anyhow::{Result, ensure};
-use russet_tests::ask;
-use russet_tests::cluster::Cluster;
+use russet_tests::chat;
+use russet_tests::cluster::TestCluster;
 use serde_json::json;
 
 /// Status of a question with this key, and its `code` when it is an error.
-async fn status(cluster: &Cluster, key: Option<&str>) -> Result<(u16, String)> {
-    let body = ask::question("smoke", "What is 17 + 25?", json!({"stream": false, "max_tokens": 20}));
-    let request = ask::client()?.post(format!("{}/chat/completions", cluster.base_url())).json(&body);
+async fn status(cluster: &TestCluster, key: Option<&str>) -> Result<(u16, String)> {
+    let body = chat::question("smoke", "What is 17 + 25?", json!({"stream": false, "max_tokens": 20}));
+    let request = chat::client()?.post(format!("{}/chat/completions", cluster.base_url())).json(&body);
     let request = match key {
         Some(key) => request.bearer_auth(key),
         None => request,
@@ -20,12 +20,12 @@ async fn status(cluster: &Cluster, key: Option<&str>) -> Result<(u16, String)> {
     Ok((status, answer["error"]["code"].as_str().unwrap_or_default().to_owned()))
 }
 
-async fn until(cluster: &mut Cluster, what: &str, key: Option<&str>, expected: u16) -> Result<()> {
+async fn until(cluster: &mut TestCluster, what: &str, key: Option<&str>, expected: u16) -> Result<()> {
     cluster.until(what, async |cluster| Ok(status(cluster, key).await?.0 == expected)).await
 }
 
 /// Create, use, exhaust, revoke, delete.
-pub async fn keys(cluster: &mut Cluster) -> Result<()> {
+pub async fn keys(cluster: &mut TestCluster) -> Result<()> {
     crate::path::quickstart(cluster).await?;
     ensure!(status(cluster, None).await?.0 == 200, "loopback is open before there is a key");
     let key = cluster.russet(&["key", "create", "one"]).await?.trim().to_owned();
@@ -38,7 +38,7 @@ pub async fn keys(cluster: &mut Cluster) -> Result<()> {
     until(cluster, "loopback is open again without keys", None, 200).await
 }
 
-async fn used(cluster: &mut Cluster, key: &str) -> Result<()> {
+async fn used(cluster: &mut TestCluster, key: &str) -> Result<()> {
     until(cluster, "nobody is answered without a key", None, 401).await?;
     let wrong = status(cluster, Some("sk-russet-wrong")).await?;
     ensure!(wrong == (401, "invalid_api_key".into()), "a wrong key got {wrong:?}");

@@ -6,44 +6,44 @@ mod catalog;
 mod copies;
 mod drafts;
 mod faults;
-mod four;
+mod four_nodes;
 mod gitops;
 mod keys;
 mod mistakes;
 mod path;
 mod pools;
 mod scaling;
-mod seen;
+mod prometheus;
 mod servers;
 mod skew;
 mod starts;
 mod tiers;
-mod turns;
+mod priorities;
 
 use std::sync::Arc;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
-use russet_tests::cluster::{Cluster, repository};
-use russet_tests::control_plane::Kind;
+use russet_tests::cluster::{TestCluster, repository};
+use russet_tests::control_plane::PlaneKind;
 
 /// One scenario on the shared cluster.
-type Scenario = for<'a> fn(&'a mut Cluster) -> futures::future::LocalBoxFuture<'a, Result<()>>;
+type Scenario = for<'a> fn(&'a mut TestCluster) -> futures::future::LocalBoxFuture<'a, Result<()>>;
 
 /// Every scenario, in order: those that only look come first, those that kill last.
 fn scenarios() -> Vec<(&'static str, Scenario)> {
     if std::env::var_os("RUSSET_FAR_BIN").is_some() {
         return skew::scenarios();
     }
-    if std::env::var_os(russet_tests::clock::CHOSEN).is_some() {
+    if std::env::var_os(russet_tests::clock::CLOCKS_VARIABLE).is_some() {
         return faults::clocks::scenarios();
     }
     if std::env::var_os("RUSSET_SEEN").is_some() {
-        return seen::scenarios();
+        return prometheus::scenarios();
     }
     let mut scenarios = everywhere();
     scenarios.extend(faults::others());
-    if matches!(Kind::chosen(), Ok(Kind::Etcd)) {
+    if matches!(PlaneKind::from_environment(), Ok(PlaneKind::Etcd)) {
         scenarios.extend(on_etcd());
     }
     match std::env::var(PART) {
@@ -81,43 +81,43 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
     vec![
         ("quickstart_becomes_ready_with_two_shards_on_two_nodes", |c| Box::pin(path::quickstart(c))),
         ("every_smoke_prompt_is_answered_right", |c| Box::pin(path::smoke_prompts(c))),
-        ("the_doctor_finds_nothing_and_has_every_machine_answer", |c| Box::pin(path::doctor(c))),
+        ("the_doctor_finds_nothing_and_proves_every_machine", |c| Box::pin(path::doctor(c))),
         ("every_process_shows_health_and_metrics", |c| Box::pin(path::metrics(c))),
         ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
         ("benchmarks_run_once_and_one_at_a_time", |c| Box::pin(benchmarks::benchmarks(c))),
         ("keys_open_the_gateway_and_revoking_them_does_not", |c| Box::pin(keys::keys(c))),
-        ("a_key_says_who_is_answered_first_how_long_and_until_when", |c| Box::pin(turns::turns(c))),
+        ("a_key_sets_priority_length_and_deadline_of_answers", |c| Box::pin(priorities::turns(c))),
         ("an_unknown_model_is_named", |c| Box::pin(mistakes::unknown_model(c))),
         ("an_unknown_field_or_type_is_named", |c| Box::pin(mistakes::unknown_field(c))),
         ("a_model_that_fits_nowhere_says_the_numbers", |c| Box::pin(mistakes::fits_nowhere(c))),
         ("a_corrupt_header_is_named", |c| Box::pin(mistakes::corrupt_header(c))),
-        ("a_model_of_no_numbers_replaces_none_that_answers", |c| Box::pin(mistakes::no_numbers(c))),
+        ("a_model_with_nan_logits_replaces_no_serving_one", |c| Box::pin(mistakes::no_numbers(c))),
         ("a_cut_download_is_resumed", |c| Box::pin(mistakes::cut_download(c))),
         ("a_port_in_use_is_named", |c| Box::pin(mistakes::port_in_use(c))),
         ("losing_serve_disturbs_no_stream", |c| Box::pin(faults::serve(c))),
         ("losing_an_agent_disturbs_no_stream", |c| Box::pin(faults::agents(c))),
         ("losing_the_gateway_breaks_its_streams_and_no_more", |c| Box::pin(faults::gateway(c))),
-        ("losing_rank_0_breaks_no_stream_and_the_group_forms_anew", |c| Box::pin(faults::rank(c, 0))),
-        ("losing_rank_1_breaks_no_stream_and_the_group_forms_anew", |c| Box::pin(faults::rank(c, 1))),
+        ("losing_rank_0_breaks_no_stream_and_the_group_reforms", |c| Box::pin(faults::rank(c, 0))),
+        ("losing_rank_1_breaks_no_stream_and_the_group_reforms", |c| Box::pin(faults::rank(c, 1))),
         ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
         ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
-        ("a_quantised_cache_reserves_less_and_an_edit_of_it_is_rolled_out", |c| {
+        ("a_quantised_kv_cache_reserves_less_and_edits_roll_out", |c| {
             Box::pin(path::quantised_cache(c))
         }),
-        ("a_draft_model_guesses_beside_rank_0_and_changes_no_answer", |c| Box::pin(drafts::draft_model(c))),
+        ("a_draft_model_runs_beside_rank_0_and_changes_no_answer", |c| Box::pin(drafts::draft_model(c))),
         ("an_engine_starts_soon_after_apply", |c| Box::pin(starts::starts(c))),
-        ("files_are_there_before_they_are_needed", |c| Box::pin(copies::ahead(c))),
-        ("a_closed_model_is_fetched_with_a_secret_that_nodes_may_read_meanwhile", |c| {
+        ("files_are_preloaded_before_they_are_needed", |c| Box::pin(copies::ahead(c))),
+        ("a_gated_model_is_fetched_with_a_temporarily_readable_secret", |c| {
             Box::pin(copies::closed(c))
         }),
-        ("files_wait_for_their_hours_and_come_at_their_rate", |c| Box::pin(copies::paced(c))),
+        ("transfers_wait_for_their_hours_and_keep_their_rate", |c| Box::pin(copies::paced(c))),
         ("a_name_becomes_an_answer_in_one_command", |c| Box::pin(catalog::run(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
         ("a_workload_group_has_a_machine_of_its_own", |c| Box::pin(tiers::tiers(c))),
-        ("tiers_on_four_nodes_roll_ask_preempt_and_drain", |c| Box::pin(four::tiers(c))),
+        ("tiers_on_four_nodes_roll_ask_preempt_and_drain", |c| Box::pin(four_nodes::tiers(c))),
         ("a_sleeping_model_is_woken_by_a_request_that_is_held", |c| Box::pin(scaling::sleeper(c))),
-        ("a_drained_node_is_empty_and_what_ran_there_answers_elsewhere", |c| Box::pin(path::drain(c))),
+        ("a_drained_node_is_empty_and_its_models_answer_elsewhere", |c| Box::pin(path::drain(c))),
         ("kubectl_applies_samples_and_prunes_them", |c| Box::pin(gitops::kubectl(c))),
         ("flux_follows_samples_and_prunes_them", |c| Box::pin(gitops::flux(c))),
     ]
@@ -150,7 +150,7 @@ fn main() {
     let filter = arguments.filter.clone().unwrap_or_default();
     let wanted = scenarios().iter().any(|(name, _)| name.contains(&filter));
     if !listing && wanted {
-        let started = runtime.block_on(Cluster::start(&models, &mut |step| println!("▸ {step}")));
+        let started = runtime.block_on(TestCluster::start(&models, &mut |step| println!("▸ {step}")));
         match started {
             Ok(started) => *cluster.lock().expect("nobody else holds it yet") = Some(started),
             Err(error) => {
@@ -171,12 +171,12 @@ fn main() {
                 let bound = std::time::Duration::from_secs(300);
                 while round < rounds {
                     if round > 0 {
-                        faults::leave_the_past(cluster).await?;
+                        faults::replace_restarted_group(cluster).await?;
                     }
                     round += 1;
                     match tokio::time::timeout(bound, scenario(cluster)).await {
                         Ok(result) => result?,
-                        Err(_) => anyhow::bail!("hung for 300 s\n{}", cluster.diagnosis().await),
+                        Err(_) => anyhow::bail!("hung for 300 s\n{}", cluster.diagnostics().await),
                     }
                 }
                 Ok(())

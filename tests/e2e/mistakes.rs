@@ -1,11 +1,11 @@
 //! What people get wrong, and whether they are told what, where and what to do.
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::ask;
-use russet_tests::cluster::{Cluster, condition, repository};
+use russet_tests::chat;
+use russet_tests::cluster::{TestCluster, condition, repository};
 use serde_json::json;
 
-use crate::path::{answers, delete_object, gone, serves};
+use crate::path::{answers, delete_object, delete_and_wait, serves};
 
 /// The hub's name of the model of [`damaged_model`].
 pub const DAMAGED: &str = "russet/damaged";
@@ -50,13 +50,13 @@ pub fn write(text: &str) -> Result<tempfile::NamedTempFile> {
     Ok(file)
 }
 
-pub async fn apply(cluster: &Cluster, text: &str) -> Result<()> {
+pub async fn apply(cluster: &TestCluster, text: &str) -> Result<()> {
     let file = write(text)?;
     cluster.russet(&["apply", "-f", &file.path().display().to_string()]).await.map(|_| ())
 }
 
 /// Waits until a condition of an object mentions every word.
-pub async fn until_says(cluster: &mut Cluster, object: &str, kind: &str, words: &[&str]) -> Result<()> {
+pub async fn until_message(cluster: &mut TestCluster, object: &str, kind: &str, words: &[&str]) -> Result<()> {
     let mut last = String::new();
     let outcome = cluster
         .until("the condition says so", async |cluster| {
@@ -69,10 +69,10 @@ pub async fn until_says(cluster: &mut Cluster, object: &str, kind: &str, words: 
 }
 
 /// A model name nobody serves, and a deployment whose Model does not exist.
-pub async fn unknown_model(cluster: &mut Cluster) -> Result<()> {
-    let response = ask::client()?
+pub async fn unknown_model(cluster: &mut TestCluster) -> Result<()> {
+    let response = chat::client()?
         .post(format!("{}/chat/completions", cluster.base_url()))
-        .json(&ask::question("nosuch", "hi", json!({"stream": false})))
+        .json(&chat::question("nosuch", "hi", json!({"stream": false})))
         .send()
         .await?;
     let status = response.status().as_u16();
@@ -84,12 +84,12 @@ pub async fn unknown_model(cluster: &mut Cluster) -> Result<()> {
         "the message names neither model: {body}"
     );
     apply(cluster, "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: orphan}\nspec: {modelRef: {name: nosuch}}\n").await?;
-    until_says(cluster, "modeldeployments orphan", "Ready", &["False", "ModelNotFound", "nosuch"]).await?;
+    until_message(cluster, "modeldeployments orphan", "Ready", &["False", "ModelNotFound", "nosuch"]).await?;
     delete_object(cluster, "modeldeployments/orphan").await
 }
 
 /// Typos are refused by the API server, by name.
-pub async fn unknown_field(cluster: &mut Cluster) -> Result<()> {
+pub async fn unknown_field(cluster: &mut TestCluster) -> Result<()> {
     for (text, words) in [
         (
             "kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, replica: 1}",
@@ -121,7 +121,7 @@ pub async fn unknown_field(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// More ranks than nodes, and more memory than the owners of the nodes allow.
-pub async fn fits_nowhere(cluster: &mut Cluster) -> Result<()> {
+pub async fn fits_nowhere(cluster: &mut TestCluster) -> Result<()> {
     giant_is_refused(cluster, "{mode: Pipeline, ranks: 3}", &["3", "2"]).await?;
     let limit = |text: &str| {
         ["node-a", "node-b"].map(|node| {
@@ -141,7 +141,7 @@ pub async fn fits_nowhere(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Waits until the node's agent reports that limit: from then on the planner knows it.
-pub async fn until_limit(cluster: &mut Cluster, node: &str, bytes: u64) -> Result<()> {
+pub async fn until_limit(cluster: &mut TestCluster, node: &str, bytes: u64) -> Result<()> {
     cluster
         .until("the agent reports the owner's limit", async |cluster| {
             let node = cluster.get(&format!("inferencenodes {node}")).await?;
@@ -150,22 +150,22 @@ pub async fn until_limit(cluster: &mut Cluster, node: &str, bytes: u64) -> Resul
         .await
 }
 
-async fn giant_is_refused(cluster: &mut Cluster, sharding: &str, words: &[&str]) -> Result<()> {
+async fn giant_is_refused(cluster: &mut TestCluster, sharding: &str, words: &[&str]) -> Result<()> {
     let text = format!(
         "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: giant}}\nspec:\n  modelRef: {{name: smoke}}\n  sharding: {sharding}\n"
     );
     apply(cluster, &text).await?;
     let mut wanted = vec!["\"status\":\"False\"", "NothingFits"];
     wanted.extend(words);
-    let outcome = until_says(cluster, "modeldeployments giant", "Ready", &wanted).await;
+    let outcome = until_message(cluster, "modeldeployments giant", "Ready", &wanted).await;
     delete_object(cluster, "modeldeployments/giant").await?;
     outcome
 }
 
 /// A header longer than its file.
-pub async fn corrupt_header(cluster: &mut Cluster) -> Result<()> {
+pub async fn corrupt_header(cluster: &mut TestCluster) -> Result<()> {
     apply(cluster, "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: broken}\nspec: {source: {uri: 'hf://russet/broken'}}\n").await?;
-    until_says(
+    until_message(
         cluster,
         "models broken",
         "Ready",
@@ -177,14 +177,14 @@ pub async fn corrupt_header(cluster: &mut Cluster) -> Result<()> {
 
 /// A deployment that answers is edited to a model that computes no numbers, on one rank and then on two: the old one
 /// answers all along, and people are told why.
-pub async fn no_numbers(cluster: &mut Cluster) -> Result<()> {
+pub async fn no_numbers(cluster: &mut TestCluster) -> Result<()> {
     let smoke = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &smoke.display().to_string()]).await?;
     let model = format!(
         "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: damaged}}\nspec: {{source: {{uri: 'hf://{DAMAGED}'}}}}\n"
     );
     apply(cluster, &model).await?;
-    let edit = async |cluster: &Cluster, model: &str, mode: &str| {
+    let edit = async |cluster: &TestCluster, model: &str, mode: &str| {
         let text = format!(
             "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: steady}}\nspec: {{modelRef: {{name: {model}}}, sharding: {{{mode}, kv: {{contextTokens: 256, maxSequences: 1}}}}}}\n"
         );
@@ -222,12 +222,12 @@ pub async fn no_numbers(cluster: &mut Cluster) -> Result<()> {
         .filter_map(|event| event["note"].as_str().or(event["message"].as_str()))
         .collect();
     ensure!(said.iter().any(|note| note.contains("rank 0")), "no event says SmokeFailed of rank 0: {said:?}");
-    gone(cluster, "steady").await?;
+    delete_and_wait(cluster, "steady").await?;
     delete_object(cluster, "models/damaged").await
 }
 
 /// A connection that breaks in the middle of a file.
-pub async fn cut_download(cluster: &mut Cluster) -> Result<()> {
+pub async fn cut_download(cluster: &mut TestCluster) -> Result<()> {
     cluster.hub.cut_next(2);
     let text = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: cut}\nspec: {source: {uri: 'hf://russet/cut'}}\n---\napiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: cut}\nspec: {modelRef: {name: cut}, sharding: {mode: Single, kv: {contextTokens: 256, maxSequences: 1}}}\n";
     apply(cluster, text).await?;
@@ -244,7 +244,7 @@ pub async fn cut_download(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Another `up` on a port that is taken.
-pub async fn port_in_use(cluster: &mut Cluster) -> Result<()> {
+pub async fn port_in_use(cluster: &mut TestCluster) -> Result<()> {
     let folder = tempfile::tempdir()?;
     // Taken on loopback, whichever control plane there is.
     let port = cluster.gateway_port.to_string();

@@ -1,12 +1,12 @@
 //! The path itself: apply, Ready, ask, look, delete.
 
 use anyhow::{Context, Result, bail, ensure};
-use russet_tests::ask::{self, End};
-use russet_tests::cluster::{Cluster, condition, repository};
+use russet_tests::chat::{self, StreamEnd};
+use russet_tests::cluster::{TestCluster, condition, repository};
 use serde_json::{Value, json};
 
 /// Applies the quickstart and waits for Ready, two ranks on two nodes.
-pub async fn quickstart(cluster: &mut Cluster) -> Result<()> {
+pub async fn quickstart(cluster: &mut TestCluster) -> Result<()> {
     let samples = repository().join("manifests/samples/quickstart");
     cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?;
     // An earlier scenario may have left another plan, whose ranks still leave.
@@ -34,12 +34,12 @@ pub async fn quickstart(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Waits until the smoke deployment is Ready.
-pub async fn ready(cluster: &mut Cluster) -> Result<()> {
+pub async fn ready(cluster: &mut TestCluster) -> Result<()> {
     cluster.until("smoke is Ready", async |cluster| Ok(is_ready(cluster, "smoke").await)).await
 }
 
 /// Whether a deployment is Ready as it was last edited.
-async fn is_ready(cluster: &Cluster, name: &str) -> bool {
+async fn is_ready(cluster: &TestCluster, name: &str) -> bool {
     let Ok(deployment) = cluster.get(&format!("modeldeployments {name}")).await else { return false };
     deployment["status"]["observedGeneration"] == deployment["metadata"]["generation"]
         && condition(&deployment, "Ready").is_some_and(|ready| ready["status"] == "True")
@@ -61,7 +61,7 @@ pub fn prompts() -> Result<Vec<(String, String)>> {
 }
 
 /// Every prompt a smoke test uses is answered right, through both ranks.
-pub async fn smoke_prompts(cluster: &mut Cluster) -> Result<()> {
+pub async fn smoke_prompts(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
     let prompts = prompts()?;
     ensure!(prompts.len() >= 5, "only {} prompts", prompts.len());
@@ -70,22 +70,22 @@ pub async fn smoke_prompts(cluster: &mut Cluster) -> Result<()> {
 
 /// What a model answers is what these prompts expect.
 pub async fn answers_right(
-    cluster: &Cluster,
+    cluster: &TestCluster,
     name: &str,
     prompts: impl IntoIterator<Item = (String, String)>,
 ) -> Result<()> {
     for (question, expect) in prompts {
-        let answer = ask::answer(&cluster.base_url(), name, &question).await?;
+        let answer = chat::answer(&cluster.base_url(), name, &question).await?;
         ensure!(answer.trim() == expect.trim(), "\"{question}\" was answered \"{answer}\", not \"{expect}\"");
     }
     Ok(())
 }
 
 /// Health and metrics of every process.
-pub async fn metrics(cluster: &mut Cluster) -> Result<()> {
+pub async fn metrics(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
     answers(cluster, "smoke").await?;
-    let client = ask::client()?;
+    let client = chat::client()?;
     let gateway = format!("http://127.0.0.1:{}", cluster.gateway_port);
     let mut wanted: Vec<(String, &str)> = vec![(gateway, "russet_gateway_request_total")];
     wanted.extend(cluster.plane()?.metrics()?);
@@ -114,7 +114,7 @@ pub async fn metrics(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// The real OpenAI SDK against the gateway.
-pub async fn openai_sdk(cluster: &mut Cluster) -> Result<()> {
+pub async fn openai_sdk(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
     let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
         ensure!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
@@ -138,10 +138,10 @@ pub async fn openai_sdk(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Tokens each of the disturbed streams would still generate if nobody noticed that its client left.
-const ABANDONED: u32 = 900;
+const ABANDONED_TOKENS: u32 = 900;
 
 /// More clients than slots connect and leave; the engine stops working for those who left.
-pub async fn disconnect(cluster: &mut Cluster) -> Result<()> {
+pub async fn disconnect(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
     let base = cluster.base_url();
     let engine = rank_0_metrics(cluster).await?;
@@ -150,13 +150,13 @@ pub async fn disconnect(cluster: &mut Cluster) -> Result<()> {
     for _ in 0..3 {
         let mut streams = Vec::new();
         for _ in 0..4 {
-            let body = json!({"max_tokens": ABANDONED, "ignore_eos": true});
-            let mut answer = ask::ask(&base, &ask::question("smoke", "What is 1 + 2?", body)).await?;
+            let body = json!({"max_tokens": ABANDONED_TOKENS, "ignore_eos": true});
+            let mut answer = chat::ask(&base, &chat::question("smoke", "What is 1 + 2?", body)).await?;
             match answer.piece().await {
                 Ok(_) => streams.push(answer),
                 Err(end) => bail!("a long stream ended at once: {end:?}"),
             }
-            asked += f64::from(ABANDONED);
+            asked += f64::from(ABANDONED_TOKENS);
         }
         // Dropping the answers closes the connections.
         drop(streams);
@@ -173,13 +173,13 @@ pub async fn disconnect(cluster: &mut Cluster) -> Result<()> {
         "{worked} of {asked} tokens were generated for clients who left"
     );
     println!("  {worked} of {asked} tokens were generated for clients who left");
-    let answer = ask::answer(&base, "smoke", "What is 17 + 25?").await?;
+    let answer = chat::answer(&base, "smoke", "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "after the disconnects the answer was \"{answer}\"");
     Ok(())
 }
 
 /// Where rank 0 shows its metrics: its node's loopback, so it must be the near node's.
-pub async fn rank_0_metrics(cluster: &Cluster) -> Result<String> {
+pub async fn rank_0_metrics(cluster: &TestCluster) -> Result<String> {
     let shards = cluster.get("shards").await?;
     let rank_0 = shards["items"].as_array().into_iter().flatten().find(|shard| shard["spec"]["rank"] == 0);
     let rank_0 = rank_0.context("no rank 0")?;
@@ -193,7 +193,7 @@ pub async fn rank_0_metrics(cluster: &Cluster) -> Result<String> {
 
 /// Sum of a metric over its labels.
 pub async fn metric(url: &str, name: &str) -> Result<f64> {
-    let text = ask::client()?.get(url).send().await?.text().await?;
+    let text = chat::client()?.get(url).send().await?.text().await?;
     let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
     let values: Vec<f64> = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
     ensure!(!values.is_empty(), "{url} has no {name}");
@@ -201,7 +201,7 @@ pub async fn metric(url: &str, name: &str) -> Result<f64> {
 }
 
 /// Deleting the deployment ends its engines and removes what it owned.
-pub async fn delete(cluster: &mut Cluster) -> Result<()> {
+pub async fn delete(cluster: &mut TestCluster) -> Result<()> {
     let engines = cluster.engines().await?;
     ensure!(engines.len() == 2, "two engines are wanted, got {engines:?}");
     delete_object(cluster, "modeldeployments/smoke").await?;
@@ -216,28 +216,28 @@ pub async fn delete(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Deletes one object.
-pub async fn delete_object(cluster: &Cluster, name: &str) -> Result<()> {
+pub async fn delete_object(cluster: &TestCluster, name: &str) -> Result<()> {
     cluster.russet(&["delete", name]).await.map(|_| ())
 }
 
 /// Starts an answer that will not end by itself: end-of-sequence banned, and reads its first piece.
-pub async fn endless(cluster: &Cluster, tokens: u32) -> Result<ask::Answer> {
-    endless_of(cluster, "smoke", tokens).await
+pub async fn long_answer(cluster: &TestCluster, tokens: u32) -> Result<chat::StreamedAnswer> {
+    long_answer_of(cluster, "smoke", tokens).await
 }
 
 /// The same of another deployment.
-pub async fn endless_of(cluster: &Cluster, name: &str, tokens: u32) -> Result<ask::Answer> {
-    let body = ask::question(name, "What is Russet?", json!({"max_tokens": tokens, "ignore_eos": true}));
-    let mut answer = ask::ask(&cluster.base_url(), &body).await?;
+pub async fn long_answer_of(cluster: &TestCluster, name: &str, tokens: u32) -> Result<chat::StreamedAnswer> {
+    let body = chat::question(name, "What is Russet?", json!({"max_tokens": tokens, "ignore_eos": true}));
+    let mut answer = chat::ask(&cluster.base_url(), &body).await?;
     match answer.piece().await {
         Ok(_) => Ok(answer),
-        Err(End::Failed(code)) => bail!("the stream failed before its first token: {code}"),
+        Err(StreamEnd::Failed(code)) => bail!("the stream failed before its first token: {code}"),
         Err(end) => bail!("the stream ended before its first token: {end:?}"),
     }
 }
 
 /// Every layer cut over both nodes: it becomes Ready, says how it meets, and answers right.
-pub async fn tensor(cluster: &mut Cluster) -> Result<()> {
+pub async fn tensor(cluster: &mut TestCluster) -> Result<()> {
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: tensor}\n\
                       spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Tensor\n    tensorSize: 2\n    \
                       kv: {contextTokens: 1024, maxSequences: 4}\n";
@@ -256,11 +256,11 @@ pub async fn tensor(cluster: &mut Cluster) -> Result<()> {
         ensure!(layers == "1/2 of 0-3 of 4", "a rank holds {layers}");
     }
     answers_right(cluster, "tensor", prompts()?).await?;
-    gone(cluster, "tensor").await
+    delete_and_wait(cluster, "tensor").await
 }
 
 /// A cache of 8 bits reserves less and answers right; asked for as computed it is another plan.
-pub async fn quantised_cache(cluster: &mut Cluster) -> Result<()> {
+pub async fn quantised_cache(cluster: &mut TestCluster) -> Result<()> {
     let deployment = |engine: &str| {
         format!(
             "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: packed}}\n\
@@ -287,11 +287,11 @@ pub async fn quantised_cache(cluster: &mut Cluster) -> Result<()> {
         reserved[0] * 64 == reserved[1] * 36,
         "{reserved:?} bytes are reserved in 8 bits and as computed"
     );
-    gone(cluster, "packed").await
+    delete_and_wait(cluster, "packed").await
 }
 
 /// What runs on a drained node goes on elsewhere; the node is empty then, and takes work again.
-pub async fn drain(cluster: &mut Cluster) -> Result<()> {
+pub async fn drain(cluster: &mut TestCluster) -> Result<()> {
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: mover}\n\
                       spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Single\n    \
                       kv: {contextTokens: 1024, maxSequences: 4}\n";
@@ -307,50 +307,50 @@ pub async fn drain(cluster: &mut Cluster) -> Result<()> {
     );
     answers(cluster, "mover").await?;
     cluster.russet(&["uncordon", &before]).await?;
-    gone(cluster, "mover").await
+    delete_and_wait(cluster, "mover").await
 }
 
 /// Applies a deployment of the smoke model, which earlier scenarios may not have left there.
-pub async fn apply_to_smoke(cluster: &Cluster, deployment: &str) -> Result<()> {
+pub async fn apply_to_smoke(cluster: &TestCluster, deployment: &str) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
     crate::mistakes::apply(cluster, deployment).await
 }
 
 /// Waits until a deployment is Ready.
-pub async fn serves(cluster: &mut Cluster, name: &str) -> Result<()> {
+pub async fn serves(cluster: &mut TestCluster, name: &str) -> Result<()> {
     cluster.until(&format!("{name} is Ready"), async |cluster| Ok(is_ready(cluster, name).await)).await
 }
 
 /// The Shards of a deployment.
-pub async fn shards_of(cluster: &Cluster, name: &str) -> Result<Vec<Value>> {
+pub async fn shards_of(cluster: &TestCluster, name: &str) -> Result<Vec<Value>> {
     let mut shards = cluster.get("shards").await?["items"].as_array().cloned().unwrap_or_default();
     shards.retain(|shard| shard["spec"]["servedModelName"] == name);
     Ok(shards)
 }
 
 /// The nodes of a deployment, comma separated.
-pub async fn nodes_of(cluster: &Cluster, name: &str) -> Result<String> {
+pub async fn nodes_of(cluster: &TestCluster, name: &str) -> Result<String> {
     let deployment = cluster.get(&format!("modeldeployments {name}")).await?;
     Ok(deployment["status"]["nodes"].as_str().context("no nodes are named")?.to_owned())
 }
 
 /// Deletes a deployment and waits until its ranks are gone.
-pub async fn gone(cluster: &mut Cluster, name: &str) -> Result<()> {
+pub async fn delete_and_wait(cluster: &mut TestCluster, name: &str) -> Result<()> {
     delete_object(cluster, &format!("modeldeployments/{name}")).await?;
     cluster.until("its shards are gone", async |cluster| Ok(shards_of(cluster, name).await?.is_empty())).await
 }
 
 /// Asks a deployment something that has one right answer.
-pub async fn answers(cluster: &Cluster, name: &str) -> Result<()> {
-    let answer = ask::answer(&cluster.base_url(), name, "What is 17 + 25?").await?;
+pub async fn answers(cluster: &TestCluster, name: &str) -> Result<()> {
+    let answer = chat::answer(&cluster.base_url(), name, "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "{name} says that 17 + 25 is \"{answer}\"");
     Ok(())
 }
 
 /// A person who asks what is wrong is told that nothing is, and has each machine and both together answer; what was made
 /// for that is gone afterwards. A machine that is away is named.
-pub async fn doctor(cluster: &mut Cluster) -> Result<()> {
+pub async fn doctor(cluster: &mut TestCluster) -> Result<()> {
     let told = cluster.russet(&["doctor", "--prove"]).await?;
     for line in ["node-a", "node-b", "node-a + node-b"] {
         let found = told.lines().find(|shown| {

@@ -1,15 +1,15 @@
 //! A pool of the one machine that a person labelled, and a split that is named instead of written down.
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::cluster::{Cluster, repository};
+use russet_tests::cluster::{TestCluster, repository};
 
 use crate::mistakes::apply;
-use crate::path::{answers, delete_object, gone, serves};
+use crate::path::{answers, delete_object, delete_and_wait, serves};
 
 const NODE: &str = "apiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: node-b";
 
 /// With nothing said, the deployment would run on node-a.
-pub async fn pools(cluster: &mut Cluster) -> Result<()> {
+pub async fn pools(cluster: &mut TestCluster) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
     let written = "apiVersion: russet.dev/v1alpha1\nkind: NodePool\nmetadata: {name: far}\n\
@@ -30,7 +30,7 @@ pub async fn pools(cluster: &mut Cluster) -> Result<()> {
         let table = cluster.russet(&["get", kind]).await?;
         ensure!(words.iter().all(|word| table.contains(word)), "{words:?} are not all in\n{table}");
     }
-    gone(cluster, "pooled").await?;
+    delete_and_wait(cluster, "pooled").await?;
     delete_object(cluster, "nodepools/far").await?;
     delete_object(cluster, "shardingstrategies/small").await?;
     apply(cluster, &format!("{NODE}}}\n")).await

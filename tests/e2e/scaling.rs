@@ -2,16 +2,16 @@
 //! it is answered.
 
 use anyhow::{Context as _, Result, ensure};
-use russet_tests::ask;
-use russet_tests::cluster::{Cluster, condition, repository};
+use russet_tests::chat;
+use russet_tests::cluster::{TestCluster, condition, repository};
 
 use crate::mistakes::apply;
-use crate::path::{gone, serves};
+use crate::path::{delete_and_wait, serves};
 
 const QUESTION: &str = "What is 17 + 25?";
 
 /// Asleep after a few seconds, woken by a request, and the answer is what it ever was.
-pub async fn sleeper(cluster: &mut Cluster) -> Result<()> {
+pub async fn sleeper(cluster: &mut TestCluster) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: sleeper}\n\
@@ -19,7 +19,7 @@ pub async fn sleeper(cluster: &mut Cluster) -> Result<()> {
                       autoscaling: {minReplicas: 0, maxReplicas: 1, idleSeconds: 3}}\n";
     apply(cluster, deployment).await?;
     serves(cluster, "sleeper").await?;
-    let awake = ask::answer(&cluster.base_url(), "sleeper", QUESTION).await?;
+    let awake = chat::answer(&cluster.base_url(), "sleeper", QUESTION).await?;
     ensure!(awake.contains("42"), "awake it answered \"{awake}\"");
 
     for round in 1..=2 {
@@ -39,7 +39,7 @@ pub async fn sleeper(cluster: &mut Cluster) -> Result<()> {
         apply(cluster, deployment).await?;
         let sleeper = cluster.get("modeldeployments sleeper").await?;
         ensure!(sleeper["spec"]["replicas"] == 0, "applied again it has {}", sleeper["spec"]["replicas"]);
-        let woken = ask::answer(&cluster.base_url(), "sleeper", QUESTION).await?;
+        let woken = chat::answer(&cluster.base_url(), "sleeper", QUESTION).await?;
         ensure!(woken == awake, "woken for the {round}. time it answered \"{woken}\", before \"{awake}\"");
     }
     let sleeper = cluster.get("modeldeployments sleeper").await?;
@@ -48,5 +48,5 @@ pub async fn sleeper(cluster: &mut Cluster) -> Result<()> {
         demand.len() == 1 && demand[0]["lastRequestTime"].is_string(),
         "one gateway should have asked: {demand:?}"
     );
-    gone(cluster, "sleeper").await
+    delete_and_wait(cluster, "sleeper").await
 }

@@ -1,34 +1,34 @@
 //! What only several API servers on one etcd can show: the loss of the leader, of a member of etcd.
 
 use anyhow::{Context, Result, bail, ensure};
-use russet_tests::ask::{self, End};
-use russet_tests::cluster::Cluster;
+use russet_tests::chat::{self, StreamEnd};
+use russet_tests::cluster::TestCluster;
 use russet_tests::control_plane::ControlPlane;
-use russet_tests::control_plane::etcd::OnEtcd;
+use russet_tests::control_plane::etcd::EtcdControlPlane;
 use serde_json::Value;
 
-use crate::faults::frozen::Frozen;
+use crate::faults::frozen::FrozenProcesses;
 use crate::{faults, mistakes, path};
 
 /// Tokens of a stream that goes on while a leader is lost and found.
 const TOKENS: u32 = 700;
 /// A write that nobody answers is given up after so long.
-const UNANSWERED: std::time::Duration = std::time::Duration::from_secs(20);
+const WRITE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
 
-fn plane(cluster: &mut Cluster) -> Result<&mut OnEtcd> {
+fn plane(cluster: &mut TestCluster) -> Result<&mut EtcdControlPlane> {
     match cluster.plane_mut()? {
         ControlPlane::Etcd(plane) => Ok(plane),
         _ => bail!("this cluster has no etcd"),
     }
 }
 
-async fn holder(cluster: &Cluster) -> Result<String> {
+async fn holder(cluster: &TestCluster) -> Result<String> {
     let lease = cluster.get("leases russet-operator -n russet-system").await?;
     Ok(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
 }
 
 /// Name and epoch of every group.
-pub async fn epochs(cluster: &Cluster) -> Result<Vec<(Value, Value)>> {
+pub async fn epochs(cluster: &TestCluster) -> Result<Vec<(Value, Value)>> {
     let groups = cluster.get("shardgroups").await?;
     let groups = groups["items"].as_array().context("no list of groups")?;
     Ok(groups
@@ -38,7 +38,7 @@ pub async fn epochs(cluster: &Cluster) -> Result<Vec<(Value, Value)>> {
 }
 
 /// A member of etcd dies: writes go on at the others.
-pub async fn member(cluster: &mut Cluster) -> Result<()> {
+pub async fn member(cluster: &mut TestCluster) -> Result<()> {
     path::quickstart(cluster).await?;
     let engines = cluster.engines().await?;
     for at in 0..3 {
@@ -66,7 +66,7 @@ pub async fn member(cluster: &mut Cluster) -> Result<()> {
 
 /// Every member of etcd is there and answers nothing, as behind a cut network: streams and new answers
 /// do not notice, a write is not acknowledged, and afterwards everything is where it was.
-pub async fn cut(cluster: &mut Cluster) -> Result<()> {
+pub async fn cut(cluster: &mut TestCluster) -> Result<()> {
     path::quickstart(cluster).await?;
     let (groups, engines) = (epochs(cluster).await?, cluster.engines().await?);
     let map = |name: &str| {
@@ -74,13 +74,13 @@ pub async fn cut(cluster: &mut Cluster) -> Result<()> {
     };
     mistakes::apply(cluster, &map("before-the-cut")).await?;
     let undisturbed = faults::expected(cluster).await?;
-    let mut answer = path::endless(cluster, faults::TOKENS).await?;
-    let frozen = Frozen::new(&plane(cluster)?.members())?;
+    let mut answer = path::long_answer(cluster, faults::TOKENS).await?;
+    let frozen = FrozenProcesses::new(&plane(cluster)?.members())?;
     faults::finish_undisturbed(&mut answer).await?;
     ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
-    let unanswered = tokio::time::timeout(UNANSWERED, mistakes::apply(cluster, &map("in-the-cut"))).await;
+    let unanswered = tokio::time::timeout(WRITE_TIMEOUT, mistakes::apply(cluster, &map("in-the-cut"))).await;
     ensure!(!matches!(unanswered, Ok(Ok(()))), "a write was acknowledged that no member of etcd saw");
-    ask::answer(&cluster.base_url(), "smoke", "What is 17 + 25?").await?;
+    chat::answer(&cluster.base_url(), "smoke", "What is 17 + 25?").await?;
     let thawed = std::time::Instant::now();
     drop(frozen);
     cluster
@@ -90,21 +90,21 @@ pub async fn cut(cluster: &mut Cluster) -> Result<()> {
         .await?;
     println!("fault: etcd cut off and back, writes again = {:.2} of 30", thawed.elapsed().as_secs_f64());
     cluster.get("configmaps before-the-cut -n default").await.context("an acknowledged write is lost")?;
-    faults::caught_up(cluster).await?;
+    faults::until_caught_up(cluster).await?;
     path::ready(cluster).await?;
     ensure!(epochs(cluster).await? == groups, "a group began a new epoch");
     ensure!(cluster.engines().await? == engines, "engines changed");
-    faults::sound(cluster).await
+    faults::check_invariants(cluster).await
 }
 
 /// The server whose operator leads dies: the other's takes over, and no group restarts.
-pub async fn leader(cluster: &mut Cluster) -> Result<()> {
+pub async fn leader(cluster: &mut TestCluster) -> Result<()> {
     path::quickstart(cluster).await?;
     let [first, second] = plane(cluster)?.candidates()?;
     let led = holder(cluster).await?;
     ensure!(led == second, "{led} leads and not {second}, which started first");
     let (groups, engines) = (epochs(cluster).await?, cluster.engines().await?);
-    let mut answer = path::endless(cluster, TOKENS).await?;
+    let mut answer = path::long_answer(cluster, TOKENS).await?;
     plane(cluster)?.kill_second().await?;
     let struck = std::time::Instant::now();
     cluster
@@ -114,7 +114,7 @@ pub async fn leader(cluster: &mut Cluster) -> Result<()> {
         .await?;
     println!("fault: leader killed, the other leads = {:.2} of 30", struck.elapsed().as_secs_f64());
     let end = answer.finish().await;
-    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
+    ensure!(end == StreamEnd::Finished("length".into()), "the stream ended with {end:?}");
     // It acts: what fits nowhere is told so.
     mistakes::fits_nowhere(cluster).await?;
     path::ready(cluster).await?;

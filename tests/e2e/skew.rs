@@ -2,8 +2,8 @@
 //! two releases are never put into one group, and everything else works across the border.
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::ask::{self, End};
-use russet_tests::cluster::{Cluster, condition, kill, repository};
+use russet_tests::chat::{self, StreamEnd};
+use russet_tests::cluster::{TestCluster, condition, kill, repository};
 use serde_json::json;
 
 use crate::{mistakes, path};
@@ -15,11 +15,11 @@ pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
         ("an_older_node_answers_every_prompt_right", |c| Box::pin(answers(c))),
         ("an_older_agent_adopts_its_engine_again", |c| Box::pin(adopts(c))),
         ("an_older_engine_is_replaced_when_it_is_lost", |c| Box::pin(replaces(c))),
-        ("an_older_node_gives_back_what_it_held", |c| Box::pin(gives_back(c))),
+        ("an_older_node_releases_its_memory", |c| Box::pin(releases_memory(c))),
     ]
 }
 
-async fn refused(cluster: &mut Cluster) -> Result<()> {
+async fn refused(cluster: &mut TestCluster) -> Result<()> {
     let samples = repository().join("manifests/samples/quickstart");
     cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?;
     cluster
@@ -34,7 +34,7 @@ async fn refused(cluster: &mut Cluster) -> Result<()> {
     path::delete_object(cluster, "modeldeployments/smoke").await
 }
 
-async fn answers(cluster: &mut Cluster) -> Result<()> {
+async fn answers(cluster: &mut TestCluster) -> Result<()> {
     cluster.russet(&["cordon", "node-a"]).await?;
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: older}\n\
                       spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Single\n    \
@@ -46,35 +46,35 @@ async fn answers(cluster: &mut Cluster) -> Result<()> {
     path::answers_right(cluster, "older", path::prompts()?).await
 }
 
-async fn adopts(cluster: &mut Cluster) -> Result<()> {
+async fn adopts(cluster: &mut TestCluster) -> Result<()> {
     let engines = cluster.engines().await?;
     let mut answer = stream(cluster).await?;
     kill(cluster.far_agent()?);
     cluster.restart_far_agent().await?;
     let end = answer.finish().await;
-    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
+    ensure!(end == StreamEnd::Finished("length".into()), "the stream ended with {end:?}");
     ready(cluster).await?;
     ensure!(cluster.engines().await? == engines, "the engine was not adopted");
     Ok(())
 }
 
-async fn replaces(cluster: &mut Cluster) -> Result<()> {
+async fn replaces(cluster: &mut TestCluster) -> Result<()> {
     let (_, pid) = *cluster.engines().await?.first().context("no engine")?;
     let mut answer = stream(cluster).await?;
     kill(pid);
     let end = answer.finish().await;
     // An engine that does not know how to go on with an answer says so, and the stream ends typed.
-    let typed = matches!(&end, End::Failed(code) if code == "engine_lost");
-    ensure!(typed || end == End::Finished("length".into()), "the stream ended with {end:?}");
+    let typed = matches!(&end, StreamEnd::Failed(code) if code == "engine_lost");
+    ensure!(typed || end == StreamEnd::Finished("length".into()), "the stream ended with {end:?}");
     cluster
         .until("a question is answered", async |cluster| {
-            Ok(ask::answer(&cluster.base_url(), "older", "What is 17 + 25?").await.is_ok())
+            Ok(chat::answer(&cluster.base_url(), "older", "What is 17 + 25?").await.is_ok())
         })
         .await?;
     ready(cluster).await
 }
 
-async fn gives_back(cluster: &mut Cluster) -> Result<()> {
+async fn releases_memory(cluster: &mut TestCluster) -> Result<()> {
     path::delete_object(cluster, "modeldeployments/older").await?;
     cluster
         .until("nothing is granted on node-b", async |cluster| {
@@ -84,15 +84,15 @@ async fn gives_back(cluster: &mut Cluster) -> Result<()> {
     cluster.russet(&["uncordon", "node-a"]).await.map(|_| ())
 }
 
-async fn stream(cluster: &Cluster) -> Result<ask::Answer> {
-    let body = ask::question("older", "What is Russet?", json!({"max_tokens": 700, "ignore_eos": true}));
-    let mut answer = ask::ask(&cluster.base_url(), &body).await?;
+async fn stream(cluster: &TestCluster) -> Result<chat::StreamedAnswer> {
+    let body = chat::question("older", "What is Russet?", json!({"max_tokens": 700, "ignore_eos": true}));
+    let mut answer = chat::ask(&cluster.base_url(), &body).await?;
     let piece = answer.piece().await;
     ensure!(matches!(piece, Ok(Some(_))), "the stream began with {piece:?}");
     Ok(answer)
 }
 
-async fn ready(cluster: &mut Cluster) -> Result<()> {
+async fn ready(cluster: &mut TestCluster) -> Result<()> {
     cluster
         .until("older is Ready", async |cluster| {
             let deployment = cluster.get("modeldeployments older").await?;

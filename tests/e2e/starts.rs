@@ -1,17 +1,17 @@
 //! How soon an engine starts once somebody asks for a model whose files are there.
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::cluster::{Cluster, repository};
+use russet_tests::cluster::{TestCluster, repository};
 
 use crate::mistakes::write;
-use crate::path::{gone, serves, shards_of};
+use crate::path::{delete_and_wait, serves, shards_of};
 
 /// Starts that are timed; their median is printed.
 const ROUNDS: usize = 5;
 
 /// Applies a deployment of a ready model, several times, and prints what lies between the beginning of the command
 /// and the start of the engine's process.
-pub async fn starts(cluster: &mut Cluster) -> Result<()> {
+pub async fn starts(cluster: &mut TestCluster) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
     let file = write(
@@ -37,7 +37,7 @@ pub async fn starts(cluster: &mut Cluster) -> Result<()> {
         if round > 0 {
             times.push((started, applied));
         }
-        gone(cluster, "soon").await?;
+        delete_and_wait(cluster, "soon").await?;
     }
     times.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (started, applied) = times[ROUNDS / 2];

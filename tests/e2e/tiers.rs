@@ -2,11 +2,11 @@
 //! nothing of it is left.
 
 use anyhow::{Result, ensure};
-use russet_tests::cluster::{Cluster, condition, repository};
+use russet_tests::cluster::{TestCluster, condition, repository};
 use serde_json::Value;
 
 use crate::mistakes::apply;
-use crate::path::{answers, delete_object, gone, nodes_of, serves};
+use crate::path::{answers, delete_object, delete_and_wait, nodes_of, serves};
 
 fn deployment(name: &str, more: &str) -> String {
     format!(
@@ -16,7 +16,7 @@ fn deployment(name: &str, more: &str) -> String {
 }
 
 /// Of two machines one becomes the group's own; strangers run on the other, whatever the planner would choose.
-pub async fn tiers(cluster: &mut Cluster) -> Result<()> {
+pub async fn tiers(cluster: &mut TestCluster) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
     let tier = "apiVersion: russet.dev/v1alpha1\nkind: Tier\nmetadata: {name: daily}\n\
@@ -68,7 +68,7 @@ pub async fn tiers(cluster: &mut Cluster) -> Result<()> {
         .await?;
     answers(cluster, "mine").await?;
     for name in ["typo", "mine", "ours", "stranger", "other"] {
-        gone(cluster, name).await?;
+        delete_and_wait(cluster, name).await?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use russet_tests::booted::{Booted, LIBRARIES, PROGRAM};
+use russet_tests::booted::{BootedMachine, LIBRARIES, PROGRAM};
 
 /// A model that every agent carries, deployed.
 const SMOKE: &str = r#"
@@ -47,7 +47,7 @@ fn nspawn() -> Option<PathBuf> {
 
 /// Makes a verb a service and types everything that is printed then. What is asked is asked until it is answered; how to
 /// join is given back.
-fn install(machine: &Booted, command: &str) -> Option<String> {
+fn install(machine: &BootedMachine, command: &str) -> Option<String> {
     let install = format!("russet service install --env LD_LIBRARY_PATH={LIBRARIES}/mlx/lib {command}");
     let said = machine.run(&install).unwrap();
     let steps: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("  sudo ")).collect();
@@ -76,13 +76,13 @@ fn own(verb: &str) -> String {
 }
 
 /// What systemd says of a service.
-fn shown(machine: &Booted, unit: &str, property: &str) -> String {
+fn shown(machine: &BootedMachine, unit: &str, property: &str) -> String {
     let line = format!("systemctl show --value --property={property} russet-{unit}.service");
     machine.run(&line).unwrap().trim().to_owned()
 }
 
 /// The model's own answer to the question it was made for, once it gives one; for how long it did not.
-fn answers(machine: &Booted) -> Duration {
+fn answers(machine: &BootedMachine) -> Duration {
     let ask = "run smoke --prompt 'What is 17 + 25?' --temperature 0 --timeout-seconds 5";
     let (said, waited) = machine.until(&own(ask), |said| !said.is_empty()).unwrap();
     assert_eq!(said.trim(), "17 + 25 = 42.");
@@ -90,9 +90,9 @@ fn answers(machine: &Booted) -> Duration {
 }
 
 #[test]
-fn a_control_plane_comes_back_by_itself_and_its_engines_outlive_it() {
+fn control_plane_restarts_itself_and_its_engines_survive() {
     let Some(nspawn) = nspawn() else { return };
-    let mut machine = Booted::start(&nspawn, "up").unwrap();
+    let mut machine = BootedMachine::start(&nspawn, "up").unwrap();
     install(&machine, "up --node-name box --gateway-listen 127.0.0.1:443");
     let status = machine.run("russet service status").unwrap();
     assert!(status.contains("state active (running), enabled, 0 restarts"), "{status}");
@@ -135,7 +135,7 @@ fn a_control_plane_comes_back_by_itself_and_its_engines_outlive_it() {
 }
 
 /// What the kernel says of the process of a service: its user, what it may, and whether its calls are filtered.
-fn bounds(machine: &Booted, unit: &str) -> (String, String) {
+fn bounds(machine: &BootedMachine, unit: &str) -> (String, String) {
     let line = format!("cat /proc/{}/status", shown(machine, unit, "MainPID"));
     let status = machine.run(&line).unwrap();
     let value = |name: &str| {
@@ -147,9 +147,9 @@ fn bounds(machine: &Booted, unit: &str) -> (String, String) {
 }
 
 #[test]
-fn services_of_one_machine_start_in_their_order_and_stay_within_their_bounds() {
+fn services_start_in_order_and_keep_their_sandbox() {
     let Some(nspawn) = nspawn() else { return };
-    let mut machine = Booted::start(&nspawn, "all").unwrap();
+    let mut machine = BootedMachine::start(&nspawn, "all").unwrap();
     install(&machine, "up --no-agent");
     // A machine that has joined nothing has nothing to run, and that is no failure.
     let join = install(&machine, "agent --node-name box --memory 2Gi").unwrap();

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::cluster::PATIENCE;
+use crate::cluster::WAIT_TIMEOUT;
 use crate::processes::{processes, program};
 
 /// Variable that names `systemd-nspawn`.
 pub const PROGRAM: &str = "RUSSET_NSPAWN";
 /// Between two looks.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// What the machine's search path is.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Where MLX's libraries are on the machine; those of a home folder its services cannot see.
@@ -52,12 +52,12 @@ wait "$input" || exit 1
 "#;
 
 /// The machine; dropped, it is switched off and all it wrote goes.
-pub struct Booted {
+pub struct BootedMachine {
     folder: tempfile::TempDir,
     child: Child,
 }
 
-impl Booted {
+impl BootedMachine {
     /// Switches a machine on that has our programs in `/usr/local/bin`, and waits until all its services run.
     ///
     /// # Errors
@@ -100,13 +100,13 @@ impl Booted {
                 Some("degraded") => bail!("a service failed: {}", self.run("systemctl --failed --no-pager")?),
                 _ => {}
             }
-            ensure!(began.elapsed() < PATIENCE, "the machine does not come up: {state}");
-            std::thread::sleep(LOOK);
+            ensure!(began.elapsed() < WAIT_TIMEOUT, "the machine does not come up: {state}");
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// The machine's first process, by this computer's number of it.
-    fn first(&self) -> Result<i32> {
+    fn init_pid(&self) -> Result<i32> {
         let all = processes();
         let mut above = vec![self.child.id() as i32];
         // Below two shells and nspawn.
@@ -128,7 +128,7 @@ impl Booted {
     /// With all that was said, where it fails, and where the machine is off.
     pub fn run(&self, line: &str) -> Result<String> {
         let mut command = Command::new("nsenter");
-        command.args(["--all", "--target", &self.first()?.to_string(), "sh", "-c", line]);
+        command.args(["--all", "--target", &self.init_pid()?.to_string(), "sh", "-c", line]);
         command.env_clear().env("PATH", PATH).env("HOME", "/root").stdin(Stdio::null());
         let output = command.output()?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -155,11 +155,11 @@ impl Booted {
             {
                 return Ok((said.clone(), began.elapsed()));
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > WAIT_TIMEOUT {
                 let journal = self.run("journalctl --boot --no-pager --lines=60").unwrap_or_default();
                 bail!("`{line}` does not come to what is wanted: {said:?}\n{journal}");
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -169,18 +169,18 @@ impl Booted {
     ///
     /// Where it does not.
     pub fn restart(&mut self) -> Result<Duration> {
-        let (began, before) = (Instant::now(), self.first()?);
+        let (began, before) = (Instant::now(), self.init_pid()?);
         self.run("systemctl reboot")?;
-        while self.first().is_ok_and(|now| now == before) {
-            ensure!(began.elapsed() < PATIENCE, "the machine does not go down");
-            std::thread::sleep(LOOK);
+        while self.init_pid().is_ok_and(|now| now == before) {
+            ensure!(began.elapsed() < WAIT_TIMEOUT, "the machine does not go down");
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.runs()?;
         Ok(began.elapsed())
     }
 }
 
-impl Drop for Booted {
+impl Drop for BootedMachine {
     fn drop(&mut self) {
         // Its input is closed before it is waited for, and everything ends with that.
         self.child.wait().ok();

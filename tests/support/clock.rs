@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use tokio::process::Command;
 
 /// Set when the machines of a cluster are to have clocks of their own.
-pub const CHOSEN: &str = "RUSSET_CLOCKS";
+pub const CLOCKS_VARIABLE: &str = "RUSSET_CLOCKS";
 /// The variable that names the library.
 const LIBRARY: &str = "RUSSET_LIBFAKETIME";
 
@@ -19,12 +19,12 @@ pub struct Clock {
 impl Clock {
     /// The clock of the machine `name`, kept in `folder`; `None` where machines share the real one.
     pub fn chosen(folder: &Path, name: &str) -> Option<Self> {
-        std::env::var_os(CHOSEN)?;
+        std::env::var_os(CLOCKS_VARIABLE)?;
         Some(Self { file: folder.join(format!("clock-{name}")) })
     }
 
     /// Lets a process of the machine, and what it starts, see this clock.
-    pub fn give_to(&self, command: &mut Command) -> Result<()> {
+    pub fn apply_to(&self, command: &mut Command) -> Result<()> {
         let library = std::env::var_os(LIBRARY).with_context(|| format!("{LIBRARY} names no library"))?;
         if !self.file.exists() {
             self.set(0)?;

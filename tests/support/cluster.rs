@@ -13,25 +13,25 @@ use tokio::process::{Child, Command};
 
 use crate::clock::Clock;
 use crate::control_plane::embedded::Embedded;
-use crate::control_plane::etcd::OnEtcd;
-use crate::control_plane::kubernetes::Kubernetes;
-use crate::control_plane::{ControlPlane, Kind, Role};
-use crate::hub::Hub;
-use crate::lab::{Lab, Machine};
-use crate::mac::{self, Mac};
-use crate::processes::{Supervised, oracle, processes, tail};
+use crate::control_plane::etcd::EtcdControlPlane;
+use crate::control_plane::kubernetes::KubernetesControlPlane;
+use crate::control_plane::{ControlPlane, PlaneKind, PlaneProcess};
+use crate::hub::FakeHub;
+use crate::lab::{TwoMachineLab, LabMachine};
+use crate::mac::{self, FakeMac};
+use crate::processes::{SupervisedProcess, oracle, processes, tail};
 pub use crate::processes::{kill, program};
 use crate::tool::Tool;
 
 /// Waits are for conditions; this bounds a wait that would never end.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A cluster of two machines.
-pub struct Cluster {
+pub struct TestCluster {
     /// The machines.
-    pub lab: Lab,
+    pub lab: TwoMachineLab,
     /// Where models come from.
-    pub hub: Hub,
+    pub hub: FakeHub,
     /// Port of the API server.
     pub api_port: u16,
     /// Port of the gateway.
@@ -42,9 +42,9 @@ pub struct Cluster {
     plane: Option<ControlPlane>,
     join: Option<Child>,
     /// What both machines' ports are, where a wire joins them.
-    pub macs: Option<[Mac; 2]>,
+    pub macs: Option<[FakeMac; 2]>,
     /// Further agents on the far machine, by their node.
-    more: Vec<(String, Child)>,
+    extra_agents: Vec<(String, Child)>,
 }
 
 /// The repository.
@@ -65,15 +65,15 @@ fn free_port(address: IpAddr) -> Result<u16> {
     bail!("no port is free on loopback and on {address}")
 }
 
-impl Cluster {
+impl TestCluster {
     /// Starts both machines under the control plane the environment chooses; `say` hears each step.
     pub async fn start(models: &[(&str, &Path)], say: &mut dyn FnMut(&str)) -> Result<Self> {
-        let kind = Kind::chosen()?;
-        let lab = Lab::new()?;
+        let kind = PlaneKind::from_environment()?;
+        let lab = TwoMachineLab::new()?;
         if let Some(why) = &lab.fallback {
             say(&format!("both nodes share this machine's loopback, because {why}"));
         }
-        let hub = Hub::start(lab.near.address, models).await?;
+        let hub = FakeHub::start(lab.near.address, models).await?;
         let russet = program("russet")?;
         program("russet-engine")?;
         // What `cargo xtask skew` names: the programs of another release, for the far machine.
@@ -83,8 +83,8 @@ impl Cluster {
         let (api_port, gateway_port) = (free_port(lab.near.address)?, free_port(lab.near.address)?);
         let macs = match lab.wire {
             Some([near, far]) => Some([
-                Mac::new(folder.path(), &lab.near.name, near)?,
-                Mac::new(folder.path(), &lab.far.name, far)?,
+                FakeMac::new(folder.path(), &lab.near.name, near)?,
+                FakeMac::new(folder.path(), &lab.far.name, far)?,
             ]),
             None => None,
         };
@@ -99,18 +99,18 @@ impl Cluster {
             plane: None,
             join: None,
             macs,
-            more: Vec::new(),
+            extra_agents: Vec::new(),
         };
         match kind {
-            Kind::Embedded => {
+            PlaneKind::Embedded => {
                 say("starting the control plane and node-a (russet up)");
                 cluster.start_up(&[])?;
             }
-            Kind::Etcd => {
+            PlaneKind::Etcd => {
                 say("starting three members of etcd and a second server (russet serve)");
                 cluster.start_on_etcd(say).await?;
             }
-            Kind::Kubernetes => {
+            PlaneKind::Kubernetes => {
                 say("starting etcd, kube-apiserver and kube-controller-manager");
                 cluster.start_kubernetes(say).await?;
             }
@@ -139,7 +139,7 @@ impl Cluster {
     }
 
     /// The clock of a machine, where machines have their own.
-    pub fn clock(&self, machine: &Machine) -> Result<Clock> {
+    pub fn clock(&self, machine: &LabMachine) -> Result<Clock> {
         Clock::chosen(self.folder.path(), &machine.name).context("the machines share the real clock")
     }
 
@@ -168,7 +168,7 @@ impl Cluster {
         format!("http://127.0.0.1:{}/v1", self.gateway_port)
     }
 
-    fn command(&self, machine: &Machine) -> Result<Command> {
+    fn command(&self, machine: &LabMachine) -> Result<Command> {
         let program = if machine.name == self.lab.far.name { &self.far_russet } else { &self.russet };
         let mut command = machine.command(program);
         command
@@ -178,7 +178,7 @@ impl Cluster {
             .stdin(Stdio::piped())
             .kill_on_drop(true);
         if let Some(clock) = Clock::chosen(self.folder.path(), &machine.name) {
-            clock.give_to(&mut command)?;
+            clock.apply_to(&mut command)?;
         }
         let tools = mac::folder(self.folder.path(), &machine.name);
         if tools.exists() {
@@ -212,7 +212,7 @@ impl Cluster {
         let near = self.lab.near.clone();
         let url = format!("https://{}:{}", near.address, free_port(near.address)?);
         let log = self.log("second.log")?;
-        let plane = OnEtcd::start(self.command(&near)?, &self.folder.path().join("second"), log, &url)?;
+        let plane = EtcdControlPlane::start(self.command(&near)?, &self.folder.path().join("second"), log, &url)?;
         let flags = plane.flags();
         self.plane = Some(ControlPlane::Etcd(Box::new(plane)));
         self.until("the second server is ready", async |cluster| {
@@ -235,7 +235,7 @@ impl Cluster {
 
     async fn start_kubernetes(&mut self, say: &mut dyn FnMut(&str)) -> Result<()> {
         let folder = self.folder.path().join("kubernetes");
-        let mut plane = Kubernetes::bare(self.lab.near.address, self.api_port, &folder).await?;
+        let mut plane = KubernetesControlPlane::bare(self.lab.near.address, self.api_port, &folder).await?;
         say("installing charts/russet-crds and charts/russet with Helm");
         plane.install(&repository().join("charts"), self.gateway_port).await?;
         say("running the chart's Deployments as processes");
@@ -246,7 +246,7 @@ impl Cluster {
         let arguments = self.join_arguments(&self.lab.near, &self.near_dir()).await?;
         let (near, russet, endpoint) = (self.lab.near.clone(), self.russet.clone(), self.hub.endpoint());
         let tools = mac::folder(self.folder.path(), &near.name);
-        let agent = Supervised::start("near agent", &self.folder.path().join("near.log"), move || {
+        let agent = SupervisedProcess::start("near agent", &self.folder.path().join("near.log"), move || {
             let mut command = near.command(&russet);
             command.args(&arguments).env("HF_ENDPOINT", &endpoint).env("RUSSET_LOG", log_level());
             command.env_remove("KUBECONFIG");
@@ -263,7 +263,7 @@ impl Cluster {
     }
 
     /// `join URL …` with a fresh token, for a machine.
-    async fn join_arguments(&self, machine: &Machine, data_dir: &Path) -> Result<Vec<String>> {
+    async fn join_arguments(&self, machine: &LabMachine, data_dir: &Path) -> Result<Vec<String>> {
         let mut create = vec!["token".to_owned(), "create".into(), "--quiet".into()];
         create.extend(self.plane()?.token_arguments());
         let create: Vec<&str> = create.iter().map(String::as_str).collect();
@@ -318,13 +318,13 @@ impl Cluster {
         let log = self.log(&format!("{node}.log"))?;
         let mut command = self.command(&far)?;
         command.args(&arguments).stdout(log.try_clone()?).stderr(log);
-        self.more.push((node.to_owned(), command.spawn().context("cannot start russet join")?));
+        self.extra_agents.push((node.to_owned(), command.spawn().context("cannot start russet join")?));
         self.until_joined(node).await
     }
 
     /// Ends the agents that were added, as Ctrl-C does, and takes their nodes away.
     pub async fn remove_agents(&mut self) -> Result<()> {
-        for (node, child) in std::mem::take(&mut self.more) {
+        for (node, child) in std::mem::take(&mut self.extra_agents) {
             interrupt(child, &node).await?;
             self.russet(&["delete", &format!("inferencenodes/{node}")]).await?;
         }
@@ -404,8 +404,8 @@ impl Cluster {
     ) -> Result<()> {
         let start = Instant::now();
         while !check(self).await? {
-            if start.elapsed() > PATIENCE {
-                bail!("not within {} s: {what}\n{}", PATIENCE.as_secs(), self.diagnosis().await);
+            if start.elapsed() > WAIT_TIMEOUT {
+                bail!("not within {} s: {what}\n{}", WAIT_TIMEOUT.as_secs(), self.diagnostics().await);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -413,7 +413,7 @@ impl Cluster {
     }
 
     /// Tables and logs for a person who must find out what went wrong.
-    pub async fn diagnosis(&self) -> String {
+    pub async fn diagnostics(&self) -> String {
         let mut text = String::new();
         for what in ["russet", "events"] {
             if let Ok(table) = self.russet(&["get", what, "-A", "-o", "wide"]).await {
@@ -449,7 +449,7 @@ impl Cluster {
 
     /// Process ids that stand for a role of the control plane or the near machine: one with the
     /// embedded API server, several elsewhere.
-    pub fn pids(&self, role: Role) -> Result<Vec<i32>> {
+    pub fn pids(&self, role: PlaneProcess) -> Result<Vec<i32>> {
         self.plane()?.pids(role)
     }
 
@@ -462,12 +462,12 @@ impl Cluster {
 
     /// Ends everything and waits until no process is left.
     pub async fn stop(mut self) -> Result<()> {
-        let more = std::mem::take(&mut self.more).into_iter();
+        let more = std::mem::take(&mut self.extra_agents).into_iter();
         for (node, child) in
             self.join.take().map(|child| ("node-b".to_owned(), child)).into_iter().chain(more)
         {
             if let Err(error) = interrupt(child, &node).await {
-                bail!("{error:#}:\n{}", self.diagnosis().await);
+                bail!("{error:#}:\n{}", self.diagnostics().await);
             }
         }
         if let Some(plane) = self.plane.take() {
@@ -497,7 +497,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for TestCluster {
     fn drop(&mut self) {
         for (pid, _) in self.leftovers() {
             kill(pid);

@@ -12,12 +12,12 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use self::embedded::Embedded;
-use self::etcd::OnEtcd;
-use self::kubernetes::Kubernetes;
+use self::etcd::EtcdControlPlane;
+use self::kubernetes::KubernetesControlPlane;
 
 /// A process of the control plane or of the near machine, by what it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum PlaneProcess {
     /// The API server and the operator, be they one process or two.
     Serve,
     /// The gateway.
@@ -28,7 +28,7 @@ pub enum Role {
 
 /// Which control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PlaneKind {
     /// The embedded API server over its own store.
     Embedded,
     /// The embedded API server over etcd.
@@ -37,9 +37,9 @@ pub enum Kind {
     Kubernetes,
 }
 
-impl Kind {
+impl PlaneKind {
     /// What the environment says.
-    pub fn chosen() -> Result<Self> {
+    pub fn from_environment() -> Result<Self> {
         Ok(match std::env::var("RUSSET_CONTROL_PLANE").as_deref() {
             Err(_) | Ok("" | "embedded") => Self::Embedded,
             Ok("etcd") => Self::Etcd,
@@ -56,9 +56,9 @@ pub enum ControlPlane {
     /// `russet up`.
     Embedded(Box<Embedded>),
     /// `russet up` and another server.
-    Etcd(Box<OnEtcd>),
+    Etcd(Box<EtcdControlPlane>),
     /// The real one.
-    Kubernetes(Box<Kubernetes>),
+    Kubernetes(Box<KubernetesControlPlane>),
 }
 
 impl ControlPlane {
@@ -72,7 +72,7 @@ impl ControlPlane {
     }
 
     /// Process ids that stand for the role; an error while one of them does not run.
-    pub fn pids(&self, role: Role) -> Result<Vec<i32>> {
+    pub fn pids(&self, role: PlaneProcess) -> Result<Vec<i32>> {
         match self {
             Self::Embedded(plane) => Ok(vec![plane.pid(role)?]),
             Self::Etcd(plane) => Ok(vec![plane.up()?.pid(role)?]),

@@ -15,11 +15,11 @@ use rcgen::{
 pub const PROGRAM: &str = "RUSSET_ETCD";
 
 /// Runs etcd until its input closes, then kills it: the end of the test is the end of the pipe.
-const KEEPER: &str = r#""$@" </dev/null & member=$!; cat >/dev/null; kill -9 $member; wait"#;
+const WRAPPER_SCRIPT: &str = r#""$@" </dev/null & member=$!; cat >/dev/null; kill -9 $member; wait"#;
 
 /// Members of one etcd.
 pub struct Etcd {
-    members: Vec<Member>,
+    members: Vec<EtcdMember>,
     /// What a client needs for TLS.
     pub tls: Option<Tls>,
     folder: tempfile::TempDir,
@@ -36,7 +36,7 @@ pub struct Tls {
     pub key: PathBuf,
 }
 
-struct Member {
+struct EtcdMember {
     name: String,
     client: String,
     peer: String,
@@ -57,7 +57,7 @@ impl Etcd {
         let members = free_ports(2 * count)?
             .chunks(2)
             .enumerate()
-            .map(|(index, ports)| Member {
+            .map(|(index, ports)| EtcdMember {
                 name: format!("m{index}"),
                 client: format!("{scheme}://127.0.0.1:{}", ports[0]),
                 peer: format!("{scheme}://127.0.0.1:{}", ports[1]),
@@ -102,7 +102,7 @@ impl Etcd {
             .open(self.folder.path().join(format!("{}.log", member.name)))?;
         let mut command = Command::new("sh");
         command
-            .args(["-c", KEEPER, "sh"])
+            .args(["-c", WRAPPER_SCRIPT, "sh"])
             .arg(program)
             .args(["--name", &member.name])
             .arg("--data-dir")

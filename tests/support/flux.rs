@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::process::Command;
 
-use crate::processes::Supervised;
+use crate::processes::SupervisedProcess;
 use crate::tool::Tool;
 
 const NAMESPACE: &str = "flux-system";
@@ -25,7 +25,7 @@ pub struct Flux {
     archive: Arc<Mutex<Vec<u8>>>,
     url: String,
     revision: u32,
-    controller: Supervised,
+    controller: SupervisedProcess,
     server: tokio::task::JoinHandle<()>,
 }
 
@@ -52,7 +52,7 @@ impl Flux {
         });
         std::fs::create_dir_all(folder)?;
         let (kubeconfig, home) = (kubeconfig.to_owned(), folder.to_owned());
-        let controller = Supervised::start("kustomize-controller", &folder.join("flux.log"), move || {
+        let controller = SupervisedProcess::start("kustomize-controller", &folder.join("flux.log"), move || {
             // The process goes with this one, however this one ends.
             let mut command = Command::new("setpriv");
             command
@@ -106,7 +106,7 @@ impl Flux {
     }
 
     /// Has the controller reconcile a folder of what is published, with pruning, judged by kstatus.
-    pub async fn follow(&self, path: &str) -> Result<()> {
+    pub async fn reconcile(&self, path: &str) -> Result<()> {
         let kustomization = json!({
             "apiVersion": "kustomize.toolkit.fluxcd.io/v1",
             "kind": "Kustomization",
@@ -146,7 +146,7 @@ impl Flux {
     }
 
     /// Removes the Kustomization; with it goes, by its finalizer, all it applied.
-    pub async fn unfollow(&self) -> Result<()> {
+    pub async fn remove(&self) -> Result<()> {
         let delete = ["-n", NAMESPACE, "delete", "kustomization", "samples", "--timeout=120s"];
         self.kubectl.run(&delete).await.map(|_| ())
     }

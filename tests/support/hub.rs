@@ -23,47 +23,47 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 /// Transfers of more bytes are the ones that are cut, held and written down.
-const LARGE: usize = 256 * 1024;
+const LARGE_TRANSFER_BYTES: usize = 256 * 1024;
 
 /// A running hub.
-pub struct Hub {
+pub struct FakeHub {
     /// Where it listens.
     pub address: SocketAddr,
-    state: Arc<Served>,
+    state: Arc<HubState>,
     task: tokio::task::JoinHandle<()>,
     /// What the other host serves, and that it does.
     bridge: Router,
     bridged: Option<tokio::task::JoinHandle<()>>,
 }
 
-struct Served {
+struct HubState {
     repositories: BTreeMap<String, PathBuf>,
     /// Connections to cut after half a file, each once.
     cuts: AtomicU64,
     /// Whether large transfers stop in the middle.
-    held: watch::Sender<bool>,
+    holding: watch::Sender<bool>,
     /// At which byte of its file each large transfer began, since the last hold.
-    begun: Mutex<Vec<usize>>,
+    hold_offsets: Mutex<Vec<usize>>,
     /// Bytes of files that each model's answers had.
-    given: Mutex<BTreeMap<String, u64>>,
+    bytes_served: Mutex<BTreeMap<String, u64>>,
     /// What opens a gated model.
     tokens: Mutex<BTreeMap<String, String>>,
     /// Whether weights are redirected to another host of the hub's, as those are that lie in Xet's storage.
     bridge: Mutex<Option<SocketAddr>>,
 }
 
-impl Hub {
+impl FakeHub {
     /// Serves each `(owner/name, folder)` on a free port of `address`.
     pub async fn start(address: IpAddr, repositories: &[(&str, &Path)]) -> Result<Self> {
-        let state = Arc::new(Served {
+        let state = Arc::new(HubState {
             repositories: repositories
                 .iter()
                 .map(|(name, folder)| ((*name).to_owned(), (*folder).to_owned()))
                 .collect(),
             cuts: AtomicU64::new(0),
-            held: watch::Sender::new(false),
-            begun: Mutex::default(),
-            given: Mutex::default(),
+            holding: watch::Sender::new(false),
+            hold_offsets: Mutex::default(),
+            bytes_served: Mutex::default(),
             tokens: Mutex::default(),
             bridge: Mutex::default(),
         });
@@ -111,20 +111,20 @@ impl Hub {
     }
 
     /// Large transfers stop in the middle for as long as what is returned is kept.
-    pub fn hold(&self) -> Held {
-        locked(&self.state.begun).clear();
-        self.state.held.send_replace(true);
-        Held(self.state.clone())
+    pub fn hold_transfers(&self) -> TransferHold {
+        locked(&self.state.hold_offsets).clear();
+        self.state.holding.send_replace(true);
+        TransferHold(self.state.clone())
     }
 
     /// At which byte of its file each large transfer began, since the last [`Hub::hold`].
-    pub fn begun(&self) -> Vec<usize> {
-        locked(&self.state.begun).clone()
+    pub fn hold_offsets(&self) -> Vec<usize> {
+        locked(&self.state.hold_offsets).clone()
     }
 
     /// Bytes of a model's files that were given so far, to whomever.
-    pub fn given(&self, model: &str) -> u64 {
-        locked(&self.state.given).get(model).copied().unwrap_or(0)
+    pub fn bytes_served(&self, model: &str) -> u64 {
+        locked(&self.state.bytes_served).get(model).copied().unwrap_or(0)
     }
 
     /// Cuts still due.
@@ -134,15 +134,15 @@ impl Hub {
 }
 
 /// Large transfers stop in the middle until this is dropped.
-pub struct Held(Arc<Served>);
+pub struct TransferHold(Arc<HubState>);
 
-impl Drop for Held {
+impl Drop for TransferHold {
     fn drop(&mut self) {
-        self.0.held.send_replace(false);
+        self.0.holding.send_replace(false);
     }
 }
 
-impl Drop for Hub {
+impl Drop for FakeHub {
     fn drop(&mut self) {
         self.task.abort();
         if let Some(bridged) = &self.bridged {
@@ -155,15 +155,15 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Served {
+impl HubState {
     /// The folder of a model that this request may see.
     fn folder(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<&PathBuf, Response> {
         let model = format!("{owner}/{name}");
         let folder =
-            self.repositories.get(&model).ok_or_else(|| refusal(StatusCode::NOT_FOUND, "RepoNotFound"))?;
+            self.repositories.get(&model).ok_or_else(|| error_response(StatusCode::NOT_FOUND, "RepoNotFound"))?;
         match locked(&self.tokens).get(&model) {
             Some(token) if token_of(headers) != Some(token) => {
-                Err(refusal(StatusCode::UNAUTHORIZED, "GatedRepo"))
+                Err(error_response(StatusCode::UNAUTHORIZED, "GatedRepo"))
             }
             _ => Ok(folder),
         }
@@ -176,19 +176,19 @@ fn token_of(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// A refusal with the code that clients of hubs tell them apart by.
-fn refusal(status: StatusCode, code: &'static str) -> Response {
+fn error_response(status: StatusCode, code: &'static str) -> Response {
     (status, [("x-error-code", code)], code).into_response()
 }
 
 /// A file as the hub keeps it: weights by their SHA-256, in large storage, all else in git.
-struct Kept {
+struct HubFile {
     size: usize,
     git: String,
     large: Option<String>,
 }
 
-impl Kept {
-    fn of(name: &str, bytes: &[u8]) -> Self {
+impl HubFile {
+    fn new(name: &str, bytes: &[u8]) -> Self {
         let blob = |bytes: &[u8]| {
             let mut hash = ring::digest::Context::new(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY);
             hash.update(format!("blob {}\0", bytes.len()).as_bytes());
@@ -227,47 +227,47 @@ fn commit(folder: &Path) -> Result<(String, Vec<String>)> {
 }
 
 /// Whether a revision is one of ours: the branch, or a commit.
-fn known(revision: &str) -> Result<(), Response> {
+fn check_revision(revision: &str) -> Result<(), Response> {
     let commit = revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit());
     match revision == "main" || commit {
         true => Ok(()),
-        false => Err(refusal(StatusCode::NOT_FOUND, "RevisionNotFound")),
+        false => Err(error_response(StatusCode::NOT_FOUND, "RevisionNotFound")),
     }
 }
 
-async fn whoami(State(served): State<Arc<Served>>, headers: HeaderMap) -> Response {
+async fn whoami(State(served): State<Arc<HubState>>, headers: HeaderMap) -> Response {
     match token_of(&headers).filter(|token| locked(&served.tokens).values().any(|known| known == token)) {
         Some(_) => Json(serde_json::json!({"type": "user", "name": "tester", "orgs": []})).into_response(),
         None => StatusCode::UNAUTHORIZED.into_response(),
     }
 }
 
-type Asked = Query<BTreeMap<String, String>>;
+type QueryParameters = Query<BTreeMap<String, String>>;
 
 async fn model(
-    state: State<Arc<Served>>,
+    state: State<Arc<HubState>>,
     UrlPath((owner, name)): UrlPath<(String, String)>,
-    asked: Asked,
+    asked: QueryParameters,
     headers: HeaderMap,
 ) -> Response {
     revision(state, UrlPath((owner, name, "main".to_owned())), asked, headers).await
 }
 
 async fn revision(
-    State(served): State<Arc<Served>>,
+    State(served): State<Arc<HubState>>,
     UrlPath((owner, name, revision)): UrlPath<(String, String, String)>,
-    Query(asked): Asked,
+    Query(asked): QueryParameters,
     headers: HeaderMap,
 ) -> Response {
     let blobs = asked.get("blobs").is_some_and(|blobs| blobs.eq_ignore_ascii_case("true"));
     let answer = || -> Result<Response, Response> {
         let folder = served.folder(&owner, &name, &headers)?;
-        known(&revision)?;
-        let (sha, names) = commit(folder).map_err(broken)?;
+        check_revision(&revision)?;
+        let (sha, names) = commit(folder).map_err(internal_error)?;
         let sibling = |name: &String| -> Result<serde_json::Value> {
             let mut sibling = serde_json::json!({ "rfilename": name });
             if blobs {
-                let kept = Kept::of(name, &std::fs::read(folder.join(name))?);
+                let kept = HubFile::new(name, &std::fs::read(folder.join(name))?);
                 sibling["size"] = kept.size.into();
                 sibling["blobId"] = kept.git.into();
                 if let Some(sum) = kept.large {
@@ -278,7 +278,7 @@ async fn revision(
             }
             Ok(sibling)
         };
-        let siblings = names.iter().map(sibling).collect::<Result<Vec<_>>>().map_err(broken)?;
+        let siblings = names.iter().map(sibling).collect::<Result<Vec<_>>>().map_err(internal_error)?;
         let id = format!("{owner}/{name}");
         let about =
             serde_json::json!({"id": id, "modelId": id, "sha": sha, "siblings": siblings, "private": false});
@@ -288,16 +288,16 @@ async fn revision(
 }
 
 async fn tree(
-    State(served): State<Arc<Served>>,
+    State(served): State<Arc<HubState>>,
     UrlPath((owner, name, revision)): UrlPath<(String, String, String)>,
     headers: HeaderMap,
 ) -> Response {
     let answer = || -> Result<Response, Response> {
         let folder = served.folder(&owner, &name, &headers)?;
-        known(&revision)?;
-        let (_, names) = commit(folder).map_err(broken)?;
+        check_revision(&revision)?;
+        let (_, names) = commit(folder).map_err(internal_error)?;
         let entry = |name: &String| -> Result<serde_json::Value> {
-            let Kept { size, git, large } = Kept::of(name, &std::fs::read(folder.join(name))?);
+            let HubFile { size, git, large } = HubFile::new(name, &std::fs::read(folder.join(name))?);
             let mut entry = serde_json::json!({"type": "file", "path": name, "size": size, "oid": git});
             if let Some(sum) = large {
                 let pointer = pointer(&sum, size).len();
@@ -305,34 +305,34 @@ async fn tree(
             }
             Ok(entry)
         };
-        let entries = names.iter().map(entry).collect::<Result<Vec<_>>>().map_err(broken)?;
+        let entries = names.iter().map(entry).collect::<Result<Vec<_>>>().map_err(internal_error)?;
         Ok(Json(entries).into_response())
     };
     answer().unwrap_or_else(|refusal| refusal)
 }
 
-fn broken(error: anyhow::Error) -> Response {
+fn internal_error(error: anyhow::Error) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
 }
 
 async fn resolve(
-    State(served): State<Arc<Served>>,
+    State(served): State<Arc<HubState>>,
     UrlPath((owner, name, revision, file)): UrlPath<(String, String, String, String)>,
     method: Method,
     headers: HeaderMap,
 ) -> Response {
     let found = || -> Result<_, Response> {
         let folder = served.folder(&owner, &name, &headers)?;
-        known(&revision)?;
-        let commit = if revision == "main" { commit(folder).map_err(broken)?.0 } else { revision.clone() };
-        let missing = |_| refusal(StatusCode::NOT_FOUND, "EntryNotFound");
+        check_revision(&revision)?;
+        let commit = if revision == "main" { commit(folder).map_err(internal_error)?.0 } else { revision.clone() };
+        let missing = |_| error_response(StatusCode::NOT_FOUND, "EntryNotFound");
         Ok((std::fs::read(folder.join(plain(&file)?)).map_err(missing)?, commit))
     };
     let (bytes, commit) = match found() {
         Ok(found) => found,
         Err(refusal) => return refusal,
     };
-    let kept = Kept::of(&file, &bytes);
+    let kept = HubFile::new(&file, &bytes);
     let bridge = *locked(&served.bridge);
     let mut response = match bridge.filter(|_| kept.large.is_some()) {
         Some(bridge) => Response::builder()
@@ -354,7 +354,7 @@ async fn resolve(
 
 /// The other host, which knows nothing of tokens: who is sent there has shown one.
 async fn bridge(
-    State(served): State<Arc<Served>>,
+    State(served): State<Arc<HubState>>,
     UrlPath((owner, name, file)): UrlPath<(String, String, String)>,
     method: Method,
     headers: HeaderMap,
@@ -367,7 +367,7 @@ async fn bridge(
     let Some(bytes) = folder.and_then(|folder| std::fs::read(folder.join(&file)).ok()) else {
         return StatusCode::NOT_FOUND.into_response();
     };
-    serve(&served, &model, &Kept::of(&file, &bytes), bytes, &method, &headers)
+    serve(&served, &model, &HubFile::new(&file, &bytes), bytes, &method, &headers)
 }
 
 fn plain(file: &str) -> Result<&str, Response> {
@@ -376,9 +376,9 @@ fn plain(file: &str) -> Result<&str, Response> {
 
 /// A file or a range of it, cut or held where that was asked for.
 fn serve(
-    served: &Served,
+    served: &HubState,
     model: &str,
-    kept: &Kept,
+    kept: &HubFile,
     bytes: Vec<u8>,
     method: &Method,
     headers: &HeaderMap,
@@ -406,22 +406,22 @@ fn serve(
             .body(Body::empty())
             .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response());
     }
-    let large = body.len() > LARGE;
+    let large = body.len() > LARGE_TRANSFER_BYTES;
     if large {
-        locked(&served.begun).push(start);
+        locked(&served.hold_offsets).push(start);
     }
     let cut = large
         && served.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
     let half = body[..body.len() / 2].to_vec();
     let given = if cut { half.len() } else { body.len() };
-    *locked(&served.given).entry(model.to_owned()).or_default() += given as u64;
+    *locked(&served.bytes_served).entry(model.to_owned()).or_default() += given as u64;
     let body = if cut {
         Body::from_stream(futures::stream::iter([
             Ok(half),
             Err(std::io::Error::new(std::io::ErrorKind::ConnectionReset, "cut")),
         ]))
     } else if large {
-        let (rest, mut held) = (body[half.len()..].to_vec(), served.held.subscribe());
+        let (rest, mut held) = (body[half.len()..].to_vec(), served.holding.subscribe());
         let rest = futures::stream::once(async move {
             let _ = held.wait_for(|held| !held).await;
             Ok::<_, std::io::Error>(rest)

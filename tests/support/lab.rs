@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 /// One machine of the lab.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct LabMachine {
     /// Node name.
     pub name: String,
     /// Address the other machine reaches it at.
@@ -17,7 +17,7 @@ pub struct Machine {
     namespace: Option<String>,
 }
 
-impl Machine {
+impl LabMachine {
     /// A command that runs on this machine.
     pub fn command(&self, program: &std::path::Path) -> tokio::process::Command {
         match &self.namespace {
@@ -32,26 +32,26 @@ impl Machine {
 }
 
 /// Something of the far machine's network that was taken away; dropped, it is put back.
-pub struct Cut {
+pub struct NetworkFault {
     namespace: String,
     /// Commands of `ip` that put it back.
-    mend: Vec<String>,
+    repair: Vec<String>,
 }
 
-impl Drop for Cut {
+impl Drop for NetworkFault {
     fn drop(&mut self) {
-        for command in &self.mend {
+        for command in &self.repair {
             let _ = ip_in(&self.namespace, command);
         }
     }
 }
 
 /// The two machines; dropped, the cable and the namespace go.
-pub struct Lab {
+pub struct TwoMachineLab {
     /// This computer.
-    pub near: Machine,
+    pub near: LabMachine,
     /// The other machine.
-    pub far: Machine,
+    pub far: LabMachine,
     /// Ends of the wire that joins the two beside their network, where Macs would have a Thunderbolt cable.
     pub wire: Option<[IpAddr; 2]>,
     /// Why both are on loopback, when they are.
@@ -70,7 +70,7 @@ const NETWORK: char = 'n';
 /// The wire beside it.
 const WIRE: char = 'w';
 
-impl Lab {
+impl TwoMachineLab {
     /// Makes the second machine.
     pub fn new() -> Result<Self> {
         match Self::with_namespace() {
@@ -81,8 +81,8 @@ impl Lab {
             Err(error) => {
                 let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
                 Ok(Self {
-                    near: Machine { name: "node-a".into(), address: loopback, namespace: None },
-                    far: Machine { name: "node-b".into(), address: loopback, namespace: None },
+                    near: LabMachine { name: "node-a".into(), address: loopback, namespace: None },
+                    far: LabMachine { name: "node-b".into(), address: loopback, namespace: None },
                     wire: None,
                     fallback: Some(format!("{error:#}")),
                     namespace: None,
@@ -92,16 +92,16 @@ impl Lab {
     }
 
     /// Pulls the cable of the network between the machines.
-    pub fn cut(&self) -> Result<Cut> {
+    pub fn cut(&self) -> Result<NetworkFault> {
         self.pull(NETWORK)
     }
 
     /// Pulls the wire beside it.
-    pub fn cut_wire(&self) -> Result<Cut> {
+    pub fn cut_wire(&self) -> Result<NetworkFault> {
         self.pull(WIRE)
     }
 
-    fn pull(&self, cable: char) -> Result<Cut> {
+    fn pull(&self, cable: char) -> Result<NetworkFault> {
         let [_, there] = ends(cable);
         let link = |state| vec![format!("link set {there} {state}")];
         self.cut_by(&link("down"), link("up"))
@@ -115,16 +115,16 @@ impl Lab {
     }
 
     /// Swallows what the far machine sends to these TCP ports, and nothing else.
-    pub fn cut_ports(&self, ports: &[u16]) -> Result<Cut> {
-        self.swallow("dport", ports)
+    pub fn cut_ports(&self, ports: &[u16]) -> Result<NetworkFault> {
+        self.drop_packets("dport", ports)
     }
 
     /// Swallows what the far machine sends to or from these TCP ports.
-    pub fn cut_connections(&self, ports: &[u16]) -> Result<[Cut; 2]> {
-        Ok([self.swallow("dport", ports)?, self.swallow("sport", ports)?])
+    pub fn cut_connections(&self, ports: &[u16]) -> Result<[NetworkFault; 2]> {
+        Ok([self.drop_packets("dport", ports)?, self.drop_packets("sport", ports)?])
     }
 
-    fn swallow(&self, end: &str, ports: &[u16]) -> Result<Cut> {
+    fn drop_packets(&self, end: &str, ports: &[u16]) -> Result<NetworkFault> {
         let rules = |verb| {
             let rule = |port| format!("rule {verb} ipproto tcp {end} {port} blackhole");
             ports.iter().map(rule).collect::<Vec<_>>()
@@ -132,10 +132,10 @@ impl Lab {
         self.cut_by(&rules("add"), rules("del"))
     }
 
-    fn cut_by(&self, cut: &[String], mend: Vec<String>) -> Result<Cut> {
+    fn cut_by(&self, cut: &[String], mend: Vec<String>) -> Result<NetworkFault> {
         let namespace = self.namespace.clone().context("both machines share one loopback")?;
         // Made first, so that a failure half way is undone too.
-        let undo = Cut { namespace, mend };
+        let undo = NetworkFault { namespace, repair: mend };
         for command in cut {
             ip_in(&undo.namespace, command)?;
         }
@@ -152,8 +152,8 @@ impl Lab {
         ip(&["netns", "add", &namespace])?;
         // From here on a failure takes the namespace down again.
         let lab = Self {
-            near: Machine { name: "node-a".into(), address: network[0].into(), namespace: None },
-            far: Machine {
+            near: LabMachine { name: "node-a".into(), address: network[0].into(), namespace: None },
+            far: LabMachine {
                 name: "node-b".into(),
                 address: network[1].into(),
                 namespace: Some(namespace.clone()),
@@ -176,7 +176,7 @@ impl Lab {
     }
 }
 
-impl Drop for Lab {
+impl Drop for TwoMachineLab {
     fn drop(&mut self) {
         if let Some(namespace) = &self.namespace {
             // Taking the namespace away takes its end of the cable, and so the cable.

@@ -1,7 +1,7 @@
 //! A whole cluster for tests and the demo: two machines on one computer, a hub that serves model
 //! files, and a client that asks questions. Real processes, real sockets; nothing of Russet is faked.
 
-pub mod ask;
+pub mod chat;
 pub mod booted;
 pub mod clock;
 pub mod cluster;

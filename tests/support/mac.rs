@@ -10,36 +10,36 @@ use crate::cluster::repository;
 
 /// The tools of one machine.
 #[derive(Clone, Debug)]
-pub struct Mac {
+pub struct FakeMac {
     folder: PathBuf,
     domain: String,
     address: IpAddr,
 }
 
-impl Mac {
+impl FakeMac {
     /// Of a machine that has nothing plugged in; its port has this address.
     pub fn new(root: &Path, machine: &str, address: IpAddr) -> Result<Self> {
         let mac = Self { folder: folder(root, machine), domain: format!("DOMAIN-{machine}"), address };
-        mac.play(&[])?;
+        mac.write_tools(&[])?;
         Ok(mac)
     }
 
     /// Plugs in a cable whose other end is in that one.
-    pub fn plug(&self, other: &Mac) -> Result<()> {
-        self.play(&[&other.domain])
+    pub fn plug(&self, other: &FakeMac) -> Result<()> {
+        self.write_tools(&[&other.domain])
     }
 
     /// Takes the cable out.
     pub fn unplug(&self) -> Result<()> {
-        self.play(&[])
+        self.write_tools(&[])
     }
 
-    fn play(&self, peer: &[&str]) -> Result<()> {
-        let mut mac = Command::new(repository().join("tests/played/mac"));
+    fn write_tools(&self, peer: &[&str]) -> Result<()> {
+        let mut mac = Command::new(repository().join("tests/mac_stub/mac"));
         let played = mac.arg(&self.folder).args([&self.domain, &self.address.to_string()]).args(peer);
         ensure!(
-            played.status().context("tests/played/mac does not run")?.success(),
-            "tests/played/mac failed"
+            played.status().context("tests/mac_stub/mac does not run")?.success(),
+            "tests/mac_stub/mac failed"
         );
         Ok(())
     }

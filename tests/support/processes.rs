@@ -12,17 +12,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
 /// What restarts a process that ended waits this long first.
-const PAUSE: Duration = Duration::from_millis(200);
+const RESTART_DELAY: Duration = Duration::from_millis(200);
 
 /// A process that is started again whenever it ends, until it is stopped.
-pub struct Supervised {
+pub struct SupervisedProcess {
     name: String,
     pid: Arc<AtomicI32>,
     stopping: Arc<AtomicBool>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Supervised {
+impl SupervisedProcess {
     /// Starts what `command` makes; its output goes to `log`.
     pub fn start(name: &str, log: &Path, command: impl Fn() -> Command + Send + 'static) -> Result<Self> {
         let (pid, stopping) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicBool::new(false)));
@@ -47,7 +47,7 @@ impl Supervised {
                 if stopped.load(Ordering::SeqCst) {
                     return;
                 }
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RESTART_DELAY).await;
                 let Ok(next) = spawn() else { return };
                 child = next;
             }
@@ -75,7 +75,7 @@ impl Supervised {
     }
 }
 
-impl Drop for Supervised {
+impl Drop for SupervisedProcess {
     fn drop(&mut self) {
         // The child dies with the task that owns it.
         self.task.abort();
@@ -90,7 +90,7 @@ pub fn kill(pid: i32) {
 }
 
 /// A process of this computer.
-pub struct Process {
+pub struct OsProcess {
     /// Its id.
     pub pid: i32,
     /// Its parent's id.
@@ -100,7 +100,7 @@ pub struct Process {
 }
 
 /// Every process that is not dead already.
-pub fn processes() -> Vec<Process> {
+pub fn processes() -> Vec<OsProcess> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
@@ -119,7 +119,7 @@ pub fn processes() -> Vec<Process> {
             .split(|byte| *byte == 0)
             .map(|word| String::from_utf8_lossy(word).into_owned())
             .collect();
-        found.push(Process { pid, parent, arguments });
+        found.push(OsProcess { pid, parent, arguments });
     }
     found
 }

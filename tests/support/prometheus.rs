@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
-use crate::ask;
+use crate::chat;
 use crate::cluster::repository;
 use crate::processes::{oracle, tail};
 
@@ -58,13 +58,13 @@ impl Prometheus {
         if let Some(status) = self.child.try_wait()? {
             bail!("Prometheus ended ({status}):\n{}", tail(&self.folder.path().join("prometheus.log"), 30));
         }
-        let answer = ask::client()?.get(format!("{}/-/ready", self.base)).send().await;
+        let answer = chat::client()?.get(format!("{}/-/ready", self.base)).send().await;
         Ok(answer.is_ok_and(|answer| answer.status().is_success()))
     }
 
     /// The `data` of a path of its API.
     pub async fn get(&self, path: &str) -> Result<Value> {
-        let text = ask::client()?.get(format!("{}/api/v1/{path}", self.base)).send().await?.text().await?;
+        let text = chat::client()?.get(format!("{}/api/v1/{path}", self.base)).send().await?.text().await?;
         let mut answer: Value = serde_json::from_str(&text).with_context(|| format!("{path}: {text}"))?;
         ensure!(answer["status"] == "success", "{path}: {text}");
         Ok(answer["data"].take())

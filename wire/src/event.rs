@@ -55,7 +55,7 @@ pub enum FailureKind {
 
 /// One failure with the message a person sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct GenerationFailure {
     /// The class of the failure.
     pub kind: FailureKind,
     /// What happened, to what, with the numbers, and what to do.
@@ -64,7 +64,7 @@ pub struct Failure {
 
 /// One event of a running request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Event {
+pub enum GenerationEvent {
     /// The request was admitted.
     Started {
         /// Tokens of the rendered prompt.
@@ -89,5 +89,5 @@ pub enum Event {
         usage: Usage,
     },
     /// The answer cannot be completed.
-    Failed(Failure),
+    Failed(GenerationFailure),
 }

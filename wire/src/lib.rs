@@ -3,7 +3,7 @@
 
 pub mod architecture;
 pub mod event;
-pub mod kv;
+pub mod kv_quantization;
 pub mod partition;
 pub mod request;
 pub mod shape;

@@ -23,7 +23,7 @@ pub struct Partition {
 
 /// What one rank loads and runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct RankPart {
     /// The rank, 0 samples.
     pub rank: u32,
     /// Ranks in the group.
@@ -129,13 +129,13 @@ impl Partition {
     }
 
     /// The part of `rank`; `None` for a rank outside the group.
-    pub fn part(&self, rank: u32) -> Option<Part> {
+    pub fn part(&self, rank: u32) -> Option<RankPart> {
         let count = *self.layers_per_rank.get(rank as usize)?;
         let (stage, tensor_index) = (rank / self.tensor_size, rank % self.tensor_size);
         let stages = self.size() / self.tensor_size;
         let start: u32 =
             self.layers_per_rank.iter().step_by(self.tensor_size as usize).skip(stage as usize + 1).sum();
-        Some(Part {
+        Some(RankPart {
             rank,
             size: self.size(),
             stage,
@@ -173,13 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn rank_zero_owns_the_last_stage_and_the_highest_rank_the_embedding() {
+    fn rank_zero_owns_the_last_stage_highest_rank_the_embedding() {
         let expected = [(0, 0, 3, 5, false, true), (1, 0, 1, 3, false, false), (2, 0, 0, 1, true, false)];
         assert_eq!(parts(&[2, 2, 1], 1, 5), expected);
     }
 
     #[test]
-    fn members_of_a_stage_share_its_layers_and_rank_zero_alone_has_the_head() {
+    fn stage_ranks_share_layers_and_only_rank_zero_has_the_head() {
         assert_eq!(parts(&[5, 5], 2, 5), [(0, 0, 0, 5, true, true), (0, 1, 0, 5, true, false)]);
         let expected = [
             (0, 0, 2, 5, false, true),

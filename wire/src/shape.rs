@@ -61,11 +61,11 @@ impl ModelShape {
     /// key/value heads and the width of the MLP, each in equal parts of whole heads and whole groups
     /// of quantised values.
     pub fn tensor_sizes(&self) -> Vec<u32> {
-        (1..=self.key_value_heads.max(1)).filter(|&size| self.uncuttable(size).is_none()).collect()
+        (1..=self.key_value_heads.max(1)).filter(|&size| self.why_indivisible(size).is_none()).collect()
     }
 
     /// Why `size` ranks cannot share a layer; `None` when they can.
-    pub fn uncuttable(&self, size: u32) -> Option<String> {
+    pub fn why_indivisible(&self, size: u32) -> Option<String> {
         if size == 1 {
             return None;
         }
@@ -94,7 +94,7 @@ impl ModelShape {
 
 /// The part of a model a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum TensorRole {
     /// Token embedding, held by the highest rank (and by rank 0 when tied).
     Embedding,
     /// Final norm and head, held by rank 0.
@@ -105,9 +105,9 @@ pub enum Role {
 
 /// How a tensor of a layer is shared by the members of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum ShardAxis {
     /// Every member holds all of it.
-    Whole,
+    Replicated,
     /// Each holds some rows: outputs of a projection, and their biases.
     Rows,
     /// Each holds some columns: inputs of a projection whose outputs are then summed.
@@ -116,32 +116,32 @@ pub enum Cut {
 
 /// How the tensor of this Hugging Face name is cut, as mlx-lm cuts it: weights, scales and biases of a
 /// projection alike, and the bias of a summed projection not at all, since it is added after the sum.
-pub fn cut_of(tensor: &str) -> Cut {
+pub fn shard_axis(tensor: &str) -> ShardAxis {
     let mut parts = tensor.rsplit('.');
     let (field, projection) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     match (projection, field) {
-        ("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj", _) => Cut::Rows,
-        ("o_proj" | "down_proj", "weight" | "scales" | "biases") => Cut::Columns,
-        _ => Cut::Whole,
+        ("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj", _) => ShardAxis::Rows,
+        ("o_proj" | "down_proj", "weight" | "scales" | "biases") => ShardAxis::Columns,
+        _ => ShardAxis::Replicated,
     }
 }
 
 /// The role of a tensor by its Hugging Face name; `None` for names no known layout uses
 /// (such as precomputed rotary frequencies, which are not loaded).
-pub fn role_of(tensor: &str) -> Option<Role> {
+pub fn tensor_role(tensor: &str) -> Option<TensorRole> {
     let name = tensor.strip_prefix("model.").unwrap_or(tensor);
     if let Some(rest) = name.strip_prefix("layers.") {
         let (index, field) = rest.split_once('.')?;
         if field.ends_with("rotary_emb.inv_freq") {
             return None;
         }
-        return index.parse().ok().map(Role::Layer);
+        return index.parse().ok().map(TensorRole::Layer);
     }
     if name.starts_with("embed_tokens.") {
-        return Some(Role::Embedding);
+        return Some(TensorRole::Embedding);
     }
     if name.starts_with("norm.") || name.starts_with("lm_head.") {
-        return Some(Role::Head);
+        return Some(TensorRole::Head);
     }
     None
 }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_cut_into_whole_heads_and_whole_groups() {
+    fn layers_shard_into_whole_heads_and_whole_groups() {
         let shape = |heads, kv, mlp, group| ModelShape {
             attention_heads: heads,
             key_value_heads: kv,
@@ -172,42 +172,42 @@ mod tests {
         ] {
             let shape = shape(heads, kv, mlp, group);
             assert_eq!(shape.tensor_sizes(), sizes, "{shape:?}");
-            assert!(shape.uncuttable(size).is_some_and(|text| text.contains(why)), "{shape:?}");
+            assert!(shape.why_indivisible(size).is_some_and(|text| text.contains(why)), "{shape:?}");
         }
     }
 
     #[test]
-    fn projections_are_cut_and_everything_else_is_whole() {
+    fn projections_are_sharded_and_other_tensors_replicated() {
         for (tensor, cut) in [
-            ("model.layers.0.self_attn.q_proj.weight", Cut::Rows),
-            ("model.layers.0.self_attn.k_proj.bias", Cut::Rows),
-            ("model.layers.0.mlp.up_proj.scales", Cut::Rows),
-            ("model.layers.0.self_attn.o_proj.weight", Cut::Columns),
-            ("model.layers.0.mlp.down_proj.biases", Cut::Columns),
-            ("model.layers.0.self_attn.o_proj.bias", Cut::Whole),
-            ("model.layers.0.self_attn.q_norm.weight", Cut::Whole),
-            ("model.layers.0.input_layernorm.weight", Cut::Whole),
-            ("model.embed_tokens.weight", Cut::Whole),
-            ("lm_head.weight", Cut::Whole),
-            ("weight", Cut::Whole),
+            ("model.layers.0.self_attn.q_proj.weight", ShardAxis::Rows),
+            ("model.layers.0.self_attn.k_proj.bias", ShardAxis::Rows),
+            ("model.layers.0.mlp.up_proj.scales", ShardAxis::Rows),
+            ("model.layers.0.self_attn.o_proj.weight", ShardAxis::Columns),
+            ("model.layers.0.mlp.down_proj.biases", ShardAxis::Columns),
+            ("model.layers.0.self_attn.o_proj.bias", ShardAxis::Replicated),
+            ("model.layers.0.self_attn.q_norm.weight", ShardAxis::Replicated),
+            ("model.layers.0.input_layernorm.weight", ShardAxis::Replicated),
+            ("model.embed_tokens.weight", ShardAxis::Replicated),
+            ("lm_head.weight", ShardAxis::Replicated),
+            ("weight", ShardAxis::Replicated),
         ] {
-            assert_eq!(cut_of(tensor), cut, "{tensor}");
+            assert_eq!(shard_axis(tensor), cut, "{tensor}");
         }
     }
 
     #[test]
     fn tensors_have_the_role_their_name_says() {
         for (name, role) in [
-            ("model.embed_tokens.weight", Some(Role::Embedding)),
-            ("model.embed_tokens.scales", Some(Role::Embedding)),
-            ("model.layers.17.self_attn.q_proj.weight", Some(Role::Layer(17))),
+            ("model.embed_tokens.weight", Some(TensorRole::Embedding)),
+            ("model.embed_tokens.scales", Some(TensorRole::Embedding)),
+            ("model.layers.17.self_attn.q_proj.weight", Some(TensorRole::Layer(17))),
             ("model.layers.0.self_attn.rotary_emb.inv_freq", None),
             ("model.layers.x.mlp.up_proj.weight", None),
-            ("model.norm.weight", Some(Role::Head)),
-            ("lm_head.weight", Some(Role::Head)),
+            ("model.norm.weight", Some(TensorRole::Head)),
+            ("lm_head.weight", Some(TensorRole::Head)),
             ("vision_tower.blocks.0.weight", None),
         ] {
-            assert_eq!(role_of(name), role, "{name}");
+            assert_eq!(tensor_role(name), role, "{name}");
         }
     }
 }

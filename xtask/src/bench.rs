@@ -56,11 +56,11 @@ struct Area {
     name: &'static str,
     /// How it is measured, in sentences for docs/benchmarks.md.
     about: &'static str,
-    run: fn(&mlx::Prepared) -> Result<Vec<Row>>,
+    run: fn(&mlx::Prepared) -> Result<Vec<BenchRow>>,
 }
 
 /// A figure, what it is compared with, and what it should be.
-pub struct Row {
+pub struct BenchRow {
     /// The area's name.
     pub area: &'static str,
     /// What was measured; rounds of the same thing say the same.
@@ -113,7 +113,7 @@ impl std::fmt::Display for Goal {
     }
 }
 
-impl Row {
+impl BenchRow {
     /// The figure that the goal is about.
     fn judged(&self) -> f64 {
         self.ratio.unwrap_or(self.ours)
@@ -206,21 +206,21 @@ pub fn proof(arguments: &[String]) -> Result<()> {
 }
 
 /// The page of an area's proof: new lines in place of those about the same things, others kept.
-fn evidence(area: &Area, page: &str, measured: Vec<Row>, commit: &str) -> String {
+fn evidence(area: &Area, page: &str, measured: Vec<BenchRow>, commit: &str) -> String {
     // The columns of today; lines of older pages are not kept.
     const HEAD: &str = "| what | rounds | median | worst | goal | commit |\n|---|---|---|---|---|---|\n";
     let kept = page.split_once(HEAD).map_or("", |(_, lines)| lines).lines();
     let what = |line: &str| line.split('|').nth(1).map(|what| what.trim().to_owned());
     let mut lines: BTreeMap<String, String> =
         kept.filter_map(|line| Some((what(line)?, line.to_owned()))).collect();
-    let mut figures: BTreeMap<String, Vec<Row>> = BTreeMap::new();
+    let mut figures: BTreeMap<String, Vec<BenchRow>> = BTreeMap::new();
     for row in measured {
         figures.entry(row.what.clone()).or_default().push(row);
     }
     for (what, rows) in figures {
         let goal = rows[0].goal;
         let unit = if rows[0].ratio.is_some() { "×" } else { rows[0].unit };
-        let mut values: Vec<f64> = rows.iter().map(Row::judged).collect();
+        let mut values: Vec<f64> = rows.iter().map(BenchRow::judged).collect();
         values.sort_by(|a, b| goal.worse(*a, *b));
         let (median, worst) = (values[values.len() / 2], values[values.len() - 1]);
         let line = format!(
@@ -282,7 +282,7 @@ fn optional(value: Option<f64>) -> String {
 }
 
 /// The same table for the terminal and for the page.
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[BenchRow]) -> String {
     let mut text =
         "| what | ours | peer | unit | ratio | goal | met |\n|---|---|---|---|---|---|---|\n".to_owned();
     for row in rows {
@@ -301,7 +301,7 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-fn section(area: &Area, rows: &[Row]) -> Result<String> {
+fn section(area: &Area, rows: &[BenchRow]) -> Result<String> {
     let cores = std::thread::available_parallelism()?;
     Ok(format!(
         "## {}\n\n{}\n\n`cargo xtask bench {}` at commit {} on {cores} cores:\n\n{}",
@@ -348,9 +348,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_measured_anew_takes_the_place_of_its_former_lines() {
+    fn new_measurements_replace_their_former_lines() {
         let area = area(&["faults".to_owned()]).unwrap();
-        let row = |what: &str, ours| Row {
+        let row = |what: &str, ours| BenchRow {
             area: "faults",
             what: what.to_owned(),
             ours,
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn a_goal_is_for_the_ratio_where_there_is_one() {
         let row =
-            |ratio, goal| Row { area: "a", what: "w".into(), ours: 3.0, peer: None, unit: "s", ratio, goal };
+            |ratio, goal| BenchRow { area: "a", what: "w".into(), ours: 3.0, peer: None, unit: "s", ratio, goal };
         for (ratio, goal, met) in [
             (None, Goal::AtMost(3.0), true),
             (None, Goal::AtLeast(3.5), false),

@@ -15,11 +15,11 @@ const LIST: &str = "cli/src/catalog/models.csv";
 /// Asked where HF_ENDPOINT names no mirror.
 const ENDPOINT: &str = "https://huggingface.co";
 /// Seconds until an endpoint that takes no connections is given up: without a network, each row waits so long.
-const CONNECTING: &str = "10";
+const CONNECT_TIMEOUT_SECONDS: &str = "10";
 /// Seconds for one answer. A listing has some hundred bytes a file, so a slow line is done long before.
-const PATIENCE: &str = "60";
+const REQUEST_TIMEOUT_SECONDS: &str = "60";
 /// Characters of a stranger's word that a column or a reason takes; the longest licence so far has 22.
-const LONGEST: usize = 60;
+const MAX_WORD_CHARS: usize = 60;
 /// The first line of the list.
 const COLUMNS: [&str; 12] = [
     "name",
@@ -49,10 +49,10 @@ const LICENCE: usize = 11;
 
 /// A row of the list, as it is written: numbers stay text, so that a row that nobody changes stays the same.
 #[derive(Clone, Debug, PartialEq)]
-struct Row([String; COLUMNS.len()]);
+struct CatalogRow([String; COLUMNS.len()]);
 
 /// What the hub says of a repository.
-struct Said {
+struct HubAnswer {
     /// Its API's answer: files, commit, card.
     listing: Value,
     /// The model's `config.json` of that commit.
@@ -60,10 +60,10 @@ struct Said {
 }
 
 /// Why a row stays as it was, for the person who runs this.
-enum Kept {
+enum UnchangedReason {
     /// The hub answered, and what it says is none of the catalogue's.
     Unfit(String),
-    Unasked(String),
+    Unreachable(String),
 }
 
 /// How many rows had which outcome.
@@ -72,7 +72,7 @@ struct Tally {
     rows: usize,
     changed: usize,
     unfit: usize,
-    unasked: usize,
+    unreachable: usize,
 }
 
 /// Asks for every row and writes the list, or only compares.
@@ -87,19 +87,19 @@ pub fn run(arguments: &[String]) -> Result<()> {
         "run curl, which asks the hub (on Debian: apt-get install curl)",
     )?;
     let endpoint = env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty());
-    renew(&cargo::root().join(LIST), endpoint.as_deref().unwrap_or(ENDPOINT), check)
+    update(&cargo::root().join(LIST), endpoint.as_deref().unwrap_or(ENDPOINT), check)
 }
 
 /// Makes `list` say what the hub says. A check judges the list alone: a repository that cannot be asked changes
 /// nothing in it, and so fails only the run that was to write.
-fn renew(list: &Path, endpoint: &str, check: bool) -> Result<()> {
+fn update(list: &Path, endpoint: &str, check: bool) -> Result<()> {
     let shown = list.display();
     let text = fs::read_to_string(list).with_context(|| format!("cannot read {shown}"))?;
     let mut rows = read(&text).with_context(|| shown.to_string())?;
     let mut tally = Tally { rows: rows.len(), ..Tally::default() };
     for row in &mut rows {
-        let said = ask(endpoint, &row.0[REPOSITORY]).map_err(Kept::Unasked);
-        let (reason, count) = match said.and_then(|said| filled(row, &said).map_err(Kept::Unfit)) {
+        let said = ask(endpoint, &row.0[REPOSITORY]).map_err(UnchangedReason::Unreachable);
+        let (reason, count) = match said.and_then(|said| merged(row, &said).map_err(UnchangedReason::Unfit)) {
             Ok(new) if new == *row => continue,
             Ok(new) => {
                 println!("{}: {}", row.0[NAME], differences(row, &new));
@@ -107,15 +107,15 @@ fn renew(list: &Path, endpoint: &str, check: bool) -> Result<()> {
                 *row = new;
                 continue;
             }
-            Err(Kept::Unfit(reason)) => (reason, &mut tally.unfit),
-            Err(Kept::Unasked(reason)) => (reason, &mut tally.unasked),
+            Err(UnchangedReason::Unfit(reason)) => (reason, &mut tally.unfit),
+            Err(UnchangedReason::Unreachable(reason)) => (reason, &mut tally.unreachable),
         };
         println!("{}: stays as it was: {reason}", row.0[NAME]);
         *count += 1;
     }
     println!("{tally}");
     ensure!(
-        tally.unasked < tally.rows,
+        tally.unreachable < tally.rows,
         "none of the {} rows could be asked of {endpoint}, so {shown} stays as it is; name a hub or a mirror that this \
          machine reaches in HF_ENDPOINT",
         tally.rows
@@ -129,7 +129,7 @@ fn renew(list: &Path, endpoint: &str, check: bool) -> Result<()> {
     if new != text {
         replace(list, &new)?;
     }
-    let left = tally.unfit + tally.unasked;
+    let left = tally.unfit + tally.unreachable;
     ensure!(
         left == 0,
         "{left} of {} rows of {shown} stay as they were, for the reasons above; correct `repo`, or run this again",
@@ -140,8 +140,8 @@ fn renew(list: &Path, endpoint: &str, check: bool) -> Result<()> {
 
 /// The row with everything that the repository says about itself, or why the catalogue cannot have it. What it does
 /// not say stays.
-fn filled(row: &Row, said: &Said) -> Result<Row, String> {
-    let Said { listing, config } = said;
+fn merged(row: &CatalogRow, said: &HubAnswer) -> Result<CatalogRow, String> {
+    let HubAnswer { listing, config } = said;
     let mut new = row.clone();
     let (bits, format) = packing(config)?;
     new.0[BITS] = bits.to_string();
@@ -235,7 +235,7 @@ fn letters(licence: &str) -> String {
 /// A stranger's word as a column; the list quotes nothing, so a comma would be two columns.
 fn column(what: &str, word: &str) -> Result<String, String> {
     let plain = |letter: char| letter.is_ascii_graphic() && !matches!(letter, ',' | '"') || letter == ' ';
-    if word.trim().is_empty() || word.len() > LONGEST || !word.chars().all(plain) {
+    if word.trim().is_empty() || word.len() > MAX_WORD_CHARS || !word.chars().all(plain) {
         return Err(format!("its {what} is \"{}\", which no column can hold", printable(word)));
     }
     Ok(word.trim().to_owned())
@@ -243,16 +243,16 @@ fn column(what: &str, word: &str) -> Result<String, String> {
 
 /// A stranger's text for a terminal.
 fn printable(text: &str) -> String {
-    text.chars().filter(|letter| letter.is_ascii_graphic() || *letter == ' ').take(LONGEST).collect()
+    text.chars().filter(|letter| letter.is_ascii_graphic() || *letter == ' ').take(MAX_WORD_CHARS).collect()
 }
 
-fn differences(old: &Row, new: &Row) -> String {
+fn differences(old: &CatalogRow, new: &CatalogRow) -> String {
     let pairs = COLUMNS.iter().zip(old.0.iter().zip(&new.0));
     let told = pairs.filter(|(_, (old, new))| old != new);
     told.map(|(column, (old, new))| format!("{column} {old} -> {new}")).collect::<Vec<_>>().join(", ")
 }
 
-impl Row {
+impl CatalogRow {
     fn read(line: &str) -> Result<Self> {
         let columns: Vec<String> = line.split(',').map(str::to_owned).collect();
         let found = columns.len();
@@ -263,7 +263,7 @@ impl Row {
 
 impl fmt::Display for Tally {
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        let Self { rows, changed, unfit, unasked } = self;
+        let Self { rows, changed, unfit, unreachable: unasked } = self;
         let same = rows - changed - unfit - unasked;
         write!(
             formatter,
@@ -276,15 +276,15 @@ impl fmt::Display for Tally {
     }
 }
 
-fn read(text: &str) -> Result<Vec<Row>> {
+fn read(text: &str) -> Result<Vec<CatalogRow>> {
     let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();
     ensure!(first == COLUMNS.join(","), "line 1 must be `{}`, not `{first}`", COLUMNS.join(","));
-    let row = |(index, line)| Row::read(line).with_context(|| format!("line {}: {line}", index + 2));
+    let row = |(index, line)| CatalogRow::read(line).with_context(|| format!("line {}: {line}", index + 2));
     lines.enumerate().map(row).collect()
 }
 
-fn write(rows: &[Row]) -> String {
+fn write(rows: &[CatalogRow]) -> String {
     let lines = std::iter::once(COLUMNS.join(",")).chain(rows.iter().map(|row| row.0.join(",")));
     lines.map(|line| line + "\n").collect()
 }
@@ -300,7 +300,7 @@ fn replace(list: &Path, text: &str) -> Result<()> {
     replaced.with_context(|| format!("cannot write {} and rename it to {}", aside.display(), list.display()))
 }
 
-fn ask(endpoint: &str, repository: &str) -> Result<Said, String> {
+fn ask(endpoint: &str, repository: &str) -> Result<HubAnswer, String> {
     let endpoint = endpoint.trim_end_matches('/');
     let of = |missing: &str| format!("{repository} {missing}");
     let listing =
@@ -311,7 +311,7 @@ fn ask(endpoint: &str, repository: &str) -> Result<Said, String> {
     };
     let config =
         get(&format!("{endpoint}/{repository}/resolve/{sha}/config.json"), &of("has no config.json"))?;
-    Ok(Said { listing, config })
+    Ok(HubAnswer { listing, config })
 }
 
 /// The JSON of an address; `missing` says what it means that there is none.
@@ -320,7 +320,7 @@ fn get(url: &str, missing: &str) -> Result<Value, String> {
     let output = Command::new("curl")
         // Nothing of this user's own settings; curl wants that first.
         .args(["--disable", "--silent", "--show-error", "--location", "--globoff", "--proto", "=http,https"])
-        .args(["--connect-timeout", CONNECTING, "--max-time", PATIENCE, "--write-out", "\n%{http_code}"])
+        .args(["--connect-timeout", CONNECT_TIMEOUT_SECONDS, "--max-time", REQUEST_TIMEOUT_SECONDS, "--write-out", "\n%{http_code}"])
         .args(["--url", url])
         .output()
         .map_err(|error| format!("cannot run curl: {error}"))?;
@@ -363,8 +363,8 @@ mod tests {
     }
 
     #[test]
-    fn a_row_takes_what_its_repository_says_and_keeps_the_rest() {
-        let row = Row::read("a,o/a,A,guessed,1.0,0.5,8,affine,77,computed,99,Apache-2.0").unwrap();
+    fn catalog_row_takes_listed_values_and_keeps_the_rest() {
+        let row = CatalogRow::read("a,o/a,A,guessed,1.0,0.5,8,affine,77,computed,99,Apache-2.0").unwrap();
         let apache = listing(r#""cardData": {"license": "apache-2.0"}"#);
         let packed =
             |rest: &str| format!(r#"{{"model_type": "llama", "max_position_embeddings": 2048, {rest}}}"#);
@@ -455,11 +455,11 @@ mod tests {
                 Err("its license is \"[2J\""),
             ),
         ] {
-            let said = Said {
+            let said = HubAnswer {
                 listing: serde_json::from_str(&listing).unwrap(),
                 config: serde_json::from_str(&config).unwrap(),
             };
-            match (filled(&row, &said), expected) {
+            match (merged(&row, &said), expected) {
                 (Ok(new), Ok(columns)) => {
                     assert_eq!(new.0.join(","), format!("a,o/a,A,{columns}"), "{config} {listing}");
                 }
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_none_is_told_by_its_line() {
+    fn malformed_list_is_reported_with_its_line() {
         let first = COLUMNS.join(",");
         for (text, told) in [
             (String::new(), "line 1 must be `name,repo,"),
@@ -491,17 +491,17 @@ mod tests {
     }
 
     /// What answers one path: a status and a body, or a connection that ends without either.
-    type Answer = (String, Option<(u16, String)>);
+    type StubAnswer = (String, Option<(u16, String)>);
 
     /// A hub on this machine; other paths are not found. It ends with its test.
-    struct Hub {
+    struct StubHub {
         address: SocketAddr,
         ended: Arc<AtomicBool>,
         thread: Option<JoinHandle<()>>,
     }
 
-    impl Hub {
-        fn start(answers: Vec<Answer>) -> Self {
+    impl StubHub {
+        fn start(answers: Vec<StubAnswer>) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
             let ended = Arc::new(AtomicBool::new(false));
@@ -520,7 +520,7 @@ mod tests {
         }
     }
 
-    impl Drop for Hub {
+    impl Drop for StubHub {
         fn drop(&mut self) {
             self.ended.store(true, Ordering::SeqCst);
             // The thread waits for a connection, and this is its last.
@@ -531,7 +531,7 @@ mod tests {
         }
     }
 
-    fn answer(mut stream: TcpStream, answers: &[Answer]) -> std::io::Result<()> {
+    fn answer(mut stream: TcpStream, answers: &[StubAnswer]) -> std::io::Result<()> {
         let mut lines = BufReader::new(stream.try_clone()?).lines();
         let request = lines.next().transpose()?.unwrap_or_default();
         for line in lines {
@@ -552,7 +552,7 @@ mod tests {
         )
     }
 
-    fn described(repository: &str, licence: &str, config: &str) -> Vec<Answer> {
+    fn described(repository: &str, licence: &str, config: &str) -> Vec<StubAnswer> {
         let listing = listing(&format!(r#""cardData": {{"license": "{licence}"}}"#));
         vec![
             (format!("/api/models/{repository}?blobs=true"), Some((200, listing))),
@@ -578,11 +578,11 @@ mod tests {
     }
 
     #[test]
-    fn a_list_becomes_what_the_hub_says_and_then_stays_so() {
+    fn list_follows_the_hub_and_is_stable_on_a_second_run() {
         let config = r#"{"model_type": "llama", "max_position_embeddings": 2048, "quantization": {"group_size": 64, "bits": 4}}"#;
         let mut answers = described("o/a", "mit", config);
         answers.extend(described("o/b", "apache-2.0", &config.replace("64", "32")));
-        let hub = Hub::start(answers);
+        let hub = StubHub::start(answers);
         let folder = Folder::new("catalog");
         let list = folder.0.join("models.csv");
         let first = COLUMNS.join(",");
@@ -592,7 +592,7 @@ mod tests {
         );
         fs::write(&list, &old).unwrap();
 
-        let run = |check| renew(&list, &hub.endpoint(), check).map_err(|error| format!("{error:#}"));
+        let run = |check| update(&list, &hub.endpoint(), check).map_err(|error| format!("{error:#}"));
         let error = run(true).unwrap_err();
         assert!(error.contains("run `cargo xtask catalog` and commit"), "{error}");
         assert_eq!(fs::read_to_string(&list).unwrap(), old, "a check writes nothing");
@@ -615,21 +615,21 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_answers_nothing_is_written_and_the_way_out_is_told() {
-        let hub = Hub::start(Vec::new());
+    fn unreachable_hub_writes_nothing_and_names_the_remedy() {
+        let hub = StubHub::start(Vec::new());
         let folder = Folder::new("catalog-alone");
         let list = folder.0.join("models.csv");
         let old = format!("{}\nb,o/b,B,x,1,1,4,affine,1,computed,1,MIT\n", COLUMNS.join(","));
         fs::write(&list, &old).unwrap();
         for check in [true, false] {
-            let error = format!("{:#}", renew(&list, &hub.endpoint(), check).unwrap_err());
+            let error = format!("{:#}", update(&list, &hub.endpoint(), check).unwrap_err());
             assert!(error.contains(&hub.endpoint()) && error.contains("HF_ENDPOINT"), "{error}");
             assert_eq!(fs::read_to_string(&list).unwrap(), old);
         }
     }
 
     #[test]
-    fn why_a_repository_could_not_be_asked_is_told() {
+    fn unreachable_repository_is_reported_with_the_reason() {
         let api = |name: &str, answer| (format!("/api/models/o/{name}?blobs=true"), answer);
         let mut answers = vec![
             api("silent", None),
@@ -640,7 +640,7 @@ mod tests {
             api("bare", Some((200, format!(r#"{{"sha": "{SHA}"}}"#)))),
         ];
         answers.extend(described("o/whole", "mit", "{}"));
-        let hub = Hub::start(answers);
+        let hub = StubHub::start(answers);
         for (name, told) in [
             ("silent", "?blobs=true: curl: (52)"),
             ("missing", "o/missing is gone or was never there (404)"),
@@ -657,14 +657,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_told_in_one_line() {
-        let tally = Tally { rows: 126, changed: 3, unfit: 0, unasked: 3 };
+    fn catalog_update_is_summarised_in_one_line() {
+        let tally = Tally { rows: 126, changed: 3, unfit: 0, unreachable: 3 };
         assert_eq!(tally.to_string(), "126 rows: 3 changed, 120 as they were, 3 could not be asked");
         let tally = Tally { unfit: 1, ..tally };
         assert!(
             tally.to_string().ends_with("119 as they were, 3 could not be asked, 1 not for the catalogue")
         );
-        let old = Row::read("a,o/a,A,llama,1,1,4,affine,5,computed,8,MIT").unwrap();
+        let old = CatalogRow::read("a,o/a,A,llama,1,1,4,affine,5,computed,8,MIT").unwrap();
         let mut new = old.clone();
         new.0[BYTES] = "6".to_owned();
         new.0[ORIGIN] = "listed".to_owned();

@@ -15,7 +15,7 @@ const KEEP: &str = "  annotations:\n    helm.sh/resource-policy: keep\n";
 const COMPONENTS: [&str; 2] = ["operator", "gateway"];
 
 /// A file of the repository and what it should hold.
-struct Copy {
+struct GeneratedFile {
     path: String,
     text: String,
 }
@@ -26,7 +26,7 @@ pub fn write() -> Result<()> {
     for stale in unexpected(&copies)? {
         std::fs::remove_file(root().join(stale))?;
     }
-    for Copy { path, text } in copies {
+    for GeneratedFile { path, text } in copies {
         std::fs::write(root().join(&path), text).with_context(|| path)?;
     }
     Ok(())
@@ -36,7 +36,7 @@ pub fn write() -> Result<()> {
 pub fn stale() -> Result<Vec<String>> {
     let copies = copies()?;
     let mut found = unexpected(&copies)?;
-    for Copy { path, text } in copies {
+    for GeneratedFile { path, text } in copies {
         if std::fs::read_to_string(root().join(&path)).unwrap_or_default() != text {
             found.push(path);
         }
@@ -44,16 +44,16 @@ pub fn stale() -> Result<Vec<String>> {
     Ok(found)
 }
 
-fn copies() -> Result<Vec<Copy>> {
+fn copies() -> Result<Vec<GeneratedFile>> {
     let mut copies = Vec::new();
     for name in files("manifests/crds")?.iter().filter(|name| *name != "kustomization.yaml") {
         let text = read(&format!("manifests/crds/{name}"))?;
         let text = definition(name, &text)?;
-        copies.push(Copy { path: format!("{DEFINITIONS}/{name}"), text });
+        copies.push(GeneratedFile { path: format!("{DEFINITIONS}/{name}"), text });
     }
     for name in files("manifests")?.iter().filter(|name| name.ends_with(".yaml")) {
         let text = rules(name, &read(&format!("manifests/{name}"))?)?;
-        copies.push(Copy { path: format!("charts/russet/templates/{name}"), text });
+        copies.push(GeneratedFile { path: format!("charts/russet/templates/{name}"), text });
     }
     Ok(copies)
 }
@@ -61,7 +61,7 @@ fn copies() -> Result<Vec<Copy>> {
 const DEFINITIONS: &str = "charts/russet-crds/templates";
 
 /// Definitions of the chart whose kind is gone.
-fn unexpected(copies: &[Copy]) -> Result<Vec<String>> {
+fn unexpected(copies: &[GeneratedFile]) -> Result<Vec<String>> {
     let known = |path: &String| copies.iter().any(|copy| copy.path == *path);
     let paths = files(DEFINITIONS)?.into_iter().map(|name| format!("{DEFINITIONS}/{name}"));
     Ok(paths.filter(|path| path.ends_with(".yaml") && !known(path)).collect())
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_service_accounts_stay_and_the_release_brings_its_own_namespace() {
+    fn chart_rules_keep_service_accounts_and_drop_the_namespace() {
         let text = "# Who may.\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: russet-system\n---\nkind: ClusterRoleBinding\nsubjects:\n- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: russet:operator\n- kind: ServiceAccount\n  name: russet-operator\n  namespace: russet-system\n---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: russet-nodes\n";
         let chart = rules("rbac.yaml", text).unwrap();
         assert!(!chart.contains("  name: russet-system\n---"), "{chart}");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_helm_would_take_for_a_template_is_refused() {
+    fn template_syntax_in_copied_manifests_is_refused() {
         assert!(definition("x.yaml", "a\nmetadata:\n  name: '{{ x }}'\n").is_err());
         assert!(definition("x.yaml", "a\nmetadata:\n  name: x\n").unwrap().contains("keep\n  name: x"));
     }

@@ -15,7 +15,7 @@ use crate::mlx::cache_dir;
 use crate::{python, setup, step};
 
 /// A set of programs of one release.
-struct Peer {
+struct OracleBuild {
     /// Folder in the cache: name and version.
     name: &'static str,
     version: &'static str,
@@ -36,7 +36,7 @@ const KUBERNETES_STAMP: &[&str] = &[
     "k8s.io/component-base/version.gitMinor=36",
 ];
 
-const KUBECTL_PEER: Peer = Peer {
+const KUBECTL_PEER: OracleBuild = OracleBuild {
     name: "kubectl",
     version: "1.36.3",
     replaces: staging,
@@ -45,7 +45,7 @@ const KUBECTL_PEER: Peer = Peer {
     stamp: KUBERNETES_STAMP,
 };
 
-const KUBERNETES_PEER: Peer = Peer {
+const KUBERNETES_PEER: OracleBuild = OracleBuild {
     name: "kubernetes",
     programs: &[
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -54,7 +54,7 @@ const KUBERNETES_PEER: Peer = Peer {
     ..KUBECTL_PEER
 };
 
-const ETCD_PEER: Peer = Peer {
+const ETCD_PEER: OracleBuild = OracleBuild {
     name: "etcd",
     version: "3.6.6",
     replaces: none,
@@ -63,7 +63,7 @@ const ETCD_PEER: Peer = Peer {
     stamp: &[],
 };
 
-const HELM_PEER: Peer = Peer {
+const HELM_PEER: OracleBuild = OracleBuild {
     name: "helm",
     version: "4.3.1",
     replaces: none,
@@ -72,7 +72,7 @@ const HELM_PEER: Peer = Peer {
     stamp: &[],
 };
 
-const FLUX_PEER: Peer = Peer {
+const FLUX_PEER: OracleBuild = OracleBuild {
     name: "kustomize-controller",
     version: "1.9.5",
     // The controller's own go.mod says so, which counts only in its own repository.
@@ -85,7 +85,7 @@ const FLUX_PEER: Peer = Peer {
     stamp: &[],
 };
 
-const REGISTRY_PEER: Peer = Peer {
+const REGISTRY_PEER: OracleBuild = OracleBuild {
     name: "registry",
     version: "3.1.2",
     replaces: none,
@@ -94,7 +94,7 @@ const REGISTRY_PEER: Peer = Peer {
     stamp: &[],
 };
 
-const ORAS_PEER: Peer = Peer {
+const ORAS_PEER: OracleBuild = OracleBuild {
     name: "oras",
     version: "1.3.6",
     replaces: none,
@@ -103,7 +103,7 @@ const ORAS_PEER: Peer = Peer {
     stamp: &[],
 };
 
-const FAKE_GCS_PEER: Peer = Peer {
+const FAKE_GCS_PEER: OracleBuild = OracleBuild {
     name: "fake-gcs-server",
     version: "1.56.1",
     replaces: none,
@@ -117,7 +117,7 @@ const STORES: &str =
     "moto[server]==5.2.5\nboto3==1.44.8\nazure-storage-blob==12.31.1\nhuggingface_hub==2.4.0\n";
 
 /// Programs of Kubernetes' control plane.
-pub struct Kubernetes {
+pub struct KubernetesPrograms {
     /// kube-apiserver.
     pub apiserver: PathBuf,
     /// kube-controller-manager.
@@ -130,9 +130,9 @@ pub fn kubectl() -> Result<PathBuf> {
 }
 
 /// kube-apiserver and kube-controller-manager, built when they are not there.
-pub fn kubernetes() -> Result<Kubernetes> {
+pub fn kubernetes() -> Result<KubernetesPrograms> {
     let folder = KUBERNETES_PEER.build()?;
-    Ok(Kubernetes {
+    Ok(KubernetesPrograms {
         apiserver: folder.join("kube-apiserver"),
         controller_manager: folder.join("kube-controller-manager"),
     })
@@ -312,7 +312,7 @@ pub fn program(variable: &str) -> Result<PathBuf> {
     }
 }
 
-impl Peer {
+impl OracleBuild {
     /// The folder with the programs. Two commands at once take turns, and each program is built
     /// aside and renamed, so that a killed build leaves nothing that looks finished.
     fn build(&self) -> Result<PathBuf> {

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_runs_one_slice_and_both_halves_and_all_numbers_run_all() {
+    fn each_number_runs_one_slice_and_together_they_run_all() {
         let mut seen = std::collections::BTreeSet::new();
         for number in 0..6 {
             let slice = Slice::Of(number);

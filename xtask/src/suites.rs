@@ -60,7 +60,7 @@ pub fn test() -> Result<()> {
         tests.env("RUSSET_SLICE", commit()?.to_string());
     }
     tests.envs(Slice::of_this_run()?.scenarios(Half::One));
-    let (tally, clean) = counted(&mut tests)?;
+    let (tally, clean) = run_counting(&mut tests)?;
     println!("▸ tests took {:.0} s in all", started.elapsed().as_secs_f64());
     println!("{tally}");
     ensure!(clean && tally.failed == 0, "tests failed");
@@ -243,7 +243,7 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         tests.envs(&programs);
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
         tests.envs(half.clone());
-        let (tally, well) = counted(&mut tests)?;
+        let (tally, well) = run_counting(&mut tests)?;
         println!(
             "▸ {}: {} passed, {} failed, {} skipped, {:.0} s",
             suite.name,
@@ -290,7 +290,7 @@ pub fn codegen() -> Result<()> {
 }
 
 /// Runs tests, shows their output, adds up what each test binary says of itself; whether they ended well.
-fn counted(command: &mut Command) -> Result<(Tally, bool)> {
+fn run_counting(command: &mut Command) -> Result<(Tally, bool)> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_of_test_binaries_are_added_up_and_what_was_skipped_is_told_apart() {
+    fn test_results_are_summed_and_skips_counted_apart() {
         let sum = |lines: &[&str]| {
             let mut tally = Tally::default();
             lines.iter().for_each(|line| tally.read(line));

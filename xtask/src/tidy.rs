@@ -23,7 +23,7 @@ const ARCHITECTURE: &str = "ARCHITECTURE.md";
 type Findings = Vec<String>;
 
 /// One check.
-type Check = fn(&[Source]) -> Result<Findings>;
+type Check = fn(&[TidySource]) -> Result<Findings>;
 
 /// Every check; `xtask/src/invariants.rs` refers to these names.
 const CHECKS: &[(&str, Check)] = &[
@@ -82,7 +82,7 @@ const GRAPH: &[(&str, &[&str])] = &[
 ];
 
 /// One source file.
-struct Source {
+struct TidySource {
     path: PathBuf,
     text: String,
 }
@@ -133,12 +133,12 @@ fn files(patterns: &[&str]) -> Result<Vec<String>> {
     Ok(names.lines().filter(|name| cargo::root().join(name).is_file()).map(str::to_owned).collect())
 }
 
-fn sources() -> Result<Vec<Source>> {
+fn sources() -> Result<Vec<TidySource>> {
     let mut found = Vec::new();
     for name in files(&["*.rs"])? {
         let path = PathBuf::from(name);
         if let Ok(text) = std::fs::read_to_string(cargo::root().join(&path)) {
-            found.push(Source { path, text });
+            found.push(TidySource { path, text });
         }
     }
     Ok(found)
@@ -150,11 +150,11 @@ fn code_lines(text: &str) -> usize {
     code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//")).count()
 }
 
-fn in_folder(source: &Source, folder: &str) -> bool {
+fn in_folder(source: &TidySource, folder: &str) -> bool {
     source.path.starts_with(folder)
 }
 
-fn files_say_what_they_are(sources: &[Source]) -> Result<Findings> {
+fn files_say_what_they_are(sources: &[TidySource]) -> Result<Findings> {
     Ok(sources
         .iter()
         .filter(|source| !source.text.starts_with("//!") || source.path.ends_with("mod.rs"))
@@ -162,7 +162,7 @@ fn files_say_what_they_are(sources: &[Source]) -> Result<Findings> {
         .collect())
 }
 
-fn unsafe_stays_in_engine_mlx(sources: &[Source]) -> Result<Findings> {
+fn unsafe_stays_in_engine_mlx(sources: &[TidySource]) -> Result<Findings> {
     let mut findings = Vec::new();
     for source in
         sources.iter().filter(|source| !in_folder(source, "engine/mlx") && !in_folder(source, "xtask"))
@@ -204,13 +204,13 @@ fn forbidden(package: &str, names: &[&str]) -> Result<Findings> {
         .collect())
 }
 
-fn plan_is_pure(sources: &[Source]) -> Result<Findings> {
+fn plan_is_pure(sources: &[TidySource]) -> Result<Findings> {
     let mut findings = forbidden(
         "russet-plan",
         &["tokio", "kube-client", "kube-runtime", "reqwest", "hyper", "rand", "getrandom"],
     )?;
     // Tests have files of their own where they are long.
-    let is_test = |source: &Source| source.path.iter().any(|part| part == "tests" || part == "tests.rs");
+    let is_test = |source: &TidySource| source.path.iter().any(|part| part == "tests" || part == "tests.rs");
     for source in sources.iter().filter(|source| in_folder(source, "plan/src") && !is_test(source)) {
         let code = source.text.split("#[cfg(test)]").next().unwrap_or("");
         for word in
@@ -224,13 +224,13 @@ fn plan_is_pure(sources: &[Source]) -> Result<Findings> {
     Ok(findings)
 }
 
-fn wire_and_crds_have_no_client(_: &[Source]) -> Result<Findings> {
+fn wire_and_crds_have_no_client(_: &[TidySource]) -> Result<Findings> {
     let mut findings = forbidden("russet-wire", &["tokio", "kube", "kube-core", "hyper", "tonic"])?;
     findings.extend(forbidden("russet-crds", &["tokio", "kube-client", "kube-runtime", "hyper", "tonic"])?);
     Ok(findings)
 }
 
-fn the_api_server_knows_none_of_our_kinds(sources: &[Source]) -> Result<Findings> {
+fn the_api_server_knows_none_of_our_kinds(sources: &[TidySource]) -> Result<Findings> {
     let mut findings = forbidden("russet-apiserver", &["russet-crds", "russet-plan", "russet-wire"])?;
     for source in sources.iter().filter(|source| in_folder(source, "apiserver/src")) {
         let code = source.text.split("#[cfg(test)]").next().unwrap_or("");
@@ -243,7 +243,7 @@ fn the_api_server_knows_none_of_our_kinds(sources: &[Source]) -> Result<Findings
     Ok(findings)
 }
 
-fn crates_depend_as_drawn(_: &[Source]) -> Result<Findings> {
+fn crates_depend_as_drawn(_: &[TidySource]) -> Result<Findings> {
     let mut findings = Vec::new();
     for (package, allowed) in GRAPH {
         for name in tree(package)? {
@@ -255,7 +255,7 @@ fn crates_depend_as_drawn(_: &[Source]) -> Result<Findings> {
     Ok(findings)
 }
 
-fn only_the_engine_links_mlx(_: &[Source]) -> Result<Findings> {
+fn only_the_engine_links_mlx(_: &[TidySource]) -> Result<Findings> {
     let mut findings = Vec::new();
     for (package, _) in
         GRAPH.iter().filter(|(package, _)| *package != "russet-engine" && *package != "russet-mlx")
@@ -266,13 +266,13 @@ fn only_the_engine_links_mlx(_: &[Source]) -> Result<Findings> {
     Ok(findings)
 }
 
-fn one_tls_provider(_: &[Source]) -> Result<Findings> {
+fn one_tls_provider(_: &[TidySource]) -> Result<Findings> {
     let mut findings = forbidden("russet-cli", &["aws-lc-rs", "aws-lc-sys", "openssl", "native-tls"])?;
     findings.extend(forbidden("russet-engine", &["aws-lc-rs", "aws-lc-sys", "openssl", "native-tls"])?);
     Ok(findings)
 }
 
-fn every_crate_obeys_the_workspace_lints(_: &[Source]) -> Result<Findings> {
+fn every_crate_obeys_the_workspace_lints(_: &[TidySource]) -> Result<Findings> {
     let mut findings = Vec::new();
     for (package, _) in GRAPH {
         let folder =
@@ -286,12 +286,12 @@ fn every_crate_obeys_the_workspace_lints(_: &[Source]) -> Result<Findings> {
     Ok(findings)
 }
 
-fn charts_are_what_the_manifests_say(_: &[Source]) -> Result<Findings> {
+fn charts_are_what_the_manifests_say(_: &[TidySource]) -> Result<Findings> {
     let stale = charts::stale()?;
     Ok(stale.iter().map(|path| format!("{path} is old: run `cargo xtask codegen` and commit")).collect())
 }
 
-fn no_work_is_left_in_comments(sources: &[Source]) -> Result<Findings> {
+fn no_work_is_left_in_comments(sources: &[TidySource]) -> Result<Findings> {
     let marks =
         [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("Stub: ", "being written")];
     Ok(sources
@@ -305,25 +305,25 @@ fn no_work_is_left_in_comments(sources: &[Source]) -> Result<Findings> {
         .collect())
 }
 
-fn every_invariant_is_executed(sources: &[Source]) -> Result<Findings> {
+fn every_invariant_is_executed(sources: &[TidySource]) -> Result<Findings> {
     ensure!(INVARIANTS.len() >= 29, "{} invariants are listed; 29 are wanted", INVARIANTS.len());
     Ok(invariants::missing(sources, INVARIANTS))
 }
 
-fn invariants_page_is_generated(sources: &[Source]) -> Result<Findings> {
+fn invariants_page_is_generated(sources: &[TidySource]) -> Result<Findings> {
     Ok(invariants::stale(&read(Path::new(PAGE))?, &invariants::page(sources)))
 }
 
-fn architecture_lists_every_invariant(_: &[Source]) -> Result<Findings> {
+fn architecture_lists_every_invariant(_: &[TidySource]) -> Result<Findings> {
     Ok(invariants::unlisted(&read(Path::new(ARCHITECTURE))?, INVARIANTS))
 }
 
-fn architecture_is_short(_: &[Source]) -> Result<Findings> {
+fn architecture_is_short(_: &[TidySource]) -> Result<Findings> {
     Ok(documents::too_large(ARCHITECTURE, &read(Path::new(ARCHITECTURE))?))
 }
 
 /// The changelog and the evidence tell of files as they were.
-fn pages_name_files_that_exist(_: &[Source]) -> Result<Findings> {
+fn pages_name_files_that_exist(_: &[TidySource]) -> Result<Findings> {
     let pages = ["*.md", ":!CHANGELOG.md", ":!docs/evidence", ":!docs/benchmarks.md"];
     let mut findings = Vec::new();
     for page in files(&pages)? {
@@ -333,19 +333,19 @@ fn pages_name_files_that_exist(_: &[Source]) -> Result<Findings> {
     Ok(findings)
 }
 
-fn names_are_the_fields_own(sources: &[Source]) -> Result<Findings> {
+fn names_are_the_fields_own(sources: &[TidySource]) -> Result<Findings> {
     Ok(names::private_words(sources))
 }
 
-fn no_type_is_defined_in_three_crates(sources: &[Source]) -> Result<Findings> {
+fn no_type_is_defined_in_three_crates(sources: &[TidySource]) -> Result<Findings> {
     Ok(names::repeated_types(sources))
 }
 
-fn limits_are_max_or_min(sources: &[Source]) -> Result<Findings> {
+fn limits_are_max_or_min(sources: &[TidySource]) -> Result<Findings> {
     Ok(names::odd_limits(sources))
 }
 
-fn test_names_are_short(sources: &[Source]) -> Result<Findings> {
+fn test_names_are_short(sources: &[TidySource]) -> Result<Findings> {
     Ok(names::long_test_names(sources))
 }
 

@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use russet_agent::pace::Pace;
+use russet_agent::transfer_limits::TransferLimiter;
 use russet_agent::peers;
-use russet_agent::spread::{Puller, Way};
-use russet_agent::store::{Context, Progress, Store, Wanted};
-use russet_rpc::ports::{Exit, connect_from};
-use russet_rpc::tls::{Files, Protocol, node_dns_name, node_user};
+use russet_agent::peer_download::{PeerDownloader, PeerPath};
+use russet_agent::store::{Context, TransferProgress, Store, SourceSpec};
+use russet_rpc::ports::{Egress, connect_from};
+use russet_rpc::tls::{TlsFiles, Protocol, node_dns_name, node_user};
 use rustix::process::Signal;
 use tokio::sync::watch;
 
@@ -29,9 +29,9 @@ use tokio::sync::watch;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Connections of a way, as agents have.
-const CONNECTIONS: usize = 3;
+const CONNECTIONS_PER_PATH: usize = 3;
 /// Bytes that are read or sent at once.
-const BLOCK: usize = 1 << 20;
+const BLOCK_BYTES: usize = 1 << 20;
 
 pub fn main() {
     rustls::crypto::ring::default_provider().install_default().unwrap();
@@ -54,11 +54,11 @@ pub fn main() {
             runtime.block_on(make(Path::new(folder), size.parse().unwrap(), nodes));
         }
         ["serve", folder, node, at @ ..] => runtime.block_on(serve(Path::new(folder), node, at)),
-        ["pull", folder, node, ways @ ..] => runtime.block_on(pull(Path::new(folder), node, ways)),
-        ["pour", file, at @ ..] => pour(Path::new(file), at),
-        ["drain", size, ways @ ..] => runtime.block_on(drain(size.parse().unwrap(), None, ways)),
+        ["pull", folder, node, ways @ ..] => runtime.block_on(download(Path::new(folder), node, ways)),
+        ["pour", file, at @ ..] => serve_raw(Path::new(file), at),
+        ["drain", size, ways @ ..] => runtime.block_on(download_raw(size.parse().unwrap(), None, ways)),
         ["keep", size, file, ways @ ..] => {
-            runtime.block_on(drain(size.parse().unwrap(), Some(Path::new(file)), ways));
+            runtime.block_on(download_raw(size.parse().unwrap(), Some(Path::new(file)), ways));
         }
         ["ranges", file, at @ ..] => runtime.block_on(ranges(Path::new(file), at)),
         _ => panic!("see the head of agent/examples/spread.rs"),
@@ -73,7 +73,7 @@ fn cpu() -> f64 {
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
 
-fn tell(seconds: f64, bytes: u64) {
+fn report_usage(seconds: f64, bytes: u64) {
     println!("{}", serde_json::json!({"seconds": seconds, "cpu": cpu(), "bytes": bytes}));
 }
 
@@ -82,8 +82,8 @@ fn store(folder: &Path, node: &str) -> Store {
     Store::open(folder.join(format!("models-{node}")), context).unwrap()
 }
 
-fn wanted(folder: &Path) -> Wanted {
-    Wanted { uri: format!("file://{}", folder.join("source").display()), ..Wanted::default() }
+fn source_spec(folder: &Path) -> SourceSpec {
+    SourceSpec { uri: format!("file://{}", folder.join("source").display()), ..SourceSpec::default() }
 }
 
 async fn make(folder: &Path, mebibytes: usize, nodes: &[&str]) {
@@ -93,7 +93,7 @@ async fn make(folder: &Path, mebibytes: usize, nodes: &[&str]) {
     for node in nodes {
         let own = folder.join(node);
         std::fs::create_dir_all(&own).unwrap();
-        let files = Files::in_dir(&own);
+        let files = TlsFiles::in_dir(&own);
         let mut params = CertificateParams::new(vec![node_dns_name(node)]).unwrap();
         params.distinguished_name.push(DnType::CommonName, node_user(node));
         let key = KeyPair::generate().unwrap();
@@ -116,75 +116,75 @@ async fn make(folder: &Path, mebibytes: usize, nodes: &[&str]) {
     file.write_all(header.as_bytes()).unwrap();
     file.write_all(&[0; 32]).unwrap();
     // Bytes that nothing could compress.
-    let mut block = vec![0; BLOCK];
+    let mut block = vec![0; BLOCK_BYTES];
     for _ in 0..mebibytes {
         rand::Rng::fill(&mut rand::rng(), &mut block[..]);
         file.write_all(&block).unwrap();
     }
-    let progress = watch::Sender::new(Progress::default());
-    let published = store(folder, "seed").fetch(&wanted(folder), &progress).await.unwrap();
+    let progress = watch::Sender::new(TransferProgress::default());
+    let published = store(folder, "seed").fetch(&source_spec(folder), &progress).await.unwrap();
     std::fs::write(folder.join("id"), &published.id).unwrap();
     println!("{}", published.path.join("model.safetensors").display());
 }
 
 /// What an agent does that has the source itself.
 async fn fetch(folder: &Path, node: &str) {
-    let progress = watch::Sender::new(Progress::default());
-    store(folder, node).fetch(&wanted(folder), &progress).await.unwrap();
+    let progress = watch::Sender::new(TransferProgress::default());
+    store(folder, node).fetch(&source_spec(folder), &progress).await.unwrap();
 }
 
 /// Tells its CPU seconds when its standard input ends.
 async fn serve(folder: &Path, node: &str, at: &[&str]) {
-    let files = Files::in_dir(&folder.join(node));
+    let files = TlsFiles::in_dir(&folder.join(node));
     for address in at {
         let serving =
             peers::serve(files.clone(), address.parse().unwrap(), store(folder, node)).await.unwrap();
         tokio::spawn(serving);
     }
     println!("ready");
-    until_told().await;
-    tell(0.0, 0);
+    wait_stdin().await;
+    report_usage(0.0, 0);
 }
 
-async fn until_told() {
+async fn wait_stdin() {
     tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()).ok()).await.unwrap();
 }
 
-fn ends(way: &str) -> (IpAddr, SocketAddr) {
+fn parse_path(way: &str) -> (IpAddr, SocketAddr) {
     let (from, to) = way.split_once('>').unwrap();
     (from.parse().unwrap(), to.parse().unwrap())
 }
 
 /// Gives what it has meanwhile at the addresses that are named by `@ip:port`.
-async fn pull(folder: &Path, node: &str, ways: &[&str]) {
-    let files = Files::in_dir(&folder.join(node));
+async fn download(folder: &Path, node: &str, ways: &[&str]) {
+    let files = TlsFiles::in_dir(&folder.join(node));
     let store = store(folder, node);
     for address in ways.iter().filter_map(|way| way.strip_prefix('@')) {
         let serving = peers::serve(files.clone(), address.parse().unwrap(), store.clone()).await.unwrap();
         tokio::spawn(serving);
     }
     let puller =
-        Puller { store, connector: files.connector(Protocol::Agents).unwrap(), pace: Pace::default() };
-    let ways: BTreeSet<Way> = ways
+        PeerDownloader { store, connector: files.connector(Protocol::Agents).unwrap(), limiter: TransferLimiter::default() };
+    let ways: BTreeSet<PeerPath> = ways
         .iter()
         .filter_map(|way| way.split_once('='))
         .map(|(peer, way)| {
-            let (from, to) = ends(way);
-            Way { peer: peer.to_owned(), from: exit(from), to, spare: false }
+            let (from, to) = parse_path(way);
+            PeerPath { peer: peer.to_owned(), egress: egress(from), to, fallback: false }
         })
         .collect();
     let id = std::fs::read_to_string(folder.join("id")).unwrap();
-    let progress = watch::Sender::new(Progress::default());
+    let progress = watch::Sender::new(TransferProgress::default());
     println!("ready");
     let began = Instant::now();
-    puller.pull(&wanted(folder), &id, || ways.clone(), &progress).await.unwrap();
+    puller.download(&source_spec(folder), &id, || ways.clone(), &progress).await.unwrap();
     let state = progress.borrow().clone();
-    tell(began.elapsed().as_secs_f64(), state.total);
+    report_usage(began.elapsed().as_secs_f64(), state.total);
     // Others may still want something.
-    until_told().await;
+    wait_stdin().await;
 }
 
-fn pour(file: &Path, at: &[&str]) {
+fn serve_raw(file: &Path, at: &[&str]) {
     let file = Arc::new(std::fs::File::open(file).unwrap());
     let size = file.metadata().unwrap().len();
     for address in at {
@@ -195,7 +195,7 @@ fn pour(file: &Path, at: &[&str]) {
                 std::thread::spawn(move || {
                     let mut offset = 0;
                     // Until nobody reads any more.
-                    while rustix::fs::sendfile(&stream, &*file, Some(&mut offset), BLOCK).is_ok() {
+                    while rustix::fs::sendfile(&stream, &*file, Some(&mut offset), BLOCK_BYTES).is_ok() {
                         if offset >= size {
                             offset = 0;
                         }
@@ -206,27 +206,27 @@ fn pour(file: &Path, at: &[&str]) {
     }
     println!("ready");
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
-    tell(0.0, 0);
+    report_usage(0.0, 0);
 }
 
 /// By the interface that has this address.
-fn exit(from: IpAddr) -> Exit {
+fn egress(from: IpAddr) -> Egress {
     let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
     let found = interfaces.into_iter().find(|interface| interface.ip() == from);
-    Exit { address: from, interface: found.map(|interface| interface.name) }
+    Egress { address: from, interface: found.map(|interface| interface.name) }
 }
 
 /// What is read goes nowhere, or into a file, a block of each stream after the other.
-async fn drain(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
+async fn download_raw(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
     let total = mebibytes << 20;
     let [read, kept]: [Arc<AtomicU64>; 2] = Default::default();
     // One at a time, as agents write: file systems have others burn a core meanwhile.
     let into = into.map(|path| Arc::new(Mutex::new(std::fs::File::create(path).unwrap())));
     let mut streams = Vec::new();
     for way in ways {
-        let (from, to) = ends(way);
-        for _ in 0..CONNECTIONS {
-            let stream = connect_from(&exit(from), to).await.unwrap().into_std().unwrap();
+        let (from, to) = parse_path(way);
+        for _ in 0..CONNECTIONS_PER_PATH {
+            let stream = connect_from(&egress(from), to).await.unwrap().into_std().unwrap();
             stream.set_nonblocking(false).unwrap();
             // A way that dies in the middle holds nobody up.
             stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -240,14 +240,14 @@ async fn drain(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
         .map(|mut stream| {
             let (read, kept, into) = (read.clone(), kept.clone(), into.clone());
             std::thread::spawn(move || {
-                let (mut block, mut filled) = (vec![0; BLOCK], 0);
+                let (mut block, mut filled) = (vec![0; BLOCK_BYTES], 0);
                 while read.load(Ordering::Relaxed) < total {
                     let Ok(count) = stream.read(&mut block[filled..]) else { return };
                     read.fetch_add(count as u64, Ordering::Relaxed);
                     let Some(file) = &into else { continue };
                     filled += count;
-                    if filled == BLOCK {
-                        let at = kept.fetch_add(BLOCK as u64, Ordering::Relaxed);
+                    if filled == BLOCK_BYTES {
+                        let at = kept.fetch_add(BLOCK_BYTES as u64, Ordering::Relaxed);
                         file.lock().unwrap().write_all_at(&block, at).unwrap();
                         filled = 0;
                     }
@@ -258,7 +258,7 @@ async fn drain(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
     while read.load(Ordering::Relaxed) < total {
         std::thread::sleep(Duration::from_millis(1));
     }
-    tell(began.elapsed().as_secs_f64(), total);
+    report_usage(began.elapsed().as_secs_f64(), total);
     readers.into_iter().for_each(|reader| reader.join().unwrap());
 }
 
@@ -275,8 +275,8 @@ async fn ranges(file: &Path, at: &[&str]) {
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     }
     println!("ready");
-    until_told().await;
-    tell(0.0, 0);
+    wait_stdin().await;
+    report_usage(0.0, 0);
 }
 
 async fn part(path: &Path, range: Option<&str>) -> axum::response::Response {
@@ -288,7 +288,7 @@ async fn part(path: &Path, range: Option<&str>) -> axum::response::Response {
     let (first, last) =
         (first.parse().unwrap_or(0), last.parse().map_or(size, |last: u64| size.min(last + 1)));
     file.seek(std::io::SeekFrom::Start(first)).await.unwrap();
-    let stream = tokio_util::io::ReaderStream::with_capacity(file.take(last - first), BLOCK);
+    let stream = tokio_util::io::ReaderStream::with_capacity(file.take(last - first), BLOCK_BYTES);
     let answer = axum::response::Response::builder()
         .status(if range.is_some() { 206 } else { 200 })
         .header("accept-ranges", "bytes")

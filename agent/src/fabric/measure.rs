@@ -6,34 +6,34 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use russet_crds::{FabricPort, Link, LinkMeasured};
-use russet_rpc::ports::Exit;
+use russet_rpc::ports::Egress;
 use russet_rpc::tls::Connector;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::metrics::Metrics;
-use crate::peers::Idle;
-use crate::peers::dial::{DialError, Peer};
+use crate::metrics::AgentMetrics;
+use crate::peers::IdleGate;
+use crate::peers::client::{DialError, PeerClient};
 
 /// Between two pings of a link.
-const PERIOD: Duration = Duration::from_secs(1);
+const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// Pings whose median counts: a minute of them.
-const WINDOW: usize = 60;
+const WINDOW_PINGS: usize = 60;
 /// After so many there is a median worth showing.
-const FEW: usize = 5;
+const MIN_PINGS: usize = 5;
 /// Without any answer for so long, a link does not answer. Longer than the Lease of an agent that stopped.
-const SILENCE: Duration = Duration::from_secs(30);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Share by which a median must move before another one is shown. It takes half a minute for that.
-const MOVED: f64 = 0.25;
+const CHANGE_THRESHOLD: f64 = 0.25;
 /// Between two attempts to try what a link carries. Both ends want to, and each waits for the other.
-const TRIES: Duration = Duration::from_secs(3);
+const PROBE_RETRY_INTERVAL: Duration = Duration::from_secs(3);
 
 /// What was found out, by the interface of this machine.
-pub(crate) type Found = BTreeMap<String, LinkMeasured>;
+pub(crate) type LinkMeasurements = BTreeMap<String, LinkMeasured>;
 
 /// What this agent had found out about links that are still there, before it began anew.
-pub(crate) fn before(ports: &[FabricPort], links: &[Link]) -> Found {
+pub(crate) fn restored(ports: &[FabricPort], links: &[Link]) -> LinkMeasurements {
     let there = |port: &&FabricPort| links.iter().any(|link| link.interface == port.interface);
     let measured = ports.iter().filter(there);
     measured.filter_map(|port| Some((port.interface.clone(), port.measured?))).collect()
@@ -41,26 +41,26 @@ pub(crate) fn before(ports: &[FabricPort], links: &[Link]) -> Found {
 
 /// Measures links.
 #[derive(Clone)]
-pub(crate) struct Measuring {
+pub(crate) struct LinkMonitor {
     pub connector: Connector,
     pub links: watch::Receiver<Vec<Link>>,
-    pub idle: Idle,
-    pub found: watch::Sender<Found>,
-    pub metrics: Metrics,
+    pub idle_gate: IdleGate,
+    pub measurements: watch::Sender<LinkMeasurements>,
+    pub metrics: AgentMetrics,
 }
 
 /// A way to another agent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Way {
+struct LinkPath {
     interface: String,
     peer: String,
     from: IpAddr,
     to: SocketAddr,
 }
 
-impl Way {
+impl LinkPath {
     /// A link, where both of its ends have addresses and the other agent is new enough to answer.
-    fn of(link: &Link) -> Option<Self> {
+    fn from_link(link: &Link) -> Option<Self> {
         let ip = |address: &Option<String>| address.as_ref()?.parse::<IpAddr>().ok();
         let port = u16::try_from(link.peer_port?).ok()?;
         Some(Self {
@@ -72,34 +72,34 @@ impl Way {
     }
 
     /// What is measured is this cable, whatever the routes say.
-    fn exit(&self) -> Exit {
-        Exit { address: self.from, interface: Some(self.interface.clone()) }
+    fn egress(&self) -> Egress {
+        Egress { address: self.from, interface: Some(self.interface.clone()) }
     }
 
     /// Whether it is the same cable. An agent that begins anew answers at another port.
-    fn is(&self, other: &Self) -> bool {
+    fn is_same_cable(&self, other: &Self) -> bool {
         self.interface == other.interface && self.peer == other.peer && self.from == other.from
     }
 }
 
 /// Measures for ever.
-pub(crate) async fn keep(mut measuring: Measuring) {
-    let mut running: BTreeMap<Way, JoinSet<()>> = BTreeMap::new();
+pub(crate) async fn run(mut measuring: LinkMonitor) {
+    let mut running: BTreeMap<LinkPath, JoinSet<()>> = BTreeMap::new();
     loop {
         let links = measuring.links.borrow_and_update().clone();
-        let ways: Vec<Way> = links.iter().filter_map(Way::of).collect();
-        let gone: Vec<Way> = running.keys().filter(|way| !ways.contains(way)).cloned().collect();
+        let ways: Vec<LinkPath> = links.iter().filter_map(LinkPath::from_link).collect();
+        let gone: Vec<LinkPath> = running.keys().filter(|way| !ways.contains(way)).cloned().collect();
         for way in gone {
             // Its task goes with it.
             running.remove(&way);
-            let stays = ways.iter().any(|other| other.is(&way));
+            let stays = ways.iter().any(|other| other.is_same_cable(&way));
             // Nor is the silence of an agent that ended that of the one that began.
             let over = |found: &LinkMeasured| !stays || found.round_trip_microseconds.is_none();
-            measuring.found.send_if_modified(|found| {
+            measuring.measurements.send_if_modified(|found| {
                 found.get(&way.interface).is_some_and(over) && found.remove(&way.interface).is_some()
             });
             if !stays {
-                measuring.metrics.link_gone(&way.peer, &way.interface);
+                measuring.metrics.remove_link(&way.peer, &way.interface);
             }
         }
         for way in ways {
@@ -116,137 +116,137 @@ pub(crate) async fn keep(mut measuring: Measuring) {
 }
 
 /// Measures one link for as long as it is there.
-async fn measure(way: Way, mut measuring: Measuring) {
-    let before = measuring.found.borrow().get(&way.interface).copied();
-    let mut window = Window::new(before.unwrap_or_default(), Instant::now());
-    let mut peer: Option<Peer> = None;
+async fn measure(path: LinkPath, mut measuring: LinkMonitor) {
+    let before = measuring.measurements.borrow().get(&path.interface).copied();
+    let mut window = PingWindow::new(before.unwrap_or_default(), Instant::now());
+    let mut peer: Option<PeerClient> = None;
     let mut next_try = Instant::now();
-    let mut ticks = tokio::time::interval(PERIOD);
+    let mut ticks = tokio::time::interval(PING_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let pinged = ping(&mut peer, &way, &measuring.connector).await;
+        let pinged = ping(&mut peer, &path, &measuring.connector).await;
         let now = Instant::now();
-        measuring.metrics.link_pinged(&way.peer, &way.interface, pinged.as_ref().ok().copied());
+        measuring.metrics.link_pinged(&path.peer, &path.interface, pinged.as_ref().ok().copied());
         match pinged {
-            Ok(took) => window.answered(took, now),
+            Ok(took) => window.record_reply(took, now),
             Err(error) => {
                 peer = None;
-                tracing::debug!(peer = way.peer, interface = way.interface, %error, "no answer over a link");
-                window.missed(now);
+                tracing::debug!(peer = path.peer, interface = path.interface, %error, "no answer over a link");
+                window.record_loss(now);
             }
         }
-        if window.wants_flood() && peer.is_some() && now >= next_try {
-            next_try = now + TRIES.mul_f64(rand::random_range(0.7..1.5));
-            match flood(&way, &mut measuring).await {
+        if window.needs_bandwidth_probe() && peer.is_some() && now >= next_try {
+            next_try = now + PROBE_RETRY_INTERVAL.mul_f64(rand::random_range(0.7..1.5));
+            match probe_bandwidth(&path, &mut measuring).await {
                 Ok(Some(bits)) => {
                     tracing::info!(
-                        peer = way.peer,
-                        interface = way.interface,
+                        peer = path.peer,
+                        interface = path.interface,
                         bits,
                         "measured what a link carries"
                     );
-                    measuring.metrics.link_carries(&way.peer, &way.interface, bits);
-                    window.flooded(bits);
+                    measuring.metrics.link_bandwidth(&path.peer, &path.interface, bits);
+                    window.record_bandwidth(bits);
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(peer = way.peer, %error, "what a link carries could not be measured");
+                    tracing::debug!(peer = path.peer, %error, "what a link carries could not be measured");
                 }
             }
         }
-        if let Some(shown) = window.shown(now) {
+        if let Some(shown) = window.publish(now) {
             measuring
-                .found
-                .send_if_modified(|found| found.insert(way.interface.clone(), shown) != Some(shown));
+                .measurements
+                .send_if_modified(|found| found.insert(path.interface.clone(), shown) != Some(shown));
         }
     }
 }
 
-async fn ping(peer: &mut Option<Peer>, way: &Way, connector: &Connector) -> Result<Duration, DialError> {
+async fn ping(peer: &mut Option<PeerClient>, path: &LinkPath, connector: &Connector) -> Result<Duration, DialError> {
     let connected = match peer {
         Some(peer) => peer,
-        None => peer.insert(Peer::connect(connector, &way.peer, &way.exit(), way.to).await?),
+        None => peer.insert(PeerClient::connect(connector, &path.peer, &path.egress(), path.to).await?),
     };
     connected.ping().await
 }
 
 /// What comes over a link, unless somebody needs one of both machines.
-async fn flood(way: &Way, measuring: &mut Measuring) -> Result<Option<u64>, DialError> {
-    let Some(_permit) = measuring.idle.take() else { return Ok(None) };
+async fn probe_bandwidth(path: &LinkPath, measuring: &mut LinkMonitor) -> Result<Option<u64>, DialError> {
+    let Some(_permit) = measuring.idle_gate.try_acquire() else { return Ok(None) };
     let flooding =
-        async { Peer::connect(&measuring.connector, &way.peer, &way.exit(), way.to).await?.flood().await };
-    let mut idle = measuring.idle.clone();
+        async { PeerClient::connect(&measuring.connector, &path.peer, &path.egress(), path.to).await?.measure_bandwidth().await };
+    let mut idle = measuring.idle_gate.clone();
     tokio::select! {
         bits = flooding => bits,
-        () = idle.ends() => Ok(None),
+        () = idle.wait_busy() => Ok(None),
     }
 }
 
 /// The last answers of a link, and what of them is shown. Pure: times are arguments.
 #[derive(Debug)]
-struct Window {
-    trips: VecDeque<Duration>,
+struct PingWindow {
+    round_trips: VecDeque<Duration>,
     /// When an answer came last, or this began.
-    heard: Instant,
-    bits: Option<u64>,
-    shown: Option<LinkMeasured>,
+    last_reply: Instant,
+    bits_per_second: Option<u64>,
+    published: Option<LinkMeasured>,
 }
 
-impl Window {
+impl PingWindow {
     /// After what was found out `before` by this agent.
     fn new(before: LinkMeasured, now: Instant) -> Self {
-        Self { trips: VecDeque::new(), heard: now, bits: before.bits_per_second, shown: None }
+        Self { round_trips: VecDeque::new(), last_reply: now, bits_per_second: before.bits_per_second, published: None }
     }
 
-    fn answered(&mut self, took: Duration, now: Instant) {
-        self.heard = now;
-        self.trips.push_back(took);
-        if self.trips.len() > WINDOW {
-            self.trips.pop_front();
+    fn record_reply(&mut self, took: Duration, now: Instant) {
+        self.last_reply = now;
+        self.round_trips.push_back(took);
+        if self.round_trips.len() > WINDOW_PINGS {
+            self.round_trips.pop_front();
         }
     }
 
-    fn missed(&mut self, now: Instant) {
+    fn record_loss(&mut self, now: Instant) {
         if self.is_silent(now) {
-            self.trips.clear();
+            self.round_trips.clear();
             // Whoever comes back may come back over another cable.
-            self.bits = None;
+            self.bits_per_second = None;
         }
     }
 
     fn is_silent(&self, now: Instant) -> bool {
-        now.duration_since(self.heard) >= SILENCE
+        now.duration_since(self.last_reply) >= SILENCE_TIMEOUT
     }
 
-    fn wants_flood(&self) -> bool {
-        self.bits.is_none()
+    fn needs_bandwidth_probe(&self) -> bool {
+        self.bits_per_second.is_none()
     }
 
-    fn flooded(&mut self, bits: u64) {
-        self.bits = Some(bits);
+    fn record_bandwidth(&mut self, bits: u64) {
+        self.bits_per_second = Some(bits);
     }
 
     /// What to show now; nothing before anything is known.
-    fn shown(&mut self, now: Instant) -> Option<LinkMeasured> {
+    fn publish(&mut self, now: Instant) -> Option<LinkMeasured> {
         let median = self.median();
         if median.is_none() && !self.is_silent(now) {
-            return self.shown;
+            return self.published;
         }
-        let bits = self.bits.map(|bits| rounded(bits as f64) as u64);
+        let bits = self.bits_per_second.map(|bits| rounded(bits as f64) as u64);
         let trip = median.map(|median| rounded(median.as_secs_f64() * 1e6).max(1.0) as u32);
-        let shown = self.shown.and_then(|shown| shown.round_trip_microseconds);
-        let near = |shown: u32, trip: u32| (f64::from(trip) / f64::from(shown) - 1.0).abs() < MOVED;
+        let shown = self.published.and_then(|shown| shown.round_trip_microseconds);
+        let near = |shown: u32, trip: u32| (f64::from(trip) / f64::from(shown) - 1.0).abs() < CHANGE_THRESHOLD;
         let kept = shown.zip(trip).is_some_and(|(shown, trip)| near(shown, trip));
         let trip = if kept { shown } else { trip };
-        self.shown = Some(LinkMeasured { round_trip_microseconds: trip, bits_per_second: bits });
-        self.shown
+        self.published = Some(LinkMeasured { round_trip_microseconds: trip, bits_per_second: bits });
+        self.published
     }
 
     fn median(&self) -> Option<Duration> {
-        let mut trips: Vec<Duration> = self.trips.iter().copied().collect();
+        let mut trips: Vec<Duration> = self.round_trips.iter().copied().collect();
         trips.sort_unstable();
-        trips.get(trips.len() / 2).copied().filter(|_| trips.len() >= FEW)
+        trips.get(trips.len() / 2).copied().filter(|_| trips.len() >= MIN_PINGS)
     }
 }
 
@@ -265,15 +265,15 @@ mod tests {
     }
 
     /// A ping a second: microseconds, or none where none came back.
-    fn seconds(window: &mut Window, from: Instant, pings: &[Option<u64>]) -> (Option<LinkMeasured>, Instant) {
+    fn seconds(window: &mut PingWindow, from: Instant, pings: &[Option<u64>]) -> (Option<LinkMeasured>, Instant) {
         let (mut now, mut shown) = (from, None);
         for ping in pings {
-            now += PERIOD;
+            now += PING_INTERVAL;
             match ping {
-                Some(took) => window.answered(micros(*took), now),
-                None => window.missed(now),
+                Some(took) => window.record_reply(micros(*took), now),
+                None => window.record_loss(now),
             }
-            shown = window.shown(now);
+            shown = window.publish(now);
         }
         (shown, now)
     }
@@ -283,9 +283,9 @@ mod tests {
     }
 
     #[test]
-    fn a_median_is_shown_soon_and_moves_seldom() {
+    fn round_trip_median_appears_early_and_changes_rarely() {
         let start = Instant::now();
-        let mut window = Window::new(LinkMeasured::default(), start);
+        let mut window = PingWindow::new(LinkMeasured::default(), start);
         let (shown, now) = seconds(&mut window, start, &[Some(311), Some(299), Some(9_000), Some(305)]);
         assert_eq!(shown, None, "four are no median");
         let (shown, now) = seconds(&mut window, now, &[Some(301)]);
@@ -301,39 +301,39 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_silent_says_so_and_is_tried_anew() {
+    fn silent_link_is_reported_and_probed_again() {
         let start = Instant::now();
-        let mut window = Window::new(LinkMeasured::default(), start);
-        assert!(window.wants_flood());
-        window.flooded(25_912_345_678);
+        let mut window = PingWindow::new(LinkMeasured::default(), start);
+        assert!(window.needs_bandwidth_probe());
+        window.record_bandwidth(25_912_345_678);
         let (shown, now) = seconds(&mut window, start, &[Some(300); 10]);
         assert_eq!(shown.and_then(|shown| shown.bits_per_second), Some(26_000_000_000));
-        assert!(!window.wants_flood());
+        assert!(!window.needs_bandwidth_probe());
         let (shown, now) = seconds(&mut window, now, &[None; 29]);
         assert_eq!(trip(shown), Some(300), "it may come back");
         let (shown, now) = seconds(&mut window, now, &[None]);
         assert_eq!(shown, Some(LinkMeasured::default()));
-        assert!(window.wants_flood(), "it may be another cable then");
+        assert!(window.needs_bandwidth_probe(), "it may be another cable then");
         let (shown, _) = seconds(&mut window, now, &[Some(300); 5]);
         assert_eq!(trip(shown), Some(300), "at once");
     }
 
     #[test]
-    fn a_link_that_never_answered_says_so_and_one_of_before_keeps_what_it_carries() {
+    fn unanswered_link_is_reported_and_known_bandwidth_is_kept() {
         let start = Instant::now();
-        let mut window = Window::new(LinkMeasured::default(), start);
+        let mut window = PingWindow::new(LinkMeasured::default(), start);
         assert_eq!(seconds(&mut window, start, &[None; 29]).0, None);
         assert_eq!(seconds(&mut window, start, &[None; 30]).0, Some(LinkMeasured::default()));
         let before =
             LinkMeasured { round_trip_microseconds: Some(200), bits_per_second: Some(16_000_000_000) };
-        let mut window = Window::new(before, start);
-        assert!(!window.wants_flood());
+        let mut window = PingWindow::new(before, start);
+        assert!(!window.needs_bandwidth_probe());
         let shown = seconds(&mut window, start, &[Some(200); 5]).0;
         assert_eq!(shown, Some(before));
     }
 
     #[test]
-    fn an_agent_that_begins_anew_knows_what_it_had_measured() {
+    fn restarted_agent_restores_link_measurements() {
         let port = |interface: &str, bits| FabricPort {
             interface: interface.to_owned(),
             measured: Some(LinkMeasured { bits_per_second: bits, ..LinkMeasured::default() }),
@@ -341,12 +341,12 @@ mod tests {
         };
         let link = Link { interface: "en3".to_owned(), ..Link::default() };
         let bare = FabricPort { interface: "en3".to_owned(), ..FabricPort::default() };
-        let found = before(&[port("en3", Some(7)), port("en4", Some(8))], std::slice::from_ref(&link));
+        let found = restored(&[port("en3", Some(7)), port("en4", Some(8))], std::slice::from_ref(&link));
         assert_eq!(
             found.into_iter().collect::<Vec<_>>(),
             [("en3".to_owned(), port("", Some(7)).measured.unwrap())]
         );
-        assert!(before(&[bare], &[link]).is_empty());
+        assert!(restored(&[bare], &[link]).is_empty());
     }
 
     #[test]
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_a_way_once_both_ends_have_addresses_and_the_other_agent_answers() {
+    fn link_path_needs_both_addresses_and_a_peer_port() {
         let link = Link {
             peer: "b".to_owned(),
             interface: "en3".to_owned(),
@@ -367,16 +367,16 @@ mod tests {
             peer_port: Some(20_001),
             ..Link::default()
         };
-        let way = Way::of(&link).unwrap();
+        let way = LinkPath::from_link(&link).unwrap();
         assert_eq!(way.to.to_string(), "192.0.2.2:20001");
-        let later = Way::of(&Link { peer_port: Some(20_002), ..link.clone() }).unwrap();
-        assert!(way.is(&later) && way != later);
+        let later = LinkPath::from_link(&Link { peer_port: Some(20_002), ..link.clone() }).unwrap();
+        assert!(way.is_same_cable(&later) && way != later);
         for lacking in [
             Link { peer_port: None, ..link.clone() },
             Link { address: None, ..link.clone() },
             Link { peer_address: None, ..link },
         ] {
-            assert_eq!(Way::of(&lacking), None, "{lacking:?}");
+            assert_eq!(LinkPath::from_link(&lacking), None, "{lacking:?}");
         }
     }
 }

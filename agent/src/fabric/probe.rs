@@ -11,25 +11,25 @@ use thiserror::Error;
 use tokio::process::Command;
 use tokio::sync::watch;
 
-use super::{Told, connections, ports};
+use super::{PortFacts, connections, ports};
 use crate::linux;
 use crate::macos::network::{self, Address};
-use crate::macos::{Unreadable, overview, ports as hardware, rdma, thunderbolt};
+use crate::macos::{ParseError, overview, ports as hardware, rdma, thunderbolt};
 
 /// Between two looks while nothing seems to change. `system_profiler` takes a second or more of one core.
-const PERIOD: Duration = Duration::from_secs(30);
+const SCAN_INTERVAL: Duration = Duration::from_secs(30);
 /// Between two looks at the interfaces, which cost nothing that can be measured.
-const GLANCE: Duration = Duration::from_secs(2);
+const INTERFACE_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Between two looks whatever changes: VPNs and radios come and go, and what serves needs its cores.
-const LEAST: Duration = Duration::from_secs(5);
+const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(5);
 /// Tools hang at times, as `system_profiler` does after sleep.
-const LONGEST: Duration = Duration::from_secs(30);
+const TOOL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Where the tools of macOS are; a daemon has no useful `PATH`.
-const FOLDERS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+const TOOL_DIRS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// Why the ports are not known.
 #[derive(Debug, Error)]
-pub enum Trouble {
+pub enum ProbeError {
     /// It is not there, or may not be run.
     #[error("{tool} could not be run: {source}")]
     NotRun {
@@ -39,29 +39,29 @@ pub enum Trouble {
         source: io::Error,
     },
     /// It hangs.
-    #[error("{tool} did not end within {} s and was killed", LONGEST.as_secs(), tool = .0)]
-    TooLong(&'static str),
+    #[error("{tool} did not end within {} s and was killed", TOOL_TIMEOUT.as_secs(), tool = .0)]
+    Timeout(&'static str),
     /// It said something else.
     #[error(transparent)]
-    Unreadable(#[from] Unreadable),
+    Parse(#[from] ParseError),
 }
 
 /// What was seen of the ports.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
+pub struct PortScan {
     /// The ports, as of the last look that succeeded.
     pub ports: Vec<FabricPort>,
     /// Whether RDMA is enabled.
     pub rdma: bool,
     /// Why the last look did not succeed.
-    pub trouble: Option<String>,
+    pub error: Option<String>,
     /// Whether anybody has looked since this agent began; before, the ports are those that were reported last.
-    pub looked: bool,
+    pub scanned: bool,
 }
 
-impl Seen {
+impl PortScan {
     /// What a node reported before its agent began, so that an agent that starts anew takes no link away.
-    pub(crate) fn reported(status: &InferenceNodeStatus) -> Self {
+    pub(crate) fn from_status(status: &InferenceNodeStatus) -> Self {
         let rdma = status.backends.iter().any(|backend| backend == "jaccl");
         Self { ports: status.ports.clone(), rdma, ..Self::default() }
     }
@@ -81,96 +81,96 @@ impl Probe {
     }
 
     /// The ports, and whether RDMA is enabled.
-    pub async fn look(&self) -> Result<(Vec<FabricPort>, bool), Trouble> {
+    pub async fn scan(&self) -> Result<(Vec<FabricPort>, bool), ProbeError> {
         if self.tools.is_none() && !cfg!(target_os = "macos") {
             let hosts = linux::thunderbolt::hosts(Path::new("/sys"));
             return Ok((connections(&hosts, &addresses()), false));
         }
-        let told = self.mac().await?;
+        let told = self.scan_mac().await?;
         Ok((ports(&told), told.rdma_enabled == Some(true)))
     }
 
-    async fn mac(&self) -> Result<Told, Trouble> {
+    async fn scan_mac(&self) -> Result<PortFacts, ProbeError> {
         let profile = ["SPHardwareDataType", "SPThunderboltDataType", "-json"];
-        let profile = self.run("system_profiler", &profile).await?;
+        let profile = self.run_tool("system_profiler", &profile).await?;
         let machine = overview::overview(&profile)?.name.unwrap_or_default();
         let buses = thunderbolt::buses(&profile)?;
-        let listed = self.run("networksetup", &["-listallhardwareports"]).await?;
-        let interfaces = self.run("ifconfig", &[]).await?;
-        let rdma_enabled = match self.run("rdma_ctl", &["status"]).await {
+        let listed = self.run_tool("networksetup", &["-listallhardwareports"]).await?;
+        let interfaces = self.run_tool("ifconfig", &[]).await?;
+        let rdma_enabled = match self.run_tool("rdma_ctl", &["status"]).await {
             Ok(said) => Some(rdma::is_enabled(&said)?),
             // It came with macOS 26.2.
-            Err(Trouble::NotRun { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+            Err(ProbeError::NotRun { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
             Err(trouble) => return Err(trouble),
         };
-        Ok(Told {
+        Ok(PortFacts {
             machine,
             buses,
             hardware_ports: hardware::hardware_ports(&listed)?,
             interfaces: network::interfaces(&interfaces)?,
             // Where there is none, nothing goes over a cable.
-            default_routes: network::default_routes(&self.run("netstat", &["-rn", "-f", "inet"]).await?)?,
+            default_routes: network::default_routes(&self.run_tool("netstat", &["-rn", "-f", "inet"]).await?)?,
             devices: if rdma_enabled == Some(true) { self.devices().await? } else { Vec::new() },
             rdma_enabled,
         })
     }
 
     /// The RDMA devices. The tool that tells of their ports fails where there are none, so another one is asked first.
-    async fn devices(&self) -> Result<Vec<rdma::Device>, Trouble> {
-        if rdma::devices(&self.run("ibv_devices", &[]).await?)?.is_empty() {
+    async fn devices(&self) -> Result<Vec<rdma::RdmaDevice>, ProbeError> {
+        if rdma::devices(&self.run_tool("ibv_devices", &[]).await?)?.is_empty() {
             return Ok(Vec::new());
         }
-        Ok(rdma::device_infos(&self.run("ibv_devinfo", &["-v"]).await?)?)
+        Ok(rdma::device_infos(&self.run_tool("ibv_devinfo", &["-v"]).await?)?)
     }
 
     /// What a tool prints. Its exit status says less than its words: some fail where there is nothing to tell.
-    async fn run(&self, tool: &'static str, arguments: &[&str]) -> Result<Vec<u8>, Trouble> {
+    async fn run_tool(&self, tool: &'static str, arguments: &[&str]) -> Result<Vec<u8>, ProbeError> {
         let program = match &self.tools {
             Some(folder) => folder.join(tool),
-            None => FOLDERS
+            None => TOOL_DIRS
                 .iter()
                 .map(|folder| Path::new(folder).join(tool))
                 .find(|path| path.exists())
-                .ok_or_else(|| Trouble::NotRun { tool, source: io::ErrorKind::NotFound.into() })?,
+                .ok_or_else(|| ProbeError::NotRun { tool, source: io::ErrorKind::NotFound.into() })?,
         };
         let mut command = Command::new(program);
         command.args(arguments).stdin(std::process::Stdio::null()).kill_on_drop(true);
-        match tokio::time::timeout(LONGEST, command.output()).await {
+        match tokio::time::timeout(TOOL_TIMEOUT, command.output()).await {
             Ok(Ok(output)) => Ok(output.stdout),
-            Ok(Err(source)) => Err(Trouble::NotRun { tool, source }),
-            Err(_) => Err(Trouble::TooLong(tool)),
+            Ok(Err(source)) => Err(ProbeError::NotRun { tool, source }),
+            Err(_) => Err(ProbeError::Timeout(tool)),
         }
     }
 }
 
 /// Looks for ever, and tells what it sees.
-pub(crate) async fn keep(probe: Probe, seen: watch::Sender<Seen>) {
+pub(crate) async fn run(probe: Probe, scans: watch::Sender<PortScan>) {
     loop {
-        let before = glance();
-        match probe.look().await {
-            Ok((ports, rdma)) => tell(&seen, Seen { ports, rdma, trouble: None, looked: true }),
+        let before = interface_snapshot();
+        match probe.scan().await {
+            Ok((ports, rdma)) => publish(&scans, PortScan { ports, rdma, error: None, scanned: true }),
             Err(trouble) => {
                 // What was known is kept: a tool that fails once says nothing of the cables.
-                let now = Seen { trouble: Some(trouble.to_string()), looked: true, ..seen.borrow().clone() };
-                if *seen.borrow() != now {
+                let now = PortScan { error: Some(trouble.to_string()), scanned: true, ..scans.borrow().clone() };
+                if *scans.borrow() != now {
                     tracing::warn!(%trouble, "this machine's ports could not be looked at; what was seen before is kept");
                 }
-                tell(&seen, now);
+                publish(&scans, now);
             }
         }
         // Who plays a machine changes what its programs say, and no interface.
-        let period = if probe.tools.is_some() { GLANCE } else { PERIOD };
+        let period = if probe.tools.is_some() { INTERFACE_POLL_INTERVAL } else { SCAN_INTERVAL };
         let changed = async {
-            tokio::time::sleep(LEAST.min(period)).await;
-            while glance() == before {
-                tokio::time::sleep(GLANCE).await;
+            tokio::time::sleep(MIN_SCAN_INTERVAL.min(period)).await;
+            while interface_snapshot() == before {
+                tokio::time::sleep(INTERFACE_POLL_INTERVAL).await;
             }
         };
         tokio::time::timeout(period, changed).await.ok();
     }
 }
 
-fn tell(seen: &watch::Sender<Seen>, now: Seen) {
+fn publish(seen: &watch::Sender<PortScan>, now: PortScan) {
     seen.send_if_modified(|seen| {
         let differs = *seen != now;
         *seen = now;
@@ -179,7 +179,7 @@ fn tell(seen: &watch::Sender<Seen>, now: Seen) {
 }
 
 /// The interfaces that are up, and their addresses.
-fn glance() -> Vec<(String, IpAddr)> {
+fn interface_snapshot() -> Vec<(String, IpAddr)> {
     let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
     let up = interfaces.iter().filter(|interface| interface.is_oper_up());
     let mut seen: Vec<_> = up.map(|interface| (interface.name.clone(), interface.ip())).collect();
@@ -208,7 +208,7 @@ mod tests {
         let (path, next) = (folder.join(format!("{name}.out")), folder.join(format!("{name}.next")));
         std::fs::write(&next, printed).unwrap();
         std::fs::rename(next, path).unwrap();
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/played/tool");
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mac_stub/tool");
         std::os::unix::fs::symlink(program, folder.join(name)).ok();
     }
 
@@ -225,33 +225,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_mac_is_what_its_tools_say() {
+    async fn mac_ports_come_from_tool_output() {
         let folder = tempfile::tempdir().unwrap();
         mac(folder.path());
         let probe = Probe::new(Some(folder.path().to_owned()));
-        let (ports, rdma) = probe.look().await.unwrap();
+        let (ports, rdma) = probe.scan().await.unwrap();
         assert_eq!((ports.len(), ports[0].interface.as_str(), rdma), (1, "en2", false));
         assert_eq!(ports[0].reason.as_deref(), Some("NothingPlugged"));
 
         tool(folder.path(), "rdma_ctl", "enabled\n");
         tool(folder.path(), "ibv_devices", "device node GUID\n------ ----\n");
-        assert!(probe.look().await.unwrap().1, "RDMA is enabled, and there is no device");
+        assert!(probe.scan().await.unwrap().1, "RDMA is enabled, and there is no device");
     }
 
     #[tokio::test]
-    async fn what_a_tool_lacks_or_says_otherwise_is_told_and_what_was_seen_is_kept() {
+    async fn failed_tools_are_reported_and_the_last_scan_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         mac(folder.path());
-        let (sender, mut seen) = watch::channel(Seen::default());
+        let (sender, mut seen) = watch::channel(PortScan::default());
         let probe = Probe::new(Some(folder.path().to_owned()));
-        let looking = tokio::spawn(keep(probe, sender));
-        let until = async |seen: &mut watch::Receiver<Seen>, words: Option<&str>| {
-            let told = |seen: &Seen| match (&seen.trouble, words) {
+        let looking = tokio::spawn(run(probe, sender));
+        let until = async |seen: &mut watch::Receiver<PortScan>, words: Option<&str>| {
+            let told = |seen: &PortScan| match (&seen.error, words) {
                 (Some(trouble), Some(words)) => trouble.contains(words),
                 (None, None) => !seen.ports.is_empty(),
                 _ => false,
             };
-            let found = tokio::time::timeout(LONGEST, seen.wait_for(told)).await;
+            let found = tokio::time::timeout(TOOL_TIMEOUT, seen.wait_for(told)).await;
             assert_eq!(found.map(|seen| seen.unwrap().ports.len()), Ok(1), "{words:?}");
         };
         until(&mut seen, None).await;

@@ -7,7 +7,7 @@ use russet_crds::conditions::Reason;
 use russet_plan::fabric::TOO_SLOW_FOR_RDMA as TOO_SLOW;
 use thiserror::Error;
 
-use super::Told;
+use super::PortFacts;
 use crate::macos::thunderbolt::{Bus, Plug};
 
 /// Why a port has no RDMA. The text says what to do.
@@ -23,7 +23,7 @@ pub enum NoRdma {
     #[error(
         "something is plugged in that does not answer; wake the other machine, plug the cable in again, or take another one"
     )]
-    Silent,
+    PeerUnknown,
     /// Both ends are here.
     #[error("the cable leads back to {0} of this machine; plug one end into the other machine")]
     Loop(String),
@@ -90,7 +90,7 @@ impl NoRdma {
         match self {
             Self::NothingPlugged => Reason::NothingPlugged,
             Self::NoMachine(_) => Reason::NoMachine,
-            Self::Silent => Reason::CableSilent,
+            Self::PeerUnknown => Reason::CableSilent,
             Self::Loop(_) => Reason::CableLoop,
             Self::Thunderbolt4(_) => Reason::NoThunderbolt5,
             Self::TooSlow(_) => Reason::LinkTooSlow,
@@ -108,7 +108,7 @@ impl NoRdma {
 }
 
 /// Where a port is in the system's network.
-pub(super) struct Place<'a> {
+pub(super) struct PortInterface<'a> {
     /// `en5`.
     pub interface: &'a str,
     /// Its own address.
@@ -118,7 +118,7 @@ pub(super) struct Place<'a> {
 }
 
 /// The device of this port, if it can be used. Of several reasons the one that is to be mended first.
-pub(super) fn device(told: &Told, bus: &Bus, place: &Place<'_>) -> Result<String, NoRdma> {
+pub(super) fn device(facts: &PortFacts, bus: &Bus, place: &PortInterface<'_>) -> Result<String, NoRdma> {
     let interface = place.interface.to_owned();
     if matches!(bus.plug, Plug::Idle { .. }) {
         return Err(NoRdma::NothingPlugged);
@@ -126,31 +126,31 @@ pub(super) fn device(told: &Told, bus: &Bus, place: &Place<'_>) -> Result<String
     let Some(peer) = bus.peers.first() else {
         return Err(match (bus.devices.first(), bus.plug) {
             (Some(device), _) => NoRdma::NoMachine(device.clone()),
-            (None, Plug::Connected { .. }) => NoRdma::Silent,
+            (None, Plug::Connected { .. }) => NoRdma::PeerUnknown,
             (None, _) => NoRdma::NothingPlugged,
         });
     };
     let own = |other: &&Bus| other.domain.is_some() && other.domain == peer.domain;
-    if let Some(other) = told.buses.iter().find(own) {
+    if let Some(other) = facts.buses.iter().find(own) {
         let number = other.receptacle.map_or_else(|| other.name.clone(), |number| format!("port {number}"));
         return Err(NoRdma::Loop(number));
     }
     // Before the switch: who has Thunderbolt 4 need not go to Recovery for it (exo-explore/exo#1636).
     if let Some(bits) = peer.bits_per_second.filter(|bits| *bits <= TOO_SLOW) {
         let gigabits = bits / 1_000_000_000;
-        return Err(if has_thunderbolt5(told) {
+        return Err(if has_thunderbolt5(facts) {
             NoRdma::TooSlow(gigabits)
         } else {
             NoRdma::Thunderbolt4(gigabits)
         });
     }
-    if !told.rdma_enabled.ok_or(NoRdma::NoSwitch)? {
+    if !facts.rdma_enabled.ok_or(NoRdma::NoSwitch)? {
         return Err(NoRdma::Disabled);
     }
-    if told.machine == "Mac Studio" && interface == "en2" {
+    if facts.machine == "Mac Studio" && interface == "en2" {
         return Err(NoRdma::BesideEthernet(interface));
     }
-    let device = told.devices.iter().find(|device| device.interface() == interface);
+    let device = facts.devices.iter().find(|device| device.interface() == interface);
     let device = device.ok_or_else(|| NoRdma::NoDevice(format!("rdma_{interface}")))?;
     if !device.is_active {
         // Believed where the device says no too: Apple writes of this service nowhere.
@@ -167,9 +167,9 @@ pub(super) fn device(told: &Told, bus: &Bus, place: &Place<'_>) -> Result<String
 }
 
 /// Whether some port of this machine is faster than Thunderbolt 4 can be, or was to another machine.
-fn has_thunderbolt5(told: &Told) -> bool {
-    told.buses.iter().any(|bus| {
-        let (Plug::Idle { most: bits } | Plug::Connected { bits_per_second: bits }) = bus.plug else {
+fn has_thunderbolt5(facts: &PortFacts) -> bool {
+    facts.buses.iter().any(|bus| {
+        let (Plug::Idle { max_bits_per_second: bits } | Plug::Connected { bits_per_second: bits }) = bus.plug else {
             return false;
         };
         bits.is_some_and(|bits| bits > TOO_SLOW)
@@ -185,20 +185,20 @@ mod tests {
     use crate::macos::network::Interface;
 
     /// What came of the joined port after a change.
-    fn after(change: impl FnOnce(&mut Told)) -> FabricPort {
+    fn port_after(change: impl FnOnce(&mut PortFacts)) -> FabricPort {
         let mut told = joined();
         change(&mut told);
         ports(&told).pop().unwrap()
     }
 
     #[test]
-    fn every_reason_is_told_with_what_to_do() {
-        type Change = fn(&mut Told);
+    fn every_missing_rdma_reason_has_a_remedy() {
+        type Edit = fn(&mut PortFacts);
         const CONNECTED: Plug = Plug::Connected { bits_per_second: Some(TOO_SLOW) };
-        let faults: [(&str, Change, &str); 14] = [
+        let faults: [(&str, Edit, &str); 14] = [
             (
                 "NothingPlugged",
-                |told| told.buses[0].plug = Plug::Idle { most: None },
+                |told| told.buses[0].plug = Plug::Idle { max_bits_per_second: None },
                 "nothing is plugged in",
             ),
             (
@@ -220,7 +220,7 @@ mod tests {
                 |told| {
                     told.buses[0].plug = CONNECTED;
                     told.buses[0].peers[0].bits_per_second = Some(TOO_SLOW);
-                    told.buses[1].plug = Plug::Idle { most: Some(TOO_SLOW) };
+                    told.buses[1].plug = Plug::Idle { max_bits_per_second: Some(TOO_SLOW) };
                     told.rdma_enabled = Some(false);
                 },
                 "runs at 40 Gb/s, as Thunderbolt 4 does; it carries IP",
@@ -266,24 +266,24 @@ mod tests {
             ("NoPortAddress", |told| told.interfaces.clear(), "en3 has no IPv4 address, by which"),
         ];
         for (reason, change, words) in faults {
-            let port = after(change);
+            let port = port_after(change);
             let message = port.message.unwrap_or_default();
             assert_eq!((port.reason.as_deref(), port.rdma_device), (Some(reason), None), "{message}");
             assert!(message.contains(words), "{reason}: {message}");
         }
-        assert_eq!(after(|_| ()).rdma_device.as_deref(), Some("rdma_en3"));
+        assert_eq!(port_after(|_| ()).rdma_device.as_deref(), Some("rdma_en3"));
     }
 
     #[test]
-    fn what_is_not_told_is_no_reason_and_the_port_matters_on_a_studio_alone() {
+    fn missing_facts_keep_rdma_and_port_matters_on_studio_only() {
         let usable = |port: FabricPort| port.rdma_device.is_some();
-        assert!(usable(after(|told| told.buses[0].peers[0].bits_per_second = None)));
+        assert!(usable(port_after(|told| told.buses[0].peers[0].bits_per_second = None)));
         assert!(
-            usable(after(|told| told.buses[0].peers[0].offers_rdma = Some(false))),
+            usable(port_after(|told| told.buses[0].peers[0].offers_rdma = Some(false))),
             "the device knows better"
         );
-        assert!(usable(after(|told| told.buses[0].plug = Plug::Unknown)));
-        let mini = after(|told| {
+        assert!(usable(port_after(|told| told.buses[0].plug = Plug::Unknown)));
+        let mini = port_after(|told| {
             told.machine = "Mac mini".to_owned();
             told.hardware_ports[1].device = "en2".to_owned();
             told.interfaces[0].name = "en2".to_owned();

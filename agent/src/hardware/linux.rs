@@ -4,15 +4,15 @@
 use std::io;
 
 #[cfg(target_os = "linux")]
-use super::Machine;
+use super::Hardware;
 
 /// Reads the machine's own files.
 #[cfg(target_os = "linux")]
-pub fn measure() -> io::Result<Machine> {
+pub fn measure() -> io::Result<Hardware> {
     let read = std::fs::read_to_string;
     let release = read("/etc/os-release").unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease").unwrap_or_default();
-    Ok(Machine {
+    Ok(Hardware {
         chip: chip(&read("/proc/cpuinfo")?),
         cores: 0,
         memory: field(&read("/proc/meminfo")?, "MemTotal")?,
@@ -42,22 +42,22 @@ pub fn process_stopped(pid: u32) -> bool {
 /// Bytes that a process has to itself: what it allocated, in memory or swapped out. Files that it maps are not its own.
 #[cfg(target_os = "linux")]
 pub fn process_memory(pid: u32) -> Option<u64> {
-    own(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+    available_in_cgroup(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
 
 /// Whether everything here waited for memory during a good part of the last ten seconds.
 #[cfg(target_os = "linux")]
 pub fn memory_is_critical() -> bool {
     let text = std::fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
-    crate::linux::pressure::memory(&text).is_some_and(|pressure| pressure.full >= STALLED)
+    crate::linux::pressure::memory(&text).is_some_and(|pressure| pressure.full >= CRITICAL_PRESSURE_PERCENT)
 }
 
 /// Percent of the time in which nobody gets on for want of memory, beyond which a machine only swaps.
 #[cfg(target_os = "linux")]
-const STALLED: f64 = 40.0;
+const CRITICAL_PRESSURE_PERCENT: f64 = 40.0;
 
 /// Bytes of a process's own out of `/proc/PID/status`.
-pub fn own(status: &str) -> Option<u64> {
+pub fn available_in_cgroup(status: &str) -> Option<u64> {
     let bytes = |name| field(status, name).ok();
     let own = bytes("RssAnon")?;
     Some(["RssShmem", "VmSwap"].into_iter().filter_map(bytes).fold(own, u64::saturating_add))
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_told_by_its_start_even_with_a_nasty_name() {
+    fn process_start_time_is_parsed_despite_odd_names() {
         let rest = "1 7 7 0 -1 4194304 100 0 0 0 1 2 0 0 20 0 1 0 987654 1000 200";
         assert_eq!(start_ticks(&format!("42 (a) Z (b)) S {rest}")).as_deref(), Some("987654"));
         assert_eq!(start_ticks(&format!("42 (gone) Z {rest}")), None);
@@ -127,8 +127,8 @@ mod tests {
         assert_eq!(field(meminfo, "MemAvailable").unwrap(), 1 << 20);
         assert!(field(meminfo, "Mem").is_err());
         let status = "Name:\tengine\nVmRSS:\t 900 kB\nRssAnon:\t 512 kB\nRssFile:\t 300 kB\nRssShmem:\t 8 kB\nVmSwap:\t 4 kB\n";
-        assert_eq!(own(status), Some(524 << 10), "files that it maps are not its own");
-        assert_eq!(own("Name:\tgone\n"), None);
+        assert_eq!(available_in_cgroup(status), Some(524 << 10), "files that it maps are not its own");
+        assert_eq!(available_in_cgroup("Name:\tgone\n"), None);
         assert_eq!(chip("processor: 0\nmodel name\t: Quick 9000\n").as_deref(), Some("Quick 9000"));
         assert_eq!(os("NAME=x\nPRETTY_NAME=\"Debian 12\"\n", "6.1\n"), "Debian 12, Linux 6.1");
     }

@@ -4,8 +4,8 @@
 #[cfg(target_os = "macos")]
 use std::io;
 
-use super::Machine;
-use crate::macos::{Unreadable, system};
+use super::Hardware;
+use crate::macos::{ParseError, system};
 
 /// Names asked of `sysctl` in one call. An unknown one costs a line on standard error, no more.
 #[cfg(target_os = "macos")]
@@ -19,7 +19,7 @@ fn run(program: &str, arguments: &[&str]) -> io::Result<Vec<u8>> {
 
 /// Asks the machine's own commands.
 #[cfg(target_os = "macos")]
-pub fn measure() -> io::Result<Machine> {
+pub fn measure() -> io::Result<Hardware> {
     machine(&run("/usr/sbin/sysctl", NAMES)?, &run("/usr/bin/sw_vers", &[])?).map_err(io::Error::other)
 }
 
@@ -63,15 +63,15 @@ pub fn critical(sysctl: &[u8]) -> bool {
 }
 
 /// A machine from the outputs of `sysctl` and `sw_vers`.
-pub fn machine(sysctls: &[u8], sw_vers: &[u8]) -> Result<Machine, Unreadable> {
+pub fn machine(sysctls: &[u8], sw_vers: &[u8]) -> Result<Hardware, ParseError> {
     let sysctls = system::Sysctls::read(sysctls)?;
     let chip = sysctls.get("machdep.cpu.brand_string").or_else(|| sysctls.get("hw.model"));
     let memory = sysctls.number("hw.memsize");
     let cores = sysctls.number("hw.logicalcpu").and_then(|cores| u32::try_from(cores).ok());
-    Ok(Machine {
+    Ok(Hardware {
         chip: chip.map(str::to_owned),
         cores: cores.unwrap_or(0),
-        memory: memory.ok_or(Unreadable { tool: "sysctl", what: "no hw.memsize".to_owned() })?,
+        memory: memory.ok_or(ParseError { tool: "sysctl", what: "no hw.memsize".to_owned() })?,
         os: os(sw_vers),
         boot_id: sysctls.get("kern.bootsessionuuid").unwrap_or("unknown-boot").to_owned(),
     })
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_is_what_its_tools_say() {
+    fn mac_hardware_comes_from_tool_output() {
         let sysctls = b"hw.memsize: 68719476736\nhw.logicalcpu: 12\nmachdep.cpu.brand_string: Apple M2 Max\n";
         let versions = b"ProductName:\t\tmacOS\nProductVersion:\t\t26.5\nBuildVersion:\t\t25F71\n";
         let found = machine(sysctls, versions).unwrap();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_critical_at_the_highest_level_alone() {
+    fn memory_is_critical_only_at_the_highest_level() {
         for (level, is) in [("4", true), ("2", false), ("1", false), ("", false)] {
             let printed = format!("kern.memorystatus_vm_pressure_level: {level}\n");
             assert_eq!(critical(printed.as_bytes()), is, "{level}");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_only_waits_to_be_reaped_is_gone() {
+    fn zombie_process_counts_as_ended() {
         assert_eq!(start("S+   Sat Nov 21 08:00:00 2026\n").as_deref(), Some("Sat Nov 21 08:00:00 2026"));
         assert_eq!(start("Z    Sat Nov 21 08:00:00 2026\n"), None);
         assert_eq!(start(""), None);

@@ -6,16 +6,16 @@ use std::net::Ipv4Addr;
 
 use thiserror::Error;
 
-use super::deed::PREFIX;
-use super::present::{Held, Present};
-use super::protocol::{Network, Port, Restart, Wanted};
+use super::change::PREFIX_BITS;
+use super::current_state::{AddressConfig, CurrentState};
+use super::protocol::{Network, Port, RestartPolicy, MachineRequest};
 
 /// Most ports that a machine has.
-const PORTS: usize = 32;
+const MAX_PORTS: usize = 32;
 
 /// The owner's bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
+pub struct HelperPolicy {
     /// Percent of the memory that may be wired at most; nobody may set the limit where there is none.
     pub wired_percent: Option<u8>,
     /// Bytes of memory of this machine.
@@ -24,7 +24,7 @@ pub struct Policy {
 
 /// A wish that can be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct DesiredState {
     /// Each port's address.
     pub ports: BTreeMap<String, Ipv4Addr>,
     /// Whether services of cables come last.
@@ -35,7 +35,7 @@ pub struct Wish {
 
 /// Why a wish is not done.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Refused {
+pub enum HelperRefusal {
     /// Not a request at all.
     #[error("this is no request that this helper knows: {0}")]
     Unknown(String),
@@ -58,7 +58,7 @@ pub enum Refused {
     )]
     Reverted,
     /// More ports than there are.
-    #[error("{0} ports; no machine has more than {PORTS}")]
+    #[error("{0} ports; no machine has more than {MAX_PORTS}")]
     TooMany(usize),
     /// No interface there, or none of a Thunderbolt cable.
     #[error(
@@ -79,7 +79,7 @@ pub enum Refused {
         address: String,
     },
     /// Somebody else's network.
-    #[error("{address}/{PREFIX} of {interface} lies in the network of {other} ({held}/{prefix}), whose traffic it would take; choose another range", held = .with.ip, prefix = .with.prefix)]
+    #[error("{address}/{PREFIX_BITS} of {interface} lies in the network of {other} ({held}/{prefix}), whose traffic it would take; choose another range", held = .with.ip, prefix = .with.prefix)]
     Overlaps {
         /// The interface.
         interface: String,
@@ -88,7 +88,7 @@ pub enum Refused {
         /// Whose network.
         other: String,
         /// The address there.
-        with: Held,
+        with: AddressConfig,
     },
     /// An address that could not be given back.
     #[error("{interface} has {ip} from DHCP, which nobody can give back; end DHCP on it first")]
@@ -131,101 +131,101 @@ pub enum Refused {
 
 /// Holds a wish against the machine. `holder` is the node for which something is held already.
 pub fn check(
-    wanted: &Wanted,
-    present: &Present,
-    policy: &Policy,
+    wanted: &MachineRequest,
+    current: &CurrentState,
+    policy: &HelperPolicy,
     holder: Option<&str>,
-) -> Result<Wish, Refused> {
-    let Wanted { node, network, wired_limit_mebibytes, leave: _ } = wanted;
+) -> Result<DesiredState, HelperRefusal> {
+    let MachineRequest { node, network, wired_limit_mebibytes, leave: _ } = wanted;
     let letters = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     if node.is_empty() || node.len() > 253 || !node.chars().all(letters) {
-        return Err(Refused::Node(node.chars().take(64).collect()));
+        return Err(HelperRefusal::Node(node.chars().take(64).collect()));
     }
     if let Some(holder) = holder.filter(|holder| holder != node) {
-        return Err(Refused::Other { holder: holder.to_owned(), asked: node.clone() });
+        return Err(HelperRefusal::Other { holder: holder.to_owned(), asked: node.clone() });
     }
     let (ports, cables_last) = match network {
         None => (BTreeMap::new(), false),
-        Some(Network { ports, cables_last, after_restart: Restart::Drop | Restart::Keep }) => {
-            (addresses(ports, present)?, *cables_last)
+        Some(Network { ports, cables_last, after_restart: RestartPolicy::Drop | RestartPolicy::Keep }) => {
+            (addresses(ports, current)?, *cables_last)
         }
     };
-    if cables_last && present.services.is_empty() {
-        return Err(Refused::NoOrder);
+    if cables_last && current.services.is_empty() {
+        return Err(HelperRefusal::NoOrder);
     }
-    let wired = wired_limit_mebibytes.map(|asked| wired(asked, present, policy)).transpose()?;
-    Ok(Wish { ports, cables_last, wired })
+    let wired = wired_limit_mebibytes.map(|asked| check_wired_limit(asked, current, policy)).transpose()?;
+    Ok(DesiredState { ports, cables_last, wired })
 }
 
-fn addresses(ports: &[Port], present: &Present) -> Result<BTreeMap<String, Ipv4Addr>, Refused> {
-    if ports.len() > PORTS {
-        return Err(Refused::TooMany(ports.len()));
+fn addresses(ports: &[Port], current: &CurrentState) -> Result<BTreeMap<String, Ipv4Addr>, HelperRefusal> {
+    if ports.len() > MAX_PORTS {
+        return Err(HelperRefusal::TooMany(ports.len()));
     }
     let mut addresses: BTreeMap<String, Ipv4Addr> = BTreeMap::new();
     for Port { interface, address } in ports {
-        let cable = present.interface(interface).filter(|one| one.is_cable);
-        let cable = cable.ok_or_else(|| Refused::NoCable(interface.chars().take(64).collect()))?;
+        let cable = current.interface(interface).filter(|one| one.is_cable);
+        let cable = cable.ok_or_else(|| HelperRefusal::NoCable(interface.chars().take(64).collect()))?;
         let shown = || address.chars().take(64).collect();
-        let ip = host(address)
-            .ok_or_else(|| Refused::Address { interface: interface.clone(), address: shown() })?;
+        let ip = parse_host(address)
+            .ok_or_else(|| HelperRefusal::Address { interface: interface.clone(), address: shown() })?;
         if let Some(team) = &cable.team {
-            return Err(Refused::Team { interface: interface.clone(), team: team.clone() });
+            return Err(HelperRefusal::Team { interface: interface.clone(), team: team.clone() });
         }
-        if let Some(lent) = cable.addresses.iter().find(|own| own.is_lent && own.held.ip != ip) {
-            return Err(Refused::Lent { interface: interface.clone(), ip: lent.held.ip });
+        if let Some(lent) = cable.addresses.iter().find(|own| own.is_dhcp && own.config.ip != ip) {
+            return Err(HelperRefusal::Lent { interface: interface.clone(), ip: lent.config.ip });
         }
         if addresses.insert(interface.clone(), ip).is_some() {
-            return Err(Refused::Twice(interface.clone()));
+            return Err(HelperRefusal::Twice(interface.clone()));
         }
     }
-    let network = |ip: Ipv4Addr| Held { ip, prefix: PREFIX, broadcast: None };
+    let network = |ip: Ipv4Addr| AddressConfig { ip, prefix: PREFIX_BITS, broadcast: None };
     for (interface, &ip) in &addresses {
         // What the ports of this wish have now goes, and what they will have is compared with each other.
-        let others = present.interfaces.iter().filter(|other| !addresses.contains_key(&other.name));
-        let theirs = others.flat_map(|other| other.addresses.iter().map(move |own| (&other.name, own.held)));
+        let others = current.interfaces.iter().filter(|other| !addresses.contains_key(&other.name));
+        let theirs = others.flat_map(|other| other.addresses.iter().map(move |own| (&other.name, own.config)));
         let wished = addresses.iter().filter(|(other, _)| *other != interface);
         let wished = wished.map(|(other, &ip)| (other, network(ip)));
         if let Some((other, with)) = theirs.chain(wished).find(|(_, held)| held.overlaps(&network(ip))) {
             let (interface, other) = (interface.clone(), other.clone());
-            return Err(Refused::Overlaps { interface, address: ip, other, with });
+            return Err(HelperRefusal::Overlaps { interface, address: ip, other, with });
         }
     }
     Ok(addresses)
 }
 
 /// `172.31.240.1/30`, of a host in a private network.
-fn host(text: &str) -> Option<Ipv4Addr> {
+fn parse_host(text: &str) -> Option<Ipv4Addr> {
     let (ip, prefix) = text.split_once('/')?;
     let ip: Ipv4Addr = ip.parse().ok()?;
     let is_host = matches!(u32::from(ip) & 3, 1 | 2);
     (prefix == "30" && ip.is_private() && is_host).then_some(ip)
 }
 
-fn wired(asked: u64, present: &Present, policy: &Policy) -> Result<u64, Refused> {
-    let percent = policy.wired_percent.ok_or(Refused::WiredForbidden)?;
+fn check_wired_limit(asked: u64, current: &CurrentState, policy: &HelperPolicy) -> Result<u64, HelperRefusal> {
+    let percent = policy.wired_percent.ok_or(HelperRefusal::WiredForbidden)?;
     let most = (policy.memory / 100 * u64::from(percent.min(100))) >> 20;
-    if present.wired.is_none() {
-        return Err(Refused::NoWired);
+    if current.wired.is_none() {
+        return Err(HelperRefusal::NoWired);
     }
     // Zero is what the system thinks fit, which is asked for by not asking.
     if asked == 0 || asked > most {
-        return Err(Refused::WiredTooMuch { asked, percent, most });
+        return Err(HelperRefusal::WiredTooMuch { asked, percent, most });
     }
     Ok(asked)
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::present::{Address, Interface};
-    use super::super::protocol::Request;
+    use super::super::current_state::{InterfaceAddress, Interface};
+    use super::super::protocol::HelperRequest;
     use super::*;
 
-    fn address(ip: [u8; 4], prefix: u32, is_lent: bool) -> Address {
-        Address { held: Held { ip: ip.into(), prefix, broadcast: None }, is_lent }
+    fn address(ip: [u8; 4], prefix: u32, is_lent: bool) -> InterfaceAddress {
+        InterfaceAddress { config: AddressConfig { ip: ip.into(), prefix, broadcast: None }, is_dhcp: is_lent }
     }
 
     /// A machine with Ethernet, two cables in a bridge, one with an address of DHCP and one in a bond.
-    pub fn machine() -> Present {
+    pub fn current_state() -> CurrentState {
         let interface = |name: &str, is_cable, bridge: Option<&str>, addresses| Interface {
             name: name.to_owned(),
             is_cable,
@@ -234,7 +234,7 @@ pub(super) mod tests {
             team: None,
             addresses,
         };
-        Present {
+        CurrentState {
             interfaces: vec![
                 interface("en0", false, None, vec![address([192, 168, 1, 20], 24, true)]),
                 interface("en4", true, Some("bridge0"), vec![]),
@@ -247,32 +247,32 @@ pub(super) mod tests {
         }
     }
 
-    pub fn policy() -> Policy {
-        Policy { wired_percent: Some(80), memory: 10 << 30 }
+    pub fn policy() -> HelperPolicy {
+        HelperPolicy { wired_percent: Some(80), memory: 10 << 30 }
     }
 
     /// What the helper says of a line, without making anything.
-    fn said(line: &str, policy: &Policy) -> Result<Wish, Refused> {
-        let request: Request =
-            serde_json::from_str(line).map_err(|error| Refused::Unknown(error.to_string()))?;
+    fn check_line(line: &str, policy: &HelperPolicy) -> Result<DesiredState, HelperRefusal> {
+        let request: HelperRequest =
+            serde_json::from_str(line).map_err(|error| HelperRefusal::Unknown(error.to_string()))?;
         match request {
-            Request::Apply(wanted) => check(&wanted, &machine(), policy, Some("a")),
-            Request::Read {} | Request::Revert {} => {
-                check(&Wanted { node: "a".into(), ..Default::default() }, &machine(), policy, None)
+            HelperRequest::Apply(wanted) => check(&wanted, &current_state(), policy, Some("a")),
+            HelperRequest::Read {} | HelperRequest::Revert {} => {
+                check(&MachineRequest { node: "a".into(), ..Default::default() }, &current_state(), policy, None)
             }
         }
     }
 
     #[test]
-    fn what_is_within_the_bounds_is_a_wish() {
+    fn request_within_policy_becomes_desired_state() {
         let line = r#"{"op":"apply","node":"a","network":{"ports":[{"interface":"en4","address":"172.31.240.1/30"}],"afterRestart":"Keep"},"wiredLimitMebibytes":8000}"#;
-        let wish = said(line, &policy()).unwrap();
+        let wish = check_line(line, &policy()).unwrap();
         assert_eq!((wish.ports["en4"], wish.wired), ([172, 31, 240, 1].into(), Some(8000)));
-        assert!(said(r#"{"op":"read"}"#, &policy()).is_ok() && said(r#"{"op":"revert"}"#, &policy()).is_ok());
+        assert!(check_line(r#"{"op":"read"}"#, &policy()).is_ok() && check_line(r#"{"op":"revert"}"#, &policy()).is_ok());
     }
 
     #[test]
-    fn nobody_gets_more_out_of_the_helper_than_its_owner_allows() {
+    fn helper_refuses_requests_outside_its_policy() {
         let port = |interface: &str, address: &str| {
             let ports = serde_json::json!([{"interface": interface, "address": address}]);
             serde_json::json!({"op": "apply", "node": "a", "network": {"ports": ports}}).to_string()
@@ -336,11 +336,11 @@ pub(super) mod tests {
             (String::new(), unknown),
         ];
         for (line, words) in cases {
-            let error = said(&line, &policy()).expect_err(&line).to_string();
+            let error = check_line(&line, &policy()).expect_err(&line).to_string();
             assert!(error.contains(words), "{line}: {error}");
         }
-        let strict = Policy { wired_percent: None, ..policy() };
-        let error = said(r#"{"op":"apply","node":"a","wiredLimitMebibytes":1}"#, &strict).unwrap_err();
-        assert_eq!(error, Refused::WiredForbidden);
+        let strict = HelperPolicy { wired_percent: None, ..policy() };
+        let error = check_line(r#"{"op":"apply","node":"a","wiredLimitMebibytes":1}"#, &strict).unwrap_err();
+        assert_eq!(error, HelperRefusal::WiredForbidden);
     }
 }

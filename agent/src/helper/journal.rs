@@ -9,25 +9,25 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::deed::Deed;
-use super::protocol::Wanted;
+use super::change::MachineChange;
+use super::protocol::MachineRequest;
 
 /// What is held.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Record {
+pub struct JournalRecord {
     /// The boot during which it was done.
     pub boot: String,
     /// What it was done for.
-    pub wanted: Option<Wanted>,
+    pub wanted: Option<MachineRequest>,
     /// What was done, or was about to be, in order.
-    pub deeds: Vec<Deed>,
+    pub deeds: Vec<MachineChange>,
     /// What somebody at the machine took back during this boot; it is not made again because an agent still asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reverted: Option<Wanted>,
+    pub reverted: Option<MachineRequest>,
 }
 
-impl Record {
+impl JournalRecord {
     /// Whether there is nothing to remember.
     pub fn is_empty(&self) -> bool {
         self.wanted.is_none() && self.deeds.is_empty()
@@ -59,7 +59,7 @@ pub enum JournalError {
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    record: Record,
+    record: JournalRecord,
     _lock: File,
 }
 
@@ -78,19 +78,19 @@ impl Journal {
             Ok(text) => {
                 serde_json::from_slice(&text).map_err(|error| JournalError::Damaged(path.clone(), error))?
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Record::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => JournalRecord::default(),
             Err(error) => return Err(JournalError::Io(path, error)),
         };
         Ok(Self { path, record, _lock: lock })
     }
 
     /// What is held.
-    pub fn record(&self) -> &Record {
+    pub fn record(&self) -> &JournalRecord {
         &self.record
     }
 
     /// Changes what is held; it is on the disk when this returns.
-    pub fn write(&mut self, change: impl FnOnce(&mut Record)) -> Result<(), JournalError> {
+    pub fn write(&mut self, change: impl FnOnce(&mut JournalRecord)) -> Result<(), JournalError> {
         let mut next = self.record.clone();
         change(&mut next);
         if next == self.record {
@@ -103,7 +103,7 @@ impl Journal {
 }
 
 /// Has the whole of a file in its place, or what was there.
-fn replace(path: &Path, record: &Record) -> io::Result<()> {
+fn replace(path: &Path, record: &JournalRecord) -> io::Result<()> {
     let next = path.with_extension("next");
     let mut file = File::create(&next)?;
     file.write_all(&serde_json::to_vec_pretty(record)?)?;
@@ -117,11 +117,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_there_and_nobody_else_writes() {
+    fn journal_persists_and_has_one_writer() {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = Journal::open(folder.path()).unwrap();
         assert!(journal.record().is_empty());
-        let deed = Deed::Raise { interface: "en4".into() };
+        let deed = MachineChange::Raise { interface: "en4".into() };
         journal.write(|record| record.deeds.push(deed.clone())).unwrap();
         let error = Journal::open(folder.path()).unwrap_err().to_string();
         assert!(error.starts_with("another helper runs with"), "{error}");

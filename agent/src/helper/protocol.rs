@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "camelCase", deny_unknown_fields)]
-pub enum Request {
+pub enum HelperRequest {
     /// Make the machine be like this, and take back what was made before and is not in it.
-    Apply(Wanted),
+    Apply(MachineRequest),
     /// Say what is held.
     Read {},
     /// Take back everything, whoever asked for it.
@@ -18,7 +18,7 @@ pub enum Request {
 /// How a machine should be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Wanted {
+pub struct MachineRequest {
     /// The node that wants it: what one node asked for no other takes back.
     pub node: String,
     /// The network; nothing of it is changed where there is none.
@@ -28,22 +28,22 @@ pub struct Wanted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wired_limit_mebibytes: Option<u64>,
     /// Parts that stay as they were made, whatever is said of them above.
-    #[serde(default, skip_serializing_if = "Left::is_nothing")]
-    pub leave: Left,
+    #[serde(default, skip_serializing_if = "UnchangedParts::is_empty")]
+    pub leave: UnchangedParts,
 }
 
 /// Parts of a machine that a wish says nothing of: what was made of them stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Left {
+pub struct UnchangedParts {
     /// The network.
     pub network: bool,
     /// The limit of wired memory.
     pub wired_limit: bool,
 }
 
-impl Left {
-    fn is_nothing(&self) -> bool {
+impl UnchangedParts {
+    fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -59,7 +59,7 @@ pub struct Network {
     pub cables_last: bool,
     /// What becomes of it when the machine starts anew.
     #[serde(default)]
-    pub after_restart: Restart,
+    pub after_restart: RestartPolicy,
 }
 
 /// A port with its address.
@@ -74,7 +74,7 @@ pub struct Port {
 
 /// What becomes of a network when its machine starts anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Restart {
+pub enum RestartPolicy {
     /// It is as if it had never been.
     #[default]
     Drop,
@@ -85,7 +85,7 @@ pub enum Restart {
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "camelCase")]
-pub enum Answer {
+pub enum HelperReply {
     /// It is so.
     Done {
         /// What was done for it just now; nothing where it was so before.

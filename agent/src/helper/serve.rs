@@ -18,17 +18,17 @@ use thiserror::Error;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::LONGEST;
-use super::check::{Policy, Refused, check};
-use super::decide::{is_there, missing, restored, serves};
-use super::deed::Deed;
+use super::MAX_MESSAGE_BYTES;
+use super::check::{HelperPolicy, HelperRefusal, check};
+use super::decide::{is_applied, pending_changes, undo_change, is_desired};
+use super::change::MachineChange;
 use super::journal::{Journal, JournalError};
-use super::machine::{Machine, Trouble};
-use super::present::Present;
-use super::protocol::{Answer, Left, Request, Restart, Wanted};
+use super::machine::{HostController, ToolError};
+use super::current_state::CurrentState;
+use super::protocol::{HelperReply, UnchangedParts, HelperRequest, RestartPolicy, MachineRequest};
 
 /// A client says what it wants at once, or keeps others waiting.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why the helper cannot run.
 #[derive(Debug, Error)]
@@ -46,39 +46,39 @@ pub enum HelperError {
     },
     /// A tool.
     #[error(transparent)]
-    Trouble(#[from] Trouble),
+    Tool(#[from] ToolError),
 }
 
 /// What could not be done.
 #[derive(Debug, Error)]
-enum Fault {
+enum ChangeError {
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] HelperRefusal),
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]
-    Trouble(#[from] Trouble),
+    Tool(#[from] ToolError),
 }
 
 /// Does what it is asked for, within its bounds.
 #[derive(Debug)]
 pub struct Helper {
-    machine: Machine,
-    policy: Policy,
+    machine: HostController,
+    policy: HelperPolicy,
     journal: Journal,
     boot: String,
 }
 
 impl Helper {
     /// A helper that keeps its journal in `state`, during this boot.
-    pub fn open(machine: Machine, policy: Policy, state: &Path, boot: &str) -> Result<Self, HelperError> {
+    pub fn open(machine: HostController, policy: HelperPolicy, state: &Path, boot: &str) -> Result<Self, HelperError> {
         let journal = Journal::open(state)?;
         Ok(Self { machine, policy, journal, boot: boot.to_owned() })
     }
 
     /// What is left to do after a restart of the machine: what was to be dropped is forgotten, what was to be kept made
     /// again. Nothing during the same boot.
-    pub async fn begin(&mut self) -> Result<(), HelperError> {
+    pub async fn resume_after_boot(&mut self) -> Result<(), HelperError> {
         let record = self.journal.record();
         if record.is_empty() || record.boot == self.boot {
             return Ok(());
@@ -90,17 +90,17 @@ impl Helper {
             record.boot = boot;
             record.reverted = None;
         })?;
-        let keeps = |wanted: &Wanted| {
-            wanted.network.as_ref().is_some_and(|network| network.after_restart == Restart::Keep)
+        let keeps = |wanted: &MachineRequest| {
+            wanted.network.as_ref().is_some_and(|network| network.after_restart == RestartPolicy::Keep)
         };
         match self.journal.record().wanted.clone().filter(keeps) {
             Some(wanted) => {
-                let answer = self.answer(Request::Apply(wanted)).await;
+                let answer = self.handle(HelperRequest::Apply(wanted)).await;
                 // Cables may come later than this process; the agent asks again.
                 tracing::info!(?answer, "what is kept over restarts was made again");
             }
             None => {
-                let answer = self.take_back(|_| true).await;
+                let answer = self.undo_changes(|_| true).await;
                 tracing::info!(?answer, "what was for the time before the restart is forgotten");
             }
         }
@@ -108,33 +108,33 @@ impl Helper {
     }
 
     /// Answers a request.
-    pub async fn answer(&mut self, request: Request) -> Answer {
+    pub async fn handle(&mut self, request: HelperRequest) -> HelperReply {
         let done = match request {
-            Request::Apply(wanted) => self.apply(&wanted).await,
-            Request::Read {} => Ok(Vec::new()),
-            Request::Revert {} => self.revoke().await,
+            HelperRequest::Apply(wanted) => self.apply(&wanted).await,
+            HelperRequest::Read {} => Ok(Vec::new()),
+            HelperRequest::Revert {} => self.revert_all().await,
         };
-        let held = self.journal.record().deeds.iter().map(Deed::to_string).collect();
+        let held = self.journal.record().deeds.iter().map(MachineChange::to_string).collect();
         match done {
-            Ok(changed) => Answer::Done { changed, held },
-            Err(Fault::Refused(refused)) => Answer::Refused { why: refused.to_string() },
-            Err(fault) => Answer::Failed { why: fault.to_string() },
+            Ok(changed) => HelperReply::Done { changed, held },
+            Err(ChangeError::Refused(refused)) => HelperReply::Refused { why: refused.to_string() },
+            Err(fault) => HelperReply::Failed { why: fault.to_string() },
         }
     }
 
-    async fn apply(&mut self, wanted: &Wanted) -> Result<Vec<String>, Fault> {
+    async fn apply(&mut self, wanted: &MachineRequest) -> Result<Vec<String>, ChangeError> {
         let record = self.journal.record();
         if record.boot == self.boot
-            && record.reverted.as_ref().is_some_and(|reverted| asks_again(wanted, reverted))
+            && record.reverted.as_ref().is_some_and(|reverted| repeats_reverted(wanted, reverted))
         {
-            return Err(Refused::Reverted.into());
+            return Err(HelperRefusal::Reverted.into());
         }
         // Whoever asks for something else is heard from then on.
         self.journal.write(|record| record.reverted = None)?;
         let record = self.journal.record();
         let before = record.wanted.clone().unwrap_or_default();
-        let Left { network, wired_limit } = wanted.leave;
-        let kept = Wanted {
+        let UnchangedParts { network, wired_limit } = wanted.leave;
+        let kept = MachineRequest {
             node: wanted.node.clone(),
             network: if network { before.network } else { wanted.network.clone() },
             wired_limit_mebibytes: if wired_limit {
@@ -142,18 +142,18 @@ impl Helper {
             } else {
                 wanted.wired_limit_mebibytes
             },
-            leave: Left::default(),
+            leave: UnchangedParts::default(),
         };
         let nothing = kept.network.is_none() && kept.wired_limit_mebibytes.is_none();
         // Who wants nothing has nothing to take back that is another's.
         if nothing && record.holder() != Some(wanted.node.as_str()) {
             return Ok(Vec::new());
         }
-        let present = self.machine.present().await?;
-        let wish = check(wanted, &without(present, &record.deeds), &self.policy, record.holder())?;
-        let stays = |deed: &Deed| if deed.is_of_network() { network } else { wired_limit };
-        let mut changed = self.take_back(|deed| !stays(deed) && !serves(deed, &wish)).await?;
-        let deeds = missing(&self.machine.present().await?, &wish);
+        let present = self.machine.current_state().await?;
+        let wish = check(wanted, &without_applied(present, &record.deeds), &self.policy, record.holder())?;
+        let stays = |deed: &MachineChange| if deed.is_network() { network } else { wired_limit };
+        let mut changed = self.undo_changes(|deed| !stays(deed) && !is_desired(deed, &wish)).await?;
+        let deeds = pending_changes(&self.machine.current_state().await?, &wish);
         let boot = self.boot.clone();
         self.journal.write(|record| {
             record.boot = boot;
@@ -167,7 +167,7 @@ impl Helper {
                 }
             })?;
             fail::fail_point!("helper-journalled");
-            self.machine.make(&deed).await?;
+            self.machine.apply(&deed).await?;
             fail::fail_point!("helper-made");
             changed.push(deed.to_string());
         }
@@ -175,7 +175,7 @@ impl Helper {
     }
 
     /// Takes back everything for whoever is at the machine. An agent that goes on asking does not undo that.
-    async fn revoke(&mut self) -> Result<Vec<String>, Fault> {
+    async fn revert_all(&mut self) -> Result<Vec<String>, ChangeError> {
         let boot = self.boot.clone();
         self.journal.write(|record| {
             if record.wanted.is_some() {
@@ -183,18 +183,18 @@ impl Helper {
                 record.reverted.clone_from(&record.wanted);
             }
         })?;
-        self.take_back(|_| true).await
+        self.undo_changes(|_| true).await
     }
 
     /// Takes back deeds, the last one first; what was taken back. One that cannot be keeps nobody from the others.
-    async fn take_back(&mut self, which: impl Fn(&Deed) -> bool) -> Result<Vec<String>, Fault> {
+    async fn undo_changes(&mut self, which: impl Fn(&MachineChange) -> bool) -> Result<Vec<String>, ChangeError> {
         let (mut changed, mut failed) = (Vec::new(), None);
-        let all: Vec<Deed> =
+        let all: Vec<MachineChange> =
             self.journal.record().deeds.iter().rev().filter(|deed| which(deed)).cloned().collect();
         for deed in all {
-            let present = self.machine.present().await?;
-            if is_there(&deed, &present) {
-                if let Err(trouble) = self.machine.undo(&restored(&deed, &present)).await {
+            let present = self.machine.current_state().await?;
+            if is_applied(&deed, &present) {
+                if let Err(trouble) = self.machine.undo(&undo_change(&deed, &present)).await {
                     tracing::warn!(%deed, %trouble, "it stays until it can be taken back");
                     failed.get_or_insert(trouble);
                     continue;
@@ -212,12 +212,12 @@ impl Helper {
     }
 
     /// Takes back everything, without a socket.
-    pub async fn revert(&mut self) -> Answer {
-        self.answer(Request::Revert {}).await
+    pub async fn revert(&mut self) -> HelperReply {
+        self.handle(HelperRequest::Revert {}).await
     }
 
     /// Answers at the socket until `shutdown` completes.
-    pub async fn serve(mut self, socket: Socket, shutdown: impl Future<Output = ()>) {
+    pub async fn serve(mut self, socket: HelperSocket, shutdown: impl Future<Output = ()>) {
         tokio::pin!(shutdown);
         loop {
             let accepted = tokio::select! {
@@ -226,7 +226,7 @@ impl Helper {
             };
             match accepted {
                 // A change that has begun is not left half done for a shutdown.
-                Ok((stream, _)) => match self.converse(stream, &socket).await {
+                Ok((stream, _)) => match self.serve_client(stream, &socket).await {
                     Ok(()) => {}
                     Err(error) => tracing::warn!(%error, "a client was not answered"),
                 },
@@ -238,46 +238,46 @@ impl Helper {
         }
     }
 
-    async fn converse(&mut self, stream: UnixStream, socket: &Socket) -> io::Result<()> {
+    async fn serve_client(&mut self, stream: UnixStream, socket: &HelperSocket) -> io::Result<()> {
         let uid = stream.peer_cred()?.uid();
         if uid != 0 && uid != socket.user {
             return Err(io::Error::other(format!("user {uid} asked, and user {} may", socket.user)));
         }
         let (read, mut write) = stream.into_split();
         let mut line = Vec::new();
-        let mut read = BufReader::new(read.take(LONGEST));
-        tokio::time::timeout(PATIENCE, read.read_until(b'\n', &mut line)).await??;
+        let mut read = BufReader::new(read.take(MAX_MESSAGE_BYTES));
+        tokio::time::timeout(CLIENT_TIMEOUT, read.read_until(b'\n', &mut line)).await??;
         let answer = match parse(&line) {
-            Ok(request) => self.answer(request).await,
-            Err(refused) => Answer::Refused { why: refused.to_string() },
+            Ok(request) => self.handle(request).await,
+            Err(refused) => HelperReply::Refused { why: refused.to_string() },
         };
         let mut line = serde_json::to_vec(&answer)?;
         line.push(b'\n');
-        tokio::time::timeout(PATIENCE, write.write_all(&line)).await?
+        tokio::time::timeout(CLIENT_TIMEOUT, write.write_all(&line)).await?
     }
 }
 
 /// Whether a part of a wish is what somebody took back.
-fn asks_again(wanted: &Wanted, reverted: &Wanted) -> bool {
+fn repeats_reverted(wanted: &MachineRequest, reverted: &MachineRequest) -> bool {
     let network = wanted.network.is_some() && wanted.network == reverted.network;
     let wired = wanted.wired_limit_mebibytes;
     network || (wired.is_some() && wired == reverted.wired_limit_mebibytes)
 }
 
 /// A request out of a line, which ends where it is said to.
-fn parse(line: &[u8]) -> Result<Request, Refused> {
+fn parse(line: &[u8]) -> Result<HelperRequest, HelperRefusal> {
     let line = line.strip_suffix(b"\n").ok_or_else(|| {
-        Refused::Unknown(format!("no end of the line within {LONGEST} bytes, or of the words"))
+        HelperRefusal::Unknown(format!("no end of the line within {MAX_MESSAGE_BYTES} bytes, or of the words"))
     })?;
-    serde_json::from_slice(line).map_err(|error| Refused::Unknown(error.to_string()))
+    serde_json::from_slice(line).map_err(|error| HelperRefusal::Unknown(error.to_string()))
 }
 
 /// The machine as it would be without addresses that were given here: they stand in nobody's way.
-fn without(mut present: Present, held: &[Deed]) -> Present {
-    for deed in held {
-        if let Deed::Give { interface, address } = deed {
+fn without_applied(mut present: CurrentState, changes: &[MachineChange]) -> CurrentState {
+    for deed in changes {
+        if let MachineChange::Give { interface, address } = deed {
             let own = present.interfaces.iter_mut().filter(|one| one.name == *interface);
-            own.for_each(|one| one.addresses.retain(|own| own.held.ip != *address));
+            own.for_each(|one| one.addresses.retain(|own| own.config.ip != *address));
         }
     }
     present
@@ -285,19 +285,19 @@ fn without(mut present: Present, held: &[Deed]) -> Present {
 
 /// Where the helper listens, and to whom.
 #[derive(Debug)]
-pub struct Socket {
+pub struct HelperSocket {
     listener: UnixListener,
     path: PathBuf,
     user: u32,
 }
 
-impl Drop for Socket {
+impl Drop for HelperSocket {
     fn drop(&mut self) {
         std::fs::remove_file(&self.path).ok();
     }
 }
 
-impl Socket {
+impl HelperSocket {
     /// Listens at `path` for the user of that number, and for root.
     pub fn bind(path: &Path, user: u32) -> Result<Self, HelperError> {
         let listen = || {

@@ -16,11 +16,11 @@ const NAMESPACE: &str = "russet-nodes";
 /// A token lives as long as a certificate, unless the server gives less.
 const LIFETIME_SECONDS: i64 = 30 * 24 * 3600;
 /// A fresh role takes a moment to be in force on every API server.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TOKEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two tries.
-const PAUSE: Duration = Duration::from_millis(250);
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// How often a server that does not answer is asked who this is.
-const TRIES: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 
 /// What a node shows the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum Access {
 }
 
 /// Asks the server whom it sees behind the certificate.
-pub async fn find(
+pub async fn discover(
     mut config: Config,
     node: &str,
     certificate: &str,
@@ -54,10 +54,10 @@ pub async fn find(
             Err(kube::Error::Api(answer)) if matches!(answer.code, 401 | 403 | 404) => {
                 return Ok(Access::Token);
             }
-            Err(error) if tries >= TRIES => return Err(error),
+            Err(error) if tries >= MAX_ATTEMPTS => return Err(error),
             Err(error) => {
                 tracing::debug!(%error, "the server could not be asked who this is; tried again");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }
     }
@@ -73,7 +73,7 @@ pub async fn token(client: &Client, node: &str) -> Result<String, kube::Error> {
         }),
         ..TokenRequest::default()
     };
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TOKEN_TIMEOUT;
     loop {
         let answer: Result<TokenRequest, _> =
             accounts.create_subresource("token", node, &PostParams::default(), &request).await;
@@ -85,7 +85,7 @@ pub async fn token(client: &Client, node: &str) -> Result<String, kube::Error> {
                 if matches!(answer.code, 403 | 404) && tokio::time::Instant::now() < deadline => {}
             Err(error) => return Err(error),
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_says_how_long_it_is_good() {
+    fn service_account_token_states_its_validity() {
         let claims = URL_SAFE_NO_PAD.encode(r#"{"iat": 100, "exp": 400, "sub": "x"}"#);
         assert_eq!(validity(&format!("e30.{claims}.sig\n")), Some((100, 400)));
         for wrong in ["", "abcdef.0123456789abcdef", "a.b.c", "e30.e30.e30"] {

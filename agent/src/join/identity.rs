@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kube::config::Kubeconfig;
-use russet_rpc::api::{self, ApiError};
-use russet_rpc::tls::{NODE_USER_PREFIX, folder};
+use russet_rpc::kube_client::{self, ApiError};
+use russet_rpc::tls::{NODE_USER_PREFIX, identity_dir};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use thiserror::Error;
@@ -39,7 +39,7 @@ pub enum IdentityError {
 
 /// Who this node is, and where its files are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct NodeIdentity {
     /// Name of the node.
     pub node: String,
     /// URL of the API server; of several, the one that is asked first.
@@ -74,7 +74,7 @@ pub struct Validity {
 
 impl Validity {
     /// That of a certificate, PEM.
-    pub fn of(certificate: &str) -> Option<Self> {
+    pub fn from_certificate(certificate: &str) -> Option<Self> {
         let der = CertificateDer::from_pem_slice(certificate.as_bytes()).ok()?;
         let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
         let validity = certificate.validity();
@@ -89,22 +89,22 @@ impl Validity {
 
     /// How long until it is to be renewed: at two thirds of its life, and up to a tenth of its life
     /// earlier by `jitter` (0 to 1), so that machines which joined together do not ask together.
-    pub fn due(self, jitter: f64) -> Duration {
+    pub fn renew_in(self, jitter: f64) -> Duration {
         let life = (self.end - self.begin).max(1) as f64;
         self.remaining()
             .saturating_sub(Duration::from_secs_f64(life * (1.0 / 3.0 + jitter.clamp(0.0, 1.0) / 10.0)))
     }
 }
 
-impl Identity {
+impl NodeIdentity {
     /// The identity in `folder`, whoever wrote it; `None` when there is none. The certificate says
     /// who it is and the kubeconfig where the cluster is.
     pub fn load(folder: &Path) -> Result<Option<Self>, IdentityError> {
-        let files = [folder::CERTIFICATE, folder::KEY, folder::CA, folder::KUBECONFIG];
+        let files = [identity_dir::CERTIFICATE, identity_dir::KEY, identity_dir::CA, identity_dir::KUBECONFIG];
         if !files.iter().all(|name| folder.join(name).is_file()) {
             return Ok(None);
         }
-        let path = folder.join(folder::KUBECONFIG);
+        let path = folder.join(identity_dir::KUBECONFIG);
         let damaged = |problem: String| IdentityError::Damaged { path: path.clone(), problem };
         let kubeconfig = Kubeconfig::read_from(&path).map_err(|error| damaged(error.to_string()))?;
         let cluster = kubeconfig.clusters.into_iter().find_map(|named| named.cluster?.server);
@@ -113,9 +113,9 @@ impl Identity {
             server: cluster.ok_or_else(|| damaged("it names no server".into()))?,
             folder: folder.to_owned(),
         };
-        let path = folder.join(folder::CERTIFICATE);
+        let path = folder.join(identity_dir::CERTIFICATE);
         let damaged = || IdentityError::Damaged { path, problem: "it is no node's certificate".into() };
-        identity.node = name_in(&identity.read(folder::CERTIFICATE)?).ok_or_else(damaged)?;
+        identity.node = name_in(&identity.read(identity_dir::CERTIFICATE)?).ok_or_else(damaged)?;
         Ok(Some(identity))
     }
 
@@ -132,19 +132,19 @@ impl Identity {
         let kubeconfig = kubeconfig(node, &server, access);
         let lines = servers.join("\n");
         let mut files: Vec<(&str, &[u8])> = vec![
-            (folder::SERVERS, lines.as_bytes()),
-            (folder::CERTIFICATE, certificate.as_bytes()),
-            (folder::KEY, key.as_bytes()),
-            (folder::CA, ca.as_bytes()),
-            (folder::SERVER_CA, server_ca.as_bytes()),
-            (folder::KUBECONFIG, kubeconfig.as_bytes()),
+            (identity_dir::SERVERS, lines.as_bytes()),
+            (identity_dir::CERTIFICATE, certificate.as_bytes()),
+            (identity_dir::KEY, key.as_bytes()),
+            (identity_dir::CA, ca.as_bytes()),
+            (identity_dir::SERVER_CA, server_ca.as_bytes()),
+            (identity_dir::KUBECONFIG, kubeconfig.as_bytes()),
         ];
         if let Some(token) = token {
-            files.push((folder::TOKEN, token.as_bytes()));
+            files.push((identity_dir::TOKEN, token.as_bytes()));
         }
-        if token.is_none() && dir.join(folder::TOKEN).exists() {
+        if token.is_none() && dir.join(identity_dir::TOKEN).exists() {
             // What an earlier identity had and this one has not must not stay.
-            forget(dir)?;
+            remove(dir)?;
         }
         publish(dir, &files)?;
         Ok(Self { node: node.to_owned(), server, folder: dir.to_owned() })
@@ -154,7 +154,7 @@ impl Identity {
     pub fn with_servers(self, servers: &[String]) -> Result<Self, IdentityError> {
         let lines = servers.join("\n");
         let Some(server) = servers.first() else { return Ok(self) };
-        let kept = self.read(folder::SERVERS).unwrap_or_default();
+        let kept = self.read(identity_dir::SERVERS).unwrap_or_default();
         let (mut before, mut after): (Vec<&str>, Vec<&str>) =
             (kept.lines().collect(), lines.lines().collect());
         // Their order may be another: the one that answered is kept first.
@@ -166,9 +166,9 @@ impl Identity {
         let kubeconfig = kubeconfig(&self.node, server, self.access());
         let ca = self.server_ca_pem()?;
         let files = [
-            (folder::KUBECONFIG, kubeconfig.as_bytes()),
-            (folder::SERVER_CA, ca.as_bytes()),
-            (folder::SERVERS, lines.as_bytes()),
+            (identity_dir::KUBECONFIG, kubeconfig.as_bytes()),
+            (identity_dir::SERVER_CA, ca.as_bytes()),
+            (identity_dir::SERVERS, lines.as_bytes()),
         ];
         publish(&self.folder, &files)?;
         Ok(Self { server: server.clone(), ..self })
@@ -176,7 +176,7 @@ impl Identity {
 
     /// Takes a renewed certificate in place of the one it has.
     pub(crate) fn renew(&self, certificate: &str, key: &str, ca: &str) -> Result<(), IdentityError> {
-        let files = [(folder::CERTIFICATE, certificate), (folder::KEY, key), (folder::CA, ca)];
+        let files = [(identity_dir::CERTIFICATE, certificate), (identity_dir::KEY, key), (identity_dir::CA, ca)];
         publish(&self.folder, &files.map(|(name, text)| (name, text.as_bytes())))
     }
 
@@ -184,19 +184,19 @@ impl Identity {
     /// data plane and for itself; elsewhere the API server's is not touched.
     pub(crate) fn trust(&self, ca: &str) -> Result<(), IdentityError> {
         let one_for_both = self.server_ca_pem()? == self.ca_pem()?;
-        let names = [folder::CA, folder::SERVER_CA].into_iter().take(if one_for_both { 2 } else { 1 });
+        let names = [identity_dir::CA, identity_dir::SERVER_CA].into_iter().take(if one_for_both { 2 } else { 1 });
         let files: Vec<(&str, &[u8])> = names.map(|name| (name, ca.as_bytes())).collect();
         publish(&self.folder, &files)
     }
 
     /// Takes a renewed token in place of the one it has.
     pub(crate) fn renew_token(&self, token: &str) -> Result<(), IdentityError> {
-        publish(&self.folder, &[(folder::TOKEN, token.as_bytes())])
+        publish(&self.folder, &[(identity_dir::TOKEN, token.as_bytes())])
     }
 
     /// What this node shows the API server.
     pub fn access(&self) -> Access {
-        if self.folder.join(folder::TOKEN).is_file() { Access::Token } else { Access::Certificate }
+        if self.folder.join(identity_dir::TOKEN).is_file() { Access::Token } else { Access::Certificate }
     }
 
     fn read(&self, name: &str) -> Result<String, IdentityError> {
@@ -206,25 +206,25 @@ impl Identity {
 
     /// The data-plane CA's certificate.
     pub fn ca_pem(&self) -> Result<String, IdentityError> {
-        self.read(folder::CA)
+        self.read(identity_dir::CA)
     }
 
     /// The API server's CA; an identity of an older release has one CA for both.
     pub fn server_ca_pem(&self) -> Result<String, IdentityError> {
-        let separate = self.folder.join(folder::SERVER_CA).is_file();
-        self.read(if separate { folder::SERVER_CA } else { folder::CA })
+        let separate = self.folder.join(identity_dir::SERVER_CA).is_file();
+        self.read(if separate { identity_dir::SERVER_CA } else { identity_dir::CA })
     }
 
     /// The node's certificate.
     pub fn certificate_pem(&self) -> Result<String, IdentityError> {
-        self.read(folder::CERTIFICATE)
+        self.read(identity_dir::CERTIFICATE)
     }
 
     /// How long the certificate is good.
     pub fn validity(&self) -> Result<Validity, IdentityError> {
-        let path = self.folder.join(folder::CERTIFICATE);
+        let path = self.folder.join(identity_dir::CERTIFICATE);
         let damaged = || IdentityError::Damaged { path, problem: "it is no certificate".into() };
-        Validity::of(&self.read(folder::CERTIFICATE)?).ok_or_else(damaged)
+        Validity::from_certificate(&self.read(identity_dir::CERTIFICATE)?).ok_or_else(damaged)
     }
 
     /// How long the token is good; `None` without one, or when it does not say.
@@ -232,12 +232,12 @@ impl Identity {
         if self.access() == Access::Certificate {
             return Ok(None);
         }
-        let token = self.read(folder::TOKEN)?;
+        let token = self.read(identity_dir::TOKEN)?;
         Ok(access::validity(&token).map(|(begin, end)| Validity { begin, end }))
     }
 
     /// Whether nothing of it has run out.
-    pub fn is_good(&self) -> Result<bool, IdentityError> {
+    pub fn is_valid(&self) -> Result<bool, IdentityError> {
         let token = self.token_validity()?.is_none_or(|token| !token.remaining().is_zero());
         Ok(token && !self.validity()?.remaining().is_zero())
     }
@@ -247,7 +247,7 @@ impl Identity {
         &self,
         tune: impl Fn(&mut kube::Config) + Send + Sync + 'static,
     ) -> Result<kube::Client, IdentityError> {
-        Ok(api::client(&self.folder.join(folder::KUBECONFIG), tune).await?)
+        Ok(kube_client::client(&self.folder.join(identity_dir::KUBECONFIG), tune).await?)
     }
 }
 
@@ -263,16 +263,16 @@ fn name_in(certificate: &str) -> Option<String> {
 pub fn kubeconfig(user: &str, server: &str, access: Access) -> String {
     let credentials = match access {
         Access::Certificate => serde_json::json!({
-            "client-certificate": folder::CERTIFICATE, "client-key": folder::KEY,
+            "client-certificate": identity_dir::CERTIFICATE, "client-key": identity_dir::KEY,
         }),
-        Access::Token => serde_json::json!({"tokenFile": folder::TOKEN}),
+        Access::Token => serde_json::json!({"tokenFile": identity_dir::TOKEN}),
     };
     // Relative names are resolved against the kubeconfig's own folder. JSON is YAML.
     let kubeconfig = serde_json::json!({
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "russet",
-        "clusters": [{"name": "russet", "cluster": {"server": server, "certificate-authority": folder::SERVER_CA}}],
+        "clusters": [{"name": "russet", "cluster": {"server": server, "certificate-authority": identity_dir::SERVER_CA}}],
         "users": [{"name": user, "user": credentials}],
         "contexts": [{"name": "russet", "context": {"cluster": "russet", "user": user}}],
     });
@@ -280,17 +280,17 @@ pub fn kubeconfig(user: &str, server: &str, access: Access) -> String {
 }
 
 fn publish(dir: &Path, files: &[(&str, &[u8])]) -> Result<(), IdentityError> {
-    folder::publish(dir, files).map_err(|source| IdentityError::Io { path: dir.to_owned(), source })
+    identity_dir::publish(dir, files).map_err(|source| IdentityError::Io { path: dir.to_owned(), source })
 }
 
 /// Removes the identity in `dir`, if there is one.
-pub(crate) fn forget(dir: &Path) -> Result<(), IdentityError> {
-    folder::remove(dir).map_err(|source| IdentityError::Io { path: dir.to_owned(), source })
+pub(crate) fn remove(dir: &Path) -> Result<(), IdentityError> {
+    identity_dir::remove(dir).map_err(|source| IdentityError::Io { path: dir.to_owned(), source })
 }
 
 /// Writes a file in one step, readable by its owner alone.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), IdentityError> {
-    folder::write(path, text.as_bytes()).map_err(|source| IdentityError::Io { path: path.to_owned(), source })
+    identity_dir::write(path, text.as_bytes()).map_err(|source| IdentityError::Io { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_identity_is_there_whole_or_not_at_all_and_may_move() {
+    async fn identity_is_stored_atomically_and_may_move() {
         rustls::crypto::ring::default_provider().install_default().ok();
         let folder = tempfile::tempdir().unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
@@ -308,38 +308,38 @@ mod tests {
         let (certificate, key) = (params.self_signed(&key).unwrap().pem(), key.serialize_pem());
         let ca = certificate.as_str();
         let material = Material { certificate: ca, key: &key, ca, server_ca: ca, token: None };
-        assert_eq!(Identity::load(folder.path()).unwrap(), None);
+        assert_eq!(NodeIdentity::load(folder.path()).unwrap(), None);
         let server = |port: u16| vec![format!("https://127.0.0.1:{port}")];
-        let stored = Identity::store(folder.path(), "a", &server(6443), &material).unwrap();
-        assert_eq!(Identity::load(folder.path()).unwrap(), Some(stored.clone()));
-        assert!(stored.is_good().unwrap());
+        let stored = NodeIdentity::store(folder.path(), "a", &server(6443), &material).unwrap();
+        assert_eq!(NodeIdentity::load(folder.path()).unwrap(), Some(stored.clone()));
+        assert!(stored.is_valid().unwrap());
         assert_eq!((stored.access(), stored.token_validity().unwrap()), (Access::Certificate, None));
 
         let moved = stored.with_servers(&server(7443)).unwrap();
-        assert_eq!(Identity::load(folder.path()).unwrap(), Some(moved.clone()));
+        assert_eq!(NodeIdentity::load(folder.path()).unwrap(), Some(moved.clone()));
         moved.client(|_| {}).await.unwrap();
 
         let material = Material { token: Some("e30.eyJpYXQiOjEsImV4cCI6Mn0.x"), ..material };
-        let token = Identity::store(folder.path(), "a", &server(7443), &material).unwrap();
+        let token = NodeIdentity::store(folder.path(), "a", &server(7443), &material).unwrap();
         assert_eq!(token.token_validity().unwrap(), Some(Validity { begin: 1, end: 2 }));
-        assert!(!token.is_good().unwrap(), "its token has ended");
+        assert!(!token.is_valid().unwrap(), "its token has ended");
         token.client(|_| {}).await.unwrap();
         let material = Material { token: None, ..material };
-        let certified = Identity::store(folder.path(), "a", &server(7443), &material).unwrap();
+        let certified = NodeIdentity::store(folder.path(), "a", &server(7443), &material).unwrap();
         assert_eq!(certified.access(), Access::Certificate, "the token went with its identity");
 
         std::fs::remove_file(folder.path().join("tls.key")).unwrap();
-        assert_eq!(Identity::load(folder.path()).unwrap(), None);
+        assert_eq!(NodeIdentity::load(folder.path()).unwrap(), None);
     }
 
     #[test]
-    fn renewal_is_due_at_two_thirds_of_a_life_or_a_little_earlier() {
+    fn renewal_is_due_at_two_thirds_of_lifetime_minus_jitter() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
         let validity = Validity { begin: now, end: now + 30_000 };
         for (jitter, least, most) in [(0.0, 19_900.0, 20_000.0), (1.0, 16_900.0, 17_000.0)] {
-            let due = validity.due(jitter).as_secs_f64();
+            let due = validity.renew_in(jitter).as_secs_f64();
             assert!(least < due && due <= most, "{jitter}: {due}");
         }
-        assert_eq!(Validity { begin: now - 20, end: now - 10 }.due(0.5), Duration::ZERO);
+        assert_eq!(Validity { begin: now - 20, end: now - 10 }.renew_in(0.5), Duration::ZERO);
     }
 }

@@ -85,7 +85,7 @@ pub async fn fetch(server: &str, pin: &str, known: Option<&[u8]>) -> Result<Vec<
 
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let known = known.filter(|known| of_der(known).as_deref() == Some(pin)).map(<[u8]>::to_vec);
-    let verifier = Arc::new(Pinned { pin: pin.to_owned(), known: known.clone(), provider: provider.clone() });
+    let verifier = Arc::new(PinVerifier { pin: pin.to_owned(), known: known.clone(), provider: provider.clone() });
     let unreachable = |problem: String| PinError::Unreachable { server: server.to_owned(), problem };
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -99,7 +99,7 @@ pub async fn fetch(server: &str, pin: &str, known: Option<&[u8]>) -> Result<Vec<
     };
     let stream = match tokio::time::timeout(Duration::from_secs(15), connect).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return Err(explained(server, pin, &error)),
+        Ok(Err(error)) => return Err(connection_error(server, pin, &error)),
         Err(_) => return Err(unreachable("no answer within 15 s".into())),
     };
     if let Some(known) = known {
@@ -111,7 +111,7 @@ pub async fn fetch(server: &str, pin: &str, known: Option<&[u8]>) -> Result<Vec<
         .ok_or_else(|| PinError::Mismatch { server: server.to_owned(), pin: pin.to_owned() })
 }
 
-fn explained(server: &str, pin: &str, error: &std::io::Error) -> PinError {
+fn connection_error(server: &str, pin: &str, error: &std::io::Error) -> PinError {
     let server = server.to_owned();
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         // A CA of the same name has another key.
@@ -127,13 +127,13 @@ fn explained(server: &str, pin: &str, error: &std::io::Error) -> PinError {
 
 /// Believes a chain that holds the pinned CA and that this CA vouches for.
 #[derive(Debug)]
-struct Pinned {
+struct PinVerifier {
     pin: String,
     known: Option<Vec<u8>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for PinVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_pinned_ca_is_believed_and_only_for_its_own_addresses() {
+    async fn only_the_pinned_ca_is_trusted_for_its_own_addresses() {
         let (url, ca) = server("127.0.0.1", true).await;
         let pin = of_der(&ca).unwrap();
         assert_eq!(fetch(&url, &pin, None).await.unwrap(), ca);

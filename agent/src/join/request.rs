@@ -20,20 +20,20 @@ use thiserror::Error;
 
 /// How long an answer is waited for. The operator answers within a second; a cluster whose operator
 /// is just starting deserves some patience.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const SIGNING_TIMEOUT: Duration = Duration::from_secs(120);
 /// Between two looks at the request.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Whose certificate is wanted.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct CertificateRequest {
     user: String,
     group: Option<&'static str>,
     domain: String,
     prefix: String,
 }
 
-impl Wanted {
+impl CertificateRequest {
     /// A node's.
     pub fn node(node: &str) -> Self {
         Self {
@@ -99,7 +99,7 @@ pub enum RequestError {
     /// Nobody answered in time.
     #[error(
         "no certificate came for {user} within {} s; the operator signs requests, look whether it runs (request {request})",
-        TIMEOUT.as_secs()
+        SIGNING_TIMEOUT.as_secs()
     )]
     Unsigned {
         /// Whose.
@@ -108,7 +108,7 @@ pub enum RequestError {
         request: String,
     },
     /// The CA's certificate is not there.
-    #[error("the CA of {user}'s certificate is not in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} after {} s; look whether the operator runs", TIMEOUT.as_secs())]
+    #[error("the CA of {user}'s certificate is not in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} after {} s; look whether the operator runs", SIGNING_TIMEOUT.as_secs())]
     Authority {
         /// Whose.
         user: String,
@@ -116,7 +116,7 @@ pub enum RequestError {
 }
 
 /// Asks for a certificate of `key` and waits for it; PEM.
-pub async fn certificate(client: &Client, wanted: &Wanted, key: &KeyPair) -> Result<String, RequestError> {
+pub async fn certificate(client: &Client, wanted: &CertificateRequest, key: &KeyPair) -> Result<String, RequestError> {
     let user = || wanted.user.clone();
     let failed = |source| RequestError::Api { user: user(), source: Box::new(source) };
     let pem = wanted.pem(key).map_err(|source| RequestError::Key { user: user(), source })?;
@@ -134,7 +134,7 @@ pub async fn certificate(client: &Client, wanted: &Wanted, key: &KeyPair) -> Res
     };
     requests.create(&PostParams::default(), &object).await.map_err(failed)?;
 
-    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    let deadline = tokio::time::Instant::now() + SIGNING_TIMEOUT;
     while tokio::time::Instant::now() < deadline {
         let status = match requests.get(&name).await {
             Ok(found) => found.status.unwrap_or_default(),
@@ -157,14 +157,14 @@ pub async fn certificate(client: &Client, wanted: &Wanted, key: &KeyPair) -> Res
             let message = refusal.message.or(refusal.reason).unwrap_or(refusal.type_);
             return Err(RequestError::Denied { user: user(), message });
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Err(RequestError::Unsigned { user: user(), request: name })
 }
 
 /// The CAs to trust from now on, if the cluster publishes others than `kept`. Nothing depends on the
 /// answer coming at once, so none is no error.
-pub async fn changed(client: &Client, kept: &str) -> Option<String> {
+pub async fn changed_authority(client: &Client, kept: &str) -> Option<String> {
     match published(client).await {
         Ok(published) => published.filter(|published| published != kept),
         Err(error) => {
@@ -186,17 +186,17 @@ async fn published(client: &Client) -> Result<Option<String>, kube::Error> {
 /// publish; else `known`, for a control plane of an older release that publishes none.
 pub async fn authority(
     client: &Client,
-    wanted: &Wanted,
+    wanted: &CertificateRequest,
     certificate: &str,
     known: Option<&str>,
 ) -> Result<String, RequestError> {
-    if let Some(known) = known.filter(|known| vouches(known, certificate)) {
+    if let Some(known) = known.filter(|known| is_signed_by_any(known, certificate)) {
         return Ok(known.to_owned());
     }
-    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    let deadline = tokio::time::Instant::now() + SIGNING_TIMEOUT;
     loop {
         match published(client).await {
-            Ok(Some(published)) if vouches(&published, certificate) => return Ok(published),
+            Ok(Some(published)) if is_signed_by_any(&published, certificate) => return Ok(published),
             Ok(_) => {}
             // The roles of a new cluster may still be on their way.
             Err(error) => tracing::debug!(%error, "the CA could not be read; tried again"),
@@ -204,17 +204,17 @@ pub async fn authority(
         if tokio::time::Instant::now() > deadline {
             return Err(RequestError::Authority { user: wanted.user.clone() });
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Whether one of these CAs signed that certificate.
-fn vouches(authorities: &str, certificate: &str) -> bool {
+fn is_signed_by_any(authorities: &str, certificate: &str) -> bool {
     certificates(authorities).iter().any(|ca| signed(ca, certificate))
 }
 
 /// Whether the CA that signs now signed that certificate too; if not, it is time for another one.
-pub fn is_current(authorities: &str, certificate: &str) -> bool {
+pub fn is_signed_by_first(authorities: &str, certificate: &str) -> bool {
     certificates(authorities).first().is_some_and(|ca| signed(ca, certificate))
 }
 
@@ -250,8 +250,8 @@ mod tests {
     fn a_request_names_its_owner_and_nothing_else() {
         let key = KeyPair::generate().unwrap();
         for (wanted, user, group) in [
-            (Wanted::node("mac-1"), "russet:node:mac-1", Some("russet:nodes")),
-            (Wanted::gateway(), "russet:gateway", None),
+            (CertificateRequest::node("mac-1"), "russet:node:mac-1", Some("russet:nodes")),
+            (CertificateRequest::gateway(), "russet:gateway", None),
         ] {
             let parsed =
                 rcgen::CertificateSigningRequestParams::from_pem(&wanted.pem(&key).unwrap()).unwrap();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ca_vouches_for_what_it_signed_and_not_for_another_of_its_name() {
+    fn ca_verifies_own_signatures_and_no_namesakes() {
         let authority = || {
             let mut params = CertificateParams::default();
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -274,16 +274,16 @@ mod tests {
         let mut params = CertificateParams::default();
         params.use_authority_key_identifier_extension = true;
         let leaf = params.signed_by(&KeyPair::generate().unwrap(), &ca).unwrap();
-        assert!(vouches(&ca.pem(), &leaf.pem()));
-        assert!(!vouches(&namesake.pem(), &leaf.pem()));
-        assert!(!vouches("", &leaf.pem()));
+        assert!(is_signed_by_any(&ca.pem(), &leaf.pem()));
+        assert!(!is_signed_by_any(&namesake.pem(), &leaf.pem()));
+        assert!(!is_signed_by_any("", &leaf.pem()));
         // While one takes the other's place, both are there, and the first signs.
         let both = |first: &str, second: &str| format!("{first}{second}");
         for (authorities, current) in
             [(both(&ca.pem(), &namesake.pem()), true), (both(&namesake.pem(), &ca.pem()), false)]
         {
-            assert!(vouches(&authorities, &leaf.pem()));
-            assert_eq!(is_current(&authorities, &leaf.pem()), current);
+            assert!(is_signed_by_any(&authorities, &leaf.pem()));
+            assert_eq!(is_signed_by_first(&authorities, &leaf.pem()), current);
         }
     }
 }

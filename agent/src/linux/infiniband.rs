@@ -26,11 +26,11 @@ pub fn ports(sys: &Path) -> Vec<Port> {
     let devices = folders(&sys.join("class/infiniband"));
     devices
         .iter()
-        .flat_map(|device| folders(&device.join("ports")).into_iter().filter_map(|port| one(device, &port)))
+        .flat_map(|device| folders(&device.join("ports")).into_iter().filter_map(|port| read_port(device, &port)))
         .collect()
 }
 
-fn one(device: &Path, port: &Path) -> Option<Port> {
+fn read_port(device: &Path, port: &Path) -> Option<Port> {
     let state = word(&port.join("state"))?;
     Some(Port {
         device: name(device),

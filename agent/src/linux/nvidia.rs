@@ -1,13 +1,13 @@
 //! `nvidia-smi`, which asks NVML: load, power and warmth of NVIDIA's GPUs.
 
-use crate::load::Load;
+use crate::machine_load::MachineLoad;
 
 /// What is asked of it.
-pub const QUESTION: [&str; 2] =
+pub const QUERY_ARGUMENTS: [&str; 2] =
     ["--query-gpu=utilization.gpu,power.draw,temperature.gpu", "--format=csv,noheader,nounits"];
 
 /// Reads a line for each GPU: the mean load, all watts, the warmest. What a GPU does not tell is `[N/A]`.
-pub fn load(output: &[u8]) -> Option<Load> {
+pub fn load(output: &[u8]) -> Option<MachineLoad> {
     let text = String::from_utf8_lossy(output);
     let column = |place: usize| -> Vec<f64> {
         let cells = text.lines().filter_map(|line| line.split(',').nth(place)?.trim().parse::<f64>().ok());
@@ -15,13 +15,13 @@ pub fn load(output: &[u8]) -> Option<Load> {
     };
     let [busy, watts, celsius] = [column(0), column(1), column(2)];
     let some = |of: &[f64], value: f64| (!of.is_empty()).then_some(value);
-    let load = Load {
+    let load = MachineLoad {
         gpu: some(&busy, busy.iter().sum::<f64>() / busy.len() as f64 / 100.0),
         gpu_watts: some(&watts, watts.iter().sum()),
         gpu_celsius: some(&celsius, celsius.iter().copied().fold(f64::MIN, f64::max)),
-        ..Load::default()
+        ..MachineLoad::default()
     };
-    (load != Load::default()).then_some(load)
+    (load != MachineLoad::default()).then_some(load)
 }
 
 #[cfg(test)]

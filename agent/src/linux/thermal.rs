@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_warmest_zone_is_told_and_what_cools_is_none() {
+    fn warmest_thermal_zone_wins_and_fans_are_ignored() {
         let sys = tempfile::tempdir().unwrap();
         for (zone, kind, temp) in [
             ("thermal_zone0", "acpitz", "27800"),

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_are_told_from_docks_and_count_all_lanes() {
+    fn thunderbolt_hosts_differ_from_docks_and_count_all_lanes() {
         let sys = tempfile::tempdir().unwrap();
         let devices = sys.path().join("bus/thunderbolt/devices");
         let device = |name: &str, files: &[(&str, &str)]| {

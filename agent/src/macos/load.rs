@@ -4,24 +4,24 @@
 
 use serde_json::Value;
 
-use super::{Unreadable, json};
-use crate::load::Load;
+use super::{ParseError, json};
+use crate::machine_load::MachineLoad;
 
 const TOOL: &str = "macmon pipe";
 
 /// Reads the last of the lines.
-pub fn load(output: &[u8]) -> Result<Load, Unreadable> {
+pub fn load(output: &[u8]) -> Result<MachineLoad, ParseError> {
     let mut lines = output.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
-    let last = lines.next_back().ok_or_else(|| Unreadable::new(TOOL, "nothing"))?;
+    let last = lines.next_back().ok_or_else(|| ParseError::new(TOOL, "nothing"))?;
     let told = json(TOOL, last)?;
     let memory = told.get("memory");
     if memory.is_none() {
-        return Err(Unreadable::new(TOOL, "an object without memory"));
+        return Err(ParseError::new(TOOL, "an object without memory"));
     }
     let number = |of: Option<&Value>, key: &str| of?.get(key)?.as_f64().filter(|number| number.is_finite());
     let bytes = |key| memory.and_then(|memory| memory.get(key)).and_then(Value::as_u64);
     let pair = || told.get("gpu_usage")?.get(1)?.as_f64();
-    Ok(Load {
+    Ok(MachineLoad {
         gpu: number(Some(&told), "gpu_active_ratio").or_else(pair).map(|ratio| ratio.clamp(0.0, 1.0)),
         watts: number(Some(&told), "sys_power"),
         gpu_watts: number(Some(&told), "gpu_power"),

@@ -1,16 +1,16 @@
 //! `vm_stat`, `memory_pressure` and `sysctl vm.swapusage`: what memory is left. None of them is the truth by itself: a
 //! machine with its swap nearly full may call 93 percent of its memory free.
 
-use super::{Unreadable, fields, text};
+use super::{ParseError, fields, text};
 
 const PAGES: &str = "vm_stat";
 const PRESSURE: &str = "memory_pressure";
 const SWAP: &str = "sysctl vm.swapusage";
 
 /// Bytes that are free, inactive, speculative or purgeable: what new work can take without anything being swapped.
-pub fn available(output: &[u8]) -> Result<u64, Unreadable> {
+pub fn available(output: &[u8]) -> Result<u64, ParseError> {
     let text = text(output);
-    let missing = |what: &str| Unreadable::new(PAGES, format!("no {what}"));
+    let missing = |what: &str| ParseError::new(PAGES, format!("no {what}"));
     let size = text.split_once("page size of ").and_then(|(_, rest)| rest.split_whitespace().next());
     let size: u64 = size.and_then(|size| size.parse().ok()).ok_or_else(|| missing("page size"))?;
     let pages = |name: &str| {
@@ -33,13 +33,13 @@ pub struct Pressure {
 }
 
 /// Reads what `memory_pressure` printed, with or without `-Q`.
-pub fn pressure(output: &[u8]) -> Result<Pressure, Unreadable> {
+pub fn pressure(output: &[u8]) -> Result<Pressure, ParseError> {
     let text = text(output);
     let total = text.split_once("The system has ").and_then(|(_, rest)| rest.split_whitespace().next());
     let total = total.and_then(|total| total.parse().ok());
     let percent = fields(&text).find(|(key, _)| *key == "System-wide memory free percentage");
     Ok(Pressure {
-        total: total.ok_or_else(|| Unreadable::new(PRESSURE, "no size of the system"))?,
+        total: total.ok_or_else(|| ParseError::new(PRESSURE, "no size of the system"))?,
         free_percent: percent.and_then(|(_, percent)| percent.trim_end_matches('%').parse().ok()),
     })
 }
@@ -54,7 +54,7 @@ pub struct Swap {
 }
 
 /// Reads the value of `vm.swapusage`: `total = 10240.00M  used = 9460.62M  free = 779.38M  (encrypted)`.
-pub fn swap(value: &str) -> Result<Swap, Unreadable> {
+pub fn swap(value: &str) -> Result<Swap, ParseError> {
     let words: Vec<&str> = value.split_whitespace().collect();
     let bytes = |name: &str| {
         let place = words.windows(3).find(|three| three[0] == name && three[1] == "=");
@@ -63,7 +63,7 @@ pub fn swap(value: &str) -> Result<Swap, Unreadable> {
         mebibytes.map(|size| (size * f64::from(1 << 20)) as u64)
     };
     let found = bytes("total").zip(bytes("used")).map(|(total, used)| Swap { total, used });
-    found.ok_or_else(|| Unreadable::new(SWAP, format!("no total and used in mebibytes: {value:?}")))
+    found.ok_or_else(|| ParseError::new(SWAP, format!("no total and used in mebibytes: {value:?}")))
 }
 
 #[cfg(test)]

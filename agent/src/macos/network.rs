@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 
 use serde_json::Value;
 
-use super::{Unreadable, json, text};
+use super::{ParseError, json, text};
 
 const IFCONFIG: &str = "ifconfig";
 const NETSTAT: &str = "netstat -rn";
@@ -44,7 +44,7 @@ fn prefix(mask: &str) -> Option<u32> {
 }
 
 /// Reads all interfaces, in the order in which they are printed.
-pub fn interfaces(output: &[u8]) -> Result<Vec<Interface>, Unreadable> {
+pub fn interfaces(output: &[u8]) -> Result<Vec<Interface>, ParseError> {
     let text = text(output);
     let mut interfaces: Vec<Interface> = Vec::new();
     for line in text.lines() {
@@ -68,17 +68,17 @@ pub fn interfaces(output: &[u8]) -> Result<Vec<Interface>, Unreadable> {
             _ => {}
         }
     }
-    if interfaces.is_empty() { Err(Unreadable::new(IFCONFIG, "no interface")) } else { Ok(interfaces) }
+    if interfaces.is_empty() { Err(ParseError::new(IFCONFIG, "no interface")) } else { Ok(interfaces) }
 }
 
 /// Interfaces that a default route goes over, the one that is used first: a Thunderbolt port among them may take a
 /// machine's internet traffic.
-pub fn default_routes(output: &[u8]) -> Result<Vec<String>, Unreadable> {
+pub fn default_routes(output: &[u8]) -> Result<Vec<String>, ParseError> {
     let text = text(output);
     let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let head = lines.find(|words| words.first() == Some(&"Destination"));
     let column = head.and_then(|head| head.iter().position(|word| *word == "Netif"));
-    let column = column.ok_or_else(|| Unreadable::new(NETSTAT, "no columns Destination and Netif"))?;
+    let column = column.ok_or_else(|| ParseError::new(NETSTAT, "no columns Destination and Netif"))?;
     // IPv6's table, where there is one, has a head of its own.
     let table = lines.take_while(|words| words.first() != Some(&"Destination"));
     let defaults = table.filter(|words| words.first() == Some(&"default"));
@@ -86,13 +86,13 @@ pub fn default_routes(output: &[u8]) -> Result<Vec<String>, Unreadable> {
 }
 
 /// Members of each bridge, from its preferences as JSON.
-pub fn bridge_members(output: &[u8]) -> Result<BTreeMap<String, Vec<String>>, Unreadable> {
+pub fn bridge_members(output: &[u8]) -> Result<BTreeMap<String, Vec<String>>, ParseError> {
     let all = json(PREFERENCES, output)?;
-    let bridges = all.as_object().ok_or_else(|| Unreadable::new(PREFERENCES, "no object of bridges"))?;
+    let bridges = all.as_object().ok_or_else(|| ParseError::new(PREFERENCES, "no object of bridges"))?;
     let members = bridges.iter().map(|(name, bridge)| {
         let members = bridge.get("Interfaces").and_then(Value::as_array);
         let members =
-            members.ok_or_else(|| Unreadable::new(PREFERENCES, format!("no Interfaces of {name}")))?;
+            members.ok_or_else(|| ParseError::new(PREFERENCES, format!("no Interfaces of {name}")))?;
         Ok((name.clone(), members.iter().filter_map(Value::as_str).map(str::to_owned).collect()))
     });
     members.collect()
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn default_routes_are_told_by_their_interface() {
+    fn default_routes_are_listed_by_interface() {
         let output = b"Routing tables\n\nInternet:\nDestination Gateway Flags Netif Expire\n\
             default 192.0.2.1 UGScg en1\ndefault link#13 UCSIg bridge0 !\n127 127.0.0.1 UCS lo0\n\n\
             Internet6:\nDestination Gateway Flags Netif Expire\ndefault fe80::%utun0 UGcIg utun0\n";

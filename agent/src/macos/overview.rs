@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Unreadable, json};
+use super::{ParseError, json};
 
 const TOOL: &str = "system_profiler SPHardwareDataType SPDisplaysDataType -json";
 
@@ -22,12 +22,12 @@ pub struct Overview {
 }
 
 /// Reads what is there of both lists.
-pub fn overview(output: &[u8]) -> Result<Overview, Unreadable> {
+pub fn overview(output: &[u8]) -> Result<Overview, ParseError> {
     let all = json(TOOL, output)?;
     let first = |list: &str| all.get(list).and_then(Value::as_array).and_then(|list| list.first()).cloned();
     let (hardware, display) = (first("SPHardwareDataType"), first("SPDisplaysDataType"));
     if hardware.is_none() && display.is_none() {
-        return Err(Unreadable::new(TOOL, "neither SPHardwareDataType nor SPDisplaysDataType"));
+        return Err(ParseError::new(TOOL, "neither SPHardwareDataType nor SPDisplaysDataType"));
     }
     let word = |of: &Option<Value>, key: &str| of.as_ref()?.get(key)?.as_str().map(str::to_owned);
     Ok(Overview {

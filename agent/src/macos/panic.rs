@@ -1,17 +1,17 @@
 //! Reports of kernel panics, `/Library/Logs/DiagnosticReports/panic-full-*.panic`: whether the GPU's memory was the
 //! cause, as it is where MLX uses more than there is (ml-explore/mlx#3186), and which program it was.
 
-use super::{Unreadable, text};
+use super::{ParseError, text};
 
 const REPORT: &str = "a panic report";
 
 /// What a report says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Panic {
+pub struct KernelPanic {
     /// What the kernel said, without its own addresses.
     pub message: String,
     /// Source file and line of the kernel, `IOGPUMemory.cpp:550`.
-    pub place: String,
+    pub location: String,
     /// The program that ran, where it is told.
     pub task: Option<String>,
     /// Its process id, where it is told.
@@ -20,22 +20,22 @@ pub struct Panic {
     pub build: Option<String>,
 }
 
-impl Panic {
+impl KernelPanic {
     /// Whether the GPU's memory was the cause.
-    pub fn is_of_gpu_memory(&self) -> bool {
-        self.place.starts_with("IOGPU") && self.place.contains("Memory.cpp")
+    pub fn is_gpu_memory(&self) -> bool {
+        self.location.starts_with("IOGPU") && self.location.contains("Memory.cpp")
     }
 
     /// Whether nothing answered for a minute and a half, as where the GPU waits for memory for ever.
-    pub fn is_of_the_watchdog(&self) -> bool {
+    pub fn is_watchdog(&self) -> bool {
         self.message.contains("watchdog timeout")
     }
 }
 
 /// Reads the first panic of a report; in a newer one, which is JSON, the text stands in a member.
-pub fn panic(output: &[u8]) -> Result<Panic, Unreadable> {
+pub fn panic(output: &[u8]) -> Result<KernelPanic, ParseError> {
     let text = text(output).replace("\\n", "\n").replace("\\\"", "\"");
-    let missing = |what| Unreadable::new(REPORT, format!("no {what}"));
+    let missing = |what| ParseError::new(REPORT, format!("no {what}"));
     let (_, from) = text.split_once("panic(cpu ").ok_or_else(|| missing("line \"panic(cpu …)\""))?;
     let (_, from) = from.split_once("): ").ok_or_else(|| missing("message"))?;
     // The place may stand in a line of its own.
@@ -54,9 +54,9 @@ pub fn panic(output: &[u8]) -> Result<Panic, Unreadable> {
         let named = named.split_once(": ").map_or(named, |(_, name)| name);
         named.split(" — ").next().unwrap_or_default().trim_start_matches(':').trim().to_owned()
     });
-    Ok(Panic {
+    Ok(KernelPanic {
         message: message.trim().trim_matches('"').to_owned(),
-        place: place.to_owned(),
+        location: place.to_owned(),
         task: task.filter(|task| !task.is_empty()),
         pid,
         build: after("OS version:").map(str::to_owned),
@@ -73,14 +73,14 @@ mod tests {
             OS version: 25E246\nPanicked task 0xfffffe2: 1891705 pages, 85 threads: pid 49042: python3.13\n";
         let found = panic(report.as_bytes()).unwrap();
         assert_eq!(
-            (found.message.as_str(), found.place.as_str()),
+            (found.message.as_str(), found.location.as_str()),
             ("prepare count underflow", "IOGPUMemory.cpp:550")
         );
         assert_eq!((found.task.as_deref(), found.build.as_deref()), (Some("python3.13"), Some("25E246")));
-        assert!(found.is_of_gpu_memory() && !found.is_of_the_watchdog());
+        assert!(found.is_gpu_memory() && !found.is_watchdog());
         assert_eq!(found.pid, Some(49042));
         let other = panic(b"panic(cpu 0): \"watchdog timeout\" @IOPlatformExpert.cpp:9").unwrap();
-        assert!(!other.is_of_gpu_memory() && other.is_of_the_watchdog());
+        assert!(!other.is_gpu_memory() && other.is_watchdog());
         assert_eq!((other.task, other.pid), (None, None));
     }
 
@@ -89,13 +89,13 @@ mod tests {
         let report = br#"{"build":"x","panicString":"panic(cpu 1 caller 0x1): \"underflow\" @IOGPUMemory.cpp:550\nPanicked task 0x2: 7 pages: pid 3: russet-engine\n"}"#;
         let found = panic(report).unwrap();
         assert_eq!(
-            (found.place.as_str(), found.task.as_deref()),
+            (found.location.as_str(), found.task.as_deref()),
             ("IOGPUMemory.cpp:550", Some("russet-engine"))
         );
     }
 
     #[test]
-    fn what_is_no_report_is_refused() {
+    fn non_panic_report_is_refused() {
         assert!(panic(b"").is_err());
         assert!(panic(b"panic(cpu 0").is_err());
         assert!(panic(b"panic(cpu 0): \"no place\"").is_err());

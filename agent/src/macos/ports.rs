@@ -1,7 +1,7 @@
 //! `networksetup -listallhardwareports`: which interface a port of the machine is. A port's number and its
 //! interface's have nothing to do with each other: Thunderbolt 2 is `en6` on one Mac and `en3` on another.
 
-use super::{Unreadable, fields, text};
+use super::{ParseError, fields, text};
 
 const TOOL: &str = "networksetup -listallhardwareports";
 
@@ -24,7 +24,7 @@ impl HardwarePort {
 }
 
 /// Reads the ports, in the order in which they are printed.
-pub fn hardware_ports(output: &[u8]) -> Result<Vec<HardwarePort>, Unreadable> {
+pub fn hardware_ports(output: &[u8]) -> Result<Vec<HardwarePort>, ParseError> {
     let text = text(output);
     let mut ports: Vec<HardwarePort> = Vec::new();
     let mut open: Option<String> = None;
@@ -33,7 +33,7 @@ pub fn hardware_ports(output: &[u8]) -> Result<Vec<HardwarePort>, Unreadable> {
             "Hardware Port" => open = Some(value.to_owned()),
             "Device" => {
                 let name = open.take().ok_or_else(|| {
-                    Unreadable::new(TOOL, format!("the device {value} of no hardware port"))
+                    ParseError::new(TOOL, format!("the device {value} of no hardware port"))
                 })?;
                 ports.push(HardwarePort { name, device: value.to_owned(), address: None });
             }
@@ -45,7 +45,7 @@ pub fn hardware_ports(output: &[u8]) -> Result<Vec<HardwarePort>, Unreadable> {
             _ => {}
         }
     }
-    if ports.is_empty() { Err(Unreadable::new(TOOL, "no hardware port")) } else { Ok(ports) }
+    if ports.is_empty() { Err(ParseError::new(TOOL, "no hardware port")) } else { Ok(ports) }
 }
 
 #[cfg(test)]

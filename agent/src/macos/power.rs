@@ -3,7 +3,7 @@
 
 use plist::Value;
 
-use super::{Unreadable, fields, text};
+use super::{ParseError, fields, text};
 
 const TOOL: &str = "powermetrics";
 
@@ -21,20 +21,20 @@ pub struct Power {
 }
 
 /// Reads either form, of several samples the last.
-pub fn power(output: &[u8]) -> Result<Power, Unreadable> {
+pub fn power(output: &[u8]) -> Result<Power, ParseError> {
     let found =
-        if output.trim_ascii_start().starts_with(b"<?xml") { listed(output)? } else { told(&text(output)) };
+        if output.trim_ascii_start().starts_with(b"<?xml") { parse_plist(output)? } else { parse_text(&text(output)) };
     if found == Power::default() {
-        return Err(Unreadable::new(TOOL, "neither power nor thermal pressure"));
+        return Err(ParseError::new(TOOL, "neither power nor thermal pressure"));
     }
     Ok(found)
 }
 
-fn listed(output: &[u8]) -> Result<Power, Unreadable> {
+fn parse_plist(output: &[u8]) -> Result<Power, ParseError> {
     // Samples are separated by a zero byte.
     let mut samples = output.split(|byte| *byte == 0).filter(|sample| !sample.trim_ascii().is_empty());
     let all = Value::from_reader_xml(samples.next_back().unwrap_or_default())
-        .map_err(|error| Unreadable::new(TOOL, format!("no property list ({error})")))?;
+        .map_err(|error| ParseError::new(TOOL, format!("no property list ({error})")))?;
     let all = all.as_dictionary();
     let number = |part: &str, key: &str| all?.get(part)?.as_dictionary()?.get(key)?.as_real();
     let pressure = || all?.get("thermal_pressure")?.as_string().map(str::to_owned);
@@ -46,7 +46,7 @@ fn listed(output: &[u8]) -> Result<Power, Unreadable> {
     })
 }
 
-fn told(text: &str) -> Power {
+fn parse_text(text: &str) -> Power {
     let last = |name: &str| fields(text).filter(|(key, _)| *key == name).last().map(|(_, value)| value);
     let watts = |name: &str| Some(last(name)?.strip_suffix(" mW")?.parse::<f64>().ok()? / 1e3);
     let residency = || last("GPU HW active residency")?.split('%').next()?.trim().parse::<f64>().ok();
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_is_refused() {
+    fn empty_power_output_is_refused() {
         assert!(power(b"powermetrics must be invoked as the superuser\n").is_err());
         assert!(
             power(b"<?xml version=\"1.0\"?><plist>").unwrap_err().to_string().contains("no property list")

@@ -3,35 +3,35 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::{Unreadable, fields, text};
+use super::{ParseError, fields, text};
 
 const SWITCH: &str = "rdma_ctl status";
 const DEVICES: &str = "ibv_devices";
 const INFO: &str = "ibv_devinfo";
 
 /// Whether `rdma_ctl status` says that RDMA is enabled.
-pub fn is_enabled(output: &[u8]) -> Result<bool, Unreadable> {
+pub fn is_enabled(output: &[u8]) -> Result<bool, ParseError> {
     match text(output).trim() {
         "enabled" => Ok(true),
         "disabled" => Ok(false),
-        other => Err(Unreadable::new(SWITCH, format!("neither enabled nor disabled: {other:?}"))),
+        other => Err(ParseError::new(SWITCH, format!("neither enabled nor disabled: {other:?}"))),
     }
 }
 
 /// Names of the devices that `ibv_devices` lists, which may be none.
-pub fn devices(output: &[u8]) -> Result<Vec<String>, Unreadable> {
+pub fn devices(output: &[u8]) -> Result<Vec<String>, ParseError> {
     let text = text(output);
     let mut lines = text.lines().map(str::split_whitespace);
     lines
         .find(|words| words.clone().eq(["device", "node", "GUID"]))
-        .ok_or_else(|| Unreadable::new(DEVICES, "no line \"device node GUID\""))?;
+        .ok_or_else(|| ParseError::new(DEVICES, "no line \"device node GUID\""))?;
     let names = lines.filter_map(|mut words| words.next());
     Ok(names.filter(|name| name.starts_with("rdma_")).map(str::to_owned).collect())
 }
 
 /// An RDMA device and its one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct RdmaDevice {
     /// `rdma_en5`.
     pub name: String,
     /// Whether its port is active: a cable is there, and the other end has RDMA enabled too.
@@ -42,7 +42,7 @@ pub struct Device {
     pub addresses: Vec<(u32, Ipv4Addr)>,
 }
 
-impl Device {
+impl RdmaDevice {
     /// The interface it belongs to.
     pub fn interface(&self) -> &str {
         self.name.strip_prefix("rdma_").unwrap_or(&self.name)
@@ -51,13 +51,13 @@ impl Device {
 
 /// Reads devices from `ibv_devinfo`, with or without `-v`. What comes before the first device, as a prompt does in what
 /// people post, is left out; a device whose port says nothing is refused.
-pub fn device_infos(output: &[u8]) -> Result<Vec<Device>, Unreadable> {
+pub fn device_infos(output: &[u8]) -> Result<Vec<RdmaDevice>, ParseError> {
     let text = text(output);
-    let mut devices: Vec<Device> = Vec::new();
+    let mut devices: Vec<RdmaDevice> = Vec::new();
     for (key, value) in fields(&text) {
         if key == "hca_id" {
             let (name, state) = (value.to_owned(), String::new());
-            devices.push(Device { name, is_active: false, state, addresses: Vec::new() });
+            devices.push(RdmaDevice { name, is_active: false, state, addresses: Vec::new() });
         }
         let Some(device) = devices.last_mut() else { continue };
         if key == "state" {
@@ -68,8 +68,8 @@ pub fn device_infos(output: &[u8]) -> Result<Vec<Device>, Unreadable> {
         }
     }
     match devices.iter().find(|device| device.state.is_empty()) {
-        _ if devices.is_empty() => Err(Unreadable::new(INFO, "no device (hca_id)")),
-        Some(silent) => Err(Unreadable::new(INFO, format!("no state of {}'s port", silent.name))),
+        _ if devices.is_empty() => Err(ParseError::new(INFO, "no device (hca_id)")),
+        Some(silent) => Err(ParseError::new(INFO, format!("no state of {}'s port", silent.name))),
         None => Ok(devices),
     }
 }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_switch_is_on_or_off_and_nothing_else() {
+    fn rdma_switch_is_enabled_or_disabled_only() {
         assert_eq!(is_enabled(b"enabled\n"), Ok(true));
         assert_eq!(is_enabled(b"disabled\n"), Ok(false));
         let error = is_enabled(b"zsh: command not found: rdma_ctl\n").unwrap_err();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn there_may_be_no_device_but_there_is_a_head() {
+    fn device_list_may_be_empty_but_needs_a_header() {
         let head = "    device          \t   node GUID\n    ------          \t----------------\n";
         assert_eq!(devices(head.as_bytes()), Ok(vec![]));
         let two = format!("{head}    rdma_en6        \t0000000000000002\n    rdma_en2    0000000000000003\n");

@@ -4,14 +4,14 @@
 
 use std::net::Ipv4Addr;
 
-use super::{Unreadable, fields, text};
+use super::{ParseError, fields, text};
 
 const ORDER: &str = "networksetup -listnetworkserviceorder";
 const INFO: &str = "networksetup -getinfo";
 
 /// A network service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
+pub struct NetworkService {
     /// Its name, which people may change.
     pub name: String,
     /// The port it is of, `Thunderbolt 1` or a VPN client's identifier.
@@ -23,7 +23,7 @@ pub struct Service {
 }
 
 /// Reads the services, the first asked first.
-pub fn service_order(output: &[u8]) -> Result<Vec<Service>, Unreadable> {
+pub fn service_order(output: &[u8]) -> Result<Vec<NetworkService>, ParseError> {
     let text = text(output);
     let mut services = Vec::new();
     let mut open: Option<(String, bool)> = None;
@@ -32,18 +32,18 @@ pub fn service_order(output: &[u8]) -> Result<Vec<Service>, Unreadable> {
             let inner = inner.strip_suffix(')').unwrap_or(inner);
             let (port, device) = inner
                 .rsplit_once(", Device:")
-                .ok_or_else(|| Unreadable::new(ORDER, format!("a hardware port without a device: {line}")))?;
+                .ok_or_else(|| ParseError::new(ORDER, format!("a hardware port without a device: {line}")))?;
             let (name, enabled) =
-                open.take().ok_or_else(|| Unreadable::new(ORDER, format!("{line} of no service")))?;
+                open.take().ok_or_else(|| ParseError::new(ORDER, format!("{line} of no service")))?;
             let device = Some(device.trim().to_owned()).filter(|device| !device.is_empty());
-            services.push(Service { name, port: port.to_owned(), device, enabled });
+            services.push(NetworkService { name, port: port.to_owned(), device, enabled });
         } else if let Some((number, name)) = line.strip_prefix('(').and_then(|rest| rest.split_once(") "))
             && (number == "*" || number.parse::<u32>().is_ok())
         {
             open = Some((name.to_owned(), number != "*"));
         }
     }
-    if services.is_empty() { Err(Unreadable::new(ORDER, "no service")) } else { Ok(services) }
+    if services.is_empty() { Err(ParseError::new(ORDER, "no service")) } else { Ok(services) }
 }
 
 /// How a service gets its address.
@@ -58,10 +58,10 @@ pub struct ServiceInfo {
 }
 
 /// Reads what a service says of itself.
-pub fn info(output: &[u8]) -> Result<ServiceInfo, Unreadable> {
+pub fn info(output: &[u8]) -> Result<ServiceInfo, ParseError> {
     let text = text(output);
     let configuration = text.lines().find_map(|line| line.trim().strip_suffix(" Configuration"));
-    let configuration = configuration.ok_or_else(|| Unreadable::new(INFO, "no configuration"))?.to_owned();
+    let configuration = configuration.ok_or_else(|| ParseError::new(INFO, "no configuration"))?.to_owned();
     let address =
         |name| fields(&text).find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok());
     Ok(ServiceInfo { configuration, address: address("IP address"), router: address("Router") })
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_none_is_none() {
+    fn missing_service_address_parses_as_none() {
         let output =
             b"Manual Configuration\nIP address: 192.0.2.7\nSubnet mask: 255.255.255.252\nRouter: (null)\n";
         let info = info(output).unwrap();

@@ -1,6 +1,6 @@
 //! `sysctl NAME…` and `sw_vers`: sizes, limits and versions.
 
-use super::{Unreadable, fields, text};
+use super::{ParseError, fields, text};
 
 const SYSCTL: &str = "sysctl";
 const VERSIONS: &str = "sw_vers";
@@ -11,7 +11,7 @@ pub struct Sysctls(Vec<(String, String)>);
 
 impl Sysctls {
     /// Reads `name: value` lines. A name it does not know, of which it says so in a line of its own, is not there.
-    pub fn read(output: &[u8]) -> Result<Self, Unreadable> {
+    pub fn read(output: &[u8]) -> Result<Self, ParseError> {
         let text = text(output);
         // Names have dots and no blanks; a remark behind a value is nobody's.
         let is_name = |name: &str| name.contains('.') && !name.contains(char::is_whitespace);
@@ -19,7 +19,7 @@ impl Sysctls {
         let value = |value: &str| value.split(" #").next().unwrap_or_default().trim().to_owned();
         let pairs: Vec<_> = pairs.map(|(name, of)| (name.to_owned(), value(of))).collect();
         if pairs.is_empty() {
-            Err(Unreadable::new(SYSCTL, "no line \"name: value\""))
+            Err(ParseError::new(SYSCTL, "no line \"name: value\""))
         } else {
             Ok(Self(pairs))
         }
@@ -47,11 +47,11 @@ pub struct Version {
 }
 
 /// Reads what `sw_vers` printed.
-pub fn version(output: &[u8]) -> Result<Version, Unreadable> {
+pub fn version(output: &[u8]) -> Result<Version, ParseError> {
     let text = text(output);
     let value = |name: &str| {
         let found = fields(&text).find(|(key, _)| *key == name).map(|(_, value)| value.to_owned());
-        found.ok_or_else(|| Unreadable::new(VERSIONS, format!("no {name}")))
+        found.ok_or_else(|| ParseError::new(VERSIONS, format!("no {name}")))
     };
     Ok(Version { version: value("ProductVersion")?, build: value("BuildVersion")? })
 }

@@ -7,7 +7,7 @@
 
 use serde_json::Value;
 
-use super::{Unreadable, gigabits, json};
+use super::{ParseError, gigabits, json};
 
 const TOOL: &str = "system_profiler SPThunderboltDataType -json";
 
@@ -15,7 +15,7 @@ const TOOL: &str = "system_profiler SPThunderboltDataType -json";
 const RDMA_PROTOCOL: u64 = 64087;
 
 /// Hubs that may be between two machines; a description that goes deeper is none.
-const MOST_HUBS: usize = 16;
+const MAX_HUBS: usize = 16;
 
 /// One Thunderbolt port of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Bus {
     /// What is plugged in.
     pub plug: Plug,
     /// Macs at the other end, directly or behind hubs.
-    pub peers: Vec<Peer>,
+    pub peers: Vec<ThunderboltPeer>,
     /// Everything else at the other end: docks, hubs, drives.
     pub devices: Vec<String>,
 }
@@ -40,7 +40,7 @@ pub enum Plug {
     /// Nothing there; bits per second it could do, 120 × 10⁹ on Thunderbolt 5 and 40 × 10⁹ on 4.
     Idle {
         /// The most it could do.
-        most: Option<u64>,
+        max_bits_per_second: Option<u64>,
     },
     /// Something there, at so many bits per second.
     Connected {
@@ -53,7 +53,7 @@ pub enum Plug {
 
 /// A Mac at the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct ThunderboltPeer {
     /// The machine's name, as its owner gave it or as it was made.
     pub name: String,
     /// `Mac15,14`.
@@ -69,10 +69,10 @@ pub struct Peer {
 }
 
 /// Reads the buses, in the order in which they are printed.
-pub fn buses(output: &[u8]) -> Result<Vec<Bus>, Unreadable> {
+pub fn buses(output: &[u8]) -> Result<Vec<Bus>, ParseError> {
     let all = json(TOOL, output)?;
     let buses = all.get("SPThunderboltDataType").and_then(Value::as_array);
-    let buses = buses.ok_or_else(|| Unreadable::new(TOOL, "no list SPThunderboltDataType"))?;
+    let buses = buses.ok_or_else(|| ParseError::new(TOOL, "no list SPThunderboltDataType"))?;
     buses.iter().map(bus).collect()
 }
 
@@ -84,40 +84,40 @@ fn domain(value: &Value) -> Option<String> {
     word(value, "domain_uuid_key").map(|uuid| uuid.to_ascii_uppercase())
 }
 
-fn bus(bus: &Value) -> Result<Bus, Unreadable> {
-    let name = word(bus, "_name").ok_or_else(|| Unreadable::new(TOOL, "a bus without a name"))?;
+fn bus(bus: &Value) -> Result<Bus, ParseError> {
+    let name = word(bus, "_name").ok_or_else(|| ParseError::new(TOOL, "a bus without a name"))?;
     let port = bus.get("receptacle_1_tag");
     let speed =
         port.and_then(|port| port.get("current_speed_key")).and_then(Value::as_str).and_then(gigabits);
     let status = port.and_then(|port| port.get("receptacle_status_key")).and_then(Value::as_str);
     let plug = match status {
         Some("receptacle_connected") => Plug::Connected { bits_per_second: speed },
-        Some("receptacle_no_devices_connected") => Plug::Idle { most: speed },
+        Some("receptacle_no_devices_connected") => Plug::Idle { max_bits_per_second: speed },
         _ => Plug::Unknown,
     };
     let receptacle = port.and_then(|port| word(port, "receptacle_id_key")).and_then(|id| id.parse().ok());
     let mut found =
         Bus { domain: domain(bus), name, receptacle, plug, peers: Vec::new(), devices: Vec::new() };
     let negotiated = if let Plug::Connected { bits_per_second } = plug { bits_per_second } else { None };
-    behind(bus, &mut Vec::new(), negotiated, &mut found)?;
+    peers_behind(bus, &mut Vec::new(), negotiated, &mut found)?;
     Ok(found)
 }
 
 /// Notes all that hangs on `parent`, which `through` leads to at `bits_per_second`.
-fn behind(
+fn peers_behind(
     parent: &Value,
     through: &mut Vec<String>,
     bits_per_second: Option<u64>,
     found: &mut Bus,
-) -> Result<(), Unreadable> {
-    if through.len() > MOST_HUBS {
-        return Err(Unreadable::new(TOOL, format!("more than {MOST_HUBS} hubs in a row on {}", found.name)));
+) -> Result<(), ParseError> {
+    if through.len() > MAX_HUBS {
+        return Err(ParseError::new(TOOL, format!("more than {MAX_HUBS} hubs in a row on {}", found.name)));
     }
     for item in parent.get("_items").and_then(Value::as_array).into_iter().flatten() {
         let name = word(item, "_name").unwrap_or_else(|| "a device without a name".to_owned());
         // Docks have neither; a description that was cut may lack the domain.
         if item.get("domain_uuid_key").is_some() || item.get("services_title").is_some() {
-            found.peers.push(Peer {
+            found.peers.push(ThunderboltPeer {
                 name,
                 model: word(item, "device_name_key").unwrap_or_default(),
                 domain: domain(item),
@@ -132,7 +132,7 @@ fn behind(
             item.get("receptacle_upstream_ambiguous_tag").and_then(|port| port.get("current_speed_key"));
         let upstream = upstream.and_then(Value::as_str).and_then(gigabits);
         through.push(name);
-        behind(item, through, bits_per_second.into_iter().chain(upstream).min(), found)?;
+        peers_behind(item, through, bits_per_second.into_iter().chain(upstream).min(), found)?;
         through.pop();
     }
     Ok(())
@@ -148,7 +148,7 @@ fn offers_rdma(peer: &Value) -> Option<bool> {
 
 /// A cable between two machines that both see.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cable {
+pub struct ThunderboltCable {
     /// Domains of its ends, the smaller first.
     pub ends: [String; 2],
     /// Bits per second, the smaller of what both ends say.
@@ -161,11 +161,11 @@ pub struct Cable {
 
 /// The cables between machines, each of which is described by its buses. Ends of machines that are not described are
 /// left out, for nobody answers for them.
-pub fn cables(machines: &[&[Bus]]) -> Vec<Cable> {
+pub fn cables(machines: &[&[Bus]]) -> Vec<ThunderboltCable> {
     let owner = |wanted: &str| {
         machines.iter().position(|buses| buses.iter().any(|bus| bus.domain.as_deref() == Some(wanted)))
     };
-    let mut cables: Vec<Cable> = Vec::new();
+    let mut cables: Vec<ThunderboltCable> = Vec::new();
     for (index, buses) in machines.iter().enumerate() {
         for bus in *buses {
             let Some(own) = &bus.domain else { continue };
@@ -183,7 +183,7 @@ pub fn cables(machines: &[&[Bus]]) -> Vec<Cable> {
                         cable.bits_per_second =
                             cable.bits_per_second.into_iter().chain(peer.bits_per_second).min();
                     }
-                    None => cables.push(Cable {
+                    None => cables.push(ThunderboltCable {
                         ends,
                         bits_per_second: peer.bits_per_second,
                         is_loop: other == index,
@@ -231,13 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn idle_and_connected_ports_are_told_apart() {
+    fn idle_and_connected_ports_are_distinguished() {
         let bus = |status| json!({"_name": "b", "receptacle_1_tag": port(3, status, "Up to 120 Gb/s")});
         let both =
             json!([bus("receptacle_no_devices_connected"), bus("receptacle_connected"), {"_name": "bare"}]);
         let both = buses(&printed(&both)).unwrap();
         let speed = Some(120_000_000_000);
-        assert_eq!(both[0].plug, Plug::Idle { most: speed });
+        assert_eq!(both[0].plug, Plug::Idle { max_bits_per_second: speed });
         assert_eq!(both[1].plug, Plug::Connected { bits_per_second: speed });
         assert_eq!((both[2].plug, both[2].receptacle, &both[2].domain), (Plug::Unknown, None, &None));
         assert_eq!(both[0].receptacle, Some(3));
@@ -259,9 +259,9 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_for_ever_is_refused() {
+    fn endless_hub_chain_is_refused() {
         let mut deep = mac("b");
-        for _ in 0..=MOST_HUBS {
+        for _ in 0..=MAX_HUBS {
             deep = json!({"_name": "hub", "_items": [deep]});
         }
         let error = buses(&printed(&json!([bus_to("a", &[deep], "80 Gb/s")]))).unwrap_err();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn rdma_is_known_by_its_protocol_whatever_it_is_called() {
+    fn rdma_is_recognised_by_protocol_number_not_by_name() {
         let peer =
             |services: Value| json!({"_name": "m", "domain_uuid_key": "b", "services_title": services});
         for (services, offers) in [
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn cables_are_what_both_ends_see() {
+    fn cable_needs_reports_of_both_ends() {
         let of = |values: &[Value]| buses(&printed(&json!(values))).unwrap();
         let left = of(&[bus_to("a", &[mac("b")], "80 Gb/s"), bus_to("c", &[mac("d")], "40 Gb/s")]);
         let right = of(&[bus_to("b", &[mac("a")], "40 Gb/s"), bus_to("d", &[], "40 Gb/s")]);

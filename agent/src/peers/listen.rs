@@ -10,43 +10,43 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use russet_rpc::ports;
-use russet_rpc::tls::{Files, Protocol, TlsError};
+use russet_rpc::tls::{TlsFiles, Protocol, TlsError};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::server::TlsStream;
 use tokio_stream::StreamExt as _;
 
-use super::{Answers, answer, node};
+use super::{PeerServer, handle, node_name};
 use crate::address::Address;
-use crate::fabric::probe::Seen;
+use crate::fabric::probe::PortScan;
 
 /// Between two attempts to listen at an address that is not there yet.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// For a request to be asked; a silent connection is closed after it.
-const SILENCE: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections of one address at a time: a few for each cable and its copies, and no more than a machine has room for.
-const CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// What the agent listens with.
-pub(crate) struct Listening {
-    pub files: Files,
+pub(crate) struct PeerListener {
+    pub files: TlsFiles,
     pub port: u16,
     pub address: Address,
-    pub fabric: watch::Receiver<Seen>,
-    pub answers: Answers,
+    pub ports: watch::Receiver<PortScan>,
+    pub server: PeerServer,
 }
 
-impl Listening {
+impl PeerListener {
     /// A port that is free at every address: those of today may be gone tomorrow.
-    pub fn port() -> io::Result<u16> {
-        Ok(ports::bound(Ipv4Addr::UNSPECIFIED.into())?.local_addr()?.port())
+    pub fn free_port() -> io::Result<u16> {
+        Ok(ports::bind_free(Ipv4Addr::UNSPECIFIED.into())?.local_addr()?.port())
     }
 
     /// The addresses to listen at.
     fn addresses(&mut self) -> BTreeSet<IpAddr> {
         let main = *self.address.borrow_and_update();
-        let seen = self.fabric.borrow_and_update();
+        let seen = self.ports.borrow_and_update();
         // A port over which the internet is reached is no cable's.
         let cables = seen.ports.iter().filter(|port| !port.peers.is_empty() && !port.default_route);
         let ports = cables.filter_map(|port| port.address.as_ref()?.parse().ok());
@@ -55,7 +55,7 @@ impl Listening {
 }
 
 /// Listens for ever.
-pub(crate) async fn keep(mut listening: Listening) {
+pub(crate) async fn run(mut listening: PeerListener) {
     let mut tasks = JoinSet::new();
     let mut open: BTreeMap<IpAddr, AbortHandle> = BTreeMap::new();
     let mut told: BTreeSet<IpAddr> = BTreeSet::new();
@@ -74,7 +74,7 @@ pub(crate) async fn keep(mut listening: Listening) {
                 continue;
             }
             let at = SocketAddr::new(address, listening.port);
-            match listen(at, &listening.files, &listening.answers).await {
+            match listen(at, &listening.files, &listening.server).await {
                 Ok(serving) => {
                     told.remove(&address);
                     open.insert(address, tasks.spawn(serving));
@@ -87,9 +87,9 @@ pub(crate) async fn keep(mut listening: Listening) {
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(RETRY_INTERVAL) => {}
             changed = listening.address.changed() => if changed.is_err() { return },
-            changed = listening.fabric.changed() => if changed.is_err() { return },
+            changed = listening.ports.changed() => if changed.is_err() { return },
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
         }
     }
@@ -98,8 +98,8 @@ pub(crate) async fn keep(mut listening: Listening) {
 /// Listens at one address, and gives what serves it.
 pub(super) async fn listen(
     at: SocketAddr,
-    files: &Files,
-    answers: &Answers,
+    files: &TlsFiles,
+    answers: &PeerServer,
 ) -> Result<impl Future<Output = ()> + use<>, String> {
     let listener = TcpListener::bind(at).await.map_err(|error| error.to_string())?;
     let incoming = files.incoming(listener, Protocol::Agents);
@@ -109,7 +109,7 @@ pub(super) async fn listen(
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
-                accepted = incoming.next(), if connections.len() < CONNECTIONS => accepted,
+                accepted = incoming.next(), if connections.len() < MAX_CONNECTIONS => accepted,
                 Some(_) = connections.join_next() => continue,
             };
             match accepted {
@@ -122,14 +122,14 @@ pub(super) async fn listen(
 }
 
 /// Answers one connection until it ends.
-async fn serve(stream: TlsStream<TcpStream>, answers: Answers) {
+async fn serve(stream: TlsStream<TcpStream>, answers: PeerServer) {
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let Some(peer) = shown.and_then(node) else {
+    let Some(peer) = shown.and_then(node_name) else {
         return tracing::debug!("who is no node was turned away");
     };
-    let service = service_fn(move |request| answer(request, answers.clone()));
+    let service = service_fn(move |request| handle(request, answers.clone()));
     let mut server = http1::Builder::new();
-    let served = server.timer(TokioTimer::new()).header_read_timeout(SILENCE);
+    let served = server.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     if let Err(error) = served.serve_connection(TokioIo::new(stream), service).await {
         tracing::debug!(peer, %error, "a connection of another agent ended");
     }

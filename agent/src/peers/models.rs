@@ -10,25 +10,25 @@
 use bytes::Bytes;
 use hyper::StatusCode;
 
-use crate::store::{Held, Store};
+use crate::store::{LocalChunks, Store};
 
 /// Beginning of the paths.
 pub(crate) const MODELS: &str = "/models/";
 /// Most bytes that are given at once: somebody else may need the memory.
-const MOST: u64 = 4 << 20;
+const MAX_BYTES_PER_REQUEST: u64 = 4 << 20;
 
 /// Path of a manifest.
-pub(crate) fn manifest(id: &str) -> String {
+pub(crate) fn manifest_path(id: &str) -> String {
     format!("{MODELS}{id}")
 }
 
 /// Path of what is here.
-pub(crate) fn chunks(id: &str) -> String {
+pub(crate) fn chunks_path(id: &str) -> String {
     format!("{MODELS}{id}/chunks")
 }
 
 /// Path of bytes of a chunk.
-pub(crate) fn bytes(id: &str, chunk: usize, offset: u64, length: u64) -> String {
+pub(crate) fn bytes_path(id: &str, chunk: usize, offset: u64, length: u64) -> String {
     format!("{MODELS}{id}/chunks/{chunk}/{offset}/{length}")
 }
 
@@ -44,31 +44,31 @@ pub(crate) fn unpack(bits: &[u8]) -> Vec<bool> {
 }
 
 /// Answers what was asked below [`MODELS`].
-pub(super) async fn answer(path: &str, store: &Store) -> Result<Bytes, StatusCode> {
+pub(super) async fn handle(path: &str, store: &Store) -> Result<Bytes, StatusCode> {
     let (path, store) = (path.to_owned(), store.clone());
-    let found = tokio::task::spawn_blocking(move || find(&path, &store)).await;
+    let found = tokio::task::spawn_blocking(move || respond(&path, &store)).await;
     found.unwrap_or(Err(StatusCode::INTERNAL_SERVER_ERROR))
 }
 
-fn find(path: &str, store: &Store) -> Result<Bytes, StatusCode> {
+fn respond(path: &str, store: &Store) -> Result<Bytes, StatusCode> {
     let parts: Vec<&str> = path.strip_prefix(MODELS).unwrap_or_default().split('/').collect();
-    let held = parts.first().and_then(|id| store.held(id)).ok_or(StatusCode::NOT_FOUND)?;
+    let held = parts.first().and_then(|id| store.local_chunks(id)).ok_or(StatusCode::NOT_FOUND)?;
     match parts[1..] {
         [] => serde_json::to_vec(&**held.manifest())
             .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
             .map(Bytes::from),
-        ["chunks"] => Ok([pack(&held.whole()), pack(&held.begun())].concat().into()),
+        ["chunks"] => Ok([pack(&held.complete()), pack(&held.started())].concat().into()),
         ["chunks", chunk, offset, length] => {
             let number = |text: &str| text.parse().map_err(|_| StatusCode::BAD_REQUEST);
             let chunk = chunk.parse().map_err(|_| StatusCode::BAD_REQUEST)?;
-            piece(&held, chunk, number(offset)?, number(length)?)
+            read_piece(&held, chunk, number(offset)?, number(length)?)
         }
         _ => Err(StatusCode::NOT_FOUND),
     }
 }
 
-fn piece(held: &Held, chunk: usize, offset: u64, length: u64) -> Result<Bytes, StatusCode> {
-    if length > MOST {
+fn read_piece(held: &LocalChunks, chunk: usize, offset: u64, length: u64) -> Result<Bytes, StatusCode> {
+    if length > MAX_BYTES_PER_REQUEST {
         return Err(StatusCode::BAD_REQUEST);
     }
     match held.read(chunk, offset, length) {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_are_bits_and_back() {
+    fn chunk_bitmap_survives_the_round_trip() {
         for count in [0, 1, 7, 8, 9, 17] {
             let has: Vec<bool> = (0..count).map(|number| number % 3 == 0).collect();
             let back = unpack(&pack(&has));

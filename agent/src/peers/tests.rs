@@ -5,21 +5,21 @@ use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use russet_crds::{FabricPort, PortPeer};
-use russet_rpc::tls::{Connector, Files, GATEWAY_USER, Protocol, node_dns_name, node_user};
+use russet_rpc::tls::{Connector, TlsFiles, GATEWAY_USER, Protocol, node_dns_name, node_user};
 
-use super::dial::{DialError, Peer};
+use super::client::{DialError, PeerClient};
 use super::*;
-use crate::fabric::probe::Seen;
+use crate::fabric::probe::PortScan;
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// An authority that signs in a folder.
-pub(crate) struct Authority {
+pub(crate) struct TestCa {
     folder: std::path::PathBuf,
     ca: CertifiedIssuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl TestCa {
     pub fn new(folder: &Path) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -29,10 +29,10 @@ impl Authority {
         }
     }
 
-    fn identity(&self, user: &str, name: &str) -> Files {
+    fn identity(&self, user: &str, name: &str) -> TlsFiles {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder).unwrap();
-        let files = Files::in_dir(&folder);
+        let files = TlsFiles::in_dir(&folder);
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, user);
         let key = KeyPair::generate().unwrap();
@@ -43,26 +43,26 @@ impl Authority {
         files
     }
 
-    pub fn node(&self, node: &str) -> Files {
+    pub fn node(&self, node: &str) -> TlsFiles {
         self.identity(&node_user(node), &node_dns_name(node))
     }
 }
 
 /// The agent of a node, at its own address and at that of a port.
-pub(crate) struct Agent {
-    idle: Idle,
+pub(crate) struct PeerAgent {
+    idle_gate: IdleGate,
     granted: watch::Sender<u64>,
-    fabric: watch::Sender<Seen>,
+    ports: watch::Sender<PortScan>,
     pub port: u16,
     _address: watch::Sender<IpAddr>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Agent {
+impl PeerAgent {
     /// Waits until so many more floods may run.
     async fn permits(&self, count: usize) {
         let waited = async {
-            while self.idle.one.available_permits() != count {
+            while self.idle_gate.permits.available_permits() != count {
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
         };
@@ -70,24 +70,24 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for PeerAgent {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-pub(crate) fn agent(files: Files, store: Store) -> Agent {
+pub(crate) fn agent(files: TlsFiles, store: Store) -> PeerAgent {
     let (granted, serving) = watch::channel(0);
-    let (fabric, seen) = watch::channel(Seen::default());
+    let (fabric, seen) = watch::channel(PortScan::default());
     let (kept, address) = watch::channel(LOOPBACK);
-    let (port, idle) = (Listening::port().unwrap(), Idle::new(serving));
-    let answers = Answers { idle: idle.clone(), store };
-    let task = tokio::spawn(keep(Listening { files, port, address, fabric: seen, answers }));
-    Agent { idle, granted, fabric, port, _address: kept, task }
+    let (port, idle) = (PeerListener::free_port().unwrap(), IdleGate::new(serving));
+    let answers = PeerServer { idle_gate: idle.clone(), store };
+    let task = tokio::spawn(run(PeerListener { files, port, address, ports: seen, server: answers }));
+    PeerAgent { idle_gate: idle, granted, ports: fabric, port, _address: kept, task }
 }
 
 /// The agent of `a`, what node `b` connects with, and where.
-fn pair(authority: &Authority) -> (Agent, Connector, SocketAddr) {
+fn pair(authority: &TestCa) -> (PeerAgent, Connector, SocketAddr) {
     rustls::crypto::ring::default_provider().install_default().ok();
     let context = crate::store::Context::new("https://huggingface.co", Vec::new()).unwrap();
     let store = Store::open(authority.folder.join("models"), context).unwrap();
@@ -98,10 +98,10 @@ fn pair(authority: &Authority) -> (Agent, Connector, SocketAddr) {
 }
 
 /// Connects as soon as somebody listens.
-async fn reach(connector: &Connector, from: IpAddr, to: SocketAddr) -> Peer {
+async fn connect(connector: &Connector, from: IpAddr, to: SocketAddr) -> PeerClient {
     let reached = async {
         loop {
-            match Peer::connect(connector, "a", &from.into(), to).await {
+            match PeerClient::connect(connector, "a", &from.into(), to).await {
                 Ok(peer) => return peer,
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             }
@@ -111,11 +111,11 @@ async fn reach(connector: &Connector, from: IpAddr, to: SocketAddr) -> Peer {
 }
 
 #[tokio::test]
-async fn a_node_is_answered_at_every_address_of_the_other_and_nobody_else_is() {
+async fn peer_server_answers_only_nodes_at_every_address() {
     let folder = tempfile::tempdir().unwrap();
-    let authority = Authority::new(folder.path());
+    let authority = TestCa::new(folder.path());
     let (agent, connector, at) = pair(&authority);
-    let mut peer = reach(&connector, LOOPBACK, at).await;
+    let mut peer = connect(&connector, LOOPBACK, at).await;
     assert!(!peer.ping().await.unwrap().is_zero());
     peer.ping().await.unwrap();
 
@@ -128,44 +128,44 @@ async fn a_node_is_answered_at_every_address_of_the_other_and_nobody_else_is() {
             peers: vec![PortPeer::default()],
             ..FabricPort::default()
         };
-        agent.fabric.send_replace(Seen { ports: vec![cable], ..Seen::default() });
-        let mut over = reach(&connector, [127, 0, 4, 2].into(), SocketAddr::new(end, agent.port)).await;
+        agent.ports.send_replace(PortScan { ports: vec![cable], ..PortScan::default() });
+        let mut over = connect(&connector, [127, 0, 4, 2].into(), SocketAddr::new(end, agent.port)).await;
         over.ping().await.unwrap();
-        agent.fabric.send_replace(Seen::default());
+        agent.ports.send_replace(PortScan::default());
         let closed = async { while over.ping().await.is_ok() {} };
         tokio::time::timeout(std::time::Duration::from_secs(60), closed).await.unwrap();
         peer.ping().await.unwrap();
     }
 
-    let error = Peer::connect(&connector, "c", &LOOPBACK.into(), at).await.unwrap_err();
+    let error = PeerClient::connect(&connector, "c", &LOOPBACK.into(), at).await.unwrap_err();
     assert!(matches!(error, DialError::Unreachable { .. }), "a is not c: {error}");
     let grpc = authority.node("b").connector(Protocol::Grpc).unwrap();
-    assert!(Peer::connect(&grpc, "a", &LOOPBACK.into(), at).await.is_err(), "gRPC is not what agents speak");
+    assert!(PeerClient::connect(&grpc, "a", &LOOPBACK.into(), at).await.is_err(), "gRPC is not what agents speak");
     let gateway = authority.identity(GATEWAY_USER, "gateway.russet.dev").connector(Protocol::Agents).unwrap();
-    let turned_away = async { Peer::connect(&gateway, "a", &LOOPBACK.into(), at).await?.ping().await };
+    let turned_away = async { PeerClient::connect(&gateway, "a", &LOOPBACK.into(), at).await?.ping().await };
     assert!(turned_away.await.is_err(), "the gateway is no node");
     let others = folder.path().join("others");
-    let other = Authority::new(&others).node("b").connector(Protocol::Agents).unwrap();
+    let other = TestCa::new(&others).node("b").connector(Protocol::Agents).unwrap();
     assert!(
-        Peer::connect(&other, "a", &LOOPBACK.into(), at).await.is_err(),
+        PeerClient::connect(&other, "a", &LOOPBACK.into(), at).await.is_err(),
         "a certificate of another authority"
     );
 }
 
 #[tokio::test]
-async fn a_way_is_tried_only_while_nobody_needs_the_machine() {
+async fn bandwidth_probe_runs_only_on_an_idle_machine() {
     let folder = tempfile::tempdir().unwrap();
-    let authority = Authority::new(folder.path());
+    let authority = TestCa::new(folder.path());
     let (agent, connector, at) = pair(&authority);
     agent.granted.send_replace(1 << 30);
-    assert_eq!(reach(&connector, LOOPBACK, at).await.flood().await.unwrap(), None, "it serves");
+    assert_eq!(connect(&connector, LOOPBACK, at).await.measure_bandwidth().await.unwrap(), None, "it serves");
 
     agent.granted.send_replace(0);
     agent.permits(1).await;
-    let first = reach(&connector, LOOPBACK, at).await.flood();
+    let first = connect(&connector, LOOPBACK, at).await.measure_bandwidth();
     let meanwhile = async {
         agent.permits(0).await;
-        reach(&connector, LOOPBACK, at).await.flood().await
+        connect(&connector, LOOPBACK, at).await.measure_bandwidth().await
     };
     let (first, second) = tokio::join!(first, meanwhile);
     assert_eq!(second.unwrap(), None, "one at a time");
@@ -174,7 +174,7 @@ async fn a_way_is_tried_only_while_nobody_needs_the_machine() {
 
     // What is granted in the middle ends it.
     agent.permits(1).await;
-    let flooding = reach(&connector, LOOPBACK, at).await.flood();
+    let flooding = connect(&connector, LOOPBACK, at).await.measure_bandwidth();
     let needed = async {
         agent.permits(0).await;
         agent.granted.send_replace(1);
@@ -185,7 +185,7 @@ async fn a_way_is_tried_only_while_nobody_needs_the_machine() {
     // Who asks and does not read keeps the machine no longer than others.
     agent.granted.send_replace(0);
     agent.permits(1).await;
-    let silent = reach(&connector, LOOPBACK, at).await.unread(FLOOD).await.unwrap();
+    let silent = connect(&connector, LOOPBACK, at).await.get_unread(BANDWIDTH).await.unwrap();
     agent.permits(0).await;
     agent.permits(1).await;
     drop(silent);

@@ -20,11 +20,11 @@ use tokio::process::{Child, Command};
 use super::stop;
 
 /// Bytes of what one rank keeps on disk of prompts.
-const MOST_PREFIXES: u64 = 8 << 30;
+const MAX_PREFIX_CACHE_BYTES: u64 = 8 << 30;
 
 /// Folder, beside those of the engines, in which MLX on a CPU keeps the kernels that it compiled. It would take the
 /// machine's folder for temporary files, and run what another user has put there under the right name.
-const KERNELS: &str = ".kernels";
+const KERNEL_CACHE_DIR: &str = ".kernels";
 
 /// Everything an engine is told.
 #[derive(Clone, Debug)]
@@ -48,42 +48,42 @@ pub struct Launch<'a> {
     /// Links of the node.
     pub links: &'a [Link],
     /// Where it keeps what prompts have in common.
-    pub prefixes: Prefixes,
+    pub prefix_cache: PrefixCacheDir,
 }
 
 /// A folder for what prompts have in common.
 #[derive(Clone, Debug)]
-pub struct Prefixes {
+pub struct PrefixCacheDir {
     /// The folder.
     pub folder: PathBuf,
     /// Most bytes in it.
-    pub most_bytes: u64,
+    pub max_bytes: u64,
 }
 
-impl Prefixes {
+impl PrefixCacheDir {
     /// Below this folder, one for each rank of groups of this size: a rank finds again what it wrote. It takes a
     /// sixteenth of what is free at the most, for models need the room more.
-    pub fn below(folder: &Path, spec: &ShardSpec, free: u64) -> Self {
+    pub fn for_rank(folder: &Path, spec: &ShardSpec, free: u64) -> Self {
         let folder = folder.join(format!("{}-of-{}", spec.rank, spec.layers_per_rank.len()));
-        Self { folder, most_bytes: (free / 16).min(MOST_PREFIXES) }
+        Self { folder, max_bytes: (free / 16).min(MAX_PREFIX_CACHE_BYTES) }
     }
 }
 
 /// Addresses kept from everybody else until the engine takes them: bound, but not listened on.
 #[derive(Debug)]
-pub struct Addresses {
+pub struct ReservedAddresses {
     rendezvous: Rendezvous,
     sockets: [TcpSocket; 3],
 }
 
-impl Addresses {
+impl ReservedAddresses {
     /// Three free ports of `address`.
     pub fn allocate(address: IpAddr) -> io::Result<Self> {
-        Self::of([ports::bound(address)?, ports::bound(address)?, ports::bound(address)?])
+        Self::from_sockets([ports::bind_free(address)?, ports::bind_free(address)?, ports::bind_free(address)?])
     }
 
     /// The ports an earlier run of the agent published, if they are still free.
-    pub fn again(rendezvous: &Rendezvous) -> io::Result<Self> {
+    pub fn rebind(rendezvous: &Rendezvous) -> io::Result<Self> {
         let parse = |text: &str| text.parse::<SocketAddr>().map_err(io::Error::other);
         let bind = |address: SocketAddr| {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
@@ -94,10 +94,10 @@ impl Addresses {
         };
         let [rpc, ring, tensor] =
             [parse(&rendezvous.rpc)?, parse(&rendezvous.ring)?, parse(&rendezvous.tensor)?];
-        Self::of([bind(rpc)?, bind(ring)?, bind(tensor)?])
+        Self::from_sockets([bind(rpc)?, bind(ring)?, bind(tensor)?])
     }
 
-    fn of(sockets: [TcpSocket; 3]) -> io::Result<Self> {
+    fn from_sockets(sockets: [TcpSocket; 3]) -> io::Result<Self> {
         let rendezvous = Rendezvous {
             rpc: sockets[0].local_addr()?.to_string(),
             ring: sockets[1].local_addr()?.to_string(),
@@ -129,7 +129,7 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
         tls_dir,
         socket,
         links,
-        prefixes,
+        prefix_cache: prefixes,
     } = launch;
     let layers: Vec<String> = spec.layers_per_rank.iter().map(u32::to_string).collect();
     let mut peers = spec.peers.clone();
@@ -193,8 +193,8 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
         flag("fence", waiting.to_owned());
     }
     flag("prefix-dir", prefixes.folder.display().to_string());
-    flag("prefix-dir-bytes", prefixes.most_bytes.to_string());
-    flag("drain-seconds", stop::DRAIN.as_secs().to_string());
+    flag("prefix-dir-bytes", prefixes.max_bytes.to_string());
+    flag("drain-seconds", stop::DRAIN_TIMEOUT.as_secs().to_string());
     flag("dtype", "auto".to_owned());
     // The file is read by people; the agent's own log is the one that is collected.
     flag("log", "text".to_owned());
@@ -204,7 +204,7 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
 /// The cables to nodes of other ranks as the engine reads them, the one that carries most first.
 fn cables(links: &[Link], peers: &[Peer]) -> Vec<String> {
     let leads = |link: &Link| peers.iter().any(|peer| peer.node_name == link.peer);
-    let mut found: Vec<_> = usable(links).filter(|(link, ..)| leads(link)).collect();
+    let mut found: Vec<_> = carrying_ring(links).filter(|(link, ..)| leads(link)).collect();
     found.sort_by_key(|(link, ..)| {
         Reverse((link.measured.and_then(|measured| measured.bits_per_second), link.bits_per_second))
     });
@@ -212,7 +212,7 @@ fn cables(links: &[Link], peers: &[Peer]) -> Vec<String> {
 }
 
 /// The cables that can carry a ring, with the addresses at their ends.
-pub fn usable(links: &[Link]) -> impl Iterator<Item = (&Link, IpAddr, IpAddr)> {
+pub fn carrying_ring(links: &[Link]) -> impl Iterator<Item = (&Link, IpAddr, IpAddr)> {
     let cables = links.iter().filter(|link| link.kind == LinkKind::Thunderbolt);
     cables.filter_map(|link| Some((link, ip(&link.address)?, ip(&link.peer_address)?)))
 }
@@ -232,8 +232,8 @@ fn backend(backend: Backend) -> Option<&'static str> {
 }
 
 /// The engine's word for a form of cache; `None` for one that no engine of this release has.
-fn kv_cache(kept: KvCacheType) -> Option<&'static str> {
-    match kept {
+fn kv_cache(cache_type: KvCacheType) -> Option<&'static str> {
+    match cache_type {
         KvCacheType::AsComputed => Some("as-computed"),
         KvCacheType::Int8 => Some("int8"),
         KvCacheType::Int4 => Some("int4"),
@@ -242,8 +242,8 @@ fn kv_cache(kept: KvCacheType) -> Option<&'static str> {
 }
 
 /// The engine's word for who guesses; `None` for one that no engine of this release knows.
-fn speculation(guessing: Speculation) -> Option<&'static str> {
-    match guessing {
+fn speculation(mode: Speculation) -> Option<&'static str> {
+    match mode {
         Speculation::PromptLookup => Some("prompt-lookup"),
         Speculation::Off => Some("off"),
         Speculation::Unknown => None,
@@ -251,8 +251,8 @@ fn speculation(guessing: Speculation) -> Option<&'static str> {
 }
 
 /// The engine's word for how ranks wait for sums; `None` for one that no engine of this release knows.
-fn fence(waiting: Fence) -> Option<&'static str> {
-    match waiting {
+fn fence(mode: Fence) -> Option<&'static str> {
+    match mode {
         Fence::Default => Some("default"),
         Fence::Fast => Some("fast"),
         Fence::Unknown => None,
@@ -260,7 +260,7 @@ fn fence(waiting: Fence) -> Option<&'static str> {
 }
 
 /// Why this release cannot run a Shard: it says something only a newer release knows.
-pub fn unusable(spec: &ShardSpec) -> Option<String> {
+pub fn unsupported_field(spec: &ShardSpec) -> Option<String> {
     let words = [
         ("spec.backend", backend(spec.backend).is_some()),
         ("spec.transport", spec.transport != Transport::Unknown),
@@ -279,7 +279,7 @@ pub fn start(launch: &Launch<'_>, folder: &Path) -> io::Result<Child> {
     // A socket of an earlier incarnation would make the new one's bind fail.
     std::fs::remove_file(launch.socket).ok();
     let output = russet_telemetry::logfile::open(&log_path(folder))?;
-    let kernels = folder.with_file_name(KERNELS);
+    let kernels = folder.with_file_name(KERNEL_CACHE_DIR);
     std::fs::create_dir_all(&kernels)?;
     std::fs::set_permissions(&kernels, Permissions::from_mode(0o700))?;
     Command::new(launch.binary)
@@ -301,7 +301,7 @@ pub fn log_path(folder: &Path) -> PathBuf {
 }
 
 /// The last lines an engine wrote, for the message about its end.
-pub fn last_words(folder: &Path) -> String {
+pub fn last_log_line(folder: &Path) -> String {
     use std::io::{Read as _, Seek as _, SeekFrom};
     let Ok(mut file) = File::open(log_path(folder)) else { return String::new() };
     let length = file.metadata().map_or(0, |metadata| metadata.len());
@@ -314,8 +314,8 @@ pub fn last_words(folder: &Path) -> String {
 }
 
 /// The engine's program: as told, by `RUSSET_ENGINE`, or beside the running program.
-pub fn binary(told: Option<&Path>) -> PathBuf {
-    if let Some(told) = told {
+pub fn binary(configured: Option<&Path>) -> PathBuf {
+    if let Some(told) = configured {
         return told.to_owned();
     }
     if let Some(path) = std::env::var_os("RUSSET_ENGINE") {
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn rank_0_is_told_where_its_draft_model_is() {
+    fn rank_0_arguments_name_the_draft_model() {
         let told = |draft_dir| {
             launched(Path::new("e"), &spec(2), |launch| arguments(&Launch { draft_dir, ..launch.clone() }))
         };
@@ -385,12 +385,12 @@ mod tests {
             tls_dir: Path::new("/t"),
             socket: Path::new("/s"),
             links: &[],
-            prefixes: Prefixes::below(Path::new("/p"), spec, 64 << 30),
+            prefix_cache: PrefixCacheDir::for_rank(Path::new("/p"), spec, 64 << 30),
         })
     }
 
     #[tokio::test]
-    async fn what_an_engine_compiles_is_out_of_reach_of_other_users() {
+    async fn kernel_cache_is_private_to_the_user() {
         let engines = tempfile::tempdir().unwrap();
         let program = engines.path().join("engine");
         std::fs::write(&program, "#!/bin/sh\nstat -c '%a %n' \"$TMPDIR\"\n").unwrap();
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_is_told_its_part_and_its_peers_in_rank_order() {
+    fn engine_arguments_list_layers_and_peers_in_rank_order() {
         assert_eq!(
             line(2),
             "--model-dir /m --served-model-name chat --rank 0 --layers-per-rank 2,2 --epoch 4 --group-uid g \
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn cables_to_other_ranks_are_told_and_the_one_that_carries_most_first() {
+    fn engine_arguments_list_cables_fastest_first() {
         let link = |peer: &str, number: u32, bits: Option<u64>| Link {
             peer: peer.to_owned(),
             kind: LinkKind::Thunderbolt,
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_a_stage_are_told_how_they_meet() {
+    fn engine_arguments_describe_the_tensor_group() {
         const TENSOR: &str = "--tensor-hosts 10.0.0.0:3,10.0.0.1:3";
         let cell = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let matrix = vec![vec![cell(&[]), cell(&["rdma_en4"])], vec![cell(&["rdma_en5"]), cell(&[])]];
@@ -488,7 +488,7 @@ mod tests {
             ),
         ] {
             let spec = ShardSpec { tensor_size: 2, backend, rdma_devices: devices, transport, ..spec(ranks) };
-            assert_eq!(unusable(&spec), None);
+            assert_eq!(unsupported_field(&spec), None);
             let line = line_of(&spec);
             for text in there {
                 assert!(line.contains(text), "{line} lacks {text}");
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_is_told_how_to_compute() {
+    fn engine_arguments_carry_compute_options() {
         for (kv_cache, speculation, fence, words) in [
             (
                 KvCacheType::AsComputed,
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_newer_release_are_refused_by_the_field() {
+    fn unknown_enum_values_are_refused_by_field_name() {
         let kept = |kv_cache| EngineOptions { kv_cache, ..EngineOptions::default() };
         let unheard = EngineOptions { speculation: Speculation::Unknown, ..EngineOptions::default() };
         let electric = EngineOptions { fence: Fence::Unknown, ..EngineOptions::default() };
@@ -534,19 +534,19 @@ mod tests {
             (Backend::Ring, Transport::Direct, unheard, "spec.engine.speculation"),
             (Backend::Ring, Transport::Direct, electric, "spec.engine.fence"),
         ] {
-            let why = unusable(&ShardSpec { backend, transport, engine, ..spec(2) }).unwrap();
+            let why = unsupported_field(&ShardSpec { backend, transport, engine, ..spec(2) }).unwrap();
             assert!(why.starts_with(field) && why.ends_with("update this node"), "{why}");
         }
     }
 
     #[tokio::test]
-    async fn allocated_addresses_are_kept_until_released_and_found_again() {
-        let addresses = Addresses::allocate([127, 0, 0, 1].into()).unwrap();
+    async fn reserved_addresses_hold_until_release_and_rebind() {
+        let addresses = ReservedAddresses::allocate([127, 0, 0, 1].into()).unwrap();
         let rendezvous = addresses.rendezvous().clone();
         assert_ne!(rendezvous.rpc, rendezvous.ring);
-        let error = Addresses::again(&rendezvous).unwrap_err();
+        let error = ReservedAddresses::rebind(&rendezvous).unwrap_err();
         assert!(error.to_string().contains(&rendezvous.rpc), "{error}");
         addresses.release();
-        assert_eq!(Addresses::again(&rendezvous).unwrap().rendezvous(), &rendezvous);
+        assert_eq!(ReservedAddresses::rebind(&rendezvous).unwrap().rendezvous(), &rendezvous);
     }
 }

@@ -8,22 +8,22 @@ use russet_rpc::engine as pb;
 use russet_rpc::engine::control_client::ControlClient;
 use tokio::task::AbortHandle;
 
-use super::adopt::Process;
+use super::record::ProcessIdentity;
 
 /// Time an engine gives to running answers; it is told so when it starts.
-pub const DRAIN: Duration = Duration::from_secs(30);
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// An engine that lives longer after it was asked hangs: its own time, and some to say goodbye.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+pub const KILL_TIMEOUT: Duration = Duration::from_secs(40);
 /// Time for the answer to the request itself, over a socket of this machine.
-const ANSWER: Duration = Duration::from_secs(5);
+const RPC_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two looks at a process that may be nobody's child.
-const POLL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// An engine that is being ended. Dropped, it is left to itself; an agent that comes back asks again.
 #[derive(Debug)]
-pub struct Ending(AbortHandle);
+pub struct Shutdown(AbortHandle);
 
-impl Drop for Ending {
+impl Drop for Shutdown {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -31,18 +31,18 @@ impl Drop for Ending {
 
 /// Asks the engine behind `socket` to answer what runs and end, and kills it after `patience`, or at
 /// once when it does not take the request.
-pub fn gently(process: Process, socket: PathBuf, patience: Duration) -> Ending {
+pub fn graceful(process: ProcessIdentity, socket: PathBuf, timeout: Duration) -> Shutdown {
     let task = tokio::spawn(async move {
         let mut client = ControlClient::new(russet_rpc::tls::unix_channel(socket));
-        match tokio::time::timeout(ANSWER, client.stop(pb::StopRequest {})).await {
+        match tokio::time::timeout(RPC_TIMEOUT, client.stop(pb::StopRequest {})).await {
             Ok(Ok(_)) => {
                 let gone = async {
                     while process.alive(&process.boot_id) {
-                        tokio::time::sleep(POLL).await;
+                        tokio::time::sleep(POLL_INTERVAL).await;
                     }
                 };
-                if tokio::time::timeout(patience, gone).await.is_err() {
-                    let seconds = patience.as_secs();
+                if tokio::time::timeout(timeout, gone).await.is_err() {
+                    let seconds = timeout.as_secs();
                     tracing::warn!(pid = process.pid, "engine did not end within {seconds} s and is killed");
                 }
             }
@@ -52,13 +52,13 @@ pub fn gently(process: Process, socket: PathBuf, patience: Duration) -> Ending {
             Err(_) => tracing::warn!(
                 pid = process.pid,
                 "engine did not answer a request to stop within {} s and is killed",
-                ANSWER.as_secs()
+                RPC_TIMEOUT.as_secs()
             ),
         }
         // Whatever became of the request; a process that is gone is not looked for.
         process.kill(&process.boot_id);
     });
-    Ending(task.abort_handle())
+    Shutdown(task.abort_handle())
 }
 
 #[cfg(test)]
@@ -76,13 +76,13 @@ mod tests {
     use super::*;
 
     /// Answers for a `cat`, which ends when its input does.
-    struct Engine {
+    struct StubEngine {
         input: Mutex<Option<ChildStdin>>,
         obeys: bool,
     }
 
     #[tonic::async_trait]
-    impl Control for Engine {
+    impl Control for StubEngine {
         type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::EngineState, Status>> + Send>>;
 
         async fn watch(&self, _: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -113,8 +113,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("control.sock");
         let mut child = Command::new("cat").stdin(Stdio::piped()).process_group(0).spawn().unwrap();
-        let engine = Engine { input: Mutex::new(child.stdin.take()), obeys };
-        let process = Process::of(child.id(), "boot").unwrap();
+        let engine = StubEngine { input: Mutex::new(child.stdin.take()), obeys };
+        let process = ProcessIdentity::from_pid(child.id(), "boot").unwrap();
         // The service holds the input in either case, so `cat` does not end by itself.
         let listener = tokio::net::UnixListener::bind(folder.path().join("other.sock")).unwrap();
         if listens {
@@ -124,7 +124,7 @@ mod tests {
             .add_service(ControlServer::new(engine))
             .serve_with_incoming(UnixListenerStream::new(listener));
         let service = tokio::spawn(service);
-        let ending = gently(process, socket, patience);
+        let ending = graceful(process, socket, patience);
         let status = tokio::task::spawn_blocking(move || child.wait().unwrap());
         let status = tokio::time::timeout(Duration::from_secs(60), status).await;
         drop(ending);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn an_engine_ends_by_itself_or_is_killed_when_it_does_not() {
+    async fn engine_stops_gracefully_or_is_killed() {
         let long = Duration::from_secs(3600);
         assert_eq!(end(true, true, long).await.code(), Some(0), "it was killed although it obeyed");
         let killed = Some(9);

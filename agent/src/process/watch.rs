@@ -12,24 +12,24 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::Event;
-use super::adopt::Process;
+use super::ProcessEvent;
+use super::record::ProcessIdentity;
 use super::spawn;
-use super::watchdog::{LOOK, Watchdog};
+use super::watchdog::{CHECK_INTERVAL, Watchdog};
 
 /// How often an adopted process is looked at: it is nobody's child, so nothing wakes us. A lost
 /// rank is to be noticed in a fraction of the ten seconds a group has to form anew.
-const POLL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What is known of the engine to watch.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct WatchTarget {
     /// UID of the Shard.
     pub shard: String,
     /// Incarnation.
     pub epoch: i64,
     /// Its process.
-    pub process: Process,
+    pub process: ProcessIdentity,
     /// Its control socket.
     pub socket: PathBuf,
     /// Its folder.
@@ -37,69 +37,69 @@ pub struct Target {
 }
 
 /// An event and whose it is: of which Shard, and which process.
-pub type Notice = (String, Process, Event);
+pub type EngineEvent = (String, ProcessIdentity, ProcessEvent);
 
 /// Ends the watching, not the engine, when dropped.
 #[derive(Debug)]
-pub struct Watching {
-    reports: AbortHandle,
-    end: AbortHandle,
+pub struct EngineWatch {
+    reports_task: AbortHandle,
+    exit_task: AbortHandle,
 }
 
-impl Drop for Watching {
+impl Drop for EngineWatch {
     fn drop(&mut self) {
-        self.reports.abort();
-        self.end.abort();
+        self.reports_task.abort();
+        self.exit_task.abort();
     }
 }
 
-impl Watching {
+impl EngineWatch {
     /// From now on the same process is another formation's.
-    pub fn again(&mut self, target: Target, notices: mpsc::UnboundedSender<Notice>) {
-        self.reports.abort();
-        self.reports = tokio::spawn(reports(target, notices)).abort_handle();
+    pub fn retarget(&mut self, target: WatchTarget, notices: mpsc::UnboundedSender<EngineEvent>) {
+        self.reports_task.abort();
+        self.reports_task = tokio::spawn(run_reports(target, notices)).abort_handle();
     }
 }
 
 /// Watches an engine; `child` is given when this very process started it.
-pub fn watch(target: Target, child: Option<Child>, notices: mpsc::UnboundedSender<Notice>) -> Watching {
-    let reports = tokio::spawn(reports(target.clone(), notices.clone())).abort_handle();
+pub fn watch(target: WatchTarget, child: Option<Child>, notices: mpsc::UnboundedSender<EngineEvent>) -> EngineWatch {
+    let reports = tokio::spawn(run_reports(target.clone(), notices.clone())).abort_handle();
     let end = tokio::spawn(async move {
         let how = match child {
-            Some(child) => ended_child(child).await,
-            None => ended_process(&target.process).await,
+            Some(child) => wait_child(child).await,
+            None => wait_process(&target.process).await,
         };
-        let words = spawn::last_words(&target.folder);
+        let words = spawn::last_log_line(&target.folder);
         let how = match words.is_empty() {
             true => format!("engine process {} {how}", target.process.pid),
             false => format!("engine process {} {how}; its last line: {words}", target.process.pid),
         };
-        notices.send((target.shard, target.process, Event::Exited(how))).ok();
+        notices.send((target.shard, target.process, ProcessEvent::Exited(how))).ok();
     });
-    Watching { reports, end: end.abort_handle() }
+    EngineWatch { reports_task: reports, exit_task: end.abort_handle() }
 }
 
-async fn ended_child(mut child: Child) -> String {
+async fn wait_child(mut child: Child) -> String {
     match child.wait().await {
         Ok(status) => format!("ended ({status})"),
         Err(error) => format!("cannot be waited for ({error})"),
     }
 }
 
-async fn ended_process(process: &Process) -> String {
+async fn wait_process(process: &ProcessIdentity) -> String {
     while process.alive(&process.boot_id) {
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     "ended".to_owned()
 }
 
 /// Passes on what an engine says until it ends or stands still. A beat that says nothing new concerns the watchdog
 /// alone: whoever hears of the rest has more to do than to count beats.
-async fn reports(target: Target, notices: mpsc::UnboundedSender<Notice>) {
+async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineEvent>) {
     let (sender, mut said) = mpsc::unbounded_channel();
     let listening = listen(&target, sender);
     tokio::pin!(listening);
-    let mut looks = tokio::time::interval(LOOK);
+    let mut looks = tokio::time::interval(CHECK_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut watchdog = Watchdog::new(Instant::now().into_std());
     let mut last = None;
@@ -110,24 +110,24 @@ async fn reports(target: Target, notices: mpsc::UnboundedSender<Notice>) {
             () = &mut listening => return,
             Some(heard) = said.recv() => {
                 let now = Instant::now().into_std();
-                let Heard::State(state) = heard else {
-                    watchdog.found(now);
+                let ControlSignal::State(state) = heard else {
+                    watchdog.socket_found(now);
                     continue;
                 };
-                watchdog.beat(&state, now);
-                let state = without_beat(*state);
+                watchdog.heartbeat(&state, now);
+                let state = without_heartbeat(*state);
                 if last.as_ref() == Some(&state) {
                     continue;
                 }
                 last = Some(state.clone());
-                Event::Reported(Box::new(state))
+                ProcessEvent::Reported(Box::new(state))
             }
-            now = looks.tick() => match watchdog.look(now.into_std(), || target.process.stopped()) {
-                Some(trouble) => Event::Stalled(trouble),
+            now = looks.tick() => match watchdog.check(now.into_std(), || target.process.stopped()) {
+                Some(trouble) => ProcessEvent::Hung(trouble),
                 None => continue,
             },
         };
-        let stalled = matches!(event, Event::Stalled(_));
+        let stalled = matches!(event, ProcessEvent::Hung(_));
         if notices.send((target.shard.clone(), target.process.clone(), event)).is_err() || stalled {
             return;
         }
@@ -135,12 +135,12 @@ async fn reports(target: Target, notices: mpsc::UnboundedSender<Notice>) {
 }
 
 /// A report without what changes in every beat.
-fn without_beat(state: pb::EngineState) -> pb::EngineState {
+fn without_heartbeat(state: pb::EngineState) -> pb::EngineState {
     pb::EngineState { batches_ended: 0, batch_forecast_seconds: 0.0, ..state }
 }
 
 /// What is heard of an engine.
-enum Heard {
+enum ControlSignal {
     /// Its socket is there.
     Socket,
     /// What it says.
@@ -148,10 +148,10 @@ enum Heard {
 }
 
 /// Hears an engine for ever; one that was just started has no socket yet.
-async fn listen(target: &Target, said: mpsc::UnboundedSender<Heard>) {
+async fn listen(target: &WatchTarget, said: mpsc::UnboundedSender<ControlSignal>) {
     let mut client = ControlClient::new(russet_rpc::tls::unix_channel(target.socket.clone()));
     loop {
-        if UnixStream::connect(&target.socket).await.is_ok() && said.send(Heard::Socket).is_err() {
+        if UnixStream::connect(&target.socket).await.is_ok() && said.send(ControlSignal::Socket).is_err() {
             return;
         }
         if let Ok(answer) = client.watch(pb::WatchRequest {}).await {
@@ -161,11 +161,11 @@ async fn listen(target: &Target, said: mpsc::UnboundedSender<Heard>) {
                 if state.shard_uid != target.shard || state.epoch != target.epoch as u64 {
                     break;
                 }
-                if said.send(Heard::State(Box::new(state))).is_err() {
+                if said.send(ControlSignal::State(Box::new(state))).is_err() {
                     return;
                 }
             }
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

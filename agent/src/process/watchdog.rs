@@ -18,29 +18,29 @@ use std::time::{Duration, Instant};
 
 use russet_crds::conditions::Reason;
 use russet_rpc::engine as pb;
-use russet_rpc::lull::{BEAT, LOST, LOST_AT_REST, Lull};
+use russet_rpc::failure_detector::{HEARTBEAT_INTERVAL, BUSY_TIMEOUT, IDLE_TIMEOUT, SilenceDetector};
 use thiserror::Error;
 
 /// Between two looks: as often as engines beat.
-pub const LOOK: Duration = BEAT;
+pub const CHECK_INTERVAL: Duration = HEARTBEAT_INTERVAL;
 
 /// For the socket of a process that was just started: its libraries may come from a cold disk.
-const FIRST_SOCKET: Duration = Duration::from_secs(60);
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A batch hangs when it takes so many times its forecast.
-const FORECASTS: f64 = 5.0;
+const FORECAST_FACTOR: f64 = 5.0;
 
 /// And no batch hangs sooner: below it the noise of a machine is larger than what was forecast.
-const LEAST: Duration = Duration::from_secs(2);
+const MIN_BATCH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why an engine is given up.
 #[derive(Clone, Debug, Error, PartialEq)]
-pub enum Trouble {
+pub enum HangError {
     /// It does not beat.
     #[error(
         "the engine was silent for {:.1} s, though it beats every {} ms, and was killed: its process is frozen, or the machine does not let it run",
         .silent.as_secs_f64(),
-        BEAT.as_millis()
+        HEARTBEAT_INTERVAL.as_millis()
     )]
     Silent {
         /// For so long.
@@ -60,7 +60,7 @@ pub enum Trouble {
     },
 }
 
-impl Trouble {
+impl HangError {
     /// For conditions, events and metrics.
     pub fn reason(&self) -> Reason {
         match self {
@@ -73,63 +73,63 @@ impl Trouble {
 /// What is known of one engine.
 #[derive(Debug)]
 pub struct Watchdog {
-    silence: Lull,
+    silence: SilenceDetector,
     /// How long silence is borne; `None` for engines of a release that does not beat.
-    patience: Option<Duration>,
+    silence_timeout: Option<Duration>,
     /// Since the last batch ended.
-    batch: Lull,
-    ended: u64,
+    batch: SilenceDetector,
+    batches_ended: u64,
     /// What runs now, by its forecast, and for how long it was seen to.
-    running: Option<(Duration, Duration)>,
+    current_batch: Option<(Duration, Duration)>,
 }
 
 impl Watchdog {
     /// Begins with an engine that was not heard yet.
     pub fn new(now: Instant) -> Self {
-        let (silence, batch) = (Lull::new(now), Lull::new(now));
-        Self { silence, patience: Some(FIRST_SOCKET), batch, ended: 0, running: None }
+        let (silence, batch) = (SilenceDetector::new(now), SilenceDetector::new(now));
+        Self { silence, silence_timeout: Some(SOCKET_TIMEOUT), batch, batches_ended: 0, current_batch: None }
     }
 
     /// Its socket takes connections, which the system does for a frozen process too: from now on it can speak.
-    pub fn found(&mut self, now: Instant) {
+    pub fn socket_found(&mut self, now: Instant) {
         // Once: who is found again and again and never speaks is silent all the same.
-        if self.patience == Some(FIRST_SOCKET) {
-            self.silence.end(now);
-            self.patience = Some(LOST_AT_REST);
+        if self.silence_timeout == Some(SOCKET_TIMEOUT) {
+            self.silence.reset(now);
+            self.silence_timeout = Some(IDLE_TIMEOUT);
         }
     }
 
     /// The engine spoke.
-    pub fn beat(&mut self, state: &pb::EngineState, now: Instant) {
-        self.silence.end(now);
-        self.patience = match state.phase() {
+    pub fn heartbeat(&mut self, state: &pb::EngineState, now: Instant) {
+        self.silence.reset(now);
+        self.silence_timeout = match state.phase() {
             _ if state.beat_milliseconds == 0 => None,
-            pb::Phase::Serving => Some(LOST),
-            _ => Some(LOST_AT_REST),
+            pb::Phase::Serving => Some(BUSY_TIMEOUT),
+            _ => Some(IDLE_TIMEOUT),
         };
         let forecast = Duration::try_from_secs_f64(state.batch_forecast_seconds).unwrap_or_default();
-        let same = self.running.is_some() && self.ended == state.batches_ended;
-        self.ended = state.batches_ended;
+        let same = self.current_batch.is_some() && self.batches_ended == state.batches_ended;
+        self.batches_ended = state.batches_ended;
         if !same {
-            self.batch.end(now);
+            self.batch.reset(now);
         }
         // One that has failed gives up its batches by itself, or is given up by itself.
         let judged = !forecast.is_zero() && state.phase() != pb::Phase::Failed;
-        self.running = judged.then(|| (forecast, self.batch.look(now)));
+        self.current_batch = judged.then(|| (forecast, self.batch.tick(now)));
     }
 
     /// What is wrong with it, as far as was heard. Whether the system says that its process is `stopped` is asked only
     /// of one that is silent.
-    pub fn look(&mut self, now: Instant, stopped: impl FnOnce() -> bool) -> Option<Trouble> {
-        let silent = self.silence.look(now);
-        if let Some(patience) = self.patience
-            && silent >= patience.min(LOST)
+    pub fn check(&mut self, now: Instant, stopped: impl FnOnce() -> bool) -> Option<HangError> {
+        let silent = self.silence.tick(now);
+        if let Some(patience) = self.silence_timeout
+            && silent >= patience.min(BUSY_TIMEOUT)
             && (silent >= patience || stopped())
         {
-            return Some(Trouble::Silent { silent });
+            return Some(HangError::Silent { silent });
         }
-        let (forecast, running) = self.running?;
-        (running >= LEAST.max(forecast.mul_f64(FORECASTS))).then_some(Trouble::Hung { running, forecast })
+        let (forecast, running) = self.current_batch?;
+        (running >= MIN_BATCH_TIMEOUT.max(forecast.mul_f64(FORECAST_FACTOR))).then_some(HangError::Hung { running, forecast })
     }
 }
 
@@ -139,13 +139,13 @@ mod tests {
 
     /// What happens to an engine for some seconds.
     #[derive(Clone, Copy)]
-    enum Does {
+    enum EngineActivity {
         /// It beats in this phase; batches of this forecast end all the time.
-        Works(pb::Phase, f64),
+        RunsBatch(pb::Phase, f64),
         /// It beats, and one batch of this forecast runs all the time.
-        Waits(pb::Phase, f64),
+        BatchHangs(pb::Phase, f64),
         /// It beats and nothing runs.
-        Rests(pb::Phase),
+        Idle(pb::Phase),
         /// It speaks once, as a release before beats did.
         Old,
         /// Nothing is heard.
@@ -159,10 +159,10 @@ mod tests {
         /// It works, and so late are beats and looks: nobody on this machine gets a core in time.
         Starves(f64),
     }
-    use Does::*;
+    use EngineActivity::*;
 
     /// Lives through it; says what was wrong first, and how many seconds after the last thing began.
-    fn live(story: &[(f64, Does)]) -> Option<(&'static str, f64)> {
+    fn simulate(story: &[(f64, EngineActivity)]) -> Option<(&'static str, f64)> {
         let mut now = Instant::now();
         let (mut watchdog, mut ended) = (Watchdog::new(now), 0);
         for (seconds, does) in story {
@@ -172,7 +172,7 @@ mod tests {
             let step = match does {
                 Suspended => *seconds,
                 Starves(late) => *late,
-                _ => LOOK.as_secs_f64(),
+                _ => CHECK_INTERVAL.as_secs_f64(),
             };
             while now < end {
                 now += Duration::from_secs_f64(step);
@@ -184,12 +184,12 @@ mod tests {
                     ..Default::default()
                 };
                 let beat = match does {
-                    Works(phase, forecast) => {
+                    RunsBatch(phase, forecast) => {
                         ended += 1;
                         Some(state(*phase, ended, *forecast))
                     }
-                    Waits(phase, forecast) => Some(state(*phase, ended, *forecast)),
-                    Rests(phase) => Some(state(*phase, ended, 0.0)),
+                    BatchHangs(phase, forecast) => Some(state(*phase, ended, *forecast)),
+                    Idle(phase) => Some(state(*phase, ended, 0.0)),
                     Old => {
                         Some(pb::EngineState { beat_milliseconds: 0, ..state(pb::Phase::Serving, 0, 0.0) })
                     }
@@ -197,15 +197,15 @@ mod tests {
                     Nothing | Stopped | Listens | Suspended => None,
                 };
                 if matches!(does, Listens) {
-                    watchdog.found(now);
+                    watchdog.socket_found(now);
                 }
                 if let Some(beat) = beat {
-                    watchdog.beat(&beat, now);
+                    watchdog.heartbeat(&beat, now);
                 }
-                if let Some(trouble) = watchdog.look(now, || matches!(does, Stopped)) {
+                if let Some(trouble) = watchdog.check(now, || matches!(does, Stopped)) {
                     let kind = match trouble {
-                        Trouble::Silent { .. } => "silent",
-                        Trouble::Hung { .. } => "hung",
+                        HangError::Silent { .. } => "silent",
+                        HangError::Hung { .. } => "hung",
                     };
                     return Some((kind, (now - start).as_secs_f64()));
                 }
@@ -215,39 +215,39 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_seen_in_time_and_what_works_is_left_alone() {
+    fn watchdog_detects_hangs_in_time_without_false_positives() {
         let (loading, loaded, serving) = (pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving);
-        let works = (5.0, Works(serving, 0.02));
+        let works = (5.0, RunsBatch(serving, 0.02));
         for (story, lives, seen) in [
-            ("who works is well", vec![(600.0, Works(serving, 0.02))], None),
-            ("who rests is well", vec![(600.0, Rests(serving))], None),
+            ("who works is well", vec![(600.0, RunsBatch(serving, 0.02))], None),
+            ("who rests is well", vec![(600.0, Idle(serving))], None),
             ("frozen in the middle of an answer", vec![works, (9.0, Nothing)], Some(("silent", 1.75))),
-            ("frozen while nobody asks", vec![(5.0, Rests(serving)), (9.0, Nothing)], Some(("silent", 1.75))),
+            ("frozen while nobody asks", vec![(5.0, Idle(serving)), (9.0, Nothing)], Some(("silent", 1.75))),
             (
                 "frozen in a long prompt",
-                vec![(5.0, Waits(serving, 10.0)), (9.0, Nothing)],
+                vec![(5.0, BatchHangs(serving, 10.0)), (9.0, Nothing)],
                 Some(("silent", 1.75)),
             ),
-            ("hung in a collective", vec![works, (9.0, Waits(serving, 0.02))], Some(("hung", 2.25))),
-            ("ten seconds of a healthy prompt", vec![works, (10.0, Waits(serving, 10.0)), works], None),
+            ("hung in a collective", vec![works, (9.0, BatchHangs(serving, 0.02))], Some(("hung", 2.25))),
+            ("ten seconds of a healthy prompt", vec![works, (10.0, BatchHangs(serving, 10.0)), works], None),
             (
                 "a prompt on a machine that got five times slower",
-                vec![works, (49.0, Waits(serving, 10.0)), works],
+                vec![works, (49.0, BatchHangs(serving, 10.0)), works],
                 None,
             ),
-            ("hung in a long prompt", vec![works, (90.0, Waits(serving, 10.0))], Some(("hung", 50.25))),
-            ("the first step ever", vec![(5.0, Rests(loaded)), (120.0, Waits(loaded, 60.0)), works], None),
-            ("hung in the first step ever", vec![(400.0, Waits(loaded, 60.0))], Some(("hung", 300.25))),
-            ("a gigabyte a second for minutes", vec![(300.0, Rests(loading)), works], None),
+            ("hung in a long prompt", vec![works, (90.0, BatchHangs(serving, 10.0))], Some(("hung", 50.25))),
+            ("the first step ever", vec![(5.0, Idle(loaded)), (120.0, BatchHangs(loaded, 60.0)), works], None),
+            ("hung in the first step ever", vec![(400.0, BatchHangs(loaded, 60.0))], Some(("hung", 300.25))),
+            ("a gigabyte a second for minutes", vec![(300.0, Idle(loading)), works], None),
             (
                 "a pause of seven seconds while loading",
-                vec![(5.0, Rests(loading)), (7.0, Nothing), works],
+                vec![(5.0, Idle(loading)), (7.0, Nothing), works],
                 None,
             ),
-            ("stuck while loading", vec![(5.0, Rests(loading)), (60.0, Nothing)], Some(("silent", 8.0))),
+            ("stuck while loading", vec![(5.0, Idle(loading)), (60.0, Nothing)], Some(("silent", 8.0))),
             ("libraries from a cold disk", vec![(50.0, Nothing), works], None),
             ("stuck before it listens", vec![(90.0, Nothing)], Some(("silent", 60.0))),
-            ("stopped while loading", vec![(5.0, Rests(loading)), (60.0, Stopped)], Some(("silent", 1.75))),
+            ("stopped while loading", vec![(5.0, Idle(loading)), (60.0, Stopped)], Some(("silent", 1.75))),
             ("stopped before it listens", vec![(90.0, Stopped)], Some(("silent", 1.75))),
             ("stopped before its first word", vec![(5.0, Listens), (9.0, Stopped)], Some(("silent", 0.25))),
             ("stopped in an answer", vec![works, (9.0, Stopped)], Some(("silent", 1.75))),
@@ -269,7 +269,7 @@ mod tests {
             ),
             (
                 "and a batch seemed to run for long",
-                vec![(1.0, Waits(serving, 0.02)), (30.0, Suspended), works],
+                vec![(1.0, BatchHangs(serving, 0.02)), (30.0, Suspended), works],
                 None,
             ),
             (
@@ -286,26 +286,26 @@ mod tests {
             ("and for long: nothing says that it hangs", vec![works, (600.0, Starves(1.4))], None),
             (
                 "a rank that has lost its group leaves its batch",
-                vec![(1.0, Waits(serving, 0.02)), (9.0, Waits(pb::Phase::Failed, 0.02))],
+                vec![(1.0, BatchHangs(serving, 0.02)), (9.0, BatchHangs(pb::Phase::Failed, 0.02))],
                 None,
             ),
             (
                 "or is frozen",
-                vec![works, (1.0, Rests(pb::Phase::Failed)), (9.0, Nothing)],
+                vec![works, (1.0, Idle(pb::Phase::Failed)), (9.0, Nothing)],
                 Some(("silent", 8.0)),
             ),
             ("an engine of the release before", vec![(0.25, Old), (600.0, Nothing)], None),
         ] {
-            assert_eq!(live(&lives), seen, "{story}");
+            assert_eq!(simulate(&lives), seen, "{story}");
         }
     }
 
     #[test]
-    fn people_are_told_the_numbers() {
-        let silent = Trouble::Silent { silent: Duration::from_millis(1750) };
+    fn hang_errors_show_the_numbers() {
+        let silent = HangError::Silent { silent: Duration::from_millis(1750) };
         assert!(silent.to_string().contains("silent for 1.8 s, though it beats every 250 ms"), "{silent}");
         let (running, forecast) = (Duration::from_millis(2250), Duration::from_millis(21));
-        let hung = Trouble::Hung { running, forecast };
+        let hung = HangError::Hung { running, forecast };
         assert!(hung.to_string().contains("running for 2.2 s where 0.021 s were forecast"), "{hung}");
     }
 }

@@ -6,12 +6,12 @@ use futures::future::BoxFuture;
 use sha2::{Digest as _, Sha256};
 
 use super::verify::Digest;
-use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
+use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "builtin://", pinned: false, keys: &[], list };
 
 /// A file by its name, and its bytes.
-type Carried = (&'static str, &'static [u8]);
+type EmbeddedFile = (&'static str, &'static [u8]);
 
 macro_rules! carried {
     ($($name:literal),+) => {
@@ -19,7 +19,7 @@ macro_rules! carried {
     };
 }
 
-const SMOKE: &[Carried] = carried![
+const SMOKE: &[EmbeddedFile] = carried![
     "config.json",
     "generation_config.json",
     "model.safetensors",
@@ -28,7 +28,7 @@ const SMOKE: &[Carried] = carried![
     "tokenizer_config.json"
 ];
 
-fn list<'a>(_: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
+fn list<'a>(_: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         if wanted.uri.strip_prefix(SCHEME.prefix) != Some("smoke") {
             return Err(StoreError::BadUri {
@@ -40,9 +40,9 @@ fn list<'a>(_: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, 
             name: (*name).to_owned(),
             size: bytes.len() as u64,
             digest: Some(Digest::Sha256(hex::encode(Sha256::digest(bytes)))),
-            place: Place::BuiltIn(bytes),
+            location: FileLocation::BuiltIn(bytes),
         });
-        Ok(Source { commit: None, files: files.collect(), web: None })
+        Ok(SourceListing { commit: None, files: files.collect(), web: None })
     }
     .boxed()
 }

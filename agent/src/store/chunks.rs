@@ -5,18 +5,18 @@ use blake3::hazmat::{self, ChainingValue, HasherExt as _, Mode};
 
 use serde::{Deserialize, Serialize};
 
-use super::publish::Manifest;
+use super::model_dirs::Manifest;
 
 /// Bytes of a chunk; the last one of a file is shorter. A power of two, so that chunks are subtrees.
-pub const CHUNK: u64 = 16 << 20;
+pub const CHUNK_BYTES: u64 = 16 << 20;
 
 /// What a chunk hashes to: the file's hash where it is the only one, else the chaining value of its subtree.
-pub type Value = [u8; 32];
+pub type HashBytes = [u8; 32];
 
 /// A [`Value`] in a manifest, in hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Sum(#[serde(with = "hex::serde")] pub Value);
+pub struct ChunkHash(#[serde(with = "hex::serde")] pub HashBytes);
 
 /// One chunk of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,64 +33,64 @@ pub struct Chunk {
 
 /// Chunks of a file of that size.
 pub fn count(size: u64) -> usize {
-    size.div_ceil(CHUNK) as usize
+    size.div_ceil(CHUNK_BYTES) as usize
 }
 
 /// Every chunk of a model, file after file.
-pub fn of(manifest: &Manifest) -> Vec<Chunk> {
+pub fn split(manifest: &Manifest) -> Vec<Chunk> {
     let files = manifest.files.iter().enumerate();
     let chunks = files.flat_map(|(file, of)| {
         (0..count(of.size)).map(move |index| {
-            let offset = index as u64 * CHUNK;
-            Chunk { file, index, offset, length: CHUNK.min(of.size - offset) }
+            let offset = index as u64 * CHUNK_BYTES;
+            Chunk { file, index, offset, length: CHUNK_BYTES.min(of.size - offset) }
         })
     });
     chunks.collect()
 }
 
 /// Hashes the chunks of a file, in order, as its bytes come.
-pub struct Hasher {
+pub struct TreeHasher {
     size: u64,
     seen: u64,
-    current: Option<Valuer>,
-    values: Vec<Value>,
+    current: Option<ChunkHasher>,
+    hashes: Vec<HashBytes>,
 }
 
-impl Hasher {
+impl TreeHasher {
     /// For a file of `size` bytes.
     pub fn new(size: u64) -> Self {
-        Self { size, seen: 0, current: None, values: Vec::with_capacity(count(size)) }
+        Self { size, seen: 0, current: None, hashes: Vec::with_capacity(count(size)) }
     }
 
     /// Takes the next bytes.
     pub fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let room = CHUNK - self.seen % CHUNK;
+            let room = CHUNK_BYTES - self.seen % CHUNK_BYTES;
             let (now, later) = bytes.split_at(bytes.len().min(room as usize));
             let (size, offset) = (self.size, self.seen);
-            self.current.get_or_insert_with(|| Valuer::new(size, offset)).update(now);
+            self.current.get_or_insert_with(|| ChunkHasher::new(size, offset)).update(now);
             self.seen += now.len() as u64;
-            if self.seen.is_multiple_of(CHUNK) {
-                self.values.extend(self.current.take().map(Valuer::finish));
+            if self.seen.is_multiple_of(CHUNK_BYTES) {
+                self.hashes.extend(self.current.take().map(ChunkHasher::finish));
             }
             bytes = later;
         }
     }
 
     /// The values of all chunks.
-    pub fn finish(mut self) -> Vec<Value> {
-        self.values.extend(self.current.take().map(Valuer::finish));
-        self.values
+    pub fn finish(mut self) -> Vec<HashBytes> {
+        self.hashes.extend(self.current.take().map(ChunkHasher::finish));
+        self.hashes
     }
 }
 
 /// Hashes one chunk, as its bytes come.
-pub struct Valuer {
+pub struct ChunkHasher {
     hasher: blake3::Hasher,
     only: bool,
 }
 
-impl Valuer {
+impl ChunkHasher {
     /// For the chunk at `offset` in a file of `size` bytes.
     pub fn new(size: u64, offset: u64) -> Self {
         let mut hasher = blake3::Hasher::new();
@@ -104,7 +104,7 @@ impl Valuer {
     }
 
     /// What the chunk hashes to.
-    pub fn finish(self) -> Value {
+    pub fn finish(self) -> HashBytes {
         match self.only {
             true => *self.hasher.finalize().as_bytes(),
             false => self.hasher.finalize_non_root(),
@@ -113,7 +113,7 @@ impl Valuer {
 }
 
 /// The BLAKE3 of a file whose chunks have these values.
-pub fn root(values: &[Value]) -> Value {
+pub fn root(values: &[HashBytes]) -> HashBytes {
     match values {
         [] => *blake3::hash(b"").as_bytes(),
         [only] => *only,
@@ -124,7 +124,7 @@ pub fn root(values: &[Value]) -> Value {
     }
 }
 
-fn subtree(values: &[Value]) -> ChainingValue {
+fn subtree(values: &[HashBytes]) -> ChainingValue {
     match values {
         [only] => *only,
         values => {
@@ -135,7 +135,7 @@ fn subtree(values: &[Value]) -> ChainingValue {
 }
 
 /// The left half of a tree is the largest whole one that leaves something for the right.
-fn halves(values: &[Value]) -> (&[Value], &[Value]) {
+fn halves(values: &[HashBytes]) -> (&[HashBytes], &[HashBytes]) {
     values.split_at(values.len().next_power_of_two() / 2)
 }
 
@@ -144,10 +144,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_prove_the_file_that_blake3_hashes_whole() {
-        for size in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 5 * CHUNK + 17] {
+    fn chunk_hashes_combine_to_the_blake3_file_hash() {
+        for size in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES, 5 * CHUNK_BYTES + 17] {
             let bytes: Vec<u8> = (0..size).map(|at| (at * at % 251) as u8).collect();
-            let mut hasher = Hasher::new(size);
+            let mut hasher = TreeHasher::new(size);
             // Pieces that do not end where chunks do.
             bytes.chunks(3_000_001).for_each(|piece| hasher.update(piece));
             let values = hasher.finish();
@@ -157,13 +157,13 @@ mod tests {
                 "{size}"
             );
             for (index, expected) in values.iter().enumerate() {
-                let offset = index as u64 * CHUNK;
+                let offset = index as u64 * CHUNK_BYTES;
                 let value = |bytes: &[u8]| {
-                    let mut valuer = Valuer::new(size, offset);
+                    let mut valuer = ChunkHasher::new(size, offset);
                     valuer.update(bytes);
                     valuer.finish()
                 };
-                let part = &bytes[offset as usize..(offset + CHUNK).min(size) as usize];
+                let part = &bytes[offset as usize..(offset + CHUNK_BYTES).min(size) as usize];
                 assert_eq!(value(part), *expected, "{index} of {size}");
                 let mut other = part.to_vec();
                 other[0] ^= 1;

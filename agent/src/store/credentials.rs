@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_text_is_taken_and_never_printed() {
+    fn credentials_accept_text_and_are_never_printed() {
         let data = [("token", &b"hf_x\n"[..]), ("AWS_REGION", b""), ("binary", b"\xff\xfe")];
         let credentials = Credentials::new(data.map(|(key, value)| (key.to_owned(), value.to_vec())));
         assert_eq!((credentials.token(), credentials.get("AWS_REGION")), (Some("hf_x"), None));

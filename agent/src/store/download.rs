@@ -11,14 +11,14 @@ use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
 use super::builtin;
-use super::object::Object;
-use super::{Context, Place, Progress, Source, SourceFile, StoreError, web};
-use crate::pace::Pace;
+use super::object::RemoteObject;
+use super::{Context, FileLocation, TransferProgress, SourceListing, SourceFile, StoreError, web};
+use crate::transfer_limits::TransferLimiter;
 
 /// Longest pause between two tries: a source that comes back is noticed within half a minute.
-const MAX_PAUSE: Duration = Duration::from_secs(30);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Bytes written at once; small writes halve the rate of fast disks.
-const BUFFER: usize = 1 << 20;
+const WRITE_BUFFER_BYTES: usize = 1 << 20;
 
 /// Pauses that double while nothing arrives.
 struct Backoff {
@@ -31,33 +31,33 @@ impl Backoff {
         Self { base, next: base }
     }
 
-    fn pause(&mut self, progressed: bool) -> Duration {
+    fn next_delay(&mut self, progressed: bool) -> Duration {
         if progressed {
             self.next = self.base;
         }
         let pause = self.next;
-        self.next = (self.next * 2).min(MAX_PAUSE);
+        self.next = (self.next * 2).min(MAX_BACKOFF);
         pause
     }
 }
 
-fn part(folder: &Path, file: &SourceFile) -> PathBuf {
+fn part_path(folder: &Path, file: &SourceFile) -> PathBuf {
     folder.join(format!("{}.part", file.name))
 }
 
 /// Bytes of `file` an earlier try left in `folder`.
-pub(super) fn present(folder: &Path, file: &SourceFile) -> u64 {
+pub(super) fn present_bytes(folder: &Path, file: &SourceFile) -> u64 {
     let size = |path: PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-    size(folder.join(&file.name)).max(size(part(folder, file))).min(file.size)
+    size(folder.join(&file.name)).max(size(part_path(folder, file))).min(file.size)
 }
 
 /// Brings `file` into `folder`, whole.
 pub(super) async fn file(
     context: &Context,
-    source: &Source,
+    source: &SourceListing,
     file: &SourceFile,
     folder: &Path,
-    progress: &watch::Sender<Progress>,
+    progress: &watch::Sender<TransferProgress>,
 ) -> Result<(), StoreError> {
     let done = folder.join(&file.name);
     if std::fs::metadata(&done).is_ok_and(|found| found.len() == file.size) {
@@ -65,18 +65,18 @@ pub(super) async fn file(
     }
     let mut backoff = Backoff::new(context.retry);
     loop {
-        let before = present(folder, file);
+        let before = present_bytes(folder, file);
         let error = match attempt(context, source, file, folder, progress).await {
             Ok(()) => break,
             Err(error) if error.transient() => error,
             Err(error) => return Err(error),
         };
-        let pause = backoff.pause(present(folder, file) > before).max(error.after());
+        let pause = backoff.next_delay(present_bytes(folder, file) > before).max(error.retry_after());
         tracing::warn!(file = file.name, error = error.chain(), ?pause, "transfer interrupted");
-        progress.send_modify(|state| state.trouble = Some((error.reason(), error.chain())));
+        progress.send_modify(|state| state.last_error = Some((error.reason(), error.chain())));
         tokio::time::sleep(pause).await;
     }
-    let part = part(folder, file);
+    let part = part_path(folder, file);
     tokio::fs::rename(&part, &done).await.map_err(StoreError::io(&part))?;
     // Written beside the part to recognise the same bytes when resuming; of no use any more.
     tokio::fs::remove_file(tag_path(&part)).await.ok();
@@ -90,26 +90,26 @@ fn tag_path(part: &Path) -> PathBuf {
 /// One try: from where the part ends to the end of the file.
 async fn attempt(
     context: &Context,
-    source: &Source,
+    source: &SourceListing,
     file: &SourceFile,
     folder: &Path,
-    progress: &watch::Sender<Progress>,
+    progress: &watch::Sender<TransferProgress>,
 ) -> Result<(), StoreError> {
-    let path = part(folder, file);
-    let mut sink = Sink::open(&path, &context.pace, progress).await?;
+    let path = part_path(folder, file);
+    let mut sink = PartFile::open(&path, &context.limiter, progress).await?;
     if sink.length > file.size {
         sink.restart().await?;
     }
     if sink.length < file.size {
-        match (&file.place, &source.web) {
-            (Place::Disk(original), _) => from_disk(original, file, &mut sink).await,
-            (Place::BuiltIn(bytes), _) => {
+        match (&file.location, &source.web) {
+            (FileLocation::Disk(original), _) => from_disk(original, file, &mut sink).await,
+            (FileLocation::BuiltIn(bytes), _) => {
                 let rest = builtin::read(bytes, sink.length, file.size - sink.length)?;
                 sink.write(&rest).await
             }
-            (Place::Web(url), Some(web)) => from_web(web, url, file, &mut sink).await,
-            (Place::Object(object), _) => from_object(object, file, &mut sink).await,
-            (Place::Web(url), None) => Err(StoreError::Unreachable {
+            (FileLocation::Web(url), Some(web)) => from_web(web, url, file, &mut sink).await,
+            (FileLocation::Object(object), _) => from_object(object, file, &mut sink).await,
+            (FileLocation::Web(url), None) => Err(StoreError::Unreachable {
                 what: url.to_string(),
                 detail: "the listing carries no web client; report this as a bug".into(),
             }),
@@ -123,12 +123,12 @@ async fn attempt(
     Ok(())
 }
 
-async fn from_disk(original: &Path, file: &SourceFile, sink: &mut Sink<'_>) -> Result<(), StoreError> {
+async fn from_disk(original: &Path, file: &SourceFile, sink: &mut PartFile<'_>) -> Result<(), StoreError> {
     let io = || StoreError::io(original);
     let mut input = tokio::fs::File::open(original).await.map_err(io())?;
     input.seek(std::io::SeekFrom::Start(sink.length)).await.map_err(io())?;
     let mut input = input.take(file.size - sink.length);
-    let mut buffer = vec![0; BUFFER];
+    let mut buffer = vec![0; WRITE_BUFFER_BYTES];
     loop {
         let count = input.read(&mut buffer).await.map_err(io())?;
         if count == 0 {
@@ -139,10 +139,10 @@ async fn from_disk(original: &Path, file: &SourceFile, sink: &mut Sink<'_>) -> R
 }
 
 async fn from_web(
-    web: &web::Web,
+    web: &web::WebClient,
     url: &reqwest::Url,
     file: &SourceFile,
-    sink: &mut Sink<'_>,
+    sink: &mut PartFile<'_>,
 ) -> Result<(), StoreError> {
     let tag_path = tag_path(&sink.path);
     let known = tokio::fs::read_to_string(&tag_path).await.ok();
@@ -183,11 +183,11 @@ async fn from_web(
                 });
             }
         };
-        sink.take(&chunk, url.as_str(), file.size).await?;
+        sink.append(&chunk, url.as_str(), file.size).await?;
     }
 }
 
-async fn from_object(object: &Object, file: &SourceFile, sink: &mut Sink<'_>) -> Result<(), StoreError> {
+async fn from_object(object: &RemoteObject, file: &SourceFile, sink: &mut PartFile<'_>) -> Result<(), StoreError> {
     // The part is of the object that was listed when it was begun.
     let tag_path = tag_path(&sink.path);
     let known = tokio::fs::read_to_string(&tag_path).await.ok();
@@ -201,7 +201,7 @@ async fn from_object(object: &Object, file: &SourceFile, sink: &mut Sink<'_>) ->
     let mut stream = object.stream(sink.length..file.size).await?;
     loop {
         match stream.try_next().await {
-            Ok(Some(chunk)) => sink.take(&chunk, object.what(), file.size).await?,
+            Ok(Some(chunk)) => sink.append(&chunk, object.what(), file.size).await?,
             Ok(None) => return Ok(()),
             Err(error) => {
                 sink.flush().await?;
@@ -214,26 +214,26 @@ async fn from_object(object: &Object, file: &SourceFile, sink: &mut Sink<'_>) ->
 }
 
 /// The part, written in long runs; what it counts as progress is on disk when it is flushed.
-struct Sink<'a> {
+struct PartFile<'a> {
     path: PathBuf,
     file: tokio::io::BufWriter<tokio::fs::File>,
     length: u64,
-    pace: &'a Pace,
-    progress: &'a watch::Sender<Progress>,
+    limiter: &'a TransferLimiter,
+    progress: &'a watch::Sender<TransferProgress>,
 }
 
-impl<'a> Sink<'a> {
+impl<'a> PartFile<'a> {
     async fn open(
         path: &Path,
-        pace: &'a Pace,
-        progress: &'a watch::Sender<Progress>,
+        pace: &'a TransferLimiter,
+        progress: &'a watch::Sender<TransferProgress>,
     ) -> Result<Self, StoreError> {
         let io = || StoreError::io(path);
         let mut options = tokio::fs::OpenOptions::new();
         let file = options.create(true).append(true).open(path).await.map_err(io())?;
         let length = file.metadata().await.map_err(io())?.len();
-        let file = tokio::io::BufWriter::with_capacity(BUFFER, file);
-        Ok(Self { path: path.to_owned(), file, length, pace, progress })
+        let file = tokio::io::BufWriter::with_capacity(WRITE_BUFFER_BYTES, file);
+        Ok(Self { path: path.to_owned(), file, length, limiter: pace, progress })
     }
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
@@ -244,13 +244,13 @@ impl<'a> Sink<'a> {
         self.length += bytes.len() as u64;
         self.progress.send_modify(|state| {
             state.done += bytes.len() as u64;
-            state.trouble = None;
+            state.last_error = None;
         });
         Ok(())
     }
 
     /// Writes what `what` sent, if it is no more than the `size` bytes it promised.
-    async fn take(&mut self, chunk: &[u8], what: &str, size: u64) -> Result<(), StoreError> {
+    async fn append(&mut self, chunk: &[u8], what: &str, size: u64) -> Result<(), StoreError> {
         if chunk.len() as u64 > size.saturating_sub(self.length) {
             self.restart().await?;
             return Err(StoreError::Unreachable {
@@ -260,7 +260,7 @@ impl<'a> Sink<'a> {
         }
         self.write(chunk).await?;
         // What is here already is paid for before more is read.
-        self.pace.take(chunk.len() as u64).await;
+        self.limiter.acquire(chunk.len() as u64).await;
         Ok(())
     }
 
@@ -283,10 +283,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_until_bytes_flow_again() {
+    fn backoff_doubles_until_bytes_flow_again() {
         let mut backoff = Backoff::new(Duration::from_secs(1));
         let seconds: Vec<u64> = [false, false, false, true, false, false, false, false, false]
-            .map(|progressed| backoff.pause(progressed).as_secs())
+            .map(|progressed| backoff.next_delay(progressed).as_secs())
             .into();
         assert_eq!(seconds, [1, 2, 4, 1, 2, 4, 8, 16, 30]);
     }

@@ -105,7 +105,7 @@ pub enum StoreError {
     #[error(
         "{file} has not the SHA-256 that the other machines' manifest {id} says, though it has its BLAKE3: whoever fetched it first did not tell the truth; it is fetched from the source. Look at the node that was ready first"
     )]
-    Mistold {
+    Sha256Mismatch {
         /// The file.
         file: String,
         /// What names the manifest.
@@ -175,7 +175,7 @@ impl StoreError {
             }
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
-            Self::Digest { .. } | Self::Mistold { .. } | Self::Replaced { .. } => Reason::DigestMismatch,
+            Self::Digest { .. } | Self::Sha256Mismatch { .. } | Self::Replaced { .. } => Reason::DigestMismatch,
             Self::DiskPressure { .. } => Reason::DiskPressure,
         }
     }
@@ -194,7 +194,7 @@ impl StoreError {
     }
 
     /// Before this has passed the source is not to be asked again.
-    pub fn after(&self) -> Duration {
+    pub fn retry_after(&self) -> Duration {
         match self {
             Self::Busy { after, .. } => *after,
             _ => Duration::ZERO,

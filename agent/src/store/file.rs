@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 
-use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
+use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "file://", pinned: false, keys: &[], list };
 
-fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
+fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         let roots = context.allow_file_roots.clone();
         let uri = wanted.uri.clone();
@@ -29,7 +29,7 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<Source, StoreError> {
+fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<SourceListing, StoreError> {
     let path = uri.strip_prefix(SCHEME.prefix).filter(|path| path.starts_with('/')).ok_or_else(|| {
         StoreError::BadUri {
             uri: uri.to_owned(),
@@ -41,17 +41,17 @@ fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<Source, StoreError> {
     for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let entry = entry.map_err(StoreError::io(&folder))?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        if !super::takes(&name) {
+        if !super::is_allowed_file(&name) {
             continue;
         }
         // Caches of other tools keep links to blobs; what a link leads to must be allowed as well.
         let path = allowed(&entry.path(), roots)?;
         let metadata = std::fs::metadata(&path).map_err(StoreError::io(&path))?;
         if metadata.is_file() {
-            files.push(SourceFile { name, size: metadata.len(), digest: None, place: Place::Disk(path) });
+            files.push(SourceFile { name, size: metadata.len(), digest: None, location: FileLocation::Disk(path) });
         }
     }
-    Ok(Source { commit: None, files, web: None })
+    Ok(SourceListing { commit: None, files, web: None })
 }
 
 /// The canonical form of `path`, if it lies under an allowed folder. A path that does not exist is

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_wire::shape::{Cut, ModelShape, Role, cut_of, role_of};
+use russet_wire::shape::{ShardAxis, ModelShape, TensorRole, shard_axis, tensor_role};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -12,13 +12,13 @@ pub const CONFIG: &str = "config.json";
 /// Name of the index of a model in several files.
 pub const INDEX: &str = "model.safetensors.index.json";
 /// Name of the weights of a model in one file.
-const SINGLE: &str = "model.safetensors";
+const SINGLE_FILE: &str = "model.safetensors";
 /// Longest header (and configuration) read: the limit the safetensors format itself sets.
-pub const MAX_HEADER: u64 = 100_000_000;
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Most layers believed: the deepest models have a few hundred.
 const MAX_LAYERS: u64 = 10_000;
 /// Largest of most other numbers. The API server's are signed, and so are products of a few of them.
-const MOST: u64 = 1 << 29;
+const MAX_FIELD_VALUE: u64 = 1 << 29;
 
 /// Why headers are not believed.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -103,7 +103,7 @@ pub enum HeaderError {
 
 /// What planning needs of `config.json`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
+pub struct ModelConfig {
     architecture: String,
     layers: u32,
     hidden_size: u32,
@@ -127,11 +127,11 @@ pub struct Tensor {
     bytes: u64,
 }
 
-impl Config {
+impl ModelConfig {
     /// Reads `config.json`.
     pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let json = object(CONFIG, bytes)?;
-        let found = |field: &str| json.get(field).map_or("absent".to_owned(), short);
+        let found = |field: &str| json.get(field).map_or("absent".to_owned(), truncated);
         let number = |field: &'static str, limit: u64| {
             json.get(field)
                 .and_then(Value::as_u64)
@@ -141,7 +141,7 @@ impl Config {
         };
         let optional = |field: &'static str| match json.get(field) {
             None | Some(Value::Null) => Ok(None),
-            Some(_) => number(field, MOST).map(Some),
+            Some(_) => number(field, MAX_FIELD_VALUE).map(Some),
         };
         let architecture = json
             .get("model_type")
@@ -173,7 +173,7 @@ impl Config {
     /// Values that share one scale in a quantised module.
     fn group_size(&self, module: &str) -> u64 {
         let own = self.quantization.get(module).and_then(|own| own.get("group_size"));
-        own.or_else(|| self.quantization.get("group_size")).and_then(Value::as_u64).unwrap_or(64).min(MOST)
+        own.or_else(|| self.quantization.get("group_size")).and_then(Value::as_u64).unwrap_or(64).min(MAX_FIELD_VALUE)
     }
 }
 
@@ -183,14 +183,14 @@ pub fn weight_files(index: Option<&[u8]>, names: &[&str]) -> Result<Vec<String>,
     let there = |name: &str| names.contains(&name);
     let wanted = match index {
         Some(index) => index_files(index)?,
-        None if there(SINGLE) => vec![SINGLE.to_owned()],
+        None if there(SINGLE_FILE) => vec![SINGLE_FILE.to_owned()],
         None => {
             let all = names.iter().filter(|name| name.ends_with(".safetensors"));
             all.map(|&name| name.to_owned()).collect()
         }
     };
     if wanted.is_empty() {
-        return Err(HeaderError::Missing { file: SINGLE.to_owned() });
+        return Err(HeaderError::Missing { file: SINGLE_FILE.to_owned() });
     }
     match wanted.iter().find(|name| !there(name)) {
         Some(file) => Err(HeaderError::Missing { file: file.clone() }),
@@ -216,8 +216,8 @@ pub fn header_length(file: &str, start: &[u8], size: u64) -> Result<u64, HeaderE
     let Ok(length) = <[u8; 8]>::try_from(start).map(u64::from_le_bytes) else {
         return Err(HeaderError::BeyondFile { file, length: 8, size });
     };
-    if length > MAX_HEADER {
-        return Err(HeaderError::TooLong { file, length, limit: MAX_HEADER });
+    if length > MAX_HEADER_BYTES {
+        return Err(HeaderError::TooLong { file, length, limit: MAX_HEADER_BYTES });
     }
     if length + 8 > size {
         return Err(HeaderError::BeyondFile { file, length, size });
@@ -237,7 +237,7 @@ pub fn tensors(file: &str, header: &[u8], size: u64) -> Result<Vec<Tensor>, Head
         let wrong =
             |problem: String| HeaderError::BadTensor { file: file.to_owned(), tensor: name.clone(), problem };
         let text = entry.get("dtype").and_then(Value::as_str).unwrap_or("absent");
-        let width = width(text).ok_or_else(|| wrong(format!("its dtype is {text}")))?;
+        let width = dtype_bytes(text).ok_or_else(|| wrong(format!("its dtype is {text}")))?;
         let shape =
             numbers(entry.get("shape")).ok_or_else(|| wrong("its shape is no list of sizes".into()))?;
         let offsets = numbers(entry.get("data_offsets")).unwrap_or_default();
@@ -278,7 +278,7 @@ pub fn tensors(file: &str, header: &[u8], size: u64) -> Result<Vec<Tensor>, Head
 }
 
 /// Adds tensors up by the part of the model they belong to.
-pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderError> {
+pub fn shape(config: &ModelConfig, tensors: &[Tensor]) -> Result<ModelShape, HeaderError> {
     let by_name: BTreeMap<&str, &Tensor> = tensors.iter().map(|tensor| (&*tensor.name, tensor)).collect();
     if by_name.len() < tensors.len() {
         let twice = tensors.iter().find(|tensor| !std::ptr::eq(by_name[&*tensor.name], *tensor));
@@ -296,15 +296,15 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
     let (mut embedding_bytes, mut head_bytes, mut parameters) = (0, 0, 0_u64);
     let (mut wide, mut own_head) = (false, false);
     for tensor in tensors {
-        let Some(role) = role_of(&tensor.name) else { continue };
+        let Some(role) = tensor_role(&tensor.name) else { continue };
         match role {
-            Role::Embedding => embedding_bytes = tensor.bytes.saturating_add(embedding_bytes),
-            Role::Head => head_bytes = tensor.bytes.saturating_add(head_bytes),
-            Role::Layer(index) => match layer_bytes.get_mut(index as usize) {
+            TensorRole::Embedding => embedding_bytes = tensor.bytes.saturating_add(embedding_bytes),
+            TensorRole::Head => head_bytes = tensor.bytes.saturating_add(head_bytes),
+            TensorRole::Layer(index) => match layer_bytes.get_mut(index as usize) {
                 Some(bytes) => {
                     *bytes = bytes.saturating_add(tensor.bytes);
                     let whole = &mut whole_bytes[index as usize];
-                    if cut_of(&tensor.name) == Cut::Whole {
+                    if shard_axis(&tensor.name) == ShardAxis::Replicated {
                         *whole = whole.saturating_add(tensor.bytes);
                     } else if let Some(module) = tensor.name.strip_suffix(".scales") {
                         largest_group = config.group_size(module).max(largest_group);
@@ -321,7 +321,7 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
         }
         own_head |= tensor.name.contains("lm_head.");
         wide |= tensor.dtype == "F32";
-        parameters = parameters.saturating_add(parameters_of(config, tensor, &by_name));
+        parameters = parameters.saturating_add(parameter_count(config, tensor, &by_name));
     }
     if let Some(index) = layer_bytes.iter().position(|&bytes| bytes == 0) {
         let problem = format!("num_hidden_layers is {}, but layer {index} has no tensors", config.layers);
@@ -357,7 +357,7 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
 
 /// Parameters a tensor stands for. A quantised weight is counted by its scales: each stands for one
 /// group of values.
-fn parameters_of(config: &Config, tensor: &Tensor, all: &BTreeMap<&str, &Tensor>) -> u64 {
+fn parameter_count(config: &ModelConfig, tensor: &Tensor, all: &BTreeMap<&str, &Tensor>) -> u64 {
     let elements = |tensor: &Tensor| tensor.shape.iter().product::<u64>();
     let quantised = |module: &str| {
         all.get(format!("{module}.scales").as_str()).is_some()
@@ -382,12 +382,12 @@ fn numbers(value: Option<&Value>) -> Option<Vec<u64>> {
 }
 
 /// A value for a message: never the whole of somebody's file.
-fn short(value: &Value) -> String {
+fn truncated(value: &Value) -> String {
     let text = value.to_string();
     text.chars().take(40).collect()
 }
 
-fn width(dtype: &str) -> Option<u64> {
+fn dtype_bytes(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" => 1,
         "U16" | "I16" | "F16" | "BF16" => 2,
@@ -402,8 +402,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn config(value: Value) -> Config {
-        Config::parse(value.to_string().as_bytes()).unwrap()
+    fn config(value: Value) -> ModelConfig {
+        ModelConfig::parse(value.to_string().as_bytes()).unwrap()
     }
 
     fn llama(layers: u32) -> Value {
@@ -412,7 +412,7 @@ mod tests {
     }
 
     fn tensor(name: &str, dtype: &str, shape: &[u64]) -> Tensor {
-        let bytes = shape.iter().product::<u64>() * width(dtype).unwrap();
+        let bytes = shape.iter().product::<u64>() * dtype_bytes(dtype).unwrap();
         Tensor {
             file: "m.safetensors".into(),
             name: name.into(),
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn quantised_values_count_unpacked_and_f32_scales_widen_the_cache() {
+    fn quantised_values_count_unpacked_and_f32_scales_widen_kv() {
         let mut json = llama(1);
         json["quantization"] =
             json!({"bits": 4, "group_size": 32, "model.embed_tokens": {"group_size": 8, "bits": 8}});
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_do_not_match_the_configuration_are_refused_with_the_numbers() {
+    fn weights_that_mismatch_the_config_are_refused_with_numbers() {
         let embed = tensor("model.embed_tokens.weight", "BF16", &[16, 8]);
         let layer = |index: u32| tensor(&format!("model.layers.{index}.w.weight"), "BF16", &[8]);
         let message =
@@ -480,11 +480,11 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_machine_has_are_added_up_without_overflow() {
+    fn huge_sizes_add_up_without_overflow() {
         let huge = |name: &str| Tensor { bytes: u64::MAX, ..tensor(name, "F32", &[1]) };
         let mut json = llama(1);
-        json["num_key_value_heads"] = json!(MOST);
-        json["head_dim"] = json!(MOST);
+        json["num_key_value_heads"] = json!(MAX_FIELD_VALUE);
+        json["head_dim"] = json!(MAX_FIELD_VALUE);
         let tensors = ["embed_tokens.w", "embed_tokens.v", "layers.0.w", "layers.0.v", "norm.w", "norm.v"];
         let shape = shape(&config(json), &tensors.map(huge)).unwrap();
         assert_eq!((shape.total_bytes(), shape.kv_bytes_per_token()), (u64::MAX, 1 << 61));
@@ -502,10 +502,10 @@ mod tests {
         ] {
             let mut json = llama(2);
             json[field] = value;
-            let error = Config::parse(json.to_string().as_bytes()).unwrap_err();
+            let error = ModelConfig::parse(json.to_string().as_bytes()).unwrap_err();
             assert!(error.to_string().contains(field), "{error}");
         }
-        assert!(matches!(Config::parse(b"[1]"), Err(HeaderError::BadJson { .. })));
+        assert!(matches!(ModelConfig::parse(b"[1]"), Err(HeaderError::BadJson { .. })));
     }
 
     #[test]

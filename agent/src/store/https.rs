@@ -9,13 +9,13 @@ use reqwest::Url;
 
 use super::headers::{self, CONFIG, INDEX};
 use super::verify::Digest;
-use super::web::Web;
-use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
+use super::web::WebClient;
+use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "https://", pinned: false, keys: super::TOKEN, list };
 
 /// The listing, as `sha256sum *` writes it.
-pub(super) const SUMS: &str = "SHA256SUMS";
+pub(super) const CHECKSUM_FILE: &str = "SHA256SUMS";
 
 /// Files of the Hugging Face layout beside configuration, index and weights.
 const OPTIONAL: &[&str] = &[
@@ -32,30 +32,30 @@ const OPTIONAL: &[&str] = &[
     "chat_template.json",
 ];
 
-fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
+fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         let folder = Url::parse(&format!("{}/", wanted.uri.trim_end_matches('/')))
             .map_err(|error| StoreError::BadUri { uri: wanted.uri.clone(), problem: error.to_string() })?;
-        list_folder(&Web::new(&context.client, wanted.credentials.token(), &folder), &folder).await
+        list_folder(&WebClient::new(&context.client, wanted.credentials.token(), &folder), &folder).await
     }
     .boxed()
 }
 
-pub(super) async fn list_folder(web: &Web, folder: &Url) -> Result<Source, StoreError> {
+pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceListing, StoreError> {
     let url = |name: &str| {
         folder.join(name).map_err(|error| StoreError::BadUri {
             uri: format!("{folder}{name}"),
             problem: error.to_string(),
         })
     };
-    let sums = match small(web, &url(SUMS)?).await? {
-        Some(text) => sums(&text),
+    let sums = match get_optional(web, &url(CHECKSUM_FILE)?).await? {
+        Some(text) => parse_checksums(&text),
         None => BTreeMap::new(),
     };
     let names: Vec<String> = if sums.is_empty() {
         let mut names: Vec<String> = OPTIONAL.iter().map(|&name| name.to_owned()).collect();
         names.push(CONFIG.to_owned());
-        if let Some(index) = small(web, &url(INDEX)?).await? {
+        if let Some(index) = get_optional(web, &url(INDEX)?).await? {
             names.push(INDEX.to_owned());
             names.extend(headers::index_files(index.as_bytes())?);
         }
@@ -65,7 +65,7 @@ pub(super) async fn list_folder(web: &Web, folder: &Url) -> Result<Source, Store
     };
     let listed = !sums.is_empty();
     let files = futures::stream::iter(names)
-        .filter(|name| std::future::ready(super::takes(name)))
+        .filter(|name| std::future::ready(super::is_allowed_file(name)))
         .map(|name| {
             let (digest, url) = (sums.get(&name).cloned(), url(&name));
             async move {
@@ -75,7 +75,7 @@ pub(super) async fn list_folder(web: &Web, folder: &Url) -> Result<Source, Store
                         name,
                         size: probed.size.unwrap_or_default(),
                         digest: digest.map(Digest::Sha256),
-                        place: Place::Web(url),
+                        location: FileLocation::Web(url),
                     })),
                     // What a listing names must be there; what was only tried may be absent.
                     Err(StoreError::NotFound { .. }) if !listed => Ok(None),
@@ -86,13 +86,13 @@ pub(super) async fn list_folder(web: &Web, folder: &Url) -> Result<Source, Store
         .buffer_unordered(4)
         .try_collect::<Vec<Option<SourceFile>>>()
         .await?;
-    Ok(Source { commit: None, files: files.into_iter().flatten().collect(), web: Some(web.clone()) })
+    Ok(SourceListing { commit: None, files: files.into_iter().flatten().collect(), web: Some(web.clone()) })
 }
 
 /// A small text; `None` when there is none.
-async fn small(web: &Web, url: &Url) -> Result<Option<String>, StoreError> {
+async fn get_optional(web: &WebClient, url: &Url) -> Result<Option<String>, StoreError> {
     let size = match web.probe(url).await {
-        Ok(probed) => probed.size.unwrap_or_default().min(headers::MAX_HEADER),
+        Ok(probed) => probed.size.unwrap_or_default().min(headers::MAX_HEADER_BYTES),
         Err(StoreError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -103,7 +103,7 @@ async fn small(web: &Web, url: &Url) -> Result<Option<String>, StoreError> {
 }
 
 /// Name to SHA-256; lines that are neither are skipped.
-pub(super) fn sums(text: &str) -> BTreeMap<String, String> {
+pub(super) fn parse_checksums(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter_map(|line| {
             let (sum, name) = line.split_once(char::is_whitespace)?;
@@ -123,9 +123,9 @@ mod tests {
         let sum = "AB".repeat(32);
         let text =
             format!("{sum}  config.json\n{sum} *model.safetensors\n# note\nshort  x.json\n{sum}  ./a.json\n");
-        let names: Vec<String> = sums(&text).into_keys().collect();
+        let names: Vec<String> = parse_checksums(&text).into_keys().collect();
         assert_eq!(names, ["a.json", "config.json", "model.safetensors"]);
-        assert_eq!(sums(&text)["config.json"], "ab".repeat(32));
+        assert_eq!(parse_checksums(&text)["config.json"], "ab".repeat(32));
     }
 
     /// Serves `files` as a plain folder and lists it.
@@ -138,7 +138,7 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let folder = Url::parse(&format!("http://{}/m/", listener.local_addr().unwrap())).unwrap();
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        let web = Web::new(&crate::store::web::client().unwrap(), None, &folder);
+        let web = WebClient::new(&crate::store::web::client().unwrap(), None, &folder);
         let source = list_folder(&web, &folder).await;
         server.abort();
         let mut names: Vec<String> = source?
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_without_a_listing_is_tried_by_the_names_models_have() {
+    async fn folder_without_listing_is_probed_by_usual_file_names() {
         let index = r#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}"#.to_owned();
         let files = [
             (CONFIG, "{}".to_owned()),
@@ -166,11 +166,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_listing_names_every_file_and_its_digest_and_all_must_be_there() {
+    async fn listing_names_all_files_and_digests_and_all_must_exist() {
         let sum = "ab".repeat(32);
         let sums = format!("{sum}  config.json\n{sum}  run.py\n{sum}  model.safetensors\n");
         let all = [
-            (SUMS, sums.clone()),
+            (CHECKSUM_FILE, sums.clone()),
             (CONFIG, "{}".into()),
             ("model.safetensors", "1".into()),
             ("run.py", "x".into()),

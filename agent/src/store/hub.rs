@@ -7,13 +7,13 @@ use reqwest::Url;
 use serde::Deserialize;
 
 use super::verify::Digest;
-use super::web::Web;
-use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
+use super::web::WebClient;
+use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "hf://", pinned: true, keys: super::TOKEN, list };
 
 /// Some hundred bytes for each of a repository's files, of which a few have thousands.
-const MAX_LISTING: usize = 64 << 20;
+const MAX_LISTING_BYTES: usize = 64 << 20;
 
 /// What the hub's API tells of a revision.
 #[derive(Deserialize)]
@@ -38,14 +38,14 @@ struct Lfs {
     size: Option<u64>,
 }
 
-fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
+fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         let repository = repository(&wanted.uri)?;
-        let web = Web::new(&context.client, wanted.credentials.token(), &context.hf_endpoint);
+        let web = WebClient::new(&context.client, wanted.credentials.token(), &context.hf_endpoint);
         let revision = wanted.revision.as_deref().unwrap_or("main");
-        let mut url = joined(&context.hf_endpoint, &["api", "models"], &repository, &["revision", revision]);
+        let mut url = join_url(&context.hf_endpoint, &["api", "models"], &repository, &["revision", revision]);
         url.set_query(Some("blobs=true"));
-        let body = web.document(&url, None, MAX_LISTING).await?;
+        let body = web.document(&url, None, MAX_LISTING_BYTES).await?;
         let found: Revision = serde_json::from_slice(&body).map_err(|error| StoreError::Unreachable {
             what: url.to_string(),
             detail: format!("its answer is not a hub's: {error}"),
@@ -53,27 +53,27 @@ fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<So
         let commit = check_commit(&url, &found.sha, wanted)?;
 
         let files = futures::stream::iter(found.siblings)
-            .filter(|sibling| std::future::ready(super::takes(&sibling.rfilename)))
+            .filter(|sibling| std::future::ready(super::is_allowed_file(&sibling.rfilename)))
             .map(|sibling| {
                 let name = sibling.rfilename.clone();
-                let url = joined(&context.hf_endpoint, &[], &repository, &["resolve", &commit, &name]);
-                described(&web, sibling, url)
+                let url = join_url(&context.hf_endpoint, &[], &repository, &["resolve", &commit, &name]);
+                describe_file(&web, sibling, url)
             })
             .buffer_unordered(4)
             .try_collect()
             .await?;
-        Ok(Source { commit: Some(commit), files, web: Some(web) })
+        Ok(SourceListing { commit: Some(commit), files, web: Some(web) })
     }
     .boxed()
 }
 
 /// A file with size and digest: from the listing where it says, else from the file's own headers.
-async fn described(web: &Web, sibling: Sibling, url: Url) -> Result<SourceFile, StoreError> {
+async fn describe_file(web: &WebClient, sibling: Sibling, url: Url) -> Result<SourceFile, StoreError> {
     let Sibling { rfilename: name, size, blob_id, lfs } = sibling;
     let lfs_size = lfs.as_ref().and_then(|lfs| lfs.size);
     let digest = match lfs {
-        Some(Lfs { sha256, .. }) => sha256.and_then(|sha| Digest::of_etag(&sha)),
-        None => blob_id.and_then(|id| Digest::of_etag(&id)),
+        Some(Lfs { sha256, .. }) => sha256.and_then(|sha| Digest::from_etag(&sha)),
+        None => blob_id.and_then(|id| Digest::from_etag(&id)),
     };
     let (size, digest) = match (lfs_size.or(size), digest) {
         (Some(size), Some(digest)) => (size, Some(digest)),
@@ -82,10 +82,10 @@ async fn described(web: &Web, sibling: Sibling, url: Url) -> Result<SourceFile, 
             (size.or(probed.size).unwrap_or_default(), digest.or(probed.digest))
         }
     };
-    Ok(SourceFile { name, size, digest, place: Place::Web(url) })
+    Ok(SourceFile { name, size, digest, location: FileLocation::Web(url) })
 }
 
-fn check_commit(url: &Url, sha: &str, wanted: &Wanted) -> Result<String, StoreError> {
+fn check_commit(url: &Url, sha: &str, wanted: &SourceSpec) -> Result<String, StoreError> {
     let hex = sha.len() >= 7 && sha.len() <= 64 && sha.bytes().all(|byte| byte.is_ascii_hexdigit());
     let same = !wanted.pinned || wanted.revision.as_deref() == Some(sha);
     if hex && same {
@@ -114,7 +114,7 @@ fn repository(uri: &str) -> Result<[String; 2], StoreError> {
 }
 
 /// `base` with further path segments; a slash inside a segment (`refs/pr/1`) is escaped.
-fn joined(base: &Url, before: &[&str], repository: &[String; 2], after: &[&str]) -> Url {
+fn join_url(base: &Url, before: &[&str], repository: &[String; 2], after: &[&str]) -> Url {
     let mut url = base.clone();
     // Only URLs that cannot be a base (`mailto:`) have no segments, and an endpoint has a host.
     if let Ok(mut segments) = url.path_segments_mut() {
@@ -142,9 +142,9 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_below_a_path_and_a_revision_with_slashes_make_one_url() {
+    fn hub_url_joins_mirror_path_and_revision_with_slashes() {
         let base = Url::parse("http://mirror.local/hub/").unwrap();
-        let url = joined(&base, &["api", "models"], &["a".into(), "b".into()], &["revision", "refs/pr/1"]);
+        let url = join_url(&base, &["api", "models"], &["a".into(), "b".into()], &["revision", "refs/pr/1"]);
         assert_eq!(url.as_str(), "http://mirror.local/hub/api/models/a/b/revision/refs%2Fpr%2F1");
     }
 }

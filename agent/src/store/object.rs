@@ -4,7 +4,7 @@
 //! `https://`.
 
 mod bucket;
-mod door;
+mod http_client;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 
 use self::bucket::Provider;
-use super::https::{SUMS, sums};
+use super::https::{CHECKSUM_FILE, parse_checksums};
 use super::verify::Digest;
-use super::{Context, Credentials, Place, Scheme, Source, SourceFile, StoreError, Wanted, headers};
+use super::{Context, Credentials, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec, headers};
 
 pub(super) const S3: Scheme = Scheme { prefix: "s3://", pinned: false, keys: Provider::S3.keys(), list };
 pub(super) const GOOGLE: Scheme =
@@ -33,7 +33,7 @@ const MAX_OBJECTS: usize = 20_000;
 
 /// One object of a bucket, as it was listed.
 #[derive(Clone, Debug)]
-pub(super) struct Object {
+pub(super) struct RemoteObject {
     store: Arc<dyn ObjectStore>,
     path: Path,
     /// For people: the URI of the object.
@@ -48,45 +48,45 @@ trait Bucket: ObjectStore + PaginatedListStore {}
 impl<T: ObjectStore + PaginatedListStore> Bucket for T {}
 
 /// What a URI names.
-struct Folder<'a> {
+struct BucketPrefix<'a> {
     provider: Provider,
     uri: &'a str,
     bucket: &'a str,
     path: Path,
 }
 
-fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
+fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        let folder = Folder::of(&wanted.uri)?;
+        let folder = BucketPrefix::parse(&wanted.uri)?;
         match folder.list(context, &wanted.credentials, None).await {
             // A bucket's region is known to whoever made it, and to S3 itself, which tells.
-            Err(Failure::Elsewhere(region)) => {
-                folder.list(context, &wanted.credentials, Some(&region)).await.map_err(Failure::into)
+            Err(ListError::WrongRegion(region)) => {
+                folder.list(context, &wanted.credentials, Some(&region)).await.map_err(ListError::into)
             }
-            listed => listed.map_err(Failure::into),
+            listed => listed.map_err(ListError::into),
         }
     }
     .boxed()
 }
 
 /// Why a listing failed.
-enum Failure {
+enum ListError {
     Store(StoreError),
     /// The bucket is in another region.
-    Elsewhere(String),
+    WrongRegion(String),
 }
 
-impl From<StoreError> for Failure {
+impl From<StoreError> for ListError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
-impl From<Failure> for StoreError {
-    fn from(failure: Failure) -> Self {
+impl From<ListError> for StoreError {
+    fn from(failure: ListError) -> Self {
         match failure {
-            Failure::Store(error) => error,
-            Failure::Elsewhere(region) => Self::Unreachable {
+            ListError::Store(error) => error,
+            ListError::WrongRegion(region) => Self::Unreachable {
                 what: "the bucket".into(),
                 detail: format!("it says it is in the region {region}, and then that it is not"),
             },
@@ -94,11 +94,11 @@ impl From<Failure> for StoreError {
     }
 }
 
-impl<'a> Folder<'a> {
-    fn of(uri: &'a str) -> Result<Self, StoreError> {
+impl<'a> BucketPrefix<'a> {
+    fn parse(uri: &'a str) -> Result<Self, StoreError> {
         let bad = |problem: String| StoreError::BadUri { uri: uri.to_owned(), problem };
         let (scheme, rest) = uri.split_once("://").unwrap_or_default();
-        let provider = Provider::of(scheme).ok_or_else(|| {
+        let provider = Provider::from_scheme(scheme).ok_or_else(|| {
             bad("write s3://bucket/folder, gs://bucket/folder or az://container/folder".into())
         })?;
         let (bucket, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -116,11 +116,11 @@ impl<'a> Folder<'a> {
         context: &Context,
         credentials: &Credentials,
         region: Option<&str>,
-    ) -> Result<Source, Failure> {
+    ) -> Result<SourceListing, ListError> {
         let bucket = self.provider.open(context, self, credentials, region)?;
         let found = self.objects(bucket.as_ref()).await.map_err(|error| {
-            let elsewhere = door::region(&error).filter(|_| self.provider.may_move(credentials, region));
-            elsewhere.map_or_else(|| Failure::Store(door::refused(self.uri, &error)), Failure::Elsewhere)
+            let elsewhere = http_client::region(&error).filter(|_| self.provider.may_change_region(credentials, region));
+            elsewhere.map_or_else(|| ListError::Store(http_client::store_error(self.uri, &error)), ListError::WrongRegion)
         })?;
         if found.is_empty() {
             let detail = "there is nothing under that name".to_owned();
@@ -132,7 +132,7 @@ impl<'a> Folder<'a> {
         }
         let store: Arc<dyn ObjectStore> = bucket;
         let files = found.into_iter().filter_map(|meta| self.file(&store, meta));
-        Ok(summed(self.uri, files.collect()).await?)
+        Ok(with_checksums(self.uri, files.collect()).await?)
     }
 
     async fn objects(&self, bucket: &dyn Bucket) -> object_store::Result<Vec<ObjectMeta>> {
@@ -160,14 +160,14 @@ impl<'a> Folder<'a> {
     fn file(&self, store: &Arc<dyn ObjectStore>, meta: ObjectMeta) -> Option<SourceFile> {
         let name = meta.location.filename()?.to_owned();
         let what = format!("{}/{name}", self.uri);
-        let object = Object {
+        let object = RemoteObject {
             store: store.clone(),
             path: meta.location,
             what,
             size: meta.size,
             tag: meta.e_tag.map(quoted),
         };
-        Some(SourceFile { name, size: meta.size, digest: None, place: Place::Object(object) })
+        Some(SourceFile { name, size: meta.size, digest: None, location: FileLocation::Object(object) })
     }
 }
 
@@ -178,14 +178,14 @@ fn quoted(tag: String) -> String {
 
 /// The files with the digests that the folder's `SHA256SUMS` promises, if there is one: then those it names and no
 /// others.
-async fn summed(uri: &str, files: Vec<SourceFile>) -> Result<Source, StoreError> {
-    let mut source = Source { commit: None, files, web: None };
-    let Some(list) = source.files.iter().find(|file| file.name == SUMS).filter(|file| file.size > 0) else {
+async fn with_checksums(uri: &str, files: Vec<SourceFile>) -> Result<SourceListing, StoreError> {
+    let mut source = SourceListing { commit: None, files, web: None };
+    let Some(list) = source.files.iter().find(|file| file.name == CHECKSUM_FILE).filter(|file| file.size > 0) else {
         return Ok(source);
     };
-    let text = source.read(list, 0, list.size.min(headers::MAX_HEADER)).await?;
-    let mut sums = sums(&String::from_utf8_lossy(&text));
-    sums.retain(|name, _| super::takes(name));
+    let text = source.read(list, 0, list.size.min(headers::MAX_HEADER_BYTES)).await?;
+    let mut sums = parse_checksums(&String::from_utf8_lossy(&text));
+    sums.retain(|name, _| super::is_allowed_file(name));
     source.files.retain_mut(|file| {
         file.digest = sums.remove(&file.name).map(Digest::Sha256);
         file.digest.is_some()
@@ -193,13 +193,13 @@ async fn summed(uri: &str, files: Vec<SourceFile>) -> Result<Source, StoreError>
     match sums.into_keys().next() {
         Some(name) => Err(StoreError::NotFound {
             what: format!("{uri}/{name}"),
-            detail: format!("the folder's {SUMS} names it"),
+            detail: format!("the folder's {CHECKSUM_FILE} names it"),
         }),
         None => Ok(source),
     }
 }
 
-impl Object {
+impl RemoteObject {
     /// The ETag it was listed with.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
@@ -218,14 +218,14 @@ impl Object {
         // Weak tags promise equal meaning, not equal bytes, and may not guard anything.
         let if_match = self.tag.clone().filter(|tag| !tag.starts_with("W/"));
         let options = GetOptions::new().with_range(Some(GetRange::Bounded(range))).with_if_match(if_match);
-        let refused = |error: &object_store::Error| door::refused(&self.what, error);
+        let refused = |error: &object_store::Error| http_client::store_error(&self.what, error);
         let answer = self.store.get_opts(&self.path, options).await.map_err(|error| refused(&error))?;
         let tag = answer.meta.e_tag.clone().map(quoted);
         if tag.is_some() && tag != self.tag || answer.meta.size != self.size {
             return Err(StoreError::Replaced { what: self.what.clone() });
         }
         let what = self.what.clone();
-        Ok(answer.into_stream().map_err(move |error| door::refused(&what, &error)).boxed())
+        Ok(answer.into_stream().map_err(move |error| http_client::store_error(&what, &error)).boxed())
     }
 
     /// `length` bytes from `offset` on.

@@ -14,8 +14,8 @@ use sha2::{Digest as _, Sha256};
 
 pub(super) use self::login::Registry;
 use super::verify::Digest;
-use super::web::{Web, loopback};
-use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
+use super::web::{WebClient, loopback};
+use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "oci://", pinned: true, keys: login::KEYS, list };
 
@@ -23,7 +23,7 @@ pub(super) const SCHEME: Scheme = Scheme { prefix: "oci://", pinned: true, keys:
 const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, \
     application/vnd.oci.artifact.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json";
 /// What registries take at most, by the specification.
-const MAX_MANIFEST: usize = 4 << 20;
+const MAX_MANIFEST_BYTES: usize = 4 << 20;
 /// The file's name, in a layer's annotations.
 const TITLE: &str = "org.opencontainers.image.title";
 /// Says that a layer is a packed folder, which is no file of a model's.
@@ -40,7 +40,7 @@ struct Artifact {
 }
 
 #[derive(Deserialize)]
-struct Manifest {
+struct OciManifest {
     #[serde(default)]
     layers: Vec<Layer>,
     /// What the artifacts of the drafts call layers.
@@ -48,7 +48,7 @@ struct Manifest {
     blobs: Vec<Layer>,
     /// What an index has instead.
     #[serde(default)]
-    manifests: Vec<Listed>,
+    manifests: Vec<IndexEntry>,
 }
 
 #[derive(Deserialize)]
@@ -60,34 +60,34 @@ struct Layer {
 }
 
 #[derive(Deserialize)]
-struct Listed {
+struct IndexEntry {
     digest: String,
 }
 
-fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
+fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        let artifact = Artifact::of(wanted)?;
+        let artifact = Artifact::parse(wanted)?;
         let manifest = artifact.url(&wanted.uri, "manifests", &artifact.reference)?;
         let registry = Registry::new(&wanted.uri, &wanted.credentials, &artifact.host, &artifact.name)?;
-        let web = Web::registry(&context.client, registry, &manifest);
-        let body = web.document(&manifest, Some(ACCEPT), MAX_MANIFEST).await?;
+        let web = WebClient::registry(&context.client, registry, &manifest);
+        let body = web.document(&manifest, Some(ACCEPT), MAX_MANIFEST_BYTES).await?;
         let commit = format!("sha256:{}", hex::encode(Sha256::digest(&body)));
         if artifact.reference.contains(':') && artifact.reference != commit {
             let (file, expected) = (manifest.to_string(), artifact.reference);
             return Err(StoreError::Digest { file, expected, actual: commit });
         }
-        let found: Manifest = serde_json::from_slice(&body).map_err(|error| StoreError::Unreachable {
+        let found: OciManifest = serde_json::from_slice(&body).map_err(|error| StoreError::Unreachable {
             what: manifest.to_string(),
             detail: format!("its answer is no manifest: {error}"),
         })?;
         let files = found.files(&wanted.uri, |digest| artifact.url(&wanted.uri, "blobs", digest))?;
-        Ok(Source { commit: Some(commit), files, web: Some(web) })
+        Ok(SourceListing { commit: Some(commit), files, web: Some(web) })
     }
     .boxed()
 }
 
 impl Artifact {
-    fn of(wanted: &Wanted) -> Result<Self, StoreError> {
+    fn parse(wanted: &SourceSpec) -> Result<Self, StoreError> {
         let uri = &wanted.uri;
         let bad = |problem: &dyn Display| StoreError::BadUri {
             uri: uri.clone(),
@@ -137,7 +137,7 @@ impl Artifact {
     }
 }
 
-impl Manifest {
+impl OciManifest {
     /// The layers that are files of a model, each where `place` says.
     fn files(
         self,
@@ -156,7 +156,7 @@ impl Manifest {
         let mut names = BTreeSet::new();
         for Layer { digest, size, annotations } in self.layers.into_iter().chain(self.blobs) {
             let packed = annotations.get(UNPACK).is_some_and(|unpack| unpack == "true");
-            let Some(name) = annotations.get(TITLE).filter(|name| super::takes(name) && !packed) else {
+            let Some(name) = annotations.get(TITLE).filter(|name| super::is_allowed_file(name) && !packed) else {
                 continue;
             };
             let sum = sha256(&digest)
@@ -164,8 +164,8 @@ impl Manifest {
             if !names.insert(name.clone()) {
                 return Err(bad(format!("two of its layers are named {name}; push it anew")));
             }
-            let (place, digest) = (Place::Web(place(&digest)?), Some(Digest::Sha256(sum.to_owned())));
-            files.push(SourceFile { name: name.clone(), size, digest, place });
+            let (place, digest) = (FileLocation::Web(place(&digest)?), Some(Digest::Sha256(sum.to_owned())));
+            files.push(SourceFile { name: name.clone(), size, digest, location: place });
         }
         match files.is_empty() {
             false => Ok(files),

@@ -5,18 +5,18 @@ use std::path::{Path, PathBuf};
 use russet_wire::shape::ModelShape;
 
 use super::headers::HeaderError;
-use super::object::Object;
+use super::object::RemoteObject;
 use super::verify::Digest;
-use super::web::Web;
-use super::{Held, StoreError, builtin, file, headers};
+use super::web::WebClient;
+use super::{LocalChunks, StoreError, builtin, file, headers};
 
 /// A model's files as its source lists them.
-pub struct Source {
+pub struct SourceListing {
     /// Commit the listing belongs to.
     pub commit: Option<String>,
     /// The files Russet takes, sorted by name.
     pub files: Vec<SourceFile>,
-    pub(super) web: Option<Web>,
+    pub(super) web: Option<WebClient>,
 }
 
 /// One file of a source.
@@ -28,25 +28,25 @@ pub struct SourceFile {
     pub size: u64,
     /// What the source promises of its content.
     pub digest: Option<Digest>,
-    pub(super) place: Place,
+    pub(super) location: FileLocation,
 }
 
 /// Where a file is read.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum FileLocation {
     Disk(PathBuf),
     BuiltIn(&'static [u8]),
     Web(reqwest::Url),
-    Object(Object),
+    Object(RemoteObject),
 }
 
 /// Reads configuration, index and the headers of the weight files, and drops weight files that the
 /// model does not use.
-pub(super) async fn read_headers(mut source: Source) -> Result<(Source, ModelShape), StoreError> {
-    let config = source.small(headers::CONFIG).await?;
-    let config = headers::Config::parse(&config)?;
+pub(super) async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, ModelShape), StoreError> {
+    let config = source.read_small(headers::CONFIG).await?;
+    let config = headers::ModelConfig::parse(&config)?;
     let index = match source.files.iter().any(|file| file.name == headers::INDEX) {
-        true => Some(source.small(headers::INDEX).await?),
+        true => Some(source.read_small(headers::INDEX).await?),
         false => None,
     };
     let names: Vec<&str> = source.files.iter().map(|file| file.name.as_str()).collect();
@@ -65,15 +65,15 @@ pub(super) async fn read_headers(mut source: Source) -> Result<(Source, ModelSha
     Ok((source, shape))
 }
 
-impl Source {
+impl SourceListing {
     /// Files that were received.
-    pub(super) fn received(held: &Held) -> Self {
+    pub(super) fn from_local(held: &LocalChunks) -> Self {
         let folder: &Path = held.folder();
         let files = held.manifest().files.iter().map(|file| SourceFile {
             name: file.name.clone(),
             size: file.size,
             digest: None,
-            place: Place::Disk(folder.join(&file.name)),
+            location: FileLocation::Disk(folder.join(&file.name)),
         });
         Self { commit: None, files: files.collect(), web: None }
     }
@@ -91,13 +91,13 @@ impl Source {
     }
 
     /// A whole small file, such as the configuration.
-    async fn small(&self, name: &str) -> Result<Vec<u8>, StoreError> {
+    async fn read_small(&self, name: &str) -> Result<Vec<u8>, StoreError> {
         let file = self.file(name)?;
-        if file.size > headers::MAX_HEADER {
+        if file.size > headers::MAX_HEADER_BYTES {
             return Err(HeaderError::TooLong {
                 file: name.to_owned(),
                 length: file.size,
-                limit: headers::MAX_HEADER,
+                limit: headers::MAX_HEADER_BYTES,
             }
             .into());
         }
@@ -114,12 +114,12 @@ impl Source {
         if length == 0 {
             return Ok(Vec::new());
         }
-        match (&file.place, &self.web) {
-            (Place::Disk(path), _) => file::read(path, offset, length).await,
-            (Place::BuiltIn(bytes), _) => builtin::read(bytes, offset, length),
-            (Place::Web(url), Some(web)) => web.read(url, offset, length).await,
-            (Place::Object(object), _) => object.read(offset, length).await,
-            (Place::Web(url), None) => Err(StoreError::Unreachable {
+        match (&file.location, &self.web) {
+            (FileLocation::Disk(path), _) => file::read(path, offset, length).await,
+            (FileLocation::BuiltIn(bytes), _) => builtin::read(bytes, offset, length),
+            (FileLocation::Web(url), Some(web)) => web.read(url, offset, length).await,
+            (FileLocation::Object(object), _) => object.read(offset, length).await,
+            (FileLocation::Web(url), None) => Err(StoreError::Unreachable {
                 what: url.to_string(),
                 detail: "the listing carries no web client; report this as a bug".into(),
             }),

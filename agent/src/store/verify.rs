@@ -8,8 +8,8 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
-use super::chunks::{self, Sum};
-use super::{Place, SourceFile, StoreError};
+use super::chunks::{self, ChunkHash};
+use super::{FileLocation, SourceFile, StoreError};
 
 /// What a source promises of a file's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,22 +30,22 @@ pub struct VerifiedFile {
     /// SHA-256 of them.
     pub sha256: String,
     /// BLAKE3 of them.
-    pub blake3: Sum,
+    pub blake3: ChunkHash,
     /// What each of its chunks hashes to.
-    pub chunks: Vec<Sum>,
+    pub chunks: Vec<ChunkHash>,
 }
 
 impl VerifiedFile {
-    fn new(name: String, found: Hashed) -> Self {
-        let values: Vec<chunks::Value> = found.chunks.iter().map(|sum| sum.0).collect();
-        let blake3 = Sum(chunks::root(&values));
+    fn new(name: String, found: FileHashes) -> Self {
+        let values: Vec<chunks::HashBytes> = found.chunks.iter().map(|sum| sum.0).collect();
+        let blake3 = ChunkHash(chunks::root(&values));
         Self { name, size: found.size, sha256: found.sha256, blake3, chunks: found.chunks }
     }
 }
 
 impl Digest {
     /// The digest in an ETag, told by its length; `None` for tags that are something else.
-    pub fn of_etag(tag: &str) -> Option<Self> {
+    pub fn from_etag(tag: &str) -> Option<Self> {
         let tag = tag.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
         let hex = tag.bytes().all(|byte| byte.is_ascii_hexdigit());
         match (hex, tag.len()) {
@@ -56,18 +56,18 @@ impl Digest {
     }
 }
 
-struct Hashed {
+struct FileHashes {
     size: u64,
     sha256: String,
     git_blob: String,
-    chunks: Vec<Sum>,
+    chunks: Vec<ChunkHash>,
 }
 
 /// Hashes every file of a partial copy and compares it with what its source promises. A file that
 /// differs is removed, so that the next try fetches it again.
 pub(super) async fn all(folder: &Path, files: &[SourceFile]) -> Result<Vec<VerifiedFile>, StoreError> {
     // Two at once: hashing is the CPU's work, and an engine may be running beside it.
-    let hashes: Vec<_> = files.iter().map(|file| one(folder.to_owned(), file.clone())).collect();
+    let hashes: Vec<_> = files.iter().map(|file| verify_file(folder.to_owned(), file.clone())).collect();
     let mut verified: Vec<VerifiedFile> =
         futures::stream::iter(hashes).buffer_unordered(2).try_collect().await?;
     verified.sort_by(|a, b| a.name.cmp(&b.name));
@@ -75,7 +75,7 @@ pub(super) async fn all(folder: &Path, files: &[SourceFile]) -> Result<Vec<Verif
 }
 
 /// The first file whose SHA-256 is not the one that stands beside it, if there is one.
-pub(super) async fn mistold(folder: &Path, files: &[VerifiedFile]) -> Result<Option<String>, StoreError> {
+pub(super) async fn find_mismatch(folder: &Path, files: &[VerifiedFile]) -> Result<Option<String>, StoreError> {
     let hashes = files.iter().map(|file| {
         let (path, file) = (folder.join(&file.name), file.clone());
         let work = move || Ok((hash(&path)?.sha256 != file.sha256).then_some(file.name));
@@ -91,14 +91,14 @@ pub(super) async fn mistold(folder: &Path, files: &[VerifiedFile]) -> Result<Opt
     Ok(wrong.into_iter().next())
 }
 
-async fn one(folder: PathBuf, file: SourceFile) -> Result<VerifiedFile, StoreError> {
+async fn verify_file(folder: PathBuf, file: SourceFile) -> Result<VerifiedFile, StoreError> {
     let path = folder.join(&file.name);
     let work = move || {
         let found = hash(&path)?;
-        let promised = match (&file.digest, &file.place) {
+        let promised = match (&file.digest, &file.location) {
             (Some(digest), _) => Some(digest.clone()),
-            (None, Place::Disk(original)) => Some(Digest::Sha256(hash(original)?.sha256)),
-            (None, Place::BuiltIn(_) | Place::Web(_) | Place::Object(_)) => None,
+            (None, FileLocation::Disk(original)) => Some(Digest::Sha256(hash(original)?.sha256)),
+            (None, FileLocation::BuiltIn(_) | FileLocation::Web(_) | FileLocation::Object(_)) => None,
         };
         let wrong = match promised {
             _ if found.size != file.size => {
@@ -127,12 +127,12 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-fn hash(path: &Path) -> Result<Hashed, StoreError> {
+fn hash(path: &Path) -> Result<FileHashes, StoreError> {
     let io = || StoreError::io(path);
     let mut file = std::fs::File::open(path).map_err(io())?;
     let size = file.metadata().map_err(io())?.len();
     let mut sha256 = sha2::Sha256::new();
-    let mut blake3 = chunks::Hasher::new(size);
+    let mut blake3 = chunks::TreeHasher::new(size);
     let mut git = ring::digest::Context::new(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY);
     git.update(format!("blob {size}\0").as_bytes());
     let mut buffer = vec![0; 1 << 20];
@@ -150,22 +150,22 @@ fn hash(path: &Path) -> Result<Hashed, StoreError> {
             git.update(&buffer[..count]);
         }
     }
-    let chunks = blake3.finish().into_iter().map(Sum).collect();
+    let chunks = blake3.finish().into_iter().map(ChunkHash).collect();
     let (sha256, git_blob) = (hex::encode(sha256.finalize()), hex::encode(git.finish()));
-    Ok(Hashed { size: read, sha256, git_blob, chunks })
+    Ok(FileHashes { size: read, sha256, git_blob, chunks })
 }
 
 #[cfg(test)]
 impl VerifiedFile {
     /// The file of that name with that content.
-    pub fn of(name: &str, content: &[u8]) -> Self {
-        let mut chunks = chunks::Hasher::new(content.len() as u64);
+    pub fn for_content(name: &str, content: &[u8]) -> Self {
+        let mut chunks = chunks::TreeHasher::new(content.len() as u64);
         chunks.update(content);
-        let found = Hashed {
+        let found = FileHashes {
             size: content.len() as u64,
             sha256: hex::encode(sha2::Sha256::digest(content)),
             git_blob: String::new(),
-            chunks: chunks.finish().into_iter().map(Sum).collect(),
+            chunks: chunks.finish().into_iter().map(ChunkHash).collect(),
         };
         Self::new(name.to_owned(), found)
     }
@@ -176,12 +176,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_told_by_the_tags_length() {
+    fn etag_length_selects_the_digest_kind() {
         let sha = "ab".repeat(32);
-        assert_eq!(Digest::of_etag(&format!("\"{sha}\"")), Some(Digest::Sha256(sha)));
+        assert_eq!(Digest::from_etag(&format!("\"{sha}\"")), Some(Digest::Sha256(sha)));
         let blob = "CD".repeat(20);
-        assert_eq!(Digest::of_etag(&format!("W/\"{blob}\"")), Some(Digest::GitBlob("cd".repeat(20))));
-        assert_eq!(Digest::of_etag("\"5f-17\""), None);
+        assert_eq!(Digest::from_etag(&format!("W/\"{blob}\"")), Some(Digest::GitBlob("cd".repeat(20))));
+        assert_eq!(Digest::from_etag("\"5f-17\""), None);
     }
 
     #[test]

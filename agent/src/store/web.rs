@@ -15,7 +15,7 @@ use super::oci::Registry;
 use super::verify::Digest;
 
 /// What a source asks for is heeded so far.
-const LONGEST_WAIT: Duration = Duration::from_secs(600);
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
 /// Redirects followed at most; hubs use one or two.
 const MAX_REDIRECTS: usize = 10;
 
@@ -31,15 +31,15 @@ pub(super) fn client() -> Result<reqwest::Client, reqwest::Error> {
 
 /// A client and what one origin is shown.
 #[derive(Clone)]
-pub(super) struct Web {
+pub(super) struct WebClient {
     client: reqwest::Client,
     home: Url,
-    key: Key,
+    auth: WebAuth,
 }
 
 /// What opens an origin.
 #[derive(Clone)]
-enum Key {
+enum WebAuth {
     /// The same for every request, if anything.
     Fixed(Option<HeaderValue>),
     /// What a registry asks for, as it asks.
@@ -48,7 +48,7 @@ enum Key {
 
 /// What is asked of an answer.
 #[derive(Clone, Copy, Default)]
-struct Asked<'a> {
+struct RequestOptions<'a> {
     /// From the first byte to the last one, or to the end.
     range: Option<(u64, Option<u64>)>,
     if_range: Option<&'a str>,
@@ -56,30 +56,30 @@ struct Asked<'a> {
 }
 
 /// An answer with a body, after all redirects.
-pub(super) struct Answer {
+pub(super) struct WebResponse {
     pub response: Response,
     /// Digest and size that any hop announced for the linked file.
-    pub linked: Linked,
+    pub linked: LinkedFile,
 }
 
 /// What a hub says of a file it redirects to.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Linked {
+pub(super) struct LinkedFile {
     pub size: Option<u64>,
     pub digest: Option<Digest>,
 }
 
-impl Web {
+impl WebClient {
     /// A client that shows `token` to the origin of `home` and to nobody else.
     pub fn new(client: &reqwest::Client, token: Option<&str>, home: &Url) -> Self {
         // A token that no header may have opens nothing, and the origin says so.
-        let key = Key::Fixed(token.and_then(|token| secret(&format!("Bearer {token}"))));
-        Self { client: client.clone(), home: home.clone(), key }
+        let auth = WebAuth::Fixed(token.and_then(|token| secret(&format!("Bearer {token}"))));
+        Self { client: client.clone(), home: home.clone(), auth }
     }
 
     /// A client that shows the registry at `home` what it asks for.
     pub fn registry(client: &reqwest::Client, registry: Registry, home: &Url) -> Self {
-        Self { client: client.clone(), home: home.clone(), key: Key::Registry(Arc::new(registry)) }
+        Self { client: client.clone(), home: home.clone(), auth: WebAuth::Registry(Arc::new(registry)) }
     }
 
     /// GET, of a range from `range.0` to `range.1` inclusive or to the end, if one is given.
@@ -88,8 +88,8 @@ impl Web {
         url: &Url,
         range: Option<(u64, Option<u64>)>,
         if_range: Option<&str>,
-    ) -> Result<Answer, StoreError> {
-        self.ask(url, Asked { range, if_range, accept: None }).await
+    ) -> Result<WebResponse, StoreError> {
+        self.request(url, RequestOptions { range, if_range, accept: None }).await
     }
 
     /// All of a document, if it has at most `limit` bytes.
@@ -99,21 +99,21 @@ impl Web {
         accept: Option<&str>,
         limit: usize,
     ) -> Result<Vec<u8>, StoreError> {
-        whole(url, self.ask(url, Asked { accept, ..Asked::default() }).await?.response, limit).await
+        read_body(url, self.request(url, RequestOptions { accept, ..RequestOptions::default() }).await?.response, limit).await
     }
 
-    async fn ask(&self, url: &Url, asked: Asked<'_>) -> Result<Answer, StoreError> {
-        let Asked { range, if_range, accept } = asked;
+    async fn request(&self, url: &Url, asked: RequestOptions<'_>) -> Result<WebResponse, StoreError> {
+        let RequestOptions { range, if_range, accept } = asked;
         let mut url = url.clone();
-        let mut linked = Linked::default();
+        let mut linked = LinkedFile::default();
         let mut answered = false;
         for _ in 0..MAX_REDIRECTS {
             let mut request = self.client.get(url.clone());
             let home = self.home.origin() == url.origin();
-            let shown = match &self.key {
+            let shown = match &self.auth {
                 _ if !home => None,
-                Key::Fixed(authorization) => authorization.clone(),
-                Key::Registry(registry) => registry.shown(),
+                WebAuth::Fixed(authorization) => authorization.clone(),
+                WebAuth::Registry(registry) => registry.authorization(),
             };
             if let Some(authorization) = shown {
                 request = request.header(AUTHORIZATION, authorization);
@@ -129,12 +129,12 @@ impl Web {
                 request = request.header(IF_RANGE, tag);
             }
             let response = request.send().await.map_err(|error| unreachable(&url, &error))?;
-            linked = linked.or(Linked::of(response.headers()));
-            if let Key::Registry(registry) = &self.key
+            linked = linked.or(LinkedFile::from_headers(response.headers()));
+            if let WebAuth::Registry(registry) = &self.auth
                 && home
                 && response.status() == StatusCode::UNAUTHORIZED
                 && !std::mem::replace(&mut answered, true)
-                && registry.answer(&self.client, &self.home, response.headers()).await?
+                && registry.answer_challenge(&self.client, &self.home, response.headers()).await?
             {
                 continue;
             }
@@ -143,7 +143,7 @@ impl Web {
                 continue;
             }
             check(&url, &response)?;
-            return Ok(Answer { response, linked });
+            return Ok(WebResponse { response, linked });
         }
         Err(StoreError::Unreachable {
             what: url.to_string(),
@@ -176,23 +176,23 @@ impl Web {
     }
 
     /// Size and digest of a file whose listing did not tell.
-    pub async fn probe(&self, url: &Url) -> Result<Linked, StoreError> {
+    pub async fn probe(&self, url: &Url) -> Result<LinkedFile, StoreError> {
         let answer = self.get(url, Some((0, Some(0))), None).await?;
         let size = total(&answer.response).or(answer.linked.size).ok_or_else(|| StoreError::Unreachable {
             what: url.to_string(),
             detail: "the server does not tell the size of the file".into(),
         })?;
-        Ok(Linked { size: Some(size), digest: answer.linked.digest })
+        Ok(LinkedFile { size: Some(size), digest: answer.linked.digest })
     }
 }
 
-impl Linked {
-    fn of(headers: &HeaderMap) -> Self {
+impl LinkedFile {
+    fn from_headers(headers: &HeaderMap) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let tag = text("x-linked-etag").or_else(|| headers.get(ETAG).and_then(|tag| tag.to_str().ok()));
         Self {
             size: text("x-linked-size").and_then(|size| size.parse().ok()),
-            digest: tag.and_then(Digest::of_etag),
+            digest: tag.and_then(Digest::from_etag),
         }
     }
 
@@ -202,7 +202,7 @@ impl Linked {
 }
 
 /// All of a good answer's body, if it has at most `limit` bytes.
-pub(super) async fn whole(url: &Url, mut response: Response, limit: usize) -> Result<Vec<u8>, StoreError> {
+pub(super) async fn read_body(url: &Url, mut response: Response, limit: usize) -> Result<Vec<u8>, StoreError> {
     check(url, &response)?;
     let mut bytes: Vec<u8> = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(url, &error))? {
@@ -262,12 +262,12 @@ fn next(url: &Url, response: &Response) -> Result<Url, StoreError> {
 fn check(url: &Url, response: &Response) -> Result<(), StoreError> {
     match response.status() {
         StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => Ok(()),
-        status => Err(refusal(url.to_string(), format!("HTTP {status}"), status, response.headers())),
+        status => Err(status_error(url.to_string(), format!("HTTP {status}"), status, response.headers())),
     }
 }
 
 /// What a status says of `what`, where it is no answer.
-pub(super) fn refusal(what: String, detail: String, status: StatusCode, headers: &HeaderMap) -> StoreError {
+pub(super) fn status_error(what: String, detail: String, status: StatusCode, headers: &HeaderMap) -> StoreError {
     match status {
         StatusCode::NOT_FOUND | StatusCode::GONE => StoreError::NotFound { what, detail },
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => StoreError::Forbidden { what, detail },
@@ -275,7 +275,7 @@ pub(super) fn refusal(what: String, detail: String, status: StatusCode, headers:
             let after = headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok());
             // A date is as good as nothing said: clocks differ, and pauses grow anyway.
             let seconds = after.and_then(|after| after.parse().ok()).unwrap_or(0);
-            StoreError::Busy { what, detail, after: Duration::from_secs(seconds).min(LONGEST_WAIT) }
+            StoreError::Busy { what, detail, after: Duration::from_secs(seconds).min(MAX_RETRY_AFTER) }
         }
         _ => StoreError::Unreachable { what, detail },
     }
@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_this_machine_is_this_machine() {
+    fn only_loopback_urls_count_as_local() {
         for (url, own) in [
             ("http://127.0.0.1:9000/x", true),
             ("http://[::1]:9000", true),

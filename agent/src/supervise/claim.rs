@@ -6,17 +6,17 @@ use russet_crds::conditions::Reason;
 use russet_crds::{Rendezvous, Shard};
 
 use super::Supervisor;
-use super::slot::{Slot, wording};
+use super::shard_state::{ShardState, wording};
 use crate::hardware;
-use crate::process::adopt::Record;
-use crate::process::spawn::{self, Addresses};
+use crate::process::record::EngineRecord;
+use crate::process::spawn::{self, ReservedAddresses};
 
 impl Supervisor {
     /// Grants memory and addresses for one incarnation, or notes why not.
     pub(super) fn claim(&mut self, uid: &str, epoch: i64) {
         let Some(shard) = self.shard(uid) else { return };
         let reserved = shard.spec.reserved_bytes();
-        let record = Record {
+        let record = EngineRecord {
             shard: uid.to_owned(),
             namespace: shard.namespace().unwrap_or_default(),
             name: shard.name_any(),
@@ -24,14 +24,14 @@ impl Supervisor {
             epoch,
             reserved,
             control: Some(russet_rpc::CONTROL_VERSION),
-            ..Record::default()
+            ..EngineRecord::default()
         };
         let deployment = format!("{}/{}", record.namespace, shard.spec.served_model_name);
-        let mut before = self.slots.remove(uid);
+        let mut before = self.states.remove(uid);
         // Only one that has no group is there at a claim.
         let kept = before.as_mut().and_then(|slot| slot.engine.take());
         let known = before.as_ref().and_then(|slot| slot.refusal.clone());
-        let mut slot = Slot::new(record);
+        let mut slot = ShardState::new(record);
         (slot.conditions, slot.sent) = match before {
             Some(before) => (before.conditions, before.sent),
             None => (shard.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default(), None),
@@ -40,11 +40,11 @@ impl Supervisor {
         let available = hardware::available_memory().unwrap_or(0);
         let limits = self.setup.limits.limits();
         let memory = |refusal: String| (Reason::MemoryRefused, refusal);
-        let usable = match spawn::unusable(&shard.spec) {
+        let usable = match spawn::unsupported_field(&shard.spec) {
             Some(why) => Err((Reason::NewerRelease, why)),
             None => Ok(()),
         };
-        let usable = usable.and_then(|()| match self.setup.panics.borrow().hold(&deployment, reserved) {
+        let usable = usable.and_then(|()| match self.setup.panics.borrow().refusal(&deployment, reserved) {
             Some(why) => Err((Reason::HeldAfterPanics, why)),
             None => Ok(()),
         });
@@ -69,14 +69,14 @@ impl Supervisor {
                     "claimed"
                 );
                 if let Some(engine) = kept {
-                    slot.keep(engine);
+                    slot.reuse_engine(engine);
                 }
             }
             Err((_, why)) if let Some(engine) = kept => {
                 // What was granted is free once it is gone, and then it is asked for again.
                 tracing::info!(shard = slot.record.name, why, "claim refused with the weights in memory");
-                slot.keep(engine);
-                self.slots.insert(uid.to_owned(), slot);
+                slot.reuse_engine(engine);
+                self.states.insert(uid.to_owned(), slot);
                 return self.stop(uid, "its claim was refused");
             }
             Err(refusal) => {
@@ -91,17 +91,17 @@ impl Supervisor {
             }
         }
         let claimed = slot.claimed;
-        self.slots.insert(uid.to_owned(), slot);
+        self.states.insert(uid.to_owned(), slot);
         if claimed {
             self.save(uid);
         }
     }
 
     /// Fresh addresses, or those the peers know already when an agent lost its records.
-    fn addresses(&self, shard: &Shard) -> std::io::Result<Addresses> {
+    fn addresses(&self, shard: &Shard) -> std::io::Result<ReservedAddresses> {
         let own = shard.spec.peers.iter().find(|peer| peer.rank == shard.spec.rank);
         let known = own.and_then(|peer| {
-            Addresses::again(&Rendezvous {
+            ReservedAddresses::rebind(&Rendezvous {
                 rpc: peer.rpc.clone(),
                 ring: peer.ring.clone(),
                 tensor: peer.tensor.clone(),
@@ -110,7 +110,7 @@ impl Supervisor {
         });
         match known {
             Some(addresses) => Ok(addresses),
-            None => Addresses::allocate(*self.setup.address.borrow()),
+            None => ReservedAddresses::allocate(*self.setup.address.borrow()),
         }
     }
 }

@@ -26,7 +26,7 @@ impl Mac {
 
     /// Puts the cable in, or takes it out.
     fn plug(&self, is_in: bool) {
-        let mut mac = std::process::Command::new(played().join("mac"));
+        let mut mac = std::process::Command::new(mac_stub_dir().join("mac"));
         mac.arg(&self.folder).args([self.own, self.address]).args(is_in.then_some(self.peer));
         assert!(mac.status().unwrap().success());
     }
@@ -39,12 +39,12 @@ impl Mac {
     }
 }
 
-fn played() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/played")
+fn mac_stub_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mac_stub")
 }
 
-async fn join(plane: &Plane, folder: &Path, name: &str, mac: &Mac) -> Agent {
-    let mut agent = Agent::join(plane, folder, name, None).await;
+async fn join(plane: &TestControlPlane, folder: &Path, name: &str, mac: &Mac) -> TestAgent {
+    let mut agent = TestAgent::join(plane, folder, name, None).await;
     agent.stop().await;
     agent.config.fabric_tools = Some(mac.folder.clone());
     agent.start();
@@ -58,7 +58,7 @@ async fn healthy(
     status: &str,
     reason: &str,
 ) -> (InferenceNode, String) {
-    until(&format!("{name} is {status}, {reason}"), || async {
+    wait_until(&format!("{name} is {status}, {reason}"), || async {
         let node = nodes.get(name).await.ok()?;
         let health = get(&node.status.as_ref()?.conditions, Type::FabricHealthy)?.clone();
         (health.status == status && health.reason == reason).then_some((node, health.message))
@@ -73,7 +73,7 @@ async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let plane = Plane::start(&folder.path().join("plane")).await;
+    let plane = TestControlPlane::start(&folder.path().join("plane")).await;
     let near = Mac::new(folder.path().join("mac-one"), "aaaa-1", "BBBB-1", "127.0.3.1");
     let far = Mac::new(folder.path().join("mac-two"), "bbbb-1", "aaaa-1", "127.0.3.2");
     let mut one = join(&plane, folder.path(), "one", &near).await;
@@ -100,7 +100,7 @@ async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
 
     // Each agent asks the other over the cable, and tries what it carries.
     for name in ["one", "two"] {
-        let measured = until(&format!("{name} has measured its link"), || async {
+        let measured = wait_until(&format!("{name} has measured its link"), || async {
             let status = nodes.get(name).await.ok()?.status?;
             let measured = status.links.first()?.measured?;
             Some((measured.round_trip_microseconds?, measured.bits_per_second?))

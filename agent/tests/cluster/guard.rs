@@ -12,9 +12,9 @@ use russet_crds::{ModelDeployment, Shard};
 use crate::plane::*;
 
 /// Waits for an Event of this reason; what it says.
-async fn event(plane: &Plane, reason: &str) -> String {
+async fn event(plane: &TestControlPlane, reason: &str) -> String {
     let events: Api<Event> = Api::all(plane.client.clone());
-    until(&format!("an Event that says {reason}"), || async {
+    wait_until(&format!("an Event that says {reason}"), || async {
         let events = events.list(&ListParams::default()).await.ok()?;
         let found = events.items.into_iter().rfind(|event| event.reason.as_deref() == Some(reason))?;
         found.message
@@ -22,10 +22,10 @@ async fn event(plane: &Plane, reason: &str) -> String {
     .await
 }
 
-async fn serve(folder: &Path) -> (Plane, Agent, Agent, Vec<Shard>) {
-    let plane = Plane::start(&folder.join("plane")).await;
-    let one = Agent::join(&plane, folder, "one", None).await;
-    let two = Agent::join(&plane, folder, "two", None).await;
+async fn serve(folder: &Path) -> (TestControlPlane, TestAgent, TestAgent, Vec<Shard>) {
+    let plane = TestControlPlane::start(&folder.join("plane")).await;
+    let one = TestAgent::join(&plane, folder, "one", None).await;
+    let two = TestAgent::join(&plane, folder, "two", None).await;
     plane.create_model(folder).await;
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     deployments.create(&PostParams::default(), &deployment()).await.unwrap();
@@ -34,7 +34,7 @@ async fn serve(folder: &Path) -> (Plane, Agent, Agent, Vec<Shard>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_takes_far_more_than_it_was_granted_is_ended() {
+async fn engine_far_over_its_grant_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     let (plane, mut one, mut two, before) = serve(folder.path()).await;
     signal(pid(&before[1]), "-USR2");
@@ -48,7 +48,7 @@ async fn an_engine_that_takes_far_more_than_it_was_granted_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_two_panics_of_a_machine_the_deployment_is_held_there() {
+async fn deployment_is_held_on_a_node_after_two_kernel_panics() {
     let folder = tempfile::tempdir().unwrap();
     let (plane, mut one, mut two, mut shards) = serve(folder.path()).await;
     let node = shards[0].spec.node_name.clone();
@@ -81,7 +81,7 @@ async fn after_two_panics_of_a_machine_the_deployment_is_held_there() {
             shards = plane.serving(shards[0].spec.epoch + 1).await;
         }
     }
-    let held = until("a claim that is held", || async {
+    let held = wait_until("a claim that is held", || async {
         let found = plane.shards().await;
         let of = found.iter().find(|shard| shard.spec.node_name == node)?;
         let claimed = get(&of.status.as_ref()?.conditions, Type::Claimed)?.clone();
@@ -90,7 +90,7 @@ async fn after_two_panics_of_a_machine_the_deployment_is_held_there() {
     .await;
     assert!(held.contains("panicked 2 times under default/chat, last panic-full-2026-11-02"), "{held}");
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
-    until("the deployment says so", || async {
+    wait_until("the deployment says so", || async {
         let status = deployments.get("chat").await.ok()?.status?;
         let ready = get(&status.conditions, Type::Ready)?;
         (ready.status == "False" && ready.message.contains("panicked 2 times")).then_some(())

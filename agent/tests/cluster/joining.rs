@@ -4,8 +4,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use russet_agent::join::identity::{Identity, Material};
-use russet_agent::join::request::is_current;
+use russet_agent::join::identity::{NodeIdentity, Material};
+use russet_agent::join::request::is_signed_by_first;
 use russet_agent::leave::{LeaveConfig, LeaveError, leave};
 use russet_agent::token::JoinToken;
 use russet_agent::{Access, JoinConfig};
@@ -15,9 +15,9 @@ use russet_crds::conditions::{Type, is_true};
 use crate::plane::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_joins_only_the_cluster_its_token_names_and_with_a_token_of_its_own() {
+async fn machine_joins_only_with_its_own_token_of_that_cluster() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let mut plane = TestControlPlane::start(&folder.path().join("plane")).await;
     let token = plane.token().await;
     let join = |text: String, name: &str, machine: &str| {
         russet_agent::join(JoinConfig {
@@ -32,7 +32,7 @@ async fn a_machine_joins_only_the_cluster_its_token_names_and_with_a_token_of_it
     let pin = JoinToken { ca_pin: format!("sha256:{}", "00".repeat(32)), ..token.clone() };
     let secret = JoinToken { secret: "fedcba9876543210".into(), ..token.clone() };
     let unknown = JoinToken { id: "zzzzzz".into(), ..token.clone() };
-    let expired = russet_operator::tokens::create(&plane.client, jiff::SignedDuration::from_secs(-1));
+    let expired = russet_operator::join_tokens::create(&plane.client, jiff::SignedDuration::from_secs(-1));
     let expired = expired.await.unwrap();
     let expired = JoinToken { id: expired.id, secret: expired.secret, ..token.clone() };
     for (story, text, name, words) in [
@@ -58,7 +58,7 @@ async fn a_machine_joins_only_the_cluster_its_token_names_and_with_a_token_of_it
         assert!(error.contains("was used by node a"), "{error}");
     }
     // The first machine lost what it got and kept its key: it may finish.
-    russet_rpc::tls::folder::remove(&identity.folder).unwrap();
+    russet_rpc::tls::identity_dir::remove(&identity.folder).unwrap();
     std::fs::write(identity.folder.join("joining.key"), &key).unwrap();
     assert_eq!(join(token.encode(), "a", "m1").await.unwrap(), identity);
     assert!(!identity.folder.join("joining.key").exists());
@@ -66,10 +66,10 @@ async fn a_machine_joins_only_the_cluster_its_token_names_and_with_a_token_of_it
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_running_client_takes_renewed_credentials_of_any_kind() {
+async fn running_client_reloads_renewed_credentials() {
     use k8s_openapi::api::authentication::v1::SelfSubjectReview;
     let folder = tempfile::tempdir().unwrap();
-    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let mut plane = TestControlPlane::start(&folder.path().join("plane")).await;
     let authority = plane.running.as_ref().unwrap().authority();
     let ca = authority.cert_pem();
     let issue = |node: &str| {
@@ -79,7 +79,7 @@ async fn a_running_client_takes_renewed_credentials_of_any_kind() {
     let store = |node: &str, token: Option<&str>| {
         let (certificate, key) = issue(node);
         let material = Material { certificate: &certificate, key: &key, ca, server_ca: ca, token };
-        Identity::store(&folder.path().join("agent"), node, &[plane.url()], &material).unwrap()
+        NodeIdentity::store(&folder.path().join("agent"), node, &[plane.url()], &material).unwrap()
     };
     let client = store("a", None).client(|_| {}).await.unwrap();
     let who = || async {
@@ -90,7 +90,7 @@ async fn a_running_client_takes_renewed_credentials_of_any_kind() {
     assert_eq!(who().await, "russet:node:a");
     store("b", None);
     assert_eq!(who().await, "russet:node:b");
-    russet_operator::accounts::admit(&plane.client, "c", None).await.unwrap();
+    russet_operator::node_accounts::create_account(&plane.client, "c", None).await.unwrap();
     let token = russet_agent::join::access::token(&plane.client, "c").await.unwrap();
     store("c", Some(&token));
     assert_eq!(who().await, "system:serviceaccount:russet-nodes:c");
@@ -98,12 +98,12 @@ async fn a_running_client_takes_renewed_credentials_of_any_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_ca_takes_the_place_of_the_first_and_no_node_joins_anew() {
+async fn ca_rotation_needs_no_node_to_rejoin() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let mut plane = TestControlPlane::start(&folder.path().join("plane")).await;
     let mut agents = [
-        Agent::join(&plane, folder.path(), "one", None).await,
-        Agent::join(&plane, folder.path(), "two", Some(Access::Token)).await,
+        TestAgent::join(&plane, folder.path(), "one", None).await,
+        TestAgent::join(&plane, folder.path(), "two", Some(Access::Token)).await,
     ];
     let pki = plane.folder.join("pki");
     let (old, old_key) = {
@@ -124,20 +124,20 @@ async fn another_ca_takes_the_place_of_the_first_and_no_node_joins_anew() {
         plane.stop().await;
         std::fs::write(pki.join("ca.crt"), &authorities).unwrap();
         std::fs::write(pki.join("ca.key"), key).unwrap();
-        plane.come_back().await;
+        plane.restart().await;
         let maps: Api<ConfigMap> = Api::namespaced(plane.client.clone(), "russet-system");
-        until("it is published", || async {
+        wait_until("it is published", || async {
             (maps.get("russet-ca").await.ok()?.data?.get("ca.crt")? == &authorities).then_some(())
         })
         .await;
         for agent in &mut agents {
             agent.start();
-            let kept = Identity::load(&agent.config.data_dir.join("agent")).unwrap().unwrap();
-            until(story, || async {
+            let kept = NodeIdentity::load(&agent.config.data_dir.join("agent")).unwrap().unwrap();
+            wait_until(story, || async {
                 let certificate = kept.certificate_pem().ok()?;
                 let follows = kept.ca_pem().ok()? == authorities
                     && kept.server_ca_pem().ok()? == authorities
-                    && is_current(&authorities, &certificate);
+                    && is_signed_by_first(&authorities, &certificate);
                 follows.then_some(())
             })
             .await;
@@ -153,30 +153,30 @@ async fn another_ca_takes_the_place_of_the_first_and_no_node_joins_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_leaves_is_emptied_forgotten_and_comes_back_only_with_a_new_token() {
+async fn leaving_node_is_cleared_and_rejoins_with_a_new_token() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let mut plane = TestControlPlane::start(&folder.path().join("plane")).await;
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
     let leases: Api<Lease> = Api::namespaced(plane.client.clone(), "russet-system");
     for (name, access) in [("one", None), ("two", Some(Access::Token))] {
-        let agent = Agent::join(&plane, folder.path(), name, access).await;
+        let agent = TestAgent::join(&plane, folder.path(), name, access).await;
         let data_dir = agent.config.data_dir.clone();
         let ready = || async {
             let status = nodes.get(name).await.ok()?.status?;
             is_true(&status.conditions, Type::Ready).then_some(())
         };
-        until("the node is ready", ready).await;
+        wait_until("the node is ready", ready).await;
         let models = data_dir.join("agent/models");
         std::fs::write(models.join("kept"), "a model").unwrap();
         let helper = data_dir.join("no-helper.sock");
         let config = LeaveConfig { data_dir: data_dir.clone(), force: false, purge: false, helper };
         assert_eq!(leave(config.clone()).await.unwrap(), name);
         assert!(nodes.get_opt(name).await.unwrap().is_none());
-        until("its Lease goes with it", || async {
+        wait_until("its Lease goes with it", || async {
             matches!(leases.get_opt(&format!("node-{name}")).await, Ok(None)).then_some(())
         })
         .await;
-        agent.ended().await;
+        agent.wait_exit().await;
         let left: Vec<String> = std::fs::read_dir(data_dir.join("agent"))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -186,11 +186,11 @@ async fn a_node_that_leaves_is_emptied_forgotten_and_comes_back_only_with_a_new_
         assert!(models.join("kept").exists());
         assert!(matches!(leave(config).await, Err(LeaveError::NotJoined(_))));
 
-        let again = Agent::join(&plane, folder.path(), name, access).await;
-        until("the node is ready again", ready).await;
+        let again = TestAgent::join(&plane, folder.path(), name, access).await;
+        wait_until("the node is ready again", ready).await;
         // Removed by an administrator: the agent ends and says so.
         nodes.delete(name, &DeleteParams::default()).await.unwrap();
-        let error = again.removed().await;
+        let error = again.wait_removed().await;
         assert!(error.contains("was removed from the cluster"), "{error}");
     }
     plane.stop().await;

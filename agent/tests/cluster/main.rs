@@ -3,13 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
-mod changing;
+mod mac_network;
 mod fabric;
 mod guard;
 mod joining;
 mod network;
 mod plane;
-mod presence;
+mod mqtt;
 mod upgrade;
 
 use std::time::Duration;
@@ -18,23 +18,23 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use russet_agent::Access;
-use russet_agent::process::adopt;
+use russet_agent::process::record;
 use russet_crds::conditions::{Type, get, is_true};
 use russet_crds::{
     InferenceNode, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelSource, NamespacedReference, Shard,
-    ShardSpec, Want,
+    ShardSpec, CopyMode,
 };
 use serde_json::json;
 
 use self::plane::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane() {
+async fn two_nodes_serve_through_kills_and_control_plane_loss() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plane = Plane::start(&folder.path().join("plane")).await;
-    let mut one = Agent::join(&plane, folder.path(), "one", None).await;
+    let mut plane = TestControlPlane::start(&folder.path().join("plane")).await;
+    let mut one = TestAgent::join(&plane, folder.path(), "one", None).await;
     // As on an API server that does not believe the data plane's CA.
-    let mut two = Agent::join(&plane, folder.path(), "two", Some(Access::Token)).await;
+    let mut two = TestAgent::join(&plane, folder.path(), "two", Some(Access::Token)).await;
 
     plane.create_model(folder.path()).await;
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
@@ -44,7 +44,7 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     let first = plane.serving(1).await;
     assert_ne!(pid(&first[0]), pid(&first[1]));
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
-    until("granted memory in the node's status", || async {
+    wait_until("granted memory in the node's status", || async {
         let memory = nodes.get("one").await.ok()?.status?.memory?;
         (memory.granted_bytes > 0 && memory.total_bytes == 1 << 30).then_some(())
     })
@@ -55,7 +55,7 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
         assert!(is_true(&status.conditions, Type::Verified), "{status:?}");
         assert!(status.sha256.is_some() && status.bytes_done > 0, "{status:?}");
     }
-    until("both copies were used", || async {
+    wait_until("both copies were used", || async {
         let copies = copies.list(&ListParams::default()).await.ok()?;
         copies
             .iter()
@@ -85,7 +85,7 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
         lease.spec?.renew_time
     };
     let before = renewed(leases.clone()).await;
-    until("a Lease renewed by the restarted agent", || async {
+    wait_until("a Lease renewed by the restarted agent", || async {
         let now = renewed(leases.clone()).await;
         (now > before).then_some(())
     })
@@ -97,12 +97,12 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     plane.stop().await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(adopted.iter().all(|shard| alive(pid(shard))));
-    plane.come_back().await;
+    plane.restart().await;
     let back = plane.serving(adopted[0].spec.epoch).await;
     assert_eq!(back.iter().map(pid).collect::<Vec<_>>(), adopted.iter().map(pid).collect::<Vec<_>>());
     let leases: Api<Lease> = Api::namespaced(plane.client.clone(), "russet-system");
     let before = renewed(leases.clone()).await;
-    until("a Lease renewed after the control plane came back", || async {
+    wait_until("a Lease renewed after the control plane came back", || async {
         (renewed(leases.clone()).await > before).then_some(())
     })
     .await;
@@ -116,32 +116,32 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     deployments.delete("chat", &DeleteParams::default()).await.unwrap();
     let models: Api<Model> = Api::namespaced(plane.client.clone(), "default");
     models.delete("tiny", &DeleteParams::default()).await.unwrap();
-    until("engines that are gone", || async { (!third.iter().any(|shard| alive(pid(shard)))).then_some(()) })
+    wait_until("engines that are gone", || async { (!third.iter().any(|shard| alive(pid(shard)))).then_some(()) })
         .await;
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
-    until("memory that is free again", || async {
+    wait_until("memory that is free again", || async {
         let memory = nodes.get("two").await.ok()?.status?.memory?;
         (memory.granted_bytes == 0).then_some(())
     })
     .await;
     // A deleted Model leaves no files behind, whether its copy or its engine went first.
-    let published = |agent: &Agent| {
+    let published = |agent: &TestAgent| {
         let entries = std::fs::read_dir(agent.config.data_dir.join("agent/models")).unwrap();
         let hidden = |name: std::ffi::OsString| name.to_string_lossy().starts_with('.');
         entries.filter(|entry| !hidden(entry.as_ref().unwrap().file_name())).count()
     };
-    until("stores that are empty", || async { (published(&one) + published(&two) == 0).then_some(()) }).await;
+    wait_until("stores that are empty", || async { (published(&one) + published(&two) == 0).then_some(()) }).await;
     one.stop().await;
     two.stop().await;
     plane.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_lost_its_group_is_of_the_next_one_and_replaced_if_it_cannot_be() {
+async fn engine_rejoins_the_reformed_group_or_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plane = Plane::start(&folder.path().join("plane")).await;
-    let mut one = Agent::join(&plane, folder.path(), "one", None).await;
-    let mut two = Agent::join(&plane, folder.path(), "two", None).await;
+    let mut plane = TestControlPlane::start(&folder.path().join("plane")).await;
+    let mut one = TestAgent::join(&plane, folder.path(), "one", None).await;
+    let mut two = TestAgent::join(&plane, folder.path(), "two", None).await;
     plane.create_model(folder.path()).await;
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     for (name, restarts, stays) in [("again", false, true), ("mute", false, false), ("mute", true, false)] {
@@ -153,8 +153,8 @@ async fn an_engine_that_lost_its_group_is_of_the_next_one_and_replaced_if_it_can
         let left = if before[0].spec.node_name == "one" { &mut one } else { &mut two };
         if restarts {
             let engines = left.config.data_dir.join("agent/engines");
-            until("an engine that is kept for the next formation", || async {
-                adopt::load(&engines).iter().any(|record| record.kept).then_some(())
+            wait_until("an engine that is kept for the next formation", || async {
+                record::load(&engines).iter().any(|record| record.kept).then_some(())
             })
             .await;
             left.stop().await;
@@ -166,7 +166,7 @@ async fn an_engine_that_lost_its_group_is_of_the_next_one_and_replaced_if_it_can
         assert_eq!(alive(pid(&before[0])), stays, "{story}: an engine of an older epoch lives on");
         assert_ne!(pid(&after[1]), pid(&before[1]), "{story}");
         deployments.delete(name, &DeleteParams::default()).await.unwrap();
-        until("ranks that are gone", || async {
+        wait_until("ranks that are gone", || async {
             let gone = !after.iter().any(|shard| alive(pid(shard)));
             (gone && plane.shards().await.is_empty()).then_some(())
         })
@@ -178,11 +178,11 @@ async fn an_engine_that_lost_its_group_is_of_the_next_one_and_replaced_if_it_can
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_stands_still_is_killed_and_its_group_forms_anew() {
+async fn hung_engine_is_killed_and_its_group_reforms() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plane = Plane::start(&folder.path().join("plane")).await;
-    let mut one = Agent::join(&plane, folder.path(), "one", None).await;
-    let mut two = Agent::join(&plane, folder.path(), "two", None).await;
+    let mut plane = TestControlPlane::start(&folder.path().join("plane")).await;
+    let mut one = TestAgent::join(&plane, folder.path(), "one", None).await;
+    let mut two = TestAgent::join(&plane, folder.path(), "two", None).await;
     plane.create_model(folder.path()).await;
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     deployments.create(&PostParams::default(), &deployment()).await.unwrap();
@@ -212,7 +212,7 @@ async fn an_engine_that_stands_still_is_killed_and_its_group_forms_anew() {
             !before.iter().any(|shard| alive(pid(shard))),
             "{story}: an engine of an older epoch lives on"
         );
-        until(&format!("{story}: an event"), || async {
+        wait_until(&format!("{story}: an event"), || async {
             let all = events.list(&ListParams::default()).await.ok()?.items;
             let says = |event: &k8s_openapi::api::events::v1::Event| {
                 event.reason.as_deref() == Some(reason)
@@ -232,7 +232,7 @@ async fn an_engine_that_stands_still_is_killed_and_its_group_forms_anew() {
     let same = plane.serving(epoch).await;
     assert_eq!(same.iter().map(pid).collect::<Vec<_>>(), ranks.iter().map(pid).collect::<Vec<_>>());
     deployments.delete("chat", &DeleteParams::default()).await.unwrap();
-    until("engines that are gone", || async { (!same.iter().any(|shard| alive(pid(shard)))).then_some(()) })
+    wait_until("engines that are gone", || async { (!same.iter().any(|shard| alive(pid(shard)))).then_some(()) })
         .await;
     one.stop().await;
     two.stop().await;
@@ -240,10 +240,10 @@ async fn an_engine_that_stands_still_is_killed_and_its_group_forms_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
+async fn oversized_or_unreadable_models_are_refused_in_status() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plane = Plane::start(&folder.path().join("plane")).await;
-    let mut agent = Agent::join(&plane, folder.path(), "one", None).await;
+    let mut plane = TestControlPlane::start(&folder.path().join("plane")).await;
+    let mut agent = TestAgent::join(&plane, folder.path(), "one", None).await;
 
     let copy = |name: &str, uri: String| {
         let spec = ModelCopySpec {
@@ -251,7 +251,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
             source: ModelSource { uri, ..ModelSource::default() },
             commit: None,
             node_name: "one".into(),
-            want: Want::Files,
+            want: CopyMode::Files,
             retention: None,
             supply: None,
         };
@@ -267,7 +267,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
         ("corrupt", uri, "CorruptModel", "model.safetensors"),
     ] {
         copies.create(&PostParams::default(), &copy(name, uri)).await.unwrap();
-        let ready = until(name, || async {
+        let ready = wait_until(name, || async {
             let status = copies.get(name).await.ok()?.status?;
             get(&status.conditions, Type::Ready).filter(|ready| ready.reason == reason).cloned()
         })
@@ -280,7 +280,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
     let reserve = async |reserve: &str, bytes: u64| {
         let patch = Patch::Merge(json!({"spec": {"disk": {"reserve": reserve}}}));
         nodes.patch("one", &PatchParams::default(), &patch).await.unwrap();
-        until("a reserve in the node's status", || async {
+        wait_until("a reserve in the node's status", || async {
             nodes.get("one").await.ok()?.status?.disk.filter(|disk| disk.reserve_bytes == Some(bytes))
         })
         .await
@@ -293,7 +293,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
         .await
         .unwrap();
     let roomless = || async { copies.get("roomless").await.ok()?.status };
-    let said = until("a copy without room", || async {
+    let said = wait_until("a copy without room", || async {
         let ready = get(&roomless().await?.conditions, Type::Ready)?.clone();
         (ready.reason == "DiskPressure").then_some(ready.message)
     })
@@ -301,7 +301,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
     assert!(said.contains("900.0 TiB stay reserved") && said.contains("spec.disk.reserve"), "{said}");
     assert_eq!(roomless().await.unwrap().bytes_done, 0);
     reserve("1", 1).await;
-    until("the copy is there", || async {
+    wait_until("the copy is there", || async {
         is_true(&roomless().await?.conditions, Type::Ready).then_some(())
     })
     .await;
@@ -323,7 +323,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
     };
     let shards: Api<Shard> = Api::namespaced(plane.client.clone(), "default");
     shards.create(&PostParams::default(), &Shard::new("large", spec)).await.unwrap();
-    let claimed = until("a refusal", || async {
+    let claimed = wait_until("a refusal", || async {
         let status = shards.get("large").await.ok()?.status?;
         get(&status.conditions, Type::Claimed).cloned()
     })

@@ -2,24 +2,24 @@
 
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use russet_agent::helper::Socket;
+use russet_agent::helper::HelperSocket;
 use russet_crds::InferenceNode;
 use russet_crds::conditions::{Type, get};
 use serde_json::{Value, json};
 
-use crate::changing::Mac;
+use crate::mac_network::Mac;
 use crate::plane::*;
 
 /// Writes the wish of a person, all of it; the generation it makes.
-async fn wish(nodes: &Api<InferenceNode>, spec: Value) -> Option<i64> {
+async fn set_spec(nodes: &Api<InferenceNode>, spec: Value) -> Option<i64> {
     let patch = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "spec": spec});
     let params = PatchParams::apply("russet-fabric").force();
     nodes.patch("one", &params, &Patch::Apply(patch)).await.unwrap().metadata.generation
 }
 
 /// Waits until the agent has said this of that generation; its words.
-async fn said(nodes: &Api<InferenceNode>, generation: Option<i64>, kind: Type, reason: &str) -> String {
-    until(&format!("{kind:?} is {reason}"), || async {
+async fn wait_condition(nodes: &Api<InferenceNode>, generation: Option<i64>, kind: Type, reason: &str) -> String {
+    wait_until(&format!("{kind:?} is {reason}"), || async {
         let status = nodes.get("one").await.ok()?.status?;
         let condition = get(&status.conditions, kind)?;
         let is = condition.reason == reason && condition.observed_generation == generation;
@@ -29,10 +29,10 @@ async fn said(nodes: &Api<InferenceNode>, generation: Option<i64>, kind: Type, r
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_spec_asks_of_a_network_its_machine_is_and_what_it_no_longer_asks_is_taken_back() {
+async fn node_network_spec_is_applied_and_removed_settings_revert() {
     let folder = tempfile::tempdir().unwrap();
-    let plane = Plane::start(&folder.path().join("plane")).await;
-    let mut agent = Agent::join(&plane, folder.path(), "one", None).await;
+    let plane = TestControlPlane::start(&folder.path().join("plane")).await;
+    let mut agent = TestAgent::join(&plane, folder.path(), "one", None).await;
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
     let mac = Mac::new();
     let before = mac.state();
@@ -40,44 +40,44 @@ async fn what_a_spec_asks_of_a_network_its_machine_is_and_what_it_no_longer_asks
     let network = json!({"ports": [port], "serviceOrder": "CablesLast"});
 
     // There is no helper, and it is said how to have one.
-    let asked = wish(&nodes, json!({"network": network})).await;
-    let words = said(&nodes, asked, Type::NetworkApplied, "HelperAbsent").await;
+    let asked = set_spec(&nodes, json!({"network": network})).await;
+    let words = wait_condition(&nodes, asked, Type::NetworkApplied, "HelperAbsent").await;
     assert!(words.contains("sudo russet service install"), "{words}");
     // What was said is not forgotten by an agent that starts anew: that nobody asks any more takes nothing back.
     agent.stop().await;
-    let asked = wish(&nodes, json!({})).await;
+    let asked = set_spec(&nodes, json!({})).await;
     agent.start();
-    said(&nodes, asked, Type::NetworkApplied, "HelperAbsent").await;
+    wait_condition(&nodes, asked, Type::NetworkApplied, "HelperAbsent").await;
 
-    let socket = Socket::bind(&agent.config.helper, rustix::process::getuid().as_raw()).unwrap();
+    let socket = HelperSocket::bind(&agent.config.helper, rustix::process::getuid().as_raw()).unwrap();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let helping = tokio::spawn(mac.helper("one").serve(socket, async {
         ended.await.ok();
     }));
-    let asked = wish(&nodes, json!({"network": network, "memory": {"wiredLimit": "20Gi"}})).await;
-    let words = said(&nodes, asked, Type::NetworkApplied, "Applied").await;
+    let asked = set_spec(&nodes, json!({"network": network, "memory": {"wiredLimit": "20Gi"}})).await;
+    let words = wait_condition(&nodes, asked, Type::NetworkApplied, "Applied").await;
     assert!(words.contains("en4 left bridge0; en4 has 172.31.240.1/30"), "{words}");
-    said(&nodes, asked, Type::WiredLimitSet, "Applied").await;
+    wait_condition(&nodes, asked, Type::WiredLimitSet, "Applied").await;
     assert_eq!(mac.state(), ["Ethernet\nCable\n", "172.31.240.1\n", "", "20480\n"].map(str::to_owned));
 
     // What the helper does not do keeps it from nothing else.
-    let asked = wish(&nodes, json!({"network": network, "memory": {"wiredLimit": "60Gi"}})).await;
-    let words = said(&nodes, asked, Type::WiredLimitSet, "HelperRefused").await;
+    let asked = set_spec(&nodes, json!({"network": network, "memory": {"wiredLimit": "60Gi"}})).await;
+    let words = wait_condition(&nodes, asked, Type::WiredLimitSet, "HelperRefused").await;
     assert!(words.contains("50 % of this machine's memory"), "{words}");
-    said(&nodes, asked, Type::NetworkApplied, "Applied").await;
+    wait_condition(&nodes, asked, Type::NetworkApplied, "Applied").await;
 
     // An agent that starts anew takes back what nobody asks for any more.
     agent.stop().await;
-    let asked = wish(&nodes, json!({})).await;
+    let asked = set_spec(&nodes, json!({})).await;
     agent.start();
-    said(&nodes, asked, Type::NetworkApplied, "Restored").await;
+    wait_condition(&nodes, asked, Type::NetworkApplied, "Restored").await;
     assert_eq!(mac.state(), before);
 
     // Who leaves the cluster leaves his machine as it was.
-    let asked = wish(&nodes, json!({"network": network})).await;
-    said(&nodes, asked, Type::NetworkApplied, "Applied").await;
+    let asked = set_spec(&nodes, json!({"network": network})).await;
+    wait_condition(&nodes, asked, Type::NetworkApplied, "Applied").await;
     nodes.delete("one", &Default::default()).await.unwrap();
-    agent.removed().await;
+    agent.wait_removed().await;
     assert_eq!(mac.state(), before);
     end.send(()).unwrap();
     helping.await.unwrap();

@@ -8,22 +8,22 @@ use std::time::Duration;
 
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
-use russet_agent::process::adopt;
+use russet_agent::process::record;
 use russet_agent::token::JoinToken;
 use russet_agent::{Access, AgentConfig, JoinConfig};
 use russet_crds::conditions::{Type, is_true};
 use russet_crds::{
-    KvRoom, Model, ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec, Shard, Sharding,
+    KvCapacity, Model, ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec, Shard, Sharding,
     ShardingMode,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// Generous: two cores may be building something else.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Waits for `look` to return something.
-pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+pub async fn wait_until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     let search = async {
         loop {
             if let Some(found) = look().await {
@@ -32,22 +32,22 @@ pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl 
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    match tokio::time::timeout(PATIENCE, search).await {
+    match tokio::time::timeout(TIMEOUT, search).await {
         Ok(found) => found,
-        Err(_) => panic!("waited {PATIENCE:?} for: {what}"),
+        Err(_) => panic!("waited {TIMEOUT:?} for: {what}"),
     }
 }
 
 /// A control plane in a folder; it can go and come back.
-pub struct Plane {
+pub struct TestControlPlane {
     pub folder: PathBuf,
-    pub running: Option<russet_apiserver::Running>,
+    pub running: Option<russet_apiserver::RunningServer>,
     pub operator: Option<JoinHandle<()>>,
     pub client: Client,
     pub address: std::net::SocketAddr,
 }
 
-impl Plane {
+impl TestControlPlane {
     pub async fn start(folder: &Path) -> Self {
         rustls::crypto::ring::default_provider().install_default().ok();
         let listen = ([127, 0, 0, 1], 0).into();
@@ -56,12 +56,12 @@ impl Plane {
         let address = running.addr();
         let mut plane =
             Self { folder: folder.to_owned(), running: Some(running), operator: None, client, address };
-        plane.operate();
+        plane.start_operator();
         plane
     }
 
-    pub async fn serve(folder: &Path, listen: std::net::SocketAddr) -> (russet_apiserver::Running, Client) {
-        let config = russet_apiserver::Config::new(folder).listen(listen);
+    pub async fn serve(folder: &Path, listen: std::net::SocketAddr) -> (russet_apiserver::RunningServer, Client) {
+        let config = russet_apiserver::ApiServerConfig::new(folder).listen(listen);
         let running = russet_apiserver::start(config).await.unwrap();
         let kubeconfig = kube::config::Kubeconfig::read_from(running.kubeconfig()).unwrap();
         let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
@@ -76,12 +76,12 @@ impl Plane {
         models.create(&PostParams::default(), &tiny).await.unwrap();
     }
 
-    pub fn operate(&mut self) {
+    pub fn start_operator(&mut self) {
         let client = self.client.clone();
         self.operator = Some(tokio::spawn(async move {
             let (registry, ready) = (prometheus::Registry::new(), Arc::new(AtomicBool::new(false)));
             // Nodes of these tests come both ways.
-            let credential = russet_operator::accounts::Credential::Account;
+            let credential = russet_operator::node_accounts::Credential::Account;
             let forever = std::future::pending();
             russet_operator::run(client, "test", credential, registry, Default::default(), ready, forever)
                 .await
@@ -98,10 +98,10 @@ impl Plane {
         }
     }
 
-    pub async fn come_back(&mut self) {
+    pub async fn restart(&mut self) {
         let (running, client) = Self::serve(&self.folder, self.address).await;
         (self.running, self.client) = (Some(running), client);
-        self.operate();
+        self.start_operator();
     }
 
     pub fn url(&self) -> String {
@@ -112,7 +112,7 @@ impl Plane {
     pub async fn token(&self) -> JoinToken {
         let ca_pin = self.running.as_ref().unwrap().authority().pin().unwrap();
         let hour = jiff::SignedDuration::from_hours(1);
-        let made = russet_operator::tokens::create(&self.client, hour).await.unwrap();
+        let made = russet_operator::join_tokens::create(&self.client, hour).await.unwrap();
         JoinToken { id: made.id, secret: made.secret, ca_pin, ca: None }
     }
 
@@ -125,7 +125,7 @@ impl Plane {
 
     /// Waits until both ranks serve at an epoch of at least `epoch`.
     pub async fn serving(&self, epoch: i64) -> Vec<Shard> {
-        until(&format!("two ranks that serve at epoch {epoch} or later"), || async {
+        wait_until(&format!("two ranks that serve at epoch {epoch} or later"), || async {
             let shards = self.shards().await;
             let serve = |shard: &Shard| {
                 shard.spec.epoch >= epoch
@@ -154,16 +154,16 @@ pub fn alive(pid: u32) -> bool {
 }
 
 /// What stops an agent, and what it ends with.
-pub type Running = (oneshot::Sender<()>, JoinHandle<Result<(), russet_agent::Error>>);
+pub type RunningAgent = (oneshot::Sender<()>, JoinHandle<Result<(), russet_agent::Error>>);
 
 /// An agent that can be restarted; its engines end with the test, however it ends.
-pub struct Agent {
+pub struct TestAgent {
     pub config: AgentConfig,
-    pub running: Option<Running>,
+    pub running: Option<RunningAgent>,
 }
 
-impl Agent {
-    pub async fn join(plane: &Plane, folder: &Path, name: &str, access: Option<Access>) -> Self {
+impl TestAgent {
+    pub async fn join(plane: &TestControlPlane, folder: &Path, name: &str, access: Option<Access>) -> Self {
         let data_dir = folder.join(name);
         let join = JoinConfig {
             servers: vec![plane.url()],
@@ -182,7 +182,7 @@ impl Agent {
             engine_binary: Some(engine()),
             metrics_listen: ([127, 0, 0, 1], 0).into(),
             fabric_tools: None,
-            presence: None,
+            mqtt: None,
             helper: folder.join(format!("{name}-helper.sock")),
         };
         let mut agent = Self { config, running: None };
@@ -206,21 +206,21 @@ impl Agent {
     }
 
     /// The agent has ended by itself.
-    pub async fn ended(mut self) {
+    pub async fn wait_exit(mut self) {
         let (_stop, task) = self.running.take().unwrap();
-        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
+        tokio::time::timeout(TIMEOUT, task).await.unwrap().unwrap().unwrap();
     }
 
     /// The agent has ended because its node was removed; what it said.
-    pub async fn removed(mut self) -> String {
+    pub async fn wait_removed(mut self) -> String {
         let (_stop, task) = self.running.take().unwrap();
-        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap().unwrap_err().to_string()
+        tokio::time::timeout(TIMEOUT, task).await.unwrap().unwrap().unwrap_err().to_string()
     }
 }
 
-impl Drop for Agent {
+impl Drop for TestAgent {
     fn drop(&mut self) {
-        for record in adopt::load(&self.config.data_dir.join("agent/engines")) {
+        for record in record::load(&self.config.data_dir.join("agent/engines")) {
             if let Some(process) = record.process {
                 process.kill(&process.boot_id);
             }
@@ -271,7 +271,7 @@ pub fn deployment_of(name: &str) -> ModelDeployment {
     let sharding = Sharding {
         mode: ShardingMode::Pipeline,
         ranks: Some(2),
-        kv: KvRoom { context_tokens: 64, max_sequences: 1, kv_tokens: None, headroom_percent: 5 },
+        kv: KvCapacity { context_tokens: 64, max_sequences: 1, kv_tokens: None, headroom_percent: 5 },
         ..Sharding::default()
     };
     let spec = ModelDeploymentSpec {

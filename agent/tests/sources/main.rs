@@ -9,22 +9,22 @@ mod peer;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
-use russet_agent::store::{Context, Credentials, Progress, Published, Store, StoreError, Wanted, takes};
+use russet_agent::store::{Context, Credentials, TransferProgress, Published, Store, StoreError, SourceSpec, is_allowed_file};
 use russet_crds::conditions::Reason;
-use russet_tests::hub::Hub;
+use russet_tests::hub::FakeHub;
 use tokio::sync::watch;
 
-use self::peer::{Peer, program, python};
+use self::peer::{SourceServer, program, python};
 
 /// The smoke model of this repository, beside what no agent takes.
-struct Lab {
+struct SourceLab {
     folder: tempfile::TempDir,
     model: PathBuf,
     names: Vec<String>,
     store: Store,
 }
 
-impl Lab {
+impl SourceLab {
     fn new(endpoint: &str) -> Self {
         rustls::crypto::ring::default_provider().install_default().ok();
         let folder = tempfile::tempdir().unwrap();
@@ -45,14 +45,14 @@ impl Lab {
         Self { folder, model, names, store }
     }
 
-    async fn fetch(&self, wanted: &Wanted) -> Result<Published, StoreError> {
-        self.store.fetch(wanted, &watch::Sender::new(Progress::default())).await
+    async fn fetch(&self, wanted: &SourceSpec) -> Result<Published, StoreError> {
+        self.store.fetch(wanted, &watch::Sender::new(TransferProgress::default())).await
     }
 
     /// Fetches and compares every byte.
-    async fn fetches(&self, wanted: &Wanted) -> Published {
+    async fn assert_fetched(&self, wanted: &SourceSpec) -> Published {
         let published = self.fetch(wanted).await.unwrap();
-        let names: Vec<&String> = self.names.iter().filter(|name| takes(name)).collect();
+        let names: Vec<&String> = self.names.iter().filter(|name| is_allowed_file(name)).collect();
         assert!(names.len() >= 5, "{names:?}");
         let fetched: Vec<&String> = published.manifest.files.iter().map(|file| &file.name).collect();
         assert_eq!(fetched, names);
@@ -63,19 +63,19 @@ impl Lab {
         published
     }
 
-    async fn refused(&self, wanted: &Wanted) -> Reason {
+    async fn fetch_error(&self, wanted: &SourceSpec) -> Reason {
         let error = self.store.headers(wanted).await.unwrap_err();
         println!("{}", error.chain());
         error.reason()
     }
 }
 
-fn wanted(uri: &str, secret: &[(&str, &str)]) -> Wanted {
+fn wanted(uri: &str, secret: &[(&str, &str)]) -> SourceSpec {
     let secret = secret.iter().map(|(key, value)| ((*key).to_owned(), (*value).into()));
-    Wanted { uri: uri.to_owned(), credentials: Credentials::new(secret), ..Wanted::default() }
+    SourceSpec { uri: uri.to_owned(), credentials: Credentials::new(secret), ..SourceSpec::default() }
 }
 
-const NOWHERE: &str = "http://127.0.0.1:1";
+const NO_ENDPOINT: &str = "http://127.0.0.1:1";
 
 /// moto checks who signs, once it is told to; boto3 writes more objects than a page of a listing has.
 const S3: &str = r#"
@@ -101,26 +101,26 @@ print(key["AccessKeyId"], key["SecretAccessKey"])
 "#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_boto3_put_into_a_bucket_comes_out() {
+async fn s3_bucket_written_by_boto3_is_fetched() {
     let Some(interpreter) = program("RUSSET_SOURCES_PYTHON") else { return };
-    let moto = Peer::start(|port| {
+    let moto = SourceServer::start(|port| {
         let mut command = std::process::Command::new(&interpreter);
         command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()]);
         command
     })
     .await;
-    let lab = Lab::new(NOWHERE);
+    let lab = SourceLab::new(NO_ENDPOINT);
     let said = python(&interpreter, S3, &[&moto.url, lab.model.to_str().unwrap()]);
     let (id, secret) = said.trim().split_once(' ').unwrap();
     let (id, secret) = (("AWS_ACCESS_KEY_ID", id), ("AWS_SECRET_ACCESS_KEY", secret));
     let endpoint = ("AWS_ENDPOINT_URL", moto.url.as_str());
 
-    lab.fetches(&wanted("s3://models/family/tiny", &[id, secret, endpoint])).await;
+    lab.assert_fetched(&wanted("s3://models/family/tiny", &[id, secret, endpoint])).await;
     let wrong = ("AWS_SECRET_ACCESS_KEY", "another");
     let refused = wanted("s3://models/family/tiny", &[id, wrong, endpoint]);
-    assert_eq!(lab.refused(&refused).await, Reason::SourceForbidden);
+    assert_eq!(lab.fetch_error(&refused).await, Reason::SourceForbidden);
     for uri in ["s3://others/family/tiny", "s3://models/family/none"] {
-        assert_eq!(lab.refused(&wanted(uri, &[id, secret, endpoint])).await, Reason::SourceNotFound, "{uri}");
+        assert_eq!(lab.fetch_error(&wanted(uri, &[id, secret, endpoint])).await, Reason::SourceNotFound, "{uri}");
     }
 }
 
@@ -143,19 +143,19 @@ const ACCOUNT_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_azures_own_sdk_put_into_a_container_comes_out() {
+async fn azure_container_written_by_its_sdk_is_fetched() {
     let (Some(interpreter), Some(azurite)) = (program("RUSSET_SOURCES_PYTHON"), program("RUSSET_AZURITE"))
     else {
         return;
     };
-    let azurite = Peer::start(|port| {
+    let azurite = SourceServer::start(|port| {
         let mut command = std::process::Command::new(&azurite);
         command.args(["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry"]);
         command.args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string()]);
         command
     })
     .await;
-    let lab = Lab::new(NOWHERE);
+    let lab = SourceLab::new(NO_ENDPOINT);
     let url = format!("{}/{ACCOUNT}", azurite.url);
     let sas = python(&interpreter, AZURE, &[&url, ACCOUNT, ACCOUNT_KEY, lab.model.to_str().unwrap()]);
     let (account, endpoint) =
@@ -163,21 +163,21 @@ async fn what_azures_own_sdk_put_into_a_container_comes_out() {
     let uri = "az://models/family/tiny";
 
     let key = ("AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY);
-    lab.fetches(&wanted(uri, &[account, key, endpoint])).await;
+    lab.assert_fetched(&wanted(uri, &[account, key, endpoint])).await;
     let sas = ("AZURE_STORAGE_SAS_TOKEN", sas.trim());
-    Lab::new(NOWHERE).fetches(&wanted(uri, &[account, sas, endpoint])).await;
+    SourceLab::new(NO_ENDPOINT).assert_fetched(&wanted(uri, &[account, sas, endpoint])).await;
     let wrong = ("AZURE_STORAGE_ACCOUNT_KEY", "YW5vdGhlcg==");
-    assert_eq!(lab.refused(&wanted(uri, &[account, wrong, endpoint])).await, Reason::SourceForbidden);
+    assert_eq!(lab.fetch_error(&wanted(uri, &[account, wrong, endpoint])).await, Reason::SourceForbidden);
     let other = wanted("az://others/family/tiny", &[account, key, endpoint]);
-    assert_eq!(lab.refused(&other).await, Reason::SourceNotFound);
+    assert_eq!(lab.fetch_error(&other).await, Reason::SourceNotFound);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_lies_in_a_bucket_of_google_comes_out() {
+async fn google_bucket_is_fetched() {
     let Some(server) = program("RUSSET_FAKE_GCS") else { return };
-    let lab = Lab::new(NOWHERE);
+    let lab = SourceLab::new(NO_ENDPOINT);
     let data = lab.folder.path().join("given");
-    let google = Peer::start(|port| {
+    let google = SourceServer::start(|port| {
         let mut command = std::process::Command::new(&server);
         command.args(["-scheme", "http", "-host", "127.0.0.1", "-backend", "memory"]);
         command.args(["-port", &port.to_string(), "-public-host", &format!("127.0.0.1:{port}")]);
@@ -186,23 +186,23 @@ async fn what_lies_in_a_bucket_of_google_comes_out() {
     })
     .await;
     let endpoint = ("STORAGE_EMULATOR_HOST", google.url.as_str());
-    lab.fetches(&wanted("gs://models/tiny", &[endpoint])).await;
-    assert_eq!(lab.refused(&wanted("gs://models/none", &[endpoint])).await, Reason::SourceNotFound);
+    lab.assert_fetched(&wanted("gs://models/tiny", &[endpoint])).await;
+    assert_eq!(lab.fetch_error(&wanted("gs://models/none", &[endpoint])).await, Reason::SourceNotFound);
     // Where Google says 404, this server says 500.
-    assert_eq!(lab.refused(&wanted("gs://others/tiny", &[endpoint])).await, Reason::SourceUnreachable);
+    assert_eq!(lab.fetch_error(&wanted("gs://others/tiny", &[endpoint])).await, Reason::SourceUnreachable);
 }
 
 /// `me` with the password `secret`, as htpasswd writes it.
 const LOGINS: &str = "me:$2b$05$WeKewBjiJbIqpmBnTmcReuWZEyfBP7F.9MDJv.bWMcqcQ0/5ljSY6\n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_oras_pushed_into_a_registry_comes_out() {
+async fn oci_artifact_pushed_by_oras_is_fetched() {
     let (Some(server), Some(oras)) = (program("RUSSET_REGISTRY"), program("RUSSET_ORAS")) else { return };
-    let lab = Lab::new(NOWHERE);
+    let lab = SourceLab::new(NO_ENDPOINT);
     let (root, config) = (lab.folder.path().join("registry"), lab.folder.path().join("registry.yml"));
     let logins = lab.folder.path().join("logins");
     std::fs::write(&logins, LOGINS).unwrap();
-    let registry = Peer::start(|port| {
+    let registry = SourceServer::start(|port| {
         let text = serde_json::json!({
             "version": "0.1",
             "storage": {"filesystem": {"rootdirectory": root}},
@@ -223,18 +223,18 @@ async fn what_oras_pushed_into_a_registry_comes_out() {
     peer::run(push.current_dir(&lab.model).env("HOME", lab.folder.path()));
 
     let (uri, login) = (format!("oci://{artifact}"), [("username", "me"), ("password", "secret")]);
-    let published = lab.fetches(&wanted(&uri, &login)).await;
+    let published = lab.assert_fetched(&wanted(&uri, &login)).await;
     // By its digest, with the Secret that kubectl makes.
     let digest = published.manifest.commit.unwrap();
     let docker = serde_json::json!({"auths": {host.clone(): {"username": "me", "password": "secret"}}});
     let pinned =
         wanted(&format!("oci://{host}/family/tiny@{digest}"), &[(".dockerconfigjson", &docker.to_string())]);
-    Lab::new(NOWHERE).fetches(&pinned).await;
+    SourceLab::new(NO_ENDPOINT).assert_fetched(&pinned).await;
     let wrong = wanted(&uri, &[("username", "me"), ("password", "another")]);
-    assert_eq!(lab.refused(&wrong).await, Reason::SourceForbidden);
-    assert_eq!(lab.refused(&wanted(&uri, &[])).await, Reason::SourceForbidden);
+    assert_eq!(lab.fetch_error(&wrong).await, Reason::SourceForbidden);
+    assert_eq!(lab.fetch_error(&wanted(&uri, &[])).await, Reason::SourceForbidden);
     let none = wanted(&format!("oci://{host}/family/tiny:v2"), &login);
-    assert_eq!(lab.refused(&none).await, Reason::SourceNotFound);
+    assert_eq!(lab.fetch_error(&none).await, Reason::SourceNotFound);
 }
 
 /// What a person writes who has never heard of Russet.
@@ -257,13 +257,13 @@ for name, revision, error in [("russet/gated", None, GatedRepoError), ("russet/n
 "#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_tests_hub_is_one_to_huggingface_hub_and_both_fetch_the_same() {
+async fn stub_hub_serves_huggingface_hub_and_the_store_alike() {
     let Some(interpreter) = program("RUSSET_SOURCES_PYTHON") else { return };
     // Weights from the hub itself, then from the host that Xet's storage is read at without its protocol.
     for redirected in [false, true] {
-        let lab = Lab::new(NOWHERE);
+        let lab = SourceLab::new(NO_ENDPOINT);
         let models: [(&str, &Path); 2] = [("russet/tiny", &lab.model), ("russet/gated", &lab.model)];
-        let mut hub = Hub::start(IpAddr::V4(Ipv4Addr::LOCALHOST), &models).await.unwrap();
+        let mut hub = FakeHub::start(IpAddr::V4(Ipv4Addr::LOCALHOST), &models).await.unwrap();
         if redirected {
             hub.redirect().await.unwrap();
         }
@@ -281,13 +281,13 @@ async fn the_tests_hub_is_one_to_huggingface_hub_and_both_fetch_the_same() {
             assert!(downloaded == std::fs::read(lab.model.join(name)).unwrap(), "{theirs}/{name} differs");
         }
 
-        let ours = Lab::new(&hub.endpoint());
-        let published = ours.fetches(&wanted("hf://russet/tiny", &[])).await;
+        let ours = SourceLab::new(&hub.endpoint());
+        let published = ours.assert_fetched(&wanted("hf://russet/tiny", &[])).await;
         assert_eq!(published.manifest.commit.as_deref(), Some(commit.trim()));
-        ours.fetches(&wanted("hf://russet/gated", &[("token", "hf_secret")])).await;
+        ours.assert_fetched(&wanted("hf://russet/gated", &[("token", "hf_secret")])).await;
         for secret in [&[("token", "another")][..], &[]] {
             let refused = wanted("hf://russet/gated", secret);
-            assert_eq!(ours.refused(&refused).await, Reason::SourceForbidden);
+            assert_eq!(ours.fetch_error(&refused).await, Reason::SourceForbidden);
         }
     }
 }

@@ -16,13 +16,13 @@ pub fn program(variable: &str) -> Option<PathBuf> {
 }
 
 /// A server of others.
-pub struct Peer {
+pub struct SourceServer {
     /// Where it answers.
     pub url: String,
     child: Child,
 }
 
-impl Peer {
+impl SourceServer {
     /// Starts it at a free port, and returns once it answers requests.
     pub async fn start(command: impl FnOnce(u16) -> Command) -> Self {
         rustls::crypto::ring::default_provider().install_default().ok();
@@ -42,7 +42,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for SourceServer {
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();

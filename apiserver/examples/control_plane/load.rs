@@ -9,23 +9,23 @@ use kube::api::{Api, ListParams, PostParams, WatchEvent, WatchParams};
 use serde_json::json;
 
 use crate::Error;
-use crate::planes::Plane;
+use crate::planes::RunningPlane;
 
 /// Objects in all.
 const OBJECTS: usize = 10_000;
 /// Of them, those that one client creates alone, while a watch is timed.
-const ALONE: usize = 500;
+const ALONE_OBJECTS: usize = 500;
 /// Of them, those that one client creates for its rate.
-const RATE: usize = 1_000;
+const RATE_OBJECTS: usize = 1_000;
 /// Clients that create at the same time.
 const CLIENTS: usize = 32;
 /// Lists of everything; the median counts.
 const LISTS: usize = 5;
 /// What follows a start, such as filling caches, is over by then.
-const SETTLE: Duration = Duration::from_secs(5);
+const SETTLE_TIME: Duration = Duration::from_secs(5);
 
 /// What was measured of one control plane.
-pub struct Figures {
+pub struct LoadFigures {
     pub ready: f64,
     pub idle: f64,
     pub full: f64,
@@ -37,8 +37,8 @@ pub struct Figures {
 }
 
 /// Measures everything once.
-pub async fn measure(plane: &Plane) -> Result<Figures, Error> {
-    tokio::time::sleep(SETTLE).await;
+pub async fn measure(plane: &RunningPlane) -> Result<LoadFigures, Error> {
+    tokio::time::sleep(SETTLE_TIME).await;
     let idle = plane.resident()?;
     let api: Api<ConfigMap> = Api::namespaced(plane.client.clone(), "default");
     let mut latencies = watch(&api).await?;
@@ -46,12 +46,12 @@ pub async fn measure(plane: &Plane) -> Result<Figures, Error> {
     let at = |share: usize| latencies[(latencies.len() - 1) * share / 100];
 
     let begun = Instant::now();
-    for index in 0..RATE {
+    for index in 0..RATE_OBJECTS {
         api.create(&PostParams::default(), &object(&format!("alone-{index}"))?).await?;
     }
-    let creates_alone = RATE as f64 / begun.elapsed().as_secs_f64();
+    let creates_alone = RATE_OBJECTS as f64 / begun.elapsed().as_secs_f64();
 
-    let left = OBJECTS - ALONE - RATE;
+    let left = OBJECTS - ALONE_OBJECTS - RATE_OBJECTS;
     let begun = Instant::now();
     let clients = (0..CLIENTS).map(|client| {
         let api = api.clone();
@@ -79,7 +79,7 @@ pub async fn measure(plane: &Plane) -> Result<Figures, Error> {
     }
     lists.sort_by(f64::total_cmp);
     let full = plane.resident()?;
-    Ok(Figures {
+    Ok(LoadFigures {
         ready: plane.ready,
         idle,
         full,
@@ -98,7 +98,7 @@ async fn watch(api: &Api<ConfigMap>) -> Result<Vec<f64>, Error> {
     let mut events = api.watch(&WatchParams::default(), &from).await?.boxed();
     let watching = tokio::spawn(async move {
         let mut seen = HashMap::new();
-        while seen.len() < ALONE {
+        while seen.len() < ALONE_OBJECTS {
             match events.try_next().await?.ok_or("the watch ended")? {
                 WatchEvent::Added(map) => {
                     let name = map.metadata.name.unwrap_or_default();
@@ -113,7 +113,7 @@ async fn watch(api: &Api<ConfigMap>) -> Result<Vec<f64>, Error> {
         Ok(seen)
     });
     let mut sent = HashMap::new();
-    for index in 0..ALONE {
+    for index in 0..ALONE_OBJECTS {
         let name = format!("watched-{index}");
         let object = object(&name)?;
         sent.insert(name, Instant::now());

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use load::Figures;
-use planes::{Kubernetes, Ours};
+use load::LoadFigures;
+use planes::{KubernetesPlane, RussetPlane};
 
 /// Each control plane is started, measured and stopped so often; what is told are the medians.
 const ROUNDS: usize = 3;
@@ -30,15 +30,15 @@ async fn main() -> Result<(), Error> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
         eprintln!("▸ round {round} of {ROUNDS}: russet serve");
-        let plane = Ours::start(russet).await?;
+        let plane = RussetPlane::start(russet).await?;
         ours.push(load::measure(&plane.0).await?);
         drop(plane);
         eprintln!("▸ round {round} of {ROUNDS}: kube-apiserver, etcd, kube-controller-manager");
-        let plane = Kubernetes::start(etcd, apiserver, controller_manager).await?;
+        let plane = KubernetesPlane::start(etcd, apiserver, controller_manager).await?;
         theirs.push(load::measure(&plane.0).await?);
         drop(plane);
     }
-    let tell = |what: &str, unit: &str, figure: fn(&Figures) -> f64| {
+    let tell = |what: &str, unit: &str, figure: fn(&LoadFigures) -> f64| {
         let (ours, theirs) = (median(&ours, figure), median(&theirs, figure));
         println!("{}", json!({"what": what, "ours": ours, "peer": theirs, "unit": unit}));
     };
@@ -53,7 +53,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-fn median(rounds: &[Figures], figure: fn(&Figures) -> f64) -> f64 {
+fn median(rounds: &[LoadFigures], figure: fn(&LoadFigures) -> f64) -> f64 {
     let mut values: Vec<f64> = rounds.iter().map(figure).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

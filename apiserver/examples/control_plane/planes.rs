@@ -11,10 +11,10 @@ use kube::{Client, Config};
 use crate::Error;
 
 /// What never becomes ready is broken.
-const PATIENCE: Duration = Duration::from_secs(120);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running control plane; dropped, its processes are killed.
-pub struct Plane {
+pub struct RunningPlane {
     /// An administrator.
     pub client: Client,
     /// Seconds from the start of the first process until `/readyz` said ok.
@@ -24,12 +24,12 @@ pub struct Plane {
 }
 
 /// `russet serve`: API server and operator in one process, objects in a file.
-pub struct Ours(pub Plane);
+pub struct RussetPlane(pub RunningPlane);
 
 /// kube-apiserver, etcd and kube-controller-manager.
-pub struct Kubernetes(pub Plane);
+pub struct KubernetesPlane(pub RunningPlane);
 
-impl Drop for Plane {
+impl Drop for RunningPlane {
     fn drop(&mut self) {
         for process in &mut self.processes {
             let _ = process.kill();
@@ -38,7 +38,7 @@ impl Drop for Plane {
     }
 }
 
-impl Plane {
+impl RunningPlane {
     /// Resident memory of all processes, in MB.
     pub fn resident(&self) -> Result<f64, Error> {
         let mut sum = 0.0;
@@ -51,7 +51,7 @@ impl Plane {
     }
 }
 
-impl Ours {
+impl RussetPlane {
     /// Starts it and waits until it is ready.
     pub async fn start(russet: &Path) -> Result<Self, Error> {
         let folder = tempfile::tempdir()?;
@@ -67,15 +67,15 @@ impl Ours {
         let mut processes = vec![serve];
         let ready = ready(port, begun, &mut processes).await?;
         let kubeconfig = folder.path().join("kubeconfig");
-        while !kubeconfig.exists() && begun.elapsed() < PATIENCE {
+        while !kubeconfig.exists() && begun.elapsed() < READY_TIMEOUT {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let client = client(Kubeconfig::read_from(kubeconfig)?).await?;
-        Ok(Self(Plane { client, ready, processes, _folder: folder }))
+        Ok(Self(RunningPlane { client, ready, processes, _folder: folder }))
     }
 }
 
-impl Kubernetes {
+impl KubernetesPlane {
     /// Starts all three and waits until the API server is ready.
     pub async fn start(etcd: &Path, apiserver: &Path, manager: &Path) -> Result<Self, Error> {
         let folder = tempfile::tempdir()?;
@@ -143,7 +143,7 @@ impl Kubernetes {
         )?);
         let ready = ready(port, begun, &mut processes).await?;
         let client = client(Kubeconfig::read_from(file("kubeconfig"))?).await?;
-        Ok(Self(Plane { client, ready, processes, _folder: folder }))
+        Ok(Self(RunningPlane { client, ready, processes, _folder: folder }))
     }
 }
 
@@ -186,7 +186,7 @@ async fn ready(port: u16, begun: Instant, processes: &mut [Child]) -> Result<f64
                 return Err(format!("a process of the control plane ended: {status}").into());
             }
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > READY_TIMEOUT {
             return Err("the control plane never became ready".into());
         }
         tokio::time::sleep(Duration::from_millis(2)).await;

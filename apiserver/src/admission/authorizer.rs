@@ -16,17 +16,17 @@ use crate::auth::rbac::{Attributes, Policy};
 /// The name under which `authorizer.requestResource` is known.
 pub const REQUEST_RESOURCE: &str = "authorizer.requestResource";
 /// What a map is, so that nobody's data is taken for one of ours.
-const STEP: &str = "@authorizer";
+const STEP_KEY: &str = "@authorizer";
 
 thread_local! {
-    static ASKED: RefCell<Option<(Arc<Policy>, User)>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<(Arc<Policy>, User)>> = const { RefCell::new(None) };
 }
 
 /// Answers for this user and these roles while `run` runs.
-pub fn asking<T>(policy: Arc<Policy>, user: User, run: impl FnOnce() -> T) -> T {
-    ASKED.set(Some((policy, user)));
+pub fn with_policy<T>(policy: Arc<Policy>, user: User, run: impl FnOnce() -> T) -> T {
+    CURRENT.set(Some((policy, user)));
     let outcome = run();
-    ASKED.set(None);
+    CURRENT.set(None);
     outcome
 }
 
@@ -42,7 +42,7 @@ fn string(text: &str) -> Value {
 
 /// The step that every expression starts with.
 pub fn start() -> Value {
-    map([(STEP.to_string(), string("authorizer"))])
+    map([(STEP_KEY.to_string(), string("authorizer"))])
 }
 
 /// The resource of the request itself.
@@ -54,7 +54,7 @@ pub fn request_resource(
     name: &str,
 ) -> Value {
     let said = [
-        (STEP, "resource"),
+        (STEP_KEY, "resource"),
         ("group", group),
         ("resource", resource),
         ("subresource", subresource),
@@ -86,11 +86,11 @@ pub fn register(context: &mut Context<'_>) {
         step(&this, &said, "resource", "name", "resource")
     });
     context.add_function("serviceAccount", |This(this): This<Value>, Arguments(said): Arguments| {
-        expect(&this, "authorizer")?;
+        expect_step(&this, "authorizer")?;
         let (namespace, name) = (argument(&said, 0)?, argument(&said, 1)?);
         let user = format!("system:serviceaccount:{namespace}:{name}");
         Ok(map([
-            (STEP.to_string(), string("authorizer")),
+            (STEP_KEY.to_string(), string("authorizer")),
             ("user".to_string(), string(&user)),
             ("userNamespace".to_string(), string(namespace)),
         ]))
@@ -109,15 +109,15 @@ fn field<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     map.map.get(&Key::String(Arc::new(name.to_string())))
 }
 
-fn said<'a>(value: &'a Value, name: &str) -> &'a str {
+fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     match field(value, name) {
         Some(Value::String(text)) => text,
         _ => "",
     }
 }
 
-fn expect(value: &Value, step: &str) -> Result<(), ExecutionError> {
-    if said(value, STEP) == step { Ok(()) } else { Err(ExecutionError::NoSuchOverload) }
+fn expect_step(value: &Value, step: &str) -> Result<(), ExecutionError> {
+    if text(value, STEP_KEY) == step { Ok(()) } else { Err(ExecutionError::NoSuchOverload) }
 }
 
 fn argument(arguments: &[Value], index: usize) -> Result<&str, ExecutionError> {
@@ -134,31 +134,31 @@ fn step(
     name: &str,
     makes: &str,
 ) -> ResolveResult {
-    expect(this, after)?;
+    expect_step(this, after)?;
     let Value::Map(before) = this else { return Err(ExecutionError::NoSuchOverload) };
     let mut entries = HashMap::clone(&before.map);
     let key = |name: &str| Key::String(Arc::new(name.to_string()));
     entries.insert(key(name), string(argument(arguments, 0)?));
-    entries.insert(key(STEP), string(makes));
+    entries.insert(key(STEP_KEY), string(makes));
     Ok(Value::Map(Map { map: Arc::new(entries) }))
 }
 
 fn check(this: &Value, verb: &str) -> ResolveResult {
-    let resource = expect(this, "resource").is_ok();
+    let resource = expect_step(this, "resource").is_ok();
     if !resource {
-        expect(this, "path")?;
+        expect_step(this, "path")?;
     }
-    let allowed = ASKED.with_borrow(|asked| {
+    let allowed = CURRENT.with_borrow(|asked| {
         let Some((policy, user)) = asked else { return false };
         let other;
-        let user = match said(this, "user") {
+        let user = match text(this, "user") {
             "" => user,
             name => {
                 let groups = [
                     "system:serviceaccounts".into(),
-                    format!("system:serviceaccounts:{}", said(this, "userNamespace")),
+                    format!("system:serviceaccounts:{}", text(this, "userNamespace")),
                 ];
-                other = User::known(name, groups.into());
+                other = User::authenticated(name, groups.into());
                 &other
             }
         };
@@ -166,17 +166,17 @@ fn check(this: &Value, verb: &str) -> ResolveResult {
             user,
             &Attributes {
                 verb,
-                group: said(this, "group"),
-                resource: said(this, "resource"),
-                subresource: said(this, "subresource"),
-                namespace: said(this, "namespace"),
-                name: said(this, "name"),
-                path: if resource { "" } else { said(this, "path") },
+                group: text(this, "group"),
+                resource: text(this, "resource"),
+                subresource: text(this, "subresource"),
+                namespace: text(this, "namespace"),
+                name: text(this, "name"),
+                path: if resource { "" } else { text(this, "path") },
             },
         )
     });
     Ok(map([
-        (STEP.to_string(), string("decision")),
+        (STEP_KEY.to_string(), string("decision")),
         ("allowed".to_string(), Value::Bool(allowed)),
         ("reason".to_string(), string(if allowed { "RBAC: allowed" } else { "" })),
         ("errored".to_string(), Value::Bool(false)),
@@ -185,6 +185,6 @@ fn check(this: &Value, verb: &str) -> ResolveResult {
 }
 
 fn decision(this: &Value, name: &str) -> ResolveResult {
-    expect(this, "decision")?;
+    expect_step(this, "decision")?;
     field(this, name).cloned().ok_or(ExecutionError::NoSuchOverload)
 }

@@ -13,11 +13,11 @@ use crate::status::Cause;
 const OPERATIONS: &[&str] = &["*", "CREATE", "UPDATE", "DELETE", "CONNECT"];
 const REASONS: &[&str] = &["Forbidden", "Invalid", "RequestEntityTooLarge"];
 /// As many conditions as Kubernetes takes.
-const MOST_CONDITIONS: usize = 64;
-const MOST_ANNOTATIONS: usize = 20;
+const MAX_CONDITIONS: usize = 64;
+const MAX_ANNOTATIONS: usize = 20;
 
 /// Fills in what may be left out of a policy's or a binding's spec; `matching` names the field that says what it is about.
-pub fn complete(spec: &mut Value, matching: &str) {
+pub fn fill_defaults(spec: &mut Value, matching: &str) {
     if matching == "matchConstraints" && spec.is_object() && spec["failurePolicy"].is_null() {
         spec["failurePolicy"] = json!("Fail");
     }
@@ -41,20 +41,20 @@ pub fn complete(spec: &mut Value, matching: &str) {
 
 /// Collects what is wrong.
 #[derive(Default)]
-struct Blame(Vec<Cause>);
+struct CauseList(Vec<Cause>);
 
-impl Blame {
-    fn say(&mut self, reason: &str, field: impl Into<String>, message: impl Into<String>) {
+impl CauseList {
+    fn push(&mut self, reason: &str, field: impl Into<String>, message: impl Into<String>) {
         self.0.push(Cause { reason: reason.into(), message: message.into(), field: field.into() });
     }
 
     fn required(&mut self, field: impl Into<String>, why: &str) {
         let message = if why.is_empty() { "Required value".into() } else { format!("Required value: {why}") };
-        self.say("FieldValueRequired", field, message);
+        self.push("FieldValueRequired", field, message);
     }
 
     fn invalid(&mut self, field: impl Into<String>, value: &Value, why: &str) {
-        self.say("FieldValueInvalid", field, format!("Invalid value: {value}: {why}"));
+        self.push("FieldValueInvalid", field, format!("Invalid value: {value}: {why}"));
     }
 
     /// Says that a value is none of those there are; nothing where there is no value.
@@ -65,11 +65,11 @@ impl Blame {
         let mut known: Vec<String> = known.iter().map(|known| format!("\"{known}\"")).collect();
         known.sort();
         let message = format!("Unsupported value: {value}: supported values: {}", known.join(", "));
-        self.say("FieldValueNotSupported", field, message);
+        self.push("FieldValueNotSupported", field, message);
     }
 
     fn duplicate(&mut self, field: impl Into<String>, value: &Value) {
-        self.say("FieldValueDuplicate", field, format!("Duplicate value: {value}"));
+        self.push("FieldValueDuplicate", field, format!("Duplicate value: {value}"));
     }
 }
 
@@ -84,7 +84,7 @@ fn items<'a>(value: &'a Value, field: &str) -> &'a [Value] {
 /// What is wrong with a policy.
 pub fn policy(new: &Value) -> Vec<Cause> {
     let spec = &new["spec"];
-    let mut blame = Blame::default();
+    let mut blame = CauseList::default();
     blame.one_of("spec.failurePolicy", &spec["failurePolicy"], &["Fail", "Ignore"]);
     if spec["paramKind"].is_object() {
         for field in ["apiVersion", "kind"] {
@@ -102,12 +102,12 @@ pub fn policy(new: &Value) -> Vec<Cause> {
         blame.required("spec.matchConstraints", "");
     }
     named(spec, "matchConditions", object::is_label_key, "must be a qualified name", &mut blame);
-    if items(spec, "matchConditions").len() > MOST_CONDITIONS {
+    if items(spec, "matchConditions").len() > MAX_CONDITIONS {
         let told = format!(
-            "Too many: {}: must have at most {MOST_CONDITIONS} items",
+            "Too many: {}: must have at most {MAX_CONDITIONS} items",
             items(spec, "matchConditions").len()
         );
-        blame.say("FieldValueTooMany", "spec.matchConditions", told);
+        blame.push("FieldValueTooMany", "spec.matchConditions", told);
     }
     named(spec, "variables", is_identifier, "must be a valid CEL identifier", &mut blame);
     let (validations, annotations) = (items(spec, "validations"), items(spec, "auditAnnotations"));
@@ -131,8 +131,8 @@ pub fn policy(new: &Value) -> Vec<Cause> {
         }
         blame.one_of(at("reason"), &validation["reason"], REASONS);
     }
-    if annotations.len() > MOST_ANNOTATIONS {
-        let told = format!("must not have more than {MOST_ANNOTATIONS} auditAnnotations");
+    if annotations.len() > MAX_ANNOTATIONS {
+        let told = format!("must not have more than {MAX_ANNOTATIONS} auditAnnotations");
         blame.invalid("spec.auditAnnotations", &json!(annotations.len()), &told);
     }
     for (index, annotation) in annotations.iter().enumerate() {
@@ -157,7 +157,7 @@ pub fn policy(new: &Value) -> Vec<Cause> {
 }
 
 /// Checks the names and expressions of a list.
-fn named(spec: &Value, list: &str, fits: impl Fn(&str) -> bool, told: &str, blame: &mut Blame) {
+fn named(spec: &Value, list: &str, fits: impl Fn(&str) -> bool, told: &str, blame: &mut CauseList) {
     let entries = items(spec, list);
     for (index, entry) in entries.iter().enumerate() {
         let at = |field: &str| format!("spec.{list}[{index}].{field}");
@@ -204,7 +204,7 @@ fn is_identifier(name: &str) -> bool {
 }
 
 /// Checks `matchConstraints` or `matchResources`.
-fn matching(matching: &Value, at: &str, blame: &mut Blame) {
+fn matching(matching: &Value, at: &str, blame: &mut CauseList) {
     blame.one_of(format!("{at}.matchPolicy"), &matching["matchPolicy"], &["Exact", "Equivalent"]);
     for field in ["namespaceSelector", "objectSelector"] {
         selector(&matching[field], &format!("{at}.{field}"), blame);
@@ -234,7 +234,7 @@ fn matching(matching: &Value, at: &str, blame: &mut Blame) {
 }
 
 /// Checks a label selector: an operator nobody knows would select nothing, and so hold nobody.
-fn selector(selector: &Value, at: &str, blame: &mut Blame) {
+fn selector(selector: &Value, at: &str, blame: &mut CauseList) {
     for (index, expression) in items(selector, "matchExpressions").iter().enumerate() {
         let at = format!("{at}.matchExpressions[{index}]");
         let values = items(expression, "values").len();
@@ -245,7 +245,7 @@ fn selector(selector: &Value, at: &str, blame: &mut Blame) {
             }
             Some("Exists" | "DoesNotExist") if values > 0 => {
                 let told = "Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
-                blame.say("FieldValueForbidden", format!("{at}.values"), told);
+                blame.push("FieldValueForbidden", format!("{at}.values"), told);
             }
             Some("In" | "NotIn" | "Exists" | "DoesNotExist") => {}
             _ => {
@@ -262,7 +262,7 @@ fn selector(selector: &Value, at: &str, blame: &mut Blame) {
 /// What is wrong with a binding.
 pub fn binding(new: &Value) -> Vec<Cause> {
     let spec = &new["spec"];
-    let mut blame = Blame::default();
+    let mut blame = CauseList::default();
     match spec["policyName"].as_str().unwrap_or_default() {
         "" => blame.required("spec.policyName", ""),
         name if !object::is_subdomain(name) => {
@@ -276,7 +276,7 @@ pub fn binding(new: &Value) -> Vec<Cause> {
         if name && selected {
             let told = "Forbidden: name and selector are mutually exclusive";
             for field in ["spec.paramRef.name", "spec.paramRef.selector"] {
-                blame.say("FieldValueForbidden", field, told);
+                blame.push("FieldValueForbidden", field, told);
             }
         } else if !name && !selected {
             blame.required("spec.paramRef", "one of name or selector must be specified");
@@ -313,7 +313,7 @@ pub fn binding(new: &Value) -> Vec<Cause> {
 }
 
 /// Writes the status a policy deserves: that it was seen, and what in it does not fit the kinds it names.
-pub fn observe(policy: &mut Value, table: &Table) {
+pub fn with_status(policy: &mut Value, table: &Table) {
     let mut warnings = Vec::new();
     let mut seen = BTreeSet::new();
     for rule in items(&policy["spec"]["matchConstraints"], "resourceRules") {
@@ -327,7 +327,7 @@ pub fn observe(policy: &mut Value, table: &Table) {
             else {
                 continue;
             };
-            let schema = whole(&custom.openapi);
+            let schema = whole_object_schema(&custom.openapi);
             for problem in Policy::read(policy, Some(&schema)).1 {
                 let told = format!("{}, Kind={}: {}", resource.api_version(), resource.kind, problem.why);
                 warnings.push(json!({"fieldRef": problem.field, "warning": told}));
@@ -342,7 +342,7 @@ pub fn observe(policy: &mut Value, table: &Table) {
 }
 
 /// The schema of a whole object: what every object has, beside what its definition says.
-fn whole(openapi: &Value) -> Value {
+fn whole_object_schema(openapi: &Value) -> Value {
     let mut schema = openapi.clone();
     if let Some(fields) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         fields.insert("apiVersion".into(), json!({"type": "string"}));

@@ -16,15 +16,15 @@ use kube_cel::cel::parser::Parser;
 use kube_cel::cel::{Context, ExecutionError, ResolveResult, Value};
 
 use super::authorizer;
-use crate::schema::cel::declared;
+use crate::schema::cel::declarations;
 
 /// The longest expression: ten times what a reviewer would put up with.
-const LONGEST: usize = 16 * 1024;
+const MAX_EXPRESSION_BYTES: usize = 16 * 1024;
 /// What one evaluation of a policy may cost. A step of a loop costs the size of its body, more for large objects; a
 /// million is about a second on a slow machine, and Kubernetes' own budget is of this order.
-const BUDGET: i64 = 1_000_000;
+const COST_BUDGET: i64 = 1_000_000;
 /// Elements of data that make a step cost as much again: a loop's body may copy what it names.
-const GRAIN: i64 = 64;
+const COST_GRANULARITY: i64 = 64;
 /// The function that pays for a step of a loop.
 const TICK: &str = "@tick";
 /// Told when the budget is spent.
@@ -47,15 +47,15 @@ impl Expression {
     /// Reads an expression that may name `roots`; the error says why it cannot be used.
     pub fn read(source: &str, roots: &Roots<'_>) -> Result<Self, String> {
         let told = |why: String| format!("compilation failed: {why}");
-        if source.len() > LONGEST {
+        if source.len() > MAX_EXPRESSION_BYTES {
             return Err(told(format!(
-                "the expression has {} bytes, and {LONGEST} are allowed",
+                "the expression has {} bytes, and {MAX_EXPRESSION_BYTES} are allowed",
                 source.len()
             )));
         }
         let parsed = Parser::new().enable_optional_syntax(true).parse(source);
         let mut root = parsed.map_err(|errors| told(errors.to_string()))?;
-        if let Some(problem) = declared::problems(&root, roots.clone()).into_iter().next() {
+        if let Some(problem) = declarations::problems(&root, roots.clone()).into_iter().next() {
             return Err(told(problem));
         }
         let mut rewrite = Rewrite::default();
@@ -71,7 +71,7 @@ impl Expression {
         // What a method is called on may look like a library to the walk above.
         let known = |name: &str| {
             let first = name.split('.').next().unwrap_or_default();
-            roots.iter().any(|(root, _)| root == first) || declared::is_own(first)
+            roots.iter().any(|(root, _)| root == first) || declarations::is_own(first)
         };
         if let Some(unknown) = rewrite.names.iter().find(|name| !known(name)) {
             return Err(told(format!("undeclared reference to '{unknown}' (in container '')")));
@@ -253,7 +253,7 @@ fn size(expression: &IdedExpr) -> i64 {
 
 /// What is left of the budget, and how large the largest thing is that a step may copy.
 #[derive(Clone, Copy, Debug, Default)]
-struct Meter {
+struct CostMeter {
     left: i64,
     largest: i64,
 }
@@ -261,7 +261,7 @@ struct Meter {
 thread_local! {
     /// The libraries. Registering them costs more than most expressions, and evaluation never leaves its thread.
     static LIBRARIES: Context<'static> = libraries();
-    static METER: Cell<Meter> = const { Cell::new(Meter { left: 0, largest: 0 }) };
+    static METER: Cell<CostMeter> = const { Cell::new(CostMeter { left: 0, largest: 0 }) };
 }
 
 fn libraries() -> Context<'static> {
@@ -279,7 +279,7 @@ fn tick(Arguments(arguments): Arguments) -> ResolveResult {
         _ => 1,
     };
     meter.largest = meter.largest.max(arguments.first().map_or(1, elements));
-    meter.left = meter.left.saturating_sub(weight.saturating_mul(1 + meter.largest / GRAIN));
+    meter.left = meter.left.saturating_sub(weight.saturating_mul(1 + meter.largest / COST_GRANULARITY));
     METER.set(meter);
     if meter.left < 0 { Err(ExecutionError::function_error(TICK, EXHAUSTED)) } else { Ok(Value::Bool(true)) }
 }
@@ -313,7 +313,7 @@ pub struct Session<'a> {
 /// Evaluates with a fresh budget.
 pub fn session<T>(run: impl FnOnce(&mut Session<'_>) -> T) -> T {
     LIBRARIES.with(|libraries| {
-        METER.set(Meter { left: BUDGET, largest: 1 });
+        METER.set(CostMeter { left: COST_BUDGET, largest: 1 });
         run(&mut Session { context: libraries.new_inner_scope(), failed: BTreeMap::new() })
     })
 }
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error_and_never_false() {
+    fn missing_fields_are_errors_and_never_false() {
         let object = json!({"metadata": {"name": "a", "namespace": "n", "labels": {"x.y/z": "1"}}, "spec": {"n": 3, "list": [1, 2]}});
         for (source, want) in [
             ("object.spec.n == 3", Ok(true)),
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_evaluated_is_told_when_it_is_read() {
+    fn invalid_expressions_fail_to_compile() {
         for (source, want) in [
             ("object.spec.n ==", "Syntax error"),
             ("nothing.here", "undeclared reference to 'nothing'"),
@@ -433,7 +433,7 @@ mod tests {
             ("math.invented(1)", "undeclared reference to 'invented'"),
             ("Thing{a: 1}.a == 1", "undeclared reference to 'Thing'"),
             ("cel.bind(x, 1, x == 1)", "undeclared reference to"),
-            (&format!("'{}' == ''", "x".repeat(LONGEST)), "are allowed"),
+            (&format!("'{}' == ''", "x".repeat(MAX_EXPRESSION_BYTES)), "are allowed"),
         ] {
             let told = Expression::read(source, &roots()).unwrap_err();
             assert!(told.starts_with("compilation failed: ") && told.contains(want), "{source}: {told}");
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_fails_matters_only_to_who_uses_it() {
+    fn failed_variable_fails_only_expressions_that_use_it() {
         let read = |source: &str| Expression::read(source, &roots()).unwrap();
         session(|session| {
             session.bind("object", value(&json!({"n": 1})));

@@ -8,7 +8,7 @@ use kube_cel::cel::Value as Cel;
 use kube_cel::cel::objects::{Key, Map};
 use serde_json::{Value, json};
 
-use super::{Attempt, Operation};
+use super::{AdmissionRequest, Operation};
 use crate::kinds::Resource;
 
 /// Everything a policy may look at, as JSON.
@@ -26,7 +26,7 @@ pub struct Inputs {
 
 impl Inputs {
     /// What is seen of an attempt by a policy that matched it as `resource`.
-    pub fn new(attempt: &Attempt<'_>, resource: &Resource, namespace: Option<Value>) -> Self {
+    pub fn new(attempt: &AdmissionRequest<'_>, resource: &Resource, namespace: Option<Value>) -> Self {
         let shown = |object: &Value| {
             let same = attempt.is_of(resource);
             if same { object.clone() } else { resource.convert(object.clone()) }
@@ -41,7 +41,7 @@ impl Inputs {
 }
 
 /// `request`. What is empty is left out, as Kubernetes does: an expression asks with `has` first.
-fn request(attempt: &Attempt<'_>, resource: &Resource) -> Value {
+fn request(attempt: &AdmissionRequest<'_>, resource: &Resource) -> Value {
     let call = attempt.call;
     let kind = |resource: &Resource| json!({"group": resource.group, "version": resource.version, "kind": resource.kind});
     let plural = |resource: &Resource| json!({"group": resource.group, "version": resource.version, "resource": resource.plural});

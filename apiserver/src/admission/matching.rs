@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::Attempt;
-use crate::api::Api;
+use super::AdmissionRequest;
+use crate::state::ServerState;
 use crate::kinds::{self, Resource, Table};
 use crate::selector;
 
 /// What `matchConstraints` says.
 #[derive(Clone, Debug, Default)]
 pub struct Matching {
-    rules: Vec<Rule>,
-    excluded: Vec<Rule>,
+    rules: Vec<MatchRule>,
+    excluded: Vec<MatchRule>,
     /// Whether a rule about one version of a resource is about the others, too.
     equivalent: bool,
     namespaces: Value,
@@ -21,7 +21,7 @@ pub struct Matching {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Rule {
+struct MatchRule {
     operations: Vec<String>,
     groups: Vec<String>,
     versions: Vec<String>,
@@ -38,7 +38,7 @@ fn listed(list: &[String], value: &str) -> bool {
     list.iter().any(|entry| entry == "*" || entry == value)
 }
 
-impl Rule {
+impl MatchRule {
     fn read(rule: &Value) -> Self {
         Self {
             operations: strings(&rule["operations"]),
@@ -50,7 +50,7 @@ impl Rule {
         }
     }
 
-    fn covers(&self, attempt: &Attempt<'_>, resource: &Resource) -> bool {
+    fn covers(&self, attempt: &AdmissionRequest<'_>, resource: &Resource) -> bool {
         let subresource = attempt.call.subresource.as_str();
         let of_resource = self.resources.iter().any(|entry| {
             let (main, sub) = entry.split_once('/').unwrap_or((entry, ""));
@@ -71,7 +71,7 @@ impl Rule {
 }
 
 /// The resource as which one of the rules covers an attempt.
-fn covered(rules: &[Rule], attempt: &Attempt<'_>, equivalent: bool, table: &Table) -> Option<Arc<Resource>> {
+fn covered(rules: &[MatchRule], attempt: &AdmissionRequest<'_>, equivalent: bool, table: &Table) -> Option<Arc<Resource>> {
     let own = &attempt.call.resource;
     if rules.iter().any(|rule| rule.covers(attempt, own)) {
         return Some(own.clone());
@@ -87,7 +87,7 @@ fn covered(rules: &[Rule], attempt: &Attempt<'_>, equivalent: bool, table: &Tabl
 impl Matching {
     /// Reads `matchConstraints` or `matchResources`.
     pub fn read(source: &Value) -> Self {
-        let rules = |field: &str| source[field].as_array().into_iter().flatten().map(Rule::read).collect();
+        let rules = |field: &str| source[field].as_array().into_iter().flatten().map(MatchRule::read).collect();
         Self {
             rules: rules("resourceRules"),
             excluded: rules("excludeResourceRules"),
@@ -98,7 +98,7 @@ impl Matching {
     }
 
     /// The resource as which an attempt is looked at, if it is looked at. Without any rules everything is.
-    pub fn covers(&self, api: &Api, attempt: &Attempt<'_>) -> Option<Arc<Resource>> {
+    pub fn covers(&self, api: &ServerState, attempt: &AdmissionRequest<'_>) -> Option<Arc<Resource>> {
         let table = api.kinds.table();
         let found = if self.rules.is_empty() {
             attempt.call.resource.clone()
@@ -109,7 +109,7 @@ impl Matching {
         (!excluded && self.selects_namespace(api, attempt) && self.selects_object(attempt)).then_some(found)
     }
 
-    fn selects_object(&self, attempt: &Attempt<'_>) -> bool {
+    fn selects_object(&self, attempt: &AdmissionRequest<'_>) -> bool {
         is_open(&self.objects)
             || [attempt.new, attempt.old]
                 .into_iter()
@@ -119,7 +119,7 @@ impl Matching {
 
     /// By the labels of the namespace the object is in; of a namespace itself by its own. Objects of the cluster are in none
     /// and always selected.
-    fn selects_namespace(&self, api: &Api, attempt: &Attempt<'_>) -> bool {
+    fn selects_namespace(&self, api: &ServerState, attempt: &AdmissionRequest<'_>) -> bool {
         let call = attempt.call;
         let itself = call.resource.group.is_empty() && call.resource.kind == "Namespace";
         if is_open(&self.namespaces) || !(itself || call.resource.namespaced) {

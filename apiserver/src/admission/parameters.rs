@@ -5,12 +5,12 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::policy::{Binding, Policy};
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::object;
 use crate::selector;
 
 /// What is wrong with what a policy says of its parameters.
-pub fn problem(api: &Api, policy: &Policy) -> Option<String> {
+pub fn param_kind_problem(api: &ServerState, policy: &Policy) -> Option<String> {
     let (api_version, kind) = policy.param_kind.as_ref()?;
     let known = api.kinds.table().of_kind(api_version, kind).is_some();
     (!known).then(|| format!("failed to find resource referenced by paramKind: '{api_version}, Kind={kind}'"))
@@ -19,7 +19,7 @@ pub fn problem(api: &Api, policy: &Policy) -> Option<String> {
 /// The parameters to evaluate with, one after another; the error says what is wrong with the binding. A policy without
 /// parameters is evaluated once, with none.
 pub fn find(
-    api: &Api,
+    api: &ServerState,
     policy: &Policy,
     binding: &Binding,
     namespace: &str,

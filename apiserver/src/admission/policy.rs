@@ -14,7 +14,7 @@ use super::matching::Matching;
 use crate::object;
 
 /// The longest message an expression may make.
-const LONGEST_MESSAGE: usize = 5 * 1024;
+const MAX_MESSAGE_BYTES: usize = 5 * 1024;
 
 /// What `spec.validations` holds, read.
 #[derive(Debug)]
@@ -234,7 +234,7 @@ impl Policy {
     }
 
     /// What is wrong with a request, in the order of the validations.
-    pub fn judge(&self, inputs: &Inputs, params: Option<&Value>) -> Vec<Denial> {
+    pub fn evaluate(&self, inputs: &Inputs, params: Option<&Value>) -> Vec<Denial> {
         session(|session| {
             self.bind(session, inputs, params);
             match self.applies(session) {
@@ -286,7 +286,7 @@ impl Validation {
             self.message_expression.as_ref().and_then(|expression| match session.run(expression) {
                 Ok(Cel::String(text)) => {
                     let text = text.trim();
-                    let usable = !text.is_empty() && text.len() <= LONGEST_MESSAGE && !text.contains('\n');
+                    let usable = !text.is_empty() && text.len() <= MAX_MESSAGE_BYTES && !text.contains('\n');
                     usable.then(|| text.to_string())
                 }
                 _ => None,
@@ -304,7 +304,7 @@ impl Validation {
 
 /// What a binding does about a failed validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ValidationAction {
     /// Refuses the request.
     Deny,
     /// Lets it pass and tells the client.
@@ -325,7 +325,7 @@ pub struct Binding {
     /// Where the parameters are.
     pub param_ref: Option<Value>,
     /// What it does.
-    pub actions: Vec<Action>,
+    pub actions: Vec<ValidationAction>,
 }
 
 impl Binding {
@@ -340,9 +340,9 @@ impl Binding {
             param_ref: Some(spec["paramRef"].clone()).filter(Value::is_object),
             actions: actions
                 .filter_map(|action| match action.as_str() {
-                    Some("Deny") => Some(Action::Deny),
-                    Some("Warn") => Some(Action::Warn),
-                    Some("Audit") => Some(Action::Audit),
+                    Some("Deny") => Some(ValidationAction::Deny),
+                    Some("Warn") => Some(ValidationAction::Warn),
+                    Some("Audit") => Some(ValidationAction::Audit),
                     _ => None,
                 })
                 .collect(),

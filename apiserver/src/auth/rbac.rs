@@ -36,7 +36,7 @@ pub struct Attributes<'a> {
 
 /// One rule of a role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rule {
+pub struct RbacRule {
     /// Verbs.
     pub verbs: Vec<String>,
     /// API groups.
@@ -49,7 +49,7 @@ pub struct Rule {
     pub urls: Vec<String>,
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for RbacRule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
@@ -63,7 +63,7 @@ fn listed(list: &[String], value: &str) -> bool {
     list.iter().any(|entry| entry == "*" || entry == value)
 }
 
-impl Rule {
+impl RbacRule {
     /// The rule of a cluster administrator, as far as resources go.
     pub fn everything() -> Self {
         let all = vec!["*".to_string()];
@@ -115,7 +115,7 @@ impl Rule {
 }
 
 /// The rules as written in a role.
-pub fn rules(value: &Value) -> Vec<Rule> {
+pub fn rules(value: &Value) -> Vec<RbacRule> {
     let strings = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_string).collect()
     };
@@ -123,7 +123,7 @@ pub fn rules(value: &Value) -> Vec<Rule> {
         .as_array()
         .into_iter()
         .flatten()
-        .map(|rule| Rule {
+        .map(|rule| RbacRule {
             verbs: strings(&rule["verbs"]),
             groups: strings(&rule["apiGroups"]),
             resources: strings(&rule["resources"]),
@@ -161,8 +161,8 @@ impl Binding {
 /// Everything roles and bindings say.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    cluster_roles: HashMap<String, Vec<Rule>>,
-    roles: HashMap<(String, String), Vec<Rule>>,
+    cluster_roles: HashMap<String, Vec<RbacRule>>,
+    roles: HashMap<(String, String), Vec<RbacRule>>,
     cluster_bindings: Vec<Binding>,
     bindings: HashMap<String, Vec<Binding>>,
     /// Names of the cluster roles whose rules come from others.
@@ -211,7 +211,7 @@ impl Policy {
     }
 
     /// The rules of a role a binding may name.
-    pub fn role(&self, kind: &str, namespace: &str, name: &str) -> Vec<Rule> {
+    pub fn role(&self, kind: &str, namespace: &str, name: &str) -> Vec<RbacRule> {
         let rules = if kind == "ClusterRole" {
             self.cluster_roles.get(name)
         } else {
@@ -221,7 +221,7 @@ impl Policy {
     }
 
     /// The rules that hold for a user in a namespace, or in the whole cluster when it is empty.
-    pub fn rules_of<'a>(&'a self, user: &User, namespace: &str) -> Vec<&'a Rule> {
+    pub fn rules_of<'a>(&'a self, user: &User, namespace: &str) -> Vec<&'a RbacRule> {
         let local = self.bindings.get(namespace).into_iter().flatten();
         self.cluster_bindings
             .iter()
@@ -238,7 +238,7 @@ impl Policy {
     /// The rules of aggregated cluster roles, by name, in the shape roles are written in.
     pub fn aggregated(&self) -> impl Iterator<Item = (&str, Value)> {
         self.aggregated.iter().map(|name| {
-            let rules = self.cluster_roles.get(name).into_iter().flatten().map(Rule::to_value).collect();
+            let rules = self.cluster_roles.get(name).into_iter().flatten().map(RbacRule::to_value).collect();
             (name.as_str(), Value::Array(rules))
         })
     }
@@ -250,7 +250,7 @@ impl Policy {
     }
 
     /// Whether a user holds everything a rule grants.
-    pub fn covers(&self, user: &User, namespace: &str, wanted: &Rule) -> bool {
+    pub fn covers(&self, user: &User, namespace: &str, wanted: &RbacRule) -> bool {
         if user.groups.iter().any(|group| group == MASTERS) {
             return true;
         }
@@ -274,7 +274,7 @@ impl Policy {
     }
 }
 
-fn aggregated(role: &Value, all: &[Value], seen: &mut Vec<String>) -> Vec<Rule> {
+fn aggregated(role: &Value, all: &[Value], seen: &mut Vec<String>) -> Vec<RbacRule> {
     let Some(selectors) = role["aggregationRule"]["clusterRoleSelectors"].as_array() else {
         return rules(&role["rules"]);
     };
@@ -318,8 +318,8 @@ mod tests {
     #[test]
     fn the_policy_allows_what_it_says_and_nothing_else() {
         let policy = policy();
-        let staff = User::known("eve", vec!["staff".into()]);
-        let robot = User::known("system:serviceaccount:a:robot", Vec::new());
+        let staff = User::authenticated("eve", vec!["staff".into()]);
+        let robot = User::authenticated("system:serviceaccount:a:robot", Vec::new());
         let ask = |user: &User, verb, namespace, resource, subresource, name| {
             policy.allows(
                 user,
@@ -341,17 +341,17 @@ mod tests {
     }
 
     #[test]
-    fn nobody_grants_what_they_do_not_hold() {
+    fn escalation_check_refuses_rules_the_user_lacks() {
         let policy = policy();
-        let staff = User::known("eve", vec!["staff".into()]);
-        let rule = |verb: &str| Rule {
+        let staff = User::authenticated("eve", vec!["staff".into()]);
+        let rule = |verb: &str| RbacRule {
             verbs: vec![verb.into()],
             groups: vec!["".into()],
             resources: vec!["configmaps".into()],
-            ..Rule::default()
+            ..RbacRule::default()
         };
         assert!(policy.covers(&staff, "x", &rule("get")));
         assert!(!policy.covers(&staff, "x", &rule("*")));
-        assert!(!policy.covers(&staff, "x", &Rule::everything()));
+        assert!(!policy.covers(&staff, "x", &RbacRule::everything()));
     }
 }

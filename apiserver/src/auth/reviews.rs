@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::rbac::Attributes;
 use super::{MASTERS, User, tokens};
-use crate::admission::{self, Attempt, Operation};
-use crate::api::Api;
+use crate::admission::{self, AdmissionRequest, Operation};
+use crate::state::ServerState;
 use crate::object;
 use crate::output::{self, Body};
 use crate::status::{ApiError, Result};
@@ -17,10 +17,10 @@ use crate::verbs::{Call, write};
 /// Tokens last an hour unless asked otherwise, as on the real server.
 const TOKEN_SECONDS: i64 = 3600;
 /// Nobody needs a token for longer than a year.
-const LONGEST_TOKEN_SECONDS: i64 = 365 * 24 * 3600;
+const MAX_TOKEN_SECONDS: i64 = 365 * 24 * 3600;
 
 /// Answers a review.
-pub fn create(api: &Api, call: &Call) -> Result<Response<Body>> {
+pub fn create(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     let (mut review, _) = write::decode(call)?;
     write::check_type(call, &mut review)?;
     let spec = review["spec"].clone();
@@ -55,7 +55,7 @@ pub fn create(api: &Api, call: &Call) -> Result<Response<Body>> {
     Ok(output::value(StatusCode::CREATED, &review))
 }
 
-fn access(api: &Api, user: &User, spec: &Value) -> Value {
+fn access(api: &ServerState, user: &User, spec: &Value) -> Value {
     let resource = &spec["resourceAttributes"];
     let path = &spec["nonResourceAttributes"];
     let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_string();
@@ -79,7 +79,7 @@ fn access(api: &Api, user: &User, spec: &Value) -> Value {
     if allowed { json!({"allowed": true, "reason": "RBAC: allowed"}) } else { json!({"allowed": false}) }
 }
 
-fn rules(api: &Api, user: &User, namespace: &str) -> Value {
+fn rules(api: &ServerState, user: &User, namespace: &str) -> Value {
     let policy = api.policies.policy();
     let (mut resources, mut paths) = (Vec::new(), Vec::new());
     if user.groups.iter().any(|group| group == MASTERS) {
@@ -102,13 +102,13 @@ fn rules(api: &Api, user: &User, namespace: &str) -> Value {
 }
 
 /// Answers a TokenRequest.
-pub fn service_account_token(api: &Api, call: &Call) -> Result<Response<Body>> {
+pub fn service_account_token(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
     let account = record.object();
     let (mut request, _) = write::decode(call)?;
     admission::admit(
         api,
-        &Attempt {
+        &AdmissionRequest {
             call,
             operation: Operation::Create,
             new: Some(&request),
@@ -118,7 +118,7 @@ pub fn service_account_token(api: &Api, call: &Call) -> Result<Response<Body>> {
     )?;
     let now = Timestamp::now().as_second();
     let wanted = request["spec"]["expirationSeconds"].as_i64().unwrap_or(TOKEN_SECONDS);
-    let seconds = wanted.clamp(600, LONGEST_TOKEN_SECONDS);
+    let seconds = wanted.clamp(600, MAX_TOKEN_SECONDS);
     let audiences = match &request["spec"]["audiences"] {
         Value::Array(audiences) if !audiences.is_empty() => json!(audiences),
         _ => json!([tokens::ISSUER]),

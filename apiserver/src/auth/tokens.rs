@@ -12,7 +12,7 @@ use ring::signature::{
 use serde_json::{Value, json};
 
 use super::User;
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::object;
 use crate::pki::{self, PkiError};
 use crate::store::Store;
@@ -76,14 +76,14 @@ impl Signer {
 }
 
 /// Who a token proves to be; `None` when it proves nobody.
-pub fn user(api: &Api, token: &str, now: Timestamp) -> Option<User> {
+pub fn user(api: &ServerState, token: &str, now: Timestamp) -> Option<User> {
     if token.matches('.').count() == 2 {
         return service_account(api, token, now);
     }
     bootstrap(&*api.store, token, now)
 }
 
-fn service_account(api: &Api, token: &str, now: Timestamp) -> Option<User> {
+fn service_account(api: &ServerState, token: &str, now: Timestamp) -> Option<User> {
     let claims = api.signer.verify(token)?;
     let valid = claims["iss"] == ISSUER
         && claims["exp"].as_i64()? > now.as_second()
@@ -100,7 +100,7 @@ fn service_account(api: &Api, token: &str, now: Timestamp) -> Option<User> {
         return None;
     }
     let groups = vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")];
-    let mut user = User::known(&format!("system:serviceaccount:{namespace}:{name}"), groups);
+    let mut user = User::authenticated(&format!("system:serviceaccount:{namespace}:{name}"), groups);
     user.uid = uid;
     Some(user)
 }
@@ -150,7 +150,7 @@ fn bootstrap(store: &dyn Store, token: &str, now: Timestamp) -> Option<User> {
             extra.split(',').map(str::trim).filter(|group| group.starts_with("system:bootstrappers:"));
         groups.extend(named.map(str::to_string));
     }
-    Some(User::known(&format!("system:bootstrap:{id}"), groups))
+    Some(User::authenticated(&format!("system:bootstrap:{id}"), groups))
 }
 
 /// Compares without telling by its duration where the difference is.

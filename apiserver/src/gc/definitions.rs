@@ -4,28 +4,28 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 
-use super::tending::{self, Tending};
+use super::controller::{self, Controller};
 use super::{release, remove};
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::kinds::DEFINITIONS;
 use crate::kinds::{builtin, definition};
 use crate::object;
 use crate::status::Result;
 
 /// Runs the controller.
-pub async fn run(api: Arc<Api>) {
-    let tending = Tending {
+pub async fn run(api: Arc<ServerState>) {
+    let tending = Controller {
         what: "definitions",
         prefix: DEFINITIONS.into(),
         watched: DEFINITIONS.into(),
-        concerns: |event| Some(event.record.key.to_string()),
-        tend: |api, key| finish(api, key).boxed(),
+        map_event: |event| Some(event.record.key.to_string()),
+        reconcile: |api, key| reconcile(api, key).boxed(),
     };
-    tending::run(api, tending).await;
+    controller::run(api, tending).await;
 }
 
 /// Deletes what a terminating definition defines; tells whether nothing is left to do.
-async fn finish(api: &Arc<Api>, key: &str) -> Result<bool> {
+async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
     let Some(record) = api.store.get(key) else { return Ok(true) };
     let definition = record.object();
     if !object::is_terminating(definition) || !object::finalizers(definition).contains(&definition::CLEANUP) {

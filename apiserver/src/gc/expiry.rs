@@ -10,30 +10,30 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::remove;
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::auth::tokens;
 use crate::kinds::builtin;
 use crate::object;
 
 /// How often things are looked through.
-const LOOK: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// As long as the real server keeps events, and its controllers decided requests.
 const HOUR: i64 = 3600;
 /// A request nobody decided in a day was forgotten by whoever made it.
 const DAY: i64 = 24 * HOUR;
 
 /// Whether an object's time has passed.
-type IsOver = fn(&Value, Timestamp) -> bool;
+type IsExpired = fn(&Value, Timestamp) -> bool;
 
 /// Runs the controller.
-pub async fn run(api: Arc<Api>) {
-    let kinds: [(String, IsOver); 3] = [
+pub async fn run(api: Arc<ServerState>) {
+    let kinds: [(String, IsExpired); 3] = [
         (builtin::prefix("", "events"), is_old_event),
         (builtin::prefix("certificates.k8s.io", "certificatesigningrequests"), is_old_request),
         (tokens::bootstrap_prefix(), is_expired_token),
     ];
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let now = Timestamp::now();
         for (prefix, is_over) in &kinds {
             let Ok(snapshot) = api.store.range(prefix, None, None) else { continue };
@@ -87,7 +87,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_over_goes_and_what_still_matters_stays() {
+    fn expired_objects_are_deleted_and_live_ones_stay() {
         let now: Timestamp = "2026-01-02T12:00:00Z".parse().unwrap();
         let old = "2026-01-01T10:00:00Z";
         let made = json!({"creationTimestamp": old});

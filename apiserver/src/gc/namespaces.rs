@@ -8,32 +8,32 @@ use base64::engine::general_purpose::STANDARD;
 use futures::FutureExt as _;
 use serde_json::{Value, json};
 
-use super::tending::{self, Tending};
+use super::controller::{self, Controller};
 use super::{edit, remove};
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::bootstrap;
 use crate::kinds::builtin;
 use crate::object;
 use crate::status::Result;
-use crate::store::{Event, EventKind};
+use crate::store::{StoreEvent, EventKind};
 
 /// The certificate authority's certificate in every namespace, under the name Kubernetes gives it.
 const ROOT_CA: &str = "kube-root-ca.crt";
 
 /// Runs the controller.
-pub async fn run(api: Arc<Api>) {
-    let tending = Tending {
+pub async fn run(api: Arc<ServerState>) {
+    let tending = Controller {
         what: "namespaces",
         prefix: builtin::prefix("", "namespaces"),
         watched: "/registry/core/".into(),
-        concerns,
-        tend: |api, key| tend(api, key).boxed(),
+        map_event,
+        reconcile: |api, key| reconcile(api, key).boxed(),
     };
-    tending::run(api, tending).await;
+    controller::run(api, tending).await;
 }
 
 /// The key of the namespace that an event is about: its own, or that of what it must hold.
-fn concerns(event: &Event) -> Option<String> {
+fn map_event(event: &StoreEvent) -> Option<String> {
     let key = event.record.key.as_ref();
     if key.starts_with(&builtin::prefix("", "namespaces")) {
         return Some(key.to_string());
@@ -45,11 +45,11 @@ fn concerns(event: &Event) -> Option<String> {
 }
 
 /// Brings one namespace on; tells whether nothing is left to do.
-async fn tend(api: &Arc<Api>, key: &str) -> Result<bool> {
+async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
     let Some(record) = api.store.get(key) else { return Ok(true) };
     let name = object::name(record.object());
     if object::is_terminating(record.object()) {
-        return empty(api, name, key).await;
+        return delete_contents(api, name, key).await;
     }
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}});
     bootstrap::ensure(api, name, account).await?;
@@ -76,7 +76,7 @@ async fn tend(api: &Arc<Api>, key: &str) -> Result<bool> {
 }
 
 /// Deletes what is in a terminating namespace, and once nothing is, lets it go.
-async fn empty(api: &Arc<Api>, name: &str, key: &str) -> Result<bool> {
+async fn delete_contents(api: &Arc<ServerState>, name: &str, key: &str) -> Result<bool> {
     let mut left = 0;
     for resource in api.kinds.table().stored().iter().filter(|resource| resource.namespaced) {
         let snapshot = api

@@ -8,17 +8,17 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{edit, release, remove};
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::object;
-use crate::store::{EventKind, Record};
+use crate::store::{EventKind, StoredObject};
 use crate::verbs::delete::{FOREGROUND, ORPHAN};
 
 /// Everything this collector watches.
-const ALL: &str = "/registry/";
+const WATCH_PREFIX: &str = "/registry/";
 
 /// What is known of an object others may refer to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Known {
+struct KnownObject {
     key: Arc<str>,
     namespace: String,
     /// Being deleted in the foreground: it waits for its dependents.
@@ -26,16 +26,16 @@ struct Known {
 }
 
 #[derive(Default)]
-struct Index {
-    objects: HashMap<String, Known>,
+struct OwnerIndex {
+    objects: HashMap<String, KnownObject>,
     /// Owner's uid to keys of dependents.
     dependents: HashMap<String, BTreeSet<Arc<str>>>,
     /// Key to the uids of its owners.
     owners: HashMap<Arc<str>, Vec<String>>,
 }
 
-impl Index {
-    fn forget_owners(&mut self, key: &Arc<str>) {
+impl OwnerIndex {
+    fn remove_owners(&mut self, key: &Arc<str>) {
         for uid in self.owners.remove(key).unwrap_or_default() {
             if let Some(keys) = self.dependents.get_mut(&uid) {
                 keys.remove(key);
@@ -47,7 +47,7 @@ impl Index {
     }
 
     /// Takes in a written object; tells which keys to look at.
-    fn written(&mut self, record: &Record) -> Vec<Arc<str>> {
+    fn on_written(&mut self, record: &StoredObject) -> Vec<Arc<str>> {
         let object = record.object();
         let uid = object::uid(object).to_string();
         if uid.is_empty() {
@@ -58,9 +58,9 @@ impl Index {
         let foreground = waiting && finalizers.contains(&FOREGROUND);
         let orphan = waiting && finalizers.contains(&ORPHAN);
         let known =
-            Known { key: record.key.clone(), namespace: object::namespace(object).into(), foreground };
+            KnownObject { key: record.key.clone(), namespace: object::namespace(object).into(), foreground };
         self.objects.insert(uid.clone(), known);
-        self.forget_owners(&record.key);
+        self.remove_owners(&record.key);
         let owners: Vec<String> = object::owners(object)
             .iter()
             .filter_map(|owner| owner["uid"].as_str())
@@ -90,13 +90,13 @@ impl Index {
     }
 
     /// Takes in a deleted object; tells which keys to look at.
-    fn deleted(&mut self, record: &Record) -> Vec<Arc<str>> {
+    fn on_deleted(&mut self, record: &StoredObject) -> Vec<Arc<str>> {
         let uid = object::uid(record.object()).to_string();
         if self.objects.get(&uid).is_some_and(|known| known.key == record.key) {
             self.objects.remove(&uid);
         }
         let owners = self.owners.get(&record.key).cloned().unwrap_or_default();
-        self.forget_owners(&record.key);
+        self.remove_owners(&record.key);
         let mut look: Vec<Arc<str>> = self.dependents.get(&uid).into_iter().flatten().cloned().collect();
         look.extend(owners.iter().filter_map(|owner| self.objects.get(owner)).map(|owner| owner.key.clone()));
         look
@@ -105,39 +105,39 @@ impl Index {
 
 /// What becomes of an object, by the state of its owners.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum OwnerDecision {
     Keep,
     /// Every owner is gone.
     Remove,
     /// Every owner that is left waits for this object to go.
     RemoveInForeground,
     /// Some owners are gone and others stay: forget the former.
-    Forget(Vec<String>),
+    DropOwners(Vec<String>),
 }
 
 /// How an owner stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+enum OwnerState {
     Absent,
     Present,
     Waiting,
 }
 
-fn judge(owners: &[(String, Owner)]) -> Verdict {
+fn decide(owners: &[(String, OwnerState)]) -> OwnerDecision {
     if owners.is_empty() {
-        return Verdict::Keep;
+        return OwnerDecision::Keep;
     }
     let any = |state| owners.iter().any(|(_, owner)| *owner == state);
-    if any(Owner::Present) {
-        let absent = owners.iter().filter(|(_, owner)| *owner == Owner::Absent);
+    if any(OwnerState::Present) {
+        let absent = owners.iter().filter(|(_, owner)| *owner == OwnerState::Absent);
         let absent: Vec<String> = absent.map(|(uid, _)| uid.clone()).collect();
-        return if absent.is_empty() { Verdict::Keep } else { Verdict::Forget(absent) };
+        return if absent.is_empty() { OwnerDecision::Keep } else { OwnerDecision::DropOwners(absent) };
     }
-    if any(Owner::Waiting) { Verdict::RemoveInForeground } else { Verdict::Remove }
+    if any(OwnerState::Waiting) { OwnerDecision::RemoveInForeground } else { OwnerDecision::Remove }
 }
 
 /// Runs the collector.
-pub async fn run(api: Arc<Api>) {
+pub async fn run(api: Arc<ServerState>) {
     loop {
         if let Err(error) = collect(&api).await {
             // History was compacted under us, or storage failed: read everything again.
@@ -147,13 +147,13 @@ pub async fn run(api: Arc<Api>) {
     }
 }
 
-async fn collect(api: &Arc<Api>) -> Result<(), String> {
-    let snapshot = api.store.range(ALL, None, None).map_err(|error| error.to_string())?;
-    let mut watch = api.store.watch(ALL, snapshot.revision).map_err(|error| error.to_string())?;
-    let mut index = Index::default();
+async fn collect(api: &Arc<ServerState>) -> Result<(), String> {
+    let snapshot = api.store.range(WATCH_PREFIX, None, None).map_err(|error| error.to_string())?;
+    let mut watch = api.store.watch(WATCH_PREFIX, snapshot.revision).map_err(|error| error.to_string())?;
+    let mut index = OwnerIndex::default();
     let mut look: BTreeSet<Arc<str>> = BTreeSet::new();
     for record in &snapshot.records {
-        index.written(record);
+        index.on_written(record);
     }
     look.extend(index.owners.keys().cloned());
     look.extend(index.objects.values().filter(|known| known.foreground).map(|known| known.key.clone()));
@@ -162,7 +162,7 @@ async fn collect(api: &Arc<Api>) -> Result<(), String> {
     look.extend(orphaning.map(|record| record.key.clone()));
     loop {
         for key in std::mem::take(&mut look) {
-            if let Err(error) = consider(api, &index, &key, watch.revision()).await {
+            if let Err(error) = reconcile(api, &index, &key, watch.revision()).await {
                 tracing::warn!(%error, key = key.as_ref(), "an object could not be collected and will be tried again");
                 look.insert(key);
             }
@@ -178,14 +178,14 @@ async fn collect(api: &Arc<Api>) -> Result<(), String> {
         };
         for event in events.map_err(|error| error.to_string())? {
             look.extend(match event.kind {
-                EventKind::Created | EventKind::Updated => index.written(&event.record),
-                EventKind::Deleted => index.deleted(&event.record),
+                EventKind::Created | EventKind::Updated => index.on_written(&event.record),
+                EventKind::Deleted => index.on_deleted(&event.record),
             });
         }
     }
 }
 
-async fn consider(api: &Arc<Api>, index: &Index, key: &Arc<str>, seen: u64) -> crate::status::Result<()> {
+async fn reconcile(api: &Arc<ServerState>, index: &OwnerIndex, key: &Arc<str>, seen: u64) -> crate::status::Result<()> {
     let Some(record) = api.store.get(key) else { return Ok(()) };
     if record.revision > seen {
         // Written since: it may name an owner that the index does not know yet. Its event brings it here again.
@@ -193,43 +193,43 @@ async fn consider(api: &Arc<Api>, index: &Index, key: &Arc<str>, seen: u64) -> c
     }
     let object = record.object();
     let namespace = object::namespace(object);
-    let owners: Vec<(String, Owner)> = object::owners(object)
+    let owners: Vec<(String, OwnerState)> = object::owners(object)
         .iter()
         .map(|owner| {
             let uid = owner["uid"].as_str().unwrap_or_default().to_string();
             let state = match index.objects.get(&uid) {
                 // An owner in another namespace is no owner.
-                Some(known) if !known.namespace.is_empty() && known.namespace != namespace => Owner::Absent,
-                Some(known) if known.foreground => Owner::Waiting,
-                Some(_) => Owner::Present,
-                None => Owner::Absent,
+                Some(known) if !known.namespace.is_empty() && known.namespace != namespace => OwnerState::Absent,
+                Some(known) if known.foreground => OwnerState::Waiting,
+                Some(_) => OwnerState::Present,
+                None => OwnerState::Absent,
             };
             (uid, state)
         })
         .collect();
     if !object::is_terminating(object) {
-        match judge(&owners) {
-            Verdict::Keep => {}
-            Verdict::Remove => remove(api, &record, "Background").await?,
-            Verdict::RemoveInForeground => {
+        match decide(&owners) {
+            OwnerDecision::Keep => {}
+            OwnerDecision::Remove => remove(api, &record, "Background").await?,
+            OwnerDecision::RemoveInForeground => {
                 let has_dependents = index.dependents.contains_key(object::uid(object));
                 remove(api, &record, if has_dependents { "Foreground" } else { "Background" }).await?;
             }
-            Verdict::Forget(uids) => forget(api, key, &uids).await?,
+            OwnerDecision::DropOwners(uids) => drop_owners(api, key, &uids).await?,
         }
         return Ok(());
     }
     let uid = object::uid(object);
-    let dependents: Vec<Arc<Record>> =
+    let dependents: Vec<Arc<StoredObject>> =
         index.dependents.get(uid).into_iter().flatten().filter_map(|key| api.store.get(key)).collect();
     let finalizers = object::finalizers(object);
     if finalizers.contains(&ORPHAN) {
         for dependent in &dependents {
-            forget(api, &dependent.key, &[uid.to_string()]).await?;
+            drop_owners(api, &dependent.key, &[uid.to_string()]).await?;
         }
         release(api, key, ORPHAN).await?;
     } else if finalizers.contains(&FOREGROUND) {
-        let blocks = |dependent: &Arc<Record>| {
+        let blocks = |dependent: &Arc<StoredObject>| {
             object::owners(dependent.object())
                 .iter()
                 .any(|owner| owner["uid"] == *uid && owner["blockOwnerDeletion"] == true)
@@ -242,7 +242,7 @@ async fn consider(api: &Arc<Api>, index: &Index, key: &Arc<str>, seen: u64) -> c
 }
 
 /// Removes references to these owners.
-async fn forget(api: &Api, key: &str, uids: &[String]) -> crate::status::Result<()> {
+async fn drop_owners(api: &ServerState, key: &str, uids: &[String]) -> crate::status::Result<()> {
     edit(api, key, |object| {
         let gone =
             |owner: &Value| owner["uid"].as_str().is_some_and(|uid| uids.iter().any(|gone| gone == uid));
@@ -263,20 +263,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_goes_when_nothing_that_owns_it_stays() {
-        let of = |states: &[Owner]| -> Vec<(String, Owner)> {
+    fn object_is_deleted_once_all_its_owners_are_gone() {
+        let of = |states: &[OwnerState]| -> Vec<(String, OwnerState)> {
             states.iter().enumerate().map(|(index, state)| (index.to_string(), *state)).collect()
         };
-        use Owner::{Absent, Present, Waiting};
+        use OwnerState::{Absent, Present, Waiting};
         for (owners, verdict) in [
-            (of(&[]), Verdict::Keep),
-            (of(&[Present]), Verdict::Keep),
-            (of(&[Absent]), Verdict::Remove),
-            (of(&[Absent, Present]), Verdict::Forget(vec!["0".into()])),
-            (of(&[Absent, Waiting]), Verdict::RemoveInForeground),
-            (of(&[Present, Waiting]), Verdict::Keep),
+            (of(&[]), OwnerDecision::Keep),
+            (of(&[Present]), OwnerDecision::Keep),
+            (of(&[Absent]), OwnerDecision::Remove),
+            (of(&[Absent, Present]), OwnerDecision::DropOwners(vec!["0".into()])),
+            (of(&[Absent, Waiting]), OwnerDecision::RemoveInForeground),
+            (of(&[Present, Waiting]), OwnerDecision::Keep),
         ] {
-            assert_eq!(judge(&owners), verdict, "{owners:?}");
+            assert_eq!(decide(&owners), verdict, "{owners:?}");
         }
     }
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::edit;
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::auth::rbac;
 use crate::kinds::builtin;
 
 /// Runs the controller.
-pub async fn run(api: Arc<Api>) {
+pub async fn run(api: Arc<ServerState>) {
     loop {
         if let Err(error) = follow(&api).await {
             tracing::debug!(error, "the roles are read again");
@@ -18,7 +18,7 @@ pub async fn run(api: Arc<Api>) {
     }
 }
 
-async fn follow(api: &Arc<Api>) -> Result<(), String> {
+async fn follow(api: &Arc<ServerState>) -> Result<(), String> {
     let mut watch = api.store.watch(rbac::PREFIX, api.store.revision()).map_err(|error| error.to_string())?;
     loop {
         // The policy is refreshed before a write is acknowledged, though perhaps after this watch heard of it: read anew.

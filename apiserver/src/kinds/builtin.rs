@@ -7,7 +7,7 @@ const ALL: &[&str] = &["create", "delete", "deletecollection", "get", "list", "p
 const READ: &[&str] = &["get", "list", "watch"];
 const ASK: &[&str] = &["create"];
 
-struct Line {
+struct BuiltinKind {
     group: &'static str,
     version: &'static str,
     plural: &'static str,
@@ -20,7 +20,7 @@ struct Line {
     stored_as: Option<(&'static str, &'static str)>,
 }
 
-const fn line(
+const fn builtin_kind(
     (group, version): (&'static str, &'static str),
     plural: &'static str,
     kind: &'static str,
@@ -28,8 +28,8 @@ const fn line(
     namespaced: bool,
     verbs: &'static [&'static str],
     subresources: &'static [&'static str],
-) -> Line {
-    Line { group, version, plural, kind, short, namespaced, verbs, subresources, stored_as: None }
+) -> BuiltinKind {
+    BuiltinKind { group, version, plural, kind, short, namespaced, verbs, subresources, stored_as: None }
 }
 
 const CORE: (&str, &str) = ("", "v1");
@@ -38,22 +38,22 @@ const AUTHORIZATION: (&str, &str) = ("authorization.k8s.io", "v1");
 const ADMISSION: (&str, &str) = (crate::admission::GROUP, "v1");
 const AUTHENTICATION: (&str, &str) = ("authentication.k8s.io", "v1");
 
-const LINES: &[Line] = &[
-    line(CORE, "configmaps", "ConfigMap", &["cm"], true, ALL, &[]),
-    line(CORE, "events", "Event", &["ev"], true, ALL, &[]),
-    line(CORE, "namespaces", "Namespace", &["ns"], false, ALL, &["status", "finalize"]),
-    line(CORE, "nodes", "Node", &["no"], false, READ, &[]),
-    line(CORE, "pods", "Pod", &["po"], true, READ, &[]),
-    line(CORE, "secrets", "Secret", &[], true, ALL, &[]),
-    line(CORE, "serviceaccounts", "ServiceAccount", &["sa"], true, ALL, &["token"]),
-    line(CORE, "services", "Service", &["svc"], true, READ, &[]),
-    line(("coordination.k8s.io", "v1"), "leases", "Lease", &[], true, ALL, &[]),
-    line(RBAC, "clusterroles", "ClusterRole", &[], false, ALL, &[]),
-    line(RBAC, "clusterrolebindings", "ClusterRoleBinding", &[], false, ALL, &[]),
-    line(RBAC, "roles", "Role", &[], true, ALL, &[]),
-    line(RBAC, "rolebindings", "RoleBinding", &[], true, ALL, &[]),
-    line(ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", &[], false, ALL, &["status"]),
-    line(
+const BUILTIN_KINDS: &[BuiltinKind] = &[
+    builtin_kind(CORE, "configmaps", "ConfigMap", &["cm"], true, ALL, &[]),
+    builtin_kind(CORE, "events", "Event", &["ev"], true, ALL, &[]),
+    builtin_kind(CORE, "namespaces", "Namespace", &["ns"], false, ALL, &["status", "finalize"]),
+    builtin_kind(CORE, "nodes", "Node", &["no"], false, READ, &[]),
+    builtin_kind(CORE, "pods", "Pod", &["po"], true, READ, &[]),
+    builtin_kind(CORE, "secrets", "Secret", &[], true, ALL, &[]),
+    builtin_kind(CORE, "serviceaccounts", "ServiceAccount", &["sa"], true, ALL, &["token"]),
+    builtin_kind(CORE, "services", "Service", &["svc"], true, READ, &[]),
+    builtin_kind(("coordination.k8s.io", "v1"), "leases", "Lease", &[], true, ALL, &[]),
+    builtin_kind(RBAC, "clusterroles", "ClusterRole", &[], false, ALL, &[]),
+    builtin_kind(RBAC, "clusterrolebindings", "ClusterRoleBinding", &[], false, ALL, &[]),
+    builtin_kind(RBAC, "roles", "Role", &[], true, ALL, &[]),
+    builtin_kind(RBAC, "rolebindings", "RoleBinding", &[], true, ALL, &[]),
+    builtin_kind(ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", &[], false, ALL, &["status"]),
+    builtin_kind(
         ADMISSION,
         "validatingadmissionpolicybindings",
         "ValidatingAdmissionPolicyBinding",
@@ -62,7 +62,7 @@ const LINES: &[Line] = &[
         ALL,
         &[],
     ),
-    line(
+    builtin_kind(
         ("apiextensions.k8s.io", "v1"),
         "customresourcedefinitions",
         "CustomResourceDefinition",
@@ -71,7 +71,7 @@ const LINES: &[Line] = &[
         ALL,
         &["status"],
     ),
-    line(
+    builtin_kind(
         ("certificates.k8s.io", "v1"),
         "certificatesigningrequests",
         "CertificateSigningRequest",
@@ -80,7 +80,7 @@ const LINES: &[Line] = &[
         ALL,
         &["status", "approval"],
     ),
-    Line {
+    BuiltinKind {
         group: "events.k8s.io",
         version: "v1",
         plural: "events",
@@ -91,12 +91,12 @@ const LINES: &[Line] = &[
         subresources: &[],
         stored_as: Some(("", "events")),
     },
-    line(AUTHORIZATION, "selfsubjectaccessreviews", "SelfSubjectAccessReview", &[], false, ASK, &[]),
-    line(AUTHORIZATION, "selfsubjectrulesreviews", "SelfSubjectRulesReview", &[], false, ASK, &[]),
-    line(AUTHORIZATION, "subjectaccessreviews", "SubjectAccessReview", &[], false, ASK, &[]),
-    line(AUTHORIZATION, "localsubjectaccessreviews", "LocalSubjectAccessReview", &[], true, ASK, &[]),
-    line(AUTHENTICATION, "selfsubjectreviews", "SelfSubjectReview", &[], false, ASK, &[]),
-    line(AUTHENTICATION, "tokenreviews", "TokenReview", &[], false, ASK, &[]),
+    builtin_kind(AUTHORIZATION, "selfsubjectaccessreviews", "SelfSubjectAccessReview", &[], false, ASK, &[]),
+    builtin_kind(AUTHORIZATION, "selfsubjectrulesreviews", "SelfSubjectRulesReview", &[], false, ASK, &[]),
+    builtin_kind(AUTHORIZATION, "subjectaccessreviews", "SubjectAccessReview", &[], false, ASK, &[]),
+    builtin_kind(AUTHORIZATION, "localsubjectaccessreviews", "LocalSubjectAccessReview", &[], true, ASK, &[]),
+    builtin_kind(AUTHENTICATION, "selfsubjectreviews", "SelfSubjectReview", &[], false, ASK, &[]),
+    builtin_kind(AUTHENTICATION, "tokenreviews", "TokenReview", &[], false, ASK, &[]),
 ];
 
 /// The storage prefix of a resource.
@@ -107,10 +107,10 @@ pub fn prefix(group: &str, plural: &str) -> String {
 
 /// The built-in resources.
 pub fn resources() -> Vec<Resource> {
-    LINES.iter().map(resource).collect()
+    BUILTIN_KINDS.iter().map(resource).collect()
 }
 
-fn resource(line: &Line) -> Resource {
+fn resource(line: &BuiltinKind) -> Resource {
     let (group, plural) = line.stored_as.unwrap_or((line.group, line.plural));
     let computed = line.verbs.len() == 1;
     Resource {

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Backing, Custom, Resource, Scale, Table};
+use super::{Backing, CustomResource, Resource, Scale, Table};
 use crate::object;
 use crate::schema::Schema;
 use crate::status::Cause;
@@ -76,7 +76,7 @@ pub fn resources(definition: &Value, revision: u64) -> Vec<Resource> {
                 backing: Backing::Stored,
                 prefix: super::builtin::prefix(&group, &plural),
                 columns: crate::table::custom_columns(version),
-                custom: Some(Custom {
+                custom: Some(CustomResource {
                     definition: object::name(definition).to_string(),
                     // It was checked when it was written; a schema this build no longer reads serves unchecked objects.
                     schema: Schema::from_openapi(&openapi).unwrap_or_default(),

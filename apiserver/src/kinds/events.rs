@@ -34,7 +34,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_event_survives_the_way_there_and_back() {
+    fn event_conversion_round_trips() {
         let new = json!({"apiVersion": "events.k8s.io/v1", "kind": "Event", "note": "hello", "regarding": {"name": "x"}});
         let mut event = new.clone();
         convert(&mut event, "v1");

@@ -32,8 +32,8 @@ pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
         }
         "CertificateSigningRequest" => signing_request(call, new, old, now),
         "RoleBinding" | "ClusterRoleBinding" => binding(new),
-        "ValidatingAdmissionPolicy" => check::complete(&mut new["spec"], "matchConstraints"),
-        "ValidatingAdmissionPolicyBinding" => check::complete(&mut new["spec"], "matchResources"),
+        "ValidatingAdmissionPolicy" => check::fill_defaults(&mut new["spec"], "matchConstraints"),
+        "ValidatingAdmissionPolicyBinding" => check::fill_defaults(&mut new["spec"], "matchResources"),
         "ClusterRole" | "Role" if new["rules"].is_null() => new["rules"] = json!([]),
         _ => {}
     }

@@ -22,7 +22,7 @@ use super::COMPONENTS;
 use crate::schema::{self, Schema};
 
 /// Group, version, kind and the type that describes it.
-struct Line {
+struct DocumentedKind {
     group: &'static str,
     version: &'static str,
     kind: &'static str,
@@ -32,8 +32,8 @@ struct Line {
 
 macro_rules! kinds {
     ($($group:literal $version:literal: $module:ident { $($kind:ident),+ $(,)? })+) => {
-        const KINDS: &[Line] = &[$($(
-            Line {
+        const KINDS: &[DocumentedKind] = &[$($(
+            DocumentedKind {
                 group: $group,
                 version: $version,
                 kind: stringify!($kind),
@@ -179,7 +179,7 @@ fn wrap_references(schema: &mut Value) {
 
 /// The name of the component that describes a built-in kind.
 pub fn component(group: &str, version: &str, kind: &str) -> Option<&'static str> {
-    static NAMES: LazyLock<Vec<(&'static Line, String)>> =
+    static NAMES: LazyLock<Vec<(&'static DocumentedKind, String)>> =
         LazyLock::new(|| KINDS.iter().map(|line| (line, (line.component)())).collect());
     NAMES
         .iter()
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_objects_are_valid_and_odd_ones_are_told() {
+    fn builtin_schemas_accept_valid_objects_and_name_odd_fields() {
         let schema = |group, kind| builtin_schema(group, "v1", kind).expect(kind);
         let mut secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "creationTimestamp": null,
             "managedFields": [{"manager": "m", "operation": "Apply", "fieldsV1": {"f:data": {"f:a": {}}}}]},

@@ -101,7 +101,7 @@ pub fn apply(request: ApplyRequest<'_>) -> Result<Value, ApplyError> {
         }
         outcome => outcome,
     };
-    let mut new = outcome.map_err(|conflicts| refusal(&conflicts))?;
+    let mut new = outcome.map_err(|conflicts| conflict_error(&conflicts))?;
     if manager == last_applied::MANAGER {
         last_applied::refresh(&mut new, config);
     }
@@ -160,7 +160,7 @@ fn claim_unmanaged(
     });
 }
 
-fn refusal(conflicts: &Conflicts) -> ApplyError {
+fn conflict_error(conflicts: &Conflicts) -> ApplyError {
     let causes = conflicts
         .iter()
         .map(|(id, path)| Conflict {

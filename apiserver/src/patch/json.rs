@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_whole() {
+    fn inapplicable_json_patch_is_refused_as_a_whole() {
         let live = json!({"a": {"b": 1}, "list": [1]});
         for (name, operation, malformed) in [
             ("a failed test", json!({"op": "test", "path": "/a/b", "value": 2}), false),

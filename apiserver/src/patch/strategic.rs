@@ -231,7 +231,7 @@ mod tests {
     use super::strategic_merge;
 
     #[test]
-    fn lists_merge_by_key_and_directives_are_obeyed() {
+    fn lists_merge_by_key_and_directives_apply() {
         let account = json!({"metadata": {"name": "a", "finalizers": ["x", "y"], "labels": {"l": "1"}},
             "secrets": [{"name": "s1", "namespace": "n"}, {"name": "s2"}]});
         let with = |path: &str, value: Value| {
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_told() {
+    fn contradictory_strategic_patches_are_errors() {
         for patch in [
             json!([]),
             json!({"secrets": [{"kind": "Secret"}]}),

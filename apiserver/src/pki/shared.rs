@@ -9,7 +9,7 @@ use rcgen::KeyPair;
 use serde_json::{Value, json};
 
 use super::{Authority, PkiError, read, write_private};
-use crate::store::{Change, Expect, Outcome, Store, StoreError, Txn};
+use crate::store::{TxnChange, Expect, TxnOutcome, Store, StoreError, Txn};
 
 /// Where they are stored: not under `/registry/`, so that no verb of the API reaches them.
 const KEY: &str = "/keys/control-plane";
@@ -46,13 +46,13 @@ pub async fn adopt(store: &dyn Store, dir: &Path) -> Result<(), SharedError> {
         Some(own) => own.clone(),
         None => fresh()?,
     };
-    let change = Change::Put(offered.to_string().into());
+    let change = TxnChange::Put(offered.to_string().into());
     let txn = Txn { key: KEY.into(), expect: Expect::Absent, change };
     let stored = match store.txn(txn).await? {
-        Outcome::Done(_) => offered,
-        Outcome::Refused(Some(record)) => Value::clone(record.object()),
+        TxnOutcome::Committed(_) => offered,
+        TxnOutcome::Conflict(Some(record)) => Value::clone(record.object()),
         // Nobody deletes this key; if a person does at this very moment, the next start makes it anew.
-        Outcome::Refused(None) => return Err(SharedError::Incomplete(FILES[0])),
+        TxnOutcome::Conflict(None) => return Err(SharedError::Incomplete(FILES[0])),
     };
     for file in FILES {
         let text = stored[file].as_str().ok_or(SharedError::Incomplete(file))?;
@@ -90,7 +90,7 @@ mod tests {
     use crate::store::embedded::Embedded;
 
     #[tokio::test]
-    async fn the_first_brings_its_keys_and_all_others_take_them() {
+    async fn first_server_stores_its_keys_and_others_adopt_them() {
         let folder = tempfile::tempdir().unwrap();
         let store = Embedded::open(&folder.path().join("store.redb")).unwrap();
         let place = |name: &str| {

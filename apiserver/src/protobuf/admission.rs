@@ -2,12 +2,12 @@
 //!
 //! The numbers are facts of the `generated.proto` that k8s.io/api publishes (v0.36). Not here: decoding.
 
-use super::messages::Field;
+use super::messages::MessageField;
 use super::messages::Type::*;
 
 /// The messages, by name.
 #[rustfmt::skip]
-pub const MESSAGES: &[(&str, &[Field])] = &[
+pub const MESSAGES: &[(&str, &[MessageField])] = &[
     ("AuditAnnotation", &[(1, "key", Text), (2, "valueExpression", Text)]),
     ("Condition", &[
         (1, "type", Text), (2, "status", Text), (3, "observedGeneration", Int), (4, "lastTransitionTime", Time),

@@ -2,12 +2,12 @@
 //!
 //! The numbers are facts of the `generated.proto` that k8s.io/apiextensions-apiserver publishes (v0.36). Not here: decoding.
 
-use super::messages::Field;
+use super::messages::MessageField;
 use super::messages::Type::*;
 
 /// The messages, by name.
 #[rustfmt::skip]
-pub const MESSAGES: &[(&str, &[Field])] = &[
+pub const MESSAGES: &[(&str, &[MessageField])] = &[
     ("CustomResourceColumnDefinition", &[
         (1, "name", Text), (2, "type", Text), (3, "format", Text), (4, "description", Text),
         (5, "priority", Int), (6, "jsonPath", Text),

@@ -58,7 +58,7 @@ pub enum Type {
 }
 
 /// Number, JSON name, type.
-pub type Field = (u64, &'static str, Type);
+pub type MessageField = (u64, &'static str, Type);
 
 /// apiVersion (empty for any), kind, message.
 const KINDS: &[(&str, &str, &str)] = &[
@@ -101,13 +101,13 @@ pub fn of_kind(api_version: &str, kind: &str) -> Option<&'static str> {
 }
 
 /// The fields of a message; a name outside the table has none.
-pub fn fields(message: &str) -> &'static [Field] {
+pub fn fields(message: &str) -> &'static [MessageField] {
     let mut known = MESSAGES.iter().chain(definitions::MESSAGES).chain(admission::MESSAGES);
     known.find(|(name, _)| *name == message).map_or(&[], |(_, fields)| *fields)
 }
 
 #[rustfmt::skip]
-const MESSAGES: &[(&str, &[Field])] = &[
+const MESSAGES: &[(&str, &[MessageField])] = &[
     ("AggregationRule", &[(1, "clusterRoleSelectors", Messages("LabelSelector"))]),
     ("BoundObjectReference", &[
         (1, "kind", Text), (2, "apiVersion", Text), (3, "name", Text), (4, "uid", Text),

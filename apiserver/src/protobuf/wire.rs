@@ -20,7 +20,7 @@ pub struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// The fields of `message`.
-    pub fn of(message: &'a [u8]) -> Fields<'a> {
+    pub fn new(message: &'a [u8]) -> Fields<'a> {
         Fields { rest: message }
     }
 
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn fields_are_read_and_broken_ones_end_the_message() {
         let message = [0x08, 0x96, 0x01, 0x12, 0x02, b'h', b'i', 0x1d, 1, 2, 3, 4];
-        let fields: Vec<_> = Fields::of(&message).collect();
+        let fields: Vec<_> = Fields::new(&message).collect();
         assert_eq!(
             fields,
             [
@@ -94,7 +94,7 @@ mod tests {
             ]
         );
         for broken in [&[0x12, 0x05, b'h'][..], &[0x08, 0x80], &[0x0b], &[0xff; 12]] {
-            let fields: Vec<_> = Fields::of(broken).collect();
+            let fields: Vec<_> = Fields::new(broken).collect();
             assert!(fields.len() == 1 && fields[0].is_err(), "{broken:?}");
         }
     }

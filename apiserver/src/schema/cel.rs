@@ -2,7 +2,7 @@
 //!
 //! Not here: the CEL language and its Kubernetes libraries (crate `kube-cel`), cost limits.
 
-pub mod declared;
+pub mod declarations;
 
 use std::fmt;
 
@@ -11,17 +11,17 @@ use serde_json::Value;
 
 use super::prune::{push_field, push_index};
 use super::validate::{counterpart, shown};
-use super::{Additional, FieldError, Issue, Kind, Schema};
+use super::{Additional, FieldError, Issue, SchemaType, Schema};
 
 /// The compiled rules of one node; rules further down belong to their own nodes.
 pub struct Rules {
     compiled: CompiledSchema,
-    sources: Vec<Source>,
+    sources: Vec<RuleSource>,
 }
 
 /// What the errors of a rule need besides its outcome.
 #[derive(Debug)]
-struct Source {
+struct RuleSource {
     rule: String,
     /// `.a.b` or `['a']`, below the node.
     field_path: String,
@@ -54,7 +54,7 @@ impl Rules {
             compiled: compile_schema(&node),
             sources: rules
                 .iter()
-                .map(|rule| Source {
+                .map(|rule| RuleSource {
                     rule: rule["rule"].as_str().unwrap_or_default().to_owned(),
                     field_path: rule["fieldPath"].as_str().unwrap_or_default().to_owned(),
                 })
@@ -127,7 +127,7 @@ pub fn check(source: &Value, path: &str) -> Vec<Issue> {
         for (name, expression) in [("rule", &rule["rule"]), ("messageExpression", &rule["messageExpression"])]
         {
             let text = expression.as_str().unwrap_or_default();
-            for problem in declared::undeclared(text, source, path.is_empty()) {
+            for problem in declarations::undeclared(text, source, path.is_empty()) {
                 say(name, format!("Invalid value: {expression}: compilation failed: {problem}"));
             }
         }
@@ -177,7 +177,7 @@ pub fn evaluate(
 
 fn run(
     rules: &Rules,
-    kind: Kind,
+    kind: SchemaType,
     new: &Value,
     old: Option<&Value>,
     path: &str,
@@ -201,7 +201,7 @@ fn run(
             ErrorKind::ValidationFailure => failure.message,
             _ => format!("{} evaluating rule: {}", failure.message, failure.rule),
         };
-        let structured = matches!(kind, Kind::Object | Kind::Array);
+        let structured = matches!(kind, SchemaType::Object | SchemaType::Array);
         let (reason, message) = match failure.reason.as_deref() {
             Some("FieldValueForbidden") => ("FieldValueForbidden", format!("Forbidden: {detail}")),
             Some("FieldValueRequired") => ("FieldValueRequired", format!("Required value: {detail}")),

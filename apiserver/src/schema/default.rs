@@ -70,7 +70,7 @@ fn visit(schema: &Schema, path: &str, issues: &mut Vec<Issue>) {
             path: below(&format!("default.{field}")),
             message: "Invalid value: must not have unknown fields".into(),
         }));
-        issues.extend(validate::whole(schema, &filled, None).into_iter().map(|error| Issue {
+        issues.extend(validate::validate_object(schema, &filled, None).into_iter().map(|error| Issue {
             path: below(&format!("default.{}", error.field)).trim_end_matches('.').to_owned(),
             message: error.message,
         }));
@@ -93,7 +93,7 @@ mod tests {
     use crate::schema::Schema;
 
     #[test]
-    fn defaults_fill_parents_before_children_and_replace_meaningless_nulls() {
+    fn defaults_fill_parents_first_and_replace_forbidden_nulls() {
         let schema = Schema::from_openapi(&json!({
             "type": "object",
             "properties": {"spec": {"type": "object", "default": {}, "properties": {

@@ -80,7 +80,7 @@ mod tests {
     use crate::schema::Schema;
 
     #[test]
-    fn only_what_the_schema_describes_stays_and_the_rest_is_named() {
+    fn undescribed_fields_are_pruned_and_named() {
         let schema = Schema::from_openapi(&json!({
             "type": "object",
             "properties": {"spec": {"type": "object", "properties": {

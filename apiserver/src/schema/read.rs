@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Additional, Bounds, Checks, Kind, ListKind, Schema, cel};
+use super::{Additional, SizeRange, Checks, SchemaType, ListKind, Schema, cel};
 
 fn text<'a>(source: &'a Value, name: &str) -> &'a str {
     source[name].as_str().unwrap_or_default()
@@ -21,14 +21,14 @@ pub fn schema(source: &Value) -> Schema {
     let int_or_string = is(source, "x-kubernetes-int-or-string") || text(source, "format") == "int-or-string";
     let mut read = Schema {
         kind: match text(source, "type") {
-            _ if int_or_string => Kind::IntOrString,
-            "object" => Kind::Object,
-            "array" => Kind::Array,
-            "string" => Kind::String,
-            "integer" => Kind::Integer,
-            "number" => Kind::Number,
-            "boolean" => Kind::Boolean,
-            _ => Kind::Any,
+            _ if int_or_string => SchemaType::IntOrString,
+            "object" => SchemaType::Object,
+            "array" => SchemaType::Array,
+            "string" => SchemaType::String,
+            "integer" => SchemaType::Integer,
+            "number" => SchemaType::Number,
+            "boolean" => SchemaType::Boolean,
+            _ => SchemaType::Any,
         },
         nullable: is(source, "nullable"),
         properties: source["properties"]
@@ -75,7 +75,7 @@ fn read_checks(source: &Value, int_or_string: bool) -> Checks {
     let limit =
         |name: &str, exclusive: &str| source[name].as_f64().map(|bound| (bound, is(source, exclusive)));
     let bounds =
-        |least: &str, most: &str| Bounds { least: source[least].as_u64(), most: source[most].as_u64() };
+        |least: &str, most: &str| SizeRange { min: source[least].as_u64(), most: source[most].as_u64() };
     Checks {
         format: text(source, "format").to_owned(),
         one_value_of: source["enum"].as_array().cloned(),
@@ -105,7 +105,7 @@ fn complete(schema: &mut Schema) {
         schema
             .properties
             .entry(name.into())
-            .or_insert_with(|| Schema { kind: Kind::String, ..Default::default() });
+            .or_insert_with(|| Schema { kind: SchemaType::String, ..Default::default() });
     }
     let mut metadata = crate::openapi::object_meta().clone();
     // A CRD may restrict the name; everything else of metadata is Kubernetes' own.

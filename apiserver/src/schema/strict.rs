@@ -42,17 +42,17 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
     Ok((value, duplicates))
 }
 
-fn node(duplicates: &mut Vec<String>) -> Node<'_> {
-    Node { path: String::new(), duplicates }
+fn node(duplicates: &mut Vec<String>) -> StrictValue<'_> {
+    StrictValue { path: String::new(), duplicates }
 }
 
 /// Decodes the value at `path`.
-struct Node<'a> {
+struct StrictValue<'a> {
     path: String,
     duplicates: &'a mut Vec<String>,
 }
 
-impl<'de> DeserializeSeed<'de> for Node<'_> {
+impl<'de> DeserializeSeed<'de> for StrictValue<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -60,7 +60,7 @@ impl<'de> DeserializeSeed<'de> for Node<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Node<'_> {
+impl<'de> Visitor<'de> for StrictValue<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,7 +110,7 @@ impl<'de> Visitor<'de> for Node<'_> {
         loop {
             let mut path = self.path.clone();
             push_index(&mut path, list.len());
-            let seed = Node { path, duplicates: &mut *self.duplicates };
+            let seed = StrictValue { path, duplicates: &mut *self.duplicates };
             match items.next_element_seed(seed)? {
                 Some(item) => list.push(item),
                 None => return Ok(Value::Array(list)),
@@ -132,7 +132,7 @@ impl<'de> Visitor<'de> for Node<'_> {
             if map.contains_key(&name) {
                 self.duplicates.push(path.clone());
             }
-            let value = entries.next_value_seed(Node { path, duplicates: &mut *self.duplicates })?;
+            let value = entries.next_value_seed(StrictValue { path, duplicates: &mut *self.duplicates })?;
             map.insert(name, value);
         }
         Ok(Value::Object(map))
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_is_an_error() {
+    fn malformed_text_is_an_error() {
         for body in [&b"{"[..], b"{} x", b"{\"a\":}"] {
             assert!(json(body).is_err());
         }

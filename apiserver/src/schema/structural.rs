@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_rules_allow_raises_no_issue() {
+    fn valid_structural_schema_raises_no_issue() {
         for field in [
             json!({"x-kubernetes-int-or-string": true}),
             json!({"x-kubernetes-int-or-string": true, "anyOf": [{"type": "integer"}, {"type": "string"}]}),

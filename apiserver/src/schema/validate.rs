@@ -5,11 +5,11 @@
 use serde_json::{Map, Value};
 
 use super::prune::{push_field, push_index};
-use super::{Additional, Bounds, FieldError, Kind, ListKind, Schema, cel, format};
+use super::{Additional, SizeRange, FieldError, SchemaType, ListKind, Schema, cel, format};
 
 /// Validates `new`; with `old`, errors below unchanged values are forgiven and transition rules run.
-pub fn whole(schema: &Schema, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
-    let mut walk = Walk { errors: Vec::new() };
+pub fn validate_object(schema: &Schema, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    let mut walk = Validation { errors: Vec::new() };
     let mut path = String::new();
     walk.check(schema, new, old, &mut path);
     walk.unique(schema, new, &mut path);
@@ -36,18 +36,18 @@ pub fn whole(schema: &Schema, new: &Value, old: Option<&Value>) -> Vec<FieldErro
     walk.errors
 }
 
-struct Walk {
+struct Validation {
     errors: Vec<FieldError>,
 }
 
-impl Walk {
-    fn say(&mut self, reason: &'static str, path: &str, message: String) {
+impl Validation {
+    fn report(&mut self, reason: &'static str, path: &str, message: String) {
         self.errors.push(FieldError { reason, field: path.to_owned(), message });
     }
 
     /// `Invalid value: VALUE: PATH in body DETAIL`
     fn invalid(&mut self, path: &str, value: &Value, detail: String) {
-        self.say(
+        self.report(
             "FieldValueInvalid",
             path,
             format!("Invalid value: {}: {path} in body {detail}", shown(value)),
@@ -59,14 +59,14 @@ impl Walk {
         if !path.is_empty() && old == Some(value) {
             return;
         }
-        if value.is_null() && (schema.nullable || schema.kind == Kind::Any) {
+        if value.is_null() && (schema.nullable || schema.kind == SchemaType::Any) {
             // An enum holds for null, too: it has to list it.
             self.allowed(schema, value, path);
             return;
         }
         if let Some(expected) = wrong_type(schema.kind, value) {
             let found = type_name(value);
-            self.say(
+            self.report(
                 "FieldValueTypeInvalid",
                 path,
                 format!("Invalid value: {found:?}: {path} in body must be of type {expected}: {found:?}"),
@@ -110,7 +110,7 @@ impl Walk {
                 .iter()
                 .map(|value| format!("{:?}", value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
                 .collect();
-            self.say(
+            self.report(
                 "FieldValueNotSupported",
                 path,
                 format!("Unsupported value: {}: supported values: {}", shown(value), listed.join(", ")),
@@ -125,10 +125,10 @@ impl Walk {
             Value::String(text) => self.string(schema, value, text, path),
             Value::Number(_) => self.number(schema, value, path),
             Value::Array(items) => {
-                let Bounds { least, most } = checks.items;
+                let SizeRange { min: least, most } = checks.items;
                 let size = items.len() as u64;
                 if let Some(most) = most.filter(|most| size > *most) {
-                    self.say("FieldValueTooMany", path, too_many(size, most));
+                    self.report("FieldValueTooMany", path, too_many(size, most));
                 }
                 if let Some(least) = least.filter(|least| size < *least) {
                     self.invalid(path, &Value::from(size), format!("should have at least {least} items"));
@@ -141,12 +141,12 @@ impl Walk {
 
     fn string(&mut self, schema: &Schema, value: &Value, text: &str, path: &str) {
         let checks = &schema.checks;
-        let Bounds { least, most } = checks.length;
+        let SizeRange { min: least, most } = checks.length;
         let size = if least.is_some() || most.is_some() { text.chars().count() as u64 } else { 0 };
         // The first breach says enough: what is too long rarely also matters by its pattern.
         if let Some(most) = most.filter(|most| size > *most) {
             let bytes = if most == 1 { "byte" } else { "bytes" };
-            self.say("FieldValueTooLong", path, format!("Too long: may not be more than {most} {bytes}"));
+            self.report("FieldValueTooLong", path, format!("Too long: may not be more than {most} {bytes}"));
         } else if let Some(least) = least.filter(|least| size < *least) {
             self.invalid(path, value, format!("should be at least {least} chars long"));
         } else if let Some(pattern) = checks.pattern.as_ref().filter(|pattern| !pattern.is_match(text)) {
@@ -155,7 +155,7 @@ impl Walk {
         if !format::holds(&checks.format, text) {
             let name = &checks.format;
             let message = format!("Invalid value: {text:?}: {path} in body must be of type {name}: {text:?}");
-            self.say("FieldValueTypeInvalid", path, message);
+            self.report("FieldValueTypeInvalid", path, message);
         }
     }
 
@@ -184,20 +184,20 @@ impl Walk {
         }
         let fits = match checks.format.as_str() {
             "int32" => value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
-            "int64" => value.as_i64().is_some() || (schema.kind == Kind::Number),
+            "int64" => value.as_i64().is_some() || (schema.kind == SchemaType::Number),
             _ => true,
         };
-        if !fits && schema.kind == Kind::Integer {
+        if !fits && schema.kind == SchemaType::Integer {
             self.invalid(path, value, format!("must be of type {}: {value}", checks.format));
         }
     }
 
     fn object(&mut self, schema: &Schema, map: &Map<String, Value>, path: &str) {
         let checks = &schema.checks;
-        let Bounds { least, most } = checks.properties;
+        let SizeRange { min: least, most } = checks.properties;
         let size = map.len() as u64;
         if let Some(most) = most.filter(|most| size > *most) {
-            self.say("FieldValueTooMany", path, too_many(size, most));
+            self.report("FieldValueTooMany", path, too_many(size, most));
         }
         if let Some(least) = least.filter(|least| size < *least) {
             self.invalid(path, &Value::from(size), format!("should have at least {least} properties"));
@@ -206,7 +206,7 @@ impl Walk {
             if !map.contains_key(name) {
                 let mut place = path.to_owned();
                 push_field(&mut place, name);
-                self.say("FieldValueRequired", &place, "Required value".into());
+                self.report("FieldValueRequired", &place, "Required value".into());
             }
         }
     }
@@ -214,7 +214,7 @@ impl Walk {
     fn junctors(&mut self, schema: &Schema, value: &Value, path: &mut String) {
         let checks = &schema.checks;
         let fail = |branch: &Schema, path: &mut String| {
-            let mut inner = Walk { errors: Vec::new() };
+            let mut inner = Validation { errors: Vec::new() };
             inner.check(branch, value, None, path);
             inner.errors
         };
@@ -223,7 +223,7 @@ impl Walk {
         if held < outcomes.len() {
             let none = if held == 0 { ". None validated" } else { "" };
             let detail = format!("{path:?} must validate all the schemas (allOf){none}");
-            self.say("FieldValueInvalid", path, format!("Invalid value: \"\": {detail}"));
+            self.report("FieldValueInvalid", path, format!("Invalid value: \"\": {detail}"));
         }
         self.errors.extend(outcomes.into_iter().flatten());
         for (branches, exactly_one) in [(&checks.any_of, false), (&checks.one_of, true)] {
@@ -240,7 +240,7 @@ impl Walk {
                     format!("must validate one and only one schema (oneOf). Found {held} valid alternatives")
                 }
             };
-            self.say("FieldValueInvalid", path, format!("Invalid value: \"\": {path:?} {detail}"));
+            self.report("FieldValueInvalid", path, format!("Invalid value: \"\": {path:?} {detail}"));
             if held == 0
                 && let Some(closest) = outcomes.into_iter().min_by_key(Vec::len)
             {
@@ -250,7 +250,7 @@ impl Walk {
         if let Some(not) = &checks.not
             && fail(not, path).is_empty()
         {
-            self.say(
+            self.report(
                 "FieldValueInvalid",
                 path,
                 format!("Invalid value: \"\": {path:?} must not validate the schema (not)"),
@@ -278,7 +278,7 @@ impl Walk {
                 if let (ListKind::Map(_), Some(index)) = (&schema.list, stray) {
                     push_index(path, index);
                     let shown = shown(&items[index]);
-                    self.say(
+                    self.report(
                         "FieldValueInvalid",
                         path,
                         format!("Invalid value: {shown}: must be an object for an array of list-type map"),
@@ -295,7 +295,7 @@ impl Walk {
                     // Told once, at the second appearance.
                     if keys[..index].iter().filter(|earlier| *earlier == key).count() == 1 {
                         push_index(path, index);
-                        self.say("FieldValueDuplicate", path, format!("Duplicate value: {}", shown(key)));
+                        self.report("FieldValueDuplicate", path, format!("Duplicate value: {}", shown(key)));
                         path.truncate(length);
                     }
                 }
@@ -363,19 +363,19 @@ fn type_name(value: &Value) -> &'static str {
 }
 
 /// What was expected, if `value` is not that.
-fn wrong_type(kind: Kind, value: &Value) -> Option<&'static str> {
+fn wrong_type(kind: SchemaType, value: &Value) -> Option<&'static str> {
     let whole = |value: &Value| {
         value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0)
     };
     let (fits, name) = match kind {
-        Kind::Any => (true, ""),
-        Kind::Object => (value.is_object(), "object"),
-        Kind::Array => (value.is_array(), "array"),
-        Kind::String => (value.is_string(), "string"),
-        Kind::Integer => (whole(value), "integer"),
-        Kind::Number => (value.is_number(), "number"),
-        Kind::Boolean => (value.is_boolean(), "boolean"),
-        Kind::IntOrString => (value.is_string() || whole(value), "integer,string"),
+        SchemaType::Any => (true, ""),
+        SchemaType::Object => (value.is_object(), "object"),
+        SchemaType::Array => (value.is_array(), "array"),
+        SchemaType::String => (value.is_string(), "string"),
+        SchemaType::Integer => (whole(value), "integer"),
+        SchemaType::Number => (value.is_number(), "number"),
+        SchemaType::Boolean => (value.is_boolean(), "boolean"),
+        SchemaType::IntOrString => (value.is_string() || whole(value), "integer,string"),
     };
     (!fits).then_some(name)
 }
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_breach_says_where_what_and_why() {
+    fn violation_names_field_value_and_reason() {
         let spec = json!({"type": "object", "required": ["model"], "properties": {
             "model": {"type": "string", "minLength": 2, "maxLength": 4, "pattern": "^[a-z]+$"},
             "replicas": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 8},
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unchanged_value_is_forgiven_and_a_changed_one_is_not() {
+    fn unchanged_invalid_value_is_ratcheted_and_changed_one_fails() {
         let schema = schema(json!({"type": "object", "properties": {
             "a": {"type": "string", "maxLength": 1}, "b": {"type": "string", "maxLength": 1}}}));
         let old = json!({"spec": {"a": "long", "b": "x"}});

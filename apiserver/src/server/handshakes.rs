@@ -12,43 +12,43 @@ use tokio_rustls::server::TlsStream;
 
 /// How much is borne.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct HandshakeLimits {
     /// For one handshake.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
     /// At once. Clients shake hands in milliseconds, so the oldest of the host that has most of so many is one that says
     /// nothing: it makes room, and nobody waits for it. Half of what a shell of macOS lets a process open.
-    pub(super) most: usize,
+    pub(super) max_concurrent: usize,
 }
 
-impl Default for Bounds {
+impl Default for HandshakeLimits {
     fn default() -> Self {
-        Self { patience: Duration::from_secs(10), most: 128 }
+        Self { timeout: Duration::from_secs(10), max_concurrent: 128 }
     }
 }
 
 /// The handshakes of one listener; they end with it.
 pub(super) struct Handshakes {
     acceptor: TlsAcceptor,
-    bounds: Bounds,
+    bounds: HandshakeLimits,
     running: JoinSet<Option<TlsStream<TcpStream>>>,
     oldest_first: Vec<(IpAddr, AbortHandle)>,
 }
 
 impl Handshakes {
-    pub(super) fn new(acceptor: TlsAcceptor, bounds: Bounds) -> Self {
+    pub(super) fn new(acceptor: TlsAcceptor, bounds: HandshakeLimits) -> Self {
         Self { acceptor, bounds, running: JoinSet::new(), oldest_first: Vec::new() }
     }
 
     /// Begins one with this peer; where there are too many, another ends for it.
-    pub(super) fn begin(&mut self, stream: TcpStream, peer: IpAddr) {
+    pub(super) fn start(&mut self, stream: TcpStream, peer: IpAddr) {
         let _ = stream.set_nodelay(true);
-        let handshake = tokio::time::timeout(self.bounds.patience, self.acceptor.accept(stream));
+        let handshake = tokio::time::timeout(self.bounds.timeout, self.acceptor.accept(stream));
         let handshake = self.running.spawn(async { handshake.await.ok()?.ok() });
         self.oldest_first.retain(|(_, handshake)| !handshake.is_finished());
         self.oldest_first.push((host(peer), handshake));
-        if self.oldest_first.len() > self.bounds.most {
+        if self.oldest_first.len() > self.bounds.max_concurrent {
             let hosts: Vec<IpAddr> = self.oldest_first.iter().map(|(host, _)| *host).collect();
-            if let Some(index) = makes_room(&hosts) {
+            if let Some(index) = victim(&hosts) {
                 self.oldest_first.remove(index).1.abort();
             }
         }
@@ -68,7 +68,7 @@ impl Handshakes {
 
 /// Which of the handshakes of these hosts, the oldest first, makes room: the oldest of the host that has most of them,
 /// so that who opens many ends its own.
-fn makes_room(hosts: &[IpAddr]) -> Option<usize> {
+fn victim(hosts: &[IpAddr]) -> Option<usize> {
     let mut counts = HashMap::new();
     for host in hosts {
         *counts.entry(host).or_insert(0) += 1;
@@ -99,7 +99,7 @@ mod tests {
     use crate::server::tls::{self, Resolver};
 
     /// Longer than anything takes on a busy machine.
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
     const HOST: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
     /// A silent client, and its other end.
@@ -110,12 +110,12 @@ mod tests {
     }
 
     async fn closes(client: &mut TcpStream) {
-        let closed = tokio::time::timeout(PATIENCE, client.read(&mut [0])).await;
+        let closed = tokio::time::timeout(TEST_TIMEOUT, client.read(&mut [0])).await;
         assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{closed:?}");
     }
 
     #[test]
-    fn who_opens_many_handshakes_ends_its_own() {
+    fn busiest_host_loses_its_oldest_handshake() {
         for (addresses, expected) in [
             ("", None),
             ("10.0.0.1", Some(0)),
@@ -128,12 +128,12 @@ mod tests {
         ] {
             let hosts: Vec<IpAddr> =
                 addresses.split_whitespace().map(|address| host(address.parse().unwrap())).collect();
-            assert_eq!(makes_room(&hosts), expected, "{addresses}");
+            assert_eq!(victim(&hosts), expected, "{addresses}");
         }
     }
 
     #[tokio::test]
-    async fn who_says_nothing_makes_room_and_nobody_waits_for_it() {
+    async fn silent_handshake_is_evicted_and_delays_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::ensure(folder.path()).unwrap();
         let resolver = Arc::new(Resolver::new(&authority, &[[127, 0, 0, 1].into()]).unwrap());
@@ -141,11 +141,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
 
         // Longer than the test waits, so that only the number can close a connection.
-        let mut handshakes = Handshakes::new(acceptor.clone(), Bounds { patience: PATIENCE * 2, most: 2 });
+        let mut handshakes = Handshakes::new(acceptor.clone(), HandshakeLimits { timeout: TEST_TIMEOUT * 2, max_concurrent: 2 });
         let mut clients = Vec::new();
         for _ in 0..4 {
             let (client, accepted) = silent(&listener).await;
-            handshakes.begin(accepted, HOST);
+            handshakes.start(accepted, HOST);
             clients.push(client);
         }
         closes(&mut clients[0]).await;
@@ -159,20 +159,20 @@ mod tests {
             .with_root_certificates(roots)
             .with_no_client_auth();
         let (client, accepted) = silent(&listener).await;
-        handshakes.begin(accepted, HOST);
+        handshakes.start(accepted, HOST);
         let name = ServerName::try_from("localhost").unwrap();
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, client);
         let both = async { tokio::join!(connecting, handshakes.next()) };
         let (connected, _) =
-            tokio::time::timeout(PATIENCE, both).await.expect("one of four keeps a fifth waiting");
+            tokio::time::timeout(TEST_TIMEOUT, both).await.expect("one of four keeps a fifth waiting");
         connected.unwrap();
         closes(&mut clients[2]).await;
 
         // Those that are few are given their time, and no more.
-        let bounds = Bounds { patience: Duration::from_millis(50), most: 2 };
+        let bounds = HandshakeLimits { timeout: Duration::from_millis(50), max_concurrent: 2 };
         let mut handshakes = Handshakes::new(acceptor, bounds);
         let (mut client, accepted) = silent(&listener).await;
-        handshakes.begin(accepted, HOST);
+        handshakes.start(accepted, HOST);
         closes(&mut client).await;
     }
 }

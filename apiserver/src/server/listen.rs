@@ -16,41 +16,41 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::handshakes::{Bounds, Handshakes};
+use super::handshakes::{HandshakeLimits, Handshakes};
 use super::tls::{self, Resolver};
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::auth::tokens;
 use crate::pki::Authority;
 
 /// A client that has asked nothing by then is not one.
-const SILENCE: Duration = Duration::from_secs(30);
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections that are still busy this long after the server stopped are cut.
-const FAREWELL: Duration = Duration::from_secs(3);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often the host's addresses are looked at: cables and Wi-Fi change, and nothing reliable tells on every system.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A server that runs for a year renews its certificate long before it ends.
-const RENEW: Duration = Duration::from_secs(30 * 24 * 3600);
+const CERTIFICATE_RENEW_INTERVAL: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Streams one connection may have: each watch is one, and a controller may hold a hundred.
-const STREAMS: u32 = 1000;
+const MAX_STREAMS: u32 = 1000;
 
 /// What connections are served with.
 #[derive(Clone)]
-pub struct Service {
+pub struct ConnectionService {
     /// The API.
-    pub api: Arc<Api>,
+    pub api: Arc<ServerState>,
     /// TLS.
     pub acceptor: TlsAcceptor,
 }
 
 /// Accepts connections until the server stops.
-pub async fn accept(service: Service, listener: TcpListener) {
+pub async fn accept(service: ConnectionService, listener: TcpListener) {
     let stopping = service.api.stopping.clone();
-    let mut handshakes = Handshakes::new(service.acceptor.clone(), Bounds::default());
+    let mut handshakes = Handshakes::new(service.acceptor.clone(), HandshakeLimits::default());
     let mut connections = tokio::task::JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => handshakes.begin(stream, peer.ip()),
+                Ok((stream, peer)) => handshakes.start(stream, peer.ip()),
                 Err(error) => {
                     // Out of descriptors, most likely: the next connection may find one free again.
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -59,17 +59,17 @@ pub async fn accept(service: Service, listener: TcpListener) {
             },
             stream = handshakes.next() => { connections.spawn(serve(service.clone(), stream)); }
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            () = crate::api::stopped(stopping.clone()) => break,
+            () = crate::state::stopped(stopping.clone()) => break,
         }
     }
     drop((listener, handshakes));
     let ended = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(FAREWELL, ended).await.is_err() {
+    if tokio::time::timeout(DRAIN_TIMEOUT, ended).await.is_err() {
         connections.shutdown().await;
     }
 }
 
-async fn serve(service: Service, stream: TlsStream<TcpStream>) {
+async fn serve(service: ConnectionService, stream: TlsStream<TcpStream>) {
     let user = tls::user(stream.get_ref().1.peer_certificates());
     let api = service.api.clone();
     let stopping = api.stopping.clone();
@@ -78,7 +78,7 @@ async fn serve(service: Service, stream: TlsStream<TcpStream>) {
         let asked = asked.clone();
         move |request| {
             asked.notify_one();
-            super::answer(api.clone(), user.clone(), request)
+            super::handle(api.clone(), user.clone(), request)
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -86,7 +86,7 @@ async fn serve(service: Service, stream: TlsStream<TcpStream>) {
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(Some(Duration::from_secs(30)));
     // The handshake has settled the version: nothing is read to guess it, for however long.
     let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
@@ -95,8 +95,8 @@ async fn serve(service: Service, stream: TlsStream<TcpStream>) {
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = silent(&asked) => return,
-        () = crate::api::stopped(stopping.clone()) => {
+        () = idle_timeout(&asked) => return,
+        () = crate::state::stopped(stopping.clone()) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -107,8 +107,8 @@ async fn serve(service: Service, stream: TlsStream<TcpStream>) {
 }
 
 /// Completes if nothing is asked in time.
-async fn silent(asked: &Notify) {
-    if tokio::time::timeout(SILENCE, asked.notified()).await.is_ok() {
+async fn idle_timeout(asked: &Notify) {
+    if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, asked.notified()).await.is_ok() {
         std::future::pending().await
     }
 }
@@ -147,9 +147,9 @@ pub fn certificate_addresses(host: &[IpAddr]) -> Vec<IpAddr> {
 
 /// Opens the host's addresses once the first join token exists, follows them as they change, and keeps the server's
 /// certificate naming all of them.
-pub struct Lan {
+pub struct LanListener {
     /// What connections are served with.
-    pub service: Service,
+    pub service: ConnectionService,
     /// Signs new server certificates.
     pub authority: Arc<Authority>,
     /// Serves them.
@@ -162,7 +162,7 @@ pub struct Lan {
     pub marker: PathBuf,
 }
 
-impl Lan {
+impl LanListener {
     /// Runs until the server stops.
     pub async fn run(self) {
         let stopping: watch::Receiver<bool> = self.service.api.stopping.clone();
@@ -173,13 +173,13 @@ impl Lan {
         loop {
             let host = host_addresses();
             let addresses = certificate_addresses(&host);
-            if addresses != named || renewed.elapsed() > RENEW {
+            if addresses != named || renewed.elapsed() > CERTIFICATE_RENEW_INTERVAL {
                 match self.resolver.renew(&self.authority, &addresses) {
                     Ok(()) => (named, renewed) = (addresses, tokio::time::Instant::now()),
                     Err(error) => tracing::warn!(%error, "the server certificate could not be renewed"),
                 }
             }
-            if !self.main.ip().is_unspecified() && self.wanted() {
+            if !self.main.ip().is_unspecified() && self.should_open() {
                 open.retain(|address, task| {
                     let keep = host.contains(address) && !task.is_finished();
                     if !keep {
@@ -205,9 +205,9 @@ impl Lan {
                 }
             }
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
                 () = self.token_created() => {}
-                () = crate::api::stopped(stopping.clone()) => break,
+                () = crate::state::stopped(stopping.clone()) => break,
             }
         }
         for (_, task) in open {
@@ -216,7 +216,7 @@ impl Lan {
     }
 
     /// Whether a join token exists or once existed.
-    fn wanted(&self) -> bool {
+    fn should_open(&self) -> bool {
         if self.marker.exists() {
             return true;
         }

@@ -89,6 +89,6 @@ pub fn config(authority: &Authority, resolver: Arc<Resolver>) -> Result<ServerCo
 
 /// The user a verified client certificate names.
 pub fn user(certificates: Option<&[CertificateDer<'_>]>) -> Option<User> {
-    let pki::Subject { name, orgs, uid } = pki::subject(certificates?.first()?).ok()?;
-    (!name.is_empty()).then(|| User { uid, ..User::known(&name, orgs) })
+    let pki::CertificateSubject { name, orgs, uid } = pki::subject(certificates?.first()?).ok()?;
+    (!name.is_empty()).then(|| User { uid, ..User::authenticated(&name, orgs) })
 }

@@ -9,17 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::{Record, StoreError};
+use super::{StoredObject, StoreError};
 
 /// Events kept for watchers that come back: at the 30 writes per second of a busy small cluster this is ten minutes, and
 /// at 1 KiB an object it is 20 MB.
-pub const RING: usize = 20_000;
+pub const RING_EVENTS: usize = 20_000;
 
 /// Bytes of events kept: a burst of large objects must not fill the memory that models need.
 const RING_BYTES: usize = 16 << 20;
 
 /// Bytes of events that a watcher takes at once: while it uses them they are decoded, too.
-const BATCH: usize = 64 << 10;
+const BATCH_BYTES: usize = 64 << 10;
 
 /// What happened to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,20 +34,20 @@ pub enum EventKind {
 
 /// One change.
 #[derive(Debug)]
-pub struct Event {
+pub struct StoreEvent {
     /// What happened.
     pub kind: EventKind,
     /// The state after the change (for a deletion: before it, at the deletion's revision).
-    pub record: Arc<Record>,
+    pub record: Arc<StoredObject>,
     /// The state before the change.
-    pub previous: Option<Arc<Record>>,
+    pub previous: Option<Arc<StoredObject>>,
 }
 
 /// A consistent reading of a range.
 #[derive(Debug)]
 pub struct Snapshot {
     /// The records in key order.
-    pub records: Vec<Arc<Record>>,
+    pub records: Vec<Arc<StoredObject>>,
     /// The revision they are consistent at.
     pub revision: u64,
 }
@@ -55,33 +55,33 @@ pub struct Snapshot {
 /// A record at rest. Whoever asks for it while another uses it gets the same one, so that it is decoded once; when the
 /// last has gone, what was decoded goes, too.
 #[derive(Debug)]
-struct Resting {
+struct EncodedObject {
     key: Arc<str>,
     create_revision: u64,
     revision: u64,
     value: Bytes,
-    awake: Mutex<Weak<Record>>,
+    live: Mutex<Weak<StoredObject>>,
 }
 
-impl Resting {
-    fn of(record: &Arc<Record>) -> Arc<Self> {
+impl EncodedObject {
+    fn from_object(record: &Arc<StoredObject>) -> Arc<Self> {
         Arc::new(Self {
             key: record.key.clone(),
             create_revision: record.create_revision,
             revision: record.revision,
             // A copy, because bytes that were just encoded sit in a buffer that grew in leaps.
             value: Bytes::copy_from_slice(&record.value),
-            awake: Mutex::new(Arc::downgrade(record)),
+            live: Mutex::new(Arc::downgrade(record)),
         })
     }
 
-    fn wake(&self) -> Arc<Record> {
-        let mut awake = self.awake.lock().unwrap_or_else(PoisonError::into_inner);
+    fn upgrade(&self) -> Arc<StoredObject> {
+        let mut awake = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(record) = awake.upgrade() {
             return record;
         }
         let record =
-            Arc::new(Record::new(self.key.clone(), self.create_revision, self.revision, self.value.clone()));
+            Arc::new(StoredObject::new(self.key.clone(), self.create_revision, self.revision, self.value.clone()));
         *awake = Arc::downgrade(&record);
         record
     }
@@ -89,28 +89,28 @@ impl Resting {
 
 /// An event at rest.
 #[derive(Debug)]
-struct Past {
+struct EncodedEvent {
     kind: EventKind,
-    record: Arc<Resting>,
-    previous: Option<Arc<Resting>>,
+    record: Arc<EncodedObject>,
+    previous: Option<Arc<EncodedObject>>,
 }
 
-impl Past {
-    fn wake(&self) -> Arc<Event> {
-        let previous = self.previous.as_ref().map(|previous| previous.wake());
-        Arc::new(Event { kind: self.kind, record: self.record.wake(), previous })
+impl EncodedEvent {
+    fn upgrade(&self) -> Arc<StoreEvent> {
+        let previous = self.previous.as_ref().map(|previous| previous.upgrade());
+        Arc::new(StoreEvent { kind: self.kind, record: self.record.upgrade(), previous })
     }
 }
 
 /// The map for what storage holds.
-fn resting(records: impl IntoIterator<Item = Record>) -> BTreeMap<Arc<str>, Arc<Resting>> {
-    records.into_iter().map(|record| (record.key.clone(), Resting::of(&Arc::new(record)))).collect()
+fn encode_all(records: impl IntoIterator<Item = StoredObject>) -> BTreeMap<Arc<str>, Arc<EncodedObject>> {
+    records.into_iter().map(|record| (record.key.clone(), EncodedObject::from_object(&Arc::new(record)))).collect()
 }
 
 #[derive(Debug)]
-struct State {
-    map: BTreeMap<Arc<str>, Arc<Resting>>,
-    ring: VecDeque<Past>,
+struct CacheState {
+    map: BTreeMap<Arc<str>, Arc<EncodedObject>>,
+    ring: VecDeque<EncodedEvent>,
     /// Size of the values in the ring.
     ring_bytes: usize,
     /// Events at or before this revision are forgotten.
@@ -120,8 +120,8 @@ struct State {
     resets: u64,
 }
 
-impl State {
-    fn forget_oldest(&mut self) {
+impl CacheState {
+    fn evict_oldest(&mut self) {
         if let Some(event) = self.ring.pop_front() {
             self.ring_bytes -= event.record.value.len();
             self.compacted = event.record.revision;
@@ -132,17 +132,17 @@ impl State {
 /// The shared cache.
 #[derive(Debug)]
 pub struct Cache {
-    state: RwLock<State>,
+    state: RwLock<CacheState>,
     newest: watch::Sender<u64>,
     capacity: usize,
 }
 
 impl Cache {
     /// A cache holding what storage held at `revision`.
-    pub fn new(records: impl IntoIterator<Item = Record>, revision: u64, capacity: usize) -> Self {
+    pub fn new(records: impl IntoIterator<Item = StoredObject>, revision: u64, capacity: usize) -> Self {
         Self {
-            state: RwLock::new(State {
-                map: resting(records),
+            state: RwLock::new(CacheState {
+                map: encode_all(records),
                 ring: VecDeque::new(),
                 ring_bytes: 0,
                 compacted: revision,
@@ -154,16 +154,16 @@ impl Cache {
         }
     }
 
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, State> {
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, CacheState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes durable changes visible, oldest first.
-    pub fn publish(&self, events: Vec<Event>, revision: u64) {
+    pub fn publish(&self, events: Vec<StoreEvent>, revision: u64) {
         {
             let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-            for Event { kind, record, .. } in events {
-                let record = Resting::of(&record);
+            for StoreEvent { kind, record, .. } in events {
+                let record = EncodedObject::from_object(&record);
                 let previous = match kind {
                     EventKind::Deleted => state.map.remove(&record.key),
                     EventKind::Created | EventKind::Updated => {
@@ -171,12 +171,12 @@ impl Cache {
                     }
                 };
                 state.ring_bytes += record.value.len();
-                state.ring.push_back(Past { kind, record, previous });
+                state.ring.push_back(EncodedEvent { kind, record, previous });
             }
             state.revision = state.revision.max(revision);
             while state.ring.len() > self.capacity || (state.ring_bytes > RING_BYTES && state.ring.len() > 1)
             {
-                state.forget_oldest();
+                state.evict_oldest();
             }
         }
         self.newest.send_if_modified(|newest| {
@@ -187,10 +187,10 @@ impl Cache {
     }
 
     /// Takes over what storage holds after changes were missed: nobody can be told what happened in between.
-    pub fn reset(&self, records: impl IntoIterator<Item = Record>, revision: u64) {
+    pub fn reset(&self, records: impl IntoIterator<Item = StoredObject>, revision: u64) {
         {
             let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-            state.map = resting(records);
+            state.map = encode_all(records);
             state.ring.clear();
             state.ring_bytes = 0;
             state.compacted = revision;
@@ -206,9 +206,9 @@ impl Cache {
     }
 
     /// The current state of one key.
-    pub fn get(&self, key: &str) -> Option<Arc<Record>> {
+    pub fn get(&self, key: &str) -> Option<Arc<StoredObject>> {
         let resting = self.read().map.get(key).cloned();
-        resting.map(|resting| resting.wake())
+        resting.map(|resting| resting.upgrade())
     }
 
     /// The newest revision.
@@ -220,7 +220,7 @@ impl Cache {
     pub fn compact(&self, revision: u64) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         while state.ring.front().is_some_and(|event| event.record.revision <= revision) {
-            state.forget_oldest();
+            state.evict_oldest();
         }
         state.compacted = state.compacted.max(revision.min(state.revision));
     }
@@ -241,10 +241,10 @@ impl Cache {
             .range::<str, _>((Bound::Included(from), Bound::Unbounded))
             .take_while(|(key, _)| key.starts_with(prefix));
         if revision == state.revision {
-            let records = current.map(|(_, record)| record.wake()).collect();
+            let records = current.map(|(_, record)| record.upgrade()).collect();
             return Ok(Snapshot { records, revision });
         }
-        let mut past: BTreeMap<Arc<str>, Arc<Resting>> =
+        let mut past: BTreeMap<Arc<str>, Arc<EncodedObject>> =
             current.map(|(key, record)| (key.clone(), record.clone())).collect();
         for event in state.ring.iter().rev().take_while(|event| event.record.revision > revision) {
             let key = &event.record.key;
@@ -255,7 +255,7 @@ impl Cache {
                 };
             }
         }
-        Ok(Snapshot { records: past.into_values().map(|record| record.wake()).collect(), revision })
+        Ok(Snapshot { records: past.into_values().map(|record| record.upgrade()).collect(), revision })
     }
 
     /// A cursor over changes under `prefix` after `from`.
@@ -274,7 +274,7 @@ impl Cache {
     }
 
     /// The next changes, about [`BATCH`] bytes of them, and the revision up to which that is all.
-    fn since(&self, prefix: &str, from: u64, resets: u64) -> Result<(Vec<Arc<Event>>, u64), StoreError> {
+    fn since(&self, prefix: &str, from: u64, resets: u64) -> Result<(Vec<Arc<StoreEvent>>, u64), StoreError> {
         let state = self.read();
         if from < state.compacted || resets != state.resets {
             return Err(StoreError::Compacted { asked: from, oldest: state.compacted });
@@ -283,10 +283,10 @@ impl Cache {
         let (mut events, mut bytes, mut last) = (Vec::new(), 0, from);
         for event in state.ring.range(first..).filter(|event| event.record.key.starts_with(prefix)) {
             // What was written together is told together.
-            if bytes >= BATCH && event.record.revision > last {
+            if bytes >= BATCH_BYTES && event.record.revision > last {
                 return Ok((events, last));
             }
-            events.push(event.wake());
+            events.push(event.upgrade());
             (bytes, last) = (bytes + event.record.value.len(), event.record.revision);
         }
         Ok((events, state.revision))
@@ -305,7 +305,7 @@ pub struct Watch {
 
 impl Watch {
     /// Waits for changes and returns them in order. Cancel-safe: nothing is lost when the future is dropped.
-    pub async fn next(&mut self) -> Result<Vec<Arc<Event>>, StoreError> {
+    pub async fn next(&mut self) -> Result<Vec<Arc<StoreEvent>>, StoreError> {
         loop {
             self.newest.borrow_and_update();
             let (events, revision) = self.cache.since(&self.prefix, self.cursor, self.resets)?;
@@ -330,18 +330,18 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    fn record(key: &str, revision: u64) -> Arc<Record> {
-        Arc::new(Record::new(key.into(), revision, revision, Bytes::from_static(b"{}")))
+    fn record(key: &str, revision: u64) -> Arc<StoredObject> {
+        Arc::new(StoredObject::new(key.into(), revision, revision, Bytes::from_static(b"{}")))
     }
 
     fn put(cache: &Cache, key: &str, revision: u64) {
         let previous = cache.get(key);
         let kind = if previous.is_some() { EventKind::Updated } else { EventKind::Created };
-        cache.publish(vec![Event { kind, record: record(key, revision), previous }], revision);
+        cache.publish(vec![StoreEvent { kind, record: record(key, revision), previous }], revision);
     }
 
     #[tokio::test]
-    async fn a_watch_returns_every_change_after_its_revision_and_only_under_its_prefix() {
+    async fn watch_returns_changes_after_its_revision_under_its_prefix() {
         let cache = Arc::new(Cache::new([], 10, 100));
         put(&cache, "/a/1", 11);
         put(&cache, "/b/1", 12);
@@ -353,12 +353,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_far_behind_is_told_bit_by_bit_and_everything() {
+    async fn lagging_watcher_receives_every_event_in_batches() {
         let cache = Arc::new(Cache::new([], 0, 100));
         for revision in 1..=9 {
-            let value = Bytes::from(vec![b' '; BATCH / 4]);
-            let record = Arc::new(Record::new("/a/1".into(), 1, revision, value));
-            cache.publish(vec![Event { kind: EventKind::Updated, record, previous: None }], revision);
+            let value = Bytes::from(vec![b' '; BATCH_BYTES / 4]);
+            let record = Arc::new(StoredObject::new("/a/1".into(), 1, revision, value));
+            cache.publish(vec![StoreEvent { kind: EventKind::Updated, record, previous: None }], revision);
         }
         put(&cache, "/b/1", 10);
         let mut watch = cache.watch("/a/", 0).unwrap();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn the_past_is_readable_until_the_ring_forgets_it() {
+    fn past_revisions_are_readable_until_evicted_from_the_ring() {
         let cache = Arc::new(Cache::new([], 0, 3));
         for revision in 1..=3 {
             put(&cache, &format!("/a/{revision}"), revision);
@@ -389,11 +389,11 @@ mod tests {
     }
 
     #[test]
-    fn all_who_use_a_record_share_it_and_nobody_keeps_what_was_decoded() {
+    fn readers_share_a_record_and_decoded_data_is_released() {
         let cache = Arc::new(Cache::new([], 0, 100));
         let written = record("/a/1", 1);
         let decoded = Arc::downgrade(written.object());
-        cache.publish(vec![Event { kind: EventKind::Created, record: written.clone(), previous: None }], 1);
+        cache.publish(vec![StoreEvent { kind: EventKind::Created, record: written.clone(), previous: None }], 1);
         let listed = cache.range("/a/", None, None).unwrap().records.remove(0);
         let (told, _) = cache.since("/a/", 0, 0).unwrap();
         for other in [&cache.get("/a/1").unwrap(), &listed, &told[0].record] {
@@ -409,7 +409,7 @@ mod tests {
         for revision in [5, 20] {
             let cache = Arc::new(Cache::new([], 10, 100));
             let mut watch = cache.watch("/a/", 10).unwrap();
-            cache.reset([Record::new("/a/1".into(), 4, 4, Bytes::from_static(b"{}"))], revision);
+            cache.reset([StoredObject::new("/a/1".into(), 4, 4, Bytes::from_static(b"{}"))], revision);
             assert!(matches!(watch.next().await, Err(StoreError::Compacted { .. })), "{revision}");
             assert_eq!(
                 (cache.revision(), cache.range("/a/", None, None).unwrap().records.len()),

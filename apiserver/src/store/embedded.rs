@@ -14,8 +14,8 @@ use futures::future::BoxFuture;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use tokio::sync::oneshot;
 
-use super::cache::{Cache, Event, EventKind, RING, Snapshot, Watch};
-use super::{Change, Expect, Outcome, Record, Store, StoreError, Txn};
+use super::cache::{Cache, StoreEvent, EventKind, RING_EVENTS, Snapshot, Watch};
+use super::{TxnChange, Expect, TxnOutcome, StoredObject, Store, StoreError, Txn};
 
 /// Current objects: key to create revision, revision (both 8 bytes, little endian) and JSON.
 const CURRENT: TableDefinition<&str, &[u8]> = TableDefinition::new("current");
@@ -23,12 +23,12 @@ const CURRENT: TableDefinition<&str, &[u8]> = TableDefinition::new("current");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const REVISION: &str = "revision";
 /// Transactions in one commit: enough to amortise an fsync, small enough that a burst is acknowledged as it goes.
-const BATCH: usize = 512;
+const MAX_BATCH_TXNS: usize = 512;
 
 /// Memory for pages of the file: every read is answered from the watch cache, so it only serves the commits.
-const PAGES: usize = 1 << 20;
+const PAGE_CACHE_BYTES: usize = 1 << 20;
 
-type Reply = oneshot::Sender<Result<Outcome, StoreError>>;
+type Reply = oneshot::Sender<Result<TxnOutcome, StoreError>>;
 
 /// The embedded store.
 #[derive(Debug)]
@@ -44,14 +44,14 @@ pub struct Embedded {
 impl Embedded {
     /// Opens or creates the database and reads it into memory.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        Self::open_with_ring(path, RING)
+        Self::open_with_ring(path, RING_EVENTS)
     }
 
     /// As [`Self::open`], with room for `ring` events of history.
     pub fn open_with_ring(path: &Path, ring: usize) -> Result<Self, StoreError> {
         let failed = |why: String| StoreError::Open { path: path.display().to_string(), why };
         let database = Database::builder()
-            .set_cache_size(PAGES)
+            .set_cache_size(PAGE_CACHE_BYTES)
             .create(path)
             .map_err(|error| failed(error.to_string()))?;
         let (records, revision) = load(&database).map_err(|error| failed(error.to_string()))?;
@@ -80,7 +80,7 @@ impl Drop for Embedded {
     }
 }
 
-fn load(database: &Database) -> Result<(Vec<Record>, u64), redb::Error> {
+fn load(database: &Database) -> Result<(Vec<StoredObject>, u64), redb::Error> {
     let opening = database.begin_write()?;
     opening.open_table(CURRENT)?;
     opening.open_table(META)?;
@@ -99,7 +99,7 @@ fn load(database: &Database) -> Result<(Vec<Record>, u64), redb::Error> {
     Ok((records, revision))
 }
 
-fn encode(record: &Record) -> Vec<u8> {
+fn encode(record: &StoredObject) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(16 + record.value.len());
     bytes.extend_from_slice(&record.create_revision.to_le_bytes());
     bytes.extend_from_slice(&record.revision.to_le_bytes());
@@ -107,10 +107,10 @@ fn encode(record: &Record) -> Vec<u8> {
     bytes
 }
 
-fn decode(key: &str, bytes: &[u8]) -> Option<Record> {
+fn decode(key: &str, bytes: &[u8]) -> Option<StoredObject> {
     let (created, rest) = bytes.split_first_chunk::<8>()?;
     let (revision, value) = rest.split_first_chunk::<8>()?;
-    Some(Record::new(
+    Some(StoredObject::new(
         key.into(),
         u64::from_le_bytes(*created),
         u64::from_le_bytes(*revision),
@@ -121,12 +121,12 @@ fn decode(key: &str, bytes: &[u8]) -> Option<Record> {
 /// The changes of one batch, decided against the cache and against what the batch itself already changed.
 #[derive(Default)]
 struct Batch {
-    events: Vec<Event>,
-    changed: HashMap<Arc<str>, Option<Arc<Record>>>,
+    events: Vec<StoreEvent>,
+    changed: HashMap<Arc<str>, Option<Arc<StoredObject>>>,
 }
 
 impl Batch {
-    fn decide(&mut self, cache: &Cache, txn: Txn, revision: &mut u64) -> Outcome {
+    fn decide(&mut self, cache: &Cache, txn: Txn, revision: &mut u64) -> TxnOutcome {
         let current = match self.changed.get(txn.key.as_str()) {
             Some(changed) => changed.clone(),
             None => cache.get(&txn.key),
@@ -137,24 +137,24 @@ impl Batch {
             (Expect::Absent, Some(_)) | (Expect::Revision(_), None) => false,
         };
         if !holds {
-            return Outcome::Refused(current);
+            return TxnOutcome::Conflict(current);
         }
         let key: Arc<str> =
             current.as_ref().map_or_else(|| txn.key.as_str().into(), |record| record.key.clone());
         let next = *revision + 1;
         let (kind, value, after) = match (txn.change, &current) {
-            (Change::Put(value), None) => (EventKind::Created, value, true),
-            (Change::Put(value), Some(_)) => (EventKind::Updated, value, true),
-            (Change::Delete, Some(record)) => (EventKind::Deleted, record.value.clone(), false),
+            (TxnChange::Put(value), None) => (EventKind::Created, value, true),
+            (TxnChange::Put(value), Some(_)) => (EventKind::Updated, value, true),
+            (TxnChange::Delete, Some(record)) => (EventKind::Deleted, record.value.clone(), false),
             // Deleting nothing changes nothing.
-            (Change::Delete, None) => return Outcome::Refused(None),
+            (TxnChange::Delete, None) => return TxnOutcome::Conflict(None),
         };
         *revision = next;
         let created = current.as_ref().map_or(next, |record| record.create_revision);
-        let record = Arc::new(Record::new(key.clone(), created, next, value));
+        let record = Arc::new(StoredObject::new(key.clone(), created, next, value));
         self.changed.insert(key, after.then(|| record.clone()));
-        self.events.push(Event { kind, record: record.clone(), previous: current });
-        Outcome::Done(record)
+        self.events.push(StoreEvent { kind, record: record.clone(), previous: current });
+        TxnOutcome::Committed(record)
     }
 
     fn commit(&self, database: &Database, revision: u64) -> Result<(), redb::Error> {
@@ -184,7 +184,7 @@ fn write(
 ) {
     while let Ok(first) = waiting.recv() {
         let mut queued = vec![first];
-        queued.extend(waiting.try_iter().take(BATCH - 1));
+        queued.extend(waiting.try_iter().take(MAX_BATCH_TXNS - 1));
         let mut revision = cache.revision();
         let mut batch = Batch::default();
         let mut decided = Vec::with_capacity(queued.len());
@@ -219,7 +219,7 @@ fn write(
 }
 
 impl Store for Embedded {
-    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<Outcome, StoreError>> {
+    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, StoreError>> {
         let (reply, outcome) = oneshot::channel();
         let sent = self.queue.as_ref().is_some_and(|queue| queue.send((txn, reply)).is_ok());
         Box::pin(async move {
@@ -230,7 +230,7 @@ impl Store for Embedded {
         })
     }
 
-    fn get(&self, key: &str) -> Option<Arc<Record>> {
+    fn get(&self, key: &str) -> Option<Arc<StoredObject>> {
         self.cache.get(key)
     }
 
@@ -269,18 +269,18 @@ mod tests {
     use super::*;
 
     fn put(key: &str, expect: Expect, value: &'static str) -> Txn {
-        Txn { key: key.into(), expect, change: Change::Put(Bytes::from_static(value.as_bytes())) }
+        Txn { key: key.into(), expect, change: TxnChange::Put(Bytes::from_static(value.as_bytes())) }
     }
 
-    fn done(outcome: Outcome) -> Arc<Record> {
+    fn done(outcome: TxnOutcome) -> Arc<StoredObject> {
         match outcome {
-            Outcome::Done(record) => record,
-            Outcome::Refused(current) => panic!("refused, current {current:?}"),
+            TxnOutcome::Committed(record) => record,
+            TxnOutcome::Conflict(current) => panic!("refused, current {current:?}"),
         }
     }
 
     #[tokio::test]
-    async fn what_was_acknowledged_is_there_after_reopening() {
+    async fn acknowledged_writes_survive_reopening() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("store.redb");
         let store = Embedded::open(&path).unwrap();
@@ -289,7 +289,7 @@ mod tests {
             done(store.txn(put("/a", Expect::Revision(first.revision), r#"{"x":2}"#)).await.unwrap());
         done(store.txn(put("/b", Expect::Absent, "{}")).await.unwrap());
         let gone = store.get("/b").unwrap().revision;
-        let deleted = Txn { key: "/b".into(), expect: Expect::Revision(gone), change: Change::Delete };
+        let deleted = Txn { key: "/b".into(), expect: Expect::Revision(gone), change: TxnChange::Delete };
         done(store.txn(deleted).await.unwrap());
         let revision = store.revision();
         drop(store);
@@ -309,7 +309,7 @@ mod tests {
         let first = done(store.txn(put("/a", Expect::Absent, "{}")).await.unwrap());
         let attempts = (0..64).map(|_| store.txn(put("/a", Expect::Revision(first.revision), r#"{"n":1}"#)));
         let outcomes = futures::future::join_all(attempts).await;
-        let won = outcomes.iter().filter(|outcome| matches!(outcome, Ok(Outcome::Done(_)))).count();
+        let won = outcomes.iter().filter(|outcome| matches!(outcome, Ok(TxnOutcome::Committed(_)))).count();
         assert_eq!(won, 1);
         assert!(store.commits() < 60, "64 writers shared {} commits", store.commits());
     }

@@ -7,7 +7,7 @@
 //! Everything lies under one prefix. Keys that are no objects of the API begin otherwise than `/registry/`.
 
 mod compact;
-mod follow;
+mod watch;
 mod members;
 
 use std::path::PathBuf;
@@ -22,8 +22,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::cache::{Cache, RING, Snapshot, Watch};
-use super::{Change, Expect, Outcome, Record, Store, StoreError, Txn};
+use super::cache::{Cache, RING_EVENTS, Snapshot, Watch};
+use super::{TxnChange, Expect, TxnOutcome, StoredObject, Store, StoreError, Txn};
 use members::Members;
 
 /// Where objects and keys lie unless told otherwise.
@@ -33,9 +33,9 @@ pub const COMPACTION: Duration = Duration::from_secs(300);
 /// How often etcd is asked for its revision when nobody else asks, so that health is known.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// How long a start waits for etcd.
-const START: Duration = Duration::from_secs(45);
+const START_TIMEOUT: Duration = Duration::from_secs(45);
 /// How long a request waits for the cache to show what etcd has.
-const CATCH_UP: Duration = Duration::from_secs(3);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How etcd is reached.
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ impl EtcdConfig {
 
 /// What the store and its tasks share.
 #[derive(Debug)]
-struct Shared {
+struct EtcdShared {
     members: Members,
     cache: Arc<Cache>,
     prefix: String,
@@ -84,7 +84,7 @@ struct Shared {
 /// A store in etcd.
 #[derive(Debug)]
 pub struct Etcd {
-    shared: Arc<Shared>,
+    shared: Arc<EtcdShared>,
     queue: mpsc::UnboundedSender<oneshot::Sender<Result<(), StoreError>>>,
     /// Ended with the store.
     _tasks: JoinSet<()>,
@@ -95,10 +95,10 @@ impl Etcd {
     pub async fn open(config: &EtcdConfig) -> Result<Self, StoreError> {
         let members = Members::new(config).await?;
         let prefix = format!("/{}", config.prefix.trim_matches('/'));
-        let (records, revision) = first_load(&members, &prefix).await?;
-        let shared = Arc::new(Shared {
+        let (records, revision) = initial_load(&members, &prefix).await?;
+        let shared = Arc::new(EtcdShared {
             members,
-            cache: Arc::new(Cache::new(records, revision, RING)),
+            cache: Arc::new(Cache::new(records, revision, RING_EVENTS)),
             prefix,
             commits: AtomicU64::new(0),
             failure: Mutex::new(None),
@@ -106,38 +106,38 @@ impl Etcd {
         });
         let (queue, waiting) = mpsc::unbounded_channel();
         let mut tasks = JoinSet::new();
-        tasks.spawn(follow::run(shared.clone()));
-        tasks.spawn(answer(shared.clone(), waiting));
+        tasks.spawn(watch::run(shared.clone()));
+        tasks.spawn(answer_waiters(shared.clone(), waiting));
         tasks.spawn(compact::run(shared.clone(), config.compaction));
         Ok(Self { shared, queue, _tasks: tasks })
     }
 }
 
 /// The first reading, for which etcd may still be starting; a certificate that is refused stays refused.
-async fn first_load(members: &Members, prefix: &str) -> Result<(Vec<Record>, u64), StoreError> {
+async fn initial_load(members: &Members, prefix: &str) -> Result<(Vec<StoredObject>, u64), StoreError> {
     let begun = Instant::now();
     loop {
-        match follow::load(members, prefix).await {
+        match watch::load(members, prefix).await {
             Ok(loaded) => return Ok(loaded),
             Err(failure) => {
                 let certificate = failure.concerns_certificates();
-                let error = failure.of_a_read(members);
-                if certificate || begun.elapsed() >= START {
+                let error = failure.into_read_error(members);
+                if certificate || begun.elapsed() >= START_TIMEOUT {
                     return Err(error);
                 }
-                tracing::warn!(%error, "waiting for etcd, {} s at most", START.as_secs());
+                tracing::warn!(%error, "waiting for etcd, {} s at most", START_TIMEOUT.as_secs());
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 
-impl Shared {
+impl EtcdShared {
     fn key(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
 
-    fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    fn record_result<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         let failed = match &result {
             Ok(_) => None,
             Err(error @ (StoreError::Unreachable { .. } | StoreError::Undecided { .. })) => {
@@ -158,12 +158,12 @@ impl Shared {
 
     /// Waits until the cache has reached `revision`. Every write of a Russet server comes by itself; for revisions of
     /// others, under other prefixes, etcd is asked how far the watch is.
-    async fn reach(&self, revision: u64) -> Result<(), StoreError> {
+    async fn wait_for_revision(&self, revision: u64) -> Result<(), StoreError> {
         let mut newest = self.cache.newest();
         let reached = async {
             loop {
                 let soon =
-                    tokio::time::timeout(follow::PROGRESS, newest.wait_for(|newest| *newest >= revision));
+                    tokio::time::timeout(watch::PROGRESS_DELAY, newest.wait_for(|newest| *newest >= revision));
                 match soon.await {
                     Ok(Ok(_)) => return,
                     // The sender is in the cache, which this store holds.
@@ -172,12 +172,12 @@ impl Shared {
                 }
             }
         };
-        tokio::time::timeout(CATCH_UP, reached).await.map_err(|_| StoreError::Unreachable {
+        tokio::time::timeout(CATCH_UP_TIMEOUT, reached).await.map_err(|_| StoreError::Unreachable {
             endpoints: self.members.urls(),
             why: format!(
                 "its watch is at revision {} and not at {revision} after {} s",
                 self.cache.revision(),
-                CATCH_UP.as_secs()
+                CATCH_UP_TIMEOUT.as_secs()
             ),
         })
     }
@@ -188,16 +188,16 @@ impl Shared {
         let options = GetOptions::new().with_count_only();
         let asked = self
             .members
-            .ask(|mut kv| {
+            .request(|mut kv| {
                 let (nothing, options) = (nothing.clone(), options.clone());
                 async move { kv.get(nothing, Some(options)).await }
             })
             .await;
-        let answer = asked.map_err(|failure| failure.of_a_read(&self.members))?;
+        let answer = asked.map_err(|failure| failure.into_read_error(&self.members))?;
         Ok(answer.value.header().map_or(0, |header| header.revision().unsigned_abs()))
     }
 
-    async fn write(&self, txn: Txn, deadline: Instant) -> Result<Outcome, StoreError> {
+    async fn write(&self, txn: Txn, deadline: Instant) -> Result<TxnOutcome, StoreError> {
         let key = self.key(&txn.key);
         let compare = match txn.expect {
             Expect::Absent => Compare::mod_revision(key.clone(), CompareOp::Equal, 0),
@@ -208,21 +208,21 @@ impl Shared {
             ),
         };
         let change = match &txn.change {
-            Change::Put(value) => TxnOp::put(key.clone(), value.to_vec(), None),
-            Change::Delete => TxnOp::delete(key.clone(), None),
+            TxnChange::Put(value) => TxnOp::put(key.clone(), value.to_vec(), None),
+            TxnChange::Delete => TxnOp::delete(key.clone(), None),
         };
         let request = EtcdTxn::new().when([compare]).and_then([change]).or_else([TxnOp::get(key, None)]);
         let before = self.cache.get(&txn.key);
         let asked = self
             .members
-            .ask_by(deadline, |mut kv| {
+            .request_by(deadline, |mut kv| {
                 let request = request.clone();
                 async move { kv.txn(request).await }
             })
             .await;
-        let answer = asked.map_err(|failure| failure.of_a_write(&self.members))?;
+        let answer = asked.map_err(|failure| failure.into_write_error(&self.members))?;
         let revision = answer.value.header().map_or(0, |header| header.revision().unsigned_abs());
-        let visible = self.reach(revision).await;
+        let visible = self.wait_for_revision(revision).await;
         if !answer.value.succeeded() {
             visible?;
         }
@@ -232,46 +232,46 @@ impl Shared {
             _ => None,
         });
         Ok(match (answer.value.succeeded(), found.flatten()) {
-            (true, _) => Outcome::Done(self.written(&txn, before.as_deref(), revision)),
+            (true, _) => TxnOutcome::Committed(self.committed_object(&txn, before.as_deref(), revision)),
             // An answer that was lost, and the question asked again: what is there is what the first one wrote.
-            (false, Some(current)) if answer.repeated && wrote(&txn.change, &current.value) => {
-                Outcome::Done(Arc::new(current))
+            (false, Some(current)) if answer.repeated && is_own_write(&txn.change, &current.value) => {
+                TxnOutcome::Committed(Arc::new(current))
             }
-            (false, None) if answer.repeated && matches!(txn.change, Change::Delete) => {
-                Outcome::Done(self.written(&txn, before.as_deref(), revision))
+            (false, None) if answer.repeated && matches!(txn.change, TxnChange::Delete) => {
+                TxnOutcome::Committed(self.committed_object(&txn, before.as_deref(), revision))
             }
             // Somebody else wrote, before the first question or after it: nobody can tell any more.
             (false, _) if answer.repeated => {
                 let why = format!("{} was written by another while the answer was lost", txn.key.as_str());
                 return Err(StoreError::Undecided { endpoints: self.members.urls(), why });
             }
-            (false, current) => Outcome::Refused(current.map(Arc::new)),
+            (false, current) => TxnOutcome::Conflict(current.map(Arc::new)),
         })
     }
 
     /// The record of a change that was made at `revision`.
-    fn written(&self, txn: &Txn, before: Option<&Record>, revision: u64) -> Arc<Record> {
+    fn committed_object(&self, txn: &Txn, before: Option<&StoredObject>, revision: u64) -> Arc<StoredObject> {
         if let Some(current) = self.cache.get(&txn.key).filter(|current| current.revision == revision) {
             return current;
         }
         let created = before.map_or(revision, |before| before.create_revision);
         let value = match (&txn.change, before) {
-            (Change::Put(value), _) => value.clone(),
-            (Change::Delete, Some(before)) => before.value.clone(),
-            (Change::Delete, None) => Bytes::new(),
+            (TxnChange::Put(value), _) => value.clone(),
+            (TxnChange::Delete, Some(before)) => before.value.clone(),
+            (TxnChange::Delete, None) => Bytes::new(),
         };
-        Arc::new(Record::new(txn.key.as_str().into(), created, revision, value))
+        Arc::new(StoredObject::new(txn.key.as_str().into(), created, revision, value))
     }
 }
 
-fn wrote(change: &Change, value: &Bytes) -> bool {
-    matches!(change, Change::Put(put) if put == value)
+fn is_own_write(change: &TxnChange, value: &Bytes) -> bool {
+    matches!(change, TxnChange::Put(put) if put == value)
 }
 
 /// A key of etcd as a record, unless it is none of ours.
-fn record(prefix: &str, kv: &KeyValue) -> Option<Record> {
+fn record(prefix: &str, kv: &KeyValue) -> Option<StoredObject> {
     let key = kv.key_str().ok()?.strip_prefix(prefix)?;
-    Some(Record::new(
+    Some(StoredObject::new(
         key.into(),
         kv.create_revision().unsigned_abs(),
         kv.mod_revision().unsigned_abs(),
@@ -280,8 +280,8 @@ fn record(prefix: &str, kv: &KeyValue) -> Option<Record> {
 }
 
 /// Answers those who wait for a fresh cache: all that have queued with one question, and itself now and then.
-async fn answer(
-    shared: Arc<Shared>,
+async fn answer_waiters(
+    shared: Arc<EtcdShared>,
     mut waiting: mpsc::UnboundedReceiver<oneshot::Sender<Result<(), StoreError>>>,
 ) {
     let mut waiters = Vec::new();
@@ -290,10 +290,10 @@ async fn answer(
             return;
         }
         let result = match shared.revision().await {
-            Ok(revision) => shared.reach(revision).await,
+            Ok(revision) => shared.wait_for_revision(revision).await,
             Err(error) => Err(error),
         };
-        let result = shared.settle(result);
+        let result = shared.record_result(result);
         for waiter in waiters.drain(..) {
             // Who no longer waits needs no answer.
             let _ = waiter.send(result.clone());
@@ -302,38 +302,38 @@ async fn answer(
 }
 
 impl Store for Etcd {
-    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<Outcome, StoreError>> {
-        self.txn_by(txn, Instant::now() + members::PATIENCE)
+    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, StoreError>> {
+        self.txn_by(txn, Instant::now() + members::REQUEST_TIMEOUT)
     }
 
-    fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, Result<Outcome, StoreError>> {
+    fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, Result<TxnOutcome, StoreError>> {
         Box::pin(async move {
-            let outcome = self.shared.settle(self.shared.write(txn, deadline).await);
-            if matches!(outcome, Ok(Outcome::Done(_))) {
+            let outcome = self.shared.record_result(self.shared.write(txn, deadline).await);
+            if matches!(outcome, Ok(TxnOutcome::Committed(_))) {
                 self.shared.commits.fetch_add(1, Ordering::Relaxed);
             }
             outcome
         })
     }
 
-    fn fresh(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn read_barrier(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         let (reply, answer) = oneshot::channel();
         let sent = self.queue.send(reply).is_ok();
         Box::pin(async move {
             if !sent {
                 return Err(StoreError::Closed);
             }
-            match tokio::time::timeout(CATCH_UP, answer).await {
+            match tokio::time::timeout(CATCH_UP_TIMEOUT, answer).await {
                 Ok(answer) => answer.unwrap_or(Err(StoreError::Closed)),
                 Err(_) => Err(StoreError::Unreachable {
                     endpoints: self.shared.members.urls(),
-                    why: format!("it did not tell its revision within {} s", CATCH_UP.as_secs()),
+                    why: format!("it did not tell its revision within {} s", CATCH_UP_TIMEOUT.as_secs()),
                 }),
             }
         })
     }
 
-    fn get(&self, key: &str) -> Option<Arc<Record>> {
+    fn get(&self, key: &str) -> Option<Arc<StoredObject>> {
         self.shared.cache.get(key)
     }
 

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_revision_is_put_into_the_objects_own_metadata_and_nowhere_else() {
+    fn revision_is_spliced_into_the_objects_own_metadata_only() {
         for object in [
             json!({"apiVersion": "v1", "metadata": {"name": "a"}}),
             json!({"apiVersion": "v1", "metadata": {}}),

@@ -5,7 +5,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{Column, Source, age, age_column, human_duration, name_column};
+use super::{Column, ColumnSource, age, age_column, human_duration, name_column};
 
 /// The columns of a built-in kind (`""`, `Secret`); Name and Age for those without a table of their own.
 pub fn builtin_columns(group: &str, kind: &str) -> Vec<Column> {
@@ -136,7 +136,7 @@ fn column(name: &str, kind: &str, priority: i64, code: fn(&Value, Timestamp) -> 
         format: String::new(),
         description: format!("{name} of the object."),
         priority,
-        source: Source::Code(code),
+        source: ColumnSource::Code(code),
     }
 }
 

@@ -7,11 +7,11 @@ use serde_json::Value;
 /// A parsed path.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JsonPath {
-    steps: Vec<Step>,
+    steps: Vec<PathStep>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Step {
+enum PathStep {
     Field(String),
     /// From the end when negative.
     Index(i64),
@@ -55,8 +55,8 @@ impl JsonPath {
                     "" if after.is_empty() && steps.is_empty() => {}
                     "" if after.starts_with('[') => {}
                     "" => return Err(format!("expected a field name in {source:?} at {rest:?}")),
-                    "*" => steps.push(Step::Each),
-                    _ => steps.push(Step::Field(name)),
+                    "*" => steps.push(PathStep::Each),
+                    _ => steps.push(PathStep::Field(name)),
                 }
                 after
             };
@@ -74,22 +74,22 @@ impl JsonPath {
     }
 }
 
-impl Step {
+impl PathStep {
     fn follow<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         match self {
-            Step::Field(name) => value.get(name).into_iter().collect(),
-            Step::Index(index) => {
+            PathStep::Field(name) => value.get(name).into_iter().collect(),
+            PathStep::Index(index) => {
                 let Some(items) = value.as_array() else { return Vec::new() };
                 let position = if *index < 0 { index + items.len() as i64 } else { *index };
                 usize::try_from(position).ok().and_then(|position| items.get(position)).into_iter().collect()
             }
-            Step::Each => elements(value),
-            Step::Having(path) => {
+            PathStep::Each => elements(value),
+            PathStep::Having(path) => {
                 elements(value).into_iter().filter(|item| !path.find(item).is_empty()).collect()
             }
-            Step::Where(path, compare, wanted) => elements(value)
+            PathStep::Where(path, compare, wanted) => elements(value)
                 .into_iter()
-                .filter(|item| path.find(item).first().is_some_and(|found| compare.holds(found, wanted)))
+                .filter(|item| path.find(item).first().is_some_and(|found| compare.is_true(found, wanted)))
                 .collect(),
         }
     }
@@ -104,7 +104,7 @@ fn elements(value: &Value) -> Vec<&Value> {
 }
 
 impl Compare {
-    fn holds(self, left: &Value, right: &Value) -> bool {
+    fn is_true(self, left: &Value, right: &Value) -> bool {
         let order = match (left, right) {
             (Value::String(left), Value::String(right)) => Some(left.cmp(right)),
             (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
@@ -154,24 +154,24 @@ fn closing(source: &str) -> Option<usize> {
     None
 }
 
-fn bracket(source: &str) -> Result<Step, String> {
+fn bracket(source: &str) -> Result<PathStep, String> {
     let source = source.trim();
     if source == "*" {
-        return Ok(Step::Each);
+        return Ok(PathStep::Each);
     }
     if let Some(name) = quoted(source) {
-        return Ok(Step::Field(name.to_owned()));
+        return Ok(PathStep::Field(name.to_owned()));
     }
     if let Some(filter) = source.strip_prefix("?(").and_then(|filter| filter.strip_suffix(')')) {
         return self::filter(filter.trim());
     }
     source
         .parse()
-        .map(Step::Index)
+        .map(PathStep::Index)
         .map_err(|_| format!("expected an index, a quoted name, * or ?(…), got {source:?}"))
 }
 
-fn filter(source: &str) -> Result<Step, String> {
+fn filter(source: &str) -> Result<PathStep, String> {
     for (sign, compare) in [
         ("==", Compare::Equal),
         ("!=", Compare::Unequal),
@@ -187,9 +187,9 @@ fn filter(source: &str) -> Result<Step, String> {
             None => serde_json::from_str(right)
                 .map_err(|_| format!("expected a value after {sign}, got {right:?}"))?,
         };
-        return Ok(Step::Where(JsonPath::parse(left)?, compare, wanted));
+        return Ok(PathStep::Where(JsonPath::parse(left)?, compare, wanted));
     }
-    Ok(Step::Having(JsonPath::parse(source)?))
+    Ok(PathStep::Having(JsonPath::parse(source)?))
 }
 
 fn quoted(source: &str) -> Option<&str> {
@@ -203,7 +203,7 @@ mod tests {
     use super::JsonPath;
 
     #[test]
-    fn paths_lead_where_kubectl_would_go() {
+    fn jsonpaths_resolve_as_in_kubectl() {
         let object = json!({
             "metadata": {"name": "n", "annotations": {"a.b/c": "d"}},
             "spec": {"nodes": [{"name": "x", "load": 1}, {"name": "y", "load": 2}], "map": {"k": "v"}},

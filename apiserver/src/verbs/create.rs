@@ -6,39 +6,39 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::write::{self, Origin};
+use super::write::{self, WriteOrigin};
 use super::{Call, check_namespace, list, respond};
-use crate::admission::{self, Attempt, Operation};
-use crate::api::Api;
+use crate::admission::{self, AdmissionRequest, Operation};
+use crate::state::ServerState;
 use crate::object;
 use crate::output::Body;
 use crate::status::{ApiError, Result};
-use crate::store::{Change, Expect, Outcome, Txn};
+use crate::store::{TxnChange, Expect, TxnOutcome, Txn};
 
 /// Names made up before giving up: 27^5 names make even one repetition unlikely.
 const NAME_ATTEMPTS: usize = 8;
 
 /// Answers a create.
-pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     call.shape()?;
     let (body, mut unknown) = write::decode(call)?;
-    let created = create(api, call, body, &mut unknown, Origin::Write).await?;
+    let created = create(api, call, body, &mut unknown, WriteOrigin::Write).await?;
     respond(call, StatusCode::CREATED, &created, &unknown)
 }
 
 /// Creates an object; `unknown` collects the fields that were dropped.
 pub async fn create(
-    api: &Arc<Api>,
+    api: &Arc<ServerState>,
     call: &Call,
     body: Value,
     unknown: &mut Vec<String>,
-    origin: Origin,
+    origin: WriteOrigin,
 ) -> Result<Arc<Value>> {
     let mut call = call.clone();
     let resource = call.resource.clone();
     let mut new = body;
     write::check_type(&call, &mut new)?;
-    write::check_place(&call, &mut new)?;
+    write::check_identity(&call, &mut new)?;
     check_namespace(api, &call)?;
     if resource.custom.as_ref().is_some_and(|custom| custom.terminating) {
         return Err(call.forbidden("the custom resource definition is terminating; create it anew first"));
@@ -79,10 +79,10 @@ pub async fn create(
             return Err(ApiError::already_exists(&resource.group, &resource.plural, &call.name));
         }
         unknown.truncate(given);
-        write::settle(api, &call, None, &mut attempt, unknown, origin)?;
+        write::normalize(api, &call, None, &mut attempt, unknown, origin)?;
         unknown.extend(admission::admit(
             api,
-            &Attempt {
+            &AdmissionRequest {
                 call: &call,
                 operation: Operation::Create,
                 new: Some(&attempt),
@@ -94,15 +94,15 @@ pub async fn create(
             return Ok(Arc::new(attempt));
         }
         let stored = resource.to_stored(attempt);
-        let change = Change::Put(Bytes::from(stored.to_string()));
+        let change = TxnChange::Put(Bytes::from(stored.to_string()));
         let txn = Txn { key: call.key(), expect: Expect::Absent, change };
         match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {
-            Outcome::Done(record) => {
-                write::after(api, &resource);
+            TxnOutcome::Committed(record) => {
+                write::after_commit(api, &resource);
                 return Ok(resource.view(&record));
             }
-            Outcome::Refused(_) if made_up => {}
-            Outcome::Refused(_) => {
+            TxnOutcome::Conflict(_) if made_up => {}
+            TxnOutcome::Conflict(_) => {
                 return Err(ApiError::already_exists(&resource.group, &resource.plural, &call.name));
             }
         }

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::write;
 use super::{Call, list};
-use crate::admission::{self, Attempt, Operation};
-use crate::api::Api;
+use crate::admission::{self, AdmissionRequest, Operation};
+use crate::state::ServerState;
 use crate::kinds::definition;
 use crate::object;
 use crate::output::{self, Body};
 use crate::status::{self, ApiError, Cause, Result};
-use crate::store::{Change, Expect, Outcome, Txn};
+use crate::store::{TxnChange, Expect, TxnOutcome, Txn};
 
 /// Holds an owner until its dependents are gone.
 pub const FOREGROUND: &str = "foregroundDeletion";
@@ -70,7 +70,7 @@ impl Options {
 }
 
 /// Answers a delete.
-pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     call.shape()?;
     let options = Options::read(call)?;
     let (object, gone, warnings) = delete(api, call, &options).await?;
@@ -85,7 +85,7 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
 }
 
 /// Deletes an object or marks it; tells its last state, whether it is gone, and what policies warn of.
-pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(Value, bool, Vec<String>)> {
+pub async fn delete(api: &Arc<ServerState>, call: &Call, options: &Options) -> Result<(Value, bool, Vec<String>)> {
     let resource = &call.resource;
     if resource.kind == "Namespace" && matches!(call.name.as_str(), "default" | "kube-system" | "kube-public")
     {
@@ -107,7 +107,7 @@ pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(V
         precondition("ResourceVersion", &options.resource_version, object::resource_version(&current))?;
         let warnings = admission::admit(
             api,
-            &Attempt {
+            &AdmissionRequest {
                 call,
                 operation: Operation::Delete,
                 new: None,
@@ -115,7 +115,7 @@ pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(V
                 dry_run: options.dry_run,
             },
         )?;
-        let marked = mark(call, &current, options);
+        let marked = mark_terminating(call, &current, options);
         let gone = object::finalizers(&marked).is_empty() && write::spec_finalized(&marked);
         if options.dry_run {
             return Ok((marked, gone, warnings));
@@ -125,26 +125,26 @@ pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(V
             return Ok((marked, false, warnings));
         }
         let change = if gone {
-            Change::Delete
+            TxnChange::Delete
         } else {
             let mut stored = resource.to_stored(marked.clone());
             object::set_meta(&mut stored, "resourceVersion", Value::Null);
-            Change::Put(Bytes::from(stored.to_string()))
+            TxnChange::Put(Bytes::from(stored.to_string()))
         };
         let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
         match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {
-            Outcome::Done(written) => {
-                write::after(api, resource);
+            TxnOutcome::Committed(written) => {
+                write::after_commit(api, resource);
                 return Ok((Value::clone(&resource.view(&written)), gone, warnings));
             }
-            Outcome::Refused(None) => return Err(call.not_found()),
-            Outcome::Refused(Some(_)) => {}
+            TxnOutcome::Conflict(None) => return Err(call.not_found()),
+            TxnOutcome::Conflict(Some(_)) => {}
         }
     }
 }
 
 /// The object as it looks while it waits for its finalizers.
-fn mark(call: &Call, current: &Value, options: &Options) -> Value {
+fn mark_terminating(call: &Call, current: &Value, options: &Options) -> Value {
     let mut marked = current.clone();
     let mut finalizers: Vec<String> = object::finalizers(current).into_iter().map(str::to_string).collect();
     if !options.propagation.is_empty() {

@@ -6,21 +6,21 @@ use http::{Response, StatusCode};
 use serde_json::{Map, json};
 use tokio::time::Instant;
 
-use super::{Call, PATIENCE, delete, list};
-use crate::api::Api;
+use super::{Call, REQUEST_TIMEOUT, delete, list};
+use crate::state::ServerState;
 use crate::object;
 use crate::output::{self, Body};
 use crate::status::Result;
 
 /// Answers a deletecollection.
-pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     let options = delete::Options::read(call)?;
     let page = list::page(api, call).await?;
     let mut items = Vec::new();
     for record in &page.records {
         let mut one = call.clone();
         // There may be thousands; each has the time of one request.
-        one.deadline = Instant::now() + PATIENCE;
+        one.deadline = Instant::now() + REQUEST_TIMEOUT;
         one.namespace = object::namespace(record.object()).to_string();
         one.name = object::name(record.object()).to_string();
         match delete::delete(api, &one, &options).await {

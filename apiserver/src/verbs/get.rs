@@ -3,14 +3,14 @@
 use http::{Response, StatusCode};
 
 use super::{Call, respond};
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::output::{self, Body, Shape};
 use crate::status::Result;
 
 /// Answers a get.
-pub fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
+pub fn handle(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
-    if call.resource.shows(&record) && call.shape()? == Shape::Object {
+    if call.resource.serves_as_stored(&record) && call.shape()? == Shape::Object {
         return Ok(output::bytes(StatusCode::OK, record.json().clone()));
     }
     respond(call, StatusCode::OK, &call.resource.view(&record), &[])

@@ -10,20 +10,20 @@ use http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::Call;
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::output::{self, Body, Shape};
 use crate::selector::Selector;
 use crate::status::{ApiError, Result};
-use crate::store::{Record, Store, StoreError};
+use crate::store::{StoredObject, Store, StoreError};
 use crate::table;
 
 /// How long a read waits for a revision that has not happened yet.
-const PATIENCE: Duration = Duration::from_secs(3);
+const REVISION_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// One page.
 pub struct Page {
     /// The matching records.
-    pub records: Vec<Arc<Record>>,
+    pub records: Vec<Arc<StoredObject>>,
     /// The revision the page is consistent at.
     pub revision: u64,
     /// Where the next page starts; empty at the end.
@@ -33,7 +33,7 @@ pub struct Page {
 }
 
 /// Answers a list.
-pub async fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
+pub async fn handle(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     let shape = call.shape()?;
     let page = page(api, call).await?;
     let mut metadata = Map::new();
@@ -50,7 +50,7 @@ pub async fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
         Shape::Object => {
             let (api_version, kind) = (resource.api_version(), resource.list_kind.clone());
             let items = records.into_iter().map(move |record| {
-                if resource.shows(&record) {
+                if resource.serves_as_stored(&record) {
                     record.json().clone()
                 } else {
                     Bytes::from(resource.view(&record).to_string())
@@ -67,7 +67,7 @@ pub async fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
         Shape::Table => {
             let views: Vec<Arc<Value>> = records.iter().map(|record| resource.view(record)).collect();
             let objects: Vec<&Value> = views.iter().map(AsRef::as_ref).collect();
-            let include = output::include(&call.query.include_object);
+            let include = output::parse_include(&call.query.include_object);
             let now = jiff::Timestamp::now();
             let table =
                 table::render(&resource.columns, &objects, Value::Object(metadata), include, true, now);
@@ -77,7 +77,7 @@ pub async fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
 }
 
 /// The page a call asks for.
-pub async fn page(api: &Api, call: &Call) -> Result<Page> {
+pub async fn page(api: &ServerState, call: &Call) -> Result<Page> {
     let query = &call.query;
     let selector = Selector::parse(&query.label_selector, &query.field_selector, &call.resource)?;
     let prefix = call.resource.prefix_of(&call.namespace);
@@ -86,7 +86,7 @@ pub async fn page(api: &Api, call: &Call) -> Result<Page> {
         let legacy_exact = query.resource_version_match.is_empty() && query.limit > 0;
         match revision {
             Some(revision) => {
-                wait_for(&*api.store, revision).await?;
+                wait_for_revision(&*api.store, revision).await?;
                 let exact = query.resource_version_match == "Exact" || legacy_exact;
                 (exact.then_some(revision), None)
             }
@@ -113,7 +113,7 @@ pub async fn page(api: &Api, call: &Call) -> Result<Page> {
     let mut remaining = None;
     for (index, record) in snapshot.records.iter().enumerate() {
         if query.limit > 0 && records.len() == query.limit {
-            let last: &Arc<Record> = &snapshot.records[index - 1];
+            let last: &Arc<StoredObject> = &snapshot.records[index - 1];
             let start = format!("{}\0", last.key.strip_prefix(prefix.as_str()).unwrap_or_default());
             next = continue_token(i64::try_from(snapshot.revision).unwrap_or(-1), &start);
             remaining = selector.is_empty().then(|| snapshot.records.len() - index);
@@ -127,13 +127,13 @@ pub async fn page(api: &Api, call: &Call) -> Result<Page> {
 }
 
 /// Waits until a revision has happened, within reason.
-pub async fn wait_for(store: &dyn Store, revision: u64) -> Result<()> {
+pub async fn wait_for_revision(store: &dyn Store, revision: u64) -> Result<()> {
     let waiting = async {
         while store.revision() < revision {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting)
+    tokio::time::timeout(REVISION_TIMEOUT, waiting)
         .await
         .map_err(|_| ApiError::revision_too_large(revision, store.revision()))
 }
@@ -180,10 +180,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_revision_that_never_happens_is_waited_for_in_vain() {
+    async fn waiting_for_a_future_revision_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let store = crate::store::embedded::Embedded::open(&folder.path().join("store.redb")).unwrap();
-        let error = wait_for(&store, 7).await.unwrap_err();
+        let error = wait_for_revision(&store, 7).await.unwrap_err();
         assert_eq!((error.code.as_u16(), error.retry_after), (504, Some(1)));
         assert_eq!(error.causes[0].reason, "ResourceVersionTooLarge");
     }

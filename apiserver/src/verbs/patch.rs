@@ -7,9 +7,9 @@ use http::{Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::create;
-use super::write::{self, Origin};
+use super::write::{self, WriteOrigin};
 use super::{Call, respond};
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::kinds::rules;
 use crate::object;
 use crate::output::Body;
@@ -26,7 +26,7 @@ const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
 /// Answers a patch.
-pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     call.shape()?;
     let media = call.header(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
     if media == APPLY {
@@ -57,14 +57,14 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
         duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
     let make = |current: &Value| {
         let patched = match media {
-            JSON => json_patch::json_patch(current, &body).map_err(|error| refused(call, &error))?,
+            JSON => json_patch::json_patch(current, &body).map_err(|error| patch_error(call, &error))?,
             MERGE => merge::merge_patch(current, &body),
             _ => strategic::strategic_merge(&call.resource.kind, current, &body)
                 .map_err(|error| ApiError::bad_request(error.to_string()))?,
         };
         let mut patched = patched;
         write::check_type(call, &mut patched)?;
-        write::check_place(call, &mut patched)?;
+        write::check_identity(call, &mut patched)?;
         // A patch carries a resourceVersion only to demand it; the current one came from the object itself.
         if patched["metadata"]["resourceVersion"] == current["metadata"]["resourceVersion"]
             && !demands_version(&body)
@@ -73,7 +73,7 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
         }
         Ok((patched, warnings.clone()))
     };
-    let (patched, unknown) = write::modify(api, call, Origin::Write, make).await?;
+    let (patched, unknown) = write::modify(api, call, WriteOrigin::Write, make).await?;
     respond(call, StatusCode::OK, &patched, &unknown)
 }
 
@@ -86,7 +86,7 @@ fn demands_version(patch: &Value) -> bool {
     }
 }
 
-fn refused(call: &Call, error: &JsonPatchError) -> ApiError {
+fn patch_error(call: &Call, error: &JsonPatchError) -> ApiError {
     match error {
         JsonPatchError::Malformed(_) => ApiError::bad_request(error.to_string()),
         JsonPatchError::TooMany(_) => {
@@ -104,7 +104,7 @@ fn refused(call: &Call, error: &JsonPatchError) -> ApiError {
     }
 }
 
-async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     if call.query.field_manager.is_empty() {
         return Err(ApiError::invalid(
             "meta.k8s.io",
@@ -123,7 +123,7 @@ async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
         return Err(ApiError::bad_request("the applied configuration is not an object"));
     }
     write::check_type(call, &mut config)?;
-    write::check_place(call, &mut config)?;
+    write::check_identity(call, &mut config)?;
     let mut warnings: Vec<String> =
         duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
     let unknown = call.resource.schema().prune(&mut config);
@@ -156,11 +156,11 @@ async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
                 ),
             ));
         }
-        let applied = run(call, None, &config)?;
+        let applied = apply_config(call, None, &config)?;
         let mut applied = applied;
         object::set_meta(&mut applied, "resourceVersion", Value::Null);
         let mut unknown = warnings.clone();
-        match create::create(api, call, applied, &mut unknown, Origin::Apply).await {
+        match create::create(api, call, applied, &mut unknown, WriteOrigin::Apply).await {
             Ok(created) => return respond(call, StatusCode::CREATED, &created, &unknown),
             // Somebody else created it meanwhile: apply to theirs.
             Err(error) if error.reason == "AlreadyExists" => {}
@@ -168,7 +168,7 @@ async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
         }
     }
     let make = |current: &Value| {
-        let mut applied = run(call, Some(current), &config)?;
+        let mut applied = apply_config(call, Some(current), &config)?;
         let asked = object::resource_version(&config);
         object::set_meta(
             &mut applied,
@@ -177,7 +177,7 @@ async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
         );
         Ok((applied, warnings.clone()))
     };
-    let (applied, unknown) = write::modify(api, call, Origin::Apply, make).await?;
+    let (applied, unknown) = write::modify(api, call, WriteOrigin::Apply, make).await?;
     respond(call, StatusCode::OK, &applied, &unknown)
 }
 
@@ -199,7 +199,7 @@ fn reset_fields(call: &Call, config: &mut Value) {
     }
 }
 
-fn run(call: &Call, live: Option<&Value>, config: &Value) -> Result<Value> {
+fn apply_config(call: &Call, live: Option<&Value>, config: &Value) -> Result<Value> {
     apply::apply(ApplyRequest {
         live,
         config,

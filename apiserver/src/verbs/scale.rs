@@ -6,8 +6,8 @@ use http::{Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::Call;
-use super::write::{self, Origin};
-use crate::api::Api;
+use super::write::{self, WriteOrigin};
+use crate::state::ServerState;
 use crate::kinds::Scale;
 use crate::object;
 use crate::output::{self, Body};
@@ -16,7 +16,7 @@ use crate::schema::strict;
 use crate::status::{ApiError, Result};
 
 /// Answers a get, update or patch of `/scale`.
-pub async fn handle(api: &Arc<Api>, verb: &str, call: &Call) -> Result<Response<Body>> {
+pub async fn handle(api: &Arc<ServerState>, verb: &str, call: &Call) -> Result<Response<Body>> {
     let scale = call
         .resource
         .custom
@@ -52,7 +52,7 @@ pub async fn handle(api: &Arc<Api>, verb: &str, call: &Call) -> Result<Response<
 }
 
 async fn write_back(
-    api: &Arc<Api>,
+    api: &Arc<ServerState>,
     call: &Call,
     scale: &Scale,
     make: impl Fn(&Value) -> Result<Value>,
@@ -60,7 +60,7 @@ async fn write_back(
     // The write is one of the whole object that changes a single field of its spec.
     let mut whole = call.clone();
     whole.subresource = String::new();
-    let updated = write::modify(api, &whole, Origin::Write, |current| {
+    let updated = write::modify(api, &whole, WriteOrigin::Write, |current| {
         let wanted = make(&show(scale, current))?;
         let Some(replicas) = wanted["spec"]["replicas"].as_i64().filter(|replicas| *replicas >= 0) else {
             return Err(ApiError::invalid_field(

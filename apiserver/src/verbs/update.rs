@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use http::{Response, StatusCode};
 
-use super::write::{self, Origin};
+use super::write::{self, WriteOrigin};
 use super::{Call, respond};
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::object;
 use crate::output::Body;
 use crate::status::{Cause, Result};
 
 /// Answers an update.
-pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     call.shape()?;
     let (mut body, duplicates) = write::decode(call)?;
     write::check_type(call, &mut body)?;
-    write::check_place(call, &mut body)?;
+    write::check_identity(call, &mut body)?;
     if call.resource.custom.is_some() && object::resource_version(&body).is_empty() {
         // A blind replacement of a custom resource would undo what somebody else just wrote.
         return Err(call.invalid(vec![Cause {
@@ -26,6 +26,6 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
         }]));
     }
     let (updated, unknown) =
-        write::modify(api, call, Origin::Write, |_| Ok((body.clone(), duplicates.clone()))).await?;
+        write::modify(api, call, WriteOrigin::Write, |_| Ok((body.clone(), duplicates.clone()))).await?;
     respond(call, StatusCode::OK, &updated, &unknown)
 }

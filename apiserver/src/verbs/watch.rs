@@ -16,22 +16,22 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Call, list};
-use crate::api::Api;
+use crate::state::ServerState;
 use crate::object;
 use crate::output::{self, Body, Shape};
 use crate::selector::Selector;
 use crate::status::{ApiError, Result};
-use crate::store::{Event, EventKind, Record, StoreError, Watch};
+use crate::store::{StoreEvent, EventKind, StoredObject, StoreError, Watch};
 
 /// Bookmarks keep a quiet watcher's place recent; once a minute is what the real server does.
 const BOOKMARK: Duration = Duration::from_secs(60);
 /// Watches without a time limit end after 30 to 60 minutes, so that clients spread over restarted servers.
-const LONGEST: Duration = Duration::from_secs(1800);
+const MIN_DEFAULT_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Bytes after which a batch of events is handed to the connection.
-const CHUNK: usize = 64 * 1024;
+const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Answers a watch.
-pub async fn handle(api: &Arc<Api>, call: Call) -> Result<Response<Body>> {
+pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>> {
     let shape = call.shape()?;
     let query = &call.query;
     let mut fields = query.field_selector.clone();
@@ -42,7 +42,7 @@ pub async fn handle(api: &Arc<Api>, call: Call) -> Result<Response<Body>> {
     let selector = Selector::parse(&query.label_selector, &fields, &call.resource)?;
     let revision = query.revision()?;
     if let Some(revision) = revision {
-        list::wait_for(&*api.store, revision).await?;
+        list::wait_for_revision(&*api.store, revision).await?;
     }
     let prefix = call.resource.prefix_of(&call.namespace);
     // Without a revision, and for streaming lists, the current state comes first.
@@ -69,10 +69,10 @@ pub async fn handle(api: &Arc<Api>, call: Call) -> Result<Response<Body>> {
     };
     let limit = match query.timeout_seconds {
         Some(seconds) if seconds > 0 => Duration::from_secs(seconds),
-        _ => LONGEST.mul_f64(rand::rng().random_range(1.0..2.0)),
+        _ => MIN_DEFAULT_TIMEOUT.mul_f64(rand::rng().random_range(1.0..2.0)),
     };
     let announce = query.initial_events == Some(true) && query.bookmarks;
-    let feed = Feed {
+    let feed = WatchFeed {
         call,
         shape,
         selector,
@@ -98,12 +98,12 @@ pub async fn handle(api: &Arc<Api>, call: Call) -> Result<Response<Body>> {
     Ok(response)
 }
 
-struct Feed {
+struct WatchFeed {
     call: Call,
     shape: Shape,
     selector: Selector,
     /// Of the current state, what has not been sent yet.
-    pending: VecDeque<Arc<Record>>,
+    pending: VecDeque<Arc<StoredObject>>,
     /// The revision of the bookmark that closes the current state.
     announce: Option<u64>,
     watch: Option<Watch>,
@@ -115,7 +115,7 @@ struct Feed {
     _open: crate::metrics::OpenWatch,
 }
 
-impl Feed {
+impl WatchFeed {
     /// The next bytes; `None` ends the stream.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
@@ -128,7 +128,7 @@ impl Feed {
             let mut chunk = BytesMut::new();
             while let Some(record) = self.pending.pop_front() {
                 self.append(&mut chunk, "ADDED", &record);
-                if chunk.len() >= CHUNK {
+                if chunk.len() >= CHUNK_BYTES {
                     return Some(chunk.freeze());
                 }
             }
@@ -163,13 +163,13 @@ impl Feed {
                     return Some(chunk.freeze());
                 }
                 () = tokio::time::sleep_until(self.deadline) => return None,
-                () = crate::api::stopped(self.stopping.clone()) => return None,
+                () = crate::state::stopped(self.stopping.clone()) => return None,
             }
         }
     }
 
     /// Turns a change of the store into what it means to this watcher's selection.
-    fn event(&mut self, chunk: &mut BytesMut, event: &Event) {
+    fn event(&mut self, chunk: &mut BytesMut, event: &StoreEvent) {
         if self.selector.is_empty() {
             let kind = match event.kind {
                 EventKind::Created => "ADDED",
@@ -178,7 +178,7 @@ impl Feed {
             };
             return self.append(chunk, kind, &event.record);
         }
-        let matches = |record: &Arc<Record>| self.selector.matches(&self.call.resource.view(record));
+        let matches = |record: &Arc<StoredObject>| self.selector.matches(&self.call.resource.view(record));
         let before = event.previous.as_ref().is_some_and(matches);
         let after = event.kind != EventKind::Deleted && matches(&event.record);
         match (before, after) {
@@ -189,7 +189,7 @@ impl Feed {
             (true, false) => {
                 // The object left the selection: its last selected state, at the revision at which it left.
                 let previous = event.previous.as_ref().map_or(&event.record, |previous| previous);
-                let record = Record::new(
+                let record = StoredObject::new(
                     previous.key.clone(),
                     previous.create_revision,
                     event.record.revision,
@@ -200,9 +200,9 @@ impl Feed {
         }
     }
 
-    fn append(&mut self, chunk: &mut BytesMut, kind: &str, record: &Arc<Record>) {
+    fn append(&mut self, chunk: &mut BytesMut, kind: &str, record: &Arc<StoredObject>) {
         let resource = &self.call.resource;
-        let plain = self.shape == Shape::Object && resource.shows(record);
+        let plain = self.shape == Shape::Object && resource.serves_as_stored(record);
         if kind == "ADDED" && !self.selector.is_empty() && !self.selector.matches(&resource.view(record)) {
             return;
         }
@@ -214,7 +214,7 @@ impl Feed {
         } else {
             let view = resource.view(record);
             let include = &self.call.query.include_object;
-            let shown = output::shaped(resource, &view, self.shape, include, self.headings);
+            let shown = output::to_shape(resource, &view, self.shape, include, self.headings);
             self.headings = false;
             chunk.put_slice(shown.to_string().as_bytes());
         }

@@ -11,8 +11,8 @@ use http::header;
 use serde_json::{Value, json};
 
 use super::{Call, list, metadata};
-use crate::admission::{self, Attempt, Operation};
-use crate::api::Api;
+use crate::admission::{self, AdmissionRequest, Operation};
+use crate::state::ServerState;
 use crate::kinds::{Resource, definition, rules};
 use crate::object;
 use crate::patch::apply;
@@ -20,14 +20,14 @@ use crate::protobuf::{self, ProtobufError};
 use crate::request::FieldValidation;
 use crate::schema::strict;
 use crate::status::{ApiError, Cause, Result};
-use crate::store::{Change, Expect, Outcome, Txn};
+use crate::store::{TxnChange, Expect, TxnOutcome, Txn};
 
 /// Lost races after which a client hears of the conflict itself.
-const ATTEMPTS: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 
 /// Who accounts for the fields written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum WriteOrigin {
     /// A create, update or patch: what changed is recorded here.
     Write,
     /// Server-side apply, which did its own accounting.
@@ -83,7 +83,7 @@ pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
 }
 
 /// Checks that a body's name and namespace are the request's, filling in what it leaves out.
-pub fn check_place(call: &Call, body: &mut Value) -> Result<()> {
+pub fn check_identity(call: &Call, body: &mut Value) -> Result<()> {
     let namespace = if call.resource.namespaced { call.namespace.as_str() } else { "" };
     let given = object::namespace(body).to_string();
     if !given.is_empty() && given != namespace {
@@ -107,7 +107,7 @@ pub fn check_place(call: &Call, body: &mut Value) -> Result<()> {
 
 /// Whether objects differ at most in the times of their managedFields: a manifest that leaves out what defaults put in
 /// again looks like a change until they did, and is written down as one.
-fn same_but_for_times(a: &Value, b: &Value) -> bool {
+fn equal_except_times(a: &Value, b: &Value) -> bool {
     /// Equal maps, but for one key that is compared otherwise.
     fn but_for(key: &str, a: &Value, b: &Value, how: fn(&Value, &Value) -> bool) -> bool {
         let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else { return a == b };
@@ -124,13 +124,13 @@ fn same_but_for_times(a: &Value, b: &Value) -> bool {
 
 /// Replaces an object with what `make` makes of it, again if somebody else was faster.
 pub async fn modify(
-    api: &Arc<Api>,
+    api: &Arc<ServerState>,
     call: &Call,
-    origin: Origin,
+    origin: WriteOrigin,
     make: impl Fn(&Value) -> Result<(Value, Vec<String>)>,
 ) -> Result<(Arc<Value>, Vec<String>)> {
     let resource = &call.resource;
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
         let current = resource.view(&record);
         let (mut new, mut unknown) = make(&current)?;
@@ -147,11 +147,11 @@ pub async fn modify(
             );
             return Err(ApiError::conflict(&resource.group, &resource.plural, &call.name, &why));
         }
-        settle(api, call, Some(&current), &mut new, &mut unknown, origin)?;
+        normalize(api, call, Some(&current), &mut new, &mut unknown, origin)?;
         object::copy_meta(&mut new, &current, "resourceVersion");
         unknown.extend(admission::admit(
             api,
-            &Attempt {
+            &AdmissionRequest {
                 call,
                 operation: Operation::Update,
                 new: Some(&new),
@@ -161,31 +161,31 @@ pub async fn modify(
         )?);
         let finished =
             object::is_terminating(&new) && object::finalizers(&new).is_empty() && spec_finalized(&new);
-        if !finished && same_but_for_times(&new, &current) {
+        if !finished && equal_except_times(&new, &current) {
             return Ok((current, unknown));
         }
         if call.query.dry_run {
             return Ok((Arc::new(new), unknown));
         }
         let change = if finished {
-            Change::Delete
+            TxnChange::Delete
         } else {
             let mut stored = resource.to_stored(new.clone());
             object::set_meta(&mut stored, "resourceVersion", Value::Null);
-            Change::Put(Bytes::from(stored.to_string()))
+            TxnChange::Put(Bytes::from(stored.to_string()))
         };
         let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
         match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {
-            Outcome::Done(written) => {
-                after(api, resource);
+            TxnOutcome::Committed(written) => {
+                after_commit(api, resource);
                 let shown = if finished { Arc::new(new) } else { resource.view(&written) };
                 return Ok((shown, unknown));
             }
-            Outcome::Refused(None) => return Err(call.not_found()),
-            Outcome::Refused(Some(_)) if conditional => {
+            TxnOutcome::Conflict(None) => return Err(call.not_found()),
+            TxnOutcome::Conflict(Some(_)) if conditional => {
                 return Err(ApiError::modified(&resource.group, &resource.plural, &call.name));
             }
-            Outcome::Refused(Some(_)) => {}
+            TxnOutcome::Conflict(Some(_)) => {}
         }
     }
     Err(ApiError::modified(&resource.group, &resource.plural, &call.name))
@@ -197,7 +197,7 @@ pub fn spec_finalized(object: &Value) -> bool {
 }
 
 /// What must happen once a write is durable and before it is acknowledged.
-pub fn after(api: &Api, resource: &Resource) {
+pub fn after_commit(api: &ServerState, resource: &Resource) {
     if resource.prefix == crate::kinds::DEFINITIONS {
         api.kinds.refresh(&*api.store);
     }
@@ -211,13 +211,13 @@ pub fn after(api: &Api, resource: &Resource) {
 
 /// Brings a new state into the shape that is stored: identity kept, unknown fields dropped, defaults filled in, the parts
 /// this request may not write taken from the old state, rules and schema checked, generation and ownership accounted for.
-pub fn settle(
-    api: &Api,
+pub fn normalize(
+    api: &ServerState,
     call: &Call,
     old: Option<&Value>,
     new: &mut Value,
     unknown: &mut Vec<String>,
-    origin: Origin,
+    origin: WriteOrigin,
 ) -> Result<()> {
     let resource = &call.resource;
     let now = jiff::Timestamp::now();
@@ -237,7 +237,7 @@ pub fn settle(
         FieldValidation::Strict | FieldValidation::Warn => {}
     }
     if let Some(old) = old {
-        keep_what_is_not_written(call, old, new);
+        preserve_unwritable_fields(call, old, new);
     } else if resource.has_subresource("status") {
         // Status is written by whoever observes, never by whoever creates.
         object::remove(new, "status");
@@ -260,22 +260,22 @@ pub fn settle(
         return Err(call.invalid(causes));
     }
     crate::auth::check_escalation(api, call, new, old)?;
-    account_generation(resource, old, new);
+    update_generation(resource, old, new);
     if resource.prefix == crate::kinds::DEFINITIONS && call.subresource.is_empty() {
         definition::establish(new, &api.kinds.table(), &object::timestamp(now));
     }
     if resource.group == admission::GROUP && resource.has_subresource("status") && call.subresource.is_empty()
     {
-        admission::check::observe(new, &api.kinds.table());
+        admission::check::with_status(new, &api.kinds.table());
     }
-    if origin == Origin::Write {
+    if origin == WriteOrigin::Write {
         apply::track_update(old, new, &call.manager(), &call.subresource, now, schema);
     }
     Ok(())
 }
 
 /// Fields that no update may change, and those that this kind of update may not.
-fn keep_what_is_not_written(call: &Call, old: &Value, new: &mut Value) {
+fn preserve_unwritable_fields(call: &Call, old: &Value, new: &mut Value) {
     let resource = &call.resource;
     if !call.subresource.is_empty() {
         let given = std::mem::replace(new, old.clone());
@@ -311,7 +311,7 @@ fn keep_what_is_not_written(call: &Call, old: &Value, new: &mut Value) {
 }
 
 /// The generation counts changes of what people want: everything but metadata and, where it is separate, status.
-fn account_generation(resource: &Resource, old: Option<&Value>, new: &mut Value) {
+fn update_generation(resource: &Resource, old: Option<&Value>, new: &mut Value) {
     let counted = resource.custom.is_some()
         || resource.kind == "CustomResourceDefinition"
         || resource.group == admission::GROUP;

@@ -8,7 +8,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBind
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use super::support::{Cluster, code};
+use super::support::{TestServer, code};
 
 fn read<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
     serde_json::from_value(value).unwrap()
@@ -16,7 +16,7 @@ fn read<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
 
 #[tokio::test]
 async fn a_user_may_do_what_a_role_says_and_nothing_else() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let eve = cluster.client_as("eve", &["staff"]).await;
     let maps: Api<ConfigMap> = Api::namespaced(eve.clone(), "default");
     assert_eq!(code(maps.list(&ListParams::default()).await), 403, "nobody gave eve anything");
@@ -49,8 +49,8 @@ async fn a_user_may_do_what_a_role_says_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn nobody_grants_more_than_they_hold() {
-    let cluster = Cluster::start().await;
+async fn users_cannot_grant_more_than_they_hold() {
+    let cluster = TestServer::start().await;
     let roles: Api<ClusterRole> = Api::all(cluster.client());
     let manager = json!({"metadata": {"name": "role-manager"}, "rules": [
         {"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["*"], "verbs": ["create", "get"]},
@@ -81,7 +81,7 @@ async fn nobody_grants_more_than_they_hold() {
 
 #[tokio::test]
 async fn a_service_account_token_works_until_its_account_is_gone() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client(), "default");
     accounts.create(&PostParams::default(), &read(json!({"metadata": {"name": "robot"}}))).await.unwrap();
     let request = TokenRequest { spec: Some(TokenRequestSpec::default()), ..TokenRequest::default() };
@@ -104,8 +104,8 @@ async fn a_service_account_token_works_until_its_account_is_gone() {
 }
 
 #[tokio::test]
-async fn a_bootstrap_token_opens_the_host_and_lets_a_machine_ask_for_a_certificate() {
-    let cluster = Cluster::start().await;
+async fn bootstrap_token_opens_the_lan_and_permits_a_csr() {
+    let cluster = TestServer::start().await;
     let secrets: Api<Secret> = Api::namespaced(cluster.client(), "kube-system");
     let secret = |expiration: &str| -> Secret {
         read(json!({
@@ -152,8 +152,8 @@ async fn a_bootstrap_token_opens_the_host_and_lets_a_machine_ask_for_a_certifica
 }
 
 #[tokio::test]
-async fn strangers_learn_health_and_version_only() {
-    let cluster = Cluster::start().await;
+async fn anonymous_requests_see_only_health_and_version() {
+    let cluster = TestServer::start().await;
     let stranger = cluster.client_with_token("").await;
     stranger.apiserver_version().await.unwrap();
     let maps: Api<ConfigMap> = Api::namespaced(stranger, "default");
@@ -163,7 +163,7 @@ async fn strangers_learn_health_and_version_only() {
 
 #[tokio::test]
 async fn an_aggregated_role_shows_the_rules_it_collects() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let roles: Api<ClusterRole> = Api::all(cluster.client());
     let part = json!({
         "metadata": {"name": "things", "labels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
@@ -183,7 +183,7 @@ async fn an_aggregated_role_shows_the_rules_it_collects() {
 
 #[tokio::test]
 async fn a_signing_request_is_approved_and_answered() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let requests: Api<CertificateSigningRequest> = Api::all(cluster.client());
     let request = json!({"metadata": {"name": "r"}, "spec": {"request": "LS0t", "signerName": "example.com/x", "usages": ["client auth"]}});
     requests.create(&PostParams::default(), &read(request)).await.unwrap();

@@ -5,7 +5,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::protocol::ask;
-use super::support::Cluster;
+use super::support::TestServer;
 
 const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
 const BINDINGS: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings";
@@ -14,7 +14,7 @@ const APPLY: &str = "application/apply-patch+yaml";
 const MERGE: &str = "application/merge-patch+json";
 
 async fn send(
-    cluster: &Cluster,
+    cluster: &TestServer,
     method: Method,
     path: &str,
     media: &str,
@@ -26,12 +26,12 @@ async fn send(
     (code, answer, warning.to_string())
 }
 
-async fn post(cluster: &Cluster, path: &str, body: &Value) -> (u16, Value, String) {
+async fn post(cluster: &TestServer, path: &str, body: &Value) -> (u16, Value, String) {
     send(cluster, Method::POST, path, "application/json", body).await
 }
 
 /// What was answered: the code, and the message of a refusal without the words every refusal has.
-async fn told(cluster: &Cluster, method: Method, path: &str, media: &str, body: &Value) -> (u16, String) {
+async fn send_for_message(cluster: &TestServer, method: Method, path: &str, media: &str, body: &Value) -> (u16, String) {
     let (code, answer, _) = send(cluster, method, path, media, body).await;
     let message = answer["message"].as_str().unwrap_or_default();
     (code, message.rsplit("denied request: ").next().unwrap_or_default().to_string())
@@ -70,14 +70,14 @@ fn binding(name: &str, spec: Value) -> Value {
 }
 
 /// Puts a policy into force.
-async fn install(cluster: &Cluster, policy: Value, binding: Value) {
+async fn install(cluster: &TestServer, policy: Value, binding: Value) {
     let (code, answer, _) = post(cluster, POLICIES, &policy).await;
     assert_eq!(code, 201, "{answer}");
     let (code, answer, _) = post(cluster, BINDINGS, &binding).await;
     assert_eq!(code, 201, "{answer}");
 }
 
-async fn remove(cluster: &Cluster, name: &str) {
+async fn remove(cluster: &TestServer, name: &str) {
     for place in [BINDINGS, POLICIES] {
         let (code, ..) =
             send(cluster, Method::DELETE, &format!("{place}/{name}"), "application/json", &Value::Null).await;
@@ -86,8 +86,8 @@ async fn remove(cluster: &Cluster, name: &str) {
 }
 
 #[tokio::test]
-async fn expressions_decide_as_on_kubernetes() {
-    let cluster = Cluster::start().await;
+async fn expressions_evaluate_as_on_kubernetes() {
+    let cluster = TestServer::start().await;
     // What a policy says, and what becomes of a ConfigMap `one` with `a: "1"` under it.
     let validate = |expression: &str| json!({"validations": [{"expression": expression}]});
     let with = |expression: &str, field: &str, value: Value| {
@@ -185,7 +185,7 @@ async fn expressions_decide_as_on_kubernetes() {
         ),
     ] {
         install(&cluster, policy(name, spec), binding(name, json!({}))).await;
-        let answer = told(&cluster, Method::POST, MAPS, "application/json", &map("one", "1")).await;
+        let answer = send_for_message(&cluster, Method::POST, MAPS, "application/json", &map("one", "1")).await;
         assert_eq!(answer, (code, message), "{name}");
         remove(&cluster, name).await;
         if code == 201 {
@@ -197,8 +197,8 @@ async fn expressions_decide_as_on_kubernetes() {
 }
 
 #[tokio::test]
-async fn every_kind_of_write_is_asked_about_and_nothing_is_stored_against_a_policy() {
-    let cluster = Cluster::start().await;
+async fn every_write_verb_is_admitted_and_denied_writes_not_stored() {
+    let cluster = TestServer::start().await;
     let fixed = json!({"validations": [
         {"expression": "request.operation != 'UPDATE' || oldObject.data == object.data", "message": "data is fixed"},
         {"expression": "request.operation != 'DELETE' || object == null && oldObject.data.a != '1'", "messageExpression": "'keep ' + oldObject.metadata.name"},
@@ -247,7 +247,7 @@ async fn every_kind_of_write_is_asked_about_and_nothing_is_stored_against_a_poli
             (422, "keep one"),
         ),
     ] {
-        let (code, message) = told(&cluster, method, path, media, &body).await;
+        let (code, message) = send_for_message(&cluster, method, path, media, &body).await;
         assert_eq!((code, message.as_str()), want, "{what}");
     }
     let (_, stored, _) = send(&cluster, Method::GET, &one, "application/json", &Value::Null).await;
@@ -256,8 +256,8 @@ async fn every_kind_of_write_is_asked_about_and_nothing_is_stored_against_a_poli
 }
 
 #[tokio::test]
-async fn a_policy_is_about_what_it_says_and_a_binding_about_less() {
-    let cluster = Cluster::start().await;
+async fn binding_narrows_the_match_of_its_policy() {
+    let cluster = TestServer::start().await;
     let labelled = |labels: Value| {
         let mut labelled = map("one", "1");
         labelled["metadata"]["labels"] = labels;
@@ -430,7 +430,7 @@ async fn a_policy_is_about_what_it_says_and_a_binding_about_less() {
 
 #[tokio::test]
 async fn parameters_are_found_and_a_binding_may_only_warn() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let spec = json!({
         "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
         "matchConditions": [{"name": "no-parameter", "expression": "!object.metadata.name.startsWith('par')"}],
@@ -438,7 +438,7 @@ async fn parameters_are_found_and_a_binding_may_only_warn() {
     });
     let by_name = |name: &str| json!({"paramRef": {"name": name, "parameterNotFoundAction": "Deny"}});
     let dry = format!("{MAPS}?dryRun=All");
-    let ask = async || told(&cluster, Method::POST, &dry, "application/json", &map("one", "1")).await;
+    let ask = async || send_for_message(&cluster, Method::POST, &dry, "application/json", &map("one", "1")).await;
     install(&cluster, policy("params", spec.clone()), binding("params", by_name("nowhere"))).await;
     let none =
         "failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction";
@@ -481,8 +481,8 @@ async fn parameters_are_found_and_a_binding_may_only_warn() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_policy_is_told_when_it_is_written() {
-    let cluster = Cluster::start().await;
+async fn policy_errors_are_reported_on_write() {
+    let cluster = TestServer::start().await;
     let validate = |validation: Value| json!({"validations": [validation]});
     let plain = validate(json!({"expression": "true"}));
     let with = |field: &str, value: Value| {

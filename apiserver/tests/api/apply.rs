@@ -7,7 +7,7 @@ use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use serde_json::json;
 
-use super::support::{Cluster, code};
+use super::support::{TestServer, code};
 use super::{thing, thing_api, things};
 
 fn config(data: serde_json::Value) -> Patch<serde_json::Value> {
@@ -16,7 +16,7 @@ fn config(data: serde_json::Value) -> Patch<serde_json::Value> {
 
 #[tokio::test]
 async fn managers_own_fields_and_conflict_over_them() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     let one = PatchParams::apply("one");
     let two = PatchParams::apply("two");
@@ -34,7 +34,7 @@ async fn managers_own_fields_and_conflict_over_them() {
 
 #[tokio::test]
 async fn a_dry_run_shows_the_outcome_and_leaves_no_trace() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     let shown =
         maps.patch("a", &PatchParams::apply("one").dry_run(), &config(json!({"x": "1"}))).await.unwrap();
@@ -50,7 +50,7 @@ async fn a_dry_run_shows_the_outcome_and_leaves_no_trace() {
 
 #[tokio::test]
 async fn applying_the_same_manifest_again_writes_nothing() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let manifests = [
         json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}, "stringData": {"x": "1"}}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "labels": {"x": "1"}}}),
@@ -80,7 +80,7 @@ async fn applying_the_same_manifest_again_writes_nothing() {
 
 #[tokio::test]
 async fn two_writers_share_a_status_condition_by_condition() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     definitions.create(&PostParams::default(), &things()).await.unwrap();
     let api = thing_api(&cluster);

@@ -3,7 +3,7 @@
 use http::{Method, Request};
 use serde_json::{Value, json};
 
-use super::support::Cluster;
+use super::support::TestServer;
 
 /// Sends a body and returns the status code, with the answer for the message of a failed assertion.
 async fn send(
@@ -32,7 +32,7 @@ fn set(object: &mut Value, path: &str, value: Value) {
 
 #[tokio::test]
 async fn no_body_makes_the_server_fail() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let client = cluster.client();
     let rbac = "/apis/rbac.authorization.k8s.io/v1";
     let resources = [

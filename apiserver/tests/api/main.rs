@@ -5,7 +5,7 @@
 mod access;
 mod admission;
 mod apply;
-mod durable;
+mod durability;
 mod hostile;
 mod protocol;
 pub mod support;
@@ -22,7 +22,7 @@ use kube::api::{
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use serde_json::json;
-use support::{Cluster, code};
+use support::{TestServer, code};
 
 fn config_map(name: &str, value: &str) -> ConfigMap {
     serde_json::from_value(
@@ -33,7 +33,7 @@ fn config_map(name: &str, value: &str) -> ConfigMap {
 
 #[tokio::test]
 async fn an_object_lives_from_create_to_delete() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     let created = maps.create(&PostParams::default(), &config_map("a", "one")).await.unwrap();
     assert!(created.metadata.uid.is_some() && created.metadata.creation_timestamp.is_some());
@@ -58,8 +58,8 @@ async fn an_object_lives_from_create_to_delete() {
 }
 
 #[tokio::test]
-async fn a_watch_tells_of_every_change_and_honours_its_selector() {
-    let cluster = Cluster::start().await;
+async fn watch_sends_every_change_and_honours_its_selector() {
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     let from = maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     let params = WatchParams::default().labels("app=x").timeout(60);
@@ -89,7 +89,7 @@ async fn a_watch_tells_of_every_change_and_honours_its_selector() {
 
 #[tokio::test]
 async fn a_streaming_list_ends_with_its_bookmark() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     for name in ["a", "b"] {
         maps.create(&PostParams::default(), &config_map(name, "x")).await.unwrap();
@@ -118,7 +118,7 @@ async fn a_streaming_list_ends_with_its_bookmark() {
 
 #[tokio::test]
 async fn lists_page_and_stay_consistent() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "kube-public");
     for index in 0..5 {
         maps.create(&PostParams::default(), &config_map(&format!("m{index}"), "page")).await.unwrap();
@@ -169,14 +169,14 @@ fn thing(name: &str, spec: serde_json::Value) -> DynamicObject {
     .unwrap()
 }
 
-fn thing_api(cluster: &Cluster) -> Api<DynamicObject> {
+fn thing_api(cluster: &TestServer) -> Api<DynamicObject> {
     let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("example.com", "v1", "Thing"));
     Api::namespaced_with(cluster.client(), "default", &kind)
 }
 
 #[tokio::test]
 async fn a_custom_resource_is_served_as_soon_as_it_is_defined() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let defined = definitions.create(&PostParams::default(), &things()).await.unwrap();
     let conditions = defined.status.unwrap().conditions.unwrap();
@@ -220,8 +220,8 @@ async fn a_custom_resource_is_served_as_soon_as_it_is_defined() {
 }
 
 #[tokio::test]
-async fn a_custom_object_that_breaks_its_schema_is_refused_with_its_field() {
-    let cluster = Cluster::start().await;
+async fn custom_object_that_violates_its_schema_names_the_field() {
+    let cluster = TestServer::start().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     definitions.create(&PostParams::default(), &things()).await.unwrap();
     let refused =
@@ -234,7 +234,7 @@ async fn a_custom_object_that_breaks_its_schema_is_refused_with_its_field() {
 
 #[tokio::test]
 async fn a_finalizer_holds_an_object_until_it_is_removed() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     let mut map = config_map("held", "x");
     map.metadata.finalizers = Some(vec!["example.com/hold".into()]);
@@ -249,8 +249,8 @@ async fn a_finalizer_holds_an_object_until_it_is_removed() {
 }
 
 #[tokio::test]
-async fn dependents_go_with_their_owner_and_namespaces_with_their_objects() {
-    let cluster = Cluster::start().await;
+async fn deleting_an_owner_or_namespace_deletes_its_objects() {
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     let owner = maps.create(&PostParams::default(), &config_map("owner", "x")).await.unwrap();
     let mut child = config_map("child", "x");
@@ -283,7 +283,7 @@ async fn dependents_go_with_their_owner_and_namespaces_with_their_objects() {
 
 #[tokio::test]
 async fn objects_follow_their_definition_as_it_changes() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     definitions.create(&PostParams::default(), &things()).await.unwrap();
     let api = thing_api(&cluster);
@@ -327,8 +327,8 @@ async fn first_without_revision(api: &Api<DynamicObject>) -> DynamicObject {
 }
 
 #[tokio::test]
-async fn orphans_stay_and_forget_their_owner() {
-    let cluster = Cluster::start().await;
+async fn orphaned_dependents_stay_without_owner_reference() {
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     let owner = maps.create(&PostParams::default(), &config_map("owner", "x")).await.unwrap();
     let mut child = config_map("child", "x");
@@ -348,8 +348,8 @@ async fn orphans_stay_and_forget_their_owner() {
 }
 
 #[tokio::test]
-async fn what_every_namespace_has_comes_back() {
-    let cluster = Cluster::start().await;
+async fn default_objects_of_a_namespace_are_recreated() {
+    let cluster = TestServer::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     let root =
         || async { maps.get("kube-root-ca.crt").await.ok().and_then(|map| map.data).unwrap_or_default() };

@@ -3,10 +3,10 @@
 use http::{Method, Request};
 use serde_json::{Value, json};
 
-use super::support::Cluster;
+use super::support::TestServer;
 
 pub(crate) async fn ask(
-    cluster: &Cluster,
+    cluster: &TestServer,
     method: Method,
     path: &str,
     headers: &[(&str, &str)],
@@ -25,14 +25,14 @@ pub(crate) async fn ask(
     (parts.status.as_u16(), parts.headers, value)
 }
 
-async fn get(cluster: &Cluster, path: &str) -> (u16, Value) {
+async fn get(cluster: &TestServer, path: &str) -> (u16, Value) {
     let (code, _, value) = ask(cluster, Method::GET, path, &[], "").await;
     (code, value)
 }
 
 #[tokio::test]
 async fn discovery_answers_old_and_new_clients() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
     let (_, headers, list) = ask(&cluster, Method::GET, "/apis", &[("accept", accept)], "").await;
     assert_eq!(
@@ -76,7 +76,7 @@ async fn discovery_answers_old_and_new_clients() {
 
 #[tokio::test]
 async fn tables_and_metadata_are_shown_on_request() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let path = "/api/v1/namespaces";
     let table = [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")];
     let (_, _, shown) = ask(&cluster, Method::GET, path, &table, "").await;
@@ -92,8 +92,8 @@ async fn tables_and_metadata_are_shown_on_request() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_with_the_right_status() {
-    let cluster = Cluster::start().await;
+async fn malformed_requests_get_the_right_status() {
+    let cluster = TestServer::start().await;
     let maps = "/api/v1/namespaces/default/configmaps";
     let body = r#"{"metadata":{"name":"a"},"data":{"x":"1"},"nonsense":1}"#;
     let big = format!(r#"{{"metadata":{{"name":"big"}},"data":{{"x":"{}"}}}}"#, "x".repeat(4 << 20));
@@ -134,7 +134,7 @@ async fn what_makes_no_sense_is_refused_with_the_right_status() {
 
 #[tokio::test]
 async fn an_event_is_one_object_under_two_groups() {
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let event = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"}, "eventTime": "2026-01-01T00:00:00.000000Z",
         "reportingController": "test", "reportingInstance": "t", "action": "Test", "reason": "Testing", "type": "Normal",
@@ -158,7 +158,7 @@ async fn typed_writes_may_come_as_protobuf() {
     let mut body = b"k8s\0".to_vec();
     body.extend(b"\x0a\x0f\x0a\x02v1\x12\x09Namespace");
     body.extend(b"\x12\x06\x0a\x04\x0a\x02pb");
-    let cluster = Cluster::start().await;
+    let cluster = TestServer::start().await;
     let text = String::from_utf8(body).unwrap();
     let header = [("content-type", "application/vnd.kubernetes.protobuf")];
     let (code, _, made) = ask(&cluster, Method::POST, "/api/v1/namespaces", &header, &text).await;

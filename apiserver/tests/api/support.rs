@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use russet_apiserver::store::etcd::EtcdConfig;
-use russet_apiserver::{Config, Running};
+use russet_apiserver::{ApiServerConfig, RunningServer};
 
 use self::etcd::Etcd;
 
@@ -19,47 +19,47 @@ use self::etcd::Etcd;
 pub mod etcd;
 
 /// How long a test waits for what must happen: generous, because the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where a server keeps its objects: what is left when it has stopped.
-pub struct Place {
+pub struct DataLocation {
     folder: tempfile::TempDir,
-    etcd: Option<Arc<Shared>>,
+    etcd: Option<Arc<SharedEtcd>>,
 }
 
 /// A part of an etcd that servers share.
-pub struct Shared {
+pub struct SharedEtcd {
     etcd: Arc<Mutex<Etcd>>,
     prefix: String,
 }
 
 /// A running server.
-pub struct Cluster {
-    running: Option<Running>,
+pub struct TestServer {
+    running: Option<RunningServer>,
     client: kube::Client,
-    place: Place,
+    place: DataLocation,
 }
 
-impl Place {
+impl DataLocation {
     /// A new place: a directory, and in the binary `etcd`, which runs the same tests, a part of an etcd.
-    pub fn anew() -> Self {
-        let etcd = (env!("CARGO_CRATE_NAME") == "etcd").then(|| Arc::new(Shared::of_one_member()));
+    pub fn create() -> Self {
+        let etcd = (env!("CARGO_CRATE_NAME") == "etcd").then(|| Arc::new(SharedEtcd::of_one_member()));
         Self { folder: tempfile::tempdir().unwrap(), etcd }
     }
 
     /// A place that is never an etcd.
-    pub fn in_a_file() -> Self {
+    pub fn embedded() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), etcd: None }
     }
 
     /// A place in this etcd.
-    pub fn on(etcd: Arc<Shared>) -> Self {
+    pub fn in_etcd(etcd: Arc<SharedEtcd>) -> Self {
         Self { folder: tempfile::tempdir().unwrap(), etcd: Some(etcd) }
     }
 
     /// How a server is started here.
-    pub fn config(&self) -> Config {
-        let config = Config::new(self.folder.path()).listen(([127, 0, 0, 1], 0).into());
+    pub fn config(&self) -> ApiServerConfig {
+        let config = ApiServerConfig::new(self.folder.path()).listen(([127, 0, 0, 1], 0).into());
         match &self.etcd {
             None => config,
             Some(shared) => config.etcd(shared.config()),
@@ -67,14 +67,14 @@ impl Place {
     }
 }
 
-impl Place {
+impl DataLocation {
     /// How a server would be started on this directory with its objects elsewhere.
-    pub fn moved_to(&self, etcd: &Shared) -> Config {
+    pub fn moved_to(&self, etcd: &SharedEtcd) -> ApiServerConfig {
         self.config().etcd(etcd.config())
     }
 }
 
-impl Shared {
+impl SharedEtcd {
     /// A part of the one member that tests running at this time share; it ends with the last of them.
     fn of_one_member() -> Self {
         static ONE: Mutex<Weak<Mutex<Etcd>>> = Mutex::new(Weak::new());
@@ -86,7 +86,7 @@ impl Shared {
     }
 
     /// An etcd of its own.
-    pub fn of(members: usize, tls: bool) -> Arc<Self> {
+    pub fn with_members(members: usize, tls: bool) -> Arc<Self> {
         Arc::new(Self {
             etcd: Self::started(members, tls),
             prefix: russet_apiserver::store::etcd::PREFIX.into(),
@@ -122,26 +122,26 @@ impl Shared {
     }
 }
 
-impl Cluster {
+impl TestServer {
     /// Starts a server on a free port.
     pub async fn start() -> Self {
-        Self::start_in(Place::anew()).await
+        Self::start_in(DataLocation::create()).await
     }
 
     /// Starts a server on what an earlier one left.
-    pub async fn start_in(place: Place) -> Self {
+    pub async fn start_in(place: DataLocation) -> Self {
         let config = place.config();
         Self::start_with(place, config).await
     }
 
     /// Starts a server on what an earlier one left, where that one listened.
-    pub async fn start_at(place: Place, listen: SocketAddr) -> Self {
+    pub async fn start_at(place: DataLocation, listen: SocketAddr) -> Self {
         let config = place.config().listen(listen);
         Self::start_with(place, config).await
     }
 
     /// Starts a server as told.
-    pub async fn start_with(place: Place, config: Config) -> Self {
+    pub async fn start_with(place: DataLocation, config: ApiServerConfig) -> Self {
         let running = russet_apiserver::start(config).await.unwrap();
         let client = client_of(running.kubeconfig().to_path_buf()).await;
         Self { running: Some(running), client, place }
@@ -153,7 +153,7 @@ impl Cluster {
     }
 
     /// The server.
-    pub fn running(&self) -> &Running {
+    pub fn running(&self) -> &RunningServer {
         self.running.as_ref().unwrap()
     }
 
@@ -199,11 +199,11 @@ impl Cluster {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        assert!(tokio::time::timeout(PATIENCE, holds).await.is_ok(), "never happened: {what}");
+        assert!(tokio::time::timeout(TEST_TIMEOUT, holds).await.is_ok(), "never happened: {what}");
     }
 
     /// Stops the server and hands back what it leaves.
-    pub async fn stop(mut self) -> Place {
+    pub async fn stop(mut self) -> DataLocation {
         drop(self.client);
         if let Some(running) = self.running.take() {
             running.shutdown().await;

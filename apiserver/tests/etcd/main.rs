@@ -5,5 +5,5 @@
 
 #[path = "../api/main.rs"]
 mod api;
-mod failing;
-mod several;
+mod failures;
+mod two_servers;

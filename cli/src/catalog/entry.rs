@@ -2,27 +2,27 @@
 //! they describe. No server and no hub here.
 
 use anyhow::{Context, Result, bail, ensure};
-use russet_agent::grants::Limits;
+use russet_agent::grants::MemoryLimits;
 use russet_wire::architecture::ARCHITECTURES;
 
 /// The rows, below one line of column names.
 const ROWS: &str = include_str!("models.csv");
 /// Gigabytes of memory that Macs have been sold with.
-const SOLD: [u64; 12] = [8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512];
+const MAC_MEMORY_GIB: [u64; 12] = [8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512];
 /// Machines that a model is split over.
-const TOGETHER: [u64; 3] = [2, 4, 8];
+const SPLIT_COUNTS: [u64; 3] = [2, 4, 8];
 /// What is on top of the weights, of them: KV cache and workspace of one conversation of some thousand tokens.
-const ON_TOP: u64 = 10;
+const OVERHEAD_DIVISOR: u64 = 10;
 /// The least of it.
-const ON_TOP_LEAST: u64 = 1 << 30;
+const MIN_OVERHEAD_BYTES: u64 = 1 << 30;
 /// The word of a search that leaves out what this release does not run.
-const RUNS: &str = "runs";
+const RUNS_FILTER: &str = "runs";
 /// Names told at most where a name is not found.
-const MOST_NAMES: usize = 5;
+const MAX_SUGGESTIONS: usize = 5;
 
 /// A model that somebody has published for MLX.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct CatalogEntry {
     /// What people type, and the name of the Model.
     pub name: String,
     /// `owner/name` on the hub.
@@ -40,7 +40,7 @@ pub struct Entry {
     /// Bytes of the weights.
     pub bytes: u64,
     /// Where `bytes` is from.
-    pub origin: Origin,
+    pub origin: SizeOrigin,
     /// Longest context, tokens.
     pub context: u64,
     /// What its owners call their licence.
@@ -53,12 +53,12 @@ pub struct Packing {
     /// Bits of one value.
     pub bits: u32,
     /// What comes with them.
-    pub format: Format,
+    pub format: PackingFormat,
 }
 
 /// What comes with packed values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum PackingFormat {
     /// A scale and an offset of 16 bits for every so many values.
     Affine(u32),
     /// A scale of 8 bits for every 32 values.
@@ -67,7 +67,7 @@ pub enum Format {
 
 /// Where a number of bytes is from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SizeOrigin {
     /// Parameters times bits of each, scales and offsets included.
     Computed,
     /// What a public list says of the repository's files.
@@ -78,14 +78,14 @@ impl Packing {
     /// Bits of one parameter with its part of scales and offsets.
     pub fn bits_per_parameter(self) -> f64 {
         let extra = match self.format {
-            Format::Affine(group) => 32.0 / f64::from(group),
-            Format::Mxfp4 => 0.25,
+            PackingFormat::Affine(group) => 32.0 / f64::from(group),
+            PackingFormat::Mxfp4 => 0.25,
         };
         f64::from(self.bits) + extra
     }
 }
 
-impl Entry {
+impl CatalogEntry {
     /// The source of its Model.
     pub fn uri(&self) -> String {
         format!("hf://{}", self.repository)
@@ -101,8 +101,8 @@ impl Entry {
             ));
         }
         match self.packing.format {
-            Format::Affine(_) => Ok(()),
-            Format::Mxfp4 => {
+            PackingFormat::Affine(_) => Ok(()),
+            PackingFormat::Mxfp4 => {
                 Err("its weights are packed as mxfp4, and this release runs affine ones".to_owned())
             }
         }
@@ -110,43 +110,43 @@ impl Entry {
 
     /// The fewest and smallest machines whose models may take so much, as they are kept by default: how many, and
     /// gigabytes of each. A rule of thumb; the planner knows the model's shape and the machines.
-    pub fn needs(&self) -> Option<(u64, u64)> {
-        let bytes = self.bytes + (self.bytes / ON_TOP).max(ON_TOP_LEAST);
-        let holds = |gigabytes: u64| Limits { total: gigabytes << 30, ..Limits::default() }.serving_limit();
-        let alone = SOLD.into_iter().find(|size| holds(*size) >= bytes).map(|size| (1, size));
-        let largest = SOLD[SOLD.len() - 1];
-        let together = || TOGETHER.into_iter().find(|count| count * holds(largest) >= bytes);
+    pub fn required_machines(&self) -> Option<(u64, u64)> {
+        let bytes = self.bytes + (self.bytes / OVERHEAD_DIVISOR).max(MIN_OVERHEAD_BYTES);
+        let holds = |gigabytes: u64| MemoryLimits { total: gigabytes << 30, ..MemoryLimits::default() }.serving_limit();
+        let alone = MAC_MEMORY_GIB.into_iter().find(|size| holds(*size) >= bytes).map(|size| (1, size));
+        let largest = MAC_MEMORY_GIB[MAC_MEMORY_GIB.len() - 1];
+        let together = || SPLIT_COUNTS.into_iter().find(|count| count * holds(largest) >= bytes);
         alone.or_else(|| Some((together()?, largest)))
     }
 
     /// Whether every word occurs in what it is called, however dots and dashes are written.
     pub fn matches(&self, words: &[String]) -> bool {
-        let text = plain(
+        let text = normalize(
             &[&self.name, &self.repository, &self.family, &self.architecture].map(String::as_str).join(" "),
         );
         words.iter().all(|word| match word.as_str() {
-            RUNS => self.runs().is_ok(),
-            word => text.contains(&plain(word)),
+            RUNS_FILTER => self.runs().is_ok(),
+            word => text.contains(&normalize(word)),
         })
     }
 }
 
 /// Small letters, and dashes where names have dots or underscores.
-fn plain(text: &str) -> String {
+fn normalize(text: &str) -> String {
     text.to_lowercase().replace(['.', '_'], "-")
 }
 
 /// Every entry, by name.
-pub fn all() -> Result<Vec<Entry>> {
-    read(ROWS)
+pub fn all() -> Result<Vec<CatalogEntry>> {
+    parse_rows(ROWS)
 }
 
 /// The entry of a name or of a repository.
-pub fn named<'a>(entries: &'a [Entry], name: &str) -> Result<&'a Entry> {
+pub fn require<'a>(entries: &'a [CatalogEntry], name: &str) -> Result<&'a CatalogEntry> {
     if let Some(entry) = find(entries, name) {
         return Ok(entry);
     }
-    let near = near(entries, name);
+    let near = suggestions(entries, name);
     let near = match near.is_empty() {
         true => "`russet catalog search` lists them".to_owned(),
         false => format!("there are {}", near.join(", ")),
@@ -158,34 +158,34 @@ pub fn named<'a>(entries: &'a [Entry], name: &str) -> Result<&'a Entry> {
 }
 
 /// The entry of a name or of a repository, if there is one.
-pub fn find<'a>(entries: &'a [Entry], name: &str) -> Option<&'a Entry> {
-    let wanted = plain(name);
-    entries.iter().find(|entry| entry.name == wanted || plain(&entry.repository) == wanted)
+pub fn find<'a>(entries: &'a [CatalogEntry], name: &str) -> Option<&'a CatalogEntry> {
+    let wanted = normalize(name);
+    entries.iter().find(|entry| entry.name == wanted || normalize(&entry.repository) == wanted)
 }
 
 /// Names that a person may have meant: those that begin so, else those with all words of it, else those with its first.
-fn near<'a>(entries: &'a [Entry], name: &str) -> Vec<&'a str> {
+fn suggestions<'a>(entries: &'a [CatalogEntry], name: &str) -> Vec<&'a str> {
     let names = entries.iter().map(|entry| entry.name.as_str());
-    let begin: Vec<&str> = names.filter(|known| known.starts_with(&plain(name))).take(MOST_NAMES).collect();
+    let begin: Vec<&str> = names.filter(|known| known.starts_with(&normalize(name))).take(MAX_SUGGESTIONS).collect();
     if !begin.is_empty() {
         return begin;
     }
-    let words: Vec<String> = plain(name).split(['-', '/', ' ']).map(str::to_owned).collect();
+    let words: Vec<String> = normalize(name).split(['-', '/', ' ']).map(str::to_owned).collect();
     let having = |words: &[String]| -> Vec<&'a str> {
         let found = entries.iter().filter(|entry| entry.matches(words));
-        found.map(|entry| entry.name.as_str()).take(MOST_NAMES).collect()
+        found.map(|entry| entry.name.as_str()).take(MAX_SUGGESTIONS).collect()
     };
     let all = having(&words);
     if all.is_empty() { having(&words[..words.len().min(1)]) } else { all }
 }
 
-fn read(text: &str) -> Result<Vec<Entry>> {
+fn parse_rows(text: &str) -> Result<Vec<CatalogEntry>> {
     let rows = text.lines().enumerate().skip(1);
-    rows.map(|(index, row)| entry(row).with_context(|| format!("models.csv, line {}: {row}", index + 1)))
+    rows.map(|(index, row)| parse_row(row).with_context(|| format!("models.csv, line {}: {row}", index + 1)))
         .collect()
 }
 
-fn entry(row: &str) -> Result<Entry> {
+fn parse_row(row: &str) -> Result<CatalogEntry> {
     let fields: Vec<&str> = row.split(',').collect();
     let [
         name,
@@ -205,14 +205,14 @@ fn entry(row: &str) -> Result<Entry> {
         bail!("there are {} columns, not 12", fields.len());
     };
     let format = match format {
-        "affine" => Format::Affine(64),
-        "affine32" => Format::Affine(32),
-        "mxfp4" => Format::Mxfp4,
+        "affine" => PackingFormat::Affine(64),
+        "affine32" => PackingFormat::Affine(32),
+        "mxfp4" => PackingFormat::Mxfp4,
         other => bail!("the format \"{other}\" is not known"),
     };
     let origin = match origin {
-        "computed" => Origin::Computed,
-        "listed" => Origin::Listed,
+        "computed" => SizeOrigin::Computed,
+        "listed" => SizeOrigin::Listed,
         other => bail!("the origin \"{other}\" is not known"),
     };
     let (parameters, active): (f64, f64) = (parameters.parse()?, active.parse()?);
@@ -220,7 +220,7 @@ fn entry(row: &str) -> Result<Entry> {
         0.0 < active && active <= parameters,
         "{active} of {parameters} billion parameters cannot be active"
     );
-    Ok(Entry {
+    Ok(CatalogEntry {
         name: name.to_owned(),
         repository: repository.to_owned(),
         family: family.to_owned(),
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_has_a_name_of_its_own_a_repository_and_bytes_that_follow_from_its_parameters() {
+    fn catalog_rows_are_unique_and_bytes_match_the_parameters() {
         let entries = all().unwrap();
         assert!(entries.len() >= 60, "{} entries", entries.len());
         let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
@@ -275,8 +275,8 @@ mod tests {
             let computed = entry.parameters * 1e9 * entry.packing.bits_per_parameter() / 8.0;
             // What is listed has towers for pictures, and now and then embeddings, at 16 bits, and a tokenizer.
             let bounds = match entry.origin {
-                Origin::Computed => 0.999..=1.001,
-                Origin::Listed => 0.95..=1.45,
+                SizeOrigin::Computed => 0.999..=1.001,
+                SizeOrigin::Listed => 0.95..=1.45,
             };
             let ratio = entry.bytes as f64 / computed;
             assert!(bounds.contains(&ratio), "{name}: {} bytes are {ratio:.3} of {computed:.0}", entry.bytes);
@@ -288,34 +288,34 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_is_what_the_engine_has() {
+    fn entry_runs_if_the_engine_has_its_architecture_and_format() {
         let entries = all().unwrap();
         for entry in &entries {
             let (known, plain) =
-                (ARCHITECTURES.contains(&entry.architecture.as_str()), entry.packing.format != Format::Mxfp4);
+                (ARCHITECTURES.contains(&entry.architecture.as_str()), entry.packing.format != PackingFormat::Mxfp4);
             assert_eq!(entry.runs().is_ok(), known && plain, "{}", entry.name);
         }
         for name in ["llama-3-2-1b-4bit", "mistral-7b-4bit", "qwen3-8b-4bit"] {
-            assert_eq!(named(&entries, name).unwrap().runs(), Ok(()), "{name}");
+            assert_eq!(require(&entries, name).unwrap().runs(), Ok(()), "{name}");
         }
-        let mut unknown = named(&entries, "llama-3-2-1b-4bit").unwrap().clone();
+        let mut unknown = require(&entries, "llama-3-2-1b-4bit").unwrap().clone();
         unknown.architecture = "abacus".to_owned();
         assert!(unknown.runs().unwrap_err().contains("abacus"));
-        let mut packed = named(&entries, "llama-3-2-1b-4bit").unwrap().clone();
-        packed.packing.format = Format::Mxfp4;
+        let mut packed = require(&entries, "llama-3-2-1b-4bit").unwrap().clone();
+        packed.packing.format = PackingFormat::Mxfp4;
         assert!(packed.runs().unwrap_err().contains("mxfp4"));
     }
 
     #[test]
-    fn names_are_found_however_they_are_written_and_near_ones_are_told() {
+    fn names_match_in_any_spelling_and_near_ones_are_suggested() {
         let entries = all().unwrap();
         for name in ["llama-3-2-1b-4bit", "Llama-3.2-1B-4bit", "mlx-community/Llama-3.2-1B-Instruct-4bit"] {
-            assert_eq!(named(&entries, name).unwrap().name, "llama-3-2-1b-4bit", "{name}");
+            assert_eq!(require(&entries, name).unwrap().name, "llama-3-2-1b-4bit", "{name}");
         }
         for (name, told) in
             [("qwen3-8b", "qwen3-8b-4bit"), ("qwen3-9000b", "qwen3-"), ("zzz", "russet catalog search")]
         {
-            let error = named(&entries, name).unwrap_err().to_string();
+            let error = require(&entries, name).unwrap_err().to_string();
             assert!(error.contains(told) && error.contains(name), "{error}");
         }
         let count = |words: &[&str]| {
@@ -328,9 +328,9 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_none_is_named() {
+    fn malformed_catalog_row_is_named() {
         let good = "a-4bit,o/a,A,llama,1,1,4,affine,562500000,computed,2048,MIT";
-        assert_eq!(read(&format!("columns\n{good}")).unwrap().len(), 1);
+        assert_eq!(parse_rows(&format!("columns\n{good}")).unwrap().len(), 1);
         for (row, told) in [
             ("a,b", "2 columns"),
             (&good.replace("affine", "zip"), "\"zip\""),
@@ -338,7 +338,7 @@ mod tests {
             (&good.replace("1,1,4", "1,2,4"), "2 of 1 billion"),
             (&good.replace("2048", "x"), "invalid digit"),
         ] {
-            let error = format!("{:#}", read(&format!("columns\n{good}\n{row}")).unwrap_err());
+            let error = format!("{:#}", parse_rows(&format!("columns\n{good}\n{row}")).unwrap_err());
             assert!(error.starts_with("models.csv, line 3: ") && error.contains(told), "{error}");
         }
     }

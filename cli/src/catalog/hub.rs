@@ -8,20 +8,20 @@ use reqwest::Url;
 use russet_wire::architecture::ARCHITECTURES;
 use serde::Deserialize;
 
-use crate::get::lay_out;
+use crate::get::format_table;
 
 /// Where models are looked for; mirrors are named by the same variable for agents.
 const ENDPOINT: &str = "https://huggingface.co";
 /// A person waits for it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Rows of an answer.
-const LIMIT: usize = 20;
+const MAX_RESULTS: usize = 20;
 /// Characters of a repository that are shown, so that the table fits 100 columns.
-const WIDEST: usize = 56;
+const MAX_REPOSITORY_WIDTH: usize = 56;
 
 /// A repository as the hub's API describes it.
 #[derive(Debug, Deserialize)]
-struct Found {
+struct HubModel {
     id: String,
     #[serde(default)]
     downloads: u64,
@@ -37,7 +37,7 @@ pub async fn search(words: &[String]) -> Result<String> {
     let url = query(&endpoint, words)?;
     let client = reqwest::Client::builder()
         .user_agent(concat!("russet/", env!("CARGO_PKG_VERSION")))
-        .timeout(PATIENCE)
+        .timeout(SEARCH_TIMEOUT)
         .build()
         .context("cannot set up an HTTP client")?;
     let response = client.get(url.clone()).send().await.with_context(|| {
@@ -52,7 +52,7 @@ pub async fn search(words: &[String]) -> Result<String> {
             "the hub {endpoint} answers {status} to a search; try again later, or name a mirror in HF_ENDPOINT"
         );
     }
-    let found: Vec<Found> = response
+    let found: Vec<HubModel> = response
         .json()
         .await
         .with_context(|| format!("what {endpoint} answers is not what a hub answers"))?;
@@ -66,22 +66,22 @@ fn query(endpoint: &str, words: &[String]) -> Result<Url> {
     let wrong = || format!("HF_ENDPOINT is {endpoint}; it must be a URL such as {ENDPOINT}");
     let mut url = Url::parse(endpoint).with_context(wrong)?;
     url.path_segments_mut().ok().with_context(wrong)?.pop_if_empty().extend(["api", "models"]);
-    url.query_pairs_mut().append_pair("search", &words.join(" ")).append_pair("limit", &LIMIT.to_string());
+    url.query_pairs_mut().append_pair("search", &words.join(" ")).append_pair("limit", &MAX_RESULTS.to_string());
     Ok(url)
 }
 
-fn table(found: &[Found]) -> String {
+fn table(found: &[HubModel]) -> String {
     let mut lines = vec![["REPOSITORY", "DOWNLOADS", "LIKES", "RUNS"].map(str::to_owned).to_vec()];
     lines.extend(found.iter().map(|one| {
         // It is a stranger's text for a terminal.
-        let id: String = one.id.chars().filter(|letter| letter.is_ascii_graphic()).take(WIDEST).collect();
-        vec![id, one.downloads.to_string(), one.likes.to_string(), likely(&one.tags).to_owned()]
+        let id: String = one.id.chars().filter(|letter| letter.is_ascii_graphic()).take(MAX_REPOSITORY_WIDTH).collect();
+        vec![id, one.downloads.to_string(), one.likes.to_string(), support_hint(&one.tags).to_owned()]
     }));
-    format!("{}RUNS is what the hub's tags let expect. russet run hf://OWNER/NAME\n", lay_out(&lines))
+    format!("{}RUNS is what the hub's tags let expect. russet run hf://OWNER/NAME\n", format_table(&lines))
 }
 
 /// What tags let expect: they name the architecture, and formats that no engine of ours reads.
-fn likely(tags: &[String]) -> &'static str {
+fn support_hint(tags: &[String]) -> &'static str {
     let has = |word: &str| tags.iter().any(|tag| tag == word);
     let known = ARCHITECTURES.iter().any(|name| has(name));
     match known && !["gguf", "gptq", "awq", "onnx", "exl2"].into_iter().any(has) {
@@ -110,12 +110,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_hub_says_is_shown_without_what_terminals_obey() {
+    fn hub_results_are_shown_without_control_characters() {
         let answer = r#"[
             {"id": "mlx-community/Qwen3-8B-4bit", "downloads": 12, "likes": 3, "tags": ["mlx", "qwen3"], "private": false},
             {"id": "a/b\u001b[2J", "tags": ["llama", "gguf"]},
             {"id": "c/d", "tags": ["bert"]}]"#;
-        let found: Vec<Found> = serde_json::from_str(answer).unwrap();
+        let found: Vec<HubModel> = serde_json::from_str(answer).unwrap();
         assert_eq!(
             table(&found),
             "\

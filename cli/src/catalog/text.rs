@@ -2,14 +2,14 @@
 
 use russet_plan::quantity;
 
-use super::entry::{Entry, Format, Origin};
-use crate::get::lay_out;
+use super::entry::{CatalogEntry, PackingFormat, SizeOrigin};
+use crate::get::format_table;
 
 /// The table of a search.
-pub fn table(entries: &[&Entry]) -> String {
+pub fn table(entries: &[&CatalogEntry]) -> String {
     let mut lines = vec![["NAME", "PARAMS", "SIZE", "NEEDS", "CONTEXT", "RUNS"].map(str::to_owned).to_vec()];
     lines.extend(entries.iter().map(|entry| {
-        let runs = if entry.runs().is_ok() { "yes".to_owned() } else { format!("no: {}", refusal(entry)) };
+        let runs = if entry.runs().is_ok() { "yes".to_owned() } else { format!("no: {}", unsupported_part(entry)) };
         vec![
             entry.name.clone(),
             parameters(entry).replace(", ", " A").replace(" active", ""),
@@ -19,13 +19,13 @@ pub fn table(entries: &[&Entry]) -> String {
             runs,
         ]
     }));
-    lay_out(&lines)
+    format_table(&lines)
 }
 
 /// In a word why it does not run.
-fn refusal(entry: &Entry) -> &str {
+fn unsupported_part(entry: &CatalogEntry) -> &str {
     match entry.packing.format {
-        Format::Mxfp4 if russet_wire::architecture::ARCHITECTURES.contains(&entry.architecture.as_str()) => {
+        PackingFormat::Mxfp4 if russet_wire::architecture::ARCHITECTURES.contains(&entry.architecture.as_str()) => {
             "mxfp4"
         }
         _ => &entry.architecture,
@@ -33,8 +33,8 @@ fn refusal(entry: &Entry) -> &str {
 }
 
 /// Everything an entry says.
-pub fn details(entry: &Entry) -> String {
-    let Entry {
+pub fn details(entry: &CatalogEntry) -> String {
+    let CatalogEntry {
         name,
         repository,
         family,
@@ -48,12 +48,12 @@ pub fn details(entry: &Entry) -> String {
         licence,
     } = entry;
     let format = match packing.format {
-        Format::Affine(group) => format!("affine, in groups of {group}"),
-        Format::Mxfp4 => "mxfp4".to_owned(),
+        PackingFormat::Affine(group) => format!("affine, in groups of {group}"),
+        PackingFormat::Mxfp4 => "mxfp4".to_owned(),
     };
     let origin = match origin {
-        Origin::Computed => format!("computed: parameters × {} bits", packing.bits_per_parameter()),
-        Origin::Listed => "as a public list has it".to_owned(),
+        SizeOrigin::Computed => format!("computed: parameters × {} bits", packing.bits_per_parameter()),
+        SizeOrigin::Listed => "as a public list has it".to_owned(),
     };
     let runs = match entry.runs() {
         Ok(()) => format!("yes: russet run {name}"),
@@ -83,8 +83,8 @@ pub fn details(entry: &Entry) -> String {
 }
 
 /// `64G` for a machine of so much memory, `2 x 512G` for two.
-fn machines(entry: &Entry) -> String {
-    match entry.needs() {
+fn machines(entry: &CatalogEntry) -> String {
+    match entry.required_machines() {
         Some((1, size)) => format!("{size}G"),
         Some((count, size)) => format!("{count} x {size}G"),
         None => "more".to_owned(),
@@ -92,7 +92,7 @@ fn machines(entry: &Entry) -> String {
 }
 
 /// `30.5B, 3.35B active`.
-fn parameters(entry: &Entry) -> String {
+fn parameters(entry: &CatalogEntry) -> String {
     let all = billions(entry.parameters);
     match entry.active < entry.parameters {
         true => format!("{all}, {} active", billions(entry.active)),
@@ -131,16 +131,16 @@ mod tests {
     #[test]
     fn an_entry_says_what_it_needs_and_whether_it_runs() {
         let entries = entry::all().unwrap();
-        let shown = |name: &str| details(entry::named(&entries, name).unwrap());
+        let shown = |name: &str| details(entry::require(&entries, name).unwrap());
         let small = shown("llama-3-2-1b-4bit");
         for words in
             ["hf://mlx-community/Llama-3.2-1B-Instruct-4bit", "1.236B", "131072 tokens", "yes: russet run"]
         {
             assert!(small.contains(words), "{small}");
         }
-        let mixed = table(&[entry::named(&entries, "mixtral-8x7b-4bit").unwrap()]);
+        let mixed = table(&[entry::require(&entries, "mixtral-8x7b-4bit").unwrap()]);
         assert!(mixed.contains("46.7B A12.9B") && mixed.contains("32K"), "{mixed}");
-        let needs = |name: &str| machines(entry::named(&entries, name).unwrap());
+        let needs = |name: &str| machines(entry::require(&entries, name).unwrap());
         let needs =
             ["smollm2-135m-4bit", "llama-3-3-70b-4bit", "qwq-32b-4bit", "glm-5-8bit", "kimi-k2-thinking"]
                 .map(needs);

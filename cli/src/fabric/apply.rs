@@ -13,24 +13,24 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use russet_crds::conditions::{Reason, Type, get, reason};
 use russet_crds::{AfterRestart, GROUP, InferenceNode, NodeNetwork, PortAddress, ServiceOrder, VERSION};
-use russet_plan::fabric::network::{Change, changes};
-use russet_plan::fabric::wish::{Known, wishes};
+use russet_plan::fabric::address_plan::{NetworkChange, changes};
+use russet_plan::fabric::network_spec::{NodeNetworkState, network_specs};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::client::Connection;
-use crate::get::lay_out;
+use crate::get::format_table;
 
 /// Who owns `spec.network` on the API server.
 const MANAGER: &str = "russet-fabric";
 /// An agent asks its helper anew every 15 s, so what it said before nothing was written may be old for so long.
-const OLD: Duration = Duration::from_secs(30);
+const MAX_STATUS_AGE: Duration = Duration::from_secs(30);
 /// Between two looks at a node while it is waited for.
-const LOOK: Duration = Duration::from_millis(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// How a change is asked for.
 #[derive(clap::Args)]
-pub struct Asking {
+pub struct ApplyOptions {
     /// Ask nobody.
     #[arg(long, short)]
     yes: bool,
@@ -50,13 +50,13 @@ enum Goal {
     Applied,
     /// That it is as before. `told` are the nodes that had said what became of the network: these have something to
     /// take back, whatever they leave out meanwhile.
-    Restored { told: BTreeSet<String> },
+    Restored { reported: BTreeSet<String> },
 }
 
 /// Asks for what the plan shows.
-pub async fn apply(nodes: &[Arc<InferenceNode>], range: Ipv4Addr, keep: bool, asking: &Asking) -> Result<()> {
-    let known: BTreeMap<String, Known> = nodes.iter().filter_map(known).collect();
-    let asked = wishes(&known, range, keep)?;
+pub async fn apply(nodes: &[Arc<InferenceNode>], range: Ipv4Addr, keep: bool, asking: &ApplyOptions) -> Result<()> {
+    let known: BTreeMap<String, NodeNetworkState> = nodes.iter().filter_map(known_node).collect();
+    let asked = network_specs(&known, range, keep)?;
     if asked.is_empty() {
         println!(
             "nothing to change: no cable lacks an address alone; `russet fabric show` says what it lacks"
@@ -70,7 +70,7 @@ pub async fn apply(nodes: &[Arc<InferenceNode>], range: Ipv4Addr, keep: bool, as
     if new.is_empty() {
         println!("unchanged: all of this is asked for already");
     } else {
-        print!("{}", shown(&known, &new, range)?);
+        print!("{}", describe_changes(&known, &new, range)?);
         confirm("Ask the machines for this?", asking.yes)?;
         for node in nodes {
             let Some(network) = new.get(&node.name_any()) else { continue };
@@ -80,11 +80,11 @@ pub async fn apply(nodes: &[Arc<InferenceNode>], range: Ipv4Addr, keep: bool, as
     }
     let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Applied).await?;
     print!("{}", table(&asked, &ended));
-    finish(&ended, "`russet fabric revert` takes everything back")
+    require_success(&ended, "`russet fabric revert` takes everything back")
 }
 
 /// Asks for nothing any more.
-pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &Asking) -> Result<()> {
+pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &ApplyOptions) -> Result<()> {
     let asked: BTreeMap<String, NodeNetwork> =
         nodes.iter().filter_map(|node| Some((node.name_any(), node.spec.network.clone()?))).collect();
     if asked.is_empty() {
@@ -114,18 +114,18 @@ pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &Asking) -> Result<()>
         status.is_some_and(|status| get(&status.conditions, Type::NetworkApplied).is_some())
     };
     let told = nodes.iter().filter(told).map(|node| node.name_any()).collect();
-    let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Restored { told }).await?;
+    let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Restored { reported: told }).await?;
     print!("{}", table(&asked, &ended));
-    finish(&ended, "the machine's owner can take it back there: `sudo russet helper --revert`")
+    require_success(&ended, "the machine's owner can take it back there: `sudo russet helper --revert`")
 }
 
-fn known(node: &Arc<InferenceNode>) -> Option<(String, Known)> {
-    Some((node.name_any(), Known { network: node.spec.network.clone(), status: node.status.clone()? }))
+fn known_node(node: &Arc<InferenceNode>) -> Option<(String, NodeNetworkState)> {
+    Some((node.name_any(), NodeNetworkState { network: node.spec.network.clone(), status: node.status.clone()? }))
 }
 
 /// What is about to be asked for, as sentences.
-fn shown(
-    known: &BTreeMap<String, Known>,
+fn describe_changes(
+    known: &BTreeMap<String, NodeNetworkState>,
     new: &BTreeMap<&String, &NodeNetwork>,
     range: Ipv4Addr,
 ) -> Result<String> {
@@ -141,13 +141,13 @@ fn shown(
         text.push_str(&format!("on {name}, {until}:\n"));
         for change in changes.get(*name).into_iter().flatten() {
             match change {
-                Change::Leave { interface, bridge } => {
+                NetworkChange::LeaveBridge { interface, bridge } => {
                     text.push_str(&format!("  {interface} leaves {bridge}\n"));
                 }
-                Change::Drop { interface, address } => {
+                NetworkChange::RemoveAddress { interface, address } => {
                     text.push_str(&format!("  {interface} loses {address}\n"));
                 }
-                Change::Address { .. } => {}
+                NetworkChange::AddAddress { .. } => {}
             }
         }
         for PortAddress { interface, address } in ports {
@@ -193,21 +193,21 @@ async fn write(client: &Client, node: &InferenceNode, spec: Value) -> Result<Inf
 
 /// What became of a node: whether it is as wanted, and the agent's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Ended {
-    well: bool,
+struct NodeOutcome {
+    succeeded: bool,
     words: String,
 }
 
 /// What the agent said of this generation; nothing yet where it has not.
-fn ended(node: &InferenceNode, generation: Option<i64>, goal: &Goal) -> Option<Ended> {
+fn outcome(node: &InferenceNode, generation: Option<i64>, goal: &Goal) -> Option<NodeOutcome> {
     let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let Some(told) = get(conditions, Type::NetworkApplied) else {
         // Who never was asked has nothing to take back.
         let never = match goal {
             Goal::Applied => false,
-            Goal::Restored { told } => node.status.is_some() && !told.contains(&node.name_any()),
+            Goal::Restored { reported: told } => node.status.is_some() && !told.contains(&node.name_any()),
         };
-        return never.then(|| Ended { well: true, words: "nothing was changed there".to_owned() });
+        return never.then(|| NodeOutcome { succeeded: true, words: "nothing was changed there".to_owned() });
     };
     if generation.is_some_and(|awaited| told.observed_generation.is_none_or(|seen| seen < awaited)) {
         return None;
@@ -216,7 +216,7 @@ fn ended(node: &InferenceNode, generation: Option<i64>, goal: &Goal) -> Option<E
         Goal::Applied => told.status == "True",
         Goal::Restored { .. } => reason(told) == Some(Reason::Restored),
     };
-    Some(Ended { well, words: format!("{}: {}", told.reason, told.message) })
+    Some(NodeOutcome { succeeded: well, words: format!("{}: {}", told.reason, told.message) })
 }
 
 async fn wait(
@@ -224,17 +224,17 @@ async fn wait(
     awaited: &Awaited,
     seconds: u64,
     goal: Goal,
-) -> Result<BTreeMap<String, Ended>> {
+) -> Result<BTreeMap<String, NodeOutcome>> {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     let (now, longest) = (Instant::now(), Duration::from_secs(seconds));
     let mut all = BTreeMap::new();
     for (name, generation) in awaited {
-        let deadline = now + if generation.is_some() { longest } else { longest.min(OLD) };
+        let deadline = now + if generation.is_some() { longest } else { longest.min(MAX_STATUS_AGE) };
         let end = loop {
             // A control plane that is away for a moment, perhaps over such a cable, is waited for as well.
             let found = nodes.get(name).await;
-            if let Some(end) = found.as_ref().ok().and_then(|node| ended(node, *generation, &goal))
-                && (end.well || generation.is_some() || Instant::now() >= deadline)
+            if let Some(end) = found.as_ref().ok().and_then(|node| outcome(node, *generation, &goal))
+                && (end.succeeded || generation.is_some() || Instant::now() >= deadline)
             {
                 break end;
             }
@@ -243,9 +243,9 @@ async fn wait(
                     || "its agent has not said anything of it; see whether it runs".to_owned(),
                     |error| error.to_string(),
                 );
-                break Ended { well: false, words: format!("not known after {seconds} s: {why}") };
+                break NodeOutcome { succeeded: false, words: format!("not known after {seconds} s: {why}") };
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         };
         all.insert(name.clone(), end);
     }
@@ -253,7 +253,7 @@ async fn wait(
 }
 
 /// Each port that was asked for, and what became of its node.
-fn table(asked: &BTreeMap<String, NodeNetwork>, ended: &BTreeMap<String, Ended>) -> String {
+fn table(asked: &BTreeMap<String, NodeNetwork>, ended: &BTreeMap<String, NodeOutcome>) -> String {
     let mut lines = vec![["NODE", "PORT", "ADDRESS", "WHAT BECAME OF IT"].map(str::to_owned).to_vec()];
     for (name, network) in asked {
         let words = ended.get(name).map_or("-", |end| &end.words);
@@ -266,11 +266,11 @@ fn table(asked: &BTreeMap<String, NodeNetwork>, ended: &BTreeMap<String, Ended>)
             lines.push(row("services", "-"));
         }
     }
-    lay_out(&lines)
+    format_table(&lines)
 }
 
-fn finish(ended: &BTreeMap<String, Ended>, remedy: &str) -> Result<()> {
-    let ill: Vec<&str> = ended.iter().filter(|(_, end)| !end.well).map(|(name, _)| name.as_str()).collect();
+fn require_success(ended: &BTreeMap<String, NodeOutcome>, remedy: &str) -> Result<()> {
+    let ill: Vec<&str> = ended.iter().filter(|(_, end)| !end.succeeded).map(|(name, _)| name.as_str()).collect();
     ensure!(ill.is_empty(), "not all is as it was asked for, on {}; {remedy}", ill.join(", "));
     Ok(())
 }
@@ -284,21 +284,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_before_the_wish_is_not_taken_for_its_answer() {
+    fn status_of_an_older_generation_does_not_count_as_applied() {
         let mut node = InferenceNode::new("a", InferenceNodeSpec::default());
-        let (applied, restored) = (Goal::Applied, Goal::Restored { told: BTreeSet::new() });
-        assert_eq!(ended(&node, Some(2), &applied), None);
+        let (applied, restored) = (Goal::Applied, Goal::Restored { reported: BTreeSet::new() });
+        assert_eq!(outcome(&node, Some(2), &applied), None);
         node.status = Some(InferenceNodeStatus::default());
-        assert_eq!(ended(&node, Some(2), &applied), None);
-        assert!(ended(&node, Some(2), &restored).is_some_and(|end| end.well), "it was never asked");
-        let was_told = Goal::Restored { told: ["a".to_owned()].into() };
-        assert_eq!(ended(&node, Some(2), &was_told), None, "its agent begins anew");
+        assert_eq!(outcome(&node, Some(2), &applied), None);
+        assert!(outcome(&node, Some(2), &restored).is_some_and(|end| end.succeeded), "it was never asked");
+        let was_told = Goal::Restored { reported: ["a".to_owned()].into() };
+        assert_eq!(outcome(&node, Some(2), &was_told), None, "its agent begins anew");
         let mut tell = |status, reason, generation| {
             let conditions = &mut node.status.as_mut().unwrap().conditions;
             let at = Timestamp::UNIX_EPOCH;
             conditions::set(conditions, Type::NetworkApplied, status, reason, "words", generation, at);
-            [ended(&node, Some(2), &applied), ended(&node, Some(2), &restored)]
-                .map(|end| end.map(|end| end.well))
+            [outcome(&node, Some(2), &applied), outcome(&node, Some(2), &restored)]
+                .map(|end| end.map(|end| end.succeeded))
         };
         for (status, reason, generation, applied, reverted) in [
             (true, Reason::Applied, Some(1), None, None),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn every_port_has_a_line_and_nobody_writes_beyond_it() {
+    fn every_port_has_one_line_without_control_characters() {
         let port = |interface: &str| PortAddress {
             interface: interface.to_owned(),
             address: "10.0.0.1/30".to_owned(),
@@ -322,11 +322,11 @@ mod tests {
             service_order: Some(ServiceOrder::CablesLast),
             ..NodeNetwork::default()
         };
-        let ended = Ended { well: false, words: "HelperAbsent: a\x1b[31mb".to_owned() };
+        let ended = NodeOutcome { succeeded: false, words: "HelperAbsent: a\x1b[31mb".to_owned() };
         let shown = table(&[("a".to_owned(), network)].into(), &[("a".to_owned(), ended.clone())].into());
         assert_eq!(shown.lines().count(), 4, "{shown}");
         assert!(shown.contains("a?[31mb") && !shown.contains('\x1b'), "{shown}");
-        let error = finish(&[("a".to_owned(), ended)].into(), "do this").unwrap_err().to_string();
+        let error = require_success(&[("a".to_owned(), ended)].into(), "do this").unwrap_err().to_string();
         assert_eq!(error, "not all is as it was asked for, on a; do this");
     }
 }

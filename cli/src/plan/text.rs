@@ -1,27 +1,27 @@
 //! Proposals as people read them: a table of replicas, and below it why each deployment is as it is. Lines
 //! keep within 100 columns where names allow it.
 
-use russet_crds::{GroupPlan, Predicted};
+use russet_crds::{GroupPlan, PredictedThroughput};
 use russet_plan::Snapshot;
-use russet_plan::place::Removal;
-use russet_plan::proposal::{Proposal, Replica};
+use russet_plan::placement::RemovalReason;
+use russet_plan::proposal::{Proposal, ProposedReplica};
 use russet_plan::quantity::write;
-use russet_plan::shard::{backend_words, describe};
+use russet_plan::shard::{backend_label, describe};
 
-use crate::get::lay_out;
+use crate::get::format_table;
 
 /// Columns of a line.
 const WIDTH: usize = 100;
 /// Between two columns of a table.
-const GAP: usize = 3;
+const COLUMN_GAP: usize = 3;
 /// The least columns of a decision, however long names are.
-const LEAST: usize = 28;
+const MIN_DECISION_WIDTH: usize = 28;
 /// Columns before the text of a reason.
 const INDENT: usize = 13;
 
 /// The table and the reasons.
 pub fn show(view: &Snapshot, proposals: &[Proposal]) -> String {
-    let rows: Vec<Row> = proposals.iter().flat_map(|proposal| rows(view, proposal)).collect();
+    let rows: Vec<ReplicaRow> = proposals.iter().flat_map(|proposal| rows(view, proposal)).collect();
     let mut text = table(rows);
     for proposal in proposals {
         text.push('\n');
@@ -38,7 +38,7 @@ pub fn show(view: &Snapshot, proposals: &[Proposal]) -> String {
 }
 
 /// A replica, or why there is none.
-struct Row {
+struct ReplicaRow {
     deployment: String,
     replica: String,
     decision: String,
@@ -52,9 +52,9 @@ fn title(proposal: &Proposal) -> String {
     }
 }
 
-fn rows(view: &Snapshot, proposal: &Proposal) -> Vec<Row> {
+fn rows(view: &Snapshot, proposal: &Proposal) -> Vec<ReplicaRow> {
     let row = |replica: Option<i32>, decision: String, plan: Option<&GroupPlan>| {
-        let row = Row {
+        let row = ReplicaRow {
             deployment: title(proposal),
             replica: replica.map_or_else(|| "-".to_owned(), |replica| replica.to_string()),
             decision,
@@ -63,7 +63,7 @@ fn rows(view: &Snapshot, proposal: &Proposal) -> Vec<Row> {
         (replica, row)
     };
     let mut rows = Vec::new();
-    for Replica { replica, plan, name: _ } in &proposal.keep {
+    for ProposedReplica { replica, plan, name: _ } in &proposal.keep {
         let stays = if proposal.create.iter().any(|new| new.replica == *replica) {
             "until its successor answers"
         } else if proposal.waiting.contains(replica) {
@@ -73,7 +73,7 @@ fn rows(view: &Snapshot, proposal: &Proposal) -> Vec<Row> {
         };
         rows.push(row(Some(*replica), format!("{} ({stays})", split(plan)), Some(plan)));
     }
-    for Replica { replica, plan, name: _ } in &proposal.create {
+    for ProposedReplica { replica, plan, name: _ } in &proposal.create {
         rows.push(row(Some(*replica), split(plan), Some(plan)));
     }
     for replica in &proposal.waiting {
@@ -88,7 +88,7 @@ fn rows(view: &Snapshot, proposal: &Proposal) -> Vec<Row> {
 
 fn split(plan: &GroupPlan) -> String {
     let split = describe(&plan.members, plan.tensor_size);
-    if plan.tensor_size > 1 { format!("{split}, {}", backend_words(plan.backend)) } else { split }
+    if plan.tensor_size > 1 { format!("{split}, {}", backend_label(plan.backend)) } else { split }
 }
 
 /// What every rank takes, of what models may take on its node.
@@ -100,7 +100,7 @@ fn memory(view: &Snapshot, plan: &GroupPlan) -> Vec<String> {
     cells.collect()
 }
 
-fn table(rows: Vec<Row>) -> String {
+fn table(rows: Vec<ReplicaRow>) -> String {
     let cells = rows.iter().map(|row| {
         let memory = row.memory.iter().map(|cell| cell.chars().count()).max().unwrap_or(0);
         [row.deployment.chars().count(), row.replica.len(), memory]
@@ -108,7 +108,7 @@ fn table(rows: Vec<Row>) -> String {
     let headers = ["DEPLOYMENT", "REPLICA", "MEMORY"].map(str::len);
     let widest = cells.fold(headers, |[a, b, c], [x, y, z]| [a.max(x), b.max(y), c.max(z)]);
     let others: usize = widest.iter().sum();
-    let width = WIDTH.saturating_sub(others + 3 * GAP).max(LEAST);
+    let width = WIDTH.saturating_sub(others + 3 * COLUMN_GAP).max(MIN_DECISION_WIDTH);
     let mut lines = vec![["DEPLOYMENT", "REPLICA", "DECISION", "MEMORY"].map(str::to_owned).to_vec()];
     for row in rows {
         let decision = wrap(&row.decision, width);
@@ -118,7 +118,7 @@ fn table(rows: Vec<Row>) -> String {
             lines.push(vec![first(&row.deployment), first(&row.replica), cell(&decision), cell(&row.memory)]);
         }
     }
-    lay_out(&lines)
+    format_table(&lines)
 }
 
 /// What is said of a deployment, under which heading.
@@ -142,11 +142,11 @@ fn reasons(proposal: &Proposal) -> Vec<(&'static str, String)> {
         reasons.push(("preempts", format!("{whom}: replicas of lower priority stop to make room")));
     }
     for old in &proposal.delete {
-        let why = match old.why {
-            Removal::ScaledDown => "the deployment wants fewer replicas",
-            Removal::Rests => "its tier has it rest",
-            Removal::Replaced => "another one of its replica serves what is asked for",
-            Removal::Drained => "its successor needs its memory",
+        let why = match old.reason {
+            RemovalReason::ScaledDown => "the deployment wants fewer replicas",
+            RemovalReason::Idle => "its tier has it rest",
+            RemovalReason::Replaced => "another one of its replica serves what is asked for",
+            RemovalReason::Drained => "its successor needs its memory",
         };
         reasons.push(("deletes", format!("ShardGroup {}: {why}", old.name)));
     }
@@ -156,8 +156,8 @@ fn reasons(proposal: &Proposal) -> Vec<(&'static str, String)> {
     reasons
 }
 
-fn speed(predicted: &Predicted) -> String {
-    let Predicted { tokens_per_second, total_tokens_per_second, ttft_milliseconds, kv_tokens: _ } = predicted;
+fn speed(predicted: &PredictedThroughput) -> String {
+    let PredictedThroughput { tokens_per_second, total_tokens_per_second, ttft_milliseconds, kv_tokens: _ } = predicted;
     format!(
         "{tokens_per_second} tokens/s for one conversation, {total_tokens_per_second} for all there is room for; the first token of 1,024 after {ttft_milliseconds} ms (predicted)"
     )
@@ -187,17 +187,17 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use russet_crds::{GroupMember, PlacementReport};
-    use russet_plan::place::OldGroup;
+    use russet_plan::placement::RemovedGroup;
 
     use super::*;
 
     #[test]
-    fn replicas_that_stay_come_go_and_wait_are_told_apart() {
+    fn kept_created_deleted_and_waiting_replicas_are_distinct() {
         let replica = |replica: i32, node: &str| {
             let member =
                 GroupMember { node_name: node.to_owned(), weight_bytes: 3 << 30, ..Default::default() };
             let plan = GroupPlan { members: vec![member], ..GroupPlan::default() };
-            Replica { name: format!("chat-{replica}-{node}"), replica, plan }
+            ProposedReplica { name: format!("chat-{replica}-{node}"), replica, plan }
         };
         let proposal = Proposal {
             namespace: "lab".to_owned(),
@@ -208,7 +208,7 @@ mod tests {
             report: PlacementReport { reason: "because".to_owned(), ..PlacementReport::default() },
             create: vec![replica(1, "b")],
             keep: vec![replica(0, "a"), replica(1, "a"), replica(2, "c")],
-            delete: vec![OldGroup { name: "chat-3-a".to_owned(), why: Removal::ScaledDown }],
+            delete: vec![RemovedGroup { name: "chat-3-a".to_owned(), reason: RemovalReason::ScaledDown }],
             preempt: Vec::new(),
             waiting: vec![2],
             notes: vec!["because".to_owned(), "also".to_owned()],

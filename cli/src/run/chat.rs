@@ -9,21 +9,21 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 /// What a person is shown before he types.
-const MARK: &str = ">>> ";
+const PROMPT_MARK: &str = ">>> ";
 /// For a connection; answers take as long as they take.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Who is asked, and how.
 pub struct Chat {
     client: Client,
     url: String,
     key: Option<String>,
-    asked: Asked,
+    parameters: ChatParameters,
 }
 
 /// What every question says beside its words.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ChatParameters {
     /// The gateway's name of the model.
     pub model: String,
     /// Most tokens of an answer.
@@ -32,7 +32,7 @@ pub struct Asked {
     pub temperature: Option<f32>,
 }
 
-impl Asked {
+impl ChatParameters {
     fn body(&self, told: &[Value]) -> Value {
         let Self { model, max_tokens, temperature } = self;
         let mut body = json!({"model": model, "messages": told, "stream": true});
@@ -48,15 +48,15 @@ impl Asked {
 
 impl Chat {
     /// A conversation with a model of the gateway.
-    pub fn new(gateway: &str, key: Option<String>, asked: Asked) -> Result<Self> {
+    pub fn new(gateway: &str, key: Option<String>, asked: ChatParameters) -> Result<Self> {
         let client =
-            Client::builder().connect_timeout(CONNECT).build().context("cannot set up an HTTP client")?;
-        Ok(Self { client, url: url(gateway), key, asked })
+            Client::builder().connect_timeout(CONNECT_TIMEOUT).build().context("cannot set up an HTTP client")?;
+        Ok(Self { client, url: url(gateway), key, parameters: asked })
     }
 
     /// One question.
     pub async fn ask_once(&self, prompt: String) -> Result<()> {
-        self.ask(&[said("user", prompt)]).await.map(drop)
+        self.send(&[message("user", prompt)]).await.map(drop)
     }
 
     /// Each line of standard input as the next question of one conversation.
@@ -66,15 +66,15 @@ impl Chat {
         let mut told = Vec::new();
         loop {
             if person {
-                eprint!("{MARK}");
+                eprint!("{PROMPT_MARK}");
             }
             let Some(line) = lines.next_line().await.context("standard input cannot be read")? else { break };
             if line.trim().is_empty() {
                 continue;
             }
-            told.push(said("user", line));
-            match self.ask(&told).await {
-                Ok(answer) => told.push(said("assistant", answer)),
+            told.push(message("user", line));
+            match self.send(&told).await {
+                Ok(answer) => told.push(message("assistant", answer)),
                 // A person may ask something else; a script must hear of it.
                 Err(error) if person => {
                     told.pop();
@@ -89,8 +89,8 @@ impl Chat {
         Ok(())
     }
 
-    async fn ask(&self, told: &[Value]) -> Result<String> {
-        let mut request = self.client.post(&self.url).json(&self.asked.body(told));
+    async fn send(&self, told: &[Value]) -> Result<String> {
+        let mut request = self.client.post(&self.url).json(&self.parameters.body(told));
         if let Some(key) = &self.key {
             request = request.bearer_auth(key);
         }
@@ -99,13 +99,13 @@ impl Chat {
         })?;
         let status = response.status();
         if !status.is_success() {
-            bail!(refused(status, &response.text().await.unwrap_or_default()));
+            bail!(error_text(status, &response.text().await.unwrap_or_default()));
         }
-        let (mut events, mut answer) = (Events::default(), String::new());
+        let (mut events, mut answer) = (EventParser::default(), String::new());
         while let Some(bytes) = response.chunk().await.context("the connection to the gateway broke")? {
             for event in events.read(&bytes) {
                 match event {
-                    Event::Text(text) => {
+                    ChatEvent::Text(text) => {
                         // A closed pipe is the reader's way to say that he has heard enough.
                         let mut out = std::io::stdout();
                         out.write_all(text.as_bytes())
@@ -113,11 +113,11 @@ impl Chat {
                             .context("the answer cannot be printed")?;
                         answer.push_str(&text);
                     }
-                    Event::Failed(words) => {
+                    ChatEvent::Failed(words) => {
                         println!();
                         bail!("the answer ended early: {words}");
                     }
-                    Event::Done => {
+                    ChatEvent::Done => {
                         println!();
                         return Ok(answer);
                     }
@@ -129,7 +129,7 @@ impl Chat {
     }
 }
 
-fn said(role: &str, content: String) -> Value {
+fn message(role: &str, content: String) -> Value {
     json!({"role": role, "content": content})
 }
 
@@ -140,7 +140,7 @@ fn url(gateway: &str) -> String {
 }
 
 /// A refusal in the gateway's words, and what to do where it is always the same.
-fn refused(status: StatusCode, body: &str) -> String {
+fn error_text(status: StatusCode, body: &str) -> String {
     let told = serde_json::from_str::<Value>(body).ok();
     let words = told.as_ref().and_then(|told| told["error"]["message"].as_str()).unwrap_or(body).trim();
     let remedy = match status {
@@ -152,7 +152,7 @@ fn refused(status: StatusCode, body: &str) -> String {
 
 /// Something of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Event {
+enum ChatEvent {
     Text(String),
     Failed(String),
     Done,
@@ -160,34 +160,34 @@ enum Event {
 
 /// Server-sent events out of bytes that may end anywhere.
 #[derive(Debug, Default)]
-struct Events {
-    begun: Vec<u8>,
+struct EventParser {
+    partial: Vec<u8>,
 }
 
-impl Events {
-    fn read(&mut self, bytes: &[u8]) -> Vec<Event> {
-        self.begun.extend_from_slice(bytes);
-        let Some(end) = self.begun.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
-        let whole: Vec<u8> = self.begun.drain(..=end).collect();
-        String::from_utf8_lossy(&whole).lines().filter_map(event).collect()
+impl EventParser {
+    fn read(&mut self, bytes: &[u8]) -> Vec<ChatEvent> {
+        self.partial.extend_from_slice(bytes);
+        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
+        let whole: Vec<u8> = self.partial.drain(..=end).collect();
+        String::from_utf8_lossy(&whole).lines().filter_map(parse_line).collect()
     }
 }
 
-fn event(line: &str) -> Option<Event> {
+fn parse_line(line: &str) -> Option<ChatEvent> {
     let data = line.strip_prefix("data:")?.trim();
     if data == "[DONE]" {
-        return Some(Event::Done);
+        return Some(ChatEvent::Done);
     }
     let told: Value = match serde_json::from_str(data) {
         Ok(told) => told,
-        Err(error) => return Some(Event::Failed(format!("the gateway sent what is no JSON: {error}"))),
+        Err(error) => return Some(ChatEvent::Failed(format!("the gateway sent what is no JSON: {error}"))),
     };
     if let Some(error) = told.get("error") {
         let words = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
-        return Some(Event::Failed(words));
+        return Some(ChatEvent::Failed(words));
     }
     let text = told["choices"][0]["delta"]["content"].as_str()?;
-    (!text.is_empty()).then(|| Event::Text(text.to_owned()))
+    (!text.is_empty()).then(|| ChatEvent::Text(text.to_owned()))
 }
 
 #[cfg(test)]
@@ -195,47 +195,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_read_wherever_their_bytes_are_cut() {
+    fn events_are_parsed_from_chunks_split_anywhere() {
         let stream =
             "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n: beat\n\n\
                       data: {\"choices\":[{\"delta\":{\"content\":\"vierzig ü\"}}]}\r\n\r\n\
                       data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n"
                 .as_bytes();
         for cut in 0..stream.len() {
-            let mut events = Events::default();
+            let mut events = EventParser::default();
             let mut found = events.read(&stream[..cut]);
             found.extend(events.read(&stream[cut..]));
-            assert_eq!(found, [Event::Text("vierzig ü".to_owned()), Event::Done], "cut at {cut}");
+            assert_eq!(found, [ChatEvent::Text("vierzig ü".to_owned()), ChatEvent::Done], "cut at {cut}");
         }
     }
 
     #[test]
-    fn what_went_wrong_is_told_in_the_gateways_words() {
+    fn errors_are_shown_with_the_message_of_the_gateway() {
         for (line, told) in [
             ("data: {\"error\":{\"message\":\"the engine is lost\"}}", "the engine is lost"),
             ("data: {\"error\":7}", "7"),
             ("data: {", "no JSON"),
         ] {
-            assert!(matches!(event(line), Some(Event::Failed(words)) if words.contains(told)), "{line}");
+            assert!(matches!(parse_line(line), Some(ChatEvent::Failed(words)) if words.contains(told)), "{line}");
         }
         let body = r#"{"error":{"message":"a key is needed"}}"#;
         for (status, body, told) in [
             (StatusCode::UNAUTHORIZED, body, "401 Unauthorized: a key is needed; give it with --key"),
             (StatusCode::NOT_FOUND, "plain\n", "404 Not Found: plain"),
         ] {
-            assert!(refused(status, body).contains(told), "{}", refused(status, body));
+            assert!(error_text(status, body).contains(told), "{}", error_text(status, body));
         }
     }
 
     #[test]
-    fn what_was_not_asked_for_is_left_to_the_gateway() {
-        let asked = Asked { model: "default/m".to_owned(), max_tokens: None, temperature: None };
-        let told = [said("user", "x".to_owned())];
+    fn unset_parameters_are_left_to_the_gateway() {
+        let asked = ChatParameters { model: "default/m".to_owned(), max_tokens: None, temperature: None };
+        let told = [message("user", "x".to_owned())];
         assert_eq!(
             asked.body(&told),
             json!({"model": "default/m", "stream": true, "messages": [{"role": "user", "content": "x"}]})
         );
-        let asked = Asked { max_tokens: Some(5), temperature: Some(0.0), ..asked };
+        let asked = ChatParameters { max_tokens: Some(5), temperature: Some(0.0), ..asked };
         let body = asked.body(&told);
         assert_eq!((&body["max_tokens"], &body["temperature"]), (&json!(5), &json!(0.0)));
     }

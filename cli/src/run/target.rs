@@ -5,25 +5,25 @@ use kube::ResourceExt as _;
 use russet_crds::ModelDeployment;
 use russet_crds::conditions::{Type, is_true};
 
-use crate::catalog::entry::{self, Entry};
+use crate::catalog::entry::{self, CatalogEntry};
 
 /// Characters of a name made of a source: what is made of a Model has its name and some more.
-const LONGEST: usize = 50;
+const MAX_NAME_LENGTH: usize = 50;
 
 /// A Model of the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownModel {
     /// Its name.
     pub name: String,
     /// Its source.
     pub uri: String,
     /// Whether it is being deleted.
-    pub leaves: bool,
+    pub deleting: bool,
 }
 
 /// A Model, and whether it is still to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct RunTarget {
     /// Its name.
     pub name: String,
     /// Its source.
@@ -33,7 +33,7 @@ pub struct Target {
 }
 
 /// What the word means. A Model of the namespace comes first: its owner chose that name.
-pub fn of(word: &str, known: &[Known], entries: &[Entry]) -> Result<Target> {
+pub fn resolve(word: &str, known: &[KnownModel], entries: &[CatalogEntry]) -> Result<RunTarget> {
     if let Some((_, rest)) = word.split_once("://") {
         if rest.is_empty() || russet_agent::store::scheme_of(word).is_err() {
             bail!(
@@ -44,13 +44,13 @@ pub fn of(word: &str, known: &[Known], entries: &[Entry]) -> Result<Target> {
         let name = name_of(rest).with_context(|| {
             format!("no name can be made of {word}; apply a Model with a name of its own and run that")
         })?;
-        return source(name, word.to_owned(), known);
+        return from_source(name, word.to_owned(), known);
     }
     if let Some(model) = known.iter().find(|model| model.name == word) {
-        return there(model);
+        return existing(model);
     }
     let entry =
-        entry::named(entries, word).with_context(|| format!("there is no Model {word} in the namespace"))?;
+        entry::require(entries, word).with_context(|| format!("there is no Model {word} in the namespace"))?;
     if let Err(why) = entry.runs() {
         bail!(
             "{} cannot be run: {why}; `russet catalog search runs` lists what can, and `russet catalog add {0}` adds it \
@@ -58,13 +58,13 @@ pub fn of(word: &str, known: &[Known], entries: &[Entry]) -> Result<Target> {
             entry.name
         );
     }
-    source(entry.name.clone(), entry.uri(), known)
+    from_source(entry.name.clone(), entry.uri(), known)
 }
 
 /// The Model of a source: one that is there, whatever its name, else one to be made.
-fn source(name: String, uri: String, known: &[Known]) -> Result<Target> {
+fn from_source(name: String, uri: String, known: &[KnownModel]) -> Result<RunTarget> {
     if let Some(model) = known.iter().find(|model| model.uri == uri) {
-        return there(model);
+        return existing(model);
     }
     if let Some(other) = known.iter().find(|model| model.name == name) {
         bail!(
@@ -73,18 +73,18 @@ fn source(name: String, uri: String, known: &[Known]) -> Result<Target> {
             other.uri
         );
     }
-    Ok(Target { name, uri, add: true })
+    Ok(RunTarget { name, uri, add: true })
 }
 
 /// A Model that is there, and stays.
-fn there(model: &Known) -> Result<Target> {
-    let Known { name, uri, leaves } = model.clone();
+fn existing(model: &KnownModel) -> Result<RunTarget> {
+    let KnownModel { name, uri, deleting: leaves } = model.clone();
     if leaves {
         bail!(
             "Model {name} is being deleted, its copies first; run this again once it is gone (russet get models)"
         );
     }
-    Ok(Target { name, uri, add: false })
+    Ok(RunTarget { name, uri, add: false })
 }
 
 /// A name out of the last part of a source.
@@ -94,7 +94,7 @@ fn name_of(path: &str) -> Option<String> {
         letter if letter.is_ascii_alphanumeric() => letter,
         _ => '-',
     });
-    let name: String = letters.take(LONGEST).collect();
+    let name: String = letters.take(MAX_NAME_LENGTH).collect();
     let name = name.trim_matches('-');
     (!name.is_empty()).then(|| name.to_owned())
 }
@@ -133,7 +133,7 @@ mod tests {
             ("old", "file:///old"),
         ];
         let known =
-            known.map(|(name, uri)| Known { name: name.into(), uri: uri.into(), leaves: name == "old" });
+            known.map(|(name, uri)| KnownModel { name: name.into(), uri: uri.into(), deleting: name == "old" });
         let hub = "hf://mlx-community/Llama-3.2-1B-Instruct-4bit";
         for (word, name, uri, add) in [
             ("mine", "mine", "file:///m", false),
@@ -146,19 +146,19 @@ mod tests {
             ("builtin://smoke", "smoke", "builtin://smoke", true),
             ("file:///models/My_Model.v2", "my-model-v2", "file:///models/My_Model.v2", true),
         ] {
-            let target = of(word, &known, &entries);
+            let target = resolve(word, &known, &entries);
             match uri {
                 "" => {
                     let error = format!("{:#}", target.unwrap_err());
                     assert!(error.contains(name) && error.contains("hf://mirror/qwen"), "{error}");
                 }
                 uri => {
-                    assert_eq!(target.unwrap(), Target { name: name.into(), uri: uri.into(), add }, "{word}")
+                    assert_eq!(target.unwrap(), RunTarget { name: name.into(), uri: uri.into(), add }, "{word}")
                 }
             }
         }
         if let Some(foreign) = entries.iter().find(|entry| entry.runs().is_err()) {
-            let error = of(&foreign.name, &known, &entries).unwrap_err().to_string();
+            let error = resolve(&foreign.name, &known, &entries).unwrap_err().to_string();
             assert!(
                 error.contains("cannot be run") && error.contains(&foreign.runs().unwrap_err()),
                 "{error}"
@@ -172,13 +172,13 @@ mod tests {
             ("hf://…/", "no name"),
             ("nobody-has-this", "there is no Model"),
         ] {
-            let error = format!("{:#}", of(word, &known, &entries).unwrap_err());
+            let error = format!("{:#}", resolve(word, &known, &entries).unwrap_err());
             assert!(error.contains(told), "{word}: {error}");
         }
     }
 
     #[test]
-    fn the_deployment_that_answers_comes_first_and_a_stopped_one_last() {
+    fn ready_deployment_ranks_first_and_stopped_one_last() {
         let deployment = |name: &str, replicas: i32, ready: bool| {
             let model_ref = LocalReference { name: "m".into() };
             let mut one =

@@ -12,13 +12,13 @@ use kube::{Api, Client};
 use russet_crds::{Model, ModelCopy, ModelDeployment, names};
 use tokio::time::Instant;
 
-use super::look::{Looks, Step};
+use super::status::{ProgressTracker, DeploymentProgress};
 
 /// Between two looks.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Waits until the deployment answers; the error says why it does not.
-pub async fn answers(
+pub async fn until_ready(
     client: &Client,
     namespace: &str,
     model: &str,
@@ -36,7 +36,7 @@ pub async fn answers(
     );
     let own = ListParams::default().labels(&own);
     let deadline = Instant::now() + Duration::from_secs(seconds);
-    let (mut looks, mut line) = (Looks::default(), Line::new());
+    let (mut looks, mut line) = (ProgressTracker::default(), StatusLine::new());
     loop {
         let coming = async {
             match copies.list(&own).await {
@@ -53,43 +53,43 @@ pub async fn answers(
             )
         })?;
         let copies: Vec<ModelCopy> = copies.into_iter().filter_map(|copy| copy.0.ok()).collect();
-        let (words, bytes) = match looks.step(&object, &serving, &copies) {
-            Step::Answers => {
-                line.end();
+        let (words, bytes) = match looks.observe(&object, &serving, &copies) {
+            DeploymentProgress::Ready => {
+                line.clear();
                 return Ok(());
             }
-            Step::Never(why) => {
-                line.end();
+            DeploymentProgress::Failed(why) => {
+                line.clear();
                 bail!("{why}; `russet explain {deployment} -n {namespace}` says more");
             }
-            Step::Waits { words, bytes } => (words, bytes),
+            DeploymentProgress::Waiting { words, bytes } => (words, bytes),
         };
         if Instant::now() >= deadline {
-            line.end();
+            line.clear();
             bail!(
                 "ModelDeployment {namespace}/{deployment} does not answer after {seconds} s; it waits for {words}; run \
                  this again, or wait for longer with --timeout-seconds"
             );
         }
-        line.say(&words, bytes);
-        tokio::time::sleep(LOOK).await;
+        line.update(&words, bytes);
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// The line.
-struct Line {
+struct StatusLine {
     bar: Option<ProgressBar>,
     last: String,
     with_bytes: bool,
 }
 
-impl Line {
+impl StatusLine {
     fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(ProgressBar::new_spinner);
         Self { bar, last: String::new(), with_bytes: false }
     }
 
-    fn say(&mut self, words: &str, bytes: Option<(u64, u64)>) {
+    fn update(&mut self, words: &str, bytes: Option<(u64, u64)>) {
         let Some(bar) = &self.bar else {
             if words != self.last {
                 eprintln!("waiting: {words}");
@@ -110,7 +110,7 @@ impl Line {
         bar.tick();
     }
 
-    fn end(&self) {
+    fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_to_draw_the_line_are_understood() {
+    fn both_progress_templates_are_valid() {
         for with_bytes in [true, false] {
             let read = ProgressStyle::with_template(template(with_bytes));
             assert!(read.is_ok(), "{:?}", read.err());

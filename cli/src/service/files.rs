@@ -7,34 +7,34 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 
 /// A file to write.
-pub struct File {
+pub struct ServiceFile {
     /// Where, from the root of the file system.
     pub path: PathBuf,
     /// What is in it.
     pub text: String,
     /// Who may read it: everybody, for there is no secret in it.
     pub mode: u32,
-    own: Box<dyn Fn(&str) -> bool>,
+    is_own: Box<dyn Fn(&str) -> bool>,
 }
 
 /// What became of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum WriteOutcome {
     /// It was there already, word for word.
-    Same,
+    Unchanged,
     /// It was written.
     Written,
 }
 
-impl File {
+impl ServiceFile {
     /// A file that may take the place of one that is `own`.
     pub fn new(path: PathBuf, text: String, own: impl Fn(&str) -> bool + 'static) -> Self {
-        Self { path, text, mode: 0o644, own: Box::new(own) }
+        Self { path, text, mode: 0o644, is_own: Box::new(own) }
     }
 }
 
 /// Where a path lies when another folder is the root.
-pub fn below(root: &Path, path: &Path) -> PathBuf {
+pub fn under_root(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
@@ -48,11 +48,11 @@ pub fn read(path: &Path) -> Result<Option<String>> {
 }
 
 /// Writes a file, whole, unless it is there already or somebody else's.
-pub fn write(root: &Path, file: &File) -> Result<Outcome> {
-    let path = below(root, &file.path);
+pub fn write(root: &Path, file: &ServiceFile) -> Result<WriteOutcome> {
+    let path = under_root(root, &file.path);
     match read(&path)? {
-        Some(found) if found == file.text => return Ok(Outcome::Same),
-        Some(found) if !(file.own)(&found) => bail!(
+        Some(found) if found == file.text => return Ok(WriteOutcome::Unchanged),
+        Some(found) if !(file.is_own)(&found) => bail!(
             "{} was not written by russet, so it is left alone; move it away and install again",
             path.display()
         ),
@@ -80,24 +80,24 @@ pub fn write(root: &Path, file: &File) -> Result<Outcome> {
         // Half of it is of no use; that it cannot be removed either says nothing new.
         std::fs::remove_file(&part).ok();
     }
-    written.map_err(|error| refused(error, &path))?;
-    Ok(Outcome::Written)
+    written.map_err(|error| write_error(error, &path))?;
+    Ok(WriteOutcome::Written)
 }
 
 /// Removes a file that is ours, or any with `force`; whether there was one.
 pub fn remove(root: &Path, path: &Path, own: impl Fn(&str) -> bool, force: bool) -> Result<bool> {
-    let path = below(root, path);
+    let path = under_root(root, path);
     let Some(found) = read(&path)? else { return Ok(false) };
     ensure!(
         force || own(&found),
         "{} was not written by russet, so it is left alone; --force removes it",
         path.display()
     );
-    std::fs::remove_file(&path).map_err(|error| refused(error, &path))?;
+    std::fs::remove_file(&path).map_err(|error| write_error(error, &path))?;
     Ok(true)
 }
 
-fn refused(error: std::io::Error, path: &Path) -> anyhow::Error {
+fn write_error(error: std::io::Error, path: &Path) -> anyhow::Error {
     let remedy = match error.kind() {
         std::io::ErrorKind::PermissionDenied => "; services are an administrator's: use sudo",
         _ => "",
@@ -110,17 +110,17 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
     use super::*;
 
-    fn file(text: &str) -> File {
-        File::new("/etc/a/b.conf".into(), format!("ours {text}"), |text| text.starts_with("ours"))
+    fn file(text: &str) -> ServiceFile {
+        ServiceFile::new("/etc/a/b.conf".into(), format!("ours {text}"), |text| text.starts_with("ours"))
     }
 
     #[test]
     fn a_file_is_written_once_and_what_is_not_ours_stays() {
         let folder = tempfile::tempdir().unwrap();
         let (root, path) = (folder.path(), Path::new("/etc/a/b.conf"));
-        assert_eq!(write(root, &file("one")).unwrap(), Outcome::Written);
-        assert_eq!(write(root, &file("one")).unwrap(), Outcome::Same);
-        assert_eq!(write(root, &file("two")).unwrap(), Outcome::Written);
+        assert_eq!(write(root, &file("one")).unwrap(), WriteOutcome::Written);
+        assert_eq!(write(root, &file("one")).unwrap(), WriteOutcome::Unchanged);
+        assert_eq!(write(root, &file("two")).unwrap(), WriteOutcome::Written);
         let there = root.join("etc/a/b.conf");
         assert_eq!(std::fs::metadata(&there).unwrap().permissions().mode() & 0o777, 0o644);
         let all: Vec<_> = std::fs::read_dir(there.parent().unwrap()).unwrap().collect();

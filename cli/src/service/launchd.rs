@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use plist::{Dictionary, Value};
 
-use super::spec::{Service, Verb};
-use crate::logged;
+use super::spec::{ServiceSpec, Verb};
+use crate::log_rotation;
 
 /// launchd's own default, said aloud: a service that cannot start is tried this seldom.
 const THROTTLE_SECONDS: u64 = 10;
@@ -25,7 +25,7 @@ pub fn label(verb: Verb) -> String {
 
 /// Where the service's words go. macOS's own rotation renames a file that the process then still writes to, so the
 /// process keeps it short itself.
-pub fn log(service: &Service) -> PathBuf {
+pub fn log_path(service: &ServiceSpec) -> PathBuf {
     log_folder(&service.data_dir).join(format!("{}.log", service.verb.word()))
 }
 
@@ -35,14 +35,14 @@ pub fn log_folder(data_dir: &Path) -> PathBuf {
 }
 
 /// The property list.
-pub fn property_list(service: &Service) -> Result<String> {
-    let log = log(service).display().to_string();
-    let Service { verb, argv, user, data_dir: _, environment, homes: _, low_port: _ } = service;
+pub fn property_list(service: &ServiceSpec) -> Result<String> {
+    let log = log_path(service).display().to_string();
+    let ServiceSpec { verb, argv, user, data_dir: _, environment, homes: _, low_port: _ } = service;
     let mut variables = Dictionary::new();
     for (name, value) in environment {
         variables.insert(name.clone(), value.clone().into());
     }
-    variables.insert(logged::VARIABLE.to_owned(), log.clone().into());
+    variables.insert(log_rotation::LOG_FILE_VARIABLE.to_owned(), log.clone().into());
     let files = Dictionary::from_iter([("NumberOfFiles", Value::from(OPEN_FILES))]);
     let list = Dictionary::from_iter([
         ("Label", Value::from(label(*verb))),
@@ -72,18 +72,18 @@ pub fn property_list(service: &Service) -> Result<String> {
     Ok(text)
 }
 
-fn read(text: &str) -> Option<Dictionary> {
+fn parse(text: &str) -> Option<Dictionary> {
     Value::from_reader_xml(std::io::Cursor::new(text)).ok()?.into_dictionary()
 }
 
 /// Whether a file is ours: no other program's service has such a name.
-pub fn wrote(verb: Verb, text: &str) -> bool {
-    read(text).is_some_and(|list| list.get("Label").and_then(Value::as_string) == Some(&label(verb)))
+pub fn is_ours(verb: Verb, text: &str) -> bool {
+    parse(text).is_some_and(|list| list.get("Label").and_then(Value::as_string) == Some(&label(verb)))
 }
 
 /// What a service runs.
-pub fn executes(text: &str) -> Option<String> {
-    let list = read(text)?;
+pub fn exec_command(text: &str) -> Option<String> {
+    let list = parse(text)?;
     let words = list.get("ProgramArguments")?.as_array()?.iter().filter_map(Value::as_string);
     Some(words.collect::<Vec<_>>().join(" "))
 }

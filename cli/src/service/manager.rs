@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
 
-use super::files::File;
-use super::spec::{Service, Verb};
+use super::files::ServiceFile;
+use super::spec::{ServiceSpec, Verb};
 use super::{launchd, systemd};
 
 /// Who runs services.
@@ -22,7 +22,7 @@ pub enum Manager {
 
 /// How a service is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct ServiceState {
     /// Whether the manager would start it, or has.
     pub loaded: bool,
     /// Whether it runs.
@@ -32,7 +32,7 @@ pub struct State {
 }
 
 /// Something to do by hand.
-pub struct Step {
+pub struct ManualStep {
     why: &'static str,
     command: String,
 }
@@ -98,42 +98,42 @@ impl Manager {
     }
 
     /// Everything to write for a service.
-    pub fn files(self, service: &Service) -> Result<Vec<File>> {
+    pub fn files(self, service: &ServiceSpec) -> Result<Vec<ServiceFile>> {
         let path = self.path(service.verb);
         let verb = service.verb;
-        let own = move |text: &str| self.wrote(verb, text);
+        let own = move |text: &str| self.is_ours(verb, text);
         Ok(match self {
             Self::Systemd => {
-                let unit = File::new(path, systemd::unit(service), own);
+                let unit = ServiceFile::new(path, systemd::unit(service), own);
                 // Somebody else's user is not for us to make.
                 let shared = self.shared().filter(|_| service.user == self.user());
-                let user = shared.map(|at| File::new(at, systemd::sysusers(&service.user), systemd::wrote));
+                let user = shared.map(|at| ServiceFile::new(at, systemd::sysusers(&service.user), systemd::is_ours));
                 [Some(unit), user].into_iter().flatten().collect()
             }
-            Self::Launchd => vec![File::new(path, launchd::property_list(service)?, own)],
+            Self::Launchd => vec![ServiceFile::new(path, launchd::property_list(service)?, own)],
         })
     }
 
     /// Whether the file of a service is ours.
-    pub fn wrote(self, verb: Verb, text: &str) -> bool {
+    pub fn is_ours(self, verb: Verb, text: &str) -> bool {
         match self {
-            Self::Systemd => systemd::wrote(text),
-            Self::Launchd => launchd::wrote(verb, text),
+            Self::Systemd => systemd::is_ours(text),
+            Self::Launchd => launchd::is_ours(verb, text),
         }
     }
 
     /// What the file of a service runs.
     pub fn command(self, text: &str) -> Option<String> {
         match self {
-            Self::Systemd => systemd::executes(text),
-            Self::Launchd => launchd::executes(text),
+            Self::Systemd => systemd::exec_command(text),
+            Self::Launchd => launchd::exec_command(text),
         }
     }
 
     /// What is left to do by hand after the files are there, in order.
-    pub fn steps(self, service: &Service) -> Vec<Step> {
-        let Service { verb, user, data_dir, .. } = service;
-        let step = |why, command: String| Step { why, command };
+    pub fn steps(self, service: &ServiceSpec) -> Vec<ManualStep> {
+        let ServiceSpec { verb, user, data_dir, .. } = service;
+        let step = |why, command: String| ManualStep { why, command };
         let folder = data_dir.display();
         let program = service.argv.first().map_or("russet", String::as_str);
         let mut steps = Vec::new();
@@ -189,7 +189,7 @@ impl Manager {
     }
 
     /// What stops a service for good.
-    pub fn stop(self, verb: Verb) -> String {
+    pub fn stop_command(self, verb: Verb) -> String {
         let name = self.name(verb);
         match self {
             Self::Systemd => format!("sudo systemctl disable --now {name}"),
@@ -207,7 +207,7 @@ impl Manager {
     }
 
     /// What it says of a service; `None` when it knows none of that name.
-    pub fn ask(self, verb: Verb) -> Result<Option<State>> {
+    pub fn query(self, verb: Verb) -> Result<Option<ServiceState>> {
         let name = self.name(verb);
         let mut command = match self {
             Self::Systemd => {
@@ -227,15 +227,15 @@ impl Manager {
             .with_context(|| format!("{self} could not be asked about {name}"))?;
         let said = String::from_utf8_lossy(&output.stdout);
         Ok(match self {
-            Self::Systemd => of_systemd(&said),
-            Self::Launchd if output.status.success() => of_launchd(&said),
+            Self::Systemd => parse_systemd(&said),
+            Self::Launchd if output.status.success() => parse_launchd(&said),
             Self::Launchd => None,
         })
     }
 }
 
 /// `NAME=VALUE` lines of `systemctl show`.
-fn of_systemd(said: &str) -> Option<State> {
+fn parse_systemd(said: &str) -> Option<ServiceState> {
     let value = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     if value("LoadState") == Some("not-found") {
         return None;
@@ -243,7 +243,7 @@ fn of_systemd(said: &str) -> Option<State> {
     let (active, detail) = (value("ActiveState")?, value("SubState").unwrap_or("unknown"));
     let enabled = value("UnitFileState").filter(|state| !state.is_empty()).unwrap_or("not enabled");
     let restarts = value("NRestarts").unwrap_or("0");
-    Some(State {
+    Some(ServiceState {
         loaded: active != "inactive" && active != "failed" || enabled == "enabled",
         runs: active == "active",
         words: format!("{active} ({detail}), {enabled}, {restarts} restarts"),
@@ -251,20 +251,20 @@ fn of_systemd(said: &str) -> Option<State> {
 }
 
 /// The first `name = value` of each name in what `launchctl print` says.
-fn of_launchd(said: &str) -> Option<State> {
+fn parse_launchd(said: &str) -> Option<ServiceState> {
     let value = |name: &str| {
         said.lines().find_map(|line| line.trim().strip_prefix(name)?.trim_start().strip_prefix("= "))
     };
     let state = value("state")?;
     let process = value("pid").map(|pid| format!(", process {pid}")).unwrap_or_default();
     let exit = value("last exit code").map(|code| format!(", last exit {code}")).unwrap_or_default();
-    Some(State { loaded: true, runs: state == "running", words: format!("{state}{process}{exit}") })
+    Some(ServiceState { loaded: true, runs: state == "running", words: format!("{state}{process}{exit}") })
 }
 
 /// Steps as people read them.
-pub fn next(steps: &[Step]) -> String {
+pub fn format_steps(steps: &[ManualStep]) -> String {
     let mut text = String::from("Nothing was started. What is left to do:\n");
-    for Step { why, command } in steps {
+    for ManualStep { why, command } in steps {
         if !why.is_empty() {
             text.push_str(&format!("  # {why}\n"));
         }
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_systemctl_says_is_a_state() {
+    fn systemctl_output_is_parsed_into_a_state() {
         for (said, expected) in [
             (
                 "LoadState=loaded\nActiveState=active\nSubState=running\nUnitFileState=enabled\nNRestarts=2\n",
@@ -302,7 +302,7 @@ mod tests {
             ("LoadState=not-found\nActiveState=inactive\nSubState=dead\nUnitFileState=\n", None),
             ("", None),
         ] {
-            let state = of_systemd(said);
+            let state = parse_systemd(said);
             let told = state.as_ref().map(|state| (state.loaded, state.runs, state.words.as_str()));
             assert_eq!(told, expected, "{said:?}");
         }
@@ -310,19 +310,19 @@ mod tests {
 
     /// Written from the manual's words, not recorded on a Mac.
     #[test]
-    fn what_launchctl_says_is_a_state() {
+    fn launchctl_output_is_parsed_into_a_state() {
         let said = "system/dev.russet.agent = {\n\tactive count = 1\n\tpath = /Library/x.plist\n\tstate = running\n\n\tpid = 411\n\tlast exit code = (never exited)\n\tspawn type = interactive\n}\n";
-        let state = of_launchd(said).unwrap();
+        let state = parse_launchd(said).unwrap();
         assert_eq!(
             state,
-            State {
+            ServiceState {
                 loaded: true,
                 runs: true,
                 words: "running, process 411, last exit (never exited)".into()
             }
         );
-        let waits = of_launchd("system/x = {\n\tstate = not running\n\tlast exit code = 1\n}\n").unwrap();
+        let waits = parse_launchd("system/x = {\n\tstate = not running\n\tlast exit code = 1\n}\n").unwrap();
         assert_eq!((waits.runs, waits.words.as_str()), (false, "not running, last exit 1"));
-        assert_eq!(of_launchd("Could not find service"), None);
+        assert_eq!(parse_launchd("Could not find service"), None);
     }
 }

@@ -62,7 +62,7 @@ impl Verb {
 }
 
 /// What was asked for.
-pub struct Wanted {
+pub struct ServiceRequest {
     /// Whose files.
     pub manager: Manager,
     /// User that runs it.
@@ -72,7 +72,7 @@ pub struct Wanted {
     /// Variables that were named.
     pub environment: BTreeMap<String, String>,
     /// The environment of whoever asks.
-    pub here: BTreeMap<String, String>,
+    pub caller_environment: BTreeMap<String, String>,
     /// The verb and its options.
     pub command: Vec<String>,
 }
@@ -82,7 +82,7 @@ const CARRIED: [&str; 2] = [russet_telemetry::logs::FILTER_VARIABLE, "HF_ENDPOIN
 
 /// How much of people's home folders it may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Homes {
+pub enum HomeAccess {
     /// Nothing of what it needs is there.
     Hidden,
     /// It reads something there.
@@ -93,7 +93,7 @@ pub enum Homes {
 
 /// A service that can be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
+pub struct ServiceSpec {
     /// What it runs.
     pub verb: Verb,
     /// The program and all its arguments.
@@ -105,7 +105,7 @@ pub struct Service {
     /// Its environment.
     pub environment: BTreeMap<String, String>,
     /// What it sees of home folders.
-    pub homes: Homes,
+    pub homes: HomeAccess,
     /// Whether it listens below port 1024.
     pub low_port: bool,
 }
@@ -126,10 +126,10 @@ pub fn assignments(given: &[String]) -> Result<BTreeMap<String, String>> {
     given.iter().map(read).collect()
 }
 
-impl Service {
+impl ServiceSpec {
     /// Checks what was asked for.
-    pub fn new(wanted: Wanted) -> Result<Self> {
-        let Wanted { manager, user, program, environment: named, here, command } = wanted;
+    pub fn new(wanted: ServiceRequest) -> Result<Self> {
+        let ServiceRequest { manager, user, program, environment: named, caller_environment: here, command } = wanted;
         let (word, options) =
             command.split_first().context("name a verb: agent, up, gateway, operator or helper")?;
         let verb = Verb::ALL.into_iter().find(|verb| verb.word() == word).with_context(|| match word.as_str() {
@@ -142,7 +142,7 @@ impl Service {
                 && user.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')),
             "--user {user:?} is no name of a user"
         );
-        let told = Told::read(verb, options, &here)?;
+        let told = ParsedOptions::read(verb, options, &here)?;
         let is_helper = verb == Verb::Helper;
         let own = if is_helper { manager.helper_dir() } else { manager.data_dir() };
         let data_dir = told.data_dir.clone().unwrap_or_else(|| own.into());
@@ -159,7 +159,7 @@ impl Service {
         } else {
             user
         };
-        check(&program, &argv, told.named.iter())?;
+        check(&program, &argv, told.paths.iter())?;
         let carried = CARRIED.iter().filter_map(|name| Some(((*name).to_owned(), here.get(*name)?.clone())));
         let mut environment: BTreeMap<String, String> = carried.collect();
         environment.extend(told.environment);
@@ -167,32 +167,32 @@ impl Service {
         for (name, value) in &environment {
             ensure!(!value.contains(char::is_control), "the variable {name} holds a control character");
         }
-        let read = told.named.iter().map(|(_, path)| path).chain([&program]);
-        let mut homes = read.map(|path| if in_homes(path) { Homes::Read } else { Homes::Hidden }).max();
+        let read = told.paths.iter().map(|(_, path)| path).chain([&program]);
+        let mut homes = read.map(|path| if is_in_home(path) { HomeAccess::Read } else { HomeAccess::Hidden }).max();
         // Its agent may read whatever its user may, as it may where a person starts it.
-        if verb == Verb::Up || told.named.iter().any(|(_, path)| path == Path::new("/")) {
-            homes = homes.max(Some(Homes::Read));
+        if verb == Verb::Up || told.paths.iter().any(|(_, path)| path == Path::new("/")) {
+            homes = homes.max(Some(HomeAccess::Read));
         }
-        if in_homes(&data_dir) {
-            homes = Some(Homes::Written);
+        if is_in_home(&data_dir) {
+            homes = Some(HomeAccess::Written);
         }
-        let homes = homes.unwrap_or(Homes::Hidden);
+        let homes = homes.unwrap_or(HomeAccess::Hidden);
         Ok(Self { verb, argv, user, data_dir, environment, homes, low_port: told.low_port })
     }
 }
 
 /// What its options say, as the command line reads them.
-struct Told {
+struct ParsedOptions {
     takes_data_dir: bool,
     data_dir: Option<PathBuf>,
     /// Every file and folder, by the flag that names it.
-    named: Vec<(String, PathBuf)>,
+    paths: Vec<(String, PathBuf)>,
     /// What came from variables, by their names.
     environment: BTreeMap<String, String>,
     low_port: bool,
 }
 
-impl Told {
+impl ParsedOptions {
     fn read(verb: Verb, options: &[String], here: &BTreeMap<String, String>) -> Result<Self> {
         let whole = crate::Arguments::command();
         let known = whole.find_subcommand(verb.word()).context("the verb is not known")?.clone();
@@ -214,7 +214,7 @@ impl Told {
         let mut read = Self {
             takes_data_dir: known.get_arguments().any(|arg| arg.get_id() == "data_dir"),
             data_dir: told.try_get_one::<PathBuf>("data_dir").ok().flatten().cloned(),
-            named: Vec::new(),
+            paths: Vec::new(),
             environment: BTreeMap::new(),
             low_port: false,
         };
@@ -230,17 +230,17 @@ impl Told {
             {
                 read.environment.insert(name.to_owned(), value.clone());
                 if is_path {
-                    read.named.push((name.to_owned(), value.into()));
+                    read.paths.push((name.to_owned(), value.into()));
                 }
                 continue;
             }
             if is_path {
                 let paths = values::<PathBuf>(&told, id);
-                read.named.extend(paths.into_iter().map(|path| (flag.clone(), path)));
+                read.paths.extend(paths.into_iter().map(|path| (flag.clone(), path)));
             } else if kind == ValueParser::from(clap::value_parser!(SocketAddr)).type_id() {
-                read.low_port |= values::<SocketAddr>(&told, id).iter().any(|at| low(at.port()));
+                read.low_port |= values::<SocketAddr>(&told, id).iter().any(|at| is_privileged_port(at.port()));
             } else if kind == ValueParser::from(clap::value_parser!(u16)).type_id() && id.ends_with("port") {
-                read.low_port |= values::<u16>(&told, id).into_iter().any(low);
+                read.low_port |= values::<u16>(&told, id).into_iter().any(is_privileged_port);
             }
         }
         Ok(read)
@@ -252,7 +252,7 @@ fn values<T: Clone + Send + Sync + 'static>(told: &ArgMatches, id: &str) -> Vec<
 }
 
 /// Zero is any port.
-fn low(port: u16) -> bool {
+fn is_privileged_port(port: u16) -> bool {
     (1..1024).contains(&port)
 }
 
@@ -295,7 +295,7 @@ fn check<'a>(
 }
 
 /// Folders that `ProtectHome=` hides, and macOS's own.
-fn in_homes(path: &Path) -> bool {
+fn is_in_home(path: &Path) -> bool {
     ["/home", "/root", "/run/user", "/Users"].iter().any(|homes| path.starts_with(homes))
 }
 
@@ -304,19 +304,19 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
     use super::*;
 
-    fn made(command: &str) -> Result<Service> {
-        Service::new(Wanted {
+    fn made(command: &str) -> Result<ServiceSpec> {
+        ServiceSpec::new(ServiceRequest {
             manager: Manager::Systemd,
             user: "russet".into(),
             program: "/usr/local/bin/russet".into(),
             environment: BTreeMap::new(),
-            here: BTreeMap::new(),
+            caller_environment: BTreeMap::new(),
             command: command.split_whitespace().map(str::to_owned).collect(),
         })
     }
 
     #[test]
-    fn what_means_something_else_in_a_service_is_refused_with_a_remedy() {
+    fn options_unfit_for_a_service_are_refused_with_a_remedy() {
         for (command, words) in [
             ("join https://a:6443 --token t", "--no-agent"),
             ("doctor", "doctor cannot be a service"),
@@ -332,15 +332,15 @@ mod tests {
             assert!(!error.contains("secret"), "{error}");
         }
         for user in ["", "a b", "$(id)", "root\n", "-x", "0"] {
-            let wanted = Wanted {
+            let wanted = ServiceRequest {
                 manager: Manager::Systemd,
                 user: user.into(),
                 program: "/r".into(),
                 environment: BTreeMap::new(),
-                here: BTreeMap::new(),
+                caller_environment: BTreeMap::new(),
                 command: vec!["agent".into()],
             };
-            assert!(Service::new(wanted).is_err(), "{user:?}");
+            assert!(ServiceSpec::new(wanted).is_err(), "{user:?}");
         }
         assert!(assignments(&["A=b=c".to_owned()]).unwrap().get("A").is_some_and(|value| value == "b=c"));
         for bad in ["A", "=b", "A B=c", "1=2"] {
@@ -351,16 +351,16 @@ mod tests {
     #[test]
     fn homes_are_hidden_unless_something_needed_lies_there() {
         for (command, homes, low_port) in [
-            ("agent", Homes::Hidden, false),
-            ("agent --allow-file-root /srv/models", Homes::Hidden, false),
-            ("agent --allow-file-root /home/me/models", Homes::Read, false),
-            ("agent --allow-file-root /", Homes::Read, false),
-            ("agent --data-dir /home/me/.russet", Homes::Written, false),
-            ("up", Homes::Read, false),
-            ("up --gateway-listen 0.0.0.0:443", Homes::Read, true),
-            ("up --gateway-port 80", Homes::Read, true),
-            ("gateway --listen 0.0.0.0:8443", Homes::Hidden, false),
-            ("operator --kubeconfig /root/k", Homes::Read, false),
+            ("agent", HomeAccess::Hidden, false),
+            ("agent --allow-file-root /srv/models", HomeAccess::Hidden, false),
+            ("agent --allow-file-root /home/me/models", HomeAccess::Read, false),
+            ("agent --allow-file-root /", HomeAccess::Read, false),
+            ("agent --data-dir /home/me/.russet", HomeAccess::Written, false),
+            ("up", HomeAccess::Read, false),
+            ("up --gateway-listen 0.0.0.0:443", HomeAccess::Read, true),
+            ("up --gateway-port 80", HomeAccess::Read, true),
+            ("gateway --listen 0.0.0.0:8443", HomeAccess::Hidden, false),
+            ("operator --kubeconfig /root/k", HomeAccess::Read, false),
         ] {
             let service = made(command).unwrap();
             assert_eq!((service.homes, service.low_port), (homes, low_port), "{command}");
@@ -368,23 +368,23 @@ mod tests {
     }
 
     #[test]
-    fn what_came_from_a_variable_is_written_down_unless_a_flag_says_otherwise() {
+    fn service_records_variables_that_no_flag_overrides() {
         let made = |command: &str, engine: &str| {
             let here = [("RUSSET_ENGINE", engine), ("RUSSET_LOG", "debug"), ("HOME", "/root")];
-            Service::new(Wanted {
+            ServiceSpec::new(ServiceRequest {
                 manager: Manager::Systemd,
                 user: "russet".into(),
                 program: "/usr/local/bin/russet".into(),
                 environment: BTreeMap::from([("A".to_owned(), "b".to_owned())]),
-                here: here.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+                caller_environment: here.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
                 command: command.split_whitespace().map(str::to_owned).collect(),
             })
         };
-        let names = |service: &Service| service.environment.keys().cloned().collect::<Vec<_>>().join(" ");
+        let names = |service: &ServiceSpec| service.environment.keys().cloned().collect::<Vec<_>>().join(" ");
         let carried = made("agent", "/home/me/engine").unwrap();
-        assert_eq!((names(&carried).as_str(), carried.homes), ("A RUSSET_ENGINE RUSSET_LOG", Homes::Read));
+        assert_eq!((names(&carried).as_str(), carried.homes), ("A RUSSET_ENGINE RUSSET_LOG", HomeAccess::Read));
         let flag = made("agent --engine-binary /opt/engine", "/home/me/engine").unwrap();
-        assert_eq!((names(&flag).as_str(), flag.homes), ("A RUSSET_LOG", Homes::Hidden));
+        assert_eq!((names(&flag).as_str(), flag.homes), ("A RUSSET_LOG", HomeAccess::Hidden));
         let error = made("agent", "target/engine").unwrap_err().to_string();
         assert!(error.starts_with("RUSSET_ENGINE target/engine would be looked for"), "{error}");
     }

@@ -4,15 +4,15 @@
 
 use std::path::Path;
 
-use russet_rpc::tls::folder;
+use russet_rpc::tls::identity_dir;
 
-use super::spec::{Homes, Service, Verb};
+use super::spec::{HomeAccess, ServiceSpec, Verb};
 
 /// First word of every file; nothing else is removed or replaced.
 const MARK: &str = "# Written by `russet service install`";
 
 /// Whether a file is ours.
-pub fn wrote(text: &str) -> bool {
+pub fn is_ours(text: &str) -> bool {
     text.starts_with(MARK)
 }
 
@@ -22,8 +22,8 @@ pub fn sysusers(user: &str) -> String {
 }
 
 /// The unit.
-pub fn unit(service: &Service) -> String {
-    let Service { verb, argv, user, data_dir, environment, homes, low_port } = service;
+pub fn unit(service: &ServiceSpec) -> String {
+    let ServiceSpec { verb, argv, user, data_dir, environment, homes, low_port } = service;
     let mut text = format!(
         "{MARK}; written anew, your changes go. Put them beside it: systemctl edit {}\n",
         name(*verb)
@@ -35,16 +35,16 @@ pub fn unit(service: &Service) -> String {
             text.push('\n');
         }
     };
-    section("Unit", head(*verb, data_dir));
+    section("Unit", unit_section(*verb, data_dir));
     section("Service", {
         let mut lines =
             vec!["Type=exec".to_owned(), format!("User={user}"), format!("ExecStart={}", command(argv))];
-        lines.extend(life(*verb));
+        lines.extend(restart_options(*verb));
         // After our own, which they may contradict.
         for (name, value) in environment {
             lines.push(format!("Environment={}", quoted(&format!("{name}={value}"), false)));
         }
-        lines.extend(fence(*verb, data_dir, *homes, *low_port));
+        lines.extend(sandbox_options(*verb, data_dir, *homes, *low_port));
         lines
     });
     section("Install", vec!["WantedBy=multi-user.target".to_owned()]);
@@ -56,7 +56,7 @@ pub fn name(verb: Verb) -> String {
     format!("russet-{}.service", verb.word())
 }
 
-fn head(verb: Verb, data_dir: &Path) -> Vec<String> {
+fn unit_section(verb: Verb, data_dir: &Path) -> Vec<String> {
     let mut lines = vec![
         format!("Description={}", verb.description()),
         // The helper makes part of the network, and waits for none.
@@ -74,14 +74,14 @@ fn head(verb: Verb, data_dir: &Path) -> Vec<String> {
     lines.retain(|line| !line.is_empty());
     if verb == Verb::Agent {
         // A machine that has left its cluster has nothing to run.
-        let joined = data_dir.join("agent").join(folder::KUBECONFIG);
+        let joined = data_dir.join("agent").join(identity_dir::KUBECONFIG);
         lines.push(format!("ConditionPathExists={}", joined.display().to_string().replace('%', "%%")));
     }
     lines
 }
 
 /// How it ends and begins again.
-fn life(verb: Verb) -> Vec<String> {
+fn restart_options(verb: Verb) -> Vec<String> {
     let mut lines = vec!["Restart=always", "RestartSec=2", "TimeoutStopSec=30"];
     if verb.has_engines() {
         // Engines outlive their agent by a minute, for the next one to adopt: neither a restart nor one engine that ran
@@ -100,12 +100,12 @@ fn life(verb: Verb) -> Vec<String> {
 }
 
 /// What it may not.
-fn fence(verb: Verb, data_dir: &Path, homes: Homes, low_port: bool) -> Vec<String> {
+fn sandbox_options(verb: Verb, data_dir: &Path, homes: HomeAccess, low_port: bool) -> Vec<String> {
     let data_dir = quoted(&data_dir.display().to_string(), false);
     let home = match homes {
-        Homes::Hidden => "yes",
-        Homes::Read => "read-only",
-        Homes::Written => "no",
+        HomeAccess::Hidden => "yes",
+        HomeAccess::Read => "read-only",
+        HomeAccess::Written => "no",
     };
     let port = if low_port { "CAP_NET_BIND_SERVICE" } else { "" };
     // The helper changes networks, and gives its socket to the agent's user.
@@ -175,7 +175,7 @@ fn quoted(word: &str, command: bool) -> String {
 }
 
 /// What a unit runs, as it stands there.
-pub fn executes(text: &str) -> Option<String> {
+pub fn exec_command(text: &str) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix("ExecStart=")).map(str::to_owned)
 }
 

@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use russet_apiserver::pki::{self, Authority};
 use russet_gateway::listen::ServerFiles;
-use russet_rpc::tls::folder;
+use russet_rpc::tls::identity_dir;
 
-use crate::layout::Layout;
+use crate::data_dir::DataDir;
 
 /// Lifetime of the certificate, days.
 const DAYS: i64 = 90;
@@ -20,17 +20,17 @@ const RENEW_AFTER: Duration = Duration::from_secs(60 * 24 * 3600);
 const NAMES: &str = "names";
 
 /// Where the certificate lies.
-pub fn files(layout: &Layout) -> ServerFiles {
+pub fn files(layout: &DataDir) -> ServerFiles {
     let dir = dir(layout);
-    ServerFiles { cert: dir.join(folder::CERTIFICATE), key: dir.join(folder::KEY) }
+    ServerFiles { cert: dir.join(identity_dir::CERTIFICATE), key: dir.join(identity_dir::KEY) }
 }
 
-fn dir(layout: &Layout) -> PathBuf {
+fn dir(layout: &DataDir) -> PathBuf {
     layout.gateway().join("server")
 }
 
 /// Makes the certificate when there is none, when it is old, or when names or authority changed.
-pub fn ensure(layout: &Layout, listen: &[IpAddr]) -> Result<()> {
+pub fn ensure(layout: &DataDir, listen: &[IpAddr]) -> Result<()> {
     let pki_dir = layout.serve().join("pki");
     let authority =
         Authority::from_pem(&pki::read(&pki_dir.join("ca.crt"))?, &pki::read(&pki_dir.join("ca.key"))?)?;
@@ -41,12 +41,12 @@ pub fn ensure(layout: &Layout, listen: &[IpAddr]) -> Result<()> {
         return Ok(());
     }
     let (cert, key) = authority.issue_server("russet-gateway", &names, &addresses, DAYS)?;
-    let published = folder::publish(
+    let published = identity_dir::publish(
         &dir,
         &[
-            (folder::CERTIFICATE, cert.as_bytes()),
-            (folder::KEY, key.as_bytes()),
-            (folder::CA, authority.cert_pem().as_bytes()),
+            (identity_dir::CERTIFICATE, cert.as_bytes()),
+            (identity_dir::KEY, key.as_bytes()),
+            (identity_dir::CA, authority.cert_pem().as_bytes()),
         ],
     );
     published.with_context(|| format!("cannot keep the gateway's certificate in {}", dir.display()))?;
@@ -95,9 +95,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_made_once_and_again_when_it_is_old_or_for_others() {
+    fn certificate_is_remade_when_old_or_when_addresses_change() {
         let folder = tempfile::tempdir().unwrap();
-        let layout = Layout::at(Some(folder.path().to_owned())).unwrap();
+        let layout = DataDir::resolve(Some(folder.path().to_owned())).unwrap();
         Authority::ensure(&layout.serve().join("pki")).unwrap();
         let listen = ["10.1.2.3".parse().unwrap()];
         ensure(&layout, &listen).unwrap();

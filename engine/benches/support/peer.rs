@@ -6,20 +6,20 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// A process of mlx-lm.
-pub struct Peer {
+pub struct MlxLmProcess {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Drop for Peer {
+impl Drop for MlxLmProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Peer {
+impl MlxLmProcess {
     /// On one core if it is named; a rank of a sharded model if there are hosts.
     pub fn start(model: &Path, core: Option<usize>, hosts: Option<&Path>) -> Self {
         let python =

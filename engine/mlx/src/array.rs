@@ -30,7 +30,7 @@ pub fn from_bytes(bytes: &[u8], shape: &[i32], dtype: Dtype) -> Result<Array, Er
 /// `into` with `new` in the place of its elements from `start` on, one number per axis. Where nobody else holds `into`
 /// any more when this is computed, it is written in place. mlx-rs says the same with two reshapes more, which cost as
 /// much as a small write.
-pub fn write(into: &Array, new: &Array, start: &[i32]) -> Result<Array, Error> {
+pub fn write_slice(into: &Array, new: &Array, start: &[i32]) -> Result<Array, Error> {
     crate::install_error_handler();
     if start.len() != into.ndim() || start.len() != new.ndim() {
         let (into, new) = (into.shape().to_vec(), new.shape().to_vec());
@@ -82,22 +82,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_replaces_what_was_there_and_nothing_else() {
+    fn slice_write_replaces_only_its_elements() {
         let into = Array::from_slice(&[0.0f32; 12], &[1, 2, 3, 2]);
         let new = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 2, 1, 2]);
-        let written = write(&into, &new, &[0, 0, 1, 0]).unwrap();
+        let written = write_slice(&into, &new, &[0, 0, 1, 0]).unwrap();
         assert_eq!(written.shape(), into.shape());
         assert_eq!(written.as_slice::<f32>(), &[0., 0., 1., 2., 0., 0., 0., 0., 3., 4., 0., 0.]);
         assert_eq!(into.as_slice::<f32>(), &[0.0; 12]);
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn slice_write_rejects_mismatched_shapes() {
         let into = Array::from_slice(&[0.0f32; 12], &[1, 2, 3, 2]);
         let flat = Array::from_slice(&[1.0f32], &[1]);
-        let error = write(&into, &flat, &[0]).unwrap_err();
+        let error = write_slice(&into, &flat, &[0]).unwrap_err();
         assert_eq!(error.to_string(), "an array of [1] cannot be written into one of [1, 2, 3, 2] at [0]");
         let wide = Array::from_slice(&[1.0f32; 6], &[1, 1, 1, 6]);
-        assert!(matches!(write(&into, &wide, &[0, 0, 0, 0]), Err(Error::Mlx { .. })));
+        assert!(matches!(write_slice(&into, &wide, &[0, 0, 0, 0]), Err(Error::Mlx { .. })));
     }
 }

@@ -15,7 +15,7 @@ use mlx_rs::{Array, Dtype, Stream};
 use crate::error::{Error, check, install_error_handler};
 
 /// One join at a time: it speaks to MLX through variables of the process.
-static JOINING: Mutex<()> = Mutex::new(());
+static JOIN_LOCK: Mutex<()> = Mutex::new(());
 
 unsafe extern "C" {
     /// `void mlx::core::distributed::clear_backends()`, which the C interface lacks. A C++ function
@@ -28,13 +28,13 @@ unsafe extern "C" {
 /// A joined group. Its connections are open until it is dropped, no array that waits for it is left, and
 /// MLX has forgotten it ([`forget`], or the next [`Group::join`]).
 #[derive(Debug)]
-pub struct Group {
+pub struct ProcessGroup {
     handle: mlx_sys::mlx_distributed_group,
     rank: usize,
     size: usize,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Joins a group beside those joined before. MLX reads the environment of `backend` at this moment
     /// (for `ring`: `MLX_RANK` and `MLX_HOSTFILE`), blocks until the neighbours are there, and gives up
     /// on a neighbour that does not listen after about half a minute.
@@ -44,9 +44,9 @@ impl Group {
     pub fn join(backend: &str, variables: &[(&str, &OsStr)]) -> Result<Self, Error> {
         install_error_handler();
         let name = CString::new(backend).map_err(|_| Error::ZeroByte(backend.to_owned()))?;
-        let _one = JOINING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _one = JOIN_LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (name, value) in variables {
-            overwrite(name, value)?;
+            overwrite_variable(name, value)?;
         }
         // MLX answers a second request for a backend with the first one's group; it forgets that here.
         // SAFETY: the call drops references that MLX's cache holds; groups handed out hold their own.
@@ -123,13 +123,13 @@ impl Group {
 
 /// Has MLX forget the group that was joined last, which it would otherwise keep for whoever asks for it
 /// again.
-pub fn forget() {
-    let _one = JOINING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+pub fn release_last_group() {
+    let _one = JOIN_LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // SAFETY: as in `Group::join`; the lock is held.
     unsafe { clear_backends() };
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         // SAFETY: the handle is owned here, and MLX counts references inside.
         unsafe { mlx_sys::mlx_distributed_group_free(self.handle) };
@@ -145,7 +145,7 @@ impl Drop for Group {
 /// lock that its `getenv` takes too. What remains is a reader of this same variable that sees the old
 /// value or, on macOS, a mixture: nobody reads these names but MLX, from inside [`Group::join`], which
 /// holds a lock. Rust's own access to the environment has its lock besides.
-fn overwrite(name: &str, value: &OsStr) -> Result<(), Error> {
+fn overwrite_variable(name: &str, value: &OsStr) -> Result<(), Error> {
     match std::env::var_os(name) {
         Some(now) if now == value => Ok(()),
         Some(_) => {
@@ -175,19 +175,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn joining_a_backend_that_is_not_there_is_an_error_and_not_the_end() {
-        let error = Group::join("no-such-backend", &[]).unwrap_err();
+    fn joining_an_unknown_backend_is_an_error() {
+        let error = ProcessGroup::join("no-such-backend", &[]).unwrap_err();
         assert!(matches!(error, Error::Mlx { operation: "join the group", .. }), "{error}");
     }
 
     #[test]
     fn only_variables_that_exist_are_overwritten() {
         let never = OsStr::new("RUSSET_NEVER_SET");
-        let error = Group::join("no-such-backend", &[("RUSSET_NEVER_SET", never)]).unwrap_err();
+        let error = ProcessGroup::join("no-such-backend", &[("RUSSET_NEVER_SET", never)]).unwrap_err();
         assert_eq!(error, Error::Variable("RUSSET_NEVER_SET".into()));
         assert_eq!(std::env::var_os(never), None);
         // Cargo sets this one for every test, and nothing here reads it.
-        overwrite("CARGO_PKG_README", OsStr::new("x")).unwrap();
+        overwrite_variable("CARGO_PKG_README", OsStr::new("x")).unwrap();
         assert_eq!(std::env::var_os("CARGO_PKG_README"), Some("x".into()));
     }
 }

@@ -50,7 +50,7 @@ pub enum Error {
 }
 
 thread_local! {
-    static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
+    static LAST_ERROR: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 unsafe extern "C" {
@@ -58,11 +58,11 @@ unsafe extern "C" {
     fn default_mlx_error_handler(message: *const c_char, data: *mut c_void);
 }
 
-extern "C" fn keep(message: *const c_char, data: *mut c_void) {
+extern "C" fn record_message(message: *const c_char, data: *mut c_void) {
     if !message.is_null() {
         // SAFETY: MLX passes a zero-terminated text that lives until the handler returns.
         let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned();
-        LAST.with_borrow_mut(|last| *last = Some(text));
+        LAST_ERROR.with_borrow_mut(|last| *last = Some(text));
     }
     // SAFETY: same arguments, same contract; `mlx-rs` copies the text.
     unsafe { default_mlx_error_handler(message, data) };
@@ -76,7 +76,7 @@ pub fn install_error_handler() {
         // `mlx-rs` installs its handler at its first call, once; ours must come after it.
         let _ = mlx_rs::memory::active_memory();
         // SAFETY: the handler is a plain function, and it needs no data.
-        unsafe { mlx_sys::mlx_set_error_handler(Some(keep), std::ptr::null_mut(), None) };
+        unsafe { mlx_sys::mlx_set_error_handler(Some(record_message), std::ptr::null_mut(), None) };
     });
 }
 
@@ -85,6 +85,6 @@ pub(crate) fn check(operation: &'static str, status: c_int) -> Result<(), Error>
     if status == 0 {
         return Ok(());
     }
-    let message = LAST.with_borrow_mut(Option::take).unwrap_or_else(|| format!("status {status}"));
+    let message = LAST_ERROR.with_borrow_mut(Option::take).unwrap_or_else(|| format!("status {status}"));
     Err(Error::Mlx { operation, message })
 }

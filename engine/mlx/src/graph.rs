@@ -5,9 +5,9 @@ use mlx_rs::{Array, Stream};
 use crate::error::{Error, check, install_error_handler};
 
 /// A vector of array handles that C can read; frees itself.
-struct Handles(mlx_sys::mlx_vector_array);
+struct ArrayVector(mlx_sys::mlx_vector_array);
 
-impl Handles {
+impl ArrayVector {
     fn new(arrays: &[&Array]) -> Result<Self, Error> {
         // SAFETY: makes an empty vector, owned by the guard from here on.
         let handles = Self(unsafe { mlx_sys::mlx_vector_array_new() });
@@ -20,7 +20,7 @@ impl Handles {
     }
 }
 
-impl Drop for Handles {
+impl Drop for ArrayVector {
     fn drop(&mut self) {
         // SAFETY: the guard is the only owner.
         unsafe { mlx_sys::mlx_vector_array_free(self.0) };
@@ -31,9 +31,9 @@ impl Drop for Handles {
 /// an evaluated graph.
 pub fn depends(array: &Array, dependencies: &[&Array]) -> Result<Array, Error> {
     install_error_handler();
-    let inputs = Handles::new(&[array])?;
-    let dependencies = Handles::new(dependencies)?;
-    let mut outputs = Handles::new(&[])?;
+    let inputs = ArrayVector::new(&[array])?;
+    let dependencies = ArrayVector::new(dependencies)?;
+    let mut outputs = ArrayVector::new(&[])?;
     // SAFETY: three live vectors; MLX fills the first.
     check("tie arrays together", unsafe { mlx_sys::mlx_depends(&mut outputs.0, inputs.0, dependencies.0) })?;
     // SAFETY: a null handle that the next call fills; owned by `result` in every case.

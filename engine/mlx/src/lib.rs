@@ -12,4 +12,4 @@ mod platform;
 
 pub use error::{Error, install_error_handler};
 pub use graph::{depends, synchronize};
-pub use platform::{be_prompt, leave};
+pub use platform::{request_low_latency, exit_immediately};

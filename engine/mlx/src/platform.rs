@@ -18,7 +18,7 @@ unsafe extern "C" {
 
 /// Ends the process at once, without running MLX's clean-up. A thread that hangs in a collective would meet
 /// that clean-up half done, and the process would end in a crash instead of with `code`.
-pub fn leave(code: i32) -> ! {
+pub fn exit_immediately(code: i32) -> ! {
     // SAFETY: the call takes any number, and nothing of the process is used after it.
     unsafe { end_process(code) }
 }
@@ -27,9 +27,9 @@ pub fn leave(code: i32) -> ! {
 /// MLX's threads wait actively for their neighbours; where they share a core with those who carry the
 /// neighbours' bytes, Linux would otherwise let them finish their whole turn of about 3 ms first. Older
 /// systems (before Linux 6.12) take no notice, and others have nothing of the kind.
-pub fn be_prompt() {
+pub fn request_low_latency() {
     #[cfg(target_os = "linux")]
-    slice::set(100_000);
+    slice::set_slice(100_000);
 }
 
 /// How long Linux lets a thread run before others come to theirs, in nanoseconds.
@@ -40,7 +40,7 @@ mod slice {
     /// `struct sched_attr` as Linux 5.3 extended it.
     #[repr(C)]
     #[derive(Default)]
-    struct Attributes {
+    struct SchedAttr {
         size: u32,
         policy: u32,
         flags: u64,
@@ -49,48 +49,48 @@ mod slice {
         slice: u64,
         deadline: u64,
         period: u64,
-        least: u32,
-        most: u32,
+        util_min: u32,
+        util_max: u32,
     }
 
-    const SIZE: u32 = std::mem::size_of::<Attributes>() as u32;
-    const THIS: c_int = 0;
+    const SIZE: u32 = std::mem::size_of::<SchedAttr>() as u32;
+    const CURRENT_THREAD: c_int = 0;
     const NO_FLAGS: c_uint = 0;
     /// `sched_setattr`, on x86-64 and on all younger architectures; `sched_getattr` comes next.
-    const SET: c_long = if cfg!(target_arch = "x86_64") { 314 } else { 274 };
-    const GET: c_long = SET + 1;
+    const SYS_SCHED_SETATTR: c_long = if cfg!(target_arch = "x86_64") { 314 } else { 274 };
+    const SYS_SCHED_GETATTR: c_long = SYS_SCHED_SETATTR + 1;
 
     unsafe extern "C" {
         fn syscall(number: c_long, ...) -> c_long;
     }
 
-    fn get() -> Option<Attributes> {
-        let mut attributes = Attributes::default();
+    fn sched_getattr() -> Option<SchedAttr> {
+        let mut attributes = SchedAttr::default();
         // SAFETY: the attributes are live and ours, and the system writes at most `SIZE` bytes.
-        let answer = unsafe { syscall(GET, THIS, &raw mut attributes, SIZE as c_uint, NO_FLAGS) };
+        let answer = unsafe { syscall(SYS_SCHED_GETATTR, CURRENT_THREAD, &raw mut attributes, SIZE as c_uint, NO_FLAGS) };
         (answer == 0).then_some(attributes)
     }
 
-    pub(super) fn set(slice: u64) {
+    pub(super) fn set_slice(slice: u64) {
         // All else is said as it is: a person may have given the process another priority.
-        let Some(attributes) = get() else { return };
-        let attributes = Attributes { size: SIZE, slice, ..attributes };
+        let Some(attributes) = sched_getattr() else { return };
+        let attributes = SchedAttr { size: SIZE, slice, ..attributes };
         // SAFETY: the attributes are live, of the size they name, and the system only reads them. A
         // refusal changes nothing, and this thread then runs as all others.
-        unsafe { syscall(SET, THIS, &raw const attributes, NO_FLAGS) };
+        unsafe { syscall(SYS_SCHED_SETATTR, CURRENT_THREAD, &raw const attributes, NO_FLAGS) };
     }
 
     #[cfg(test)]
     mod tests {
         #[test]
-        fn a_thread_is_given_short_turns_where_linux_knows_them() {
+        fn linux_thread_gets_a_short_scheduler_slice() {
             let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
             let mut numbers = release.split(['.', '-']).map_while(|word| word.parse::<u32>().ok());
             let known = (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 12);
             let (before, after) = std::thread::spawn(|| {
-                let before = super::get().unwrap();
-                super::super::be_prompt();
-                (before, super::get().unwrap())
+                let before = super::sched_getattr().unwrap();
+                super::super::request_low_latency();
+                (before, super::sched_getattr().unwrap())
             })
             .join()
             .unwrap();

@@ -8,12 +8,12 @@ use mlx_rs::{
 };
 
 use super::{
-    attend::{Scores, attend},
-    batch::{Batch, Row},
+    sdpa::{ScoreBudget, chunked_sdpa},
+    packed_batch::{PackedBatch, SequenceSlice},
     linear::Linear,
     norm::RmsNorm,
     rope::Rope,
-    stage::Stage,
+    tensor_parallel::TpGroup,
 };
 use crate::{
     cache::KvCache,
@@ -71,7 +71,7 @@ impl Attention {
                 .transpose()
         };
         let (query_norm, key_norm) = (norm("q_norm")?, norm("k_norm")?);
-        let members = weights.slice().of;
+        let members = weights.shard().count;
         Ok(Self {
             heads: (heads / members) as i32,
             kv_heads: (kv_heads / members) as i32,
@@ -91,9 +91,9 @@ impl Attention {
         &self,
         x: &Array,
         rope: &Rope,
-        batch: &mut Batch<'_>,
+        batch: &mut PackedBatch<'_>,
         layer: usize,
-        stage: &Stage,
+        stage: &TpGroup,
     ) -> Result<Array, Exception> {
         let positions = x.dim(1);
         let split = |projected: Array, heads: i32, norm: Option<&RmsNorm>| {
@@ -103,27 +103,27 @@ impl Attention {
         let queries = split(self.query.forward(x)?, self.heads, self.query_norm.as_ref())?;
         let keys = split(self.key.forward(x)?, self.kv_heads, self.key_norm.as_ref())?;
         let values = split(self.value.forward(x)?, self.kv_heads, None)?;
-        let Batch { singles, longer, places } = batch;
+        let PackedBatch { decode_rows: singles, prefill_rows: longer, positions: places } = batch;
         let projected = match places {
-            Some(places) => Projected {
-                queries: rotated_each(&queries, rope, places)?,
-                keys: rotated_each(&keys, rope, places)?,
+            Some(places) => QkvProjection {
+                queries: rotate_each(&queries, rope, places)?,
+                keys: rotate_each(&keys, rope, places)?,
                 values,
             },
-            None => Projected { queries, keys, values },
+            None => QkvProjection { queries, keys, values },
         };
         // What is not rotated yet is one row's.
         let rope = places.is_none().then_some(rope);
         let mut pieces = Vec::new();
-        let mut scores = Scores::default();
+        let mut scores = ScoreBudget::default();
         let mut from = singles.len() as i32;
         if from > 0 {
             let caches = singles.iter_mut().map(|row| &mut row.caches[layer]);
-            pieces.push(self.attend_singles(&projected.span(0, from)?, caches, &mut scores)?);
+            pieces.push(self.attend_decode_rows(&projected.slice(0, from)?, caches, &mut scores)?);
         }
-        for Row { length, offset, caches } in longer {
-            let own = projected.span(from, *length)?;
-            pieces.push(self.attend_row(&own, rope, *offset, &mut caches[layer], &mut scores)?);
+        for SequenceSlice { length, offset, caches } in longer {
+            let own = projected.slice(from, *length)?;
+            pieces.push(self.attend_sequence(&own, rope, *offset, &mut caches[layer], &mut scores)?);
             from += *length;
         }
         let joined = match pieces.as_slice() {
@@ -134,11 +134,11 @@ impl Attention {
     }
 
     /// Rows of one position each, rotated: each attends to its own sequence.
-    fn attend_singles<'a>(
+    fn attend_decode_rows<'a>(
         &self,
-        Projected { queries, keys, values }: &Projected,
+        QkvProjection { queries, keys, values }: &QkvProjection,
         caches: impl Iterator<Item = &'a mut KvCache>,
-        scores: &mut Scores,
+        scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
         let rows = queries.dim(1);
         // One operation for all of them: with many sequences, operations cost more than what they compute.
@@ -147,19 +147,19 @@ impl Attention {
         let mut attended = Vec::with_capacity(rows as usize);
         for (((queries, keys), values), cache) in each.zip(caches) {
             let held = cache.append(&keys, &values)?;
-            attended.push(attend(&queries, &held, self.scale(), scores)?);
+            attended.push(chunked_sdpa(&queries, &held, self.scale(), scores)?);
         }
         concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.head_dim])
     }
 
     /// One sequence's positions, the first of which is at `offset`, and which `rope` rotates if they are not rotated.
-    fn attend_row(
+    fn attend_sequence(
         &self,
-        Projected { queries, keys, values }: &Projected,
+        QkvProjection { queries, keys, values }: &QkvProjection,
         rope: Option<&Rope>,
         offset: i32,
         cache: &mut KvCache,
-        scores: &mut Scores,
+        scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
         let length = queries.dim(1);
         let by_head = |all: &Array| all.transpose_axes(&[0, 2, 1, 3]);
@@ -168,7 +168,7 @@ impl Attention {
             rope.map_or(Ok(all.clone()), |rope| rope.forward(&all, offset))
         };
         let held = cache.append(&rotated(keys)?, &by_head(values)?)?;
-        let attended = attend(&rotated(queries)?, &held, self.scale(), scores)?;
+        let attended = chunked_sdpa(&rotated(queries)?, &held, self.scale(), scores)?;
         by_head(&attended)?.reshape(&[1, length, self.heads * self.head_dim])
     }
 
@@ -179,21 +179,21 @@ impl Attention {
 
 /// `all` of `[1, positions, heads, width]`, each position rotated by itself: where there are several rows, that is as
 /// many operations as one row needs.
-fn rotated_each(all: &Array, rope: &Rope, places: &Array) -> Result<Array, Exception> {
+fn rotate_each(all: &Array, rope: &Rope, places: &Array) -> Result<Array, Exception> {
     let (positions, heads, width) = (all.dim(1), all.dim(2), all.dim(3));
     rope.forward_each(&all.reshape(&[positions, heads, 1, width])?, places)?.reshape(all.shape())
 }
 
 /// Queries, keys and values, `[1, positions, heads, width]` each.
-struct Projected {
+struct QkvProjection {
     queries: Array,
     keys: Array,
     values: Array,
 }
 
-impl Projected {
+impl QkvProjection {
     /// `length` positions of them.
-    fn span(&self, from: i32, length: i32) -> Result<Self, Exception> {
+    fn slice(&self, from: i32, length: i32) -> Result<Self, Exception> {
         let span = |all: &Array| {
             if length == all.dim(1) {
                 Ok(all.clone())

@@ -2,12 +2,12 @@
 
 use mlx_rs::{Array, error::Exception};
 
-use super::linear::Matrix;
+use super::linear::Weight;
 use crate::weights::{Weights, WeightsError};
 
 /// One row per token.
 #[derive(Debug)]
-pub struct Embedding(Matrix);
+pub struct Embedding(Weight);
 
 impl Embedding {
     /// Loads `path.weight`.
@@ -17,7 +17,7 @@ impl Embedding {
         vocabulary: usize,
         width: usize,
     ) -> Result<Self, WeightsError> {
-        Ok(Self(weights.matrix(path, vocabulary, width)?))
+        Ok(Self(weights.weight(path, vocabulary, width)?))
     }
 
     /// The rows of `tokens`.

@@ -6,12 +6,12 @@ use mlx_rs::{
     ops::{addmm, dequantize, quantized_matmul},
 };
 
-use super::stage::Stage;
+use super::tensor_parallel::TpGroup;
 use crate::weights::{Weights, WeightsError};
 
 /// A matrix of `[outputs, inputs]`, as stored.
 #[derive(Debug)]
-pub enum Matrix {
+pub enum Weight {
     /// One number per element.
     Plain(Array),
     /// Packed integers with a scale and a bias for each group of a row.
@@ -29,7 +29,7 @@ pub enum Matrix {
     },
 }
 
-impl Matrix {
+impl Weight {
     /// `x` times the transposed matrix.
     pub fn apply(&self, x: &Array) -> Result<Array, Exception> {
         match self {
@@ -58,7 +58,7 @@ impl Matrix {
 /// A linear layer.
 #[derive(Debug)]
 pub struct Linear {
-    matrix: Matrix,
+    weight: Weight,
     bias: Option<Array>,
 }
 
@@ -72,27 +72,27 @@ impl Linear {
         outputs: usize,
         bias: bool,
     ) -> Result<Self, WeightsError> {
-        let matrix = weights.matrix(path, outputs, inputs)?;
+        let matrix = weights.weight(path, outputs, inputs)?;
         let bias = if bias { Some(weights.tensor(&format!("{path}.bias"), &[outputs])?) } else { None };
-        Ok(Self { matrix, bias })
+        Ok(Self { weight: matrix, bias })
     }
 
     /// The layer's output for `x`.
     pub fn forward(&self, x: &Array) -> Result<Array, Exception> {
-        match (&self.matrix, &self.bias) {
+        match (&self.weight, &self.bias) {
             (matrix, None) => matrix.apply(x),
-            (Matrix::Plain(weight), Some(bias)) => addmm(bias, x, weight.transpose()?, None, None),
+            (Weight::Plain(weight), Some(bias)) => addmm(bias, x, weight.transpose()?, None, None),
             (matrix, Some(bias)) => matrix.apply(x)?.add(bias),
         }
     }
 
     /// The output for an `x` of which every member of the stage holds a slice: what each makes of its own is
     /// added up, and then the bias, once.
-    pub fn forward_summed(&self, x: &Array, stage: &Stage) -> Result<Array, Exception> {
-        if stage.is_alone() {
+    pub fn forward_summed(&self, x: &Array, stage: &TpGroup) -> Result<Array, Exception> {
+        if stage.is_single_rank() {
             return self.forward(x);
         }
-        let sum = stage.sum(self.matrix.apply(x)?)?;
+        let sum = stage.all_sum(self.weight.apply(x)?)?;
         match &self.bias {
             Some(bias) => sum.add(bias),
             None => Ok(sum),

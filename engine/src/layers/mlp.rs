@@ -9,7 +9,7 @@ use mlx_rs::{
     transforms::compile::{compile, disable_compile},
 };
 
-use super::{linear::Linear, stage::Stage};
+use super::{linear::Linear, tensor_parallel::TpGroup};
 use crate::weights::{Weights, WeightsError};
 
 /// A gated feed-forward block.
@@ -18,7 +18,7 @@ pub struct GatedMlp {
     gate: Linear,
     up: Linear,
     down: Linear,
-    gated: Gated,
+    gated: GatedActivation,
 }
 
 impl GatedMlp {
@@ -34,12 +34,12 @@ impl GatedMlp {
             gate: Linear::load(weights, &format!("{path}.gate_proj"), width, inner, bias)?,
             up: Linear::load(weights, &format!("{path}.up_proj"), width, inner, bias)?,
             down: Linear::load(weights, &format!("{path}.down_proj"), inner, width, bias)?,
-            gated: Gated::default(),
+            gated: GatedActivation::default(),
         })
     }
 
     /// The block's output for `x`.
-    pub fn forward(&self, x: &Array, stage: &Stage) -> Result<Array, Exception> {
+    pub fn forward(&self, x: &Array, stage: &TpGroup) -> Result<Array, Exception> {
         let gated = self.gated.apply(&self.gate.forward(x)?, &self.up.forward(x)?)?;
         self.down.forward_summed(&gated, stage)
     }
@@ -49,7 +49,7 @@ impl GatedMlp {
 /// headers, and would fail every batch without.
 pub fn try_to_compile() {
     let one = Array::from_f32(1.0);
-    if let Err(error) = Gated::default().apply(&one, &one).and_then(|gated| gated.eval()) {
+    if let Err(error) = GatedActivation::default().apply(&one, &one).and_then(|gated| gated.eval()) {
         disable_compile();
         tracing::info!(
             error = error.what(),
@@ -59,17 +59,17 @@ pub fn try_to_compile() {
 }
 
 /// `silu(gate) · up`, compiled into one kernel: its four steps would each read and write all of it.
-struct Gated(RefCell<Box<Compiled>>);
+struct GatedActivation(RefCell<Box<CompiledActivation>>);
 
-type Compiled = dyn for<'a> FnMut((&'a Array, &'a Array)) -> Result<Array, Exception>;
+type CompiledActivation = dyn for<'a> FnMut((&'a Array, &'a Array)) -> Result<Array, Exception>;
 
-impl Gated {
+impl GatedActivation {
     fn apply(&self, gate: &Array, up: &Array) -> Result<Array, Exception> {
         (self.0.borrow_mut())((gate, up))
     }
 }
 
-impl Default for Gated {
+impl Default for GatedActivation {
     fn default() -> Self {
         let gated = |(gate, up): (&Array, &Array)| gate.multiply(sigmoid(gate)?)?.multiply(up);
         // Of any shape, or each length of a prompt would be compiled anew.
@@ -77,7 +77,7 @@ impl Default for Gated {
     }
 }
 
-impl std::fmt::Debug for Gated {
+impl std::fmt::Debug for GatedActivation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Gated")
     }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn one_kernel_gates_whatever_its_shape() {
-        let gated = Gated::default();
+        let gated = GatedActivation::default();
         for (rows, width) in [(1, 8), (3, 8), (1, 5), (2, 64)] {
             let numbers = |from: f32| {
                 let values: Vec<f32> = (0..rows * width).map(|place| from + place as f32 * 0.1).collect();

@@ -73,7 +73,7 @@ impl Rope {
                 Frequencies::Base { base, scale: 1.0 / positive("factor", scaling.factor)? }
             }
             ("llama3", Some(scaling)) => {
-                let llama3 = Llama3 {
+                let llama3 = Llama3Scaling {
                     factor: positive("factor", scaling.factor)?,
                     low: positive("low_freq_factor", scaling.low_freq_factor.or(Some(1.0)))?,
                     high: positive("high_freq_factor", scaling.high_freq_factor.or(Some(4.0)))?,
@@ -114,14 +114,14 @@ impl Rope {
 }
 
 /// Llama 3's scaling: long wavelengths are stretched, short ones kept, those between blended.
-struct Llama3 {
+struct Llama3Scaling {
     factor: f32,
     low: f32,
     high: f32,
     original: f32,
 }
 
-impl Llama3 {
+impl Llama3Scaling {
     /// Computed with MLX's own float32 operations, so that the table equals the oracle's bit by bit.
     fn table(&self, width: usize, base: f32) -> Result<Array, Exception> {
         use mlx_rs::ops::{logical_and, select};
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn llama3_keeps_short_wavelengths_and_stretches_long_ones() {
-        let llama3 = Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let llama3 = Llama3Scaling { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
         let table = llama3.table(128, 500_000.0).unwrap();
         let table = table.as_slice::<f32>();
         assert_eq!(table[0], 1.0);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_rotated_by_themselves_as_together_to_the_last_bit() {
+    fn rope_per_position_equals_batched_rope_bit_by_bit() {
         let llama3 = r#"{"rope_type":"llama3","factor":8,"original_max_position_embeddings":64}"#;
         let (heads, positions, width, offset) = (3, 70, 64, 251);
         let numbers: Vec<f32> =

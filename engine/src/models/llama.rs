@@ -2,22 +2,22 @@
 //! gated feed-forward.
 
 use mlx_rs::{Array, error::Exception};
-use russet_wire::partition::Part;
+use russet_wire::partition::RankPart;
 use serde::Deserialize;
 
 use super::{Architecture, ConfigError, Configuration, Model, ModelError};
 use crate::{
     args::KvCacheType,
-    cache::{KvCache, form::Form},
+    cache::{KvCache, format::KvFormat},
     layers::{
         attention::{Attention, AttentionShape},
-        batch::Batch,
+        packed_batch::PackedBatch,
         embedding::Embedding,
         linear::Linear,
         mlp::GatedMlp,
         norm::RmsNorm,
         rope::{Rope, RopeScaling},
-        stage::Stage,
+        tensor_parallel::TpGroup,
     },
     weights::{Checkpoint, Weights, WeightsError},
 };
@@ -32,7 +32,7 @@ const DEFAULT_CONTEXT: u32 = 4096;
 
 /// config.json of this architecture, and of those that share its blocks.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Config {
+pub(super) struct LlamaConfig {
     hidden_size: usize,
     num_hidden_layers: u32,
     intermediate_size: usize,
@@ -66,14 +66,14 @@ struct RopeParameters {
     scaling: RopeScaling,
 }
 
-impl Config {
+impl LlamaConfig {
     /// Reads the fields, without looking at what they say.
-    pub(super) fn read(json: &serde_json::Value) -> Result<Self, ConfigError> {
+    pub(super) fn parse(json: &serde_json::Value) -> Result<Self, ConfigError> {
         Self::deserialize(json).map_err(|error| ConfigError::Json(error.to_string()))
     }
 
     /// Checks what they say.
-    pub(super) fn checked(self) -> Result<Box<dyn Configuration>, ConfigError> {
+    pub(super) fn validate(self) -> Result<Box<dyn Configuration>, ConfigError> {
         self.check()?;
         self.rope().map_err(|error| ConfigError::Rope(error.to_string()))?;
         Ok(Box::new(self))
@@ -141,10 +141,10 @@ impl Config {
 }
 
 fn configure(json: &serde_json::Value) -> Result<Box<dyn Configuration>, ConfigError> {
-    Config::read(json)?.checked()
+    LlamaConfig::parse(json)?.validate()
 }
 
-impl Configuration for Config {
+impl Configuration for LlamaConfig {
     fn layers(&self) -> u32 {
         self.num_hidden_layers
     }
@@ -161,7 +161,7 @@ impl Configuration for Config {
         self.max_position_embeddings.unwrap_or(DEFAULT_CONTEXT)
     }
 
-    fn check_members(&self, members: u32) -> Result<(), ConfigError> {
+    fn check_tensor_size(&self, members: u32) -> Result<(), ConfigError> {
         let shape = self.attention();
         for (field, value) in [
             ("num_attention_heads", shape.heads),
@@ -175,9 +175,9 @@ impl Configuration for Config {
         Ok(())
     }
 
-    fn cache_form(&self, asked: KvCacheType) -> Result<Form, ConfigError> {
+    fn kv_format(&self, asked: KvCacheType) -> Result<KvFormat, ConfigError> {
         let head_dim = self.attention().head_dim;
-        Form::new(asked, head_dim).ok_or(ConfigError::Cache { head_dim })
+        KvFormat::new(asked, head_dim).ok_or(ConfigError::Cache { head_dim })
     }
 
     /// Files that do not say are tied exactly if they bring no head.
@@ -188,7 +188,7 @@ impl Configuration for Config {
         }
     }
 
-    fn load(&self, part: &Part, tied: bool, weights: &mut Weights<'_>) -> Result<Box<dyn Model>, ModelError> {
+    fn load(&self, part: &RankPart, tied: bool, weights: &mut Weights<'_>) -> Result<Box<dyn Model>, ModelError> {
         let embedding = if part.embedding || (tied && part.head) {
             Some(Embedding::load(weights, "model.embed_tokens", self.vocab_size, self.hidden_size)?)
         } else {
@@ -199,7 +199,7 @@ impl Configuration for Config {
             .clone()
             .map(|index| Block::load(weights, &format!("model.layers.{index}"), self))
             .collect::<Result<Vec<_>, _>>()?;
-        let head = if part.head { Some(Head::load(weights, self, tied)?) } else { None };
+        let head = if part.head { Some(OutputHead::load(weights, self, tied)?) } else { None };
         Ok(Box::new(Llama { embedding, blocks, head, rope: self.rope()? }))
     }
 }
@@ -207,18 +207,18 @@ impl Configuration for Config {
 struct Llama {
     embedding: Option<Embedding>,
     blocks: Vec<Block>,
-    head: Option<Head>,
+    head: Option<OutputHead>,
     rope: Rope,
 }
 
-struct Head {
+struct OutputHead {
     norm: RmsNorm,
     /// `None` when the embedding serves as head.
     projection: Option<Linear>,
 }
 
-impl Head {
-    fn load(weights: &mut Weights<'_>, config: &Config, tied: bool) -> Result<Self, WeightsError> {
+impl OutputHead {
+    fn load(weights: &mut Weights<'_>, config: &LlamaConfig, tied: bool) -> Result<Self, WeightsError> {
         let norm = RmsNorm::load(weights, "model.norm", config.hidden_size, config.rms_norm_eps)?;
         let projection = if tied {
             None
@@ -237,7 +237,7 @@ struct Block {
 }
 
 impl Block {
-    fn load(weights: &mut Weights<'_>, path: &str, config: &Config) -> Result<Self, WeightsError> {
+    fn load(weights: &mut Weights<'_>, path: &str, config: &LlamaConfig) -> Result<Self, WeightsError> {
         let (width, epsilon) = (config.hidden_size, config.rms_norm_eps);
         Ok(Self {
             input_norm: RmsNorm::load(weights, &format!("{path}.input_layernorm"), width, epsilon)?,
@@ -257,9 +257,9 @@ impl Block {
         &self,
         x: &Array,
         rope: &Rope,
-        batch: &mut Batch<'_>,
+        batch: &mut PackedBatch<'_>,
         layer: usize,
-        stage: &Stage,
+        stage: &TpGroup,
     ) -> Result<Array, Exception> {
         let attended = self.attention.forward(&self.input_norm.forward(x)?, rope, batch, layer, stage)?;
         let x = x.add(attended)?;
@@ -268,28 +268,28 @@ impl Block {
 }
 
 impl Model for Llama {
-    fn new_cache(&self, form: Form) -> Vec<KvCache> {
+    fn new_cache(&self, form: KvFormat) -> Vec<KvCache> {
         self.blocks.iter().map(|_| KvCache::new(form)).collect()
     }
 
     fn embed(&self, tokens: &Array) -> Result<Array, ModelError> {
-        let embedding = self.embedding.as_ref().ok_or(ModelError::NotHere("embedding"))?;
+        let embedding = self.embedding.as_ref().ok_or(ModelError::NotOnThisRank("embedding"))?;
         Ok(embedding.forward(tokens)?)
     }
 
-    fn forward(&self, hidden: Array, batch: &mut Batch<'_>, stage: &Stage) -> Result<Array, Exception> {
+    fn forward(&self, hidden: Array, batch: &mut PackedBatch<'_>, stage: &TpGroup) -> Result<Array, Exception> {
         self.blocks.iter().enumerate().try_fold(hidden, |hidden, (layer, block)| {
             block.forward(&hidden, &self.rope, batch, layer, stage)
         })
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array, ModelError> {
-        let head = self.head.as_ref().ok_or(ModelError::NotHere("head"))?;
+        let head = self.head.as_ref().ok_or(ModelError::NotOnThisRank("head"))?;
         let hidden = head.norm.forward(hidden)?;
         match (&head.projection, &self.embedding) {
             (Some(projection), _) => Ok(projection.forward(&hidden)?),
             (None, Some(embedding)) => Ok(embedding.as_head(&hidden)?),
-            (None, None) => Err(ModelError::NotHere("head")),
+            (None, None) => Err(ModelError::NotOnThisRank("head")),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Qwen3's dense models: Llama's blocks without biases, with a norm on every head of queries and keys
 //! before it is rotated, and heads whose width config.json states.
 
-use super::{Architecture, ConfigError, Configuration, llama::Config};
+use super::{Architecture, ConfigError, Configuration, llama::LlamaConfig};
 
 /// Qwen3, dense.
 pub const ARCH: Architecture = Architecture { model_type: "qwen3", configure };
 
 fn configure(json: &serde_json::Value) -> Result<Box<dyn Configuration>, ConfigError> {
-    let mut config = Config::read(json)?;
+    let mut config = LlamaConfig::parse(json)?;
     config.head_norms = true;
     let missing = |field: &str| ConfigError::Json(format!("{field} is missing"));
     // Neither follows from the width, as Llama's do.
@@ -16,5 +16,5 @@ fn configure(json: &serde_json::Value) -> Result<Box<dyn Configuration>, ConfigE
     if config.attention_bias || config.mlp_bias {
         return Err(ConfigError::Unsupported("attention_bias or mlp_bias of a qwen3 model".to_owned()));
     }
-    config.checked()
+    config.validate()
 }

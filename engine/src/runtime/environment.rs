@@ -30,7 +30,7 @@ const KERNELS: &str = "OPENBLAS_CORETYPE";
 
 /// What MLX reads of a rank in a group of more than one.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct MlxEnvironment {
     /// The rank in the whole group.
     pub rank: u32,
     /// Where its files for MLX go: this path with other extensions.
@@ -42,9 +42,9 @@ pub struct Place {
 }
 
 /// What the process of a rank has to find in its environment; `None` for a rank alone.
-pub fn variables(place: Option<&Place>) -> Vec<(&'static str, OsString)> {
+pub fn variables(place: Option<&MlxEnvironment>) -> Vec<(&'static str, OsString)> {
     let mut variables = Vec::new();
-    if let Some(Place { rank, files, jaccl, fast_fence }) = place {
+    if let Some(MlxEnvironment { rank, files, jaccl, fast_fence }) = place {
         // Told either way: what the process inherited is nobody's wish for this group.
         variables.push((FAST_FENCE, if *fast_fence { "1" } else { "0" }.into()));
         variables.push((RANK, rank.to_string().into()));
@@ -70,7 +70,7 @@ pub fn variables(place: Option<&Place>) -> Vec<(&'static str, OsString)> {
 /// Makes sure that this process has its [`variables`]; if it lacks one, replaces the process by itself with
 /// all of them set (same pid, same arguments). Call it first thing in main. It returns only with the
 /// variables in place or with an error.
-pub fn ensure(place: Option<&Place>) -> io::Result<()> {
+pub fn ensure(place: Option<&MlxEnvironment>) -> io::Result<()> {
     use std::os::unix::process::CommandExt;
     let variables = variables(place);
     if variables.iter().all(|(name, value)| std::env::var_os(name).as_ref() == Some(value)) {
@@ -80,7 +80,7 @@ pub fn ensure(place: Option<&Place>) -> io::Result<()> {
 }
 
 /// The file that a variable names, which whoever started the process set.
-pub(super) fn file(variable: &str) -> Result<PathBuf, String> {
+pub(super) fn file_from_variable(variable: &str) -> Result<PathBuf, String> {
     std::env::var_os(variable)
         .map(PathBuf::from)
         .ok_or_else(|| format!("{variable} is not set; prepare the process with environment::ensure"))
@@ -123,8 +123,8 @@ mod tests {
     }
 
     #[test]
-    fn only_groups_that_need_something_find_it() {
-        let named = |place: Option<&Place>| -> Vec<(&'static str, String)> {
+    fn mlx_variables_are_set_only_for_groups_that_need_them() {
+        let named = |place: Option<&MlxEnvironment>| -> Vec<(&'static str, String)> {
             variables(place)
                 .into_iter()
                 .filter(|(name, _)| *name != KERNELS)
@@ -133,7 +133,7 @@ mod tests {
         };
         assert_eq!(named(None), []);
         let files = PathBuf::from("/run/shard.sock");
-        let mut place = Place { rank: 2, files, jaccl: None, fast_fence: false };
+        let mut place = MlxEnvironment { rank: 2, files, jaccl: None, fast_fence: false };
         let ring = [
             (FAST_FENCE, "0".to_owned()),
             (RANK, "2".to_owned()),

@@ -4,7 +4,7 @@ use russet_wire::partition::PartitionError;
 use thiserror::Error;
 
 use crate::{
-    compute::{Addresses, ComputeError},
+    executor::{Addresses, ExecutorError},
     models::{ConfigError, ModelError},
     weights::WeightsError,
 };
@@ -41,7 +41,7 @@ pub enum RuntimeError {
     },
     /// Something before [`Compute::load`] or [`Compute::join`].
     #[error("rank {rank} was asked to {asked} before it could; load, then join, then step")]
-    TooEarly {
+    NotReady {
         /// The rank.
         rank: u32,
         /// What was asked.
@@ -51,7 +51,7 @@ pub enum RuntimeError {
     #[error(
         "slot {slot} holds {have} tokens, but the step starts at {wanted}; ranks are out of step, the group has to be formed again"
     )]
-    OutOfStep {
+    OffsetMismatch {
         /// The sequence.
         slot: u32,
         /// Tokens in the cache.
@@ -73,7 +73,7 @@ pub enum RuntimeError {
     },
     /// A batch that came after one in which the way to another rank broke: MLX waits for ever where it has failed twice.
     #[error("rank {rank} of {size} takes no batch any more: the one before it lost another rank")]
-    Disbanding {
+    LeavingGroup {
         /// The rank.
         rank: u32,
         /// Ranks in the group.
@@ -99,18 +99,18 @@ impl From<WeightsError> for RuntimeError {
 
 impl RuntimeError {
     /// Whether the way to another rank is what broke. MLX begins what it says of its rings so.
-    pub(super) fn is_the_groups(&self) -> bool {
+    pub(super) fn is_group_failure(&self) -> bool {
         match self {
-            Self::Join { .. } | Self::Disbanding { .. } => true,
+            Self::Join { .. } | Self::LeavingGroup { .. } => true,
             Self::Mlx { size, reason, .. } => *size > 1 && reason.contains("[ring]"),
             _ => false,
         }
     }
 }
 
-impl From<RuntimeError> for ComputeError {
+impl From<RuntimeError> for ExecutorError {
     fn from(error: RuntimeError) -> Self {
         let reason = error.to_string();
-        if error.is_the_groups() { Self::Group(reason) } else { Self::Own(reason) }
+        if error.is_group_failure() { Self::Group(reason) } else { Self::Local(reason) }
     }
 }

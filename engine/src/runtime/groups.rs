@@ -3,69 +3,69 @@
 
 use std::{ffi::OsStr, net::SocketAddr, time::Duration};
 
-use russet_mlx::distributed::Group;
-use russet_wire::partition::Part;
+use russet_mlx::distributed::ProcessGroup;
+use russet_wire::partition::RankPart;
 
 use super::environment;
-use crate::{compute::Addresses, jaccl::Devices, layers::stage::Stage, meter::Meter};
+use crate::{executor::Addresses, jaccl::Devices, layers::tensor_parallel::TpGroup, step_profiler::StepProfiler};
 
 /// The last of a ring connects to the first one first of all, and after a refusal MLX waits a whole
 /// second; so the others get a little time to listen.
-const HEAD_START: Duration = Duration::from_millis(50);
+const CONNECT_DELAY: Duration = Duration::from_millis(50);
 
 /// The groups of one rank.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
+pub(super) struct MlxGroups {
     /// With the other members of its stage.
-    pub(super) stage: Stage,
+    pub(super) tensor: TpGroup,
     /// With the same member of every stage.
-    pub(super) pipeline: Option<Group>,
+    pub(super) pipeline: Option<ProcessGroup>,
 }
 
 /// Joins both groups of the rank of `part`, as far as it has them: the stage first, on all ranks. `devices`
 /// are there for a stage that uses RDMA. What travels within the stage is counted by `meter`.
 pub(super) fn join(
-    part: &Part,
+    part: &RankPart,
     addresses: &Addresses,
     devices: Option<&Devices>,
-    meter: &Meter,
-) -> Result<Groups, String> {
-    let mut groups = Groups::default();
+    meter: &StepProfiler,
+) -> Result<MlxGroups, String> {
+    let mut groups = MlxGroups::default();
     if part.tensor_size > 1 {
         let (own, size) = (part.tensor_index, part.tensor_size);
         let members = match devices {
-            None => ring(own, size, &addresses.tensor)?,
-            Some(devices) => jaccl(own, size, devices)?,
+            None => join_ring(own, size, &addresses.tensor)?,
+            Some(devices) => join_jaccl(own, size, devices)?,
         };
-        groups.stage = Stage::of(members, meter.clone());
+        groups.tensor = TpGroup::new(members, meter.clone());
     }
     if part.stages > 1 {
-        groups.pipeline = Some(ring(part.stage, part.stages, &addresses.pipeline)?);
+        groups.pipeline = Some(join_ring(part.stage, part.stages, &addresses.pipeline)?);
     }
     Ok(groups)
 }
 
-fn ring(own: u32, size: u32, hosts: &[SocketAddr]) -> Result<Group, String> {
+fn join_ring(own: u32, size: u32, hosts: &[SocketAddr]) -> Result<ProcessGroup, String> {
     if hosts.len() != size as usize {
         return Err(format!("{} addresses were given for {size} ranks", hosts.len()));
     }
-    let hostfile = environment::file(environment::HOSTFILE)?;
+    let hostfile = environment::file_from_variable(environment::HOSTFILE)?;
     environment::write(&hostfile, &hostfile_text(hosts))?;
     if own + 1 == size {
-        std::thread::sleep(HEAD_START);
+        std::thread::sleep(CONNECT_DELAY);
     }
-    enter("ring", own, size, (environment::HOSTFILE, hostfile.as_os_str()))
+    join_backend("ring", own, size, (environment::HOSTFILE, hostfile.as_os_str()))
 }
 
-fn jaccl(own: u32, size: u32, devices: &Devices) -> Result<Group, String> {
-    let file = environment::file(environment::DEVICES)?;
-    environment::write(&file, &devices.file())?;
-    enter("jaccl", own, size, (environment::DEVICES, file.as_os_str()))
+fn join_jaccl(own: u32, size: u32, devices: &Devices) -> Result<ProcessGroup, String> {
+    let file = environment::file_from_variable(environment::DEVICES)?;
+    environment::write(&file, &devices.devices_file())?;
+    join_backend("jaccl", own, size, (environment::DEVICES, file.as_os_str()))
 }
 
-fn enter(backend: &str, own: u32, size: u32, file: (&str, &OsStr)) -> Result<Group, String> {
+fn join_backend(backend: &str, own: u32, size: u32, file: (&str, &OsStr)) -> Result<ProcessGroup, String> {
     let rank = own.to_string();
-    let group = Group::join(backend, &[(environment::RANK, OsStr::new(&rank)), file])
+    let group = ProcessGroup::join(backend, &[(environment::RANK, OsStr::new(&rank)), file])
         .map_err(|error| error.to_string())?;
     if group.rank() != own as usize || group.size() != size as usize {
         return Err(format!(

@@ -14,69 +14,69 @@ use std::{
     time::Duration,
 };
 
-use russet_wire::partition::Part;
+use russet_wire::partition::RankPart;
 use tokio::sync::oneshot;
 
 use super::{
-    InDetail, RuntimeConfig, RuntimeError, ShelfConfig, Stepped,
-    drafter::Drafter,
-    identity_of,
-    prepare::prepare,
-    rank::{Rank, Run},
+    DetailedOutput, RuntimeConfig, RuntimeError, DiskCacheConfig, StepOutput,
+    draft_model::DraftRunner,
+    cache_fingerprint,
+    init::init,
+    model_runner::{ModelRunner, BatchRun},
 };
 use crate::{
-    compute::{Addresses, Chosen, ComputeError, Draft, Progress, Step},
-    kept::{Order, chain::Key},
-    meter::Meter,
-    pulse::Batches,
-    shelf::{Record, Shelf},
+    executor::{Addresses, Sampled, ExecutorError, DraftRequest, LoadProgress, SequenceStep},
+    prefix_cache::{CacheCommand, block_hash::BlockHash},
+    step_profiler::StepProfiler,
+    batch_monitor::BatchMonitor,
+    prefix_cache::disk::{BlockFile, DiskCache},
 };
 
 /// Time to hear of the next batch after the last one's tokens were told, before the tokens of the one that is being
 /// computed are waited for.
-const ANSWERING: Duration = Duration::from_micros(300);
+const NEXT_BATCH_WAIT: Duration = Duration::from_micros(300);
 
-pub(super) type Reply<T> = oneshot::Sender<Result<T, ComputeError>>;
+pub(super) type ReplySender<T> = oneshot::Sender<Result<T, ExecutorError>>;
 
 /// How much of an answer is asked for.
-pub(super) enum Replies {
-    Tokens(Reply<Vec<Chosen>>),
-    InDetail(Reply<Vec<InDetail>>),
+pub(super) enum RunReply {
+    Tokens(ReplySender<Vec<Sampled>>),
+    Detailed(ReplySender<Vec<DetailedOutput>>),
 }
 
-impl Replies {
-    fn in_detail(&self) -> bool {
-        matches!(self, Self::InDetail(_))
+impl RunReply {
+    fn is_detailed(&self) -> bool {
+        matches!(self, Self::Detailed(_))
     }
 }
 
-pub(super) enum Command {
-    Load(Reply<()>),
-    Join(Addresses, Reply<()>),
-    Disband(Reply<()>),
-    Run(Vec<Step>, Replies),
-    Draft(Vec<Draft>, Reply<Vec<Vec<u32>>>),
-    Arrange(Order),
+pub(super) enum ThreadCommand {
+    Load(ReplySender<()>),
+    Join(Addresses, ReplySender<()>),
+    LeaveGroup(ReplySender<()>),
+    Run(Vec<SequenceStep>, RunReply),
+    Draft(Vec<DraftRequest>, ReplySender<Vec<Vec<u32>>>),
+    ApplyCacheCommand(CacheCommand),
     /// Blocks for a slot of a group, with what was read of them from disk; answered with how many came.
-    Fill(u64, u32, Vec<(Key, Option<Record>)>, mpsc::Sender<u32>),
+    LoadBlocks(u64, u32, Vec<(BlockHash, Option<BlockFile>)>, mpsc::Sender<u32>),
     Stop,
 }
 
 /// Bytes of weights, written by the thread and read by anyone.
 #[derive(Debug, Default)]
-pub(super) struct Bytes {
+pub(super) struct LoadCounter {
     loaded: AtomicU64,
     total: AtomicU64,
 }
 
-impl Bytes {
-    fn tell(&self, loaded: u64, total: u64) {
+impl LoadCounter {
+    fn set(&self, loaded: u64, total: u64) {
         self.loaded.store(loaded, Ordering::Relaxed);
         self.total.store(total, Ordering::Relaxed);
     }
 
-    pub(super) fn progress(&self) -> Progress {
-        Progress {
+    pub(super) fn progress(&self) -> LoadProgress {
+        LoadProgress {
             loaded_bytes: self.loaded.load(Ordering::Relaxed),
             total_bytes: self.total.load(Ordering::Relaxed),
         }
@@ -84,183 +84,183 @@ impl Bytes {
 }
 
 /// What the thread shares with the handle to it.
-pub(super) struct Shared {
+pub(super) struct ThreadShared {
     pub(super) config: RuntimeConfig,
     /// Groups that it was asked to leave so far.
-    pub(super) disbanded: Arc<AtomicU64>,
-    pub(super) bytes: Arc<Bytes>,
+    pub(super) groups_left: Arc<AtomicU64>,
+    pub(super) load_counter: Arc<LoadCounter>,
     /// Opened once the weights are loaded.
-    pub(super) shelf: Arc<OnceLock<Arc<Shelf>>>,
-    pub(super) batches: Batches,
-    pub(super) meter: Meter,
+    pub(super) disk_cache: Arc<OnceLock<Arc<DiskCache>>>,
+    pub(super) batches: BatchMonitor,
+    pub(super) profiler: StepProfiler,
     /// Whether a batch is begun before the last one's tokens are read.
-    pub(super) looks_ahead: bool,
+    pub(super) overlaps_steps: bool,
 }
 
-impl Shared {
+impl ThreadShared {
     /// Whether what is computed counts: not from the call on that has the thread leave a group behind so many others.
-    fn sound(&self, disbanded: u64) -> Result<(), RuntimeError> {
-        if self.disbanded.load(Ordering::SeqCst) == disbanded { Ok(()) } else { Err(self.disbanding()) }
+    fn check_current(&self, disbanded: u64) -> Result<(), RuntimeError> {
+        if self.groups_left.load(Ordering::SeqCst) == disbanded { Ok(()) } else { Err(self.leaving_group()) }
     }
 
-    fn disbanding(&self) -> RuntimeError {
-        RuntimeError::Disbanding { rank: self.config.rank, size: self.config.size() }
+    fn leaving_group(&self) -> RuntimeError {
+        RuntimeError::LeavingGroup { rank: self.config.rank, size: self.config.size() }
     }
 }
 
 /// Everything that belongs to the thread.
-pub(super) struct Thread {
-    shared: Shared,
-    rank: Option<Rank>,
-    drafter: Option<Drafter>,
+pub(super) struct MlxThread {
+    shared: ThreadShared,
+    runner: Option<ModelRunner>,
+    draft_runner: Option<DraftRunner>,
     /// An order that failed fails the batch after it: the caches are not what rank 0 thinks.
-    trouble: Option<RuntimeError>,
+    failed_command: Option<RuntimeError>,
     /// Whether a batch has lost another rank.
-    lost: bool,
+    group_lost: bool,
     /// Groups that were left so far.
-    disbanded: u64,
+    groups_left: u64,
 }
 
-impl Thread {
-    pub(super) fn new(shared: Shared) -> Self {
-        Self { shared, rank: None, drafter: None, trouble: None, lost: false, disbanded: 0 }
+impl MlxThread {
+    pub(super) fn new(shared: ThreadShared) -> Self {
+        Self { shared, runner: None, draft_runner: None, failed_command: None, group_lost: false, groups_left: 0 }
     }
 
     /// Does what it is told until it is to stop. A reply nobody waits for any more is not an error: its request went
     /// away.
-    pub(super) fn run(mut self, inbox: &mpsc::Receiver<Command>) {
-        let mut begun: VecDeque<Begun> = VecDeque::new();
+    pub(super) fn run(mut self, inbox: &mpsc::Receiver<ThreadCommand>) {
+        let mut begun: VecDeque<InFlightRun> = VecDeque::new();
         // Batches that MLX is given before the first one's tokens are read.
-        let most = if self.shared.looks_ahead { 2 } else { 1 };
-        while let Some(command) = self.next(inbox, &mut begun, most) {
+        let most = if self.shared.overlaps_steps { 2 } else { 1 };
+        while let Some(command) = self.next_command(inbox, &mut begun, most) {
             match command {
-                Command::Load(reply) => drop(reply.send(self.load().map_err(ComputeError::from))),
-                Command::Join(addresses, reply) => {
-                    drop(reply.send(self.join(&addresses).map_err(ComputeError::from)));
+                ThreadCommand::Load(reply) => drop(reply.send(self.load().map_err(ExecutorError::from))),
+                ThreadCommand::Join(addresses, reply) => {
+                    drop(reply.send(self.join(&addresses).map_err(ExecutorError::from)));
                 }
-                Command::Disband(reply) => {
+                ThreadCommand::LeaveGroup(reply) => {
                     self.end(begun.drain(..));
-                    self.disbanded += 1;
-                    self.disband();
+                    self.groups_left += 1;
+                    self.leave_group();
                     drop(reply.send(Ok(())));
                 }
-                Command::Run(steps, reply) => {
-                    let run = self.begin(&steps, reply.in_detail());
-                    self.lost |= run.as_ref().is_err_and(RuntimeError::is_the_groups);
-                    begun.push_back(Begun { run, reply, batches: self.shared.batches.clone() });
+                ThreadCommand::Run(steps, reply) => {
+                    let run = self.begin(&steps, reply.is_detailed());
+                    self.group_lost |= run.as_ref().is_err_and(RuntimeError::is_group_failure);
+                    begun.push_back(InFlightRun { run, reply, batches: self.shared.batches.clone() });
                 }
-                Command::Draft(drafts, reply) => {
-                    drop(reply.send(self.draft(&drafts).map_err(ComputeError::from)));
+                ThreadCommand::Draft(drafts, reply) => {
+                    drop(reply.send(self.draft(&drafts).map_err(ExecutorError::from)));
                 }
-                Command::Arrange(order) => self.arrange(order),
+                ThreadCommand::ApplyCacheCommand(order) => self.apply_cache_command(order),
                 // What was read for a group that was left is of no sequence of this one.
-                Command::Fill(group, slot, blocks, filled) if group == self.disbanded => {
-                    let _ = filled.send(self.fill(slot, blocks));
+                ThreadCommand::LoadBlocks(group, slot, blocks, filled) if group == self.groups_left => {
+                    let _ = filled.send(self.load_blocks(slot, blocks));
                 }
-                Command::Fill(.., filled) => {
+                ThreadCommand::LoadBlocks(.., filled) => {
                     let _ = filled.send(0);
                 }
-                Command::Stop => return,
+                ThreadCommand::Stop => return,
             }
         }
     }
 
     fn load(&mut self) -> Result<(), RuntimeError> {
-        if self.rank.is_some() {
-            self.disband();
+        if self.runner.is_some() {
+            self.leave_group();
             return Ok(());
         }
-        let Shared { config, bytes, shelf, meter, .. } = &self.shared;
-        prepare(config);
-        let open = |part: &Part| {
-            let opened = open_shelf(config, part)?;
+        let ThreadShared { config, load_counter: bytes, disk_cache: shelf, profiler: meter, .. } = &self.shared;
+        init(config);
+        let open = |part: &RankPart| {
+            let opened = open_disk_cache(config, part)?;
             Some(shelf.get_or_init(|| opened).clone())
         };
-        let rank = Rank::load(config, meter.clone(), open, |loaded, total| bytes.tell(loaded, total))?;
+        let rank = ModelRunner::load(config, meter.clone(), open, |loaded, total| bytes.set(loaded, total))?;
         if config.rank == 0 {
-            self.drafter = Drafter::load(config, rank.vocabulary())?;
+            self.draft_runner = DraftRunner::load(config, rank.vocabulary())?;
         }
-        self.rank = Some(rank);
+        self.runner = Some(rank);
         Ok(())
     }
 
     fn join(&mut self, addresses: &Addresses) -> Result<(), RuntimeError> {
-        let too_early = self.too_early("join");
-        let rank = self.rank.as_mut().ok_or(too_early)?;
+        let too_early = self.not_ready("join");
+        let rank = self.runner.as_mut().ok_or(too_early)?;
         rank.join(addresses, self.shared.config.devices.as_ref())
     }
 
     /// Leaves the groups, with nothing in memory but weights.
-    fn disband(&mut self) {
-        (self.trouble, self.lost) = (None, false);
-        for rank in self.rank.iter_mut().chain(self.drafter.as_mut().map(Drafter::rank)) {
-            rank.disband();
+    fn leave_group(&mut self) {
+        (self.failed_command, self.group_lost) = (None, false);
+        for rank in self.runner.iter_mut().chain(self.draft_runner.as_mut().map(DraftRunner::runner)) {
+            rank.leave_group();
         }
-        russet_mlx::distributed::forget();
+        russet_mlx::distributed::release_last_group();
         let _ = mlx_rs::memory::clear_cache();
     }
 
-    fn begin(&mut self, steps: &[Step], in_detail: bool) -> Result<Run, RuntimeError> {
-        if let Some(error) = self.trouble.take() {
+    fn begin(&mut self, steps: &[SequenceStep], in_detail: bool) -> Result<BatchRun, RuntimeError> {
+        if let Some(error) = self.failed_command.take() {
             return Err(error);
         }
-        let too_early = self.too_early("step");
-        let rank = self.rank.as_mut().ok_or(too_early)?;
-        if self.lost {
-            return Err(self.shared.disbanding());
+        let too_early = self.not_ready("step");
+        let rank = self.runner.as_mut().ok_or(too_early)?;
+        if self.group_lost {
+            return Err(self.shared.leaving_group());
         }
-        self.shared.sound(self.disbanded)?;
+        self.shared.check_current(self.groups_left)?;
         rank.begin(steps, in_detail)
     }
 
-    fn draft(&mut self, drafts: &[Draft]) -> Result<Vec<Vec<u32>>, RuntimeError> {
-        let too_early = self.too_early("guess");
-        let drafter = &mut self.drafter;
-        self.shared.batches.beside(|| drafter.as_mut().ok_or(too_early)?.draft(drafts))
+    fn draft(&mut self, drafts: &[DraftRequest]) -> Result<Vec<Vec<u32>>, RuntimeError> {
+        let too_early = self.not_ready("guess");
+        let drafter = &mut self.draft_runner;
+        self.shared.batches.run_other_work(|| drafter.as_mut().ok_or(too_early)?.draft(drafts))
     }
 
-    fn arrange(&mut self, order: Order) {
-        if let (Order::Reset { slot }, Some(drafter)) = (&order, &mut self.drafter)
+    fn apply_cache_command(&mut self, order: CacheCommand) {
+        if let (CacheCommand::Reset { slot }, Some(drafter)) = (&order, &mut self.draft_runner)
             && let Err(error) = drafter.reset(*slot)
         {
             tracing::warn!(%error, slot, "the draft model keeps what it has read");
         }
-        let sound = || self.shared.sound(self.disbanded).is_ok();
-        if let Some(Err(error)) = self.rank.as_mut().map(|rank| rank.arrange(order, sound)) {
-            self.trouble = Some(error);
+        let sound = || self.shared.check_current(self.groups_left).is_ok();
+        if let Some(Err(error)) = self.runner.as_mut().map(|rank| rank.apply_cache_command(order, sound)) {
+            self.failed_command = Some(error);
         }
     }
 
     /// How many of the blocks are in the slot now.
-    fn fill(&mut self, slot: u32, blocks: Vec<(Key, Option<Record>)>) -> u32 {
-        let too_early = self.too_early("fill");
-        let rank = &mut self.rank;
-        let filled = || rank.as_mut().ok_or(too_early)?.fill(slot, blocks);
-        self.shared.batches.beside(filled).unwrap_or_else(|error| {
+    fn load_blocks(&mut self, slot: u32, blocks: Vec<(BlockHash, Option<BlockFile>)>) -> u32 {
+        let too_early = self.not_ready("fill");
+        let rank = &mut self.runner;
+        let filled = || rank.as_mut().ok_or(too_early)?.load_blocks(slot, blocks);
+        self.shared.batches.run_other_work(filled).unwrap_or_else(|error| {
             tracing::warn!(%error, "blocks from disk are not used");
             0
         })
     }
 
     /// Waits for batches and answers.
-    fn end(&mut self, begun: impl Iterator<Item = Begun>) {
+    fn end(&mut self, begun: impl Iterator<Item = InFlightRun>) {
         for begun in begun {
-            self.lost |= begun.end(|| self.shared.sound(self.disbanded));
+            self.group_lost |= begun.end(|| self.shared.check_current(self.groups_left));
         }
     }
 
     /// The next command; `None` when there will be none. Batches that were begun are ended meanwhile, the oldest
     /// first, but not before the next one had a chance to be begun: MLX should never be without work.
-    fn next(
+    fn next_command(
         &mut self,
-        inbox: &mpsc::Receiver<Command>,
-        begun: &mut VecDeque<Begun>,
+        inbox: &mpsc::Receiver<ThreadCommand>,
+        begun: &mut VecDeque<InFlightRun>,
         most: usize,
-    ) -> Option<Command> {
+    ) -> Option<ThreadCommand> {
         loop {
             let command = match begun.len() {
                 0 => return inbox.recv().ok(),
-                1 => inbox.recv_timeout(ANSWERING),
+                1 => inbox.recv_timeout(NEXT_BATCH_WAIT),
                 _ => inbox.try_recv().map_err(|error| match error {
                     mpsc::TryRecvError::Empty => mpsc::RecvTimeoutError::Timeout,
                     mpsc::TryRecvError::Disconnected => mpsc::RecvTimeoutError::Disconnected,
@@ -269,7 +269,7 @@ impl Thread {
             match command {
                 // One that waits for tokens nobody knows yet is begun while others are on their way; never more than
                 // that.
-                Ok(command @ Command::Run(..)) if begun.len() >= most => {
+                Ok(command @ ThreadCommand::Run(..)) if begun.len() >= most => {
                     self.end(begun.drain(..=begun.len() - most));
                     return Some(command);
                 }
@@ -280,15 +280,15 @@ impl Thread {
         }
     }
 
-    fn too_early(&self, asked: &'static str) -> RuntimeError {
-        RuntimeError::TooEarly { rank: self.shared.config.rank, asked }
+    fn not_ready(&self, asked: &'static str) -> RuntimeError {
+        RuntimeError::NotReady { rank: self.shared.config.rank, asked }
     }
 }
 
 /// The shelf of this part of the model. Without it nothing is kept on disk, and everything else works.
-fn open_shelf(config: &RuntimeConfig, part: &Part) -> Option<Arc<Shelf>> {
-    let ShelfConfig { folder, most_bytes } = config.shelf.as_ref()?;
-    let opened = Shelf::open(folder, &identity_of(config, part), *most_bytes);
+fn open_disk_cache(config: &RuntimeConfig, part: &RankPart) -> Option<Arc<DiskCache>> {
+    let DiskCacheConfig { folder, max_bytes: most_bytes } = config.disk_cache.as_ref()?;
+    let opened = DiskCache::open(folder, &cache_fingerprint(config, part), *most_bytes);
     let folder = folder.display();
     opened
         .inspect_err(|error| tracing::warn!(%folder, %error, "the prefix cache is kept in memory only"))
@@ -296,26 +296,26 @@ fn open_shelf(config: &RuntimeConfig, part: &Part) -> Option<Arc<Shelf>> {
 }
 
 /// A batch that MLX works on, and who waits for it.
-struct Begun {
-    run: Result<Run, RuntimeError>,
-    reply: Replies,
-    batches: Batches,
+struct InFlightRun {
+    run: Result<BatchRun, RuntimeError>,
+    reply: RunReply,
+    batches: BatchMonitor,
 }
 
-impl Begun {
+impl InFlightRun {
     /// Waits for it and answers; whether it lost another rank.
     fn end(self, sound: impl Fn() -> Result<(), RuntimeError>) -> bool {
-        let ended = self.run.and_then(Run::end).and_then(|ended| sound().map(|()| ended));
+        let ended = self.run.and_then(BatchRun::end).and_then(|ended| sound().map(|()| ended));
         self.batches.end(ended.is_ok());
-        let lost = ended.as_ref().is_err_and(RuntimeError::is_the_groups);
+        let lost = ended.as_ref().is_err_and(RuntimeError::is_group_failure);
         match self.reply {
-            Replies::Tokens(reply) => {
-                let token = |stepped: Result<Stepped, _>| stepped.map(|stepped| stepped.token);
-                let tokens = |step: InDetail| step.into_iter().map(token).collect();
-                let steps = |steps: Vec<InDetail>| steps.into_iter().map(tokens).collect();
-                let _ = reply.send(ended.map(steps).map_err(ComputeError::from));
+            RunReply::Tokens(reply) => {
+                let token = |stepped: Result<StepOutput, _>| stepped.map(|stepped| stepped.token);
+                let tokens = |step: DetailedOutput| step.into_iter().map(token).collect();
+                let steps = |steps: Vec<DetailedOutput>| steps.into_iter().map(tokens).collect();
+                let _ = reply.send(ended.map(steps).map_err(ExecutorError::from));
             }
-            Replies::InDetail(reply) => drop(reply.send(ended.map_err(ComputeError::from))),
+            RunReply::Detailed(reply) => drop(reply.send(ended.map_err(ExecutorError::from))),
         }
         lost
     }

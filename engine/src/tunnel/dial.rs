@@ -13,15 +13,15 @@ use russet_rpc::ports;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::{HANDSHAKE, Ring, buffered, greeting, identity, words};
+use super::{HANDSHAKE_TIMEOUT, RingContext, buffered, handshake, identity, error_chain};
 use crate::args::ArgsError;
 
 /// For a connection over a cable, before its handshakes. Nobody is between, so it takes a millisecond or never comes.
-const OVER_CABLE: Duration = Duration::from_secs(2);
+const CABLE_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A cable between this machine and another one, by the addresses at its ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cable {
+pub struct CableEnds {
     /// The node it leads to.
     pub node: String,
     /// This end.
@@ -30,7 +30,7 @@ pub struct Cable {
     pub peer: IpAddr,
 }
 
-impl FromStr for Cable {
+impl FromStr for CableEnds {
     type Err = ArgsError;
 
     /// Reads `node=own>peer`.
@@ -47,7 +47,7 @@ impl FromStr for Cable {
 
 /// How a neighbour was reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct NeighbourPath {
     /// The neighbour's node.
     pub node: String,
     /// This end of the connection.
@@ -60,7 +60,7 @@ pub struct Way {
     pub fallback: Option<String>,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for NeighbourPath {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let over = if self.over_cable { " over a cable" } else { "" };
         write!(out, "{} to {}{over}", self.from, self.to)
@@ -77,41 +77,41 @@ pub(super) struct Neighbour {
 }
 
 impl Neighbour {
-    pub fn new(node: &str, address: SocketAddr, cables: &[Cable]) -> Self {
+    pub fn new(node: &str, address: SocketAddr, cables: &[CableEnds]) -> Self {
         let lead = cables.iter().filter(|cable| cable.node == node && cable.peer != address.ip());
         let cables = lead.map(|cable| (cable.own, SocketAddr::new(cable.peer, address.port()))).collect();
         Self { node: node.to_owned(), address, cables }
     }
 
     /// Tries every way once.
-    pub async fn reach(&self, ring: &Ring) -> Result<(identity::Dialled, Way), String> {
-        if let Ok(reached) = self.over_cable(ring).await {
+    pub async fn connect(&self, ring: &RingContext) -> Result<(identity::DialledStream, NeighbourPath), String> {
+        if let Ok(reached) = self.connect_over_cable(ring).await {
             return Ok(reached);
         }
-        let stream = timeout(HANDSHAKE, TcpStream::connect(self.address)).await;
-        let stream = stream.map_err(|_| "it did not answer".to_owned())?.map_err(words)?;
+        let stream = timeout(HANDSHAKE_TIMEOUT, TcpStream::connect(self.address)).await;
+        let stream = stream.map_err(|_| "it did not answer".to_owned())?.map_err(error_chain)?;
         // It is there now, and may not have been a moment ago.
-        let fallback = match self.over_cable(ring).await {
+        let fallback = match self.connect_over_cable(ring).await {
             Ok(reached) => return Ok(reached),
             Err(reason) => reason,
         };
-        let way = self.way(&stream, false, fallback)?;
-        let greeted = timeout(HANDSHAKE, greet(ring, stream, &self.node)).await;
+        let way = self.path(&stream, false, fallback)?;
+        let greeted = timeout(HANDSHAKE_TIMEOUT, handshake_dialled(ring, stream, &self.node)).await;
         Ok((greeted.unwrap_or_else(|_| Err("it did not answer".into()))?, way))
     }
 
     /// The first cable that carries a connection, or why none does; `Err(None)` without any.
-    async fn over_cable(&self, ring: &Ring) -> Result<(identity::Dialled, Way), Option<String>> {
+    async fn connect_over_cable(&self, ring: &RingContext) -> Result<(identity::DialledStream, NeighbourPath), Option<String>> {
         let mut reasons = Vec::new();
         for (own, peer) in &self.cables {
             let dialled = async {
-                let silent = || format!("nobody answered within {} s", OVER_CABLE.as_secs());
-                let stream = timeout(OVER_CABLE, ports::connect_from(&(*own).into(), *peer))
+                let silent = || format!("nobody answered within {} s", CABLE_CONNECT_TIMEOUT.as_secs());
+                let stream = timeout(CABLE_CONNECT_TIMEOUT, ports::connect_from(&(*own).into(), *peer))
                     .await
                     .map_err(|_| silent())?;
-                let stream = stream.map_err(words)?;
-                let way = self.way(&stream, true, None)?;
-                let greeted = timeout(HANDSHAKE, greet(ring, stream, &self.node)).await;
+                let stream = stream.map_err(error_chain)?;
+                let way = self.path(&stream, true, None)?;
+                let greeted = timeout(HANDSHAKE_TIMEOUT, handshake_dialled(ring, stream, &self.node)).await;
                 let unfinished = || Err("its handshake did not end".to_owned());
                 Ok::<_, String>((greeted.unwrap_or_else(|_| unfinished())?, way))
             };
@@ -123,24 +123,24 @@ impl Neighbour {
         Err((!reasons.is_empty()).then(|| reasons.join("; ")))
     }
 
-    fn way(&self, stream: &TcpStream, over_cable: bool, fallback: Option<String>) -> Result<Way, String> {
-        let from = stream.local_addr().map_err(words)?;
-        let to = stream.peer_addr().map_err(words)?;
-        Ok(Way { node: self.node.clone(), from, to, over_cable, fallback })
+    fn path(&self, stream: &TcpStream, over_cable: bool, fallback: Option<String>) -> Result<NeighbourPath, String> {
+        let from = stream.local_addr().map_err(error_chain)?;
+        let to = stream.peer_addr().map_err(error_chain)?;
+        Ok(NeighbourPath { node: self.node.clone(), from, to, over_cable, fallback })
     }
 }
 
-async fn greet(ring: &Ring, stream: TcpStream, node: &str) -> Result<identity::Dialled, String> {
-    stream.set_nodelay(true).map_err(words)?;
+async fn handshake_dialled(ring: &RingContext, stream: TcpStream, node: &str) -> Result<identity::DialledStream, String> {
+    stream.set_nodelay(true).map_err(error_chain)?;
     let mut stream = ring.identity.dial(buffered(stream), node).await?;
-    greeting::exchange(&mut stream, &ring.label).await?;
+    handshake::exchange_labels(&mut stream, &ring.label).await?;
     Ok(stream)
 }
 
 /// Listeners at this end of every cable to the previous member, at the port that is published. One that cannot be is
 /// told: the neighbour then comes by the published address.
-pub(super) async fn listen(
-    cables: &[Cable],
+pub(super) async fn listen_on_cables(
+    cables: &[CableEnds],
     previous: &str,
     published: SocketAddr,
     label: &str,

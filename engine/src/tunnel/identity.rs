@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use russet_rpc::tls::{Files, node_dns_name};
+use russet_rpc::tls::{TlsFiles, node_dns_name};
 use rustls::client::verify_server_name;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -14,25 +14,25 @@ use tokio::io::BufReader;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::{TunnelError, words};
+use super::{TunnelError, error_chain};
 
 /// What is spoken inside: nothing else that uses these certificates may be taken for a ring.
-const PROTOCOL: &[u8] = b"russet-ring/1";
+const ALPN_PROTOCOL: &[u8] = b"russet-ring/1";
 
 /// A connection that came from the previous member.
-pub(super) type Accepted = tokio_rustls::server::TlsStream<BufReader<TcpStream>>;
+pub(super) type AcceptedStream = tokio_rustls::server::TlsStream<BufReader<TcpStream>>;
 /// A connection to the next member.
-pub(super) type Dialled = tokio_rustls::client::TlsStream<BufReader<TcpStream>>;
+pub(super) type DialledStream = tokio_rustls::client::TlsStream<BufReader<TcpStream>>;
 
 /// Both roles of one node.
-pub(super) struct Identity {
+pub(super) struct RingIdentity {
     acceptor: TlsAcceptor,
     connector: TlsConnector,
 }
 
-impl Identity {
+impl RingIdentity {
     /// Reads the files as they are now: a renewed certificate is used by the next epoch.
-    pub(super) fn read(files: &Files) -> Result<Self, TunnelError> {
+    pub(super) fn read(files: &TlsFiles) -> Result<Self, TunnelError> {
         let chain = certificates(&files.cert)?;
         let key = PrivateKeyDer::from_pem_file(&files.key).map_err(unusable(&files.key))?;
         let mut roots = RootCertStore::empty();
@@ -58,30 +58,30 @@ impl Identity {
             .with_root_certificates(roots)
             .with_client_auth_cert(chain, key)
             .map_err(unusable(&files.cert))?;
-        server.alpn_protocols = vec![PROTOCOL.to_vec()];
-        client.alpn_protocols = vec![PROTOCOL.to_vec()];
+        server.alpn_protocols = vec![ALPN_PROTOCOL.to_vec()];
+        client.alpn_protocols = vec![ALPN_PROTOCOL.to_vec()];
         // One connection is made per epoch; tickets would only be sent for nothing.
         server.send_tls13_tickets = 0;
         Ok(Self { acceptor: Arc::new(server).into(), connector: Arc::new(client).into() })
     }
 
     /// Lets in `node` and nobody else.
-    pub(super) async fn accept(&self, stream: BufReader<TcpStream>, node: &str) -> Result<Accepted, String> {
-        let stream = self.acceptor.accept(stream).await.map_err(words)?;
+    pub(super) async fn accept(&self, stream: BufReader<TcpStream>, node: &str) -> Result<AcceptedStream, String> {
+        let stream = self.acceptor.accept(stream).await.map_err(error_chain)?;
         let (_, session) = stream.get_ref();
-        if session.alpn_protocol() != Some(PROTOCOL) {
+        if session.alpn_protocol() != Some(ALPN_PROTOCOL) {
             return Err("it does not speak the ring's protocol".into());
         }
         let shown = session.peer_certificates().and_then(<[_]>::first).ok_or("it shows no certificate")?;
-        let shown = ParsedCertificate::try_from(shown).map_err(words)?;
+        let shown = ParsedCertificate::try_from(shown).map_err(error_chain)?;
         verify_server_name(&shown, &name(node)?)
             .map_err(|error| format!("its certificate is not that of {node}: {error}"))?;
         Ok(stream)
     }
 
     /// Speaks to `node` and to nobody else.
-    pub(super) async fn dial(&self, stream: BufReader<TcpStream>, node: &str) -> Result<Dialled, String> {
-        self.connector.connect(name(node)?, stream).await.map_err(words)
+    pub(super) async fn dial(&self, stream: BufReader<TcpStream>, node: &str) -> Result<DialledStream, String> {
+        self.connector.connect(name(node)?, stream).await.map_err(error_chain)
     }
 }
 

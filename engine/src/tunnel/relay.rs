@@ -6,14 +6,14 @@ use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::net::TcpStream;
 
-use super::alone::{Told, outlast};
+use super::peer_stub::{StubSignal, run_stub};
 
 /// Per direction. A step of a large model is tens of KiB, a prompt's chunk some MiB. The sizes of the
 /// kernel's buffers are left to it: a size that is set ends its own tuning.
-pub(super) const BUFFER: usize = 256 << 10;
+pub(super) const BUFFER_BYTES: usize = 256 << 10;
 
 /// Runs until the end, or until the group is lost; returns who or what ended it.
-pub(super) async fn run<S>(mut local: TcpStream, remote: S, mut told: Told) -> String
+pub(super) async fn run<S>(mut local: TcpStream, remote: S, mut told: StubSignal) -> String
 where
     S: AsyncRead + AsyncWrite,
 {
@@ -22,17 +22,17 @@ where
     // A neighbour that is gone is noticed by whoever is first: who reads from it, or who writes to it.
     let (reason, lost) = tokio::select! {
         ended = pump(from_local, &mut to_remote) => match ended {
-            Ended::Source(result) => (told_by("this process", result), false),
-            Ended::Sink(error) => (super::words(error), true),
+            RelayEnd::Source(result) => (end_reason("this process", result), false),
+            RelayEnd::Sink(error) => (super::error_chain(error), true),
         },
         ended = pump(from_remote, to_local) => match ended {
-            Ended::Source(result) => (told_by("the other side", result), true),
-            Ended::Sink(error) => (super::words(error), false),
+            RelayEnd::Source(result) => (end_reason("the other side", result), true),
+            RelayEnd::Sink(error) => (super::error_chain(error), false),
         },
-        () = told.said() => ("the group is lost".to_owned(), true),
+        () = told.wait_active() => ("the group is lost".to_owned(), true),
     };
     if lost {
-        tokio::spawn(outlast(local, told));
+        tokio::spawn(run_stub(local, told));
     } else {
         // The neighbour hears it as an end in good order.
         let _ = to_remote.shutdown().await;
@@ -41,35 +41,35 @@ where
 }
 
 /// Which end of a direction ended it.
-enum Ended {
+enum RelayEnd {
     /// Where the bytes come from.
     Source(io::Result<()>),
     /// Where they go.
     Sink(io::Error),
 }
 
-fn told_by(side: &str, result: io::Result<()>) -> String {
+fn end_reason(side: &str, result: io::Result<()>) -> String {
     match result {
         Ok(()) => format!("{side} closed it"),
-        Err(error) => super::words(error),
+        Err(error) => super::error_chain(error),
     }
 }
 
 /// One direction. Every piece is flushed: TLS may hold back a part of what it was given.
-async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> Ended {
-    let mut buffer = vec![0; BUFFER];
+async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> RelayEnd {
+    let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let length = match from.read(&mut buffer).await {
-            Ok(0) => return Ended::Source(Ok(())),
+            Ok(0) => return RelayEnd::Source(Ok(())),
             Ok(length) => length,
-            Err(error) => return Ended::Source(Err(error)),
+            Err(error) => return RelayEnd::Source(Err(error)),
         };
         let written = async {
             to.write_all(&buffer[..length]).await?;
             to.flush().await
         };
         if let Err(error) = written.await {
-            return Ended::Sink(error);
+            return RelayEnd::Sink(error);
         }
     }
 }

@@ -6,21 +6,21 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 
-use super::dial::{Cable, Neighbour, Way};
+use super::dial::{CableEnds, Neighbour, NeighbourPath};
 use super::*;
 use crate::identities::Identities;
 
 const LABEL: &str = "group 7b1f, epoch 3, pipeline 0";
 
 /// What MLX of one member has in its hands.
-struct Member {
+struct RingMember {
     left: TcpStream,
     right: TcpStream,
     tunnel: Tunnel,
 }
 
 fn free_addresses(count: usize) -> Vec<SocketAddr> {
-    russet_rpc::ports::free(Ipv4Addr::LOCALHOST.into(), count).unwrap()
+    russet_rpc::ports::free_addresses(Ipv4Addr::LOCALHOST.into(), count).unwrap()
 }
 
 fn names(size: usize) -> Vec<String> {
@@ -28,13 +28,13 @@ fn names(size: usize) -> Vec<String> {
 }
 
 async fn open(identities: &Identities, hosts: &[SocketAddr], own: usize) -> (Tunnel, Vec<SocketAddr>) {
-    let files = Files::in_dir(&identities.node(&format!("node-{own}")));
+    let files = TlsFiles::in_dir(&identities.node(&format!("node-{own}")));
     Tunnel::open(&files, LABEL, hosts, &names(hosts.len()), own, &[]).await.unwrap()
 }
 
 /// Whether a member that dials is let in.
-async fn reached(ring: &Ring, address: SocketAddr, node: &str) -> Result<(), String> {
-    Neighbour::new(node, address, &[]).reach(ring).await.map(|_| ())
+async fn reached(ring: &RingContext, address: SocketAddr, node: &str) -> Result<(), String> {
+    Neighbour::new(node, address, &[]).connect(ring).await.map(|_| ())
 }
 
 /// Binds as MLX does.
@@ -47,13 +47,13 @@ fn listen(address: SocketAddr) -> TcpListener {
 }
 
 /// Joins as MLX does: everybody connects to the next and accepts the previous.
-async fn join(tunnel: Tunnel, told: &[SocketAddr], own: usize) -> Member {
+async fn join(tunnel: Tunnel, told: &[SocketAddr], own: usize) -> RingMember {
     let listener = listen(told[own]);
     let connect = async {
         loop {
             match TcpStream::connect(told[(own + 1) % told.len()]).await {
                 Ok(stream) => return stream,
-                Err(_) => sleep(RETRY.0).await,
+                Err(_) => sleep(RETRY_BACKOFF.0).await,
             }
         }
     };
@@ -61,10 +61,10 @@ async fn join(tunnel: Tunnel, told: &[SocketAddr], own: usize) -> Member {
     let left = accepted.unwrap().0;
     left.set_nodelay(true).unwrap();
     right.set_nodelay(true).unwrap();
-    Member { left, right, tunnel }
+    RingMember { left, right, tunnel }
 }
 
-async fn ring(identities: &Identities, size: usize) -> Vec<Member> {
+async fn ring(identities: &Identities, size: usize) -> Vec<RingMember> {
     let hosts = free_addresses(size);
     let members = (0..size).map(|own| {
         let hosts = &hosts;
@@ -118,19 +118,19 @@ async fn a_megabyte_arrives_whole_while_another_goes_the_other_way() {
 }
 
 /// Tries what a stranger may, and demands that nothing comes back but the end.
-async fn turned_away(what: &str, attempt: impl Future<Output = Result<(), String>>) {
-    let outcome = timeout(PATIENCE, attempt).await.unwrap_or_else(|_| panic!("{what} was left hanging"));
+async fn rejected(what: &str, attempt: impl Future<Output = Result<(), String>>) {
+    let outcome = timeout(CONNECT_TIMEOUT, attempt).await.unwrap_or_else(|_| panic!("{what} was left hanging"));
     assert!(outcome.is_err(), "{what} was let in");
 }
 
 #[tokio::test]
-async fn strangers_are_turned_away_and_the_neighbour_still_gets_in() {
+async fn tunnel_rejects_strangers_and_still_accepts_its_neighbour() {
     let (identities, others) = (Identities::new(), Identities::new());
     let hosts = free_addresses(3);
     let (first, told_first) = open(&identities, &hosts, 0).await;
     // The member before 0 is 2; 1 is a node of the same cluster and of the same ring.
-    let known = |dir: std::path::PathBuf| Ring {
-        identity: Identity::read(&Files::in_dir(&dir)).unwrap(),
+    let known = |dir: std::path::PathBuf| RingContext {
+        identity: RingIdentity::read(&TlsFiles::in_dir(&dir)).unwrap(),
         label: LABEL.to_owned(),
     };
     for (what, ring) in [
@@ -138,42 +138,42 @@ async fn strangers_are_turned_away_and_the_neighbour_still_gets_in() {
         ("a node outside the group", known(identities.node("node-9"))),
         ("a gateway", known(identities.folder("russet:gateway", "gateway.russet.dev"))),
         ("a certificate of another CA", {
-            let mut files = Files::in_dir(&others.node("node-2"));
-            files.ca = Files::in_dir(&identities.node("node-0")).ca;
-            Ring { identity: Identity::read(&files).unwrap(), label: LABEL.to_owned() }
+            let mut files = TlsFiles::in_dir(&others.node("node-2"));
+            files.ca = TlsFiles::in_dir(&identities.node("node-0")).ca;
+            RingContext { identity: RingIdentity::read(&files).unwrap(), label: LABEL.to_owned() }
         }),
         (
             "another epoch",
-            Ring { label: "group 7b1f, epoch 2, pipeline 0".into(), ..known(identities.node("node-2")) },
+            RingContext { label: "group 7b1f, epoch 2, pipeline 0".into(), ..known(identities.node("node-2")) },
         ),
     ] {
-        turned_away(what, reached(&ring, hosts[0], "node-0")).await;
+        rejected(what, reached(&ring, hosts[0], "node-0")).await;
     }
-    turned_away("TLS without a certificate", async {
+    rejected("TLS without a certificate", async {
         let mut roots = rustls::RootCertStore::empty();
-        let ca = std::fs::read(Files::in_dir(&identities.node("node-0")).ca).unwrap();
+        let ca = std::fs::read(TlsFiles::in_dir(&identities.node("node-0")).ca).unwrap();
         roots.add(rustls::pki_types::pem::PemObject::from_pem_slice(&ca).unwrap()).unwrap();
         let mut config = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![b"russet-ring/1".to_vec()];
-        let stream = TcpStream::connect(hosts[0]).await.map_err(words)?;
+        let stream = TcpStream::connect(hosts[0]).await.map_err(error_chain)?;
         let name = ServerName::try_from("node-0.node.russet.dev").unwrap();
         let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-        let mut stream = connector.connect(name, stream).await.map_err(words)?;
-        greeting::exchange(&mut stream, LABEL).await
+        let mut stream = connector.connect(name, stream).await.map_err(error_chain)?;
+        handshake::exchange_labels(&mut stream, LABEL).await
     })
     .await;
-    turned_away("plain TCP", async {
-        let mut stream = TcpStream::connect(hosts[0]).await.map_err(words)?;
-        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(words)?;
+    rejected("plain TCP", async {
+        let mut stream = TcpStream::connect(hosts[0]).await.map_err(error_chain)?;
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(error_chain)?;
         let mut got = Vec::new();
-        stream.read_to_end(&mut got).await.map_err(words)?;
+        stream.read_to_end(&mut got).await.map_err(error_chain)?;
         // An alert is all that may come.
         if got.first() == Some(&0x15) { Err("an alert".into()) } else { greeting_of(&got) }
     })
     .await;
     // And the dialling side is as careful: a host with another node's certificate is not spoken to.
     let guest = known(identities.node("node-2"));
-    turned_away("a host that is another node", reached(&guest, hosts[0], "node-1")).await;
+    rejected("a host that is another node", reached(&guest, hosts[0], "node-1")).await;
 
     let (second, told_second) = open(&identities, &hosts, 1).await;
     let (third, told_third) = open(&identities, &hosts, 2).await;
@@ -199,7 +199,7 @@ async fn another_process_of_the_machine_is_not_taken_for_mlx() {
     // It reads until it is closed, so its end says that it was turned away.
     let script = format!("exec 3<>/dev/tcp/127.0.0.1/{}; cat <&3", told_first[1].port());
     let stranger = tokio::process::Command::new("bash").args(["-c", &script]).kill_on_drop(true).output();
-    let output = timeout(PATIENCE, stranger).await.expect("the stranger was let in").unwrap();
+    let output = timeout(CONNECT_TIMEOUT, stranger).await.expect("the stranger was let in").unwrap();
     assert!(output.stdout.is_empty());
     let (mut a, mut b) = tokio::join!(join(first, &told_first, 0), join(second, &told_second, 1));
     a.right.write_all(b"ours").await.unwrap();
@@ -209,45 +209,45 @@ async fn another_process_of_the_machine_is_not_taken_for_mlx() {
 }
 
 #[tokio::test]
-async fn what_closes_on_one_side_closes_on_the_other_with_a_reason() {
+async fn closed_tunnel_closes_both_sides_with_a_reason() {
     let mut members = ring(&Identities::new(), 2).await;
     let mut second = members.pop().unwrap();
     let mut first = members.pop().unwrap();
     // MLX of 0 is gone; its tunnel is still there.
     drop(first.right);
-    let end = timeout(PATIENCE, second.left.read(&mut [0; 1])).await.expect("the close did not arrive");
+    let end = timeout(CONNECT_TIMEOUT, second.left.read(&mut [0; 1])).await.expect("the close did not arrive");
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
-    let lost = timeout(PATIENCE, second.tunnel.lost()).await.unwrap();
+    let lost = timeout(CONNECT_TIMEOUT, second.tunnel.wait_lost()).await.unwrap();
     assert!(lost.to_string().contains("the connection from node-0 ended"), "{lost}");
     // The whole process of 1 is gone.
     drop(second);
-    let end = timeout(PATIENCE, first.left.read(&mut [0; 1])).await.expect("the end did not arrive");
+    let end = timeout(CONNECT_TIMEOUT, first.left.read(&mut [0; 1])).await.expect("the end did not arrive");
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
 }
 
 /// Cut in the middle of what it waits for, MLX has the rest in zeros and may send what it likes, until the tunnel is gone.
 #[tokio::test]
-async fn once_the_group_is_lost_mlx_misses_nobody_until_the_tunnel_goes() {
+async fn peer_stub_feeds_mlx_until_the_tunnel_is_dropped() {
     // Whether the neighbour is gone by then, as after a kill, or is still there, as behind a cut cable.
     for gone in [true, false] {
         let mut members = ring(&Identities::new(), 2).await;
         let mut second = members.pop().unwrap();
-        let Member { left, right, tunnel } = members.pop().unwrap();
+        let RingMember { left, right, tunnel } = members.pop().unwrap();
         second.right.write_all(b"some").await.unwrap();
         let mut local = [left, right];
         let mut got = [0; 4];
-        timeout(PATIENCE, local[0].read_exact(&mut got)).await.unwrap().unwrap();
+        timeout(CONNECT_TIMEOUT, local[0].read_exact(&mut got)).await.unwrap().unwrap();
         let second = (!gone).then_some(second);
-        tunnel.alone().say();
+        tunnel.stub_switch().activate();
         for end in &mut local {
             let mut rest = vec![7; 1 << 20];
-            timeout(PATIENCE, end.read_exact(&mut rest)).await.unwrap().unwrap();
+            timeout(CONNECT_TIMEOUT, end.read_exact(&mut rest)).await.unwrap().unwrap();
             assert!(rest.iter().all(|byte| *byte == 0), "gone: {gone}");
-            timeout(PATIENCE, end.write_all(&rest)).await.unwrap().unwrap();
+            timeout(CONNECT_TIMEOUT, end.write_all(&rest)).await.unwrap().unwrap();
         }
         drop(tunnel);
         for end in &mut local {
-            let closed = timeout(PATIENCE, end.read_to_end(&mut Vec::new())).await;
+            let closed = timeout(CONNECT_TIMEOUT, end.read_to_end(&mut Vec::new())).await;
             closed.expect("the end did not arrive").ok();
         }
         drop(second);
@@ -255,9 +255,9 @@ async fn once_the_group_is_lost_mlx_misses_nobody_until_the_tunnel_goes() {
 }
 
 /// The neighbour after it was killed, as it is to whoever writes before anybody has read the end.
-struct Dead;
+struct DeadPeer;
 
-impl tokio::io::AsyncRead for Dead {
+impl tokio::io::AsyncRead for DeadPeer {
     fn poll_read(
         self: std::pin::Pin<&mut Self>,
         _: &mut std::task::Context<'_>,
@@ -267,7 +267,7 @@ impl tokio::io::AsyncRead for Dead {
     }
 }
 
-impl tokio::io::AsyncWrite for Dead {
+impl tokio::io::AsyncWrite for DeadPeer {
     fn poll_write(
         self: std::pin::Pin<&mut Self>,
         _: &mut std::task::Context<'_>,
@@ -293,24 +293,24 @@ impl tokio::io::AsyncWrite for Dead {
 
 /// MLX sends at the very moment at which its neighbour dies: the loss is no end of MLX's own.
 #[tokio::test]
-async fn a_neighbour_that_is_lost_to_a_writer_is_played_too() {
+async fn peer_stub_replaces_a_neighbour_lost_during_a_write() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let mut mlx = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (local, _) = listener.accept().await.unwrap();
-    let alone = Alone::default();
+    let alone = StubSwitch::default();
     mlx.write_all(b"a sum").await.unwrap();
-    let reason = timeout(PATIENCE, relay::run(local, Dead, alone.hear())).await.unwrap();
+    let reason = timeout(CONNECT_TIMEOUT, relay::run(local, DeadPeer, alone.subscribe())).await.unwrap();
     assert!(reason.contains("broken pipe"), "{reason}");
-    alone.say();
+    alone.activate();
     let mut rest = vec![7; 1 << 20];
-    timeout(PATIENCE, mlx.read_exact(&mut rest)).await.unwrap().unwrap();
+    timeout(CONNECT_TIMEOUT, mlx.read_exact(&mut rest)).await.unwrap().unwrap();
     assert!(rest.iter().all(|byte| *byte == 0));
 }
 
 #[tokio::test]
-async fn what_is_no_ring_or_no_identity_is_an_error_by_name() {
+async fn tunnel_rejects_invalid_rings_and_identities_by_name() {
     let identities = Identities::new();
-    let files = Files::in_dir(&identities.node("node-0"));
+    let files = TlsFiles::in_dir(&identities.node("node-0"));
     let hosts = free_addresses(2);
     for (hosts, nodes, own) in
         [(&hosts[..1], names(1), 0), (&hosts[..], names(1), 0), (&hosts[..], names(2), 2)]
@@ -318,7 +318,7 @@ async fn what_is_no_ring_or_no_identity_is_an_error_by_name() {
         let error = Tunnel::open(&files, LABEL, hosts, &nodes, own, &[]).await.unwrap_err();
         assert!(matches!(error, TunnelError::Members { .. }), "{error}");
     }
-    let nowhere = Files::in_dir(std::path::Path::new("/nowhere"));
+    let nowhere = TlsFiles::in_dir(std::path::Path::new("/nowhere"));
     let error = Tunnel::open(&nowhere, LABEL, &hosts, &names(2), 0, &[]).await.unwrap_err();
     assert!(error.to_string().contains("/nowhere/tls.crt"), "{error}");
     let taken = std::net::TcpListener::bind(hosts[0]).unwrap();
@@ -328,17 +328,17 @@ async fn what_is_no_ring_or_no_identity_is_an_error_by_name() {
 
 /// Two members whose nodes a cable joins: 127.0.1.x are its ends, beside the addresses at which they are published.
 /// Linux has all of 127/8; elsewhere these addresses have to be made first.
-fn cable(own: usize, ends: [&str; 2]) -> Vec<Cable> {
+fn cable(own: usize, ends: [&str; 2]) -> Vec<CableEnds> {
     let (node, own, peer) = (format!("node-{}", 1 - own), ends[own], ends[1 - own]);
     vec![format!("{node}={own}>{peer}").parse().unwrap()]
 }
 
 /// Has both members join, each with these cables; how each reached the other.
-async fn ways(cables: [Vec<Cable>; 2]) -> [Way; 2] {
+async fn paths(cables: [Vec<CableEnds>; 2]) -> [NeighbourPath; 2] {
     let identities = Identities::new();
     let hosts = free_addresses(2);
     let member = async |own: usize| {
-        let files = Files::in_dir(&identities.node(&format!("node-{own}")));
+        let files = TlsFiles::in_dir(&identities.node(&format!("node-{own}")));
         let opened = Tunnel::open(&files, LABEL, &hosts, &names(2), own, &cables[own]).await;
         let (tunnel, told) = opened.unwrap();
         let mut member = join(tunnel, &told, own).await;
@@ -346,8 +346,8 @@ async fn ways(cables: [Vec<Cable>; 2]) -> [Way; 2] {
         let mut said = [0; 10];
         member.left.read_exact(&mut said).await.unwrap();
         assert_eq!(&said, b"over there");
-        let mut way = member.tunnel.way();
-        let taken = timeout(PATIENCE, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone();
+        let mut way = member.tunnel.path();
+        let taken = timeout(CONNECT_TIMEOUT, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone();
         (member, taken.unwrap())
     };
     let ((_first, one), (_second, other)) = tokio::join!(member(0), member(1));
@@ -360,7 +360,7 @@ async fn neighbours_meet_over_the_cable_that_joins_their_nodes() {
         return;
     }
     let ends = ["127.0.1.1", "127.0.1.2"];
-    let taken = ways([cable(0, ends), cable(1, ends)]).await;
+    let taken = paths([cable(0, ends), cable(1, ends)]).await;
     for (own, way) in taken.iter().enumerate() {
         let met = [way.from.ip().to_string(), way.to.ip().to_string()];
         assert_eq!(met, [ends[own], ends[1 - own]], "{way}");
@@ -369,7 +369,7 @@ async fn neighbours_meet_over_the_cable_that_joins_their_nodes() {
 }
 
 #[tokio::test]
-async fn a_cable_that_carries_nothing_is_named_and_the_published_address_taken() {
+async fn dead_cable_is_reported_and_the_published_address_used() {
     if !cfg!(target_os = "linux") {
         return;
     }
@@ -377,29 +377,29 @@ async fn a_cable_that_carries_nothing_is_named_and_the_published_address_taken()
     let ends = ["127.0.1.3", "127.0.1.4"];
     let identities = Identities::new();
     let hosts = free_addresses(2);
-    let (files, knows) = (Files::in_dir(&identities.node("node-0")), cable(0, ends));
+    let (files, knows) = (TlsFiles::in_dir(&identities.node("node-0")), cable(0, ends));
     let (one, told) = Tunnel::open(&files, LABEL, &hosts, &names(2), 0, &knows).await.unwrap();
     let (other, told_other) = open(&identities, &hosts, 1).await;
-    let mut way = one.way();
+    let mut way = one.path();
     let (_one, _other) = tokio::join!(join(one, &told, 0), join(other, &told_other, 1));
-    let taken = timeout(PATIENCE, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone().unwrap();
+    let taken = timeout(CONNECT_TIMEOUT, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone().unwrap();
     assert_eq!((taken.to, taken.over_cable), (hosts[1], false));
     let why = taken.fallback.unwrap();
     assert!(why.starts_with("127.0.1.3 to 127.0.1.4: ") && why.contains("refused"), "{why}");
 
     // An end that this machine does not have is no end of it.
     let gone = ["192.0.2.77", "192.0.2.78"];
-    let [way, _] = ways([cable(0, gone), cable(1, gone)]).await;
+    let [way, _] = paths([cable(0, gone), cable(1, gone)]).await;
     let why = way.fallback.unwrap();
     assert!(why.starts_with("192.0.2.77 to 192.0.2.78: ") && why.contains("assign"), "{why}");
 }
 
 #[test]
-fn what_is_no_cable_says_how_one_is_written() {
+fn invalid_cable_error_shows_the_syntax() {
     for text in ["", "b", "b=192.0.2.1", "=192.0.2.1>192.0.2.2", "b=192.0.2.1>c", "b=192.0.2.1:7>192.0.2.2"] {
-        let error = text.parse::<Cable>().unwrap_err().to_string();
+        let error = text.parse::<CableEnds>().unwrap_err().to_string();
         assert!(error.contains("write node=own>peer"), "{error}");
     }
-    let six = "b=fe80::1>fe80::2".parse::<Cable>().unwrap();
+    let six = "b=fe80::1>fe80::2".parse::<CableEnds>().unwrap();
     assert_eq!((six.own.to_string(), six.peer.to_string()), ("fe80::1".into(), "fe80::2".into()));
 }

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 /// No real header is larger (a trillion-parameter model needs a few MB); a damaged length must not
 /// make us allocate.
-const MAX_HEADER: u64 = 100 << 20;
+const MAX_HEADER_BYTES: u64 = 100 << 20;
 
 /// A header that cannot be trusted.
 #[derive(Debug, Error)]
@@ -25,7 +25,7 @@ pub enum HeaderError {
         need: u64,
     },
     /// A length no header has.
-    #[error("the header claims {0} bytes, more than the limit of {MAX_HEADER}")]
+    #[error("the header claims {0} bytes, more than the limit of {MAX_HEADER_BYTES}")]
     Long(u64),
     /// Not JSON, or other JSON.
     #[error("the header is not what safetensors defines: {0}")]
@@ -85,7 +85,7 @@ pub fn read_header(file: &File, length: u64) -> Result<Header, HeaderError> {
     let mut size = [0; 8];
     file.read_exact_at(&mut size, 0)?;
     let size = u64::from_le_bytes(size);
-    if size > MAX_HEADER {
+    if size > MAX_HEADER_BYTES {
         return Err(HeaderError::Long(size));
     }
     let data_start = 8 + size;

@@ -25,12 +25,12 @@ fn load(dir: &Path, dtype: LoadDtype, tensor: &str, shape: &[usize]) -> Result<(
     let mut read = 0;
     let mut count = |bytes| read += bytes;
     let mut checkpoint = Checkpoint::open(dir)?;
-    let array = Weights::new(&mut checkpoint, dtype, Slice::WHOLE, &mut count).tensor(tensor, shape)?;
+    let array = Weights::new(&mut checkpoint, dtype, TpShard::WHOLE, &mut count).tensor(tensor, shape)?;
     Ok((array, read))
 }
 
 #[test]
-fn only_the_wanted_tensor_is_read() {
+fn only_the_requested_tensor_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let file = safetensors(&[("a", "F32", &[2], 8), ("b", "BF16", &[3, 2], 12)]);
     std::fs::write(dir.path().join(SINGLE), file).unwrap();
@@ -97,7 +97,7 @@ fn packing_follows_from_the_shapes() {
 }
 
 #[test]
-fn a_member_reads_its_slice_of_a_projection_and_all_of_the_rest() {
+fn rank_reads_its_shard_of_projections_and_whole_other_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let file = safetensors(&[
         ("l.q_proj.weight", "F32", &[4, 2], 32),
@@ -111,7 +111,7 @@ fn a_member_reads_its_slice_of_a_projection_and_all_of_the_rest() {
     ]);
     std::fs::write(dir.path().join(SINGLE), file).unwrap();
     let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let slice = Slice { index: 1, of: 2 };
+    let slice = TpShard { index: 1, count: 2 };
     for (tensor, bytes) in
         [("l.q_proj.weight", 16), ("l.q_proj.bias", 8), ("l.o_proj.weight", 32), ("l.o_proj.bias", 16)]
     {
@@ -128,7 +128,7 @@ fn a_member_reads_its_slice_of_a_projection_and_all_of_the_rest() {
         ("m.o_proj", 8, 192, "3 groups per row, which 2 ranks cannot share evenly"),
         ("n.up_proj", 3, 2, "3 rows, which 2 ranks cannot share evenly; use a tensor size that divides 3"),
     ] {
-        let error = weights.matrix(path, rows, columns).unwrap_err().to_string();
+        let error = weights.weight(path, rows, columns).unwrap_err().to_string();
         assert!(error.contains(said), "{said}: {error}");
     }
     assert_eq!(read, 64);

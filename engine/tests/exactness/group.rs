@@ -15,26 +15,26 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_engine::{
-    compute::Addresses,
-    runtime::environment::{self, Place},
+    executor::Addresses,
+    runtime::environment::{self, MlxEnvironment},
 };
 use serde::{Deserialize, Serialize};
 
 use crate::Case;
 
 /// One group takes seconds; a group that hangs must fail the test and not hang it.
-const PATIENCE: Duration = Duration::from_secs(300);
+const GROUP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What one process of a group is told.
 #[derive(Serialize, Deserialize)]
-pub struct Orders {
+pub struct RankOrders {
     pub case: Case,
     pub rank: u32,
     pub addresses: Addresses,
 }
 
 /// The processes of a group. Only rank 0 speaks; the others listen.
-pub struct Group {
+pub struct RankGroup {
     pub children: Vec<Child>,
     /// Orders on their way to each follower: one that reads none must not hold up the others.
     followers: Vec<mpsc::Sender<String>>,
@@ -45,7 +45,7 @@ pub struct Group {
     _work: tempfile::TempDir,
 }
 
-impl Group {
+impl RankGroup {
     pub fn start(purpose: &str, case: &Case) -> Result<Self> {
         let work = tempfile::tempdir()?;
         let size = case.layers_per_rank().len();
@@ -66,9 +66,9 @@ impl Group {
                 tensor: tensor[stage..stage + members].to_vec(),
                 pipeline: pipeline.iter().skip(rank % members).step_by(members).copied().collect(),
             };
-            let orders = Orders { case: case.clone(), rank: rank as u32, addresses };
+            let orders = RankOrders { case: case.clone(), rank: rank as u32, addresses };
             let files = group._work.path().join(format!("{rank}.rank"));
-            let place = Place { rank: rank as u32, files, jaccl: None, fast_fence: false };
+            let place = MlxEnvironment { rank: rank as u32, files, jaccl: None, fast_fence: false };
             let mut child = Command::new(std::env::current_exe()?)
                 .args(["rank", purpose, &serde_json::to_string(&orders)?])
                 .envs(environment::variables(Some(&place)))
@@ -109,14 +109,14 @@ impl Group {
     /// Passes rank 0's orders on until it says `word`; what follows the word.
     pub fn relay(&mut self, word: &str) -> Result<String> {
         loop {
-            let left = PATIENCE.saturating_sub(self.started.elapsed());
+            let left = GROUP_TIMEOUT.saturating_sub(self.started.elapsed());
             let line = match self.lines.recv_timeout(left) {
                 Ok(line) => line,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     bail!("rank 0 ended before it said {word:?}:{}", self.end_all())
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    bail!("rank 0 did not say {word:?} within {} s:{}", PATIENCE.as_secs(), self.end_all())
+                    bail!("rank 0 did not say {word:?} within {} s:{}", GROUP_TIMEOUT.as_secs(), self.end_all())
                 }
             };
             match line.split_once(' ') {
@@ -147,8 +147,8 @@ impl Group {
             if let Some(status) = self.children[rank].try_wait()? {
                 break status;
             }
-            if self.started.elapsed() > PATIENCE {
-                bail!("rank {rank} did not end within {} s:{}", PATIENCE.as_secs(), self.end_all());
+            if self.started.elapsed() > GROUP_TIMEOUT {
+                bail!("rank {rank} did not end within {} s:{}", GROUP_TIMEOUT.as_secs(), self.end_all());
             }
             std::thread::sleep(Duration::from_millis(10));
         };
@@ -173,7 +173,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for RankGroup {
     fn drop(&mut self) {
         for child in &mut self.children {
             let _ = child.kill();

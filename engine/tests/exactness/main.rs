@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use russet_engine::args::KvCacheType;
 use serde::{Deserialize, Serialize};
 
-use group::Group;
+use group::RankGroup;
 
 /// The variant for the cases that have to go wrong.
 const CONTROL: &str = "tied-llama3";
@@ -106,7 +106,7 @@ impl Case {
 
 /// What rank 0 found.
 #[derive(Default, Serialize, Deserialize)]
-struct Report {
+struct ComparisonReport {
     /// What was compared, where it is not the engine with its oracle.
     beside: String,
     tokens: usize,
@@ -242,12 +242,12 @@ fn slice() -> Result<Option<usize>> {
 
 /// One group against its oracles.
 fn compare_on(case: &Case) -> Result<String> {
-    let mut group = Group::start("compare", case)?;
-    let reports: Vec<Report> = serde_json::from_str(&group.relay("report")?)?;
+    let mut group = RankGroup::start("compare", case)?;
+    let reports: Vec<ComparisonReport> = serde_json::from_str(&group.relay("report")?)?;
     group.end()?;
     let told: Vec<String> = reports
         .iter()
-        .map(|Report { beside, tokens, largest_difference, close_calls, excused }| {
+        .map(|ComparisonReport { beside, tokens, largest_difference, close_calls, excused }| {
             format!(
                 "{beside}{tokens} tokens, {excused} excused, {close_calls} close calls, log-probabilities within {largest_difference:.1e}"
             )
@@ -280,7 +280,7 @@ fn spoiled_oracle(case: &Case) -> Result<String> {
 
 /// Rank 0 waits for a rank that is killed: the step has to fail, not hang or abort.
 fn lost_neighbour(case: &Case) -> Result<String> {
-    let mut group = Group::start("lose", case)?;
+    let mut group = RankGroup::start("lose", case)?;
     group.relay("stepped")?;
     group.children[1].kill()?;
     let message = group.relay("failed")?;

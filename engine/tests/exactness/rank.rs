@@ -4,46 +4,46 @@ use std::{io::Write, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_engine::{
-    args::LookAhead,
-    compute::{Choice, Compute, Step},
-    kept,
-    runtime::{Runtime, RuntimeConfig, Stepped},
+    args::OverlapScheduling,
+    executor::{SampleSpec, Executor, SequenceStep},
+    prefix_cache,
+    runtime::{Runtime, RuntimeConfig, StepOutput},
     weights::LoadDtype,
 };
 use russet_wire::request::Sampling;
 use serde::{Deserialize, Serialize};
 
-use crate::{Case, Oracle, Report, group::Orders};
+use crate::{Case, Oracle, ComparisonReport, group::RankOrders};
 
 /// Sequences that run at once, step by step in turn, as a busy engine's do.
 const SLOTS: usize = 4;
 
 /// How sequences that run at once take their turns.
 #[derive(Clone, Copy)]
-enum Turns {
+enum Batching {
     /// Each in a batch by itself, as mlx-lm computes one.
-    Apart,
+    Separate,
     /// All in one batch. Products of several rows are summed in another order than those of one.
     Together,
     /// All in one batch, with guesses of the tokens that follow, some of them wrong.
-    Guessed,
+    Speculative,
 }
 
-impl Turns {
+impl Batching {
     /// Tokens of every answer that are compared. Sequences that are compared one by one need no more of it in batches
     /// than that batches begin, grow and end.
     fn answers(self) -> usize {
         match self {
-            Self::Apart => usize::MAX,
+            Self::Separate => usize::MAX,
             Self::Together => 16,
-            Self::Guessed => 24,
+            Self::Speculative => 24,
         }
     }
 }
 
 /// What may differ.
 #[derive(Clone, Copy)]
-struct Rule {
+struct Tolerance {
     /// Log-probabilities, by at most this.
     difference: f32,
     /// Tokens, where the oracle's two best are no further apart than this.
@@ -52,7 +52,7 @@ struct Rule {
     excused: f64,
 }
 
-impl Rule {
+impl Tolerance {
     /// Where both sides run the same kernels they are equal bit by bit; with other BLAS kernels on one side,
     /// float32 was 5e-6 apart.
     fn equal(dtype: &str) -> Self {
@@ -77,34 +77,34 @@ impl Rule {
 
 /// What rank 0 tells the others, through the parent.
 #[derive(Serialize, Deserialize)]
-enum Order {
-    Run(Vec<Told>),
+enum LeaderMessage {
+    Run(Vec<StepMessage>),
     Trim { slot: u32, length: u32 },
     Reset { slot: u32 },
 }
 
 /// A step, as the others are told it.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct StepMessage {
     slot: u32,
     offset: u32,
     tokens: Vec<u32>,
 }
 
-impl Told {
-    fn of(step: &Step) -> Self {
+impl StepMessage {
+    fn from_step(step: &SequenceStep) -> Self {
         Self { slot: step.slot, offset: step.offset, tokens: step.tokens.clone() }
     }
 
-    fn step(self) -> Step {
-        Step { slot: self.slot, offset: self.offset, tokens: self.tokens, guesses: 0, choice: None }
+    fn step(self) -> SequenceStep {
+        SequenceStep { slot: self.slot, offset: self.offset, tokens: self.tokens, draft_tokens: 0, sample: None }
     }
 }
 
 /// `rank PURPOSE ORDERS`: one process of a group.
 pub fn run(arguments: &[String]) -> Result<()> {
     let [purpose, orders] = arguments else { bail!("rank PURPOSE ORDERS") };
-    let Orders { case, rank, addresses } = serde_json::from_str(orders)?;
+    let RankOrders { case, rank, addresses } = serde_json::from_str(orders)?;
     let oracle = Oracle::read(&case.oracle)?;
     let runtime = Runtime::start(RuntimeConfig {
         model_dir: case.model.clone(),
@@ -115,9 +115,9 @@ pub fn run(arguments: &[String]) -> Result<()> {
         dtype: if oracle.widen { LoadDtype::Float32 } else { LoadDtype::AsStored },
         kv_cache: oracle.kv_cache()?,
         blas_threads: 1,
-        look_ahead: LookAhead::Auto,
+        overlap: OverlapScheduling::Auto,
         wired: true,
-        shelf: None,
+        disk_cache: None,
         draft_dir: None,
     })?;
     runtime.load().blocking_recv()??;
@@ -140,13 +140,13 @@ pub fn run(arguments: &[String]) -> Result<()> {
 fn follow(runtime: &Runtime) -> Result<()> {
     for line in std::io::stdin().lines() {
         match serde_json::from_str(&line?)? {
-            Order::Run(batch) => {
-                let batch: Vec<Step> = batch.into_iter().map(Told::step).collect();
+            LeaderMessage::Run(batch) => {
+                let batch: Vec<SequenceStep> = batch.into_iter().map(StepMessage::step).collect();
                 let answers = runtime.run(batch).blocking_recv()??;
                 ensure!(answers.iter().all(|answer| answer.is_empty()), "a follower chose a token");
             }
-            Order::Trim { slot, length } => runtime.arrange(kept::Order::Trim { slot, length }),
-            Order::Reset { slot } => runtime.reset(slot),
+            LeaderMessage::Trim { slot, length } => runtime.apply_cache_command(prefix_cache::CacheCommand::Truncate { slot, length }),
+            LeaderMessage::Reset { slot } => runtime.reset(slot),
         }
     }
     Ok(())
@@ -158,8 +158,8 @@ fn lose(runtime: Runtime, oracle: &Oracle) -> Result<()> {
         oracle.prompts.iter().find(|prompt| prompt.len() > 10).context("no prompt is long enough")?;
     let mut said = false;
     for (offset, &token) in prompt.iter().enumerate() {
-        let step = Step { slot: 0, offset: offset as u32, tokens: vec![token], guesses: 0, choice: None };
-        say("order", &Order::Run(vec![Told::of(&step)]))?;
+        let step = SequenceStep { slot: 0, offset: offset as u32, tokens: vec![token], draft_tokens: 0, sample: None };
+        say("order", &LeaderMessage::Run(vec![StepMessage::from_step(&step)]))?;
         if let Err(error) = runtime.run(vec![step]).blocking_recv()? {
             return say("failed", &error.to_string());
         }
@@ -183,7 +183,7 @@ struct Sequence<'a> {
     /// Tokens compared.
     compared: usize,
     /// How many guesses of the last step are right.
-    right: usize,
+    accepted_draft_tokens: usize,
 }
 
 /// Holds the group to its oracle, and one of several members to that of a single rank too.
@@ -195,27 +195,27 @@ fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
     };
     let answered = oracle.tokens.iter().map(Vec::len).min().unwrap_or_default();
     ensure!(oracle.prompts.len() >= prompts && answered >= tokens, "the oracle answered too little");
-    let equal = Rule::equal(&oracle.dtype);
+    let equal = Tolerance::equal(&oracle.dtype);
     let alike = case.members == 1 && oracle.kv_bits.is_none();
-    let batched = if alike { equal } else { Rule::rounding(oracle) };
-    let apart = compare(runtime, &case.oracle, oracle, oracle, equal, Turns::Apart)?;
-    let together = compare(runtime, &case.oracle, oracle, oracle, batched, Turns::Together);
+    let batched = if alike { equal } else { Tolerance::rounding(oracle) };
+    let apart = compare(runtime, &case.oracle, oracle, oracle, equal, Batching::Separate)?;
+    let together = compare(runtime, &case.oracle, oracle, oracle, batched, Batching::Together);
     let together = together.context("in batches")?;
-    let guessed = compare(runtime, &case.oracle, oracle, oracle, batched, Turns::Guessed);
+    let guessed = compare(runtime, &case.oracle, oracle, oracle, batched, Batching::Speculative);
     let guessed = guessed.context("with guesses")?;
     let mut reports = vec![
         apart,
-        Report { beside: "in batches ".to_owned(), ..together },
-        Report { beside: "with guesses ".to_owned(), ..guessed },
+        ComparisonReport { beside: "in batches ".to_owned(), ..together },
+        ComparisonReport { beside: "with guesses ".to_owned(), ..guessed },
     ];
     if case.layers_per_rank().len() == 1 {
-        reports.push(unread(runtime, oracle, batched).context("with tokens that nobody has read")?);
+        reports.push(compare_overlapped(runtime, oracle, batched).context("with tokens that nobody has read")?);
     }
     if case.members > 1 {
         let alone = Oracle::read(&case.model)?;
-        let report = compare(runtime, &case.model, &alone, oracle, Rule::rounding(&alone), Turns::Apart);
+        let report = compare(runtime, &case.model, &alone, oracle, Tolerance::rounding(&alone), Batching::Separate);
         let report = report.context("compared with a single rank")?;
-        reports.push(Report { beside: "beside a single rank ".to_owned(), ..report });
+        reports.push(ComparisonReport { beside: "beside a single rank ".to_owned(), ..report });
     }
     say("report", &reports)
 }
@@ -226,9 +226,9 @@ fn compare(
     folder: &Path,
     oracle: &Oracle,
     asked: &Oracle,
-    rule: Rule,
-    turns: Turns,
-) -> Result<Report> {
+    rule: Tolerance,
+    turns: Batching,
+) -> Result<ComparisonReport> {
     let bytes = std::fs::read(folder.join("oracle.f32"))?;
     let logprobs: Vec<f32> =
         bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect();
@@ -249,11 +249,11 @@ fn compare(
             logprobs,
             length: 0,
             compared: 0,
-            right: 0,
+            accepted_draft_tokens: 0,
         })
         .collect();
     ensure!(sequences.len() == asked.prompts.len(), "the oracles were not asked the same");
-    let mut report = Report::default();
+    let mut report = ComparisonReport::default();
     for some in sequences.chunks_mut(SLOTS) {
         run_some(runtime, some, oracle, (rule, turns), &mut report)?;
     }
@@ -266,69 +266,69 @@ fn run_some(
     runtime: &Runtime,
     sequences: &mut [Sequence<'_>],
     oracle: &Oracle,
-    (rule, turns): (Rule, Turns),
-    report: &mut Report,
+    (rule, turns): (Tolerance, Batching),
+    report: &mut ComparisonReport,
 ) -> Result<()> {
     while sequences.iter().any(|sequence| sequence.compared < sequence.tokens.len()) {
         // All are asked before any is waited for, so that ranks work on different sequences at once.
         let steps = sequences.iter_mut().enumerate();
         let steps = steps.filter(|(_, sequence)| sequence.compared < sequence.tokens.len());
-        let guesses = matches!(turns, Turns::Guessed);
-        let steps: Vec<Step> =
+        let guesses = matches!(turns, Batching::Speculative);
+        let steps: Vec<SequenceStep> =
             steps.map(|(slot, sequence)| sequence.next_step(slot as u32, guesses)).collect();
-        let batches: Vec<Vec<Step>> = match turns {
-            Turns::Apart => steps.into_iter().map(|step| vec![step]).collect(),
-            Turns::Together | Turns::Guessed => vec![steps],
+        let batches: Vec<Vec<SequenceStep>> = match turns {
+            Batching::Separate => steps.into_iter().map(|step| vec![step]).collect(),
+            Batching::Together | Batching::Speculative => vec![steps],
         };
         let mut answers = Vec::new();
         for batch in batches {
-            say("order", &Order::Run(batch.iter().map(Told::of).collect()))?;
+            say("order", &LeaderMessage::Run(batch.iter().map(StepMessage::from_step).collect()))?;
             let slots: Vec<usize> = batch.iter().map(|step| step.slot as usize).collect();
-            answers.push((slots, runtime.run_in_detail(batch)));
+            answers.push((slots, runtime.run_detailed(batch)));
         }
         for (slots, answer) in answers {
             for (slot, stepped) in slots.into_iter().zip(answer.blocking_recv()??) {
                 let sequence = &mut sequences[slot];
                 let guesses = stepped.len().saturating_sub(1);
                 // Behind a wrong guess nothing is what the oracle computed.
-                let right = guesses.min(sequence.right);
+                let right = guesses.min(sequence.accepted_draft_tokens);
                 for stepped in stepped.into_iter().take(right + 1) {
                     sequence.compare(&stepped?, oracle, rule, report)?;
                 }
                 if right < guesses {
                     sequence.length -= guesses - right;
                     let (slot, length) = (slot as u32, sequence.length as u32);
-                    say("order", &Order::Trim { slot, length })?;
-                    runtime.arrange(kept::Order::Trim { slot, length });
+                    say("order", &LeaderMessage::Trim { slot, length })?;
+                    runtime.apply_cache_command(prefix_cache::CacheCommand::Truncate { slot, length });
                 }
             }
         }
     }
     for slot in 0..sequences.len() as u32 {
-        say("order", &Order::Reset { slot })?;
+        say("order", &LeaderMessage::Reset { slot })?;
         runtime.reset(slot);
     }
     Ok(())
 }
 
 /// Tokens of every answer whose steps are begun before the tokens are read.
-const UNREAD: usize = 24;
+const OVERLAPPED_TOKENS: usize = 24;
 
 /// Some prompts together, each step begun before the token of the one before it is read: what is chosen goes into
 /// the next step by itself. Equal to the oracle up to the first token where its two best are close.
-fn unread(runtime: &Runtime, oracle: &Oracle, rule: Rule) -> Result<Report> {
-    let mut report = Report { beside: "unread ".to_owned(), ..Report::default() };
+fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Result<ComparisonReport> {
+    let mut report = ComparisonReport { beside: "unread ".to_owned(), ..ComparisonReport::default() };
     for (group, prompts) in oracle.prompts.chunks(SLOTS).take(2).enumerate() {
         let step = |slot: usize, offset: usize, tokens: &[u32], index: Option<usize>| {
-            let choice = index.map(|index| Choice {
+            let choice = index.map(|index| SampleSpec {
                 sampling: Sampling::default(),
                 seed: 0,
                 index: index as u32,
                 banned: Arc::from([]),
             });
-            Step { slot: slot as u32, offset: offset as u32, tokens: tokens.to_vec(), guesses: 0, choice }
+            SequenceStep { slot: slot as u32, offset: offset as u32, tokens: tokens.to_vec(), draft_tokens: 0, sample: choice }
         };
-        let each = |make: &dyn Fn(usize, &Vec<u32>) -> Step| -> Vec<Step> {
+        let each = |make: &dyn Fn(usize, &Vec<u32>) -> SequenceStep| -> Vec<SequenceStep> {
             prompts.iter().enumerate().map(|(slot, prompt)| make(slot, prompt)).collect()
         };
         for (slot, prompt) in prompts.iter().enumerate().filter(|(_, prompt)| prompt.len() > 1) {
@@ -336,7 +336,7 @@ fn unread(runtime: &Runtime, oracle: &Oracle, rule: Rule) -> Result<Report> {
         }
         let last = each(&|slot, prompt| step(slot, prompt.len() - 1, &prompt[prompt.len() - 1..], Some(0)));
         let mut answers = vec![runtime.run(last)];
-        for index in 1..UNREAD {
+        for index in 1..OVERLAPPED_TOKENS {
             let next = each(&|slot, prompt| step(slot, prompt.len() + index - 1, &[], Some(index)));
             answers.push(runtime.run(next));
         }
@@ -367,7 +367,7 @@ fn unread(runtime: &Runtime, oracle: &Oracle, rule: Rule) -> Result<Report> {
 impl Sequence<'_> {
     /// The prompt in chunks of 2048 with its last token alone, then one token at a time: as mlx-lm does; or with guesses
     /// of what follows.
-    fn next_step(&mut self, slot: u32, guess: bool) -> Step {
+    fn next_step(&mut self, slot: u32, guess: bool) -> SequenceStep {
         let offset = self.length as u32;
         let before_last = self.prompt.len() - 1;
         let (mut tokens, chosen) = if self.length < before_last {
@@ -382,21 +382,21 @@ impl Sequence<'_> {
             // None to three right ones, and a wrong one behind every second time.
             let left = &self.tokens[self.compared..];
             let right = left[..left.len() - 1].iter().take(self.compared % 4);
-            self.right = right.len();
+            self.accepted_draft_tokens = right.len();
             tokens.extend(right);
             let behind =
-                self.tokens.get(self.compared + self.right).filter(|_| self.compared.is_multiple_of(2));
+                self.tokens.get(self.compared + self.accepted_draft_tokens).filter(|_| self.compared.is_multiple_of(2));
             tokens.extend(behind.map(|token| if *token == 7 { 8 } else { 7 }));
         }
         let guesses = (tokens.len() - known) as u32;
         self.length += tokens.len();
         let index = self.compared as u32;
         let choice =
-            chosen.then(|| Choice { sampling: Sampling::default(), seed: 0, index, banned: Arc::from([]) });
-        Step { slot, offset, tokens, guesses, choice }
+            chosen.then(|| SampleSpec { sampling: Sampling::default(), seed: 0, index, banned: Arc::from([]) });
+        SequenceStep { slot, offset, tokens, draft_tokens: guesses, sample: choice }
     }
 
-    fn compare(&mut self, stepped: &Stepped, oracle: &Oracle, rule: Rule, report: &mut Report) -> Result<()> {
+    fn compare(&mut self, stepped: &StepOutput, oracle: &Oracle, rule: Tolerance, report: &mut ComparisonReport) -> Result<()> {
         let at = self.compared;
         let expected = &self.logprobs[at * oracle.vocabulary..][..oracle.vocabulary];
         ensure!(stepped.logprobs.len() == expected.len(), "the engine has {} tokens", stepped.logprobs.len());

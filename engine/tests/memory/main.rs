@@ -1,4 +1,4 @@
-//! What the planner reserves for a rank (`plan/src/fit.rs`), beside the most that MLX held in real engines
+//! What the planner reserves for a rank (`plan/src/memory_model.rs`), beside the most that MLX held in real engines
 //! whose caches were filled to the last token they were planned for. Sizes come from the headers, read as
 //! agents read them. The large models run in `cargo xtask proof memory`, not in every test run: they take
 //! minutes, and gigabytes.
@@ -17,12 +17,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures::future::join_all;
-use russet_agent::store::{Context, Store, Wanted};
+use russet_agent::store::{Context, Store, SourceSpec};
 use russet_crds::{EngineOptions, KvCacheType};
-use russet_plan::fit::{DraftModel, ENGINE_BASE, Fit, Need, Room};
+use russet_plan::memory_model::{DraftModelShape, ENGINE_BASE_BYTES, MemoryModel, MemoryEstimate, ServingCapacity};
 use russet_rpc::engine::GenerateRequest;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_wire::event::Event;
+use russet_wire::event::GenerationEvent;
 use russet_wire::partition::Partition;
 use russet_wire::request::GenerationRequest;
 use russet_wire::shape::ModelShape;
@@ -30,25 +30,25 @@ use russet_wire::shape::ModelShape;
 use tempfile::TempDir;
 use tonic::transport::Channel;
 
-use engines::{Lab, say};
+use engines::{EngineHarness, say};
 use weights::{Numbers, Sizes};
 
 /// Tokens that the template puts around a question.
-const MARKS: u32 = 4;
+const TEMPLATE_TOKENS: u32 = 4;
 /// Tokens of every answer. Sequences get their steps in turn, so all prompts are read before the first answer
 /// is over, and all caches are full at the same time.
 const ANSWER: u32 = 3;
 const MIB: u64 = 1 << 20;
 /// A busy machine's CPU takes minutes to read a prompt in 16 bits; the engine itself ends a step that hangs.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// One rank of one run.
-struct Rank {
+struct RankMemory {
     /// Such as `rank 1 of a pipeline of 2`.
     name: String,
-    need: Need,
+    need: MemoryEstimate,
     /// What of that a draft model computes with, which is seldom alive beside what the model does.
-    beside: u64,
+    draft_workspace: u64,
     /// The most that MLX held.
     peak: u64,
     /// The most that the process held, where the system tells.
@@ -57,10 +57,10 @@ struct Rank {
 
 /// Shows every rank of `model` to `look`: alone, of a pipeline of two, and of a tensor group of two.
 /// With a draft model beside rank 0, where one is given.
-async fn measure(model: &Path, draft: Option<&Path>, sizes: &Sizes, room: Room, look: impl Fn(Rank)) {
+async fn measure(model: &Path, draft: Option<&Path>, sizes: &Sizes, room: ServingCapacity, look: impl Fn(RankMemory)) {
     let shape = shape_of(model).await;
     let guesses = match draft {
-        Some(draft) => Some(DraftModel { name: "draft".to_owned(), shape: shape_of(draft).await }),
+        Some(draft) => Some(DraftModelShape { name: "draft".to_owned(), shape: shape_of(draft).await }),
         None => None,
     };
     assert_eq!(shape.total_bytes(), sizes.bytes(), "headers and file disagree");
@@ -73,13 +73,13 @@ async fn measure(model: &Path, draft: Option<&Path>, sizes: &Sizes, room: Room, 
         let peaks = fill(model, draft, &layers, members, room).await;
         let split = layers.iter().flat_map(|&count| vec![count as u32; members]).collect();
         let partition = Partition::with_tensor(split, members as u32, shape.layers).unwrap();
-        let fit = Fit::new(&shape, room).guessed_by(guesses.as_ref());
+        let fit = MemoryModel::new(&shape, room).with_draft(guesses.as_ref());
         for (rank, (peak, process)) in peaks.into_iter().enumerate() {
-            let need = fit.part(&partition.part(rank as u32).unwrap());
-            let beside = fit.draft().filter(|_| rank == 0).map_or(0, |draft| draft.need.overhead);
+            let need = fit.rank_estimate(&partition.part(rank as u32).unwrap());
+            let beside = fit.draft().filter(|_| rank == 0).map_or(0, |draft| draft.estimate.overhead);
             let name =
                 if partition.size() == 1 { group.to_owned() } else { format!("rank {rank} of {group}") };
-            look(Rank { name, need, beside, peak, process });
+            look(RankMemory { name, need, draft_workspace: beside, peak, process });
         }
     }
 }
@@ -92,7 +92,7 @@ async fn shape_of(model: &Path) -> ModelShape {
     let shelf = tempfile::tempdir().unwrap();
     let store = Store::open(shelf.path().to_owned(), context).unwrap();
     let uri = format!("file://{}", model.display());
-    let wanted = Wanted { uri, revision: None, pinned: false, sha256: None, ..Default::default() };
+    let wanted = SourceSpec { uri, revision: None, pinned: false, sha256: None, ..Default::default() };
     store.headers(&wanted).await.unwrap().shape
 }
 
@@ -102,9 +102,9 @@ async fn fill(
     draft: Option<&Path>,
     layers: &[usize],
     members: usize,
-    room: Room,
+    room: ServingCapacity,
 ) -> Vec<(u64, Option<u64>)> {
-    let mut lab = Lab::new();
+    let mut lab = EngineHarness::new();
     lab.dtype = "auto"; // as agents start them
     lab.context_tokens = room.context_tokens;
     // No agent watches these engines, and nobody could read what they say.
@@ -119,13 +119,13 @@ async fn fill(
     }
     let engines = lab.start_stages(model, layers, members);
     let client = lab.client(&engines[0]).await;
-    let question = "a".repeat((room.context_tokens - MARKS - ANSWER) as usize);
+    let question = "a".repeat((room.context_tokens - TEMPLATE_TOKENS - ANSWER) as usize);
     let answers = join_all((0..room.max_sequences).map(|_| async {
         let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..say(&question) };
         end_of(client.clone(), request).await
     }));
-    for end in tokio::time::timeout(PATIENCE, answers).await.unwrap() {
-        let Event::Finished { usage, .. } = end else { panic!("{end:?} in place of an answer") };
+    for end in tokio::time::timeout(ANSWER_TIMEOUT, answers).await.unwrap() {
+        let GenerationEvent::Finished { usage, .. } = end else { panic!("{end:?} in place of an answer") };
         assert_eq!(usage.prompt_tokens + usage.completion_tokens, room.context_tokens);
     }
     let mut peaks = Vec::new();
@@ -146,11 +146,11 @@ fn word(kv_cache: KvCacheType) -> &'static str {
 }
 
 /// How an answer ended.
-async fn end_of(mut client: EngineClient<Channel>, request: GenerationRequest) -> Event {
+async fn end_of(mut client: EngineClient<Channel>, request: GenerationRequest) -> GenerationEvent {
     let mut events = client.generate(GenerateRequest::from(request)).await.unwrap().into_inner();
     let mut last = None;
     while let Some(event) = events.message().await.unwrap() {
-        last = Some(Event::from(event));
+        last = Some(GenerationEvent::from(event));
     }
     last.unwrap()
 }
@@ -163,7 +163,7 @@ async fn engines_never_take_more_than_was_planned() {
     for kv_tokens in [None, Some(1500)] {
         for kv_cache in [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4] {
             let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
-            let room = Room { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
+            let room = ServingCapacity { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
             small_model_takes_no_more(room, false).await;
         }
     }
@@ -173,12 +173,12 @@ async fn engines_never_take_more_than_was_planned() {
 async fn engines_with_a_draft_model_never_take_more_than_was_planned() {
     for kv_tokens in [None, Some(1500)] {
         let engine = EngineOptions { kv_cache: KvCacheType::Int8, ..EngineOptions::default() };
-        let room = Room { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
+        let room = ServingCapacity { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
         small_model_takes_no_more(room, true).await;
     }
 }
 
-async fn small_model_takes_no_more(room: Room, drafted: bool) {
+async fn small_model_takes_no_more(room: ServingCapacity, drafted: bool) {
     let sizes = Sizes {
         model_type: "llama",
         numbers: Numbers::F32,
@@ -198,8 +198,8 @@ async fn small_model_takes_no_more(room: Room, drafted: bool) {
         draft.as_ref().map(TempDir::path),
         &sizes,
         room,
-        |Rank { name, need, beside, peak, .. }| {
-            let planned = need.total() - ENGINE_BASE;
+        |RankMemory { name, need, draft_workspace: beside, peak, .. }| {
+            let planned = need.total() - ENGINE_BASE_BYTES;
             assert!(
                 peak <= planned,
                 "{name}: {peak} bytes at the most, {planned} planned: {need:?}, {room:?}"
@@ -222,10 +222,10 @@ async fn large_models() {
     let headroom_percent = 5;
     for (what, sizes, context_tokens, max_sequences, kv_cache) in weights::LARGE {
         let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
-        let room = Room { context_tokens, max_sequences, kv_tokens: None, headroom_percent, engine };
+        let room = ServingCapacity { context_tokens, max_sequences, kv_tokens: None, headroom_percent, engine };
         let model = weights::write(&sizes);
-        measure(model.path(), None, &sizes, room, |Rank { name, need, peak, process, .. }| {
-            let Need { weights, kv, overhead } = need;
+        measure(model.path(), None, &sizes, room, |RankMemory { name, need, peak, process, .. }| {
+            let MemoryEstimate { weights, kv, overhead } = need;
             let line = serde_json::json!({
                 "what": format!("{what}, {max_sequences} × {context_tokens} tokens, {name}"),
                 "weights": weights, "kv": kv, "overhead": overhead, "peak": peak, "process": process,

@@ -7,12 +7,12 @@ use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use tempfile::TempDir;
 
 /// The disk, held by a process that does nothing else.
-pub struct Disk {
+pub struct TestDisk {
     holder: Child,
     folder: TempDir,
 }
 
-impl Disk {
+impl TestDisk {
     /// One of so many bytes; `None`, and said so, where this user may not mount one. CI may.
     pub fn mount(bytes: u64) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ impl Disk {
     }
 
     /// Fills it but for that many bytes; removing the file frees them.
-    pub fn fill_but(&self, left: u64) -> PathBuf {
+    pub fn fill_except(&self, left: u64) -> PathBuf {
         let path = self.path().join("ballast");
         let seen = statvfs(self.path()).unwrap();
         let file = std::fs::File::create(&path).unwrap();
@@ -56,7 +56,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for TestDisk {
     fn drop(&mut self) {
         let _ = self.holder.kill();
         let _ = self.holder.wait();

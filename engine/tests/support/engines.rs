@@ -14,7 +14,7 @@ use russet_rpc::engine as pb;
 use russet_rpc::engine::control_client::ControlClient;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::{ports, tls};
-use russet_wire::event::Event;
+use russet_wire::event::GenerationEvent;
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -28,29 +28,29 @@ use crate::identities::Identities;
 /// The engine as it was built.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_russet-engine");
 /// A ring alone may take half a minute to form on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
+    tokio::time::timeout(TEST_TIMEOUT, future)
         .await
-        .unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
+        .unwrap_or_else(|_| panic!("{what} took more than {TEST_TIMEOUT:?}"))
 }
 
 /// One engine process; killed with the test.
-pub struct Engine {
+pub struct TestEngine {
     child: Child,
     address: SocketAddr,
     pub node: String,
     socket: PathBuf,
 }
 
-impl Drop for Engine {
+impl Drop for TestEngine {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Engine {
+impl TestEngine {
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
@@ -181,7 +181,7 @@ impl Formation {
 }
 
 /// What all engines of a test share.
-pub struct Lab {
+pub struct EngineHarness {
     /// More flags for the engines that are started from now on.
     pub flags: Vec<&'static str>,
     /// Element type of the weights in memory; 32 bits are quicker on a CPU.
@@ -203,7 +203,7 @@ pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = Vec::new();
     while found.len() < count {
-        let free = ports::free(Ipv4Addr::LOCALHOST.into(), count - found.len()).unwrap();
+        let free = ports::free_addresses(Ipv4Addr::LOCALHOST.into(), count - found.len()).unwrap();
         found.extend(free.into_iter().filter(|address| given.insert(*address)));
     }
     found
@@ -213,7 +213,7 @@ fn join(addresses: &[SocketAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-impl Lab {
+impl EngineHarness {
     pub fn new() -> Self {
         Self {
             flags: Vec::new(),
@@ -227,17 +227,17 @@ impl Lab {
     }
 
     /// A pipeline with this split; index = rank.
-    pub fn start(&self, model: &Path, layers: &[usize]) -> Vec<Engine> {
+    pub fn start(&self, model: &Path, layers: &[usize]) -> Vec<TestEngine> {
         self.start_stages(model, layers, 1)
     }
 
     /// A group with these layers per stage and so many members in each; index = rank.
-    pub fn start_stages(&self, model: &Path, layers: &[usize], members: usize) -> Vec<Engine> {
+    pub fn start_stages(&self, model: &Path, layers: &[usize], members: usize) -> Vec<TestEngine> {
         self.start_with(model, layers, members, |_| Command::new(PROGRAM))
     }
 
     /// The same, each rank on a core of its own, counted from the first one's.
-    pub fn start_pinned(&self, model: &Path, layers: &[usize], members: usize, first: usize) -> Vec<Engine> {
+    pub fn start_pinned(&self, model: &Path, layers: &[usize], members: usize, first: usize) -> Vec<TestEngine> {
         self.start_with(model, layers, members, |rank| {
             let mut command = Command::new("taskset");
             command.args(["-c", &(first + rank).to_string(), PROGRAM]);
@@ -251,17 +251,17 @@ impl Lab {
         layers: &[usize],
         members: usize,
         program: impl Fn(usize) -> Command,
-    ) -> Vec<Engine> {
+    ) -> Vec<TestEngine> {
         let formation = Formation::first(layers, members);
         (0..formation.size()).map(|rank| self.begin_with(model, &formation, rank, program(rank))).collect()
     }
 
     /// One rank of a formation, in a process of its own.
-    pub fn begin(&self, model: &Path, formation: &Formation, rank: usize) -> Engine {
+    pub fn begin(&self, model: &Path, formation: &Formation, rank: usize) -> TestEngine {
         self.begin_with(model, formation, rank, Command::new(PROGRAM))
     }
 
-    fn begin_with(&self, model: &Path, formation: &Formation, rank: usize, mut command: Command) -> Engine {
+    fn begin_with(&self, model: &Path, formation: &Formation, rank: usize, mut command: Command) -> TestEngine {
         command.args(self.arguments(model, formation, rank));
         if let Some(dir) = &self.log_dir {
             command
@@ -269,13 +269,13 @@ impl Lab {
         }
         let child = command.spawn().unwrap();
         let socket = self.socket(formation, rank);
-        Engine { child, address: formation.addresses[rank], node: format!("n{rank}"), socket }
+        TestEngine { child, address: formation.addresses[rank], node: format!("n{rank}"), socket }
     }
 
     /// Has the process of a rank be the same rank of a later formation; what it says where it refuses.
     pub async fn form(
         &self,
-        engine: &mut Engine,
+        engine: &mut TestEngine,
         model: &Path,
         formation: &Formation,
         rank: usize,
@@ -332,7 +332,7 @@ impl Lab {
         arguments
     }
 
-    pub async fn client(&self, engine: &Engine) -> EngineClient<Channel> {
+    pub async fn client(&self, engine: &TestEngine) -> EngineClient<Channel> {
         engine.serving().await;
         let files = self.identities.user(tls::GATEWAY_USER);
         EngineClient::new(files.channel(&engine.address.to_string(), &engine.node).unwrap())
@@ -363,18 +363,18 @@ pub async fn ask(
         .into_inner()
 }
 
-pub async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<Event> {
-    within("an event", events.message()).await.unwrap().map(Event::from)
+pub async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<GenerationEvent> {
+    within("an event", events.message()).await.unwrap().map(GenerationEvent::from)
 }
 
 /// Ids, text and end of an answer.
-pub async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, String, Event) {
+pub async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, String, GenerationEvent) {
     let (mut ids, mut text, mut end) = (Vec::new(), String::new(), None);
     while let Some(event) = next(events).await {
         assert!(end.is_none(), "{event:?} after {end:?}");
         match event {
-            Event::Started { .. } => assert!(ids.is_empty()),
-            Event::Token { id, text: piece } => {
+            GenerationEvent::Started { .. } => assert!(ids.is_empty()),
+            GenerationEvent::Token { id, text: piece } => {
                 ids.push(id);
                 text.push_str(&piece);
             }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use russet_rpc::tls::{self, Files};
+use russet_rpc::tls::{self, TlsFiles};
 use tempfile::TempDir;
 
 /// A CA and a folder for what it signs.
@@ -50,7 +50,7 @@ impl Identities {
     }
 
     /// The identity of another user, as a client.
-    pub fn user(&self, user: &str) -> Files {
-        Files::in_dir(&self.folder(user, "client.russet.dev"))
+    pub fn user(&self, user: &str) -> TlsFiles {
+        TlsFiles::in_dir(&self.folder(user, "client.russet.dev"))
     }
 }

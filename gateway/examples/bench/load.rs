@@ -10,8 +10,8 @@ use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_rpc::tls::Files;
-use russet_wire::event::Event;
+use russet_rpc::tls::TlsFiles;
+use russet_wire::event::GenerationEvent;
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -22,22 +22,22 @@ const CONNECTIONS: u64 = 32;
 
 /// What is asked, and how.
 #[derive(Clone)]
-pub enum Target {
+pub enum LoadTarget {
     /// OpenAI's API over HTTP/1.1.
     Http { address: SocketAddr, key: String },
     /// The engine itself.
-    Grpc { address: SocketAddr, files: Files },
+    Grpc { address: SocketAddr, files: TlsFiles },
 }
 
 /// What a run measured.
-pub struct Measured {
+pub struct LoadResult {
     /// Answers a second.
     pub rate: f64,
     /// Of each request, sorted: to the first token when it was streamed, else to the end.
     latencies: Vec<Duration>,
 }
 
-impl Measured {
+impl LoadResult {
     /// In milliseconds.
     pub fn quantile(&self, quantile: f64) -> f64 {
         let last = self.latencies.len() - 1;
@@ -45,15 +45,15 @@ impl Measured {
     }
 }
 
-enum Connection {
+enum LoadConnection {
     Http(hyper::client::conn::http1::SendRequest<Full<bytes::Bytes>>, String),
     Grpc(EngineClient<Channel>),
 }
 
-impl Connection {
-    async fn open(target: &Target) -> Self {
+impl LoadConnection {
+    async fn open(target: &LoadTarget) -> Self {
         match target {
-            Target::Http { address, key } => {
+            LoadTarget::Http { address, key } => {
                 let stream = TcpStream::connect(address).await.unwrap();
                 stream.set_nodelay(true).unwrap();
                 let (sender, connection) =
@@ -61,7 +61,7 @@ impl Connection {
                 tokio::spawn(connection);
                 Self::Http(sender, key.clone())
             }
-            Target::Grpc { address, files } => {
+            LoadTarget::Grpc { address, files } => {
                 let channel = files.channel(&address.to_string(), super::roles::NODE).unwrap();
                 Self::Grpc(EngineClient::new(channel))
             }
@@ -69,7 +69,7 @@ impl Connection {
     }
 
     /// Asks once; when the first token came.
-    async fn ask(&mut self, streamed: bool) -> Instant {
+    async fn send(&mut self, streamed: bool) -> Instant {
         let mut first = None;
         match self {
             Self::Http(sender, key) => {
@@ -113,7 +113,7 @@ impl Connection {
                 let mut events = answer.into_inner();
                 let mut tokens = 0;
                 while let Some(event) = events.message().await.unwrap() {
-                    if let Event::Token { .. } = Event::from(event) {
+                    if let GenerationEvent::Token { .. } = GenerationEvent::from(event) {
                         tokens += 1;
                         if streamed && first.is_none() {
                             first = Some(Instant::now());
@@ -128,21 +128,21 @@ impl Connection {
 }
 
 /// Asks for `time`: at `rate` requests a second, or as fast as answers come.
-pub async fn run(target: &Target, streamed: bool, rate: Option<f64>, time: Duration) -> Measured {
+pub async fn run(target: &LoadTarget, streamed: bool, rate: Option<f64>, time: Duration) -> LoadResult {
     let mut connections = Vec::new();
     // The gateway too has one gRPC connection for all its requests.
     let shared = match target {
-        Target::Grpc { .. } => Some(Connection::open(target).await),
-        Target::Http { .. } => None,
+        LoadTarget::Grpc { .. } => Some(LoadConnection::open(target).await),
+        LoadTarget::Http { .. } => None,
     };
     for _ in 0..CONNECTIONS {
         connections.push(match &shared {
-            Some(Connection::Grpc(client)) => Connection::Grpc(client.clone()),
-            _ => Connection::open(target).await,
+            Some(LoadConnection::Grpc(client)) => LoadConnection::Grpc(client.clone()),
+            _ => LoadConnection::open(target).await,
         });
     }
     for connection in &mut connections {
-        connection.ask(streamed).await;
+        connection.send(streamed).await;
     }
     let start = Instant::now();
     let next = Arc::new(AtomicU64::new(0));
@@ -171,7 +171,7 @@ pub async fn run(target: &Target, streamed: bool, rate: Option<f64>, time: Durat
                     if begun >= start + time {
                         return latencies;
                     }
-                    latencies.push(connection.ask(streamed).await.saturating_duration_since(begun));
+                    latencies.push(connection.send(streamed).await.saturating_duration_since(begun));
                 }
             })
         })
@@ -183,5 +183,5 @@ pub async fn run(target: &Target, streamed: bool, rate: Option<f64>, time: Durat
     let rate = latencies.len() as f64 / start.elapsed().as_secs_f64();
     latencies.sort_unstable();
     assert!(!latencies.is_empty(), "nothing was answered");
-    Measured { rate, latencies }
+    LoadResult { rate, latencies }
 }

@@ -7,7 +7,7 @@
 
 mod load;
 mod roles;
-mod stage;
+mod measure;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -19,7 +19,7 @@ fn main() {
             ["engine", folder] => roles::engine(folder.as_ref()).await,
             ["upstream"] => roles::upstream().await,
             ["gateway", folder, engine] => roles::gateway(folder.as_ref(), engine).await,
-            [nginx] => stage::run(nginx).await,
+            [nginx] => measure::run(nginx).await,
             _ => panic!("bench NGINX"),
         }
     });

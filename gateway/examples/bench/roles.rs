@@ -15,14 +15,14 @@ use axum::routing::post;
 use futures::Stream;
 use russet_crds::{AccessKey, AccessKeySpec};
 use russet_gateway::keys::{Keyring, Secret};
-use russet_gateway::listen::{Door, Patience};
-use russet_gateway::routes::{Deployment, Endpoint, State, Table};
-use russet_gateway::server::Gateway;
-use russet_gateway::stream::Limits;
+use russet_gateway::listen::{HttpListener, ListenerLimits};
+use russet_gateway::routes::{Deployment, Endpoint, DeploymentState, RoutingTable};
+use russet_gateway::server::GatewayServer;
+use russet_gateway::dispatch::DispatchLimits;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine, EngineServer};
-use russet_rpc::tls::{Files, Protocol};
-use russet_wire::event::{Event, FinishReason, Usage};
+use russet_rpc::tls::{TlsFiles, Protocol};
+use russet_wire::event::{GenerationEvent, FinishReason, Usage};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status, Streaming};
@@ -46,15 +46,15 @@ async fn input_closed() {
     while matches!(input.read(&mut buffer).await, Ok(count) if count > 0) {}
 }
 
-struct AtOnce;
+struct InstantEngine;
 
-type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type EventStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Engine for AtOnce {
-    type GenerateStream = Events<pb::GenerateEvent>;
-    type FollowStream = Events<pb::FollowReply>;
-    type PrefixesStream = Events<pb::PrefixesEvent>;
+impl Engine for InstantEngine {
+    type GenerateStream = EventStream<pb::GenerateEvent>;
+    type FollowStream = EventStream<pb::FollowReply>;
+    type PrefixesStream = EventStream<pb::PrefixesEvent>;
 
     async fn describe(
         &self,
@@ -82,21 +82,21 @@ impl Engine for AtOnce {
         _: Request<pb::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let usage = Usage { prompt_tokens: 7, completion_tokens: TOKENS, cached_tokens: 0 };
-        let tokens = (0..TOKENS).map(|id| Event::Token { id, text: " word".into() });
-        let events = std::iter::once(Event::Started { prompt_tokens: 7, emitted_tokens: 0 })
+        let tokens = (0..TOKENS).map(|id| GenerationEvent::Token { id, text: " word".into() });
+        let events = std::iter::once(GenerationEvent::Started { prompt_tokens: 7, emitted_tokens: 0 })
             .chain(tokens)
-            .chain([Event::Finished { reason: FinishReason::Stop, usage }]);
+            .chain([GenerationEvent::Finished { reason: FinishReason::Stop, usage }]);
         Ok(Response::new(Box::pin(futures::stream::iter(events.map(|event| Ok(event.into()))))))
     }
 }
 
 /// An engine that answers at once.
 pub async fn engine(folder: &Path) {
-    let files = Files::in_dir(folder);
+    let files = TlsFiles::in_dir(folder);
     let listener = listener().await;
     announce(listener.local_addr().unwrap());
     let incoming = files.incoming(listener, Protocol::Grpc).unwrap();
-    let served = tonic::transport::Server::builder().add_service(EngineServer::new(AtOnce));
+    let served = tonic::transport::Server::builder().add_service(EngineServer::new(InstantEngine));
     served.serve_with_incoming_shutdown(incoming, input_closed()).await.unwrap();
 }
 
@@ -146,10 +146,10 @@ pub async fn gateway(folder: &Path, engine: &str) {
         created: 1_700_000_000,
         context_tokens: 8192,
         model: "small".into(),
-        state: State::Ready,
+        state: DeploymentState::Ready,
         endpoints: vec![endpoint],
     };
-    let table = Table { synced: true, deployments: vec![deployment], names: vec![] };
+    let table = RoutingTable { synced: true, deployments: vec![deployment], aliases: vec![] };
     let secret = Secret::generate();
     // A quota nobody reaches: it is counted all the same.
     let spec = AccessKeySpec {
@@ -162,9 +162,9 @@ pub async fn gateway(folder: &Path, engine: &str) {
     key.metadata.namespace = Some("default".into());
     println!("{}", secret.expose());
     let (_table, table) = tokio::sync::watch::channel(Arc::new(table));
-    let (_keyring, keyring) = tokio::sync::watch::channel(Arc::new(Keyring::default().next([&key], 1)));
-    let doors = vec![Door::loopback(listener)];
+    let (_keyring, keyring) = tokio::sync::watch::channel(Arc::new(Keyring::default().updated([&key], 1)));
+    let doors = vec![HttpListener::loopback(listener)];
     let gateway =
-        Gateway::new(doors, table, keyring, Files::in_dir(folder), Limits::default(), Patience::default());
+        GatewayServer::new(doors, table, keyring, TlsFiles::in_dir(folder), DispatchLimits::default(), ListenerLimits::default());
     gateway.serve(input_closed()).await.unwrap();
 }

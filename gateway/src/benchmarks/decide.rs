@@ -4,22 +4,22 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
 use russet_crds::{Benchmark, BenchmarkSpec};
 
-use crate::routes::{Deployment, Endpoint, State, Table};
+use crate::routes::{Deployment, Endpoint, DeploymentState, RoutingTable};
 
 /// What to do for a Benchmark.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextStep {
     /// It is over, or another gateway is at it.
     Nothing,
     /// It cannot begin yet.
-    Wait(Waiting),
+    Wait(WaitReason),
     /// Ask these.
-    Begin(Vec<Endpoint>),
+    Start(Vec<Endpoint>),
 }
 
 /// Why a Benchmark does not begin.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Waiting {
+pub(super) struct WaitReason {
     pub(super) reason: Reason,
     pub(super) message: String,
     /// Whether only a person can help.
@@ -27,19 +27,19 @@ pub(super) struct Waiting {
 }
 
 /// Tokens that a chat template may add to a prompt, so that nothing is begun which the engine must refuse.
-const TEMPLATE: u32 = 32;
+const TEMPLATE_TOKENS: u32 = 32;
 
 /// What to do for `one` of `all`; `runs` says whether a gateway is at one.
-pub(super) fn next(
+pub(super) fn next_step(
     one: &Benchmark,
     all: &[&Benchmark],
-    table: &Table,
+    table: &RoutingTable,
     runs: impl Fn(&Benchmark) -> bool,
-) -> Next {
-    if is_over(one) || runs(one) {
-        return Next::Nothing;
+) -> NextStep {
+    if is_finished(one) || runs(one) {
+        return NextStep::Nothing;
     }
-    let wait = |reason, stalled, message| Next::Wait(Waiting { reason, message, stalled });
+    let wait = |reason, stalled, message| NextStep::Wait(WaitReason { reason, message, stalled });
     let (namespace, wanted) = (one.namespace().unwrap_or_default(), &one.spec.deployment_ref.name);
     let named = |deployment: &&Deployment| deployment.namespace == namespace && deployment.name == *wanted;
     let Some(deployment) = table.deployments.iter().find(named) else {
@@ -51,8 +51,8 @@ pub(super) fn next(
     }
     if deployment.endpoints.is_empty() {
         let message = match &deployment.state {
-            State::Ready => "its group is being formed again",
-            State::Working(message) | State::Halted(message) => message,
+            DeploymentState::Ready => "its group is being formed again",
+            DeploymentState::Working(message) | DeploymentState::Halted(message) => message,
         };
         let message = format!("ModelDeployment {wanted} does not answer: {message}");
         return wait(Reason::WaitingForDeployment, false, message);
@@ -62,25 +62,25 @@ pub(super) fn next(
         let same =
             other.namespace() == one.namespace() && other.spec.deployment_ref == one.spec.deployment_ref;
         let waits = too_long(&other.spec, deployment.context_tokens).is_none() && order(other) < order(one);
-        other.uid() != one.uid() && same && !is_over(other) && (runs(other) || waits)
+        other.uid() != one.uid() && same && !is_finished(other) && (runs(other) || waits)
     });
     match before {
         Some(other) => {
             let message = format!("Benchmark {} of the same deployment runs first", other.name_any());
             wait(Reason::WaitingForBenchmark, false, message)
         }
-        None => Next::Begin(deployment.endpoints.clone()),
+        None => NextStep::Start(deployment.endpoints.clone()),
     }
 }
 
 /// Whether it has run.
-pub(super) fn is_over(one: &Benchmark) -> bool {
+pub(super) fn is_finished(one: &Benchmark) -> bool {
     one.status.as_ref().is_some_and(|status| status.finished_at.is_some())
 }
 
 fn too_long(spec: &BenchmarkSpec, context: u32) -> Option<String> {
     let (prompt, output) = (spec.prompt_tokens, spec.output_tokens);
-    let needed = prompt.saturating_add(output).saturating_add(TEMPLATE);
+    let needed = prompt.saturating_add(output).saturating_add(TEMPLATE_TOKENS);
     (needed > context).then(|| {
         format!(
             "a prompt of {prompt} tokens and an answer of {output} need room for {needed} with what the model's \
@@ -119,7 +119,7 @@ mod tests {
         one
     }
 
-    fn table(state: State, answers: bool) -> Table {
+    fn table(state: DeploymentState, answers: bool) -> RoutingTable {
         let (address, node, group, model) = ("a:1".into(), "a".into(), "default/g".into(), "small".into());
         let endpoint = Endpoint { address, node, group, model, epoch: 1 };
         let deployment = Deployment {
@@ -131,16 +131,16 @@ mod tests {
             state,
             endpoints: if answers { vec![endpoint] } else { vec![] },
         };
-        Table { synced: true, deployments: vec![deployment], names: vec![] }
+        RoutingTable { synced: true, deployments: vec![deployment], aliases: vec![] }
     }
 
     #[test]
-    fn a_benchmark_begins_when_its_deployment_answers_and_its_turn_has_come() {
+    fn benchmark_starts_when_its_deployment_is_ready_and_it_is_next() {
         let (first, second) = (benchmark("b", 1, 100), benchmark("a", 2, 100));
         let long = benchmark("c", 0, 1000);
-        let elsewhere = Table { deployments: vec![], ..table(State::Ready, true) };
-        let ready = || table(State::Ready, true);
-        let copying = State::Working("files are on their way".into());
+        let elsewhere = RoutingTable { deployments: vec![], ..table(DeploymentState::Ready, true) };
+        let ready = || table(DeploymentState::Ready, true);
+        let copying = DeploymentState::Working("files are on their way".into());
         for (story, one, all, table, running, expected) in [
             ("alone", &first, vec![], ready(), "", "begin"),
             ("it has run", &over(first.clone()), vec![], ready(), "", "nothing"),
@@ -159,7 +159,7 @@ mod tests {
                 "its deployment's group was lost",
                 &first,
                 vec![],
-                table(State::Ready, false),
+                table(DeploymentState::Ready, false),
                 "",
                 "WaitingForDeployment formed again",
             ),
@@ -169,10 +169,10 @@ mod tests {
             ("an older one has run", &second, vec![&over(first.clone())], ready(), "", "begin"),
             ("an older one can never run", &first, vec![&long], ready(), "", "begin"),
         ] {
-            match next(one, &all, &table, |other| other.name_any() == running) {
-                Next::Nothing => assert_eq!(expected, "nothing", "{story}"),
-                Next::Begin(endpoints) => assert_eq!((expected, endpoints.len()), ("begin", 1), "{story}"),
-                Next::Wait(Waiting { reason, message, stalled }) => {
+            match next_step(one, &all, &table, |other| other.name_any() == running) {
+                NextStep::Nothing => assert_eq!(expected, "nothing", "{story}"),
+                NextStep::Start(endpoints) => assert_eq!((expected, endpoints.len()), ("begin", 1), "{story}"),
+                NextStep::Wait(WaitReason { reason, message, stalled }) => {
                     let (wanted, words) = expected.split_once(' ').unwrap();
                     let sign = if stalled { "!" } else { "" };
                     assert_eq!(format!("{reason:?}{sign}"), wanted, "{story}: {message}");

@@ -7,23 +7,23 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use russet_crds::BenchmarkSpec;
 use russet_rpc::engine::GenerateRequest;
-use russet_wire::event::{Event, Failure, FinishReason};
+use russet_wire::event::{GenerationEvent, GenerationFailure, FinishReason};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::figures::{Figures, Timed, figures};
+use super::statistics::{BenchmarkStatistics, RequestTiming, statistics};
 use crate::backends::Backends;
 use crate::routes::Endpoint;
 
 /// Words of every prompt, over and over: as many tokens in one round as in the next.
 const WORDS: [&str; 8] = ["the", "sun", "was", "hot", "and", "we", "sat", "down"];
 /// Words of the two prompts that are asked first.
-const SHORT: u32 = 8;
-const LONG: u32 = 24;
+const SHORT_WORDS: u32 = 8;
+const LONG_WORDS: u32 = 24;
 
 /// What to ask, and whom.
-pub(super) struct Work {
+pub(super) struct LoadPlan {
     /// `namespace/name` of the Benchmark, which requests carry.
     pub(super) name: String,
     pub(super) spec: BenchmarkSpec,
@@ -34,11 +34,11 @@ pub(super) struct Work {
 }
 
 /// Asks everything and tells how much is answered; the figures, or why there are none.
-pub(super) async fn run(work: Work, progress: watch::Sender<u32>) -> Result<Figures, String> {
+pub(super) async fn run(work: LoadPlan, progress: watch::Sender<u32>) -> Result<BenchmarkStatistics, String> {
     let mut words = 0;
     for endpoint in &work.endpoints {
-        let short = work.ask(endpoint, "warm-up 1", prompt(0, SHORT), 2).await?;
-        let long = work.ask(endpoint, "warm-up 2", prompt(0, LONG), 2).await?;
+        let short = work.send(endpoint, "warm-up 1", prompt(0, SHORT_WORDS), 2).await?;
+        let long = work.send(endpoint, "warm-up 2", prompt(0, LONG_WORDS), 2).await?;
         words = words_for(work.spec.prompt_tokens, short.prompt_tokens, long.prompt_tokens);
     }
     let begun = Instant::now();
@@ -49,20 +49,20 @@ pub(super) async fn run(work: Work, progress: watch::Sender<u32>) -> Result<Figu
             for repetition in 0..work.spec.repetitions {
                 let number = stream * work.spec.repetitions + repetition;
                 let prompt = prompt(number, words);
-                timed.push(work.ask(endpoint, &number.to_string(), prompt, work.spec.output_tokens).await?);
+                timed.push(work.send(endpoint, &number.to_string(), prompt, work.spec.output_tokens).await?);
                 progress.send_modify(|answered| *answered += 1);
             }
             Ok::<_, String>(timed)
         }
     });
-    let timed: Vec<Timed> = try_join_all(streams).await?.concat();
-    figures(&timed, begun.elapsed())
+    let timed: Vec<RequestTiming> = try_join_all(streams).await?.concat();
+    statistics(&timed, begun.elapsed())
 }
 
 /// As many words as make so many tokens, when `SHORT` and `LONG` of them made these.
 fn words_for(wanted: u32, short: u32, long: u32) -> u32 {
-    let each = f64::from(long.saturating_sub(short)) / f64::from(LONG - SHORT);
-    let fixed = f64::from(short) - each * f64::from(SHORT);
+    let each = f64::from(long.saturating_sub(short)) / f64::from(LONG_WORDS - SHORT_WORDS);
+    let fixed = f64::from(short) - each * f64::from(SHORT_WORDS);
     if each > 0.0 { ((f64::from(wanted) - fixed) / each).round().max(1.0) as u32 } else { wanted }
 }
 
@@ -75,9 +75,9 @@ fn prompt(number: u32, words: u32) -> String {
     head.chain(WORDS.iter().cycle()).take(words as usize).copied().collect::<Vec<_>>().join(" ")
 }
 
-impl Work {
+impl LoadPlan {
     /// Asks one engine for one answer of exactly so many tokens.
-    async fn ask(&self, endpoint: &Endpoint, id: &str, prompt: String, tokens: u32) -> Result<Timed, String> {
+    async fn send(&self, endpoint: &Endpoint, id: &str, prompt: String, tokens: u32) -> Result<RequestTiming, String> {
         let at = |what: String| format!("request {id} to the engine on node {}: {what}", endpoint.node);
         let request = GenerationRequest {
             id: format!("benchmark {} {id}", self.name),
@@ -91,33 +91,33 @@ impl Work {
             deadline_milliseconds: None,
         };
         let (mut client, _lease) =
-            self.backends.lease(endpoint).map_err(|error| at(crate::causes(&error)))?;
+            self.backends.acquire(endpoint).map_err(|error| at(crate::causes(&error)))?;
         let silent = |_| at(format!("it said nothing for {} s", self.silence.as_secs()));
         let begun = Instant::now();
         let generate = client.generate(GenerateRequest::from(request));
         let answer = timeout(self.silence, generate).await.map_err(silent)?;
         let mut events = answer.map_err(|status| at(status.message().to_owned()))?.into_inner();
-        let mut timed = Timed::default();
+        let mut timed = RequestTiming::default();
         let mut last = None;
         loop {
             let event = timeout(self.silence, events.message()).await.map_err(silent)?;
             let event = event.map_err(|status| at(status.message().to_owned()))?;
             let Some(event) = event else { return Err(at("its answer just ended".into())) };
-            match Event::from(event) {
-                Event::Started { prompt_tokens, .. } => timed.prompt_tokens = prompt_tokens,
-                Event::Token { .. } => {
+            match GenerationEvent::from(event) {
+                GenerationEvent::Started { prompt_tokens, .. } => timed.prompt_tokens = prompt_tokens,
+                GenerationEvent::Token { .. } => {
                     let now = Instant::now();
                     match last.replace(now) {
-                        None => timed.first = now - begun,
-                        Some(last) => timed.gaps.push(now - last),
+                        None => timed.first_token = now - begun,
+                        Some(last) => timed.token_gaps.push(now - last),
                     }
                     timed.tokens += 1;
                 }
-                Event::Finished { reason: FinishReason::Cancelled, .. } => {
+                GenerationEvent::Finished { reason: FinishReason::Cancelled, .. } => {
                     return Err(at("it goes down and stopped the answer".into()));
                 }
-                Event::Finished { .. } => return Ok(timed),
-                Event::Failed(Failure { message, .. }) => return Err(at(message)),
+                GenerationEvent::Finished { .. } => return Ok(timed),
+                GenerationEvent::Failed(GenerationFailure { message, .. }) => return Err(at(message)),
             }
         }
     }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn words_follow_from_the_two_prompts_that_were_asked_first() {
+    fn word_count_follows_from_two_calibration_prompts() {
         for (wanted, short, long, words) in
             [(512, 18, 34, 502), (512, 42, 122, 102), (4, 18, 34, 1), (100, 18, 18, 100)]
         {

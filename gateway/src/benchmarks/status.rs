@@ -4,14 +4,14 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{Benchmark, BenchmarkResult, BenchmarkStatus, Predicted, Scaling};
+use russet_crds::{Benchmark, BenchmarkResult, BenchmarkStatus, PredictedThroughput, ScalingResult};
 
-use super::decide::Waiting;
-use super::figures::Figures;
+use super::decide::WaitReason;
+use super::statistics::BenchmarkStatistics;
 
 /// How far a run has come.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Progress<'a> {
+pub(super) struct RunProgress<'a> {
     /// The gateway that runs it.
     pub(super) runner: &'a str,
     pub(super) started: Timestamp,
@@ -21,42 +21,42 @@ pub(super) struct Progress<'a> {
 
 /// What was measured.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Subject {
+pub(super) struct BenchmarkSubject {
     pub(super) model: String,
     /// Nodes of a replica.
     pub(super) nodes: u32,
-    pub(super) predicted: Option<Predicted>,
+    pub(super) predicted: Option<PredictedThroughput>,
 }
 
 /// How a Benchmark stands.
-enum Stand {
+enum BenchmarkCondition {
     Ready,
     Reconciling,
     Stalled,
 }
 
 /// It cannot begin yet.
-pub(super) fn waiting(one: &Benchmark, waiting: &Waiting, now: Timestamp) -> BenchmarkStatus {
-    let stand = if waiting.stalled { Stand::Stalled } else { Stand::Reconciling };
+pub(super) fn waiting(one: &Benchmark, waiting: &WaitReason, now: Timestamp) -> BenchmarkStatus {
+    let stand = if waiting.stalled { BenchmarkCondition::Stalled } else { BenchmarkCondition::Reconciling };
     // What another gateway has begun and left counts no more.
-    let blank = BenchmarkStatus { conditions: before(one).conditions, ..BenchmarkStatus::default() };
-    judged(one, blank, stand, waiting.reason, &waiting.message, now)
+    let blank = BenchmarkStatus { conditions: previous_status(one).conditions, ..BenchmarkStatus::default() };
+    with_conditions(one, blank, stand, waiting.reason, &waiting.message, now)
 }
 
 /// It is asking.
-pub(super) fn running(one: &Benchmark, progress: &Progress<'_>, now: Timestamp) -> BenchmarkStatus {
+pub(super) fn running(one: &Benchmark, progress: &RunProgress<'_>, now: Timestamp) -> BenchmarkStatus {
     let wanted = one.spec.requests();
-    let status = BenchmarkStatus { renewed_at: Some(Time(now)), ..begun(one, progress) };
+    let status = BenchmarkStatus { renewed_at: Some(Time(now)), ..started(one, progress) };
     let message = format!("{wanted} requests, {} at once", one.spec.concurrency);
-    judged(one, status, Stand::Reconciling, Reason::Running, &message, now)
+    with_conditions(one, status, BenchmarkCondition::Reconciling, Reason::Running, &message, now)
 }
 
 /// It has its figures; `all` are those it may be compared with.
 pub(super) fn finished(
     one: &Benchmark,
-    progress: &Progress<'_>,
-    figures: &Figures,
-    subject: &Subject,
+    progress: &RunProgress<'_>,
+    figures: &BenchmarkStatistics,
+    subject: &BenchmarkSubject,
     all: &[&Benchmark],
     now: Timestamp,
 ) -> BenchmarkStatus {
@@ -69,49 +69,49 @@ pub(super) fn finished(
         nodes: subject.nodes,
         prompt_tokens: figures.prompt_tokens,
         output_tokens: figures.output_tokens,
-        tokens_per_second: show(figures.rate),
-        total_tokens_per_second: show(figures.total),
-        prompt_tokens_per_second: show(figures.prompts),
-        ttft_milliseconds: figures.first.clone(),
-        inter_token_milliseconds: figures.between.clone(),
+        tokens_per_second: show(figures.stream_rate),
+        total_tokens_per_second: show(figures.total_rate),
+        prompt_tokens_per_second: show(figures.prompt_rate),
+        ttft_milliseconds: figures.first_token.clone(),
+        inter_token_milliseconds: figures.inter_token.clone(),
         predicted_tokens_per_second: predicted.cloned(),
-        percent_of_predicted: expected.map(|expected| (100.0 * figures.rate / expected).round() as u32),
-        scaling: scaling(one, figures.rate, subject, all),
+        percent_of_predicted: expected.map(|expected| (100.0 * figures.stream_rate / expected).round() as u32),
+        scaling: scaling(one, figures.stream_rate, subject, all),
     };
     let message = format!(
         "{} tokens/s a stream, {} together; the first token after {} ms, half of the time",
         result.tokens_per_second, result.total_tokens_per_second, result.ttft_milliseconds.p50
     );
     let done = Time(now);
-    let status = BenchmarkStatus { finished_at: Some(done), result: Some(result), ..begun(one, progress) };
-    judged(one, status, Stand::Ready, Reason::Finished, &message, now)
+    let status = BenchmarkStatus { finished_at: Some(done), result: Some(result), ..started(one, progress) };
+    with_conditions(one, status, BenchmarkCondition::Ready, Reason::Finished, &message, now)
 }
 
 /// A request was not answered.
-pub(super) fn failed(one: &Benchmark, progress: &Progress<'_>, why: &str, now: Timestamp) -> BenchmarkStatus {
-    let status = BenchmarkStatus { finished_at: Some(Time(now)), ..begun(one, progress) };
+pub(super) fn failed(one: &Benchmark, progress: &RunProgress<'_>, why: &str, now: Timestamp) -> BenchmarkStatus {
+    let status = BenchmarkStatus { finished_at: Some(Time(now)), ..started(one, progress) };
     let message = format!("{why}; create another Benchmark to measure again");
-    judged(one, status, Stand::Stalled, Reason::Failed, &message, now)
+    with_conditions(one, status, BenchmarkCondition::Stalled, Reason::Failed, &message, now)
 }
 
-fn before(one: &Benchmark) -> BenchmarkStatus {
+fn previous_status(one: &Benchmark) -> BenchmarkStatus {
     one.status.clone().unwrap_or_default()
 }
 
-fn begun(one: &Benchmark, progress: &Progress<'_>) -> BenchmarkStatus {
+fn started(one: &Benchmark, progress: &RunProgress<'_>) -> BenchmarkStatus {
     BenchmarkStatus {
         runner: Some(progress.runner.to_owned()),
         started_at: Some(Time(progress.started)),
         requests: Some(format!("{}/{}", progress.answered, one.spec.requests())),
-        conditions: before(one).conditions,
+        conditions: previous_status(one).conditions,
         ..BenchmarkStatus::default()
     }
 }
 
-fn judged(
+fn with_conditions(
     one: &Benchmark,
     mut status: BenchmarkStatus,
-    stand: Stand,
+    stand: BenchmarkCondition,
     reason: Reason,
     message: &str,
     now: Timestamp,
@@ -119,9 +119,9 @@ fn judged(
     let generation = one.metadata.generation;
     status.observed_generation = generation;
     for (kind, value) in [
-        (Type::Ready, matches!(stand, Stand::Ready)),
-        (Type::Reconciling, matches!(stand, Stand::Reconciling)),
-        (Type::Stalled, matches!(stand, Stand::Stalled)),
+        (Type::Ready, matches!(stand, BenchmarkCondition::Ready)),
+        (Type::Reconciling, matches!(stand, BenchmarkCondition::Reconciling)),
+        (Type::Stalled, matches!(stand, BenchmarkCondition::Stalled)),
     ] {
         conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
     }
@@ -129,18 +129,18 @@ fn judged(
 }
 
 /// The last Benchmark of the same Model on one node that measured the same, and what this is a multiple of.
-fn scaling(one: &Benchmark, rate: f64, subject: &Subject, all: &[&Benchmark]) -> Option<Scaling> {
+fn scaling(one: &Benchmark, rate: f64, subject: &BenchmarkSubject, all: &[&Benchmark]) -> Option<ScalingResult> {
     let single = |other: &&Benchmark| {
         let status = other.status.as_ref()?;
         let (result, finished) = (status.result.as_ref()?, status.finished_at.as_ref()?);
-        let alike = other.namespace() == one.namespace() && other.spec.is_like(&one.spec);
+        let alike = other.namespace() == one.namespace() && other.spec.measures_same(&one.spec);
         let single = result.nodes == 1 && result.model == subject.model;
         let base = result.tokens_per_second.parse::<f64>().ok().filter(|base| *base > 0.0)?;
         (alike && single).then(|| (finished.0, other.name_any(), base))
     };
     let known = all.iter().filter_map(single).max_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
     let (_, benchmark, base) = known.filter(|_| subject.nodes > 1)?;
-    Some(Scaling { benchmark, times: format!("{:.2}", rate / base) })
+    Some(ScalingResult { benchmark, times: format!("{:.2}", rate / base) })
 }
 
 /// A rate with a digit behind the point.
@@ -172,25 +172,25 @@ mod tests {
         one
     }
 
-    fn figures(rate: f64) -> Figures {
+    fn figures(rate: f64) -> BenchmarkStatistics {
         let percentiles = Percentiles { p50: "1.0".into(), p90: "2.0".into(), p99: "3.0".into() };
-        Figures {
+        BenchmarkStatistics {
             prompt_tokens: 99,
             output_tokens: 50,
-            rate,
-            total: 30.0,
-            prompts: 400.0,
-            first: percentiles.clone(),
-            between: percentiles,
+            stream_rate: rate,
+            total_rate: 30.0,
+            prompt_rate: 400.0,
+            first_token: percentiles.clone(),
+            inter_token: percentiles,
         }
     }
 
-    fn subject(model: &str, nodes: u32) -> Subject {
-        let predicted = Predicted { tokens_per_second: "40.0".into(), ..Predicted::default() };
-        Subject { model: model.into(), nodes, predicted: Some(predicted) }
+    fn subject(model: &str, nodes: u32) -> BenchmarkSubject {
+        let predicted = PredictedThroughput { tokens_per_second: "40.0".into(), ..PredictedThroughput::default() };
+        BenchmarkSubject { model: model.into(), nodes, predicted: Some(predicted) }
     }
 
-    const PROGRESS: Progress<'static> = Progress { runner: "g", started: Timestamp::UNIX_EPOCH, answered: 2 };
+    const PROGRESS: RunProgress<'static> = RunProgress { runner: "g", started: Timestamp::UNIX_EPOCH, answered: 2 };
 
     fn words(status: &BenchmarkStatus) -> String {
         let value = |kind| conditions::get(&status.conditions, kind).map_or("?", |one| one.status.as_str());
@@ -200,9 +200,9 @@ mod tests {
     }
 
     #[test]
-    fn every_stage_reads_right_at_a_glance() {
+    fn benchmark_status_is_right_at_every_stage() {
         let mut one = benchmark("b", 2);
-        let wait = |reason, stalled| Waiting { reason, message: "m".into(), stalled };
+        let wait = |reason, stalled| WaitReason { reason, message: "m".into(), stalled };
         let (deployment, target) =
             (wait(Reason::WaitingForDeployment, false), wait(Reason::TargetNotFound, true));
         for (status, expected) in [
@@ -246,7 +246,7 @@ mod tests {
             status.result.unwrap()
         };
         let pair = result(&alone, 2);
-        assert_eq!(pair.scaling, Some(Scaling { benchmark: "new".into(), times: "1.50".into() }));
+        assert_eq!(pair.scaling, Some(ScalingResult { benchmark: "new".into(), times: "1.50".into() }));
         assert_eq!(pair.percent_of_predicted, Some(75));
         assert_eq!(pair.predicted_tokens_per_second.as_deref(), Some("40.0"));
         assert_eq!(result(&alone, 1).scaling, None, "one node is not compared with itself");

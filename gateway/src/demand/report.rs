@@ -10,41 +10,41 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource as _};
-use russet_crds::{DEMAND_EVERY, Demand as Entry, ModelDeployment, names};
+use russet_crds::{DEMAND_INTERVAL, GatewayDemand as Entry, ModelDeployment, names};
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::{Count, Demand, Key};
-use crate::patience::{Setback, within};
-use crate::routes::Table;
+use super::{DeploymentLoad, DemandTracker, DeploymentKey};
+use crate::api_timeout::{WriteError, with_timeout};
+use crate::routes::RoutingTable;
 
 /// Between two looks at what there is to write.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Entries of gateways that said nothing for so long are removed: their pods do not come back under their names.
-const FORGOTTEN: SignedDuration = SignedDuration::from_hours(24);
+const STALE_ENTRY_AGE: SignedDuration = SignedDuration::from_hours(24);
 /// Longest name of a gateway, as the schema has it.
-const LONGEST_NAME: usize = 63;
+const MAX_NAME_LENGTH: usize = 63;
 
 /// How a gateway writes, and under which name.
 #[derive(Clone)]
-pub(crate) struct Reporter {
+pub(crate) struct DemandReporter {
     client: Client,
     gateway: String,
 }
 
-impl Reporter {
+impl DemandReporter {
     /// A gateway is its machine, or its pod, and its port.
     pub(crate) fn new(client: Client, port: u16) -> Self {
-        let mut machine = machine();
+        let mut machine = hostname();
         machine.retain(|letter| letter.is_ascii_graphic());
         let port = format!(":{port}");
-        machine.truncate(LONGEST_NAME - port.len());
+        machine.truncate(MAX_NAME_LENGTH - port.len());
         Self { client, gateway: machine + &port }
     }
 
     /// Writes entries until the future is dropped.
-    pub(crate) async fn run(self, demand: Arc<Demand>, table: watch::Receiver<Arc<Table>>) {
-        let mut look = tokio::time::interval(LOOK);
+    pub(crate) async fn run(self, demand: Arc<DemandTracker>, table: watch::Receiver<Arc<RoutingTable>>) {
+        let mut look = tokio::time::interval(POLL_INTERVAL);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut written = BTreeMap::new();
         // Said once each time it begins to fail, not at every look.
@@ -52,16 +52,16 @@ impl Reporter {
         loop {
             tokio::select! {
                 _ = look.tick() => {}
-                () = demand.begun.notified() => {}
+                () = demand.hold_started.notified() => {}
             }
-            demand.forget(&table.borrow().clone());
+            demand.remove_deleted(&table.borrow().clone());
             for (key, entry) in demand.due(&self.gateway, &written, Timestamp::now()) {
-                match within(self.write(&key, &entry)).await {
+                match with_timeout(self.write(&key, &entry)).await {
                     Ok(()) => {
                         written.insert(key, entry);
                         failing = false;
                     }
-                    Err(Setback { why, silent }) => {
+                    Err(WriteError { why, timed_out: silent }) => {
                         if !std::mem::replace(&mut failing, true) {
                             tracing::warn!(
                                 deployment = format!("{}/{}", key.0, key.1),
@@ -74,15 +74,15 @@ impl Reporter {
                     }
                 }
             }
-            written.retain(|key, _| demand.of.lock().contains_key(key));
+            written.retain(|key, _| demand.loads.lock().contains_key(key));
         }
     }
 
     /// Says that nobody waits here any more; for the end, when there is no next time.
-    pub(crate) async fn farewell(&self, demand: &Demand) {
-        let counts = demand.of.lock().clone();
+    pub(crate) async fn final_report(&self, demand: &DemandTracker) {
+        let counts = demand.loads.lock().clone();
         for (key, count) in counts {
-            let entry = entry(&self.gateway, &Count { waiting: 0, active: 0, ..count }, Timestamp::now());
+            let entry = entry(&self.gateway, &DeploymentLoad { waiting: 0, active: 0, ..count }, Timestamp::now());
             if let Err(error) = self.write(&key, &entry).await {
                 tracing::debug!("the last word on {}/{} was not written: {error}", key.0, key.1);
                 return;
@@ -90,7 +90,7 @@ impl Reporter {
         }
     }
 
-    async fn write(&self, (namespace, name): &Key, entry: &Entry) -> Result<(), kube::Error> {
+    async fn write(&self, (namespace, name): &DeploymentKey, entry: &Entry) -> Result<(), kube::Error> {
         let api: Api<ModelDeployment> = Api::namespaced(self.client.clone(), namespace);
         let patch = json!({
             "apiVersion": ModelDeployment::api_version(&()),
@@ -107,7 +107,7 @@ impl Reporter {
             Err(error) => return Err(error),
         };
         let entries = deployment.status.map(|status| status.demand).unwrap_or_default();
-        let Some(removal) = removal(&entries, Timestamp::now()) else { return Ok(()) };
+        let Some(removal) = stale_entry_patch(&entries, Timestamp::now()) else { return Ok(()) };
         let path = format!("{}/{name}/status", ModelDeployment::url_path(&(), Some(namespace)));
         let request = axum::http::Request::patch(path)
             .header("content-type", "application/json-patch+json")
@@ -121,10 +121,10 @@ impl Reporter {
     }
 }
 
-impl Demand {
+impl DemandTracker {
     /// The entries to write.
-    fn due(&self, gateway: &str, written: &BTreeMap<Key, Entry>, now: Timestamp) -> Vec<(Key, Entry)> {
-        let counts = self.of.lock();
+    fn due(&self, gateway: &str, written: &BTreeMap<DeploymentKey, Entry>, now: Timestamp) -> Vec<(DeploymentKey, Entry)> {
+        let counts = self.loads.lock();
         let due = counts.iter().filter_map(|(key, count)| {
             let entry = entry(gateway, count, now);
             is_due(written.get(key), &entry, now).then(|| (key.clone(), entry))
@@ -133,26 +133,26 @@ impl Demand {
     }
 
     /// Forgets deployments that are gone and of which nothing is left here.
-    fn forget(&self, table: &Table) {
-        let there = |(namespace, name): &Key| {
+    fn remove_deleted(&self, table: &RoutingTable) {
+        let there = |(namespace, name): &DeploymentKey| {
             table.deployments.iter().any(|one| one.namespace == *namespace && one.name == *name)
         };
-        self.of.lock().retain(|key, count| {
+        self.loads.lock().retain(|key, count| {
             let kept = count.waiting > 0 || count.active > 0 || there(key);
             if !kept {
-                self.metrics.forget(&key.0, &key.1);
+                self.metrics.remove_deployment(&key.0, &key.1);
             }
             kept
         });
     }
 }
 
-fn entry(gateway: &str, count: &Count, now: Timestamp) -> Entry {
+fn entry(gateway: &str, count: &DeploymentLoad, now: Timestamp) -> Entry {
     let busy = count.waiting > 0 || count.active > 0;
     Entry {
         gateway: gateway.to_owned(),
         reported_at: Time(now),
-        last_request_time: if busy { Some(Time(now)) } else { count.last.map(Time) },
+        last_request_time: if busy { Some(Time(now)) } else { count.last_request.map(Time) },
         waiting: count.waiting,
         active: count.active,
         ttft_milliseconds: count.ttft_milliseconds(Instant::now()),
@@ -169,14 +169,14 @@ fn is_due(written: Option<&Entry>, entry: &Entry, now: Timestamp) -> bool {
         || entry.active > 0
         || (written.waiting, written.active) != (0, 0)
         || written.last_request_time != entry.last_request_time;
-    let age = Duration::try_from(now.duration_since(written.reported_at.0)).unwrap_or(DEMAND_EVERY);
-    news && age >= DEMAND_EVERY
+    let age = Duration::try_from(now.duration_since(written.reported_at.0)).unwrap_or(DEMAND_INTERVAL);
+    news && age >= DEMAND_INTERVAL
 }
 
 /// A patch that removes one entry of a gateway that is gone for good, if there is one; it fails where the list has
 /// changed meanwhile.
-fn removal(entries: &[Entry], now: Timestamp) -> Option<serde_json::Value> {
-    let gone = |entry: &Entry| now.duration_since(entry.reported_at.0) > FORGOTTEN;
+fn stale_entry_patch(entries: &[Entry], now: Timestamp) -> Option<serde_json::Value> {
+    let gone = |entry: &Entry| now.duration_since(entry.reported_at.0) > STALE_ENTRY_AGE;
     let (at, entry) = entries.iter().enumerate().find(|(_, entry)| gone(entry))?;
     let path = format!("/status/demand/{at}");
     Some(json!([
@@ -186,7 +186,7 @@ fn removal(entries: &[Entry], now: Timestamp) -> Option<serde_json::Value> {
 }
 
 /// The name of this machine, or of this pod.
-fn machine() -> String {
+fn hostname() -> String {
     let told = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| {
         let output = std::process::Command::new("hostname").output().ok()?;
         String::from_utf8(output.stdout).ok()
@@ -196,7 +196,7 @@ fn machine() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Room;
+    use super::super::HoldLimits;
     use super::super::tests::{demand, deployment};
     use super::*;
 
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_said_at_once_and_all_else_every_fifteen_seconds_while_there_is_something() {
+    fn held_requests_are_reported_at_once_others_every_15_seconds() {
         let mut written: Option<Entry> = None;
         let mut said = Vec::new();
         let mut last = None;
@@ -219,7 +219,7 @@ mod tests {
             if waiting + active > 0 || second == 100 {
                 last = Some(at(second));
             }
-            let count = Count { waiting, active, last, ..Count::default() };
+            let count = DeploymentLoad { waiting, active, last_request: last, ..DeploymentLoad::default() };
             if last.is_none() {
                 continue;
             }
@@ -232,33 +232,33 @@ mod tests {
         }
         assert_eq!(said, [(0, 1, 0, 0), (15, 0, 1, 15), (30, 0, 1, 30), (45, 0, 0, 39), (100, 0, 0, 100)]);
         // What begins to wait does not wait to be said.
-        let waits = entry("g:1", &Count { waiting: 1, ..Count::default() }, at(101));
+        let waits = entry("g:1", &DeploymentLoad { waiting: 1, ..DeploymentLoad::default() }, at(101));
         assert!(is_due(written.as_ref(), &waits, at(101)));
         assert!(!is_due(Some(&waits), &waits, at(102)));
     }
 
     #[test]
-    fn deployments_that_are_gone_are_forgotten_once_nothing_is_left_of_them() {
-        let demand = demand(Room::default());
-        let place = demand.wait(&deployment("m"), 1).unwrap();
+    fn deleted_deployment_is_dropped_once_it_has_no_requests() {
+        let demand = demand(HoldLimits::default());
+        let place = demand.hold(&deployment("m"), 1).unwrap();
         let due = demand.due("g:1", &BTreeMap::new(), Timestamp::now());
         assert_eq!((due[0].0.1.as_str(), due[0].1.waiting), ("m", 1));
-        demand.forget(&Table::default());
-        assert_eq!(demand.of.lock().len(), 1);
+        demand.remove_deleted(&RoutingTable::default());
+        assert_eq!(demand.loads.lock().len(), 1);
         drop(place);
-        demand.forget(&Table { deployments: vec![deployment("m")], ..Table::default() });
-        assert_eq!(demand.of.lock().len(), 1);
-        demand.forget(&Table::default());
-        assert!(demand.of.lock().is_empty());
+        demand.remove_deleted(&RoutingTable { deployments: vec![deployment("m")], ..RoutingTable::default() });
+        assert_eq!(demand.loads.lock().len(), 1);
+        demand.remove_deleted(&RoutingTable::default());
+        assert!(demand.loads.lock().is_empty());
     }
 
     #[test]
-    fn an_entry_of_a_gateway_that_is_gone_for_a_day_is_removed_and_no_other() {
-        let entry = |second| entry("g:1", &Count::default(), at(second));
+    fn demand_entry_of_a_gateway_gone_for_a_day_is_removed() {
+        let entry = |second| entry("g:1", &DeploymentLoad::default(), at(second));
         let entries = [entry(90_000), entry(1), entry(2)];
-        let removal = removal(&entries, at(90_000)).unwrap();
+        let removal = stale_entry_patch(&entries, at(90_000)).unwrap();
         assert_eq!(removal[1], json!({"op": "remove", "path": "/status/demand/1"}));
         assert_eq!(removal[0]["value"], json!(entries[1]));
-        assert_eq!(super::removal(&entries[..1], at(90_000)), None);
+        assert_eq!(super::stale_entry_patch(&entries[..1], at(90_000)), None);
     }
 }

@@ -1,7 +1,7 @@
 //! OpenAI's chat completions and model list. What this release cannot do is refused by name, so that
 //! no client believes it got it; what changes no answer is ignored and listed in a header.
 
-mod answer;
+mod response;
 mod request;
 
 use std::convert::Infallible;
@@ -20,13 +20,13 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Dialect, discard};
-use crate::guard::RequestId;
+use crate::middleware::RequestId;
 use crate::keys::{Caller, Quota};
-use crate::refusal::{Kind, Refusal};
-use crate::routes::{Deployment, Resolved, State as DeploymentState, Table};
-use crate::stream::{Core, Deadline, Piece};
-use answer::Voice;
-use request::Chat;
+use crate::error::{ErrorKind, GatewayError};
+use crate::routes::{Deployment, Resolved, DeploymentState as DeploymentState, RoutingTable};
+use crate::dispatch::{Dispatcher, Deadline, ResponseChunk};
+use response::ResponseWriter;
+use request::ChatRequest;
 
 /// This dialect.
 pub(super) const DIALECT: Dialect = Dialect {
@@ -40,56 +40,56 @@ pub(super) const DIALECT: Dialect = Dialect {
             .route("/v1/models/{*id}", get(model))
             .with_state(core)
     },
-    refuse,
+    error_response,
 };
 
 /// Names of fields that were understood and change nothing here.
 const IGNORED: HeaderName = HeaderName::from_static("x-russet-ignored-parameters");
 
 async fn chat(
-    State(core): State<Arc<Core>>,
+    State(core): State<Arc<Dispatcher>>,
     Extension(id): Extension<RequestId>,
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Response {
     let quota = core.admit(&caller);
     let answered = match quota.as_ref().and_then(over_quota) {
-        None => answer_chat(core, &id, caller, request).await,
+        None => complete_chat(core, &id, caller, request).await,
         Some(refusal) => {
-            core.turned_away(&refusal);
+            core.rejected(&refusal);
             discard(request.into_body()).await;
             Err(refusal)
         }
     };
-    let mut response = answered.unwrap_or_else(|refusal| refuse(&refusal));
+    let mut response = answered.unwrap_or_else(|refusal| error_response(&refusal));
     if let Some(quota) = quota {
-        show(&quota, response.headers_mut());
+        set_quota_headers(&quota, response.headers_mut());
     }
     response
 }
 
-fn over_quota(quota: &Quota) -> Option<Refusal> {
+fn over_quota(quota: &Quota) -> Option<GatewayError> {
     let wait = quota.refused?;
     let message = format!(
         "the key's quota of {} requests a minute is used up; there is room for the next one in {}",
         quota.limit,
-        spoken(wait)
+        openai_duration(wait)
     );
-    Some(Refusal::new(Kind::QuotaExceeded, message).retry_after(wait))
+    Some(GatewayError::new(ErrorKind::QuotaExceeded, message).retry_after(wait))
 }
 
 /// The quota as OpenAI shows its own.
-fn show(quota: &Quota, headers: &mut HeaderMap) {
+fn set_quota_headers(quota: &Quota, headers: &mut HeaderMap) {
     let Quota { limit, remaining, reset, .. } = quota;
     headers.insert("x-ratelimit-limit-requests", HeaderValue::from(*limit));
     headers.insert("x-ratelimit-remaining-requests", HeaderValue::from(*remaining));
-    if let Ok(reset) = HeaderValue::from_str(&spoken(*reset)) {
+    if let Ok(reset) = HeaderValue::from_str(&openai_duration(*reset)) {
         headers.insert("x-ratelimit-reset-requests", reset);
     }
 }
 
 /// A duration as OpenAI writes it: `120ms`, `8.64s`, `1m0s`.
-fn spoken(duration: Duration) -> String {
+fn openai_duration(duration: Duration) -> String {
     // Rounded up: whoever waits that long has waited long enough.
     let ms = duration.as_nanos().div_ceil(1_000_000);
     match ms {
@@ -102,17 +102,17 @@ fn spoken(duration: Duration) -> String {
     }
 }
 
-async fn answer_chat(
-    core: Arc<Core>,
+async fn complete_chat(
+    core: Arc<Dispatcher>,
     id: &RequestId,
     caller: Caller,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, GatewayError> {
     // What the body takes to arrive is time for which its sender has waited.
     let arrived = Instant::now();
     let (parts, body) = request.into_parts();
-    let terms = caller.terms();
-    let deadline = match terms.patience(&parts.headers) {
+    let terms = caller.limits();
+    let deadline = match terms.timeout(&parts.headers) {
         Ok(patience) => patience.map(|patience| Deadline::new(arrived, patience)),
         Err(refusal) => {
             discard(body).await;
@@ -120,16 +120,16 @@ async fn answer_chat(
         }
     };
     let read = core.bodies.read(&parts.headers, body, &caller).await;
-    let (body, held) = read.inspect_err(|refusal| core.turned_away(refusal))?;
-    let Chat { model, request, streamed, include_usage, service_tier, ignored } =
-        Chat::parse(&body, id.unique.clone(), &terms)?;
+    let (body, held) = read.inspect_err(|refusal| core.rejected(refusal))?;
+    let ChatRequest { model, request, streamed, include_usage, service_tier, ignored } =
+        ChatRequest::parse(&body, id.unique.clone(), &terms)?;
     drop(body);
     tracing::debug!(request_id = id.shown, engine_id = id.unique, model, streamed, "chat");
     let chat_id = format!("chatcmpl-{}", id.unique);
-    let voice = Voice { id: chat_id, created: now(), model: model.clone(), include_usage, service_tier };
+    let voice = ResponseWriter { id: chat_id, created: now(), model: model.clone(), include_usage, service_tier };
     let mut response = if streamed {
         let items = core.stream(model, request, deadline, held, caller).await?;
-        let bytes = items.map(move |item| Ok::<_, Infallible>(voice.say(item)));
+        let bytes = items.map(move |item| Ok::<_, Infallible>(voice.event(item)));
         let headers = [
             (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
             (header::CACHE_CONTROL, "no-cache"),
@@ -138,16 +138,16 @@ async fn answer_chat(
         ];
         (headers, Body::from_stream(bytes)).into_response()
     } else {
-        let mut answer = core.answer(&model, request, deadline, held, &caller).await?;
+        let mut answer = core.respond(&model, request, deadline, held, &caller).await?;
         let mut text = String::new();
         loop {
             match answer.next().await {
-                Some(Ok(Piece::Text(more))) => text.push_str(&more),
-                Some(Ok(Piece::End { reason, usage })) => {
-                    break Json(voice.whole(&text, reason, usage)).into_response();
+                Some(Ok(ResponseChunk::Text(more))) => text.push_str(&more),
+                Some(Ok(ResponseChunk::End { reason, usage })) => {
+                    break Json(voice.body(&text, reason, usage)).into_response();
                 }
                 Some(Err(refusal)) => return Err(refusal),
-                None => return Err(Refusal::new(Kind::Internal, "the answer ended without a finish reason")),
+                None => return Err(GatewayError::new(ErrorKind::Internal, "the answer ended without a finish reason")),
             }
         }
     };
@@ -160,7 +160,7 @@ async fn answer_chat(
 }
 
 /// Answered from memory: clients block their windows on it.
-async fn models(State(core): State<Arc<Core>>, Extension(caller): Extension<Caller>) -> Response {
+async fn models(State(core): State<Arc<Dispatcher>>, Extension(caller): Extension<Caller>) -> Response {
     let table = core.table();
     let models = table.models(caller.scope());
     let data: Vec<Value> = models.into_iter().map(|(id, deployments)| describe(&id, &deployments)).collect();
@@ -168,17 +168,17 @@ async fn models(State(core): State<Arc<Core>>, Extension(caller): Extension<Call
 }
 
 async fn model(
-    State(core): State<Arc<Core>>,
+    State(core): State<Arc<Dispatcher>>,
     Extension(caller): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
 ) -> Response {
     let Ok(Path(id)) = id else {
-        return refuse(&Refusal::field("model", "the model's name in the path is not UTF-8"));
+        return error_response(&GatewayError::field("model", "the model's name in the path is not UTF-8"));
     };
-    let table: Arc<Table> = core.table();
+    let table: Arc<RoutingTable> = core.table();
     match table.resolve(&id, caller.scope()) {
         Resolved::Deployments(deployments) => Json(describe(&id, &deployments)).into_response(),
-        _ => refuse(&core.unknown(&id, &caller)),
+        _ => error_response(&core.unknown(&id, &caller)),
     }
 }
 
@@ -214,48 +214,48 @@ fn now() -> u64 {
 }
 
 /// Status and `type` of each class; clients match on them and on `code`.
-fn class(kind: Kind) -> (StatusCode, &'static str) {
+fn status_and_type(kind: ErrorKind) -> (StatusCode, &'static str) {
     const CALLER: &str = "invalid_request_error";
     const OURS: &str = "server_error";
     match kind {
-        Kind::InvalidRequest => (StatusCode::BAD_REQUEST, CALLER),
-        Kind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, CALLER),
-        Kind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, CALLER),
-        Kind::Forbidden => (StatusCode::FORBIDDEN, "permission_error"),
-        Kind::KeyRefused => (StatusCode::UNAUTHORIZED, CALLER),
-        Kind::ModelForbidden => (StatusCode::FORBIDDEN, CALLER),
+        ErrorKind::InvalidRequest => (StatusCode::BAD_REQUEST, CALLER),
+        ErrorKind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, CALLER),
+        ErrorKind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, CALLER),
+        ErrorKind::Forbidden => (StatusCode::FORBIDDEN, "permission_error"),
+        ErrorKind::InvalidApiKey => (StatusCode::UNAUTHORIZED, CALLER),
+        ErrorKind::ModelForbidden => (StatusCode::FORBIDDEN, CALLER),
         // What ran out: OpenAI says `requests` or `tokens`.
-        Kind::QuotaExceeded => (StatusCode::TOO_MANY_REQUESTS, "requests"),
-        Kind::UnknownPath | Kind::ModelNotFound => (StatusCode::NOT_FOUND, CALLER),
-        Kind::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, CALLER),
-        Kind::Overloaded => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
-        Kind::ModelNotReady | Kind::Full | Kind::EngineLost | Kind::ShuttingDown => {
+        ErrorKind::QuotaExceeded => (StatusCode::TOO_MANY_REQUESTS, "requests"),
+        ErrorKind::UnknownPath | ErrorKind::ModelNotFound => (StatusCode::NOT_FOUND, CALLER),
+        ErrorKind::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, CALLER),
+        ErrorKind::Overloaded => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
+        ErrorKind::ModelNotReady | ErrorKind::GatewayFull | ErrorKind::EngineLost | ErrorKind::ShuttingDown => {
             (StatusCode::SERVICE_UNAVAILABLE, OURS)
         }
-        Kind::EngineSilent | Kind::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, OURS),
-        Kind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, OURS),
+        ErrorKind::EngineSilent | ErrorKind::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, OURS),
+        ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, OURS),
     }
 }
 
 /// `{"error": {…}}` as OpenAI writes it.
-fn error_body(refusal: &Refusal) -> Value {
-    let Refusal { kind, message, param, retry_after: _ } = refusal;
+fn error_body(refusal: &GatewayError) -> Value {
+    let GatewayError { kind, message, param, retry_after: _ } = refusal;
     let code = match kind {
         // OpenAI leaves the code empty when `param` says it all.
-        Kind::InvalidRequest => None,
+        ErrorKind::InvalidRequest => None,
         // Its words for models a key may not ask, and for every quota.
-        Kind::ModelForbidden => Some(Kind::ModelNotFound.as_str()),
-        Kind::QuotaExceeded => Some(Kind::Overloaded.as_str()),
+        ErrorKind::ModelForbidden => Some(ErrorKind::ModelNotFound.as_str()),
+        ErrorKind::QuotaExceeded => Some(ErrorKind::Overloaded.as_str()),
         kind => Some(kind.as_str()),
     };
-    json!({"error": {"message": message, "type": class(*kind).1, "param": param, "code": code}})
+    json!({"error": {"message": message, "type": status_and_type(*kind).1, "param": param, "code": code}})
 }
 
-fn refuse(refusal: &Refusal) -> Response {
-    let (status, _) = class(refusal.kind);
+fn error_response(refusal: &GatewayError) -> Response {
+    let (status, _) = status_and_type(refusal.kind);
     let mut response = (status, Json(error_body(refusal))).into_response();
     let headers = response.headers_mut();
-    if refusal.kind == Kind::KeyRefused {
+    if refusal.kind == ErrorKind::InvalidApiKey {
         headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     match refusal.retry_after {
@@ -290,8 +290,8 @@ mod tests {
             (61_500, "1m2s"),
             (119_500, "2m0s"),
         ] {
-            assert_eq!(spoken(Duration::from_millis(ms)), expected);
+            assert_eq!(openai_duration(Duration::from_millis(ms)), expected);
         }
-        assert_eq!(spoken(Duration::from_nanos(1)), "1ms");
+        assert_eq!(openai_duration(Duration::from_nanos(1)), "1ms");
     }
 }

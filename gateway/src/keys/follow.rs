@@ -9,17 +9,17 @@ use russet_crds::AccessKey;
 use tokio::sync::watch;
 
 use super::Keyring;
-use crate::watch::{Kept, changes};
+use crate::watch::{Reflected, changes};
 
 /// Publishes keyrings into `publish` until the future is dropped.
 pub async fn follow(client: Client, publish: watch::Sender<Arc<Keyring>>) {
     let mut changes = changes::<AccessKey, _>(&client, |event| event);
-    let mut kept = Kept::default();
+    let mut kept = Reflected::default();
     // The stream never ends: a watcher reconnects for ever.
     while let Some(event) = changes.next().await {
         kept.apply(event);
         if kept.listed {
-            let next = publish.borrow().next(kept.iter(), kept.count());
+            let next = publish.borrow().updated(kept.iter(), kept.count());
             publish.send_replace(Arc::new(next));
         }
     }

@@ -7,55 +7,55 @@ use std::time::Duration;
 use kube::ResourceExt as _;
 use russet_crds::{AccessKey, KeyState};
 
-use super::{Digest, Key, Keyring, Meter};
-use crate::routes::Scope;
-use crate::terms::{MOST_PRIORITY, Terms};
+use super::{Digest, ApiKey, Keyring, KeyUsage};
+use crate::routes::ModelScope;
+use crate::request_limits::{MAX_PRIORITY, RequestLimits};
 
 impl Keyring {
     /// The keyring of these AccessKeys; `exist` counts those that cannot be read as well.
-    pub fn next<'a>(&self, objects: impl IntoIterator<Item = &'a AccessKey>, exist: usize) -> Self {
+    pub fn updated<'a>(&self, objects: impl IntoIterator<Item = &'a AccessKey>, exist: usize) -> Self {
         let mut objects: Vec<&AccessKey> = objects.into_iter().collect();
         // Whoever copies the hash of an older key must not take its requests to another namespace.
         objects.sort_by_cached_key(|object| {
             let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
             (created, object.namespace(), object.name_any())
         });
-        let mut by_digest: HashMap<Digest, Arc<Key>> = HashMap::new();
+        let mut by_digest: HashMap<Digest, Arc<ApiKey>> = HashMap::new();
         let mut keys = Vec::new();
         for object in objects {
             let digest = Digest::parse(&object.spec.secret_sha256);
             let first = digest.and_then(|digest| by_digest.get(&digest));
             let known = digest.and_then(|digest| self.by_digest.get(&digest));
-            let meter = known.map_or_else(|| Arc::new(Meter::default()), |key| key.meter.clone());
-            let key = Arc::new(Key { duplicate_of: first.map(|key| key.full_name()), ..read(object, meter) });
+            let meter = known.map_or_else(|| Arc::new(KeyUsage::default()), |key| key.usage.clone());
+            let key = Arc::new(ApiKey { duplicate_of: first.map(|key| key.full_name()), ..read_key(object, meter) });
             if let (Some(digest), None) = (digest, first) {
                 by_digest.insert(digest, key.clone());
             }
             keys.push(key);
         }
-        Self { known: true, exist, keys, by_digest }
+        Self { synced: true, object_count: exist, keys, by_digest }
     }
 }
 
-fn read(object: &AccessKey, meter: Arc<Meter>) -> Key {
+fn read_key(object: &AccessKey, meter: Arc<KeyUsage>) -> ApiKey {
     let namespace = object.namespace().unwrap_or_default();
     let spec = &object.spec;
-    Key {
+    ApiKey {
         name: object.name_any(),
         generation: object.metadata.generation,
         status: object.status.clone().unwrap_or_default(),
-        scope: Scope::of(&namespace, &spec.models),
+        scope: ModelScope::new(&namespace, &spec.models),
         namespace,
-        terms: Terms {
-            priority: spec.priority.clamp(-MOST_PRIORITY, MOST_PRIORITY),
+        limits: RequestLimits {
+            priority: spec.priority.clamp(-MAX_PRIORITY, MAX_PRIORITY),
             max_tokens: spec.max_tokens_per_request,
-            longest: spec.max_request_seconds.map(|seconds| Duration::from_secs(seconds.into())),
+            max_duration: spec.max_request_seconds.map(|seconds| Duration::from_secs(seconds.into())),
         },
         per_minute: spec.requests_per_minute,
         expires: spec.expires_at.as_ref().map(|time| time.0),
         enabled: spec.state == KeyState::Enabled && object.metadata.deletion_timestamp.is_none(),
         duplicate_of: None,
-        meter,
+        usage: meter,
     }
 }
 
@@ -76,7 +76,7 @@ pub(super) mod tests {
         secret: &str,
         change: impl FnOnce(&mut AccessKeySpec),
     ) -> AccessKey {
-        let digest = hex::encode(Digest::of(secret.as_bytes()).0);
+        let digest = hex::encode(Digest::sha256(secret.as_bytes()).0);
         let mut spec = AccessKeySpec { secret_sha256: digest, ..Default::default() };
         change(&mut spec);
         let mut object = AccessKey::new(name, spec);
@@ -94,39 +94,39 @@ pub(super) mod tests {
     #[test]
     fn a_quota_survives_changes_of_its_key_and_not_of_its_secret() {
         let now = std::time::Duration::from_secs(1);
-        let take = |keyring: &Keyring, secret: &str| caller(keyring, secret).unwrap().take(now);
+        let take = |keyring: &Keyring, secret: &str| caller(keyring, secret).unwrap().take_quota(now);
         let key =
             |secret: &str, per_minute| access_key("k", secret, |spec| spec.requests_per_minute = per_minute);
-        let first = Keyring::default().next([&key("one", Some(2))], 1);
+        let first = Keyring::default().updated([&key("one", Some(2))], 1);
         assert_eq!(take(&first, "one").map(|quota| quota.remaining), Some(1));
-        let changed = first.next([&key("one", Some(4))], 1);
+        let changed = first.updated([&key("one", Some(4))], 1);
         assert_eq!(take(&changed, "one").map(|quota| quota.remaining), Some(1));
-        assert_eq!(take(&changed.next([&key("one", None)], 1), "one"), None);
-        let replaced = changed.next([&key("two", Some(2))], 1);
+        assert_eq!(take(&changed.updated([&key("one", None)], 1), "one"), None);
+        let replaced = changed.updated([&key("two", Some(2))], 1);
         assert!(caller(&replaced, "one").is_none());
         assert_eq!(take(&replaced, "two").map(|quota| quota.remaining), Some(1));
     }
 
     #[test]
-    fn of_several_keys_with_one_secret_the_oldest_is_taken_in_whatever_state() {
+    fn oldest_of_keys_with_one_secret_decides_even_if_disabled() {
         let original = access_key("original", "s", |spec| spec.state = KeyState::Disabled);
         let mut copy = access_key("copy", "s", |_| {});
         copy.metadata.namespace = Some("other".into());
         copy.metadata.creation_timestamp = Some(at(2));
-        let keyring = Keyring::default().next([&copy, &original], 2);
+        let keyring = Keyring::default().updated([&copy, &original], 2);
         assert!(caller(&keyring, "s").is_none(), "the copy must not revive a disabled key");
         let duplicates: Vec<Option<&str>> =
             keyring.keys.iter().map(|key| key.duplicate_of.as_deref()).collect();
         assert_eq!(duplicates, [None, Some("default/original")]);
-        assert!(caller(&keyring.next([&copy], 1), "s").is_some());
+        assert!(caller(&keyring.updated([&copy], 1), "s").is_some());
     }
 
     #[test]
-    fn a_key_that_is_being_deleted_or_has_no_real_hash_opens_nothing() {
+    fn deleted_key_or_key_without_valid_hash_is_rejected() {
         let mut leaving = access_key("leaving", "s", |_| {});
         leaving.metadata.deletion_timestamp = Some(at(3));
-        assert!(caller(&Keyring::default().next([&leaving], 1), "s").is_none());
+        assert!(caller(&Keyring::default().updated([&leaving], 1), "s").is_none());
         let broken = access_key("broken", "s", |spec| spec.secret_sha256 = "s".into());
-        assert!(caller(&Keyring::default().next([&broken], 1), "s").is_none());
+        assert!(caller(&Keyring::default().updated([&broken], 1), "s").is_none());
     }
 }

@@ -13,17 +13,17 @@ use russet_crds::{AccessKey, AccessKeyStatus, names};
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::{Key, Keyring};
-use crate::patience::{Setback, within};
+use super::{ApiKey, Keyring};
+use crate::api_timeout::{WriteError, with_timeout};
 
 /// Between two looks at what there is to write: a new key is confirmed soon after.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Between two writes of one key's last use.
-const USE_EVERY: SignedDuration = SignedDuration::from_secs(60);
+const LAST_USED_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
 /// Writes statuses until the future is dropped.
 pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
-    let mut look = tokio::time::interval(LOOK);
+    let mut look = tokio::time::interval(POLL_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // Said once each time it begins to fail, not at every look.
     let mut failing = false;
@@ -32,10 +32,10 @@ pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
         let keyring = keyring.borrow().clone();
         for key in &keyring.keys {
             let Some(status) = decide(key, Timestamp::now()) else { continue };
-            match within(write(&client, key, &status)).await {
+            match with_timeout(write(&client, key, &status)).await {
                 Ok(()) => failing = false,
                 // One that is refused must not keep the others from being written; a silent server would.
-                Err(Setback { why, silent }) => {
+                Err(WriteError { why, timed_out: silent }) => {
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!(
                             key = key.full_name(),
@@ -52,21 +52,21 @@ pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
 }
 
 /// The status to write; `None` when what stands there is right.
-fn decide(key: &Key, now: Timestamp) -> Option<AccessKeyStatus> {
+fn decide(key: &ApiKey, now: Timestamp) -> Option<AccessKeyStatus> {
     let mut status = AccessKeyStatus { observed_generation: key.generation, ..key.status.clone() };
-    let (taken, reason, message) = verdict(key, now);
+    let (taken, reason, message) = readiness(key, now);
     conditions::set(&mut status.conditions, Type::Ready, taken, reason, message, key.generation, now);
     // Another replica may have written a later use.
     let written = key.status.last_used.as_ref().map(|time| time.0);
     if let Some(used) = key.last_used()
-        && written.is_none_or(|written| used.duration_since(written) >= USE_EVERY)
+        && written.is_none_or(|written| used.duration_since(written) >= LAST_USED_INTERVAL)
     {
         status.last_used = Some(Time(used));
     }
     (status != key.status).then_some(status)
 }
 
-fn verdict(key: &Key, now: Timestamp) -> (bool, Reason, String) {
+fn readiness(key: &ApiKey, now: Timestamp) -> (bool, Reason, String) {
     if let Some(first) = &key.duplicate_of {
         let message = format!(
             "AccessKey {first} is older and has the same secret, so that one decides; create a key of its own with `russet key create`"
@@ -85,7 +85,7 @@ fn verdict(key: &Key, now: Timestamp) -> (bool, Reason, String) {
     }
 }
 
-async fn write(client: &Client, key: &Key, status: &AccessKeyStatus) -> Result<(), kube::Error> {
+async fn write(client: &Client, key: &ApiKey, status: &AccessKeyStatus) -> Result<(), kube::Error> {
     let api: Api<AccessKey> = Api::namespaced(client.clone(), &key.namespace);
     let patch = json!({
         "apiVersion": AccessKey::api_version(&()),
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_says_what_the_gateway_makes_of_the_key_and_is_written_once() {
+    fn key_status_reports_acceptance_and_is_written_once() {
         let original = access_key("first", "s", |_| {});
         for (name, secret, change, now, expected) in [
             ("k", "t", (|_| {}) as fn(&mut AccessKeySpec), 5, ("True", "KeyAccepted")),
@@ -120,13 +120,13 @@ mod tests {
             ("k", "s", |_| {}, 5, ("False", "DuplicateSecret")),
         ] {
             let mut object = access_key(name, secret, change);
-            let keyring = Keyring::default().next([&original, &object], 2);
+            let keyring = Keyring::default().updated([&original, &object], 2);
             let key = keyring.keys.iter().find(|key| key.name == name).unwrap();
             let status = decide(key, at(now).0).unwrap();
             let condition = conditions::get(&status.conditions, Type::Ready).unwrap();
             assert_eq!((condition.status.as_str(), condition.reason.as_str()), expected);
             object.status = Some(status);
-            let keyring = Keyring::default().next([&original, &object], 2);
+            let keyring = Keyring::default().updated([&original, &object], 2);
             let key = keyring.keys.iter().find(|key| key.name == name).unwrap();
             assert_eq!(decide(key, at(now).0), None, "{expected:?}");
         }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_use_is_written_at_most_once_a_minute() {
         let mut object = access_key("k", "s", |_| {});
-        let mut keyring = Keyring::default().next([&object], 1);
+        let mut keyring = Keyring::default().updated([&object], 1);
         let headers: axum::http::HeaderMap =
             [(axum::http::header::AUTHORIZATION, "Bearer s".parse().unwrap())].into_iter().collect();
         let mut writes = Vec::new();
@@ -144,7 +144,7 @@ mod tests {
             if let Some(status) = decide(&keyring.keys[0], at(second).0) {
                 writes.push(status.last_used.clone().unwrap().0.as_second());
                 object.status = Some(status);
-                keyring = keyring.next([&object], 1);
+                keyring = keyring.updated([&object], 1);
             }
         }
         assert_eq!(writes, [100, 160, 220, 280, 340]);

@@ -27,7 +27,7 @@ impl Secret {
 
     /// What `spec.secretSha256` holds.
     pub fn sha256(&self) -> String {
-        hex::encode(super::Digest::of(self.0.as_bytes()).0)
+        hex::encode(super::Digest::sha256(self.0.as_bytes()).0)
     }
 }
 

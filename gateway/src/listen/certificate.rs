@@ -15,7 +15,7 @@ use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
 
 /// Between two looks at the files.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Where certificate and key lie, both PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,28 +66,28 @@ pub enum CertificateError {
 #[derive(Clone)]
 pub struct Certificate {
     files: ServerFiles,
-    seen: Texts,
-    shown: Arc<Shown>,
+    contents: PemContents,
+    current: Arc<CurrentCertificate>,
     config: Arc<ServerConfig>,
 }
 
 #[derive(Debug)]
-struct Shown(RwLock<Arc<CertifiedKey>>);
+struct CurrentCertificate(RwLock<Arc<CertifiedKey>>);
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.0.read().clone())
     }
 }
 
 /// What the files held.
-type Texts = (Vec<u8>, Vec<u8>);
+type PemContents = (Vec<u8>, Vec<u8>);
 
 impl Certificate {
     /// The certificate in `files`.
     pub fn read(files: ServerFiles) -> Result<Self, CertificateError> {
-        let seen = texts(&files)?;
-        let shown = Arc::new(Shown(RwLock::new(Arc::new(parse(&files, &seen)?))));
+        let seen = read_files(&files)?;
+        let shown = Arc::new(CurrentCertificate(RwLock::new(Arc::new(parse(&files, &seen)?))));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -95,7 +95,7 @@ impl Certificate {
             .with_no_client_auth()
             .with_cert_resolver(shown.clone());
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { files, seen, shown, config: Arc::new(config) })
+        Ok(Self { files, contents: seen, current: shown, config: Arc::new(config) })
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {
@@ -105,11 +105,11 @@ impl Certificate {
     /// Shows what the files hold whenever they change, for ever. What cannot be used is said once and
     /// the last good certificate stays.
     pub async fn follow(self) {
-        let Self { files, mut seen, shown, config: _ } = self;
+        let Self { files, contents: mut seen, current: shown, config: _ } = self;
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let reading = files.clone();
-            let Ok(Ok(now)) = tokio::task::spawn_blocking(move || texts(&reading)).await else { continue };
+            let Ok(Ok(now)) = tokio::task::spawn_blocking(move || read_files(&reading)).await else { continue };
             if now == seen {
                 continue;
             }
@@ -128,14 +128,14 @@ impl Certificate {
     }
 }
 
-fn texts(files: &ServerFiles) -> Result<Texts, CertificateError> {
+fn read_files(files: &ServerFiles) -> Result<PemContents, CertificateError> {
     let read = |path: &Path| {
         std::fs::read(path).map_err(|source| CertificateError::Read { path: path.to_owned(), source })
     };
     Ok((read(&files.cert)?, read(&files.key)?))
 }
 
-fn parse(files: &ServerFiles, (cert, key): &Texts) -> Result<CertifiedKey, CertificateError> {
+fn parse(files: &ServerFiles, (cert, key): &PemContents) -> Result<CertifiedKey, CertificateError> {
     let pem = |path: &Path, what, source| CertificateError::Pem { path: path.to_owned(), what, source };
     let chain =
         CertificateDer::pem_slice_iter(cert)

@@ -10,28 +10,28 @@ use kube::runtime::watcher::Event;
 use russet_crds::{ModelDeployment, ModelRoute, ShardGroup};
 use tokio::sync::watch;
 
-use super::Table;
-use crate::watch::{Kept, changes};
+use super::RoutingTable;
+use crate::watch::{Reflected, changes};
 
 /// Publishes tables into `publish` until the future is dropped.
-pub async fn follow(client: Client, publish: watch::Sender<Arc<Table>>) {
+pub async fn follow(client: Client, publish: watch::Sender<Arc<RoutingTable>>) {
     let mut changes = futures::stream::select_all([
-        changes::<ModelDeployment, _>(&client, |event| Change::Deployment(Box::new(event))),
-        changes::<ShardGroup, _>(&client, |event| Change::Group(Box::new(event))),
-        changes::<ModelRoute, _>(&client, |event| Change::Route(Box::new(event))),
+        changes::<ModelDeployment, _>(&client, |event| RouteEvent::Deployment(Box::new(event))),
+        changes::<ShardGroup, _>(&client, |event| RouteEvent::Group(Box::new(event))),
+        changes::<ModelRoute, _>(&client, |event| RouteEvent::Route(Box::new(event))),
     ]);
-    let (mut deployments, mut groups, mut routes) = (Kept::default(), Kept::default(), Kept::default());
+    let (mut deployments, mut groups, mut routes) = (Reflected::default(), Reflected::default(), Reflected::default());
     // The streams never end: a watcher reconnects for ever.
     while let Some(change) = changes.next().await {
         match change {
-            Change::Deployment(event) => deployments.apply(*event),
-            Change::Group(event) => groups.apply(*event),
-            Change::Route(event) => routes.apply(*event),
+            RouteEvent::Deployment(event) => deployments.apply(*event),
+            RouteEvent::Group(event) => groups.apply(*event),
+            RouteEvent::Route(event) => routes.apply(*event),
         }
         if !(deployments.listed && groups.listed && routes.listed) {
             continue;
         }
-        let table = Table::from_objects(deployments.iter(), groups.iter(), routes.iter());
+        let table = RoutingTable::from_objects(deployments.iter(), groups.iter(), routes.iter());
         publish.send_if_modified(|current| {
             let changed = **current != table;
             if changed {
@@ -42,7 +42,7 @@ pub async fn follow(client: Client, publish: watch::Sender<Arc<Table>>) {
     }
 }
 
-enum Change {
+enum RouteEvent {
     Deployment(Box<Event<DeserializeGuard<ModelDeployment>>>),
     Group(Box<Event<DeserializeGuard<ShardGroup>>>),
     Route(Box<Event<DeserializeGuard<ModelRoute>>>),

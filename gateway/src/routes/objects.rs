@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{KvRoom, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
+use russet_crds::{KvCapacity, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
 
-use super::{DEFAULT_NAMESPACE, Deployment, Endpoint, Name, State, Table};
+use super::{DEFAULT_NAMESPACE, Deployment, Endpoint, ModelAlias, DeploymentState, RoutingTable};
 
-impl Table {
+impl RoutingTable {
     /// The table these objects make.
     pub fn from_objects<'a>(
         deployments: impl IntoIterator<Item = &'a ModelDeployment>,
@@ -38,7 +38,7 @@ impl Table {
                 let endpoints = endpoints.remove(&key).unwrap_or_default();
                 // What a ShardingStrategy says is known once a group was planned with it.
                 let own = object.spec.sharding.as_ref().map(|sharding| sharding.kv.context_tokens);
-                let asked = own.unwrap_or(KvRoom::default().context_tokens);
+                let asked = own.unwrap_or(KvCapacity::default().context_tokens);
                 let context_tokens = planned.get(&key).copied();
                 Deployment {
                     state: state(object),
@@ -54,7 +54,7 @@ impl Table {
         deployments.sort_by_cached_key(|one| {
             (one.namespace != DEFAULT_NAMESPACE, one.namespace.clone(), one.name.clone())
         });
-        let mut names: Vec<Name> = routes
+        let mut aliases: Vec<ModelAlias> = routes
             .into_iter()
             .filter(|object| object.metadata.deletion_timestamp.is_none())
             .flat_map(|object| {
@@ -68,19 +68,19 @@ impl Table {
                     }
                     OnUnavailable::Fail => None,
                 };
-                object.spec.models.iter().map(move |pattern| Name {
+                object.spec.models.iter().map(move |pattern| ModelAlias {
                     pattern: pattern.clone(),
                     route: route.clone(),
                     namespace: namespace.clone(),
                     targets: targets.clone(),
-                    hold,
+                    hold_timeout: hold,
                 })
             })
             .collect();
-        names.sort_by_cached_key(|name| {
+        aliases.sort_by_cached_key(|name| {
             (name.namespace != DEFAULT_NAMESPACE, name.route.clone(), name.pattern.clone())
         });
-        Self { synced: true, deployments, names }
+        Self { synced: true, deployments, aliases }
     }
 }
 
@@ -101,14 +101,14 @@ fn endpoint(group: &ShardGroup) -> Option<Endpoint> {
     })
 }
 
-fn state(deployment: &ModelDeployment) -> State {
+fn state(deployment: &ModelDeployment) -> DeploymentState {
     if deployment.spec.replicas == 0 {
         if deployment.spec.autoscaling.as_ref().is_some_and(|autoscaling| autoscaling.min_replicas == 0) {
-            return State::Working(
+            return DeploymentState::Working(
                 "it sleeps, because nobody asked for it; the next request wakes it".into(),
             );
         }
-        return State::Halted("it is stopped: spec.replicas is 0; scale it to 1 or more".into());
+        return DeploymentState::Halted("it is stopped: spec.replicas is 0; scale it to 1 or more".into());
     }
     let conditions =
         deployment.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
@@ -123,19 +123,19 @@ fn state(deployment: &ModelDeployment) -> State {
         conditions::get(conditions, Type::Ready).is_some_and(|ready| ready.reason == format!("{reason:?}"))
     };
     if rests(Reason::Idle) {
-        State::Working(said(Type::Ready).unwrap_or_else(|| "it sleeps; the next request wakes it".into()))
+        DeploymentState::Working(said(Type::Ready).unwrap_or_else(|| "it sleeps; the next request wakes it".into()))
     } else if rests(Reason::OutsideSchedule) {
-        State::Halted(said(Type::Ready).unwrap_or_else(|| "it is not a time of its tier's schedules".into()))
+        DeploymentState::Halted(said(Type::Ready).unwrap_or_else(|| "it is not a time of its tier's schedules".into()))
     } else if conditions::is_true(conditions, Type::Ready) {
-        State::Ready
+        DeploymentState::Ready
     } else if conditions::is_true(conditions, Type::Stalled) {
-        State::Halted(
+        DeploymentState::Halted(
             said(Type::Ready)
                 .or_else(|| said(Type::Stalled))
                 .unwrap_or_else(|| "its controller is stalled and gives no reason".into()),
         )
     } else {
-        State::Working(said(Type::Ready).unwrap_or_else(|| "it is being set up".into()))
+        DeploymentState::Working(said(Type::Ready).unwrap_or_else(|| "it is being set up".into()))
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
         {
             let deployments = [deployment("chat", 1, condition(Type::Ready, true, ""))];
             let groups = [group("chat-0-x", "chat", 2, served, ready), group("other", "gone", 2, None, true)];
-            let table = Table::from_objects(&deployments, &groups, &[]);
+            let table = RoutingTable::from_objects(&deployments, &groups, &[]);
             assert_eq!(table.deployments[0].endpoints.len(), expected, "{served:?} {ready}");
             assert_eq!(table.deployments.len(), 1);
         }
@@ -193,34 +193,34 @@ mod tests {
         leaving.metadata.deletion_timestamp =
             Some(serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap());
         let deployments = [deployment("chat", 1, vec![])];
-        assert!(Table::from_objects(&deployments, &[leaving], &[]).deployments[0].endpoints.is_empty());
+        assert!(RoutingTable::from_objects(&deployments, &[leaving], &[]).deployments[0].endpoints.is_empty());
     }
 
     #[test]
     fn the_context_is_what_the_groups_were_planned_with() {
         let deployments = [deployment("chat", 1, vec![])];
-        let asked = KvRoom::default().context_tokens;
-        assert_eq!(Table::from_objects(&deployments, &[], &[]).deployments[0].context_tokens, asked);
+        let asked = KvCapacity::default().context_tokens;
+        assert_eq!(RoutingTable::from_objects(&deployments, &[], &[]).deployments[0].context_tokens, asked);
         let mut smaller = group("chat-0-x", "chat", 1, Some(1), true);
         smaller.spec.plan.context_tokens = 2048;
-        let table = Table::from_objects(&deployments, &[smaller], &[]);
+        let table = RoutingTable::from_objects(&deployments, &[smaller], &[]);
         assert_eq!(table.deployments[0].context_tokens, 2048);
     }
 
     #[test]
-    fn a_deployment_that_does_not_answer_says_why_and_whether_to_wait() {
+    fn unready_deployment_says_why_and_whether_to_wait() {
         let stalled =
             [condition(Type::Stalled, true, "s"), condition(Type::Ready, false, "needs 9 GiB")].concat();
         for (replicas, conditions, expected) in [
-            (1, condition(Type::Ready, true, "fine"), State::Ready),
+            (1, condition(Type::Ready, true, "fine"), DeploymentState::Ready),
             (
                 1,
                 condition(Type::Ready, false, "copying 3 of 9 GiB"),
-                State::Working("copying 3 of 9 GiB".into()),
+                DeploymentState::Working("copying 3 of 9 GiB".into()),
             ),
-            (1, vec![], State::Working("it is being set up".into())),
-            (1, stalled, State::Halted("needs 9 GiB".into())),
-            (1, condition(Type::Stalled, true, "s"), State::Halted("s".into())),
+            (1, vec![], DeploymentState::Working("it is being set up".into())),
+            (1, stalled, DeploymentState::Halted("needs 9 GiB".into())),
+            (1, condition(Type::Stalled, true, "s"), DeploymentState::Halted("s".into())),
         ] {
             assert_eq!(state(&deployment("chat", replicas, conditions)), expected);
         }
@@ -230,15 +230,15 @@ mod tests {
             conditions::set(&mut conditions, Type::Ready, true, reason, "rests", None, at);
             state(&deployment("chat", 1, conditions))
         };
-        assert_eq!(rests(Reason::Idle), State::Working("rests".into()), "a request wakes it");
-        assert_eq!(rests(Reason::OutsideSchedule), State::Halted("rests".into()), "no request does");
+        assert_eq!(rests(Reason::Idle), DeploymentState::Working("rests".into()), "a request wakes it");
+        assert_eq!(rests(Reason::OutsideSchedule), DeploymentState::Halted("rests".into()), "no request does");
         let stopped = deployment("chat", 0, condition(Type::Ready, true, ""));
-        assert!(matches!(state(&stopped), State::Halted(_)));
+        assert!(matches!(state(&stopped), DeploymentState::Halted(_)));
         // Whom nobody asked for sleeps, where that is allowed, and is woken by whoever waits.
         for (min_replicas, sleeps) in [(0, true), (1, false)] {
             let mut asleep = stopped.clone();
             asleep.spec.autoscaling = Some(Autoscaling { min_replicas, ..Autoscaling::default() });
-            assert_eq!(matches!(state(&asleep), State::Working(_)), sleeps, "at least {min_replicas}");
+            assert_eq!(matches!(state(&asleep), DeploymentState::Working(_)), sleeps, "at least {min_replicas}");
         }
     }
 
@@ -254,13 +254,13 @@ mod tests {
             },
         );
         route.metadata.namespace = Some("lab".into());
-        let table = Table::from_objects(&[], &[], &[route.clone()]);
+        let table = RoutingTable::from_objects(&[], &[], &[route.clone()]);
         let names: Vec<(&str, &str)> =
-            table.names.iter().map(|name| (name.pattern.as_str(), name.route.as_str())).collect();
+            table.aliases.iter().map(|name| (name.pattern.as_str(), name.route.as_str())).collect();
         assert_eq!(names, [("best", "lab/usual"), ("gpt-*", "lab/usual")]);
-        assert_eq!(table.names[0].targets, ["chat"]);
-        assert_eq!(table.names[0].hold, Some(Duration::from_secs(300)));
+        assert_eq!(table.aliases[0].targets, ["chat"]);
+        assert_eq!(table.aliases[0].hold_timeout, Some(Duration::from_secs(300)));
         route.spec.on_unavailable = OnUnavailable::Fail;
-        assert_eq!(Table::from_objects(&[], &[], &[route]).names[0].hold, None);
+        assert_eq!(RoutingTable::from_objects(&[], &[], &[route]).aliases[0].hold_timeout, None);
     }
 }

@@ -17,39 +17,39 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-use crate::lab::{Certificates, Engine, PATIENCE, hello, limits, script_engine};
+use crate::harness::{Certificates, ScriptedEngine, TEST_TIMEOUT, hello, limits, script_engine};
 
 /// Objects by plural and name, and what happened to them.
 #[derive(Clone)]
-struct Objects {
-    kept: Arc<Mutex<BTreeMap<(String, String), Value>>>,
+struct StoredObjects {
+    stored: Arc<Mutex<BTreeMap<(String, String), Value>>>,
     events: broadcast::Sender<(String, Value)>,
     /// Statuses that were applied, each with its field manager, and patches of lists.
     applied: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
-impl Default for Objects {
+impl Default for StoredObjects {
     fn default() -> Self {
-        Self { kept: Arc::default(), events: broadcast::channel(64).0, applied: Arc::default() }
+        Self { stored: Arc::default(), events: broadcast::channel(64).0, applied: Arc::default() }
     }
 }
 
-impl Objects {
+impl StoredObjects {
     fn apply(&self, plural: &str, object: Value) {
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
-        self.kept.lock().unwrap().insert((plural.into(), name), object.clone());
+        self.stored.lock().unwrap().insert((plural.into(), name), object.clone());
         let _ = self.events.send((plural.into(), json!({"type": "MODIFIED", "object": object})));
     }
 }
 
 /// An API server on `address` until the guard is dropped: then every connection breaks.
-fn api_server(address: SocketAddr, objects: Objects) -> tokio::runtime::Runtime {
+fn api_server(address: SocketAddr, objects: StoredObjects) -> tokio::runtime::Runtime {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let router = Router::new()
         .route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch))
         .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status", patch(apply_status))
         .with_state(objects);
-    let socket = runtime.block_on_here(async move {
+    let socket = runtime.block_on_thread(async move {
         // The one before it closes its socket a moment after it was told to.
         let bind = async {
             loop {
@@ -61,7 +61,7 @@ fn api_server(address: SocketAddr, objects: Objects) -> tokio::runtime::Runtime 
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let socket = tokio::time::timeout(PATIENCE, bind).await.expect("the port is free again");
+        let socket = tokio::time::timeout(TEST_TIMEOUT, bind).await.expect("the port is free again");
         socket.listen(64).unwrap()
     });
     runtime.spawn(async move { axum::serve(socket, router).await });
@@ -69,24 +69,24 @@ fn api_server(address: SocketAddr, objects: Objects) -> tokio::runtime::Runtime 
 }
 
 /// Runs a future on a runtime from within another one.
-trait BlockHere {
-    fn block_on_here<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T;
+trait BlockOnThread {
+    fn block_on_thread<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T;
 }
 
-impl BlockHere for tokio::runtime::Runtime {
-    fn block_on_here<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
+impl BlockOnThread for tokio::runtime::Runtime {
+    fn block_on_thread<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
         let handle = self.handle().clone();
         std::thread::spawn(move || handle.block_on(future)).join().unwrap()
     }
 }
 
 async fn list_or_watch(
-    State(objects): State<Objects>,
+    State(objects): State<StoredObjects>,
     Path(plural): Path<String>,
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
     if query.get("watch").is_none_or(|watch| watch == "false") {
-        let kept = objects.kept.lock().unwrap();
+        let kept = objects.stored.lock().unwrap();
         let items: Vec<Value> =
             kept.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect();
         return Json(json!({
@@ -97,7 +97,7 @@ async fn list_or_watch(
     let mut events = objects.events.subscribe();
     // Instead of remembering which change the list had seen, everything is told again.
     let kept: Vec<Value> = {
-        let kept = objects.kept.lock().unwrap();
+        let kept = objects.stored.lock().unwrap();
         kept.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect()
     };
     Body::from_stream(async_stream::stream! {
@@ -115,12 +115,12 @@ async fn list_or_watch(
 
 /// Takes note of what is applied or patched, and answers with the object as it is.
 async fn apply_status(
-    State(objects): State<Objects>,
+    State(objects): State<StoredObjects>,
     Path((_, plural, name)): Path<(String, String, String)>,
     Query(query): Query<BTreeMap<String, String>>,
     body: axum::body::Bytes,
 ) -> Response {
-    let Some(object) = objects.kept.lock().unwrap().get(&(plural, name)).cloned() else {
+    let Some(object) = objects.stored.lock().unwrap().get(&(plural, name)).cloned() else {
         return axum::http::StatusCode::NOT_FOUND.into_response();
     };
     let patch: Value = serde_json::from_slice(&body).unwrap();
@@ -139,7 +139,7 @@ fn deployment() -> Value {
     })
 }
 
-fn group(engine: &Engine, epoch: i64, version: u64) -> Value {
+fn group(engine: &ScriptedEngine, epoch: i64, version: u64) -> Value {
     json!({
         "apiVersion": "russet.dev/v1alpha1", "kind": "ShardGroup",
         "metadata": {"namespace": "default", "name": "m-0-x", "resourceVersion": version.to_string()},
@@ -162,7 +162,7 @@ fn group(engine: &Engine, epoch: i64, version: u64) -> Value {
 async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = Certificates::new();
-    let objects = Objects::default();
+    let objects = StoredObjects::default();
     let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (api, listen) = (free(), free());
     let client = kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
@@ -170,14 +170,14 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let ready = Arc::new(AtomicBool::new(false));
     let stop = CancellationToken::new();
     let config =
-        GatewayConfig { limits: limits(), ..GatewayConfig::new(client, certificates.gateway(), listen) };
+        GatewayConfig { dispatch: limits(), ..GatewayConfig::new(client, certificates.gateway(), listen) };
     let gateway = tokio::spawn(russet_gateway::run(
         config,
         prometheus::Registry::new(),
         ready.clone(),
         stop.clone().cancelled_owned(),
     ));
-    let client = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().unwrap();
+    let client = reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().build().unwrap();
     let chat = || {
         let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
         client.post(format!("http://{listen}/v1/chat/completions")).json(&body).send()
@@ -187,7 +187,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let mut first = script_engine(&certificates, "a", |_| hello());
     objects.apply("modeldeployments", deployment());
     let server = api_server(api, objects.clone());
-    let waited = tokio::time::timeout(PATIENCE, async {
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         while !ready.load(Ordering::Acquire) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -195,7 +195,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     waited.await.expect("the gateway becomes ready once the API server is there");
     let waiting = tokio::spawn(chat());
     // Somebody waits, and the cluster is told.
-    let told = tokio::time::timeout(PATIENCE, async {
+    let told = tokio::time::timeout(TEST_TIMEOUT, async {
         loop {
             let applied = objects.applied.lock().unwrap().clone();
             if let Some((manager, status)) = applied.iter().find(|(_, status)| status["demand"].is_array()) {
@@ -210,7 +210,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     assert!(gateway_name.ends_with(&format!(":{}", listen.port())), "{gateway_name}");
     assert_eq!(manager, format!("russet-gateway-{gateway_name}"));
     // A gateway that is gone for months says nothing more.
-    let removed = tokio::time::timeout(PATIENCE, async {
+    let removed = tokio::time::timeout(TEST_TIMEOUT, async {
         let remove = json!({"op": "remove", "path": "/status/demand/0"});
         while !objects.applied.lock().unwrap().iter().any(|(_, patch)| patch[1] == remove) {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -235,7 +235,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     assert_eq!(second.requests(), 1);
 
     stop.cancel();
-    assert!(tokio::time::timeout(PATIENCE, gateway).await.unwrap().unwrap().is_ok());
+    assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
     assert!(!ready.load(Ordering::Acquire));
     // Its last word: nobody waits here any more.
     let applied = objects.applied.lock().unwrap().clone();
@@ -255,24 +255,24 @@ fn access_key(secret: &str, state: &str, version: u64) -> Value {
 }
 
 #[tokio::test]
-async fn keys_change_without_a_restart_and_hold_while_the_api_server_is_away() {
+async fn keys_reload_without_restart_and_survive_an_api_outage() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = Certificates::new();
-    let objects = Objects::default();
+    let objects = StoredObjects::default();
     let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (api, listen) = (free(), free());
     let api_client =
         kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
     let stop = CancellationToken::new();
     let config =
-        GatewayConfig { limits: limits(), ..GatewayConfig::new(api_client, certificates.gateway(), listen) };
+        GatewayConfig { dispatch: limits(), ..GatewayConfig::new(api_client, certificates.gateway(), listen) };
     let gateway = tokio::spawn(russet_gateway::run(
         config,
         prometheus::Registry::new(),
         Arc::new(AtomicBool::new(false)),
         stop.clone().cancelled_owned(),
     ));
-    let client = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().unwrap();
+    let client = reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().build().unwrap();
     let list = |secret: &'static str| {
         let client = client.clone();
         async move {
@@ -284,7 +284,7 @@ async fn keys_change_without_a_restart_and_hold_while_the_api_server_is_away() {
     let until = |secret: &'static str, expected: u16| {
         let list = &list;
         async move {
-            let waited = tokio::time::timeout(PATIENCE, async {
+            let waited = tokio::time::timeout(TEST_TIMEOUT, async {
                 while list(secret).await != expected {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
@@ -313,6 +313,6 @@ async fn keys_change_without_a_restart_and_hold_while_the_api_server_is_away() {
     assert_eq!((list("s-one").await, list("any").await), (401, 401));
 
     stop.cancel();
-    assert!(tokio::time::timeout(PATIENCE, gateway).await.unwrap().unwrap().is_ok());
+    assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
     server.shutdown_background();
 }

@@ -4,26 +4,26 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use russet_gateway::demand::Room;
-use russet_gateway::routes::{Name, State};
-use russet_gateway::stream::Limits;
-use russet_wire::event::{Event, Failure, FailureKind};
+use russet_gateway::demand::HoldLimits;
+use russet_gateway::routes::{ModelAlias, DeploymentState};
+use russet_gateway::dispatch::DispatchLimits;
+use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind};
 use serde_json::{Value, json};
 
-use crate::lab::{Act, Engine, Lab, PATIENCE, hello, limits, shows, transcript};
+use crate::harness::{ScriptStep, ScriptedEngine, GatewayLab, TEST_TIMEOUT, hello, limits, wait_for_metric, transcript};
 
-fn asleep() -> State {
-    State::Working("it sleeps".into())
+fn asleep() -> DeploymentState {
+    DeploymentState::Working("it sleeps".into())
 }
 
 /// The only name of a ModelRoute, for the model `m`.
-fn route(hold: Option<Duration>) -> Vec<Name> {
+fn route(hold: Option<Duration>) -> Vec<ModelAlias> {
     let targets = vec!["m".into()];
     let (pattern, route) = ("best".into(), "default/usual".into());
-    vec![Name { pattern, route, namespace: "default".into(), targets, hold }]
+    vec![ModelAlias { pattern, route, namespace: "default".into(), targets, hold_timeout: hold }]
 }
 
-fn holds(count: usize) -> String {
+fn waiting_metric(count: usize) -> String {
     format!("russet_gateway_num_requests_waiting{{name=\"m\",namespace=\"default\"}} {count}\n")
 }
 
@@ -36,25 +36,25 @@ async fn error(response: reqwest::Response) -> (u16, String, String) {
 }
 
 #[tokio::test]
-async fn a_request_is_held_until_a_replica_answers_and_counted_meanwhile() {
-    let lab = Lab::start(limits()).await;
+async fn request_is_held_and_counted_until_a_replica_is_ready() {
+    let lab = GatewayLab::start(limits()).await;
     lab.publish(&[("m", asleep(), &[])]);
     let requests: Vec<_> = (0..3).map(|_| tokio::spawn(lab.chat(json!({})).send())).collect();
-    shows(&lab, &holds(3)).await;
+    wait_for_metric(&lab, &waiting_metric(3)).await;
     let engine = lab.engine("a", |_| hello());
-    lab.publish(&[("m", State::Ready, &[&engine])]);
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
     for request in requests {
         assert_eq!(request.await.unwrap().unwrap().status(), 200);
     }
-    shows(&lab, &holds(0)).await;
+    wait_for_metric(&lab, &waiting_metric(0)).await;
     let took = "russet_gateway_request_queue_time_seconds_count{name=\"m\",namespace=\"default\"} 3";
-    shows(&lab, took).await;
-    shows(&lab, "russet_gateway_num_requests_running{name=\"m\",namespace=\"default\"} 0").await;
+    wait_for_metric(&lab, took).await;
+    wait_for_metric(&lab, "russet_gateway_num_requests_running{name=\"m\",namespace=\"default\"} 0").await;
 }
 
 #[tokio::test]
 async fn a_route_says_how_long_a_request_is_held_and_whether_at_all() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     for (hold, words) in [
         (Some(Duration::from_millis(100)), "it sleeps"),
         (None, "its ModelRoute holds no requests: it sleeps"),
@@ -65,16 +65,16 @@ async fn a_route_says_how_long_a_request_is_held_and_whether_at_all() {
         assert!(message.contains(words), "{message}");
     }
     // A route that changes while something is held counts at once.
-    lab.publish_with(&[("m", asleep(), &[])], route(Some(PATIENCE)));
+    lab.publish_with(&[("m", asleep(), &[])], route(Some(TEST_TIMEOUT)));
     let held = tokio::spawn(lab.chat(json!({"model": "best"})).send());
-    shows(&lab, &holds(1)).await;
+    wait_for_metric(&lab, &waiting_metric(1)).await;
     lab.publish_with(&[("m", asleep(), &[])], route(None));
     assert_eq!(held.await.unwrap().unwrap().status(), 503);
     // And what will never answer is not waited for.
-    lab.publish_with(&[("m", asleep(), &[])], route(Some(PATIENCE)));
+    lab.publish_with(&[("m", asleep(), &[])], route(Some(TEST_TIMEOUT)));
     let held = tokio::spawn(lab.chat(json!({"model": "best"})).send());
-    shows(&lab, &holds(1)).await;
-    lab.publish_with(&[("m", State::Halted("needs 9 GiB".into()), &[])], route(Some(PATIENCE)));
+    wait_for_metric(&lab, &waiting_metric(1)).await;
+    lab.publish_with(&[("m", DeploymentState::Halted("needs 9 GiB".into()), &[])], route(Some(TEST_TIMEOUT)));
     let response = held.await.unwrap().unwrap();
     assert_eq!(
         (response.status().as_u16(), &response.headers()["x-should-retry"]),
@@ -84,28 +84,28 @@ async fn a_route_says_how_long_a_request_is_held_and_whether_at_all() {
 }
 
 #[tokio::test]
-async fn what_is_held_is_bounded_and_a_client_that_leaves_makes_room() {
-    let held = Room { all: 8, each: 1, each_bytes: 1024 * 1024 };
-    let lab = Lab::start(Limits { held, ..limits() }).await;
+async fn held_requests_are_limited_and_a_disconnect_frees_a_place() {
+    let held = HoldLimits { max_requests: 8, max_per_deployment: 1, max_bytes_per_deployment: 1024 * 1024 };
+    let lab = GatewayLab::start(DispatchLimits { holding: held, ..limits() }).await;
     lab.publish(&[("m", asleep(), &[])]);
     let first = tokio::spawn(lab.chat(json!({})).send());
-    shows(&lab, &holds(1)).await;
+    wait_for_metric(&lab, &waiting_metric(1)).await;
     let (status, code, message) = error(lab.chat(json!({})).send().await.unwrap()).await;
     assert_eq!((status, code.as_str()), (503, "gateway_full"));
     assert!(message.contains("holds 1 requests for it already"), "{message}");
     first.abort();
-    shows(&lab, &holds(0)).await;
+    wait_for_metric(&lab, &waiting_metric(0)).await;
     let again = tokio::spawn(lab.chat(json!({})).send());
-    shows(&lab, &holds(1)).await;
+    wait_for_metric(&lab, &waiting_metric(1)).await;
     let engine = lab.engine("a", |_| hello());
-    lab.publish(&[("m", State::Ready, &[&engine])]);
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
     assert_eq!(again.await.unwrap().unwrap().status(), 200);
 }
 
 #[tokio::test]
-async fn a_stream_that_is_held_is_kept_awake_by_comments() {
+async fn held_stream_sends_keep_alive_comments() {
     let beat = Duration::from_millis(20);
-    let lab = Lab::start(Limits { hold_headers: beat, heartbeat: beat, ..limits() }).await;
+    let lab = GatewayLab::start(DispatchLimits { headers_timeout: beat, heartbeat: beat, ..limits() }).await;
     lab.publish(&[("m", asleep(), &[])]);
     let mut response = lab.chat(json!({"stream": true})).send().await.unwrap();
     assert_eq!(response.status(), 200);
@@ -114,7 +114,7 @@ async fn a_stream_that_is_held_is_kept_awake_by_comments() {
         text.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
     }
     let engine = lab.engine("a", |_| hello());
-    lab.publish(&[("m", State::Ready, &[&engine])]);
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
     text.push_str(&response.text().await.unwrap());
     let events = transcript(&text);
     assert_eq!(events.last().unwrap(), &json!("[DONE]"), "{events:?}");
@@ -123,20 +123,20 @@ async fn a_stream_that_is_held_is_kept_awake_by_comments() {
 
 /// More requests may be held than a replica takes at once: those it turns away wait on.
 #[tokio::test]
-async fn those_that_were_held_are_not_turned_away_by_the_replica_that_woke() {
-    let lab = Lab::start(Limits { rest: Duration::from_millis(5), ..limits() }).await;
+async fn held_requests_survive_an_overloaded_replica() {
+    let lab = GatewayLab::start(DispatchLimits { endpoint_backoff: Duration::from_millis(5), ..limits() }).await;
     lab.publish(&[("m", asleep(), &[])]);
     let requests: Vec<_> = (0..4).map(|_| tokio::spawn(lab.chat(json!({})).send())).collect();
-    shows(&lab, &holds(4)).await;
+    wait_for_metric(&lab, &waiting_metric(4)).await;
     let turned_away = AtomicUsize::new(0);
-    let engine: Engine = lab.engine("a", move |_| match turned_away.fetch_add(1, Ordering::Relaxed) {
+    let engine: ScriptedEngine = lab.engine("a", move |_| match turned_away.fetch_add(1, Ordering::Relaxed) {
         0..9 => {
             let (kind, message) = (FailureKind::Overloaded, "full".into());
-            vec![Act::Say(Event::Failed(Failure { kind, message }))]
+            vec![ScriptStep::Say(GenerationEvent::Failed(GenerationFailure { kind, message }))]
         }
         _ => hello(),
     });
-    lab.publish(&[("m", State::Ready, &[&engine])]);
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
     for request in requests {
         assert_eq!(request.await.unwrap().unwrap().status(), 200);
     }

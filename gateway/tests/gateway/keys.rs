@@ -2,10 +2,10 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use russet_crds::{AccessKey, KeyState};
-use russet_gateway::routes::{Name, State};
+use russet_gateway::routes::{ModelAlias, DeploymentState};
 use serde_json::{Value, json};
 
-use crate::lab::{Lab, access_key, hello, limits};
+use crate::harness::{GatewayLab, access_key, hello, limits};
 
 /// Status, `type`, `code` and `param` of an error.
 async fn error(response: reqwest::Response) -> (u16, Value, Value, Value) {
@@ -18,7 +18,7 @@ async fn error(response: reqwest::Response) -> (u16, Value, Value, Value) {
 
 #[tokio::test]
 async fn loopback_is_open_until_a_key_exists_and_the_network_never_is() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let engine = lab.only_engine(hello());
     assert_eq!(lab.chat(json!({})).send().await.unwrap().status(), 200);
     assert_eq!(lab.network_chat(json!({})).send().await.unwrap().status(), 401);
@@ -26,7 +26,7 @@ async fn loopback_is_open_until_a_key_exists_and_the_network_never_is() {
 
     let key = access_key("one", "s-one", |_| {});
     lab.keys(std::slice::from_ref(&key));
-    for chat in [Lab::chat, Lab::network_chat] {
+    for chat in [GatewayLab::chat, GatewayLab::network_chat] {
         let refused = (401, json!("invalid_request_error"), json!("invalid_api_key"), Value::Null);
         let response = chat(&lab, json!({})).send().await.unwrap();
         assert_eq!(response.headers()["www-authenticate"], "Bearer");
@@ -51,7 +51,7 @@ async fn loopback_is_open_until_a_key_exists_and_the_network_never_is() {
 
 #[tokio::test]
 async fn unknown_expired_and_disabled_keys_are_refused_alike() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let engine = lab.only_engine(hello());
     lab.keys(&[
         access_key("old", "s-old", |spec| spec.expires_at = Some(Time(jiff::Timestamp::UNIX_EPOCH))),
@@ -70,12 +70,12 @@ async fn unknown_expired_and_disabled_keys_are_refused_alike() {
 }
 
 #[tokio::test]
-async fn nobody_is_let_in_before_the_keys_were_read() {
+async fn requests_are_rejected_until_the_keys_are_loaded() {
     let lab =
-        Lab::start(russet_gateway::stream::Limits { wait: std::time::Duration::from_millis(50), ..limits() })
+        GatewayLab::start(russet_gateway::dispatch::DispatchLimits { sync_timeout: std::time::Duration::from_millis(50), ..limits() })
             .await;
     let engine = lab.only_engine(hello());
-    lab.forget_keys();
+    lab.clear_keys();
     for response in [
         lab.chat(json!({})).send().await.unwrap(),
         lab.chat(json!({})).bearer_auth("s-one").send().await.unwrap(),
@@ -94,16 +94,16 @@ async fn nobody_is_let_in_before_the_keys_were_read() {
 
 #[tokio::test]
 async fn a_key_opens_its_models_and_sees_no_others() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let engine = lab.engine("a", |_| hello());
-    let name = Name {
+    let name = ModelAlias {
         pattern: "gpt-4o".into(),
         route: "default/usual".into(),
         namespace: "default".into(),
         targets: vec!["large".into()],
-        hold: None,
+        hold_timeout: None,
     };
-    let ready = || State::Ready;
+    let ready = || DeploymentState::Ready;
     lab.publish_with(&[("m", ready(), &[&engine]), ("large", ready(), &[&engine])], vec![name]);
     let elsewhere = |mut key: AccessKey| {
         key.metadata.namespace = Some("lab".into());
@@ -153,7 +153,7 @@ async fn a_key_opens_its_models_and_sees_no_others() {
 
 #[tokio::test]
 async fn a_quota_shows_itself_and_ends_in_429() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let engine = lab.only_engine(hello());
     let key = |per_minute| access_key("one", "s-one", |spec| spec.requests_per_minute = per_minute);
     lab.keys(&[key(Some(2)), access_key("two", "s-two", |_| {})]);
@@ -184,7 +184,7 @@ async fn a_quota_shows_itself_and_ends_in_429() {
 
 #[tokio::test]
 async fn a_key_is_counted_by_name_and_its_secret_is_shown_nowhere() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let _engine = lab.only_engine(hello());
     lab.keys(&[access_key("one", "s-one-secret", |spec| spec.requests_per_minute = Some(1))]);
     let mut texts = Vec::new();

@@ -5,14 +5,14 @@
 // Helpers of tests may panic as tests may.
 #![allow(clippy::unwrap_used)]
 
-mod answers;
+mod responses;
 mod cluster;
-mod continuing;
+mod resume;
 mod failures;
 mod holding;
 mod keys;
-mod lab;
+mod harness;
 mod network;
-mod refusals;
+mod errors;
 mod sdk;
-mod turns;
+mod limits;

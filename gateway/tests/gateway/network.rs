@@ -4,24 +4,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_gateway::listen::{Certificate, Door, Patience};
-use russet_gateway::server::Gateway;
+use russet_gateway::listen::{Certificate, HttpListener, ListenerLimits};
+use russet_gateway::server::GatewayServer;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::lab::{Lab, PATIENCE, access_key, hello, limits};
+use crate::harness::{GatewayLab, TEST_TIMEOUT, access_key, hello, limits};
 
 /// What the other side says until it closes.
 async fn until_closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
     let mut said = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut said)).await;
+    let read = tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut said)).await;
     assert!(read.is_ok(), "the gateway did not close; it said {:?}", String::from_utf8_lossy(&said));
     said
 }
 
 /// A TLS connection as a client makes one, offering these protocols.
-async fn handshake(lab: &Lab, protocols: &[&[u8]]) -> tokio_rustls::client::TlsStream<TcpStream> {
+async fn handshake(lab: &GatewayLab, protocols: &[&[u8]]) -> tokio_rustls::client::TlsStream<TcpStream> {
     let mut roots = rustls::RootCertStore::empty();
     let ca = lab.certificates.ca_der();
     roots.add(ca).unwrap();
@@ -34,11 +34,11 @@ async fn handshake(lab: &Lab, protocols: &[&[u8]]) -> tokio_rustls::client::TlsS
 
 #[tokio::test]
 async fn both_versions_of_http_are_spoken_over_tls_and_streams_arrive() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let _engine = lab.only_engine(hello());
     lab.keys(&[access_key("one", "s-one", |_| {})]);
     let build =
-        || reqwest::Client::builder().timeout(PATIENCE).no_proxy().tls_certs_only([lab.certificates.ca()]);
+        || reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().tls_certs_only([lab.certificates.ca()]);
     for (client, version) in [
         (build().http1_only().build().unwrap(), reqwest::Version::HTTP_11),
         (build().build().unwrap(), reqwest::Version::HTTP_2),
@@ -52,9 +52,9 @@ async fn both_versions_of_http_are_spoken_over_tls_and_streams_arrive() {
 }
 
 #[tokio::test]
-async fn plain_http_and_silence_are_closed_before_anything_is_said() {
+async fn plain_http_and_silent_clients_are_disconnected() {
     let short = Duration::from_millis(100);
-    let lab = Lab::patient(limits(), Patience { handshake: short, head: short, ..Patience::default() }).await;
+    let lab = GatewayLab::start_with(limits(), ListenerLimits { handshake_timeout: short, head_timeout: short, ..ListenerLimits::default() }).await;
     let engine = lab.only_engine(hello());
     // Plain HTTP gets at most an alert of TLS.
     let mut plain = TcpStream::connect(lab.network).await.unwrap();
@@ -84,8 +84,8 @@ async fn plain_http_and_silence_are_closed_before_anything_is_said() {
 
 #[tokio::test]
 async fn one_machine_cannot_take_every_connection() {
-    let patience = Patience { handshake: PATIENCE * 2, connections: 8, last: 2, ..Patience::default() };
-    let lab = Lab::patient(limits(), patience).await;
+    let patience = ListenerLimits { handshake_timeout: TEST_TIMEOUT * 2, max_connections: 8, reserved_connections: 2, ..ListenerLimits::default() };
+    let lab = GatewayLab::start_with(limits(), patience).await;
     let _engine = lab.only_engine(hello());
     lab.keys(&[access_key("one", "s-one", |_| {})]);
     let mut held = Vec::new();
@@ -93,7 +93,7 @@ async fn one_machine_cannot_take_every_connection() {
         held.push(TcpStream::connect(lab.network).await.unwrap());
     }
     let mut one_more = TcpStream::connect(lab.network).await.unwrap();
-    let closed = tokio::time::timeout(PATIENCE, one_more.read(&mut [0])).await;
+    let closed = tokio::time::timeout(TEST_TIMEOUT, one_more.read(&mut [0])).await;
     assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{closed:?}");
     // Only Linux has more than one address on loopback without anybody's doing.
     if cfg!(target_os = "linux") {
@@ -103,7 +103,7 @@ async fn one_machine_cannot_take_every_connection() {
     // Programs of this machine come by another door.
     assert_eq!(lab.chat(json!({})).bearer_auth("s-one").send().await.unwrap().status(), 200);
     drop(held);
-    let again = tokio::time::timeout(PATIENCE, async {
+    let again = tokio::time::timeout(TEST_TIMEOUT, async {
         while lab.network_chat(json!({})).bearer_auth("s-one").send().await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -113,13 +113,13 @@ async fn one_machine_cannot_take_every_connection() {
 
 #[tokio::test]
 async fn a_head_beyond_the_limit_is_refused() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let mut stream = handshake(&lab, &[b"http/1.1"]).await;
     let head = format!("GET /v1/models HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "x".repeat(1_000_000));
     // It may answer and close before it read everything.
     let _ = stream.write_all(head.as_bytes()).await;
     let mut said = vec![0; 64];
-    let read = tokio::time::timeout(PATIENCE, stream.read(&mut said)).await.unwrap();
+    let read = tokio::time::timeout(TEST_TIMEOUT, stream.read(&mut said)).await.unwrap();
     // A reset is an answer too: nothing after the limit was read.
     let said = String::from_utf8_lossy(&said[..read.unwrap_or(0)]).into_owned();
     assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said}");
@@ -127,7 +127,7 @@ async fn a_head_beyond_the_limit_is_refused() {
 
 #[tokio::test]
 async fn pages_of_any_site_get_nothing_over_the_network() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let engine = lab.only_engine(hello());
     lab.keys(&[access_key("one", "s-one", |_| {})]);
     for origin in ["http://localhost:3000", "https://evil.example"] {
@@ -141,20 +141,20 @@ async fn pages_of_any_site_get_nothing_over_the_network() {
 
 #[tokio::test]
 async fn a_renewed_certificate_is_shown_without_a_restart() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let files = lab.certificates.server();
     let certificate = Certificate::read(files.clone()).unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (_table, table) = tokio::sync::watch::channel(Arc::default());
     let (_keyring, keyring) = tokio::sync::watch::channel(Arc::default());
-    let gateway = Gateway::new(
-        vec![Door::network(listener, &certificate)],
+    let gateway = GatewayServer::new(
+        vec![HttpListener::network(listener, &certificate)],
         table,
         keyring,
         lab.certificates.gateway(),
         limits(),
-        Patience::default(),
+        ListenerLimits::default(),
     );
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(async {
@@ -181,7 +181,7 @@ async fn a_renewed_certificate_is_shown_without_a_restart() {
     std::fs::write(&files.cert, "no certificate").unwrap();
     assert_eq!(shown().await, first);
     lab.certificates.server();
-    let changed = tokio::time::timeout(PATIENCE, async {
+    let changed = tokio::time::timeout(TEST_TIMEOUT, async {
         while shown().await == first {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -191,7 +191,7 @@ async fn a_renewed_certificate_is_shown_without_a_restart() {
 
 #[tokio::test]
 async fn a_refused_upload_gets_its_answer_and_not_a_broken_connection() {
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     // The body comes after the head and long after the refusal is decided.
     let mut slow = handshake(&lab, &[b"http/1.1"]).await;
     slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n").await.unwrap();

@@ -1,8 +1,8 @@
 //! The real OpenAI SDK against the door for other machines.
 
-use russet_gateway::routes::State;
+use russet_gateway::routes::DeploymentState;
 
-use crate::lab::{Lab, access_key, hello, limits};
+use crate::harness::{GatewayLab, access_key, hello, limits};
 
 #[tokio::test]
 async fn the_openai_sdk_raises_its_own_errors_over_tls() {
@@ -11,9 +11,9 @@ async fn the_openai_sdk_raises_its_own_errors_over_tls() {
         println!("RUSSET_PYTHON is not set: the SDK was not run; `cargo xtask test` sets it");
         return;
     };
-    let lab = Lab::start(limits()).await;
+    let lab = GatewayLab::start(limits()).await;
     let engine = lab.engine("a", |_| hello());
-    lab.publish(&[("m", State::Ready, &[&engine]), ("large", State::Ready, &[&engine])]);
+    lab.publish(&[("m", DeploymentState::Ready, &[&engine]), ("large", DeploymentState::Ready, &[&engine])]);
     lab.keys(&[
         access_key("some", "s-some", |spec| spec.models = vec!["m".into()]),
         access_key("all", "s-all", |_| {}),

@@ -7,21 +7,21 @@ use kube::{Api, Client, Resource};
 use russet_crds::conditions::{Type, is_true};
 use russet_crds::{
     InferenceNode, LocalReference, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec,
-    ModelSource, ModelSpec, NamespacedReference, Sharding, Want, names,
+    ModelSource, ModelSpec, NamespacedReference, Sharding, CopyMode, names,
 };
 
 use crate::Error;
-use crate::played::Agents;
+use crate::stub_agents::StubAgents;
 
 /// Models that deployments name by turns.
 const MODELS: usize = 4;
 /// Copies a node holds.
 const COPIES: usize = 10;
 /// What is not ready by then never will be.
-const PATIENCE: Duration = Duration::from_secs(1800);
+const READY_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Machines with their Leases and measurements.
-pub async fn machines(client: &Client, played: &Agents, nodes: usize) -> Result<(), Error> {
+pub async fn machines(client: &Client, played: &StubAgents, nodes: usize) -> Result<(), Error> {
     let api: Api<InferenceNode> = Api::all(client.clone());
     for index in 0..nodes {
         let name = format!("node-{index:05}");
@@ -32,7 +32,7 @@ pub async fn machines(client: &Client, played: &Agents, nodes: usize) -> Result<
 }
 
 /// Models and deployments of them.
-pub async fn deployments(client: &Client, played: &Agents, count: usize) -> Result<(), Error> {
+pub async fn deployments(client: &Client, played: &StubAgents, count: usize) -> Result<(), Error> {
     let models: Api<Model> = Api::default_namespaced(client.clone());
     for index in 0..MODELS + COPIES {
         create(
@@ -68,7 +68,7 @@ pub async fn ready(client: &Client, count: usize) -> Result<(), Error> {
         if ready >= count {
             return Ok(());
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > READY_TIMEOUT {
             return Err(format!("only {ready} of {count} deployments became ready").into());
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -76,7 +76,7 @@ pub async fn ready(client: &Client, count: usize) -> Result<(), Error> {
 }
 
 /// Copies of models nobody deploys, until every node has its number of them.
-pub async fn copies(client: &Client, played: &Agents, nodes: usize) -> Result<(), Error> {
+pub async fn copies(client: &Client, played: &StubAgents, nodes: usize) -> Result<(), Error> {
     let api: Api<ModelCopy> = Api::all(client.clone());
     for index in 0..nodes {
         for model in MODELS..MODELS + COPIES {
@@ -86,7 +86,7 @@ pub async fn copies(client: &Client, played: &Agents, nodes: usize) -> Result<()
                 source: source(model),
                 commit: None,
                 node_name: node.clone(),
-                want: Want::Files,
+                want: CopyMode::Files,
                 retention: None,
                 supply: None,
             };
@@ -106,7 +106,7 @@ fn source(index: usize) -> ModelSource {
     ModelSource { uri: format!("file:///played/{index}"), ..ModelSource::default() }
 }
 
-async fn create<K>(api: &Api<K>, played: &Agents, object: K) -> Result<(), Error>
+async fn create<K>(api: &Api<K>, played: &StubAgents, object: K) -> Result<(), Error>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned,
 {

@@ -5,8 +5,8 @@
 //! `scale RUSSET [NODES…]`
 
 mod fill;
-mod plane;
-mod played;
+mod control_plane;
+mod stub_agents;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use kube::api::{Patch, PatchParams};
 use russet_crds::ModelDeployment;
 use serde_json::json;
 
-use plane::Plane;
+use control_plane::BenchControlPlane;
 
 /// Sizes of clusters, in nodes.
 const SIZES: [usize; 3] = [10, 100, 1000];
@@ -51,7 +51,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-struct Figures {
+struct BenchFigures {
     ready: f64,
     operator: f64,
     server: f64,
@@ -59,21 +59,21 @@ struct Figures {
 }
 
 /// Fills one control plane, lets it come to rest, and edits one deployment.
-async fn measure(russet: &std::path::Path, nodes: usize) -> Result<Figures, Error> {
-    let plane = Plane::start(russet).await?;
-    let played = played::Agents::start(plane.client.clone());
+async fn measure(russet: &std::path::Path, nodes: usize) -> Result<BenchFigures, Error> {
+    let plane = BenchControlPlane::start(russet).await?;
+    let played = stub_agents::StubAgents::start(plane.client.clone());
     let begun = Instant::now();
     fill::machines(&plane.client, &played, nodes).await?;
     fill::deployments(&plane.client, &played, (nodes / 2).max(1)).await?;
     fill::ready(&plane.client, (nodes / 2).max(1)).await?;
     let ready = begun.elapsed().as_secs_f64();
     fill::copies(&plane.client, &played, nodes).await?;
-    let before = plane.rest(&played).await?;
+    let before = plane.wait_until_quiet(&played).await?;
     let (operator, server) = plane.resident()?;
     let api: Api<ModelDeployment> = Api::default_namespaced(plane.client.clone());
     let edit = json!({"spec": {"sharding": {"kv": {"maxSequences": 3}}}});
     api.patch("d00000", &PatchParams::default(), &Patch::Merge(edit)).await?;
     played.wrote();
-    let after = plane.rest(&played).await?;
-    Ok(Figures { ready, operator, server, writes: (after - before) as f64 })
+    let after = plane.wait_until_quiet(&played).await?;
+    Ok(BenchFigures { ready, operator, server, writes: (after - before) as f64 })
 }

@@ -16,8 +16,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use russet_crds::names::NODE_SIGNER;
 
-use super::sign::{self, Identity};
-use super::token::{Seen, Token};
+use super::sign::{self, RequestedIdentity};
+use super::token::{SecretVersion, TokenState};
 
 /// Group of machines that hold a join token.
 const BOOTSTRAPPERS: &str = "system:bootstrappers";
@@ -40,20 +40,20 @@ const GATEWAY_DOMAIN: &str = "gateway.russet.dev";
 /// Usages of a certificate: a component is both ends of a connection.
 const USAGES: [&str; 3] = ["client auth", "digital signature", "server auth"];
 /// A token that was used is kept for so long, should its machine have to ask again.
-const TOKEN_KEPT: Duration = Duration::from_secs(600);
+const USED_TOKEN_TTL: Duration = Duration::from_secs(600);
 /// Between two looks whether a machine that joined has shown itself.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Whose certificate it is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Subject {
+pub enum CsrSubject {
     /// A node's.
     Node(String),
     /// The gateway's.
     Gateway,
 }
 
-impl Subject {
+impl CsrSubject {
     /// The user (CN) it acts as.
     pub fn user(&self) -> String {
         match self {
@@ -79,7 +79,7 @@ impl Subject {
     }
 }
 
-impl std::fmt::Display for Subject {
+impl std::fmt::Display for CsrSubject {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Node(node) => write!(formatter, "node {node}"),
@@ -99,7 +99,7 @@ pub enum Requester {
         node: String,
         /// Its life, as the certificate has it; none in those of a control plane's own node and of older
         /// releases.
-        life: Option<String>,
+        incarnation: Option<String>,
     },
     /// A node as its ServiceAccount.
     Account(String),
@@ -111,31 +111,31 @@ pub enum Requester {
 
 /// A request that is not finished, as far as it can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ParsedRequest {
     /// Whose certificate it is to be.
-    pub subject: Subject,
+    pub subject: CsrSubject,
     /// Who asks.
     pub requester: Requester,
     /// Digest of the public key.
     pub key: String,
     usages: Vec<String>,
-    stage: Stage,
+    stage: RequestStage,
 }
 
-impl Asked {
+impl ParsedRequest {
     /// The life of the node that the certificate is for: the one it is renewed in, or one that begins.
-    pub fn life(&self) -> Option<&str> {
+    pub fn incarnation(&self) -> Option<&str> {
         match (&self.subject, &self.requester) {
-            (Subject::Gateway, _) | (_, Requester::Account(_)) => None,
-            (Subject::Node(_), Requester::Node { life, .. }) => life.as_deref(),
-            (Subject::Node(_), _) => Some(&self.key),
+            (CsrSubject::Gateway, _) | (_, Requester::Account(_)) => None,
+            (CsrSubject::Node(_), Requester::Node { incarnation: life, .. }) => life.as_deref(),
+            (CsrSubject::Node(_), _) => Some(&self.key),
         }
     }
 }
 
 /// How far a request has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum RequestStage {
     New,
     Approved,
     Signed { at: Option<Timestamp> },
@@ -143,26 +143,26 @@ enum Stage {
 
 /// How a node stands with the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum NodeMembership {
     /// Nobody of that name has joined, or it has left.
     Unknown,
     /// It has joined and is silent.
-    Silent,
+    Unreachable,
     /// It has joined and its agent is alive.
-    Alive,
+    Reachable,
     /// It is being removed.
     Leaving,
 }
 
 /// What to do with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CsrVerdict {
     /// It is another signer's, or there is nothing left to do.
     Nothing,
     /// It is right; the token, if there is one, is written down as used first.
     Approve {
         /// A token that nobody has used yet.
-        claim: Option<Seen>,
+        claim: Option<SecretVersion>,
     },
     /// It was approved, here or by a person.
     Sign,
@@ -171,16 +171,16 @@ pub enum Verdict {
     /// It is not what it should be, and is approved already, so that it cannot be denied any more.
     Fail(String),
     /// Its node has shown itself, or had its time: the token has done its work.
-    RemoveToken(Seen),
+    RemoveToken(SecretVersion),
     /// Its node has yet to show itself.
     Wait(Duration),
 }
 
 /// Reads a request; what need not be looked into is a verdict already.
-pub fn read(request: &CertificateSigningRequest) -> Result<Asked, Verdict> {
+pub fn read(request: &CertificateSigningRequest) -> Result<ParsedRequest, CsrVerdict> {
     let spec = &request.spec;
     if spec.signer_name != NODE_SIGNER {
-        return Err(Verdict::Nothing);
+        return Err(CsrVerdict::Nothing);
     }
     let status = request.status.clone().unwrap_or_default();
     let conditions = status.conditions.unwrap_or_default();
@@ -188,71 +188,71 @@ pub fn read(request: &CertificateSigningRequest) -> Result<Asked, Verdict> {
         conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True")
     };
     if has("Denied").is_some() || has("Failed").is_some() {
-        return Err(Verdict::Nothing);
+        return Err(CsrVerdict::Nothing);
     }
     let approved = has("Approved");
     let stage = if status.certificate.is_some_and(|certificate| !certificate.0.is_empty()) {
-        Stage::Signed { at: approved.and_then(|it| it.last_update_time.as_ref()).map(|time| time.0) }
+        RequestStage::Signed { at: approved.and_then(|it| it.last_update_time.as_ref()).map(|time| time.0) }
     } else if approved.is_some() {
-        Stage::Approved
+        RequestStage::Approved
     } else {
-        Stage::New
+        RequestStage::New
     };
     let requester = requester(
         spec.username.as_deref().unwrap_or_default(),
         spec.uid.as_deref().unwrap_or_default(),
         spec.groups.as_deref().unwrap_or_default(),
     );
-    if matches!(stage, Stage::Signed { .. }) && !matches!(requester, Requester::Bootstrap(_)) {
-        return Err(Verdict::Nothing);
+    if matches!(stage, RequestStage::Signed { .. }) && !matches!(requester, Requester::Bootstrap(_)) {
+        return Err(CsrVerdict::Nothing);
     }
     let wrong = |why| match stage {
-        Stage::New => Verdict::Deny(why),
-        Stage::Approved => Verdict::Fail(why),
-        Stage::Signed { .. } => Verdict::Nothing,
+        RequestStage::New => CsrVerdict::Deny(why),
+        RequestStage::Approved => CsrVerdict::Fail(why),
+        RequestStage::Signed { .. } => CsrVerdict::Nothing,
     };
     let identity = sign::read(&spec.request.0).map_err(|error| wrong(error.to_string()))?;
     let subject = subject_of(&identity).map_err(wrong)?;
     let mut usages = spec.usages.clone().unwrap_or_default();
     usages.sort_unstable();
     usages.dedup();
-    Ok(Asked { subject, requester, key: identity.key, usages, stage })
+    Ok(ParsedRequest { subject, requester, key: identity.key, usages, stage })
 }
 
 /// Judges a request; `standing` and `life` are of the node it names, `token` is the one it was asked with.
-pub fn judge(
-    asked: &Asked,
-    standing: Standing,
+pub fn evaluate(
+    asked: &ParsedRequest,
+    standing: NodeMembership,
     life: Option<&str>,
-    token: &Token,
+    token: &TokenState,
     now: Timestamp,
-) -> Verdict {
+) -> CsrVerdict {
     match asked.stage {
-        Stage::New => match refusal(asked, standing, life, token) {
-            Some(why) => Verdict::Deny(why),
-            None => Verdict::Approve {
+        RequestStage::New => match refusal(asked, standing, life, token) {
+            Some(why) => CsrVerdict::Deny(why),
+            None => CsrVerdict::Approve {
                 claim: match token {
-                    Token::Fresh(seen) => Some(seen.clone()),
-                    Token::Gone | Token::Used { .. } => None,
+                    TokenState::Fresh(seen) => Some(seen.clone()),
+                    TokenState::Gone | TokenState::Used { .. } => None,
                 },
             },
         },
         // An approval does not excuse a wrong name, which was read above: a person may approve who,
         // not what.
-        Stage::Approved => match outdated(asked, standing, life, token) {
-            Some(why) => Verdict::Fail(why),
-            None => Verdict::Sign,
+        RequestStage::Approved => match outdated_reason(asked, standing, life, token) {
+            Some(why) => CsrVerdict::Fail(why),
+            None => CsrVerdict::Sign,
         },
-        Stage::Signed { at } => match token {
-            Token::Used { key, seen, .. } if *key == asked.key => {
-                let age = at.map_or(TOKEN_KEPT, |at| now.duration_since(at).unsigned_abs());
-                if standing == Standing::Alive || age >= TOKEN_KEPT {
-                    Verdict::RemoveToken(seen.clone())
+        RequestStage::Signed { at } => match token {
+            TokenState::Used { key, secret: seen, .. } if *key == asked.key => {
+                let age = at.map_or(USED_TOKEN_TTL, |at| now.duration_since(at).unsigned_abs());
+                if standing == NodeMembership::Reachable || age >= USED_TOKEN_TTL {
+                    CsrVerdict::RemoveToken(seen.clone())
                 } else {
-                    Verdict::Wait(LOOK)
+                    CsrVerdict::Wait(POLL_INTERVAL)
                 }
             }
-            Token::Gone | Token::Fresh(_) | Token::Used { .. } => Verdict::Nothing,
+            TokenState::Gone | TokenState::Fresh(_) | TokenState::Used { .. } => CsrVerdict::Nothing,
         },
     }
 }
@@ -264,7 +264,7 @@ fn requester(user: &str, uid: &str, groups: &[String]) -> Requester {
     }
     if let Some(node) = user.strip_prefix(NODE_USER) {
         let life = (!uid.is_empty()).then(|| uid.to_owned());
-        return Requester::Node { node: node.to_owned(), life };
+        return Requester::Node { node: node.to_owned(), incarnation: life };
     }
     if let Some(node) = user.strip_prefix(NODE_ACCOUNT) {
         return Requester::Account(node.to_owned());
@@ -275,17 +275,17 @@ fn requester(user: &str, uid: &str, groups: &[String]) -> Requester {
     Requester::Other(user.to_owned())
 }
 
-fn subject_of(identity: &Identity) -> Result<Subject, String> {
-    let Identity { common_name, organizations, dns_names, other_names, key: _ } = identity;
+fn subject_of(identity: &RequestedIdentity) -> Result<CsrSubject, String> {
+    let RequestedIdentity { common_name, organizations, dns_names, other_names, key: _ } = identity;
     let subject = if common_name == GATEWAY_USER {
-        Subject::Gateway
+        CsrSubject::Gateway
     } else if let Some(node) = common_name.strip_prefix(NODE_USER) {
         if !is_dns_name(node) {
             return Err(format!(
                 "{node:?} is no node name; use lower-case letters, digits, '-' and '.', at most 63 of each part"
             ));
         }
-        Subject::Node(node.to_owned())
+        CsrSubject::Node(node.to_owned())
     } else {
         return Err(format!(
             "the common name is {common_name:?}; a node's is {NODE_USER}NAME, the gateway's {GATEWAY_USER}"
@@ -304,61 +304,61 @@ fn subject_of(identity: &Identity) -> Result<Subject, String> {
     Ok(subject)
 }
 
-fn refusal(asked: &Asked, standing: Standing, known: Option<&str>, token: &Token) -> Option<String> {
-    let Asked { subject, requester, key, usages, stage: _ } = asked;
+fn refusal(asked: &ParsedRequest, standing: NodeMembership, known: Option<&str>, token: &TokenState) -> Option<String> {
+    let ParsedRequest { subject, requester, key, usages, stage: _ } = asked;
     if *usages != USAGES {
         return Some(format!("the usages are {usages:?}; those of {subject} are {USAGES:?}"));
     }
     match (subject, requester) {
-        (Subject::Node(node), Requester::Node { node: own, .. } | Requester::Account(own)) if node == own => {
+        (CsrSubject::Node(node), Requester::Node { node: own, .. } | Requester::Account(own)) if node == own => {
             renewal_refusal(node, requester, standing, known)
         }
-        (Subject::Node(node), Requester::Bootstrap(id)) => {
+        (CsrSubject::Node(node), Requester::Bootstrap(id)) => {
             join_refusal(node, id, key, standing, known, token)
         }
-        (Subject::Gateway, Requester::Gateway) => None,
-        (Subject::Node(node), _) => Some(format!(
+        (CsrSubject::Gateway, Requester::Gateway) => None,
+        (CsrSubject::Node(node), _) => Some(format!(
             "{} may not ask for the certificate of node {node}; join with a token, or ask as the node itself",
-            who(requester)
+            requester_text(requester)
         )),
-        (Subject::Gateway, _) => Some(format!(
+        (CsrSubject::Gateway, _) => Some(format!(
             "{} may not ask for the gateway's certificate; ask as {GATEWAY_USER} or as the ServiceAccount russet-system/russet-gateway",
-            who(requester)
+            requester_text(requester)
         )),
     }
 }
 
 /// Why an approval counts no more: since then the life it was for has ended, or its token is another's.
-fn outdated(asked: &Asked, standing: Standing, known: Option<&str>, token: &Token) -> Option<String> {
-    let Asked { subject, requester, key, .. } = asked;
+fn outdated_reason(asked: &ParsedRequest, standing: NodeMembership, known: Option<&str>, token: &TokenState) -> Option<String> {
+    let ParsedRequest { subject, requester, key, .. } = asked;
     match (subject, requester, token) {
-        (Subject::Node(_), Requester::Bootstrap(id), Token::Fresh(_)) => Some(format!(
+        (CsrSubject::Node(_), Requester::Bootstrap(id), TokenState::Fresh(_)) => Some(format!(
             "nobody wrote down which machine uses the token {id}.… before this was approved; join again, and leave the approval to the operator"
         )),
-        (Subject::Node(node), Requester::Bootstrap(id), _) => {
+        (CsrSubject::Node(node), Requester::Bootstrap(id), _) => {
             join_refusal(node, id, key, standing, known, token)
         }
-        (Subject::Node(node), Requester::Node { .. } | Requester::Account(_), _) => {
+        (CsrSubject::Node(node), Requester::Node { .. } | Requester::Account(_), _) => {
             renewal_refusal(node, requester, standing, known)
         }
-        (Subject::Node(_), Requester::Gateway | Requester::Other(_), _) | (Subject::Gateway, ..) => None,
+        (CsrSubject::Node(_), Requester::Gateway | Requester::Other(_), _) | (CsrSubject::Gateway, ..) => None,
     }
 }
 
 fn renewal_refusal(
     node: &str,
     requester: &Requester,
-    standing: Standing,
+    standing: NodeMembership,
     known: Option<&str>,
 ) -> Option<String> {
     match (standing, requester) {
-        (Standing::Unknown | Standing::Leaving, _) => Some(format!(
+        (NodeMembership::Unknown | NodeMembership::Leaving, _) => Some(format!(
             "node {node} has left the cluster; join it again with a new token of `russet token create`"
         )),
-        (_, Requester::Node { life: None, .. }) if known.is_some() => Some(format!(
+        (_, Requester::Node { incarnation: None, .. }) if known.is_some() => Some(format!(
             "another machine has joined as node {node} since, or an API server or operator of an older release answered in between: the node has a life, and the request says none; bring the control plane to one release, then join again with a new token of `russet token create`, another machine under another --node-name"
         )),
-        (_, Requester::Node { life, .. }) if life.as_deref() != known => Some(format!(
+        (_, Requester::Node { incarnation: life, .. }) if life.as_deref() != known => Some(format!(
             "another machine has joined as node {node} since; join this one under another --node-name, with a new token of `russet token create`"
         )),
         _ => None,
@@ -369,40 +369,40 @@ fn join_refusal(
     node: &str,
     id: &str,
     key: &str,
-    standing: Standing,
+    standing: NodeMembership,
     known: Option<&str>,
-    token: &Token,
+    token: &TokenState,
 ) -> Option<String> {
     match token {
-        Token::Gone => {
+        TokenState::Gone => {
             return Some(format!(
                 "the token {id}.… is used up or was not made by `russet token create`; make a new one for this machine"
             ));
         }
         // The same machine asks again: it lost the answer, not its key. A life of another machine that has
         // begun since it ends no more easily than with a new token.
-        Token::Used { node: by, key: with, .. } if by == node && with == key => {
+        TokenState::Used { node: by, key: with, .. } if by == node && with == key => {
             if known == Some(key) {
                 return None;
             }
         }
-        Token::Used { node: by, .. } => {
+        TokenState::Used { node: by, .. } => {
             return Some(format!(
                 "the token {id}.… was used by node {by}, and a token is good for one machine; make another one with `russet token create`"
             ));
         }
-        Token::Fresh(_) => {}
+        TokenState::Fresh(_) => {}
     }
     match standing {
-        Standing::Alive => Some(format!(
+        NodeMembership::Reachable => Some(format!(
             "node {node} is joined and alive; choose another --node-name, or stop the other machine first"
         )),
-        Standing::Leaving => Some(format!("node {node} is still leaving; join again in a few minutes")),
-        Standing::Silent | Standing::Unknown => None,
+        NodeMembership::Leaving => Some(format!("node {node} is still leaving; join again in a few minutes")),
+        NodeMembership::Unreachable | NodeMembership::Unknown => None,
     }
 }
 
-fn who(requester: &Requester) -> String {
+fn requester_text(requester: &Requester) -> String {
     match requester {
         Requester::Bootstrap(id) => format!("a machine with the join token {id}.…"),
         Requester::Node { node, .. } | Requester::Account(node) => format!("node {node}"),

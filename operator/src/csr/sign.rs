@@ -13,19 +13,19 @@ use rcgen::{
 use sha2::Digest as _;
 use thiserror::Error;
 
-use super::decide::Subject;
+use super::decide::CsrSubject;
 
 /// Thirty days: long enough for a machine that is put away over a holiday, short enough that a
 /// stolen one is out by itself within a month. Agents renew after twenty.
-const LIFETIME_SECONDS: i64 = 30 * 24 * 3600;
+const MAX_LIFETIME_SECONDS: i64 = 30 * 24 * 3600;
 /// The shortest life anybody may ask for, as on Kubernetes.
-const SHORTEST_SECONDS: i64 = 600;
+const MIN_LIFETIME_SECONDS: i64 = 600;
 /// Machines' clocks differ a little; a certificate from the future would be refused.
 const SKEW_SECONDS: i64 = 300;
 /// The attribute of a subject from which API servers take a user's UID.
 const USER_UID: [u64; 8] = [1, 3, 6, 1, 4, 1, 57683, 2];
 /// Another longest life, in seconds, for tests of renewal; also shorter than anybody may ask for.
-const LIFETIME_VARIABLE: &str = "RUSSET_CERTIFICATE_SECONDS";
+const LIFETIME_ENV: &str = "RUSSET_CERTIFICATE_SECONDS";
 
 /// Why a request cannot be read or signed.
 #[derive(Debug, Error)]
@@ -51,7 +51,7 @@ pub enum SignError {
 
 /// Who a request says it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct RequestedIdentity {
     /// Common name.
     pub common_name: String,
     /// Organisations.
@@ -65,7 +65,7 @@ pub struct Identity {
 }
 
 /// Reads a PEM request and verifies that it is signed with its own key.
-pub fn read(pem: &[u8]) -> Result<Identity, SignError> {
+pub fn read(pem: &[u8]) -> Result<RequestedIdentity, SignError> {
     let request = parse(pem)?;
     let key =
         format!("sha256:{}", hex::encode(sha2::Sha256::digest(request.public_key.subject_public_key_info())));
@@ -75,7 +75,7 @@ pub fn read(pem: &[u8]) -> Result<Identity, SignError> {
         DnValue::PrintableString(text) => text.as_str().to_owned(),
         other => format!("{other:?}"),
     };
-    let mut identity = Identity { key, ..Identity::default() };
+    let mut identity = RequestedIdentity { key, ..RequestedIdentity::default() };
     for (kind, value) in distinguished_name.iter() {
         match kind {
             DnType::CommonName => identity.common_name = text(value),
@@ -93,9 +93,9 @@ pub fn read(pem: &[u8]) -> Result<Identity, SignError> {
 }
 
 /// How long certificates live unless less is asked for.
-pub fn longest() -> i64 {
-    let set = std::env::var(LIFETIME_VARIABLE).ok().and_then(|text| text.parse().ok());
-    set.unwrap_or(LIFETIME_SECONDS).max(1)
+pub fn max_lifetime_seconds() -> i64 {
+    let set = std::env::var(LIFETIME_ENV).ok().and_then(|text| text.parse().ok());
+    set.unwrap_or(MAX_LIFETIME_SECONDS).max(1)
 }
 
 /// Signs the key of a request as that subject's, in that life of it, for at most `longest` seconds;
@@ -103,7 +103,7 @@ pub fn longest() -> i64 {
 pub fn sign(
     secret: &Secret,
     pem: &[u8],
-    subject: &Subject,
+    subject: &CsrSubject,
     life: Option<&str>,
     seconds: Option<i32>,
     longest: i64,
@@ -115,7 +115,7 @@ pub fn sign(
     };
     let key = KeyPair::from_pem(field("tls.key")?).map_err(SignError::Authority)?;
     let certificates = field("tls.crt")?;
-    let pair = is_pair(certificates, &key);
+    let pair = is_key_of_first(certificates, &key);
     let issuer = Issuer::from_ca_cert_pem(certificates, key).map_err(SignError::Authority)?;
     if !pair {
         return Err(SignError::Pair);
@@ -140,7 +140,7 @@ pub fn sign(
     // Serial numbers are positive.
     serial[0] &= 0x7f;
     params.serial_number = Some(SerialNumber::from_slice(&serial));
-    let seconds = seconds.map_or(longest, i64::from).max(SHORTEST_SECONDS).min(longest);
+    let seconds = seconds.map_or(longest, i64::from).max(MIN_LIFETIME_SECONDS).min(longest);
     // A clock before 1970 makes a certificate that has ended; that is what such a clock deserves.
     let since_1970 = |second: i64| Duration::from_secs(u64::try_from(second).unwrap_or(0));
     // Back-dated by no more than it lives, or a short life would look half over at its beginning.
@@ -152,7 +152,7 @@ pub fn sign(
 }
 
 /// Whether that is the key of the first of these certificates.
-fn is_pair(certificates: &str, key: &KeyPair) -> bool {
+fn is_key_of_first(certificates: &str, key: &KeyPair) -> bool {
     x509_parser::pem::parse_x509_pem(certificates.as_bytes()).is_ok_and(|(_, first)| {
         first.parse_x509().is_ok_and(|it| *it.public_key().subject_public_key.data == *key.der_bytes())
     })
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_holds_what_is_set_here_and_nothing_that_was_asked_for() {
+    fn certificate_takes_only_the_key_from_the_request() {
         let mut asked = CertificateParams::new(vec!["bank.example".to_owned()]).unwrap();
         asked.distinguished_name.push(DnType::CommonName, "admin");
         asked.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -193,10 +193,10 @@ mod tests {
         let certificate = sign(
             &authority(),
             pem.as_bytes(),
-            &Subject::Node("a".into()),
+            &CsrSubject::Node("a".into()),
             Some("first"),
             Some(3600),
-            LIFETIME_SECONDS,
+            MAX_LIFETIME_SECONDS,
             now,
         )
         .unwrap();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_lives_no_longer_than_the_longest_and_is_back_dated_by_no_more_than_it_lives() {
+    fn certificate_lifetime_and_backdating_are_bounded() {
         let key = KeyPair::generate().unwrap();
         let pem = CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
@@ -228,7 +228,7 @@ mod tests {
             (Some(3600), 6, 6, 6),
         ] {
             let certificate =
-                sign(&authority(), pem.as_bytes(), &Subject::Gateway, None, asked, longest, now).unwrap();
+                sign(&authority(), pem.as_bytes(), &CsrSubject::Gateway, None, asked, longest, now).unwrap();
             let (_, der) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
             let parsed = der.parse_x509().unwrap();
             let validity = parsed.validity();
@@ -243,7 +243,7 @@ mod tests {
         let key = KeyPair::generate().unwrap();
         let pem = CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
         let signed = |authority: &Secret| {
-            sign(authority, pem.as_bytes(), &Subject::Gateway, None, None, 600, Timestamp::now())
+            sign(authority, pem.as_bytes(), &CsrSubject::Gateway, None, None, 600, Timestamp::now())
         };
         let [mut first, second] = [authority(), authority()].map(|it| it.data.unwrap());
         first.get_mut("tls.crt").unwrap().0.extend_from_slice(&second["tls.crt"].0);
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn an_incomplete_authority_is_named() {
-        let error = sign(&Secret::default(), b"", &Subject::Gateway, None, None, 600, Timestamp::UNIX_EPOCH)
+        let error = sign(&Secret::default(), b"", &CsrSubject::Gateway, None, None, 600, Timestamp::UNIX_EPOCH)
             .unwrap_err();
         assert!(error.to_string().contains("lacks tls.key"), "{error}");
     }

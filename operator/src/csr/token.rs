@@ -7,7 +7,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 
 use crate::ssa;
-use crate::tokens::{NAMESPACE, secret_name};
+use crate::join_tokens::{NAMESPACE, secret_name};
 
 /// Annotation on a token's Secret: the node that used it.
 const NODE: &str = "russet.dev/used-by-node";
@@ -16,11 +16,11 @@ const KEY: &str = "russet.dev/used-with-key";
 
 /// What is known of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Token {
+pub enum TokenState {
     /// There is none that this operator may see: it was used up, or not made for Russet.
     Gone,
     /// Nobody has used it.
-    Fresh(Seen),
+    Fresh(SecretVersion),
     /// It was used.
     Used {
         /// By this node.
@@ -28,13 +28,13 @@ pub enum Token {
         /// With this key.
         key: String,
         /// The Secret.
-        seen: Seen,
+        secret: SecretVersion,
     },
 }
 
 /// A Secret as it was seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct SecretVersion {
     uid: Option<String>,
     version: Option<String>,
 }
@@ -44,27 +44,27 @@ fn secrets(client: &Client) -> Api<Secret> {
 }
 
 /// Looks at a token. `russet token create` lets the operator see each of its tokens, and no others.
-pub async fn observe(client: &Client, id: &str) -> Result<Token, kube::Error> {
+pub async fn observe(client: &Client, id: &str) -> Result<TokenState, kube::Error> {
     match secrets(client).get(&secret_name(id)).await {
         Ok(secret) => Ok(read(&secret)),
-        Err(error) if ssa::is_code(&error, 404) || ssa::is_code(&error, 403) => Ok(Token::Gone),
+        Err(error) if ssa::is_code(&error, 404) || ssa::is_code(&error, 403) => Ok(TokenState::Gone),
         Err(error) => Err(error),
     }
 }
 
-fn read(secret: &Secret) -> Token {
+fn read(secret: &Secret) -> TokenState {
     if secret.metadata.deletion_timestamp.is_some() {
-        return Token::Gone;
+        return TokenState::Gone;
     }
-    let seen = Seen { uid: secret.uid(), version: secret.resource_version() };
+    let seen = SecretVersion { uid: secret.uid(), version: secret.resource_version() };
     match (secret.annotations().get(NODE), secret.annotations().get(KEY)) {
-        (Some(node), Some(key)) => Token::Used { node: node.clone(), key: key.clone(), seen },
-        _ => Token::Fresh(seen),
+        (Some(node), Some(key)) => TokenState::Used { node: node.clone(), key: key.clone(), secret: seen },
+        _ => TokenState::Fresh(seen),
     }
 }
 
 /// Writes down who uses a token; fails when somebody else was faster.
-pub async fn claim(client: &Client, id: &str, seen: &Seen, node: &str, key: &str) -> Result<(), kube::Error> {
+pub async fn claim(client: &Client, id: &str, seen: &SecretVersion, node: &str, key: &str) -> Result<(), kube::Error> {
     let patch = json!({"metadata": {
         "resourceVersion": seen.version,
         "annotations": {NODE: node, KEY: key},
@@ -73,7 +73,7 @@ pub async fn claim(client: &Client, id: &str, seen: &Seen, node: &str, key: &str
 }
 
 /// Removes a token that has done its work, and with it everything it owns.
-pub async fn remove(client: &Client, id: &str, seen: &Seen) -> Result<(), kube::Error> {
+pub async fn remove(client: &Client, id: &str, seen: &SecretVersion) -> Result<(), kube::Error> {
     let preconditions = Preconditions { uid: seen.uid.clone(), resource_version: None };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match secrets(client).delete(&secret_name(id), &params).await {

@@ -8,19 +8,19 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource as _, ResourceExt as _};
 use russet_crds::{LocalReference, ModelCopy, ModelDeployment, ShardGroup, ShardGroupSpec, names};
 use russet_plan::ValidDeployment;
-use russet_plan::place::NewGroup;
+use russet_plan::placement::NewGroup;
 
-use super::decide::Planned;
-use super::{Error, Resources, ask, preempt};
+use super::decide::PlannedDeployment;
+use super::{Error, Resources, approvals, preempt};
 use crate::context::Context;
-use crate::group::owned;
+use crate::group::operator_fields;
 use crate::{model, ssa};
 
 /// What there is now.
 #[derive(Clone, Debug)]
-pub struct Applied {
+pub struct AppliedDeployment {
     /// What was carried out.
-    pub planned: Planned,
+    pub planned: PlannedDeployment,
     /// The deployment's groups that stay, the new ones among them.
     pub groups: Vec<Arc<ShardGroup>>,
     /// How many groups are on their way out.
@@ -30,28 +30,28 @@ pub struct Applied {
 /// Writes everything that was planned.
 pub async fn apply(
     context: &Context,
-    resources: Resources<Planned>,
+    resources: Resources<PlannedDeployment>,
     now: Timestamp,
-) -> Result<Resources<Applied>, Error> {
+) -> Result<Resources<AppliedDeployment>, Error> {
     let Resources { deployment, stage: planned } = resources;
     let name = deployment.name_any();
     preempt::apply(context, &deployment, &planned.placement.preempt, now).await?;
     if planned.valid.is_some() {
-        ask::apply(context, &deployment, &planned.placement.asks, now).await?;
+        approvals::apply(context, &deployment, &planned.placement.approval_requests, now).await?;
     }
     let copies: Api<ModelCopy> = Api::all(context.client.clone());
     for spec in &planned.copies {
         let copy = names::model_copy(&spec.model_ref.namespace, &spec.model_ref.name, &spec.node_name);
         let known = context.stores.copies.get(&ObjectRef::new(&copy));
         let as_asked =
-            |known: &ModelCopy| known.spec.work() == *spec || known.metadata.deletion_timestamp.is_some();
+            |known: &ModelCopy| known.spec.agent_work() == *spec || known.metadata.deletion_timestamp.is_some();
         if known.as_deref().is_some_and(as_asked) {
             continue;
         }
-        let asked = model::ask(&copies, spec, known.as_deref()).await;
+        let asked = model::request_files(&copies, spec, known.as_deref()).await;
         asked.map_err(|source| Error::Copy { name: name.clone(), copy, source })?;
     }
-    let api: Api<ShardGroup> = ssa::beside(&context.client, deployment.as_ref());
+    let api: Api<ShardGroup> = ssa::namespaced_api(&context.client, deployment.as_ref());
     let failed = |group: &str| {
         let (name, group) = (name.clone(), group.to_owned());
         move |source| Error::Group { name, group, source }
@@ -73,14 +73,14 @@ pub async fn apply(
             leaving += 1;
         } else if planned.valid.is_some() && group.spec.tier_ref != deployment.spec.tier_ref {
             let spec = ShardGroupSpec { tier_ref: deployment.spec.tier_ref.clone(), ..group.spec.clone() };
-            let group = ssa::apply(&api, &owned(group, spec)).await.map_err(failed(&group.name_any()))?;
+            let group = ssa::apply(&api, &operator_fields(group, spec)).await.map_err(failed(&group.name_any()))?;
             groups.push(Arc::new(group));
         } else {
             groups.push(group.clone());
         }
     }
     groups.sort_by_key(|group| (group.spec.replica, group.name_any()));
-    Ok(Resources { deployment, stage: Applied { planned, groups, leaving } })
+    Ok(Resources { deployment, stage: AppliedDeployment { planned, groups, leaving } })
 }
 
 fn group_object(deployment: &ModelDeployment, valid: Option<&ValidDeployment>, new: &NewGroup) -> ShardGroup {

@@ -8,27 +8,27 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{Model, ModelCopySpec, Want};
-use russet_plan::obstacle::{Obstacle, obstacle};
-use russet_plan::place::{place_as, scale_down};
-use russet_plan::solve::{Advice, solve};
+use russet_crds::{Model, ModelCopySpec, CopyMode};
+use russet_plan::precondition::{UnmetPrecondition, unmet_precondition};
+use russet_plan::placement::{place_with, scale_down};
+use russet_plan::joint_placement::{JointPlan, solve};
 use russet_plan::validate::{read_at, until_idle};
 use russet_plan::{Note, Placement, ValidDeployment, note};
 
 use super::Resources;
-use super::apply::Applied;
-use super::observe::Observed;
+use super::apply::AppliedDeployment;
+use super::observe::ObservedDeployment;
 use crate::model::copy_spec;
 
 /// What to write for a deployment.
 #[derive(Clone, Debug)]
-pub struct Planned {
+pub struct PlannedDeployment {
     /// What it was decided on.
-    pub observed: Observed,
+    pub observed: ObservedDeployment,
     /// The deployment, when it makes sense.
     pub valid: Option<ValidDeployment>,
     /// Why it cannot be planned, when it cannot.
-    pub obstacle: Option<Obstacle>,
+    pub unmet_precondition: Option<UnmetPrecondition>,
     /// Which groups stay, come and go.
     pub placement: Placement,
     /// Why.
@@ -38,35 +38,35 @@ pub struct Planned {
 }
 
 /// Plans.
-pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
+pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDeployment> {
     let Resources { deployment, stage: observed } = resources;
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
-    let checked = match obstacle(&namespace, &deployment.spec, |name| named(&observed.models, name)) {
+    let checked = match unmet_precondition(&namespace, &deployment.spec, |name| named(&observed.models, name)) {
         Some(obstacle) => Err((obstacle, Vec::new())),
         None => read_at(&observed.view, &deployment, observed.now).map_err(|notes| {
             let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
-            (Obstacle { reason, message: note::join(&notes), stalled: true }, notes)
+            (UnmetPrecondition { reason, message: note::join(&notes), stalled: true }, notes)
         }),
     };
     let stage = match checked {
         Ok(valid) => {
-            let (placement, notes) = place_as(&observed.view, &valid, &advice(&observed, &valid));
+            let (placement, notes) = place_with(&observed.view, &valid, &joint_plan(&observed, &valid));
             let copies = copies(&observed, &valid.model, &placement);
-            Planned { observed, valid: Some(valid), obstacle: None, placement, notes, copies }
+            PlannedDeployment { observed, valid: Some(valid), unmet_precondition: None, placement, notes, copies }
         }
         Err((obstacle, notes)) => {
             // Even a deployment that makes no sense may be scaled down.
             let placement = scale_down(&observed.view, &namespace, &name, deployment.spec.replicas);
             let obstacle = (deployment.spec.replicas > 0).then_some(obstacle);
-            Planned { observed, valid: None, obstacle, placement, notes, copies: Vec::new() }
+            PlannedDeployment { observed, valid: None, unmet_precondition: obstacle, placement, notes, copies: Vec::new() }
         }
     };
     Resources { deployment, stage }
 }
 
 /// When the answer may be another one though nothing happens: what it waits for has run for long enough then.
-pub fn again(resources: &Resources<Applied>, now: Timestamp) -> Option<Duration> {
-    let Resources { deployment, stage: Applied { planned, .. } } = resources;
+pub fn requeue_after(resources: &Resources<AppliedDeployment>, now: Timestamp) -> Option<Duration> {
+    let Resources { deployment, stage: AppliedDeployment { planned, .. } } = resources;
     let idle = until_idle(&planned.observed.view, deployment, now);
     let times = planned.notes.iter().filter_map(|note| match note {
         Note::Resident { until, .. } => Some(*until),
@@ -77,30 +77,30 @@ pub fn again(resources: &Resources<Applied>, now: Timestamp) -> Option<Duration>
 }
 
 /// Where its new replicas go when everything that waits is placed together.
-fn advice(observed: &Observed, valid: &ValidDeployment) -> Advice {
-    let rivals = observed.rivals.iter().filter_map(|(deployment, models)| {
+fn joint_plan(observed: &ObservedDeployment, valid: &ValidDeployment) -> JointPlan {
+    let competitors = observed.competitors.iter().filter_map(|(deployment, models)| {
         let namespace = deployment.namespace().unwrap_or_default();
-        match obstacle(&namespace, &deployment.spec, |name| named(models, name)) {
+        match unmet_precondition(&namespace, &deployment.spec, |name| named(models, name)) {
             Some(_) => None,
             None => read_at(&observed.view, deployment, observed.now).ok(),
         }
     });
-    let rivals: Vec<ValidDeployment> = rivals.collect();
-    if rivals.is_empty() {
-        return Advice::default();
+    let competitors: Vec<ValidDeployment> = competitors.collect();
+    if competitors.is_empty() {
+        return JointPlan::default();
     }
-    let all: Vec<&ValidDeployment> = rivals.iter().chain([valid]).collect();
+    let all: Vec<&ValidDeployment> = competitors.iter().chain([valid]).collect();
     solve(&observed.view, &all)
 }
 
 /// Every node of every current group holds the files of the model, and that of rank 0 those of the draft model.
-fn copies(observed: &Observed, model: &str, placement: &Placement) -> Vec<ModelCopySpec> {
+fn copies(observed: &ObservedDeployment, model: &str, placement: &Placement) -> Vec<ModelCopySpec> {
     let kept = placement.keep.iter().filter_map(|key| observed.view.groups.get(key));
     let kept = kept.filter(|group| group.model == model).flat_map(|group| group.files());
     let created = placement.create.iter().flat_map(|new| new.plan.files(model));
     let ahead = placement.prefetch.iter().map(|(model, node)| (model.as_str(), node.as_str()));
     let files: BTreeSet<(&str, &str)> = kept.chain(created).chain(ahead).collect();
-    let copy = |(model, node)| Some(copy_spec(named(&observed.models, model)?, node, Want::Files));
+    let copy = |(model, node)| Some(copy_spec(named(&observed.models, model)?, node, CopyMode::Files));
     files.into_iter().filter_map(copy).collect()
 }
 

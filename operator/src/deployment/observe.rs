@@ -11,14 +11,14 @@ use russet_crds::{Model, ModelDeployment, ShardGroup};
 use russet_plan::Snapshot;
 use russet_plan::cluster::until_lost;
 
-use super::apply::Applied;
+use super::apply::AppliedDeployment;
 use super::{Error, Resources};
-use crate::cluster;
+use crate::snapshot;
 use crate::context::Context;
 
 /// A deployment and everything its plan depends on.
 #[derive(Clone, Debug)]
-pub struct Observed {
+pub struct ObservedDeployment {
     /// When it was seen.
     pub now: Timestamp,
     /// The Models it names, those there are, and those of what answered last, which is planned where what is asked for
@@ -27,15 +27,15 @@ pub struct Observed {
     /// The cluster.
     pub view: Arc<Snapshot>,
     /// The other deployments, each with its Models; only where something is about to be placed.
-    pub rivals: Vec<Rival>,
+    pub competitors: Vec<Competitor>,
     /// The deployment's own groups, those being deleted included.
     pub groups: Vec<Arc<ShardGroup>>,
 }
 
 /// From the caches.
-pub fn cached(context: &Context, deployment: &Arc<ModelDeployment>, now: Timestamp) -> Resources<Observed> {
-    let models = cluster::models(context, deployment);
-    let view = cluster::view(context, now);
+pub fn cached(context: &Context, deployment: &Arc<ModelDeployment>, now: Timestamp) -> Resources<ObservedDeployment> {
+    let models = snapshot::models(context, deployment);
+    let view = snapshot::snapshot(context, now);
     observed(deployment, models, Vec::new(), view, context.stores.groups.state(), now)
 }
 
@@ -44,45 +44,45 @@ pub async fn live(
     context: &Context,
     deployment: &Arc<ModelDeployment>,
     now: Timestamp,
-) -> Result<Resources<Observed>, Error> {
-    let rivals = rivals(context, deployment);
-    let models = cluster::models(context, deployment);
-    let cluster = cluster::live(context, context.stores.models.state())
+) -> Result<Resources<ObservedDeployment>, Error> {
+    let competitors = competitors(context, deployment);
+    let models = snapshot::models(context, deployment);
+    let cluster = snapshot::live(context, context.stores.models.state())
         .await
         .map_err(|source| Error::Observe { name: deployment.name_any(), source })?;
-    Ok(observed(deployment, models, rivals, Arc::new(cluster.snapshot(now)), cluster.groups, now))
+    Ok(observed(deployment, models, competitors, Arc::new(cluster.snapshot(now)), cluster.groups, now))
 }
 
-type Rival = (Arc<ModelDeployment>, Vec<Arc<Model>>);
+type Competitor = (Arc<ModelDeployment>, Vec<Arc<Model>>);
 
 /// The other deployments.
-fn rivals(context: &Context, deployment: &ModelDeployment) -> Vec<Rival> {
+fn competitors(context: &Context, deployment: &ModelDeployment) -> Vec<Competitor> {
     let mut others = context.stores.deployments.state();
     others.retain(|other| {
         other.metadata.uid != deployment.metadata.uid && other.metadata.deletion_timestamp.is_none()
     });
-    others.into_iter().map(|other| (other.clone(), cluster::models(context, &other))).collect()
+    others.into_iter().map(|other| (other.clone(), snapshot::models(context, &other))).collect()
 }
 
 fn observed(
     deployment: &Arc<ModelDeployment>,
     models: Vec<Arc<Model>>,
-    rivals: Vec<Rival>,
+    competitors: Vec<Competitor>,
     view: Arc<Snapshot>,
     mut groups: Vec<Arc<ShardGroup>>,
     now: Timestamp,
-) -> Resources<Observed> {
+) -> Resources<ObservedDeployment> {
     let namespace = deployment.namespace().unwrap_or_default();
     groups.retain(|group| {
         group.namespace().as_deref() == Some(&namespace)
             && group.spec.deployment_ref.name == deployment.name_any()
     });
     groups.sort_by_key(|group| (group.spec.replica, group.name_any()));
-    Resources { deployment: deployment.clone(), stage: Observed { now, models, view, rivals, groups } }
+    Resources { deployment: deployment.clone(), stage: ObservedDeployment { now, models, view, competitors, groups } }
 }
 
 /// When the next node of this deployment will count as lost; nothing else wakes it then.
-pub fn next_loss(context: &Context, applied: &Resources<Applied>, now: Timestamp) -> Option<Duration> {
+pub fn until_next_loss(context: &Context, applied: &Resources<AppliedDeployment>, now: Timestamp) -> Option<Duration> {
     let members = applied.stage.groups.iter().flat_map(|group| &group.spec.plan.members);
     members
         .filter_map(|member| {

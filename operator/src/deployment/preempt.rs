@@ -5,7 +5,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{ModelDeployment, ShardGroup};
-use russet_plan::snapshot::Key;
+use russet_plan::snapshot::ObjectKey;
 
 use super::Error;
 use crate::context::Context;
@@ -15,7 +15,7 @@ use crate::ssa;
 pub async fn apply(
     context: &Context,
     deployment: &ModelDeployment,
-    victims: &[Key],
+    victims: &[ObjectKey],
     now: Timestamp,
 ) -> Result<(), Error> {
     let name = deployment.name_any();

@@ -8,14 +8,14 @@ use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::{ModelDeployment, PlacementReport};
 
-use super::apply::Applied;
+use super::apply::AppliedDeployment;
 use super::{Error, Resources, status};
 use crate::context::Context;
 use crate::group::missing_files;
 use crate::ssa;
 
 /// Writes the status when it differs.
-pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timestamp) -> Result<(), Error> {
+pub async fn report(context: &Context, applied: &Resources<AppliedDeployment>, now: Timestamp) -> Result<(), Error> {
     let deployment = &applied.deployment;
     let namespace = deployment.namespace().unwrap_or_default();
     let mut missing = BTreeMap::new();
@@ -23,9 +23,9 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
         missing.extend(missing_files(context, &namespace, &group.spec));
     }
     let name = deployment.name_any();
-    let api: Api<ModelDeployment> = ssa::beside(&context.client, deployment.as_ref());
+    let api: Api<ModelDeployment> = ssa::namespaced_api(&context.client, deployment.as_ref());
     let mut status = status::status(applied, &missing, now);
-    if status::forgets_why(deployment, &status) {
+    if status::lacks_reason(deployment, &status) {
         // The cache may not have seen what was written when the plan was made.
         let there =
             api.get_opt(&name).await.map_err(|source| Error::Report { name: name.clone(), source })?;
@@ -39,7 +39,7 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
     if let Some(placed) = placed.filter(|_| tried) {
         context.metrics.placements.with_label_values(&[&placed.reason]).inc();
     }
-    if deployment.status.clone().map(status::own).as_ref() == Some(&status) {
+    if deployment.status.clone().map(status::operator_fields).as_ref() == Some(&status) {
         return Ok(());
     }
     ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
@@ -84,7 +84,7 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
 }
 
 /// The same with this report of an earlier plan.
-fn reported(applied: &Resources<Applied>, placement: PlacementReport) -> Resources<Applied> {
+fn reported(applied: &Resources<AppliedDeployment>, placement: PlacementReport) -> Resources<AppliedDeployment> {
     let mut deployment = ModelDeployment::clone(&applied.deployment);
     deployment.status.get_or_insert_default().placement = Some(placement);
     Resources { deployment: Arc::new(deployment), stage: applied.stage.clone() }

@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
-use russet_crds::{GroupPlan, Measured, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
-use russet_plan::place::{STAYS, is_current, shown};
-use russet_plan::rollout::{ATTEMPTS, learned};
-use russet_plan::validate::Rest;
+use russet_crds::{GroupPlan, MeasuredThroughput, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
+use russet_plan::placement::{UNCHANGED_REASON, is_current, status_report};
+use russet_plan::auto_revert::{MAX_ATTEMPTS, record_outcome};
+use russet_plan::validate::IdleReason;
 use russet_plan::{Note, note};
 
 use super::Resources;
-use super::apply::Applied;
+use super::apply::AppliedDeployment;
 
 /// How a deployment fares.
-struct Verdict {
+struct ReadySummary {
     ready: bool,
     stalled: bool,
     reason: Reason,
@@ -23,7 +23,7 @@ struct Verdict {
 }
 
 /// The part of a status that this controller writes: demand is the gateways', ScalingActive the autoscaler's.
-pub fn own(mut status: ModelDeploymentStatus) -> ModelDeploymentStatus {
+pub fn operator_fields(mut status: ModelDeploymentStatus) -> ModelDeploymentStatus {
     status.demand.clear();
     status.conditions.retain(|condition| condition.type_ != format!("{:?}", Type::ScalingActive));
     status
@@ -31,22 +31,22 @@ pub fn own(mut status: ModelDeploymentStatus) -> ModelDeploymentStatus {
 
 /// The status; `missing` says what nodes lack of the files.
 pub fn status(
-    resources: &Resources<Applied>,
+    resources: &Resources<AppliedDeployment>,
     missing: &BTreeMap<String, String>,
     now: Timestamp,
 ) -> ModelDeploymentStatus {
-    let Resources { deployment, stage: Applied { planned, groups, leaving } } = resources;
-    let mut status = deployment.status.clone().map(own).unwrap_or_default();
+    let Resources { deployment, stage: AppliedDeployment { planned, groups, leaving } } = resources;
+    let mut status = deployment.status.clone().map(operator_fields).unwrap_or_default();
     let generation = deployment.metadata.generation;
     let asked = deployment.spec.replicas;
-    let rest = planned.valid.as_ref().and_then(|valid| valid.rest.as_ref()).filter(|_| asked > 0);
+    let rest = planned.valid.as_ref().and_then(|valid| valid.idle_reason.as_ref()).filter(|_| asked > 0);
     let wanted = if rest.is_some() { 0 } else { asked };
-    let stopped = rest.map_or((Reason::Stopped, "scaled to zero".to_owned()), resting);
+    let stopped = rest.map_or((Reason::Stopped, "scaled to zero".to_owned()), idle_condition);
     let current: Vec<&ShardGroup> =
         groups.iter().map(AsRef::as_ref).filter(|group| is_new(planned, group)).collect();
     let replicas: BTreeSet<i32> = groups.iter().map(|group| group.spec.replica).collect();
     let answering: BTreeSet<i32> =
-        groups.iter().filter(|group| answers(group)).map(|group| group.spec.replica).collect();
+        groups.iter().filter(|group| is_ready(group)).map(|group| group.spec.replica).collect();
 
     status.observed_generation = generation;
     status.replicas = count(replicas.len());
@@ -57,32 +57,32 @@ pub fn status(
     status.nodes =
         nodes(if current.is_empty() { groups.iter().map(AsRef::as_ref).collect() } else { current.clone() });
     let plans: Vec<&GroupPlan> = current.iter().map(|group| &group.spec.plan).collect();
-    status.placement = shown(&planned.placement, &plans, &planned.notes, status.placement);
+    status.placement = status_report(&planned.placement, &plans, &planned.notes, status.placement);
     if let Some(placement) = &mut status.placement {
         placement.measured = measured(&current);
     }
 
-    let verdict = verdict(resources, &current);
+    let verdict = ready_summary(resources, &current);
     if let Some(want) = planned.valid.as_ref().filter(|want| want.replicas > 0) {
         let failing = current.iter().find(|group| {
-            !answers(group) && group.status.as_ref().is_some_and(|status| status.restarts >= ATTEMPTS)
+            !is_ready(group) && group.status.as_ref().is_some_and(|status| status.restarts >= MAX_ATTEMPTS)
         });
         let why = |group: &ShardGroup| group.status.as_ref()?.last_loss.clone();
         let says = failing
             .map(|group| format!("ShardGroup {}: {}", group.name_any(), why(group).unwrap_or_default()));
-        status.rollout = learned(status.rollout, want, verdict.ready, says.as_deref());
+        status.rollout = record_outcome(status.rollout, want, verdict.ready, says.as_deref());
     }
     let has_asked = get(&status.conditions, Type::AwaitingApproval).is_some();
     let mut set = |kind, value, reason, message: &str| {
         conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
     };
-    match (&planned.obstacle, wanted) {
+    match (&planned.unmet_precondition, wanted) {
         (_, 0) => set(Type::Placed, true, stopped.0, &stopped.1),
         (Some(obstacle), _) => set(Type::Placed, false, obstacle.reason, &obstacle.message),
         (None, _) if planned.placement.waiting.is_empty() => {
             let decision =
                 status.placement.as_ref().map(|placement| placement.decision.as_str()).unwrap_or_default();
-            let warns = |note: &&Note| matches!(note, Note::Outside { .. } | Note::Severed { .. });
+            let warns = |note: &&Note| matches!(note, Note::OutsidePools { .. } | Note::CableLost { .. });
             let warnings: Vec<Note> = planned.notes.iter().filter(warns).cloned().collect();
             match warnings.first() {
                 None => set(Type::Placed, true, Reason::PlanFound, decision),
@@ -93,7 +93,7 @@ pub fn status(
             }
         }
         (None, _) => {
-            let (reason, _) = waiting(&planned.notes);
+            let (reason, _) = waiting_reason(&planned.notes);
             set(Type::Placed, false, reason, &note::join(&planned.notes));
         }
     }
@@ -110,7 +110,7 @@ pub fn status(
         }
         (_, false, false) => set(Type::CopiesReady, false, Reason::WaitingForCopies, &lacking.join("; ")),
     }
-    let asks: Vec<&str> = planned.placement.asks.iter().map(|ask| ask.message.as_str()).collect();
+    let asks: Vec<&str> = planned.placement.approval_requests.iter().map(|ask| ask.message.as_str()).collect();
     match asks.first() {
         Some(ask) => set(Type::AwaitingApproval, true, Reason::AwaitingApproval, ask),
         None if has_asked => {
@@ -130,7 +130,7 @@ pub fn status(
     }
     // A settled deployment whose former groups still leave is settled all the same.
     let progressing = !verdict.ready && !verdict.stalled;
-    let Verdict { ready, stalled, reason, message } = verdict;
+    let ReadySummary { ready, stalled, reason, message } = verdict;
     set(Type::Progressing, progressing || *leaving > 0, reason, &message);
     set(Type::Ready, ready, reason, &message);
     set(Type::Reconciling, progressing, reason, &message);
@@ -138,20 +138,20 @@ pub fn status(
     status
 }
 
-fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
-    let Resources { deployment, stage: Applied { planned, groups, leaving } } = resources;
-    let rest = planned.valid.as_ref().and_then(|valid| valid.rest.as_ref());
+fn ready_summary(resources: &Resources<AppliedDeployment>, current: &[&ShardGroup]) -> ReadySummary {
+    let Resources { deployment, stage: AppliedDeployment { planned, groups, leaving } } = resources;
+    let rest = planned.valid.as_ref().and_then(|valid| valid.idle_reason.as_ref());
     if deployment.spec.replicas <= 0 || rest.is_some() {
         let stopped = groups.is_empty() && *leaving == 0;
         let (reason, message) = match (stopped, rest) {
             (true, None) => (Reason::Stopped, "scaled to zero".to_owned()),
-            (true, Some(rest)) => resting(rest),
+            (true, Some(rest)) => idle_condition(rest),
             (false, _) => (Reason::InProgress, format!("stops {} replicas", groups.len() + leaving)),
         };
-        return Verdict { ready: stopped, stalled: false, reason, message };
+        return ReadySummary { ready: stopped, stalled: false, reason, message };
     }
-    if let Some(obstacle) = &planned.obstacle {
-        return Verdict {
+    if let Some(obstacle) = &planned.unmet_precondition {
+        return ReadySummary {
             ready: false,
             stalled: obstacle.stalled,
             reason: obstacle.reason,
@@ -159,24 +159,24 @@ fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
         };
     }
     if !planned.placement.waiting.is_empty() {
-        let (reason, stalled) = waiting(&planned.notes);
-        return Verdict { ready: false, stalled, reason, message: note::join(&planned.notes) };
+        let (reason, stalled) = waiting_reason(&planned.notes);
+        return ReadySummary { ready: false, stalled, reason, message: note::join(&planned.notes) };
     }
-    if let Some(group) = current.iter().find(|group| !answers(group)) {
+    if let Some(group) = current.iter().find(|group| !is_ready(group)) {
         let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         let (reason, message) = readiness(group);
         let name = group.name_any();
-        let of = |note: &&Note| matches!(note, Note::Severed { group, .. } if *group == name);
+        let of = |note: &&Note| matches!(note, Note::CableLost { group, .. } if *group == name);
         let severed = planned.notes.iter().find(of).map(|note| format!("; {note}")).unwrap_or_default();
-        return Verdict {
+        return ReadySummary {
             ready: false,
             stalled: is_true(conditions, Type::Stalled),
             reason: reason.unwrap_or(Reason::InProgress),
             message: format!("ShardGroup {name}: {message}{severed}"),
         };
     }
-    if let Some(why) = planned.valid.as_ref().and_then(|valid| valid.reverted.as_ref()) {
-        return Verdict {
+    if let Some(why) = planned.valid.as_ref().and_then(|valid| valid.rollback_reason.as_ref()) {
+        return ReadySummary {
             ready: false,
             stalled: true,
             reason: Reason::RolledBack,
@@ -185,7 +185,7 @@ fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
             ),
         };
     }
-    Verdict {
+    ReadySummary {
         ready: true,
         stalled: false,
         reason: Reason::Serving,
@@ -197,7 +197,7 @@ fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
 }
 
 /// The reason a replica waits, and whether only a person can help.
-fn waiting(notes: &[Note]) -> (Reason, bool) {
+fn waiting_reason(notes: &[Note]) -> (Reason, bool) {
     let has = |reason| notes.iter().any(|note| note.reason() == reason);
     let fits_nowhere = notes.iter().any(|note| matches!(note, Note::NothingFits { .. }));
     match fits_nowhere {
@@ -227,15 +227,15 @@ fn readiness(group: &ShardGroup) -> (Option<Reason>, &str) {
 }
 
 /// Why nothing runs though it is asked for.
-fn resting(rest: &Rest) -> (Reason, String) {
+fn idle_condition(rest: &IdleReason) -> (Reason, String) {
     let reason = match rest {
-        Rest::Schedule { .. } => Reason::OutsideSchedule,
-        Rest::Idle { .. } => Reason::Idle,
+        IdleReason::Schedule { .. } => Reason::OutsideSchedule,
+        IdleReason::Idle { .. } => Reason::Idle,
     };
     (reason, rest.to_string())
 }
 
-fn is_new(planned: &super::decide::Planned, group: &ShardGroup) -> bool {
+fn is_new(planned: &super::decide::PlannedDeployment, group: &ShardGroup) -> bool {
     let key = (group.namespace().unwrap_or_default(), group.name_any());
     if planned.placement.create.iter().any(|new| new.name == key.1) {
         return true;
@@ -246,14 +246,14 @@ fn is_new(planned: &super::decide::Planned, group: &ShardGroup) -> bool {
     }
 }
 
-fn answers(group: &ShardGroup) -> bool {
+fn is_ready(group: &ShardGroup) -> bool {
     group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
 }
 
 /// What the slowest of the groups has measured.
-fn measured(groups: &[&ShardGroup]) -> Option<Measured> {
+fn measured(groups: &[&ShardGroup]) -> Option<MeasuredThroughput> {
     let measured = groups.iter().filter_map(|group| group.status.as_ref()?.measured.as_ref());
-    let rate = |measured: &Measured| measured.tokens_per_second.parse().unwrap_or(f64::INFINITY);
+    let rate = |measured: &MeasuredThroughput| measured.tokens_per_second.parse().unwrap_or(f64::INFINITY);
     measured.min_by(|a, b| rate(a).total_cmp(&rate(b))).cloned()
 }
 
@@ -268,9 +268,9 @@ fn nodes(groups: Vec<&ShardGroup>) -> Option<String> {
 }
 
 /// Whether `status` gives no reason for its plan, and `deployment` has not said so before.
-pub fn forgets_why(deployment: &ModelDeployment, status: &ModelDeploymentStatus) -> bool {
+pub fn lacks_reason(deployment: &ModelDeployment, status: &ModelDeploymentStatus) -> bool {
     let before = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
-    status.placement.as_ref().is_some_and(|report| report.reason == STAYS && before != Some(report))
+    status.placement.as_ref().is_some_and(|report| report.reason == UNCHANGED_REASON && before != Some(report))
 }
 
 fn count(number: usize) -> i32 {
@@ -285,13 +285,13 @@ mod tests {
         InferenceNode, InferenceNodeSpec, InferenceNodeStatus, LocalReference, Model, ModelDeployment,
         ModelDeploymentSpec, ModelSpec, ModelStatus, NodeMemory, ShardGroupSpec, ShardGroupStatus,
     };
-    use russet_plan::Cluster;
-    use russet_plan::place::Removal;
+    use russet_plan::ClusterObjects;
+    use russet_plan::placement::RemovalReason;
     use russet_wire::shape::ModelShape;
 
     use super::*;
-    use crate::deployment::decide::{Planned, decide};
-    use crate::deployment::observe::Observed;
+    use crate::deployment::decide::{PlannedDeployment, decide};
+    use crate::deployment::observe::ObservedDeployment;
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
@@ -336,21 +336,21 @@ mod tests {
         model: Option<Arc<Model>>,
         gib: u64,
         groups: Vec<Arc<ShardGroup>>,
-    ) -> Resources<Planned> {
-        let cluster = Cluster {
+    ) -> Resources<PlannedDeployment> {
+        let cluster = ClusterObjects {
             nodes: vec![node(gib)],
             models: model.iter().cloned().collect(),
             groups: groups.clone(),
-            ..Cluster::default()
+            ..ClusterObjects::default()
         };
         let view = Arc::new(cluster.snapshot(NOW));
         decide(Resources {
             deployment: deployment(replicas),
-            stage: Observed {
+            stage: ObservedDeployment {
                 now: NOW,
                 models: model.into_iter().collect(),
                 view,
-                rivals: Vec::new(),
+                competitors: Vec::new(),
                 groups,
             },
         })
@@ -358,12 +358,12 @@ mod tests {
 
     /// The groups the planner creates, as they are once their status says this.
     fn groups(
-        planned: &Resources<Planned>,
+        planned: &Resources<PlannedDeployment>,
         ready: bool,
         reason: Reason,
         message: &str,
     ) -> Vec<Arc<ShardGroup>> {
-        let create = |new: &russet_plan::place::NewGroup| {
+        let create = |new: &russet_plan::placement::NewGroup| {
             let spec = ShardGroupSpec {
                 deployment_ref: LocalReference::new("chat"),
                 model_ref: LocalReference::new("m"),
@@ -384,12 +384,12 @@ mod tests {
     }
 
     fn shown(
-        planned: Resources<Planned>,
+        planned: Resources<PlannedDeployment>,
         groups: Vec<Arc<ShardGroup>>,
         leaving: usize,
     ) -> ModelDeploymentStatus {
         let Resources { deployment, stage: planned } = planned;
-        let applied = Resources { deployment, stage: Applied { planned, groups, leaving } };
+        let applied = Resources { deployment, stage: AppliedDeployment { planned, groups, leaving } };
         status(&applied, &BTreeMap::new(), NOW)
     }
 
@@ -406,12 +406,12 @@ mod tests {
     }
 
     #[test]
-    fn a_group_whose_cable_is_gone_is_named_where_people_look() {
+    fn lost_cable_of_a_group_shows_in_placed_and_ready() {
         let made =
             groups(&plan(1, Some(model()), 8, vec![]), false, Reason::WaitingForRanks, "waits for rank 1");
         let mut planned = plan(1, Some(model()), 8, made.clone());
         let why = "a and b have no RDMA link".to_owned();
-        planned.stage.notes.push(Note::Severed { group: made[0].name_any(), why });
+        planned.stage.notes.push(Note::CableLost { group: made[0].name_any(), why });
         let status = shown(planned, made, 0);
         for (kind, reason) in [(Type::Placed, "CableLost"), (Type::Ready, "WaitingForRanks")] {
             let condition = get(&status.conditions, kind).unwrap();
@@ -431,7 +431,7 @@ mod tests {
             let made = groups(&first(), true, Reason::Serving, "");
             plan(0, Some(model()), 8, made)
         };
-        assert_eq!(stopping.stage.placement.delete[0].why, Removal::ScaledDown);
+        assert_eq!(stopping.stage.placement.delete[0].reason, RemovalReason::ScaledDown);
         let gone = plan(0, None, 8, groups(&first(), true, Reason::Serving, ""));
         assert_eq!(gone.stage.placement.delete.len(), 1, "what makes no sense may still be stopped");
         for (story, status, want) in [
@@ -492,7 +492,7 @@ mod tests {
         let mut stale = plan(1, Some(model()), 64, made.clone());
         Arc::make_mut(&mut stale.deployment).status = None;
         let deployment = stale.deployment.clone();
-        assert!(forgets_why(&deployment, &shown(stale, made, 0)));
-        assert!(!forgets_why(&deployment, &first));
+        assert!(lacks_reason(&deployment, &shown(stale, made, 0)));
+        assert!(!lacks_reason(&deployment, &first));
     }
 }

@@ -10,45 +10,45 @@ use russet_crds::conditions::Reason;
 use russet_crds::{Shard, ShardGroup, ShardGroupSpec, ShardSpec, names};
 
 use super::Error;
-use super::decide::{Planned, Told, WINDOW};
-use super::observe::Observed;
+use super::decide::{PlannedGroup, PeerTable, RESTART_WINDOW};
+use super::observe::ObservedGroup;
 use crate::context::Context;
 use crate::ssa;
 
 /// Writes everything that was planned.
 pub async fn apply(
     context: &Context,
-    observed: &Observed,
-    planned: &Planned,
+    observed: &ObservedGroup,
+    planned: &PlannedGroup,
     now: Timestamp,
 ) -> Result<(), Error> {
     let group = &observed.group;
     let name = group.name_any();
     if let Some(loss) = &planned.bump {
-        let next = owned(group, ShardGroupSpec { epoch: planned.epoch, ..group.spec.clone() });
-        let api: Api<ShardGroup> = ssa::beside(&context.client, group.as_ref());
+        let next = operator_fields(group, ShardGroupSpec { epoch: planned.epoch, ..group.spec.clone() });
+        let api: Api<ShardGroup> = ssa::namespaced_api(&context.client, group.as_ref());
         ssa::apply(&api, &next).await.map_err(|source| Error::Epoch {
             group: name.clone(),
             epoch: planned.epoch,
             source,
         })?;
-        remember(context, group, planned.epoch, Some(now));
+        record_epoch(context, group, planned.epoch, Some(now));
         context.metrics.restarts.with_label_values(&[&format!("{:?}", loss.reason)]).inc();
         tracing::warn!(group = name, epoch = planned.epoch, why = loss.message, "the group is formed anew");
     }
-    let api: Api<Shard> = ssa::beside(&context.client, group.as_ref());
+    let api: Api<Shard> = ssa::namespaced_api(&context.client, group.as_ref());
     let failed = |shard: String| {
         let group = name.clone();
         move |source| Error::Shard { group, shard, source }
     };
-    for shard in observed.strangers.iter().filter(|shard| planned.delete.contains(&shard.name_any())) {
+    for shard in observed.orphans.iter().filter(|shard| planned.delete.contains(&shard.name_any())) {
         ssa::delete(&api, shard.as_ref()).await.map_err(failed(shard.name_any()))?;
     }
     if let Some(told) = planned.shards.iter().find(|shard| !shard.peers.is_empty()) {
         // Before the write: should it fail, some may have been told all the same.
         let mut epochs = context.epochs.lock();
-        epochs.entry(group.uid().unwrap_or_default()).or_default().told =
-            Some((planned.epoch, Told { peers: told.peers.clone(), transport: told.transport }));
+        epochs.entry(group.uid().unwrap_or_default()).or_default().peer_table =
+            Some((planned.epoch, PeerTable { peers: told.peers.clone(), transport: told.transport }));
     }
     let writes = planned.shards.iter().map(|spec| {
         let shard = shard_object(group, spec.clone());
@@ -61,13 +61,13 @@ pub async fn apply(
         let note = format!("{}; epoch {} begins", loss.message, planned.epoch);
         context.record(group.as_ref(), false, loss.reason, "FormAnew", &note).await;
     } else if group.status.is_none() {
-        remember(context, group, planned.epoch, None);
+        record_epoch(context, group, planned.epoch, None);
         context.record(group.as_ref(), true, Reason::InProgress, "Form", "the Shards are created").await;
     }
     Ok(())
 }
 
-fn remember(context: &Context, group: &ShardGroup, epoch: i64, bumped: Option<Timestamp>) {
+fn record_epoch(context: &Context, group: &ShardGroup, epoch: i64, bumped: Option<Timestamp>) {
     let mut epochs = context.epochs.lock();
     // Groups that are gone are forgotten with their last epoch's window.
     let alive: std::collections::BTreeSet<String> =
@@ -78,13 +78,13 @@ fn remember(context: &Context, group: &ShardGroup, epoch: i64, bumped: Option<Ti
         history.forming = Some((epoch, Instant::now()));
     }
     if let Some(now) = bumped {
-        history.begun.retain(|time| now.duration_since(*time).unsigned_abs() < WINDOW);
-        history.begun.push(now);
+        history.epoch_starts.retain(|time| now.duration_since(*time).unsigned_abs() < RESTART_WINDOW);
+        history.epoch_starts.push(now);
     }
 }
 
 /// The group with only what the operator owns.
-pub fn owned(group: &ShardGroup, spec: ShardGroupSpec) -> ShardGroup {
+pub fn operator_fields(group: &ShardGroup, spec: ShardGroupSpec) -> ShardGroup {
     let mut object = ShardGroup::new(&group.name_any(), spec);
     object.metadata.namespace = group.namespace();
     object.metadata.labels = group.metadata.labels.clone();

@@ -17,25 +17,25 @@ use russet_crds::{
 };
 use russet_plan::fabric;
 
-use super::observe::Observed;
+use super::observe::ObservedGroup;
 use super::status;
 
 /// A group that is formed anew so often within the window is not helped by hurry.
-const RESTARTS: usize = 20;
+const RESTARTS_BEFORE_BACKOFF: usize = 20;
 /// The window.
-pub const WINDOW: Duration = Duration::from_secs(600);
+pub const RESTART_WINDOW: Duration = Duration::from_secs(600);
 /// The first pause; it doubles with every further restart.
-const FIRST_PAUSE: Duration = Duration::from_secs(15);
+const INITIAL_BACKOFF: Duration = Duration::from_secs(15);
 /// The longest pause. It never gives up for good.
-const LAST_PAUSE: Duration = Duration::from_secs(240);
+const MAX_BACKOFF: Duration = Duration::from_secs(240);
 
 /// What to write.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Planned {
+pub struct PlannedGroup {
     /// The epoch from now on.
     pub epoch: i64,
     /// Why a new epoch begins, when one does.
-    pub bump: Option<Loss>,
+    pub bump: Option<RankFailure>,
     /// Shards to write, by rank.
     pub shards: Vec<ShardSpec>,
     /// Shards to delete, by name.
@@ -43,12 +43,12 @@ pub struct Planned {
     /// What to show.
     pub status: ShardGroupStatus,
     /// When to look again without being asked.
-    pub again: Option<Duration>,
+    pub requeue_after: Option<Duration>,
 }
 
 /// What the ranks of an epoch are told of each other, once and for as long as it lasts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct PeerTable {
     /// Where they meet, in rank order.
     pub peers: Vec<Peer>,
     /// Whether they meet in tunnels.
@@ -57,7 +57,7 @@ pub struct Told {
 
 /// Why ranks are of no more use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Loss {
+pub struct RankFailure {
     /// The reason for conditions and metrics.
     pub reason: Reason,
     /// For people.
@@ -84,7 +84,7 @@ impl RankState<'_> {
 }
 
 /// The ranks of a group at `epoch`, in order.
-pub fn ranks(observed: &Observed, epoch: i64) -> Vec<RankState<'_>> {
+pub fn ranks(observed: &ObservedGroup, epoch: i64) -> Vec<RankState<'_>> {
     let members = &observed.group.spec.plan.members;
     let state = |rank: u32| {
         let shard = observed
@@ -101,7 +101,7 @@ pub fn ranks(observed: &Observed, epoch: i64) -> Vec<RankState<'_>> {
 }
 
 /// Judges a group.
-pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
+pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
     let group = &observed.group;
     let epoch = group.spec.epoch;
     let states = ranks(observed, epoch);
@@ -109,18 +109,18 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
         .iter()
         .filter_map(|state| state.shard)
         .find(|shard| shard.spec.epoch == epoch && !shard.spec.peers.is_empty())
-        .map(|shard| Told { peers: shard.spec.peers.clone(), transport: shard.spec.transport });
-    let written = observed.told.clone().or(written);
+        .map(|shard| PeerTable { peers: shard.spec.peers.clone(), transport: shard.spec.transport });
+    let written = observed.peer_table.clone().or(written);
     // What a newer release planned, this one would describe wrongly to the agents, and so leaves alone.
     let known = group.spec.plan.backend != Backend::Unknown;
-    let loss = loss(&states, written.as_ref().map(|told| told.peers.as_slice())).filter(|_| known);
-    let pause = loss.as_ref().and_then(|_| pause(&observed.begun, now));
+    let loss = find_failure(&states, written.as_ref().map(|peer_table| peer_table.peers.as_slice())).filter(|_| known);
+    let pause = loss.as_ref().and_then(|_| backoff(&observed.epoch_starts, now));
     let bump = if pause.is_some() { None } else { loss.clone() };
 
-    let (epoch, told) = match (&bump, written) {
-        (Some(_), _) => (epoch + 1, Told::default()),
+    let (epoch, peer_table) = match (&bump, written) {
+        (Some(_), _) => (epoch + 1, PeerTable::default()),
         (None, Some(told)) => (epoch, told),
-        (None, None) => (epoch, meeting(observed, &states).unwrap_or_default()),
+        (None, None) => (epoch, rendezvous(observed, &states).unwrap_or_default()),
     };
     let mut shards = Vec::new();
     for rank in (0..states.len() as u32).filter(|_| known) {
@@ -128,28 +128,28 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
             observed.shards.get(&rank).is_some_and(|shard| shard.metadata.deletion_timestamp.is_some());
         let name = russet_crds::names::shard(&group.name_any(), rank);
         // The name is taken until the former Shard is gone; its end wakes this group again.
-        if leaving || observed.strangers.iter().any(|shard| shard.name_any() == name) {
+        if leaving || observed.orphans.iter().any(|shard| shard.name_any() == name) {
             continue;
         }
-        let spec = shard_spec(observed, rank, epoch, &told);
+        let spec = shard_spec(observed, rank, epoch, &peer_table);
         if observed.shards.get(&rank).is_none_or(|shard| shard.spec != spec) {
             shards.push(spec);
         }
     }
-    let going = observed.strangers.iter().filter(|shard| shard.metadata.deletion_timestamp.is_none());
+    let going = observed.orphans.iter().filter(|shard| shard.metadata.deletion_timestamp.is_none());
     let status = status::status(observed, &states, loss.as_ref(), pause, epoch, now);
-    Planned {
+    PlannedGroup {
         epoch,
         bump,
         shards,
         delete: going.map(|shard| shard.name_any()).collect(),
         status,
-        again: pause,
+        requeue_after: pause,
     }
 }
 
 /// Why this epoch is over: the first reason that is no consequence of another rank's.
-fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
+fn find_failure(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<RankFailure> {
     let mut consequence = None;
     for (rank, state) in states.iter().enumerate() {
         let Some(status) = state.status else { continue };
@@ -172,7 +172,7 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
                     )
                 })
                 .unwrap_or(Reason::EngineFailed);
-            let loss = Loss { reason, message: format!("rank {rank} on {node}: {failure}") };
+            let loss = RankFailure { reason, message: format!("rank {rank} on {node}: {failure}") };
             if reason != Reason::PeerLost {
                 return Some(loss);
             }
@@ -184,7 +184,7 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
                 .get(rank)
                 .is_some_and(|peer| peer.rpc != now.rpc || peer.ring != now.ring || peer.tensor != now.tensor)
         {
-            return Some(Loss {
+            return Some(RankFailure {
                 reason: Reason::PeerLost,
                 message: format!("rank {rank} on {node} moved to {}", now.rpc),
             });
@@ -193,7 +193,7 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
     if peers.is_some()
         && let Some(rank) = states.iter().position(|state| state.shard.is_none())
     {
-        return Some(Loss {
+        return Some(RankFailure {
             reason: Reason::PeerLost,
             message: format!("the Shard of rank {rank} was deleted"),
         });
@@ -202,7 +202,7 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
 }
 
 /// Where the ranks meet, once all of them know and every file is there.
-fn meeting(observed: &Observed, states: &[RankState<'_>]) -> Option<Told> {
+fn rendezvous(observed: &ObservedGroup, states: &[RankState<'_>]) -> Option<PeerTable> {
     if !observed.missing_files.is_empty() || !states.iter().all(RankState::claimed) {
         return None;
     }
@@ -222,19 +222,19 @@ fn meeting(observed: &Observed, states: &[RankState<'_>]) -> Option<Told> {
         })
         .collect::<Option<Vec<Peer>>>()?;
     let transport = fabric::transport(&observed.group.spec.plan, &peers, &observed.links);
-    Some(Told { peers, transport })
+    Some(PeerTable { peers, transport })
 }
 
-fn pause(begun: &[Timestamp], now: Timestamp) -> Option<Duration> {
+fn backoff(begun: &[Timestamp], now: Timestamp) -> Option<Duration> {
     let age = |time: &Timestamp| now.duration_since(*time).unsigned_abs();
-    let recent: Vec<Duration> = begun.iter().map(age).filter(|age| *age < WINDOW).collect();
-    let over = recent.len().checked_sub(RESTARTS)?;
-    let pause = FIRST_PAUSE.saturating_mul(1 << over.min(8)).min(LAST_PAUSE);
+    let recent: Vec<Duration> = begun.iter().map(age).filter(|age| *age < RESTART_WINDOW).collect();
+    let over = recent.len().checked_sub(RESTARTS_BEFORE_BACKOFF)?;
+    let pause = INITIAL_BACKOFF.saturating_mul(1 << over.min(8)).min(MAX_BACKOFF);
     let rest = pause.saturating_sub(recent.into_iter().min()?);
     (!rest.is_zero()).then_some(rest)
 }
 
-fn shard_spec(observed: &Observed, rank: u32, epoch: i64, told: &Told) -> ShardSpec {
+fn shard_spec(observed: &ObservedGroup, rank: u32, epoch: i64, peer_table: &PeerTable) -> ShardSpec {
     let group = &observed.group;
     let plan = &group.spec.plan;
     let member = plan.members.get(rank as usize).cloned().unwrap_or_default();
@@ -248,7 +248,7 @@ fn shard_spec(observed: &Observed, rank: u32, epoch: i64, told: &Told) -> ShardS
         layers_per_rank: plan.members.iter().map(|member| member.layers).collect(),
         tensor_size: plan.tensor_size.max(1),
         backend: plan.backend,
-        transport: told.transport,
+        transport: peer_table.transport,
         rdma_devices: stage_devices(plan, rank),
         weight_bytes: member.weight_bytes,
         kv_bytes: member.kv_bytes,
@@ -259,7 +259,7 @@ fn shard_spec(observed: &Observed, rank: u32, epoch: i64, told: &Told) -> ShardS
         engine: plan.engine,
         draft_model_ref: plan.draft_model_ref.clone().filter(|_| rank == 0),
         epoch,
-        peers: told.peers.clone(),
+        peers: peer_table.peers.clone(),
     }
 }
 

@@ -11,19 +11,19 @@ use russet_crds::conditions::{self, Type, is_true};
 use russet_crds::{Link, Shard, ShardGroup, ShardGroupSpec, names};
 use russet_plan::snapshot::Availability;
 
-use super::decide::Told;
+use super::decide::PeerTable;
 use crate::context::Context;
 use russet_plan::cluster::{availability, until_lost};
 
 /// A group and what surrounds it.
 #[derive(Clone, Debug)]
-pub struct Observed {
+pub struct ObservedGroup {
     /// The group.
     pub group: Arc<ShardGroup>,
     /// Its Shards, by rank.
     pub shards: BTreeMap<u32, Arc<Shard>>,
     /// Shards with its name that belong to a former group, or to no rank.
-    pub strangers: Vec<Arc<Shard>>,
+    pub orphans: Vec<Arc<Shard>>,
     /// What is missing of the files, by node; nodes that hold all are left out.
     pub missing_files: BTreeMap<String, String>,
     /// Nodes that do not answer.
@@ -33,14 +33,14 @@ pub struct Observed {
     /// How long until the next of its nodes counts as lost.
     pub until_lost: Option<Duration>,
     /// When recent epochs were begun.
-    pub begun: Vec<Timestamp>,
+    pub epoch_starts: Vec<Timestamp>,
     /// What this process has told at the group's epoch, whatever the caches show.
-    pub told: Option<Told>,
+    pub peer_table: Option<PeerTable>,
     /// Links its nodes report, by node.
     pub links: BTreeMap<String, Vec<Link>>,
 }
 
-impl Observed {
+impl ObservedGroup {
     /// Whether the cache of groups lags behind that of Shards: a group is always written first, so a
     /// Shard that is ahead of it shows an epoch this process has begun and not yet seen.
     pub fn is_stale(&self) -> bool {
@@ -49,7 +49,7 @@ impl Observed {
 }
 
 /// Reads the caches.
-pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Observed {
+pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> ObservedGroup {
     let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
     let uid = group.uid().unwrap_or_default();
     let (mut shards, mut strangers) = (BTreeMap::new(), Vec::new());
@@ -65,16 +65,16 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
         }
     }
     let history = context.epochs.lock().get(&uid).cloned().unwrap_or_default();
-    let mut observed = Observed {
+    let mut observed = ObservedGroup {
         group: group.clone(),
         shards,
-        strangers,
+        orphans: strangers,
         missing_files: missing_files(context, &namespace, &group.spec),
         unreachable: BTreeSet::new(),
         lost: BTreeSet::new(),
         until_lost: None,
-        begun: history.begun,
-        told: history.told.filter(|(epoch, _)| *epoch == group.spec.epoch).map(|(_, told)| told),
+        epoch_starts: history.epoch_starts,
+        peer_table: history.peer_table.filter(|(epoch, _)| *epoch == group.spec.epoch).map(|(_, told)| told),
         links: BTreeMap::new(),
     };
     for member in &group.spec.plan.members {
@@ -116,7 +116,7 @@ fn missing(context: &Context, namespace: &str, model: &str, node: &str) -> Optio
     let key = ObjectRef::new(&names::model_copy(namespace, model, node));
     let Some(copy) = context.stores.copies.get(&key) else { return Some("not asked for yet".to_owned()) };
     let status = copy.status.clone().unwrap_or_default();
-    let files = copy.spec.want == russet_crds::Want::Files;
+    let files = copy.spec.want == russet_crds::CopyMode::Files;
     if files && is_true(&status.conditions, Type::Ready) {
         return None;
     }

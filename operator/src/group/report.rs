@@ -5,20 +5,20 @@ use russet_crds::ShardGroup;
 use russet_crds::conditions::{Reason, Type, get};
 
 use super::Error;
-use super::decide::Planned;
-use super::observe::Observed;
+use super::decide::PlannedGroup;
+use super::observe::ObservedGroup;
 use crate::context::Context;
 use crate::ssa;
 
 /// Writes the status when it differs.
-pub async fn report(context: &Context, observed: &Observed, planned: &Planned) -> Result<(), Error> {
+pub async fn report(context: &Context, observed: &ObservedGroup, planned: &PlannedGroup) -> Result<(), Error> {
     let group = &observed.group;
     let (before, after) = (group.status.as_ref(), &planned.status);
     if before == Some(after) {
         return Ok(());
     }
     let name = group.name_any();
-    let api: Api<ShardGroup> = ssa::beside(&context.client, group.as_ref());
+    let api: Api<ShardGroup> = ssa::namespaced_api(&context.client, group.as_ref());
     ssa::apply_status(&api, &name, after)
         .await
         .map_err(|source| Error::Report { group: name.clone(), source })?;

@@ -7,10 +7,10 @@ use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::{Backend, Endpoint, ShardGroupStatus};
 use russet_plan::quantity::show;
 
-use super::decide::{Loss, RankState};
-use super::observe::Observed;
+use super::decide::{RankFailure, RankState};
+use super::observe::ObservedGroup;
 
-struct Stage {
+struct GroupProgress {
     reserved: bool,
     formed: bool,
     ready: bool,
@@ -20,9 +20,9 @@ struct Stage {
 
 /// The status at `epoch`, which is new when `loss` ends the epoch that was seen.
 pub fn status(
-    observed: &Observed,
+    observed: &ObservedGroup,
     states: &[RankState<'_>],
-    loss: Option<&Loss>,
+    loss: Option<&RankFailure>,
     pause: Option<Duration>,
     epoch: i64,
     now: Timestamp,
@@ -46,7 +46,7 @@ pub fn status(
             ),
         ),
         (Some(loss), None) => failed(loss.reason, format!("{}; forming anew at epoch {epoch}", loss.message)),
-        (None, _) => stage(observed, states),
+        (None, _) => progress(observed, states),
     };
     status.endpoint = None;
     if stage.ready {
@@ -74,14 +74,14 @@ pub fn status(
     status
 }
 
-fn failed(reason: Reason, message: String) -> Stage {
-    Stage { reserved: false, formed: false, ready: false, reason, message }
+fn failed(reason: Reason, message: String) -> GroupProgress {
+    GroupProgress { reserved: false, formed: false, ready: false, reason, message }
 }
 
-fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
+fn progress(observed: &ObservedGroup, states: &[RankState<'_>]) -> GroupProgress {
     let reserved = states.iter().all(|state| state.is(Type::Claimed));
     let formed = states.iter().all(|state| state.is(Type::Joined));
-    let at = |reason, message| Stage { reserved, formed, ready: false, reason, message };
+    let at = |reason, message| GroupProgress { reserved, formed, ready: false, reason, message };
     if observed.group.spec.plan.backend == Backend::Unknown {
         let version = env!("CARGO_PKG_VERSION");
         let message = format!(
@@ -93,7 +93,7 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
         return at(Reason::LeaseExpired, format!("node {} is lost", names(&observed.lost)));
     }
     if states.iter().all(|state| state.is(Type::Serving)) {
-        return Stage {
+        return GroupProgress {
             reserved,
             formed,
             ready: true,
@@ -158,7 +158,7 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
     }
     let late = |kind| {
         let ranks = states.iter().enumerate().filter(|(_, state)| !state.is(kind));
-        let name = |(rank, state)| match node_and_words(state, kind) {
+        let name = |(rank, state)| match node_and_message(state, kind) {
             (node, Some(words)) => format!("rank {rank} on {node} ({words})"),
             (node, None) => format!("rank {rank} on {node}"),
         };
@@ -172,7 +172,7 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
 }
 
 /// A rank's node, and what the rank itself says of a condition.
-fn node_and_words<'a>(state: &RankState<'a>, kind: Type) -> (&'a str, Option<&'a str>) {
+fn node_and_message<'a>(state: &RankState<'a>, kind: Type) -> (&'a str, Option<&'a str>) {
     let condition = state.status.and_then(|status| get(&status.conditions, kind));
     let words = condition.map(|condition| condition.message.as_str()).filter(|words| !words.is_empty());
     (node(state), words)

@@ -6,7 +6,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 
 /// What an observer remembers of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct ObservedLease {
     /// Who holds it; empty when nobody does.
     pub(super) holder: String,
     /// Changes with every write.
@@ -15,9 +15,9 @@ pub(super) struct Seen {
     pub(super) duration: Option<Duration>,
 }
 
-impl Seen {
+impl ObservedLease {
     /// What there is to see.
-    pub(super) fn of(lease: &Lease) -> Self {
+    pub(super) fn from_lease(lease: &Lease) -> Self {
         let spec = lease.spec.clone().unwrap_or_default();
         let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
         Self {
@@ -30,7 +30,7 @@ impl Seen {
 
 /// What to do about a Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum LeaseAction {
     /// Write ourselves into it.
     Take,
     /// Look again later.
@@ -39,7 +39,7 @@ pub(super) enum Verdict {
 
 /// Judges a Lease that has been seen unchanged for `age`. The longer of the holder's and the
 /// observer's own duration counts, so that two versions with different periods are safe together.
-pub(super) fn judge(seen: &Seen, identity: &str, age: Duration, own: Duration) -> Verdict {
+pub(super) fn decide(seen: &ObservedLease, identity: &str, age: Duration, own: Duration) -> LeaseAction {
     let free = seen.holder.is_empty() || seen.holder == identity;
-    if free || age >= seen.duration.unwrap_or_default().max(own) { Verdict::Take } else { Verdict::Wait }
+    if free || age >= seen.duration.unwrap_or_default().max(own) { LeaseAction::Take } else { LeaseAction::Wait }
 }

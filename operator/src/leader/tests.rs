@@ -9,29 +9,29 @@ use kube::{Api, Client, Config};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::rules::{Seen, Verdict, judge};
+use super::rules::{ObservedLease, LeaseAction, decide};
 use super::*;
 
 #[test]
-fn a_lease_is_taken_when_it_is_free_ours_or_silent_for_its_duration() {
+fn lease_is_acquired_when_free_own_or_expired() {
     let seconds = Duration::from_secs;
-    let held = |holder: &str, duration: Option<u64>| Seen {
+    let held = |holder: &str, duration: Option<u64>| ObservedLease {
         holder: holder.into(),
         version: "7".into(),
         duration: duration.map(seconds),
     };
     for (seen, age, verdict, what) in [
-        (held("", Some(15)), 0, Verdict::Take, "nobody holds it"),
-        (held("me", Some(15)), 0, Verdict::Take, "it is our own of a former life"),
-        (held("other", Some(15)), 0, Verdict::Wait, "somebody else's, just renewed"),
-        (held("other", Some(15)), 14, Verdict::Wait, "somebody else's, almost silent long enough"),
-        (held("other", Some(15)), 15, Verdict::Take, "somebody else's, silent for its duration"),
-        (held("other", Some(60)), 59, Verdict::Wait, "its holder promised to be slower than we are"),
-        (held("other", Some(1)), 14, Verdict::Wait, "its holder is quicker than we are"),
-        (held("other", None), 14, Verdict::Wait, "without a duration ours counts"),
-        (held("other", None), 15, Verdict::Take, "without a duration ours counts, and is over"),
+        (held("", Some(15)), 0, LeaseAction::Take, "nobody holds it"),
+        (held("me", Some(15)), 0, LeaseAction::Take, "it is our own of a former life"),
+        (held("other", Some(15)), 0, LeaseAction::Wait, "somebody else's, just renewed"),
+        (held("other", Some(15)), 14, LeaseAction::Wait, "somebody else's, almost silent long enough"),
+        (held("other", Some(15)), 15, LeaseAction::Take, "somebody else's, silent for its duration"),
+        (held("other", Some(60)), 59, LeaseAction::Wait, "its holder promised to be slower than we are"),
+        (held("other", Some(1)), 14, LeaseAction::Wait, "its holder is quicker than we are"),
+        (held("other", None), 14, LeaseAction::Wait, "without a duration ours counts"),
+        (held("other", None), 15, LeaseAction::Take, "without a duration ours counts, and is over"),
     ] {
-        assert_eq!(judge(&seen, "me", seconds(age), seconds(15)), verdict, "{what}");
+        assert_eq!(decide(&seen, "me", seconds(age), seconds(15)), verdict, "{what}");
     }
 }
 
@@ -43,7 +43,7 @@ const QUICK: Timing = Timing {
 };
 
 struct Server {
-    running: russet_apiserver::Running,
+    running: russet_apiserver::RunningServer,
     client: Client,
     _folder: tempfile::TempDir,
 }
@@ -52,7 +52,7 @@ impl Server {
     async fn start() -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let folder = tempfile::tempdir().unwrap();
-        let config = russet_apiserver::Config::new(folder.path()).listen(([127, 0, 0, 1], 0).into());
+        let config = russet_apiserver::ApiServerConfig::new(folder.path()).listen(([127, 0, 0, 1], 0).into());
         let running = russet_apiserver::start(config).await.unwrap();
         let kubeconfig = Kubeconfig::read_from(running.kubeconfig()).unwrap();
         let options = KubeConfigOptions::default();
@@ -62,43 +62,43 @@ impl Server {
 
     async fn holder(&self) -> String {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), names::SYSTEM_NAMESPACE);
-        api.get_opt(LEASE).await.unwrap().map(|lease| Seen::of(&lease).holder).unwrap_or_default()
+        api.get_opt(LEASE).await.unwrap().map(|lease| ObservedLease::from_lease(&lease).holder).unwrap_or_default()
     }
 }
 
 /// Counts who acts now and remembers whether it was ever more than one.
 #[derive(Clone, Default)]
-struct Stage {
+struct ActingCounter {
     acting: Arc<AtomicUsize>,
     crowded: Arc<AtomicBool>,
 }
 
-struct Acting(Stage);
+struct ActingGuard(ActingCounter);
 
-impl Drop for Acting {
+impl Drop for ActingGuard {
     fn drop(&mut self) {
         self.0.acting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Stage {
-    fn enter(&self) -> Acting {
+impl ActingCounter {
+    fn start_acting(&self) -> ActingGuard {
         if self.acting.fetch_add(1, Ordering::SeqCst) > 0 {
             self.crowded.store(true, Ordering::SeqCst);
         }
-        Acting(self.clone())
+        ActingGuard(self.clone())
     }
 }
 
-struct Candidate {
+struct TestCandidate {
     leads: Arc<AtomicBool>,
     stands_by: Arc<AtomicBool>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Option<()>>,
 }
 
-impl Candidate {
-    fn start(server: &Server, identity: &'static str, stage: &Stage) -> Self {
+impl TestCandidate {
+    fn start(server: &Server, identity: &'static str, stage: &ActingCounter) -> Self {
         let (leads, stands_by) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (stop, stopped) = oneshot::channel::<()>();
         let (client, stage) = (server.client.clone(), stage.clone());
@@ -110,7 +110,7 @@ impl Candidate {
             run_as_leader(client, identity, QUICK, &ready, shutdown, || {
                 let (stage, flag) = (stage.clone(), flag.clone());
                 async move {
-                    let _acting = stage.enter();
+                    let _acting = stage.start_acting();
                     flag.store(true, Ordering::SeqCst);
                     std::future::pending::<()>().await;
                 }
@@ -135,12 +135,12 @@ fn is(flag: &Arc<AtomicBool>) -> bool {
 }
 
 #[tokio::test]
-async fn one_leads_and_the_other_takes_over_when_it_dies_or_leaves() {
+async fn standby_takes_over_when_the_leader_dies_or_leaves() {
     let server = Server::start().await;
-    let stage = Stage::default();
-    let first = Candidate::start(&server, "first", &stage);
+    let stage = ActingCounter::default();
+    let first = TestCandidate::start(&server, "first", &stage);
     until("the first leads", || is(&first.leads)).await;
-    let second = Candidate::start(&server, "second", &stage);
+    let second = TestCandidate::start(&server, "second", &stage);
     until("the second stands by", || is(&second.stands_by)).await;
     assert!(!is(&second.leads));
     // As a kill -9 ends it: nothing is given back.
@@ -148,7 +148,7 @@ async fn one_leads_and_the_other_takes_over_when_it_dies_or_leaves() {
     until("the second leads", || is(&second.leads)).await;
     assert_eq!(server.holder().await, "second");
 
-    let third = Candidate::start(&server, "third", &stage);
+    let third = TestCandidate::start(&server, "third", &stage);
     until("the third stands by", || is(&third.stands_by)).await;
     second.stop.send(()).unwrap();
     assert!(second.task.await.unwrap().is_none());
@@ -161,14 +161,14 @@ async fn one_leads_and_the_other_takes_over_when_it_dies_or_leaves() {
 }
 
 #[tokio::test]
-async fn a_holder_that_comes_back_takes_its_own_lease_up_at_once() {
+async fn returning_holder_reacquires_its_lease_at_once() {
     let server = Server::start().await;
     let api: Api<Lease> = Api::namespaced(server.client.clone(), names::SYSTEM_NAMESPACE);
     let ready = AtomicBool::new(false);
     for life in ["the first", "the second"] {
         // Won and dropped without giving it back, as a kill -9 ends it.
-        let election = Election { api: api.clone(), identity: "same", timing: TIMING };
-        let won = tokio::time::timeout(Duration::from_secs(60), election.win(&ready)).await;
+        let election = Election { api: api.clone(), identity: "same", timing: DEFAULT_TIMING };
+        let won = tokio::time::timeout(Duration::from_secs(60), election.acquire(&ready)).await;
         assert!(won.is_ok(), "{life} life never leads");
         assert!(!ready.load(Ordering::SeqCst), "{life} life stood by before it took the Lease");
         assert_eq!(server.holder().await, "same");
@@ -177,17 +177,17 @@ async fn a_holder_that_comes_back_takes_its_own_lease_up_at_once() {
 }
 
 #[tokio::test]
-async fn who_cannot_renew_or_is_replaced_stops_acting() {
+async fn leader_stops_when_it_cannot_renew_or_is_replaced() {
     let server = Server::start().await;
-    let stage = Stage::default();
-    let replaced = Candidate::start(&server, "replaced", &stage);
+    let stage = ActingCounter::default();
+    let replaced = TestCandidate::start(&server, "replaced", &stage);
     until("it leads", || is(&replaced.leads)).await;
     let api: Api<Lease> = Api::namespaced(server.client.clone(), names::SYSTEM_NAMESPACE);
-    let thief = Election { api: api.clone(), identity: "thief", timing: TIMING };
+    let thief = Election { api: api.clone(), identity: "thief", timing: DEFAULT_TIMING };
     let taken = async {
         loop {
             let lease = api.get(LEASE).await.unwrap();
-            let spec = thief.taken(&lease.spec.clone().unwrap());
+            let spec = thief.acquired_spec(&lease.spec.clone().unwrap());
             if thief.write(lease, spec).await.is_ok() {
                 break;
             }
@@ -199,7 +199,7 @@ async fn who_cannot_renew_or_is_replaced_stops_acting() {
     replaced.task.await.unwrap();
     assert_eq!(server.holder().await, "thief", "who does not hold it gives nothing back");
 
-    let lonely = Candidate::start(&server, "thief", &stage);
+    let lonely = TestCandidate::start(&server, "thief", &stage);
     until("it leads", || is(&lonely.leads)).await;
     let Server { running, client: _, _folder } = server;
     running.shutdown().await;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use prometheus::core::Desc;
-use russet_crds::{Approval, Decision};
+use russet_crds::{Approval, ApprovalDecision};
 
-use super::sheet::{Family, Sheet, number};
+use super::gauge_snapshot::{GaugeFamily, GaugeSnapshot, number};
 
 const STATES: [&str; 4] = ["waiting", "approved", "denied", "expired"];
 
-const COUNT: Family<1> = Family {
+const COUNT: GaugeFamily<1> = GaugeFamily {
     name: "russet_approvals",
     help: "Approvals by what became of the question: waiting, approved, denied or expired.",
     labels: ["state"],
@@ -23,15 +23,15 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes them down.
-pub fn write(sheet: &mut Sheet, approvals: &[Arc<Approval>], now: Timestamp) {
+pub fn write(sheet: &mut GaugeSnapshot, approvals: &[Arc<Approval>], now: Timestamp) {
     let mut counts: BTreeMap<&str, u64> = STATES.iter().map(|state| (*state, 0)).collect();
     for approval in approvals {
         let state = match approval.spec.decision {
             _ if approval.spec.is_expired(now) => "expired",
-            Some(Decision::Approved) => "approved",
-            Some(Decision::Denied) => "denied",
+            Some(ApprovalDecision::Approved) => "approved",
+            Some(ApprovalDecision::Denied) => "denied",
             // A word of a newer release answers nothing here.
-            Some(Decision::Unknown) | None => "waiting",
+            Some(ApprovalDecision::Unknown) | None => "waiting",
         };
         *counts.entry(state).or_default() += 1;
     }

@@ -4,26 +4,26 @@ use std::sync::Arc;
 
 use prometheus::core::Desc;
 use russet_crds::conditions::{Type, get};
-use russet_crds::{ModelCopy, Want};
+use russet_crds::{ModelCopy, CopyMode};
 
-use super::sheet::{Family, Sheet, number};
+use super::gauge_snapshot::{GaugeFamily, GaugeSnapshot, number};
 
-const READY: Family<4> = Family {
+const READY: GaugeFamily<4> = GaugeFamily {
     name: "russet_modelcopy_ready",
     help: "1 while a node holds every verified file of a Model that is wanted there, else 0, with the condition's reason.",
     labels: ["namespace", "model", "node", "reason"],
 };
-const DONE: Family<3> = Family {
+const DONE: GaugeFamily<3> = GaugeFamily {
     name: "russet_modelcopy_done_bytes",
     help: "Bytes of a ModelCopy on disk.",
     labels: ["namespace", "model", "node"],
 };
-const WANTED: Family<3> = Family {
+const WANTED: GaugeFamily<3> = GaugeFamily {
     name: "russet_modelcopy_wanted_bytes",
     help: "Bytes of a ModelCopy in all; absent while unknown.",
     labels: ["namespace", "model", "node"],
 };
-const RATE: Family<3> = Family {
+const RATE: GaugeFamily<3> = GaugeFamily {
     name: "russet_modelcopy_bytes_per_second",
     help: "Bytes a second a ModelCopy got over the last seconds it was copied.",
     labels: ["namespace", "model", "node"],
@@ -35,8 +35,8 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes them down.
-pub fn write(sheet: &mut Sheet, copies: &[Arc<ModelCopy>]) {
-    for copy in copies.iter().filter(|copy| copy.spec.want == Want::Files) {
+pub fn write(sheet: &mut GaugeSnapshot, copies: &[Arc<ModelCopy>]) {
+    for copy in copies.iter().filter(|copy| copy.spec.want == CopyMode::Files) {
         let (model, node) = (&copy.spec.model_ref, copy.spec.node_name.as_str());
         let own = [model.namespace.as_str(), model.name.as_str(), node];
         let status = copy.status.clone().unwrap_or_default();

@@ -7,44 +7,44 @@ use prometheus::core::Desc;
 use russet_crds::ModelDeployment;
 use russet_crds::conditions::{Type, get};
 
-use super::sheet::{Family, Sheet};
+use super::gauge_snapshot::{GaugeFamily, GaugeSnapshot};
 
-const INFO: Family<5> = Family {
+const INFO: GaugeFamily<5> = GaugeFamily {
     name: "russet_modeldeployment_info",
     help: "1 for every ModelDeployment, with what it runs and where it may.",
     labels: ["namespace", "deployment", "model", "tier", "workload_group"],
 };
-const READY: Family<4> = Family {
+const READY: GaugeFamily<4> = GaugeFamily {
     name: "russet_modeldeployment_ready",
     help: "1 while a ModelDeployment is Ready, else 0, with the condition's reason.",
     labels: ["namespace", "deployment", "tier", "reason"],
 };
-const PLACED: Family<4> = Family {
+const PLACED: GaugeFamily<4> = GaugeFamily {
     name: "russet_modeldeployment_placed",
     help: "1 while every replica has its nodes, else 0, with the reason of what waits.",
     labels: ["namespace", "deployment", "tier", "reason"],
 };
-const WANTED: Family<3> = Family {
+const WANTED: GaugeFamily<3> = GaugeFamily {
     name: "russet_modeldeployment_replicas_wanted",
     help: "Replicas a ModelDeployment asks for.",
     labels: ["namespace", "deployment", "tier"],
 };
-const ANSWERING: Family<3> = Family {
+const ANSWERING: GaugeFamily<3> = GaugeFamily {
     name: "russet_modeldeployment_replicas_ready",
     help: "Replicas of a ModelDeployment that answer.",
     labels: ["namespace", "deployment", "tier"],
 };
-const STREAM: Family<3> = Family {
+const STREAM: GaugeFamily<3> = GaugeFamily {
     name: "russet_modeldeployment_predicted_tokens_per_second",
     help: "Tokens a second the planner expects of one undisturbed stream of a replica; absent where a chip is unknown.",
     labels: ["namespace", "deployment", "tier"],
 };
-const TOTAL: Family<3> = Family {
+const TOTAL: GaugeFamily<3> = GaugeFamily {
     name: "russet_modeldeployment_predicted_total_tokens_per_second",
     help: "Tokens a second the planner expects of all streams of a replica together.",
     labels: ["namespace", "deployment", "tier"],
 };
-const FIRST_TOKEN: Family<3> = Family {
+const FIRST_TOKEN: GaugeFamily<3> = GaugeFamily {
     name: "russet_modeldeployment_predicted_ttft_seconds",
     help: "Seconds the planner expects from a prompt of 1,024 tokens to its first token.",
     labels: ["namespace", "deployment", "tier"],
@@ -65,7 +65,7 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes them down.
-pub fn write(sheet: &mut Sheet, deployments: &[Arc<ModelDeployment>]) {
+pub fn write(sheet: &mut GaugeSnapshot, deployments: &[Arc<ModelDeployment>]) {
     for deployment in deployments {
         let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
         let spec = &deployment.spec;

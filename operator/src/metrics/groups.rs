@@ -8,16 +8,16 @@ use prometheus::core::Desc;
 use russet_crds::ShardGroup;
 use russet_crds::conditions::{Type, is_true};
 
-use super::sheet::{Family, Sheet, number};
+use super::gauge_snapshot::{GaugeFamily, GaugeSnapshot, number};
 
 const STATES: [&str; 4] = ["ready", "forming", "stalled", "leaving"];
 
-const COUNT: Family<1> = Family {
+const COUNT: GaugeFamily<1> = GaugeFamily {
     name: "russet_shardgroups",
     help: "ShardGroups by where they stand: ready, forming, stalled (formed anew too often) or leaving (being deleted).",
     labels: ["state"],
 };
-const EPOCH: Family<3> = Family {
+const EPOCH: GaugeFamily<3> = GaugeFamily {
     name: "russet_shardgroup_epoch",
     help: "Epoch of a ShardGroup; it grows by one each time the group is formed anew.",
     labels: ["namespace", "deployment", "group"],
@@ -29,7 +29,7 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes them down.
-pub fn write(sheet: &mut Sheet, groups: &[Arc<ShardGroup>]) {
+pub fn write(sheet: &mut GaugeSnapshot, groups: &[Arc<ShardGroup>]) {
     let mut counts: BTreeMap<&str, u64> = STATES.iter().map(|state| (*state, 0)).collect();
     for group in groups {
         *counts.entry(state(group)).or_default() += 1;

@@ -4,53 +4,53 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use prometheus::core::Desc;
 use russet_crds::conditions::{self, Type};
-use russet_plan::Cluster;
+use russet_plan::ClusterObjects;
 use russet_plan::cluster::availability;
 use russet_plan::snapshot::Availability;
 
-use super::sheet::{Family, Sheet, number};
+use super::gauge_snapshot::{GaugeFamily, GaugeSnapshot, number};
 use crate::context::Stores;
 
 const STATES: [&str; 6] = ["open", "cordoned", "draining", "unmeasured", "unreachable", "lost"];
 
-const INFO: Family<4> = Family {
+const INFO: GaugeFamily<4> = GaugeFamily {
     name: "russet_inferencenode_info",
     help: "1 for every InferenceNode, with what it is.",
     labels: ["node", "chip", "os", "agent_version"],
 };
-const AVAILABILITY: Family<2> = Family {
+const AVAILABILITY: GaugeFamily<2> = GaugeFamily {
     name: "russet_inferencenode_availability",
     help: "1 for the state an InferenceNode is in, 0 for the others: open, cordoned, draining, unmeasured, unreachable or lost.",
     labels: ["node", "state"],
 };
-const LIMIT: Family<1> = Family {
+const LIMIT: GaugeFamily<1> = GaugeFamily {
     name: "russet_inferencenode_memory_limit_bytes",
     help: "Bytes all models together may take on an InferenceNode.",
     labels: ["node"],
 };
-const COMMITTED: Family<1> = Family {
+const COMMITTED: GaugeFamily<1> = GaugeFamily {
     name: "russet_inferencenode_memory_committed_bytes",
     help: "Bytes of an InferenceNode that are promised to groups or still held by engines.",
     labels: ["node"],
 };
-const GRANTED: Family<1> = Family {
+const GRANTED: GaugeFamily<1> = GaugeFamily {
     name: "russet_inferencenode_memory_granted_bytes",
     help: "Bytes the agent of an InferenceNode has granted to Shards.",
     labels: ["node"],
 };
-const DISK: Family<1> = Family {
+const DISK: GaugeFamily<1> = GaugeFamily {
     name: "russet_inferencenode_disk_total_bytes",
     help: "Bytes of the file system under an InferenceNode's model store.",
     labels: ["node"],
 };
-const DISK_FREE: Family<1> =
-    Family { name: "russet_inferencenode_disk_free_bytes", help: "Bytes free there.", labels: ["node"] };
-const FABRIC: Family<2> = Family {
+const DISK_FREE: GaugeFamily<1> =
+    GaugeFamily { name: "russet_inferencenode_disk_free_bytes", help: "Bytes free there.", labels: ["node"] };
+const FABRIC: GaugeFamily<2> = GaugeFamily {
     name: "russet_inferencenode_fabric_healthy",
     help: "1 while nothing keeps the cables of an InferenceNode from what they could do, else 0, with the condition's reason; absent where no port is known.",
     labels: ["node", "reason"],
 };
-const LINK: Family<4> = Family {
+const LINK: GaugeFamily<4> = GaugeFamily {
     name: "russet_inferencenode_link_bits_per_second",
     help: "Bits a second of a link from an InferenceNode to another, as negotiated, and whether RDMA can run over this end.",
     labels: ["node", "peer", "interface", "rdma"],
@@ -66,17 +66,17 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes them down.
-pub fn write(sheet: &mut Sheet, stores: &Stores, now: Timestamp) {
+pub fn write(sheet: &mut GaugeSnapshot, stores: &Stores, now: Timestamp) {
     let nodes = stores.nodes.state();
     // Of models, pools and tiers no byte is promised.
-    let cluster = Cluster {
+    let cluster = ClusterObjects {
         nodes: nodes.clone(),
         groups: stores.groups.state(),
         shards: stores.shards.state(),
-        ..Cluster::default()
+        ..ClusterObjects::default()
     };
     let view = cluster.snapshot(now);
-    let committed = view.committed(|_| false);
+    let committed = view.committed_bytes(|_| false);
     for node in nodes {
         let name = node.name_any();
         let status = node.status.clone().unwrap_or_default();

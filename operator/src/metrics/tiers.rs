@@ -7,80 +7,80 @@ use prometheus::core::Desc;
 use russet_crds::conditions::{Type, get};
 use russet_crds::{NodePool, PoolMemory, Tier};
 
-use super::sheet::{Family, Sheet, number};
+use super::gauge_snapshot::{GaugeFamily, GaugeSnapshot, number};
 
-const POOL_NODES: Family<1> = Family {
+const POOL_NODES: GaugeFamily<1> = GaugeFamily {
     name: "russet_nodepool_nodes",
     help: "InferenceNodes a NodePool's selector takes.",
     labels: ["pool"],
 };
-const POOL_READY: Family<1> = Family {
+const POOL_READY: GaugeFamily<1> = GaugeFamily {
     name: "russet_nodepool_nodes_ready",
     help: "Those among them that take new work.",
     labels: ["pool"],
 };
-const POOL_MEMORY: Memory = Memory {
-    limit: Family {
+const POOL_MEMORY: MemoryGauges = MemoryGauges {
+    limit: GaugeFamily {
         name: "russet_nodepool_memory_limit_bytes",
         help: "Bytes models may take on the nodes of a NodePool.",
         labels: ["pool"],
     },
-    committed: Family {
+    committed: GaugeFamily {
         name: "russet_nodepool_memory_committed_bytes",
         help: "Bytes promised to groups or still held by engines there.",
         labels: ["pool"],
     },
-    free: Family {
+    free: GaugeFamily {
         name: "russet_nodepool_memory_free_bytes",
         help: "Bytes free on those of its nodes that take new work.",
         labels: ["pool"],
     },
 };
-const TIER_INFO: Family<2> =
-    Family { name: "russet_tier_info", help: "1 for every Tier, with its mode.", labels: ["tier", "mode"] };
-const TIER_READY: Family<2> = Family {
+const TIER_INFO: GaugeFamily<2> =
+    GaugeFamily { name: "russet_tier_info", help: "1 for every Tier, with its mode.", labels: ["tier", "mode"] };
+const TIER_READY: GaugeFamily<2> = GaugeFamily {
     name: "russet_tier_ready",
     help: "1 while a Tier is Ready, else 0, with the condition's reason.",
     labels: ["tier", "reason"],
 };
-const TIER_PRIORITY: Family<1> = Family {
+const TIER_PRIORITY: GaugeFamily<1> = GaugeFamily {
     name: "russet_tier_priority",
     help: "What replicas of a Tier count where room is short.",
     labels: ["tier"],
 };
-const TIER_DEPLOYMENTS: Family<1> =
-    Family { name: "russet_tier_deployments", help: "ModelDeployments that name a Tier.", labels: ["tier"] };
-const TIER_NODES: Family<2> = Family {
+const TIER_DEPLOYMENTS: GaugeFamily<1> =
+    GaugeFamily { name: "russet_tier_deployments", help: "ModelDeployments that name a Tier.", labels: ["tier"] };
+const TIER_NODES: GaugeFamily<2> = GaugeFamily {
     name: "russet_tier_nodes",
     help: "InferenceNodes that a workload group of a Dedicated Tier has for itself.",
     labels: ["tier", "workload_group"],
 };
-const TIER_MEMORY: Memory = Memory {
-    limit: Family {
+const TIER_MEMORY: MemoryGauges = MemoryGauges {
+    limit: GaugeFamily {
         name: "russet_tier_memory_limit_bytes",
         help: "Bytes models may take on the nodes of a Tier; of a Dedicated one, on those its groups have.",
         labels: ["tier"],
     },
-    committed: Family {
+    committed: GaugeFamily {
         name: "russet_tier_memory_committed_bytes",
         help: "Bytes promised to groups or still held by engines there.",
         labels: ["tier"],
     },
-    free: Family {
+    free: GaugeFamily {
         name: "russet_tier_memory_free_bytes",
         help: "Bytes free on those of its nodes that take new work.",
         labels: ["tier"],
     },
 };
 
-struct Memory {
-    limit: Family<1>,
-    committed: Family<1>,
-    free: Family<1>,
+struct MemoryGauges {
+    limit: GaugeFamily<1>,
+    committed: GaugeFamily<1>,
+    free: GaugeFamily<1>,
 }
 
-impl Memory {
-    fn write(&'static self, sheet: &mut Sheet, name: &str, memory: Option<&PoolMemory>) {
+impl MemoryGauges {
+    fn write(&'static self, sheet: &mut GaugeSnapshot, name: &str, memory: Option<&PoolMemory>) {
         // Who was never looked at has none.
         let Some(memory) = memory else { return };
         sheet.set(&self.limit, [name], number(memory.serving_limit_bytes));
@@ -95,14 +95,14 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     for family in [POOL_NODES, POOL_READY, TIER_PRIORITY, TIER_DEPLOYMENTS] {
         descs.push(family.desc()?);
     }
-    for Memory { limit, committed, free } in [POOL_MEMORY, TIER_MEMORY] {
+    for MemoryGauges { limit, committed, free } in [POOL_MEMORY, TIER_MEMORY] {
         descs.extend([limit.desc()?, committed.desc()?, free.desc()?]);
     }
     Ok(descs)
 }
 
 /// Writes them down.
-pub fn write(sheet: &mut Sheet, pools: &[Arc<NodePool>], tiers: &[Arc<Tier>]) {
+pub fn write(sheet: &mut GaugeSnapshot, pools: &[Arc<NodePool>], tiers: &[Arc<Tier>]) {
     for pool in pools {
         let name = pool.name_any();
         let Some(status) = &pool.status else { continue };

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::Reason;
-use russet_crds::{Model, ModelCopy, ModelCopySpec, Retention, Want, names};
-use russet_plan::copies::Removal;
+use russet_crds::{Model, ModelCopy, ModelCopySpec, Retention, CopyMode, names};
+use russet_plan::copies::CopyRemoval;
 use russet_plan::quantity::show;
 use serde_json::json;
 
-use super::decide::Decision;
-use super::preload::Choice;
-use super::supply::{self, Change};
+use super::decide::ModelDecision;
+use super::preload::FilesPlan;
+use super::source_selection::{self, SourceChange};
 use super::{Error, copy_object, copy_spec};
 use crate::context::Context;
 use crate::ssa;
@@ -21,11 +21,11 @@ pub async fn apply(
     context: &Context,
     model: &Model,
     copies: &[Arc<ModelCopy>],
-    decision: &Decision,
+    decision: &ModelDecision,
 ) -> Result<(), Error> {
     let name = model.name_any();
     if let Some(finalizers) = &decision.finalizers {
-        let api: Api<Model> = ssa::beside(&context.client, model);
+        let api: Api<Model> = ssa::namespaced_api(&context.client, model);
         ssa::set_finalizers(&api, model, finalizers.clone())
             .await
             .map_err(|source| Error::Finalizer { model: name.clone(), source })?;
@@ -35,8 +35,8 @@ pub async fn apply(
         let model = name.clone();
         move |source| Error::Copy { model, copy, source }
     };
-    if let Some(node) = &decision.read_on {
-        let copy = copy_object(copy_spec(model, node, Want::Headers));
+    if let Some(node) = &decision.header_node {
+        let copy = copy_object(copy_spec(model, node, CopyMode::Headers));
         ssa::apply(&api, &copy).await.map_err(failed(copy.name_any()))?;
     }
     for copy in copies.iter().filter(|copy| decision.delete.contains(&copy.name_any())) {
@@ -46,11 +46,11 @@ pub async fn apply(
 }
 
 /// Removes what makes room, and asks for files. The agents wait for the room themselves.
-pub async fn files(
+pub async fn apply_files(
     context: &Context,
     model: &Model,
     all: &[Arc<ModelCopy>],
-    choice: &Choice,
+    choice: &FilesPlan,
 ) -> Result<(), Error> {
     let api: Api<ModelCopy> = Api::all(context.client.clone());
     let failed = |copy: String| {
@@ -58,7 +58,7 @@ pub async fn files(
         move |source| Error::Copy { model, copy, source }
     };
     for removal in &choice.remove {
-        let Removal { model: (namespace, name), node, bytes, wanted: _ } = removal;
+        let CopyRemoval { model: (namespace, name), node, bytes, beneficiaries: _ } = removal;
         let copy = names::model_copy(namespace, name, node);
         let Some(object) = all.iter().find(|object| object.name_any() == copy) else { continue };
         ssa::delete(&api, object.as_ref()).await.map_err(failed(copy.clone()))?;
@@ -68,10 +68,10 @@ pub async fn files(
         context.record(model, true, Reason::Insufficient, "MakeRoom", &message).await;
     }
     for node in &choice.create {
-        let spec = copy_spec(model, node, Want::Files);
+        let spec = copy_spec(model, node, CopyMode::Files);
         let copy = copy_object(spec.clone()).name_any();
         let known = all.iter().find(|object| object.name_any() == copy);
-        ask(&api, &spec, known.map(AsRef::as_ref)).await.map_err(failed(copy))?;
+        request_files(&api, &spec, known.map(AsRef::as_ref)).await.map_err(failed(copy))?;
     }
     Ok(())
 }
@@ -79,13 +79,13 @@ pub async fn files(
 /// Asks a node's agent for a model's files. It is told to wait before it is told what for: no agent may begin to
 /// fetch in the moment between. That goes by the name of who says where bytes come from, so that this one alone can
 /// take it back; what it says of the rest it leaves to who asks, with the next supply it writes.
-pub async fn ask(
+pub async fn request_files(
     api: &Api<ModelCopy>,
     spec: &ModelCopySpec,
     known: Option<&ModelCopy>,
 ) -> Result<(), kube::Error> {
     let copy = copy_object(spec.clone());
-    if let Some(supply) = supply::at_first(spec, known) {
+    if let Some(supply) = source_selection::initial_source(spec, known) {
         let spec = ModelCopySpec { supply: Some(supply), ..spec.clone() };
         ssa::apply_as(names::SUPPLY_MANAGER, api, &ModelCopy::new(&copy.name_any(), spec)).await?;
     }
@@ -109,9 +109,9 @@ pub async fn retention(
 }
 
 /// Says of a Model's copies where their bytes come from.
-pub async fn supply(context: &Context, model: &Model, changes: &[Change]) -> Result<(), Error> {
+pub async fn supply(context: &Context, model: &Model, changes: &[SourceChange]) -> Result<(), Error> {
     let api: Api<ModelCopy> = Api::all(context.client.clone());
-    for Change { copy, supply, unfinished } in changes {
+    for SourceChange { copy, supply, unfinished } in changes {
         let failed = |source| Error::Copy { model: model.name_any(), copy: copy.clone(), source };
         // Otherwise nobody would have the rest of it.
         if let Some(object) = unfinished {
@@ -124,12 +124,12 @@ pub async fn supply(context: &Context, model: &Model, changes: &[Change]) -> Res
 }
 
 /// Writes the status when it differs.
-pub async fn report(context: &Context, model: &Model, decision: &Decision) -> Result<(), Error> {
+pub async fn report(context: &Context, model: &Model, decision: &ModelDecision) -> Result<(), Error> {
     if model.status.as_ref() == Some(&decision.status) {
         return Ok(());
     }
     let name = model.name_any();
-    let api: Api<Model> = ssa::beside(&context.client, model);
+    let api: Api<Model> = ssa::namespaced_api(&context.client, model);
     ssa::apply_status(&api, &name, &decision.status)
         .await
         .map_err(|source| Error::Report { model: name, source })

@@ -13,13 +13,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::names::FINALIZER_COPIES;
-use russet_crds::{Model, ModelCopy, ModelStatus, Want};
+use russet_crds::{Model, ModelCopy, ModelStatus, CopyMode};
 use russet_plan::quantity;
 use russet_plan::validate::shape_notes;
 
 /// A node that might read headers.
 #[derive(Clone, Debug)]
-pub struct Reader {
+pub struct HeaderReader {
     /// Its name.
     pub name: String,
     /// Whether its agent is alive.
@@ -30,11 +30,11 @@ pub struct Reader {
 
 /// What to do.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Decision {
+pub struct ModelDecision {
     /// The finalizers to set, when they change.
     pub finalizers: Option<Vec<String>>,
     /// Node to read the headers.
-    pub read_on: Option<String>,
+    pub header_node: Option<String>,
     /// Copies to delete, by name.
     pub delete: Vec<String>,
     /// What to show.
@@ -45,18 +45,18 @@ pub struct Decision {
 pub fn decide(
     model: &Model,
     copies: &[Arc<ModelCopy>],
-    nodes: &[Reader],
+    nodes: &[HeaderReader],
     users: &[String],
     now: Timestamp,
-) -> Decision {
+) -> ModelDecision {
     let before = model.status.clone().unwrap_or_default();
-    let mut decision = Decision { status: before.clone(), ..Decision::default() };
+    let mut decision = ModelDecision { status: before.clone(), ..ModelDecision::default() };
     decision.status.observed_generation = model.metadata.generation;
     let ready_copies =
-        copies.iter().filter(|copy| copy.spec.want == Want::Files && has(copy, Type::Ready)).count();
+        copies.iter().filter(|copy| copy.spec.want == CopyMode::Files && is_condition_true(copy, Type::Ready)).count();
     decision.status.copies = u32::try_from(ready_copies).unwrap_or(u32::MAX);
     if model.metadata.deletion_timestamp.is_some() {
-        leave(model, copies, users, now, &mut decision);
+        finalize_deletion(model, copies, users, now, &mut decision);
         return decision;
     }
     if !model.finalizers().iter().any(|finalizer| finalizer == FINALIZER_COPIES) {
@@ -65,7 +65,7 @@ pub fn decide(
         decision.finalizers = Some(finalizers);
     }
     if before.shape.is_none() {
-        let mut resolved: Vec<_> = copies.iter().filter(|copy| has(copy, Type::Resolved)).collect();
+        let mut resolved: Vec<_> = copies.iter().filter(|copy| is_condition_true(copy, Type::Resolved)).collect();
         resolved.sort_by_key(|copy| copy.name_any());
         let found =
             resolved.iter().find_map(|copy| copy.status.as_ref().filter(|status| status.shape.is_some()));
@@ -75,7 +75,7 @@ pub fn decide(
                 decision.status.shape.clone_from(&copy.shape);
             }
             None => {
-                search(model, copies, nodes, now, &mut decision);
+                find_reader(model, copies, nodes, now, &mut decision);
                 return decision;
             }
         }
@@ -113,29 +113,29 @@ fn describe(model: &Model, now: Timestamp, status: &mut ModelStatus) {
 }
 
 /// Nobody has read the headers yet: wait for who was asked, or ask the next.
-fn search(
+fn find_reader(
     model: &Model,
     copies: &[Arc<ModelCopy>],
-    nodes: &[Reader],
+    nodes: &[HeaderReader],
     now: Timestamp,
-    decision: &mut Decision,
+    decision: &mut ModelDecision,
 ) {
     let refusals: Vec<(&str, &Condition)> =
         copies.iter().filter_map(|copy| Some((copy.spec.node_name.as_str(), refusal(copy)?))).collect();
-    let asked = |node: &Reader| copies.iter().any(|copy| copy.spec.node_name == node.name);
+    let asked = |node: &HeaderReader| copies.iter().any(|copy| copy.spec.node_name == node.name);
     let refused = |node: &str| refusals.iter().any(|(name, _)| *name == node);
     let busy = nodes.iter().find(|node| node.reachable && asked(node) && !refused(&node.name));
     if busy.is_none() {
-        let free = |node: &&Reader| node.reachable && !asked(node);
+        let free = |node: &&HeaderReader| node.reachable && !asked(node);
         // A node that takes new work first: it may keep what it reads.
         let next = nodes.iter().filter(free).find(|node| node.open).or_else(|| nodes.iter().find(free));
-        decision.read_on = next.map(|node| node.name.clone());
+        decision.header_node = next.map(|node| node.name.clone());
     }
     let told: Vec<String> =
         refusals.iter().map(|(node, condition)| format!("node {node}: {}", condition.message)).collect();
     let told = told.join("; ");
     let with = |text: String| if told.is_empty() { text } else { format!("{text}; {told}") };
-    let (stalled, reason, message) = match (busy, &decision.read_on, refusals.first()) {
+    let (stalled, reason, message) = match (busy, &decision.header_node, refusals.first()) {
         (Some(node), _, _) => {
             (false, Reason::WaitingForAgent, with(format!("node {} reads the headers", node.name)))
         }
@@ -185,12 +185,12 @@ fn reason_of(condition: &Condition) -> Reason {
     conditions::reason(condition).unwrap_or(Reason::SourceUnreachable)
 }
 
-fn leave(
+fn finalize_deletion(
     model: &Model,
     copies: &[Arc<ModelCopy>],
     users: &[String],
     now: Timestamp,
-    decision: &mut Decision,
+    decision: &mut ModelDecision,
 ) {
     let generation = model.metadata.generation;
     let message = if !users.is_empty() {
@@ -224,7 +224,7 @@ fn leave(
     }
 }
 
-fn has(copy: &ModelCopy, kind: Type) -> bool {
+fn is_condition_true(copy: &ModelCopy, kind: Type) -> bool {
     copy.status.as_ref().is_some_and(|status| is_true(&status.conditions, kind))
 }
 
@@ -246,8 +246,8 @@ mod tests {
         model
     }
 
-    fn readers(names: &[(&str, bool, bool)]) -> Vec<Reader> {
-        let reader = |(name, reachable, open): &(&str, bool, bool)| Reader {
+    fn readers(names: &[(&str, bool, bool)]) -> Vec<HeaderReader> {
+        let reader = |(name, reachable, open): &(&str, bool, bool)| HeaderReader {
             name: (*name).to_owned(),
             reachable: *reachable,
             open: *open,
@@ -256,7 +256,7 @@ mod tests {
     }
 
     fn copy(node: &str, resolved: Option<(bool, Reason, &str)>, architecture: &str) -> Arc<ModelCopy> {
-        let mut copy = copy_object(copy_spec(&model(), node, Want::Headers));
+        let mut copy = copy_object(copy_spec(&model(), node, CopyMode::Headers));
         let mut status = ModelCopyStatus::default();
         if let Some((good, reason, message)) = resolved {
             conditions::set(&mut status.conditions, Type::Resolved, good, reason, message, None, NOW);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_asked_of_one_node_after_the_other() {
+    fn headers_are_requested_from_one_node_at_a_time() {
         let refused = Some((false, Reason::SourceNotAllowed, "may not read /models"));
         let both = readers(&[("a", true, true), ("b", true, true)]);
         for (story, copies, nodes, read_on, stalled, reason) in [
@@ -309,7 +309,7 @@ mod tests {
             ),
         ] {
             let decision = decide(&model(), &copies, &nodes, &[], NOW);
-            assert_eq!(decision.read_on.as_deref(), read_on, "{story}");
+            assert_eq!(decision.header_node.as_deref(), read_on, "{story}");
             let conditions = &decision.status.conditions;
             assert_eq!(is_true(conditions, Type::Stalled), stalled, "{story}");
             assert_eq!(conditions::get(conditions, Type::Ready).unwrap().reason, reason, "{story}");
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resolved_model_shows_its_size_and_whether_the_engine_knows_it() {
+    fn resolved_model_shows_size_and_architecture_support() {
         for (architecture, ready, reason) in
             [("llama", true, "Settled"), ("mamba", false, "UnsupportedArchitecture")]
         {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_model_waits_for_its_groups_then_removes_its_copies_then_goes() {
+    fn deleted_model_waits_for_groups_then_removes_copies() {
         let mut gone = model();
         gone.metadata.deletion_timestamp = Some(Time(NOW));
         let copies = [copy("a", None, "")];

@@ -6,34 +6,34 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::{Model, ModelCopy, ModelStatus, Retention};
-use russet_plan::copies::{Plan, Preloaded, Removal};
-use russet_plan::snapshot::Key;
+use russet_plan::copies::{CopyPlan, PreloadOutcome, CopyRemoval};
+use russet_plan::snapshot::ObjectKey;
 
-use super::stock::{Unplanned, is_ready};
+use super::inventory::{UnplannedPreload, is_ready};
 
 /// Nodes and lacks that are worth reading.
-const SHOWN: usize = 4;
+const MAX_SHOWN: usize = 4;
 
 /// What is to be done for a Model's files.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Choice {
+pub struct FilesPlan {
     /// Nodes that are asked for the files.
     pub create: Vec<String>,
     /// Copies of others that make room for them.
-    pub remove: Vec<Removal>,
+    pub remove: Vec<CopyRemoval>,
     /// What becomes of the model's own copies where room is short.
     pub retention: Retention,
     /// How its preload fares, or why it cannot be planned; absent without one.
-    pub preload: Option<Result<Preloaded, Unplanned>>,
+    pub preload: Option<Result<PreloadOutcome, UnplannedPreload>>,
 }
 
-impl Choice {
+impl FilesPlan {
     /// The part of a plan that is one Model's.
-    pub fn of(plan: Plan, key: &Key, retention: Retention, unplanned: Option<Unplanned>) -> Self {
-        let Plan { create, remove, mut preloads } = plan;
+    pub fn for_model(plan: CopyPlan, key: &ObjectKey, retention: Retention, unplanned: Option<UnplannedPreload>) -> Self {
+        let CopyPlan { create, remove, mut preloads } = plan;
         Self {
             create: create.into_iter().filter(|(model, _)| model == key).map(|(_, node)| node).collect(),
-            remove: remove.into_iter().filter(|removal| removal.wanted.contains(key)).collect(),
+            remove: remove.into_iter().filter(|removal| removal.beneficiaries.contains(key)).collect(),
             retention,
             preload: unplanned.map(Err).or_else(|| preloads.remove(key).map(Ok)),
         }
@@ -45,16 +45,16 @@ impl Choice {
     }
 
     /// Those of the model's copies that are kept differently from what they say.
-    pub fn retained(&self, copies: &[Arc<ModelCopy>]) -> Vec<String> {
+    pub fn outdated_retention(&self, copies: &[Arc<ModelCopy>]) -> Vec<String> {
         let other = |copy: &&Arc<ModelCopy>| copy.spec.retention.unwrap_or_default() != self.retention;
         copies.iter().filter(other).map(|copy| copy.name_any()).collect()
     }
 }
 
 /// Shows how the preload fares.
-pub fn show(
+pub fn write_status(
     model: &Model,
-    preload: Option<&Result<Preloaded, Unplanned>>,
+    preload: Option<&Result<PreloadOutcome, UnplannedPreload>>,
     copies: &[Arc<ModelCopy>],
     now: Timestamp,
     status: &mut ModelStatus,
@@ -65,12 +65,12 @@ pub fn show(
         return;
     };
     let (good, reason, message) = match preload {
-        Err(Unplanned { reason, message }) => (false, *reason, message.clone()),
+        Err(UnplannedPreload { reason, message }) => (false, *reason, message.clone()),
         Ok(preloaded) => {
-            status.wanted_copies = preloaded.wanted;
-            let (ready, coming) = sides(preloaded, copies);
-            status.preloaded = Some(format!("{}/{}", ready.len(), preloaded.wanted));
-            verdict(preloaded, &ready, &coming, copies)
+            status.wanted_copies = preloaded.wanted_nodes;
+            let (ready, coming) = ready_and_pending(preloaded, copies);
+            status.preloaded = Some(format!("{}/{}", ready.len(), preloaded.wanted_nodes));
+            preload_condition(preloaded, &ready, &coming, copies)
         }
     };
     conditions::set(
@@ -86,26 +86,26 @@ pub fn show(
 
 /// Nodes that hold every byte, and those that are asked to. Bytes that are there for another Model of the
 /// same source count once the agent says so.
-fn sides<'a>(preloaded: &'a Preloaded, copies: &[Arc<ModelCopy>]) -> (Vec<&'a str>, Vec<&'a str>) {
+fn ready_and_pending<'a>(preloaded: &'a PreloadOutcome, copies: &[Arc<ModelCopy>]) -> (Vec<&'a str>, Vec<&'a str>) {
     let ready = |node: &&str| copies.iter().any(|copy| copy.spec.node_name == **node && is_ready(copy));
-    preloaded.held.keys().map(String::as_str).partition(ready)
+    preloaded.holders.keys().map(String::as_str).partition(ready)
 }
 
-fn verdict(
-    preloaded: &Preloaded,
+fn preload_condition(
+    preloaded: &PreloadOutcome,
     ready: &[&str],
     coming: &[&str],
     copies: &[Arc<ModelCopy>],
 ) -> (bool, Reason, String) {
-    let Preloaded { wanted, held: _, lacks } = preloaded;
+    let PreloadOutcome { wanted_nodes: wanted, holders: _, shortages: lacks } = preloaded;
     let mut message = match wanted {
         1 => format!("{} of 1 node holds every file", ready.len()),
         wanted => format!("{} of {wanted} nodes hold every file", ready.len()),
     };
     if !ready.is_empty() {
-        message.push_str(&format!(": {}", bounded(ready, ", ")));
+        message.push_str(&format!(": {}", join_bounded(ready, ", ")));
     }
-    let coming: Vec<(Reason, String)> = coming.iter().map(|node| self::coming(node, copies)).collect();
+    let coming: Vec<(Reason, String)> = coming.iter().map(|node| self::pending_state(node, copies)).collect();
     // What nobody mends by waiting comes first; who waits for another node comes last, for that one says more.
     let rank = |reason: &Reason| match reason {
         Reason::WaitingForPeer => 2,
@@ -118,7 +118,7 @@ fn verdict(
     let coming: Vec<String> = coming.into_iter().map(|(_, text)| text).collect();
     for texts in [lacks, coming].iter().filter(|texts| !texts.is_empty()) {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        message.push_str(&format!("; {}", bounded(&texts, "; ")));
+        message.push_str(&format!("; {}", join_bounded(&texts, "; ")));
     }
     let good = ready.len() >= *wanted as usize;
     // A pool without nodes holds all that is asked for, and nothing.
@@ -129,7 +129,7 @@ fn verdict(
 }
 
 /// How far a copy is that was asked for, without numbers that move.
-fn coming(node: &str, copies: &[Arc<ModelCopy>]) -> (Reason, String) {
+fn pending_state(node: &str, copies: &[Arc<ModelCopy>]) -> (Reason, String) {
     let copy = copies.iter().find(|copy| copy.spec.node_name == node);
     let ready = copy.and_then(|copy| get(&copy.status.as_ref()?.conditions, Type::Ready));
     let reason = ready.and_then(conditions::reason);
@@ -139,16 +139,16 @@ fn coming(node: &str, copies: &[Arc<ModelCopy>]) -> (Reason, String) {
     }
 }
 
-fn bounded(texts: &[&str], separator: &str) -> String {
-    let more = texts.len().saturating_sub(SHOWN);
+fn join_bounded(texts: &[&str], separator: &str) -> String {
+    let more = texts.len().saturating_sub(MAX_SHOWN);
     let shown = texts[..texts.len() - more].join(separator);
     if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::{ModelCopyStatus, ModelSpec, Want};
-    use russet_plan::copies::Lack;
+    use russet_crds::{ModelCopyStatus, ModelSpec, CopyMode};
+    use russet_plan::copies::Shortage;
 
     use super::*;
     use crate::model::{copy_object, copy_spec};
@@ -157,7 +157,7 @@ mod tests {
 
     fn copy(node: &str, ready: bool, reason: Reason, message: &str) -> Arc<ModelCopy> {
         let model = Model::new("m", ModelSpec::default());
-        let mut copy = copy_object(copy_spec(&model, node, Want::Files));
+        let mut copy = copy_object(copy_spec(&model, node, CopyMode::Files));
         let mut status = ModelCopyStatus::default();
         conditions::set(&mut status.conditions, Type::Ready, ready, reason, message, None, NOW);
         copy.status = Some(status);
@@ -165,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn a_preload_says_who_holds_the_files_and_what_keeps_the_others() {
-        let room = |node: &str| Lack::Room {
+    fn preload_status_names_holders_and_shortages() {
+        let room = |node: &str| Shortage::Space {
             node: node.to_owned(),
             needed: 40 << 30,
             free: 12 << 30,
-            spare: 8 << 30,
+            evictable: 8 << 30,
             limit: 100 << 30,
         };
         let copies = [
@@ -229,15 +229,15 @@ mod tests {
             ("nobody", 0, vec![], vec![], "0/0", "-NoNodes", "no node of the pool takes work"),
         ] {
             let held = held.into_iter().map(|(node, ready)| (node.to_owned(), ready)).collect();
-            let preload = Some(Ok(Preloaded { wanted, held, lacks }));
+            let preload = Some(Ok(PreloadOutcome { wanted_nodes: wanted, holders: held, shortages: lacks }));
             let mut status = ModelStatus::default();
-            show(&Model::new("m", ModelSpec::default()), preload.as_ref(), &copies, NOW, &mut status);
+            write_status(&Model::new("m", ModelSpec::default()), preload.as_ref(), &copies, NOW, &mut status);
             let condition = get(&status.conditions, Type::Preloaded).unwrap();
             let sign = if condition.status == "True" { '+' } else { '-' };
             assert_eq!(format!("{sign}{}", condition.reason), reason, "{story}");
             assert!(condition.message.contains(words), "{story}: {}", condition.message);
             assert_eq!(status.preloaded.as_deref(), Some(shown), "{story}");
-            show(&Model::new("m", ModelSpec::default()), None, &copies, NOW, &mut status);
+            write_status(&Model::new("m", ModelSpec::default()), None, &copies, NOW, &mut status);
             assert_eq!(status, ModelStatus::default(), "{story}: and nothing of it stays");
         }
     }

@@ -6,12 +6,12 @@ use russet_crds::InferenceNode;
 use serde_json::json;
 
 use super::Error;
-use super::decide::{Decision, OWN};
+use super::decide::{NodeDecision, OPERATOR_CONDITIONS};
 use crate::context::Context;
 use crate::ssa;
 
 /// Labels for selectors.
-pub async fn labels(context: &Context, node: &InferenceNode, decision: &Decision) -> Result<(), Error> {
+pub async fn labels(context: &Context, node: &InferenceNode, decision: &NodeDecision) -> Result<(), Error> {
     if decision.labels.iter().all(|(key, value)| node.labels().get(key) == Some(value)) {
         return Ok(());
     }
@@ -21,10 +21,10 @@ pub async fn labels(context: &Context, node: &InferenceNode, decision: &Decision
 }
 
 /// Reachable, Ready and their kin, and the links.
-pub async fn status(context: &Context, node: &InferenceNode, decision: &Decision) -> Result<(), Error> {
+pub async fn status(context: &Context, node: &InferenceNode, decision: &NodeDecision) -> Result<(), Error> {
     let there = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let links = node.status.as_ref().map(|status| status.links.as_slice()).unwrap_or_default();
-    let own = |condition: &&Condition| OWN.iter().any(|kind| condition.type_ == format!("{kind:?}"));
+    let own = |condition: &&Condition| OPERATOR_CONDITIONS.iter().any(|kind| condition.type_ == format!("{kind:?}"));
     let same = decision.links.as_ref().is_none_or(|wanted| wanted == links)
         && decision.conditions.iter().all(|condition| there.contains(condition));
     if same && there.iter().filter(own).count() == decision.conditions.len() {

@@ -12,14 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
-use russet_crds::conditions::{Reason, Type, get, known};
+use russet_crds::conditions::{Reason, Type, get, parse_reason};
 use russet_crds::{FabricPort, InferenceNode, Link, LinkKind, PortPeer};
 use russet_plan::fabric::differing_systems;
-use russet_plan::fabric::network::{apart, see_each_other, twice};
+use russet_plan::fabric::address_plan::{in_different_networks, see_each_other, duplicate_address};
 
 /// A port of some node.
 #[derive(Clone, Debug)]
-pub struct End {
+pub struct FarEnd {
     /// The node.
     pub node: String,
     /// Its operating system and build.
@@ -34,20 +34,20 @@ pub struct End {
 
 /// What is known of the other ends.
 #[derive(Clone, Debug, Default)]
-pub struct Ends {
+pub struct FarEnds {
     /// Ports by their domains, as far as this node sees them; two for one domain where two nodes call it theirs.
-    seen: BTreeMap<String, Vec<End>>,
+    by_domain: BTreeMap<String, Vec<FarEnd>>,
     /// Interfaces of this node that are part of a circle of bridges.
-    circle: BTreeSet<String>,
+    bridge_loop: BTreeSet<String>,
     /// What cables carry as a rule that were negotiated like the one at an interface of this node: bits per second.
-    usual: BTreeMap<String, u64>,
+    typical_bits: BTreeMap<String, u64>,
     /// What is said of ranks of this node that meet others beside the cables.
     pub fallbacks: Vec<String>,
 }
 
 /// What a node's ports come to.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Cables {
+pub struct CableReport {
     /// To other nodes.
     pub links: Vec<Link>,
     /// Whether the cables can do what they could, why or why not, and in words; nothing where no port is known.
@@ -59,12 +59,12 @@ pub fn ends<'a>(
     node: &InferenceNode,
     nodes: impl Iterator<Item = &'a InferenceNode>,
     now: Timestamp,
-) -> Ends {
+) -> FarEnds {
     let peers = ports(node).iter().flat_map(|port| &port.peers);
-    let mut seen: BTreeMap<String, Vec<End>> =
+    let mut seen: BTreeMap<String, Vec<FarEnd>> =
         peers.filter_map(|peer| Some((peer.domain.clone()?, Vec::new()))).collect();
     if seen.is_empty() {
-        return Ends::default();
+        return FarEnds::default();
     }
     let bridged = ports(node).iter().filter(|port| port.bridge.is_some()).count();
     let mut bridges = Vec::new();
@@ -78,26 +78,26 @@ pub fn ends<'a>(
             let Some(found) = port.domain.as_deref().and_then(|domain| seen.get_mut(domain)) else {
                 continue;
             };
-            found.push(End {
+            found.push(FarEnd {
                 node: other.name_any(),
                 os: os(other).map(str::to_owned),
                 port: port.clone(),
                 peer_port: peer_port(other),
-                reachable: reachable(other, now),
+                reachable: is_long_reachable(other, now),
             });
         }
     }
-    let usual = usual(node, &all);
-    Ends { seen, circle: circle(&node.name_any(), &bridges), usual, fallbacks: Vec::new() }
+    let usual = typical_bits(node, &all);
+    FarEnds { by_domain: seen, bridge_loop: bridge_loop(&node.name_any(), &bridges), typical_bits: usual, fallbacks: Vec::new() }
 }
 
 /// An agent that came back is heard by others within half a minute.
-const HEARD: SignedDuration = SignedDuration::from_secs(60);
+const MIN_REACHABLE_TIME: SignedDuration = SignedDuration::from_secs(60);
 /// Ends of other cables without which nobody knows what is usual.
-const ALIKE: usize = 3;
+const MIN_COMPARABLE_ENDS: usize = 3;
 
 /// The median of what other cables carry that were negotiated like each of a node's own.
-fn usual(node: &InferenceNode, nodes: &[&InferenceNode]) -> BTreeMap<String, u64> {
+fn typical_bits(node: &InferenceNode, nodes: &[&InferenceNode]) -> BTreeMap<String, u64> {
     let negotiated = |port: &FabricPort| port.peers.first().and_then(|peer| peer.bits_per_second);
     let of = |own: &FabricPort| {
         let speed = negotiated(own)?;
@@ -111,7 +111,7 @@ fn usual(node: &InferenceNode, nodes: &[&InferenceNode]) -> BTreeMap<String, u64
         });
         let mut others: Vec<u64> = others.collect();
         others.sort_unstable();
-        let median = others.get(others.len() / 2).filter(|_| others.len() >= ALIKE)?;
+        let median = others.get(others.len() / 2).filter(|_| others.len() >= MIN_COMPARABLE_ENDS)?;
         Some((own.interface.clone(), *median))
     };
     ports(node).iter().filter_map(of).collect()
@@ -119,7 +119,7 @@ fn usual(node: &InferenceNode, nodes: &[&InferenceNode]) -> BTreeMap<String, u64
 
 /// Interfaces of a node whose cables are part of a circle through bridges: the bridge at the other end is reached
 /// without the cable too.
-fn circle(node: &str, ports: &[(String, &FabricPort)]) -> BTreeSet<String> {
+fn bridge_loop(node: &str, ports: &[(String, &FabricPort)]) -> BTreeSet<String> {
     // Bridges by their nodes: one has one as a rule, and what is in two of a node's is not joined in it.
     let bridge = |index: usize| (ports[index].0.as_str(), ports[index].1.bridge.as_deref());
     let mut cables = Vec::new();
@@ -165,9 +165,9 @@ pub fn peer_port(node: &InferenceNode) -> Option<u32> {
 }
 
 /// Whether the agent of a node has been there for so long that others must have heard it.
-fn reachable(node: &InferenceNode, now: Timestamp) -> bool {
+fn is_long_reachable(node: &InferenceNode, now: Timestamp) -> bool {
     let reached = get(conditions(node), Type::Reachable).filter(|reached| reached.status == "True");
-    reached.is_some_and(|reached| now.duration_since(reached.last_transition_time.0) >= HEARD)
+    reached.is_some_and(|reached| now.duration_since(reached.last_transition_time.0) >= MIN_REACHABLE_TIME)
 }
 
 /// The operating system of a node, and its build.
@@ -176,17 +176,17 @@ pub fn os(node: &InferenceNode) -> Option<&str> {
 }
 
 /// One port, judged: a link or none, and what there is to say.
-struct Judged {
+struct PortReport {
     link: Option<Link>,
     reason: Reason,
-    words: String,
+    message: String,
 }
 
 /// Judges the cables of a node.
-pub fn cables(node: &InferenceNode, ends: &Ends) -> Cables {
+pub fn cable_report(node: &InferenceNode, ends: &FarEnds) -> CableReport {
     let unread = get(conditions(node), Type::PortsRead).filter(|read| read.status == "False");
     let ports = ports(node);
-    let judged: Vec<Judged> = ports.iter().map(|port| judge(node, port, ends)).collect();
+    let judged: Vec<PortReport> = ports.iter().map(|port| port_report(node, port, ends)).collect();
     let health = match unread {
         Some(read) => Some((false, Reason::PortsUnreadable, read.message.clone())),
         None => health(&judged),
@@ -202,7 +202,7 @@ pub fn cables(node: &InferenceNode, ends: &Ends) -> Cables {
             Some((false, Reason::PathFallback, words.join("\n")))
         }
     };
-    Cables { links: judged.into_iter().filter_map(|judged| judged.link).collect(), health }
+    CableReport { links: judged.into_iter().filter_map(|judged| judged.link).collect(), health }
 }
 
 /// Whether a person could have more of a cable than it gives.
@@ -219,10 +219,10 @@ fn is_fault(reason: Reason) -> bool {
 }
 
 /// All that is wrong is told, a line for each port, and the first gives the reason.
-fn health(judged: &[Judged]) -> Option<(bool, Reason, String)> {
-    let told = |wanted: &dyn Fn(&&Judged) -> bool| {
-        let of: Vec<&Judged> = judged.iter().filter(wanted).collect();
-        let words: Vec<&str> = of.iter().map(|judged| judged.words.as_str()).collect();
+fn health(judged: &[PortReport]) -> Option<(bool, Reason, String)> {
+    let told = |wanted: &dyn Fn(&&PortReport) -> bool| {
+        let of: Vec<&PortReport> = judged.iter().filter(wanted).collect();
+        let words: Vec<&str> = of.iter().map(|judged| judged.message.as_str()).collect();
         Some((of.first()?.reason, words.join("\n")))
     };
     if judged.is_empty() {
@@ -231,7 +231,7 @@ fn health(judged: &[Judged]) -> Option<(bool, Reason, String)> {
     if let Some((reason, words)) = told(&|judged| is_fault(judged.reason)) {
         return Some((false, reason, words));
     }
-    let plugged = |judged: &&Judged| judged.link.is_some() || judged.reason == Reason::PeerNotJoined;
+    let plugged = |judged: &&PortReport| judged.link.is_some() || judged.reason == Reason::PeerNotJoined;
     // What carries IP alone is no fault, and yet what people want to know.
     let less = told(&|judged| plugged(judged) && judged.reason != Reason::RdmaReady);
     let (reason, words) = less
@@ -240,13 +240,13 @@ fn health(judged: &[Judged]) -> Option<(bool, Reason, String)> {
     Some((true, reason, words))
 }
 
-fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
+fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortReport {
     let place = format!("{} ({})", port.name, port.interface);
-    let said = |link, reason, words: String| Judged { link, reason, words: format!("{place}: {words}") };
+    let said = |link, reason, words: String| PortReport { link, reason, message: format!("{place}: {words}") };
     let own = || {
         let words = port.message.clone().unwrap_or_else(|| "RDMA can run over it".to_owned());
         let reason = match (&port.reason, &port.rdma_device) {
-            (Some(reason), _) => known(reason).unwrap_or(Reason::NewerRelease),
+            (Some(reason), _) => parse_reason(reason).unwrap_or(Reason::NewerRelease),
             (None, Some(_)) => Reason::RdmaReady,
             (None, None) => Reason::NoRdmaDevice,
         };
@@ -258,7 +258,7 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
     };
     let name = node.name_any();
     let found =
-        peer.domain.as_ref().and_then(|domain| ends.seen.get(domain)).map(Vec::as_slice).unwrap_or_default();
+        peer.domain.as_ref().and_then(|domain| ends.by_domain.get(domain)).map(Vec::as_slice).unwrap_or_default();
     let far = match found {
         [far] => far,
         [] => {
@@ -308,7 +308,7 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
         measured: port.measured.map(|own| theirs.measured.map_or(own, |other| own.worse(other))),
     };
     let (reason, words) = own();
-    let (reason, words) = if port.bridge.is_some() && ends.circle.contains(&port.interface) {
+    let (reason, words) = if port.bridge.is_some() && ends.bridge_loop.contains(&port.interface) {
         let words = format!(
             "it is one of several cables that join bridges in a circle, here to node {}; take it out of {}, or broadcasts go round and round",
             far.node,
@@ -321,7 +321,7 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
             far.node
         );
         (Reason::DefaultRouteOverCable, words)
-    } else if let Some((reason, words)) = cannot(theirs) {
+    } else if let Some((reason, words)) = peer_limitation(theirs) {
         (reason, format!("at the other end, {} of node {}: {words}", theirs.name, far.node))
     } else if reason != Reason::RdmaReady {
         (reason, format!("to node {}: {words}", far.node))
@@ -331,12 +331,12 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
             far.node
         );
         (Reason::SystemsDiffer, words)
-    } else if let Some(address) = twice(ports(node), port, theirs) {
+    } else if let Some(address) = duplicate_address(ports(node), port, theirs) {
         (
             Reason::AddressTwice,
             format!("{address} is the address of another end of a cable too; give each its own"),
         )
-    } else if apart(port, theirs) {
+    } else if in_different_networks(port, theirs) {
         let address = |port: &FabricPort| port.address.clone().unwrap_or_default();
         let words = format!(
             "{} here and {} at node {} are of different networks; give both ends addresses out of one",
@@ -346,7 +346,7 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
         );
         (Reason::AddressesApart, words)
     } else {
-        match theirs.reason.as_deref().map(|reason| known(reason).unwrap_or(Reason::NewerRelease)) {
+        match theirs.reason.as_deref().map(|reason| parse_reason(reason).unwrap_or(Reason::NewerRelease)) {
             Some(reason) => {
                 let words = theirs.message.as_deref().unwrap_or_default();
                 (reason, format!("at the other end, {} of node {}: {words}", theirs.name, far.node))
@@ -355,7 +355,7 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
         }
     };
     let (reason, words) =
-        if is_fault(reason) { None } else { hampered(&link, port, far, ends) }.unwrap_or((reason, words));
+        if is_fault(reason) { None } else { degradation(&link, port, far, ends) }.unwrap_or((reason, words));
     // The planner goes by links alone.
     let unfit = matches!(reason, Reason::SystemsDiffer | Reason::AddressTwice | Reason::AddressesApart);
     let rdma_device = link.rdma_device.filter(|_| !unfit);
@@ -363,7 +363,7 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
 }
 
 /// What a cable lacks that could carry what it should.
-fn hampered(link: &Link, port: &FabricPort, far: &End, ends: &Ends) -> Option<(Reason, String)> {
+fn degradation(link: &Link, port: &FabricPort, far: &FarEnd, ends: &FarEnds) -> Option<(Reason, String)> {
     let measured = port.measured?;
     if measured.round_trip_microseconds.is_none() && far.reachable {
         let end = |address: &Option<String>| address.clone().unwrap_or_default();
@@ -376,7 +376,7 @@ fn hampered(link: &Link, port: &FabricPort, far: &End, ends: &Ends) -> Option<(R
         );
         return Some((Reason::LinkUnanswered, words));
     }
-    let (bits, usual) = (measured.bits_per_second?, *ends.usual.get(&port.interface)?);
+    let (bits, usual) = (measured.bits_per_second?, *ends.typical_bits.get(&port.interface)?);
     (bits < usual / 2).then(|| {
         let gigabits = |bits: u64| format!("{:.1} Gbit/s", bits as f64 / 1e9);
         let words = format!(
@@ -390,8 +390,8 @@ fn hampered(link: &Link, port: &FabricPort, far: &End, ends: &Ends) -> Option<(R
 }
 
 /// What the machine at the other end can never do, which says more than that this end waits for it.
-fn cannot(theirs: &FabricPort) -> Option<(Reason, &str)> {
-    let reason = theirs.reason.as_deref().and_then(known)?;
+fn peer_limitation(theirs: &FabricPort) -> Option<(Reason, &str)> {
+    let reason = theirs.reason.as_deref().and_then(parse_reason)?;
     let never = matches!(reason, Reason::NoThunderbolt5 | Reason::NoRdmaOnLinux);
     never.then(|| (reason, theirs.message.as_deref().unwrap_or_default()))
 }

@@ -15,18 +15,18 @@ use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{InferenceNode, Link, Scheduling, names};
 use russet_plan::quantity;
 
-use super::cables::{Cables, Ends, cables, ports};
+use super::cables::{CableReport, FarEnds, cable_report, ports};
 
 /// A Lease not renewed for so long has expired; agents renew every five seconds.
-const LEASE: Duration = Duration::from_secs(20);
+const LEASE_DURATION: Duration = Duration::from_secs(20);
 
 /// The conditions of a node that are the operator's.
-pub const OWN: [Type; 6] =
+pub const OPERATOR_CONDITIONS: [Type; 6] =
     [Type::Reachable, Type::Ready, Type::Reconciling, Type::Stalled, Type::Drained, Type::FabricHealthy];
 
 /// What was seen of a node: its Lease, and what is bound to it.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct NodeObservation {
     /// Whether there is one.
     pub exists: bool,
     /// The time it names.
@@ -40,12 +40,12 @@ pub struct Seen {
     /// The groups of the ranks bound to the node, one entry a rank.
     pub ranks: Vec<String>,
     /// The ports at the other ends of its cables.
-    pub ends: Ends,
+    pub ends: FarEnds,
 }
 
 /// What to write.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Decision {
+pub struct NodeDecision {
     /// The operator's conditions.
     pub conditions: Vec<Condition>,
     /// Its links; not this operator's to say while its agent reports no ports.
@@ -53,22 +53,22 @@ pub struct Decision {
     /// The operator's labels.
     pub labels: BTreeMap<String, String>,
     /// When to look again without being asked.
-    pub again: Option<Duration>,
+    pub requeue_after: Option<Duration>,
 }
 
 /// Judges a node.
-pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
+pub fn decide(node: &InferenceNode, seen: &NodeObservation, now: Timestamp) -> NodeDecision {
     let status = node.status.clone().unwrap_or_default();
     let before =
         conditions::get(&status.conditions, Type::Reachable).map(|condition| condition.status == "True");
     let (reachable, message) = reachable(seen, before, now);
     let generation = node.metadata.generation;
-    let Cables { links, health } = cables(node, &seen.ends);
+    let CableReport { links, health } = cable_report(node, &seen.ends);
     let mut conditions: Vec<Condition> = status
         .conditions
         .iter()
         .filter(|condition| {
-            OWN.iter().any(|kind| condition.type_ == format!("{kind:?}"))
+            OPERATOR_CONDITIONS.iter().any(|kind| condition.type_ == format!("{kind:?}"))
                 && (draining(node) || condition.type_ != format!("{:?}", Type::Drained))
                 && (health.is_some() || condition.type_ != format!("{:?}", Type::FabricHealthy))
         })
@@ -79,7 +79,7 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
 
     let (ready, reason, message) = if !reachable {
         (false, Reason::LeaseExpired, message)
-    } else if let Some((holder, boot)) = impostor(seen, status.boot_id.as_deref()) {
+    } else if let Some((holder, boot)) = conflicting_boots(seen, status.boot_id.as_deref()) {
         (
             false,
             Reason::WaitingForAgent,
@@ -130,15 +130,15 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
     }
     // The vendor says nothing that the chip's name does not.
     let chip = status.chip.as_deref().map(|chip| chip.strip_prefix("Apple ").unwrap_or(chip));
-    if let Some(chip) = chip.and_then(label) {
+    if let Some(chip) = chip.and_then(label_value) {
         labels.insert(names::LABEL_CHIP.to_owned(), chip);
     }
     if let Some(memory) = &status.memory {
-        labels.insert(names::LABEL_MEMORY.to_owned(), format!("{}Gi", sold_as(memory.total_bytes)));
+        labels.insert(names::LABEL_MEMORY.to_owned(), format!("{}Gi", nominal_gib(memory.total_bytes)));
     }
-    let again = reachable.then(|| LEASE.saturating_sub(seen.age) + Duration::from_millis(50));
+    let again = reachable.then(|| LEASE_DURATION.saturating_sub(seen.age) + Duration::from_millis(50));
     let links = (!ports(node).is_empty()).then_some(links);
-    Decision { conditions, links, labels, again }
+    NodeDecision { conditions, links, labels, requeue_after: again }
 }
 
 fn draining(node: &InferenceNode) -> bool {
@@ -160,11 +160,11 @@ fn drained(ranks: &[String], granted: u64) -> (bool, String) {
     }
 }
 
-fn reachable(seen: &Seen, before: Option<bool>, now: Timestamp) -> (bool, String) {
+fn reachable(seen: &NodeObservation, before: Option<bool>, now: Timestamp) -> (bool, String) {
     if !seen.exists {
         return (false, "the agent has not created its Lease".to_owned());
     }
-    if seen.age >= LEASE {
+    if seen.age >= LEASE_DURATION {
         let since = seen.renewed.map_or_else(String::new, |time| format!(" since {time:.0}"));
         return (
             false,
@@ -173,7 +173,7 @@ fn reachable(seen: &Seen, before: Option<bool>, now: Timestamp) -> (bool, String
     }
     // Seen for the first time: the clocks of two machines may differ, so the time it names can show
     // that it is fresh, but not that it is stale; then what was known before holds.
-    let fresh = seen.renewed.is_some_and(|time| now.duration_since(time).unsigned_abs() < LEASE);
+    let fresh = seen.renewed.is_some_and(|time| now.duration_since(time).unsigned_abs() < LEASE_DURATION);
     if seen.changed || fresh || before == Some(true) {
         (true, "the agent renews its Lease".to_owned())
     } else {
@@ -181,14 +181,14 @@ fn reachable(seen: &Seen, before: Option<bool>, now: Timestamp) -> (bool, String
     }
 }
 
-fn impostor<'a>(seen: &'a Seen, boot: Option<&'a str>) -> Option<(&'a str, &'a str)> {
+fn conflicting_boots<'a>(seen: &'a NodeObservation, boot: Option<&'a str>) -> Option<(&'a str, &'a str)> {
     let (holder, boot) = (seen.holder.as_deref()?, boot?);
     (holder != boot).then_some((holder, boot))
 }
 
 /// The gibibytes a machine was sold with. Kernels and firmware keep a little for themselves, up to a
 /// twentieth, and do not count it; a whole number of gibibytes is what it is.
-fn sold_as(bytes: u64) -> u64 {
+fn nominal_gib(bytes: u64) -> u64 {
     const GIB: u64 = 1 << 30;
     let nearest = (bytes + GIB / 2) / GIB;
     // A power of two, or that and an eighth, a quarter, a half or three quarters of it.
@@ -204,7 +204,7 @@ fn sold_as(bytes: u64) -> u64 {
 }
 
 /// A text as a label value: letters, digits, `-`, `_` and `.`, at most 63 of them.
-fn label(text: &str) -> Option<String> {
+fn label_value(text: &str) -> Option<String> {
     let kept: String = text
         .chars()
         .map(
@@ -254,17 +254,17 @@ mod tests {
 
     #[test]
     fn a_node_is_reachable_while_its_lease_is_seen_to_change() {
-        let seen = |age: u64, changed: bool, renewed: i64| Seen {
+        let seen = |age: u64, changed: bool, renewed: i64| NodeObservation {
             exists: true,
             renewed: Some(at(renewed)),
             age: Duration::from_secs(age),
             changed,
             holder: Some("boot-1".to_owned()),
-            ..Seen::default()
+            ..NodeObservation::default()
         };
         for (story, seen, before, want) in [
-            ("no Lease", Seen::default(), None, false),
-            ("no Lease any more", Seen::default(), Some(true), false),
+            ("no Lease", NodeObservation::default(), None, false),
+            ("no Lease any more", NodeObservation::default(), Some(true), false),
             ("changed a moment ago", seen(1, true, 100), None, true),
             (
                 "changed a moment ago, though its clock is an hour off",
@@ -294,12 +294,12 @@ mod tests {
             let decision = decide(&node, &seen, at(100));
             assert_eq!(conditions::is_true(&decision.conditions, Type::Reachable), want, "{story}");
             assert_eq!(conditions::is_true(&decision.conditions, Type::Ready), want, "{story}");
-            assert_eq!(decision.again.is_some(), want, "{story}");
+            assert_eq!(decision.requeue_after.is_some(), want, "{story}");
         }
     }
 
     #[test]
-    fn a_draining_node_says_what_is_still_here_and_when_it_is_empty() {
+    fn draining_node_lists_remaining_ranks_until_drained() {
         let group = |name: &str| format!("ShardGroup default/{name}");
         for (scheduling, ranks, granted, wanted) in [
             (
@@ -330,7 +330,7 @@ mod tests {
             status.memory.as_mut().unwrap().granted_bytes = granted;
             // What an earlier drain left is taken back once nobody asks for one.
             conditions::set(&mut status.conditions, Type::Drained, true, Reason::Settled, "", None, at(0));
-            let decision = decide(&node, &Seen { ranks, ..Seen::default() }, at(0));
+            let decision = decide(&node, &NodeObservation { ranks, ..NodeObservation::default() }, at(0));
             let found = conditions::get(&decision.conditions, Type::Drained);
             let found = found.map(|it| (it.status == "True", it.message.as_str()));
             assert_eq!(found, wanted, "{scheduling:?}");
@@ -339,13 +339,13 @@ mod tests {
 
     #[test]
     fn labels_come_from_what_was_measured() {
-        let decision = decide(&measured("a"), &Seen::default(), at(0));
+        let decision = decide(&measured("a"), &NodeObservation::default(), at(0));
         let labels: Vec<String> =
             decision.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let expected =
             ["kubernetes.io/hostname=a", "russet.dev/chip=M3-Ultra-32-core", "russet.dev/memory=512Gi"];
         assert_eq!(labels, expected);
-        assert!(label(&"word ".repeat(40)).unwrap().len() <= 63 && label("()").is_none());
+        assert!(label_value(&"word ".repeat(40)).unwrap().len() <= 63 && label_value("()").is_none());
     }
 
     #[test]
@@ -366,14 +366,14 @@ mod tests {
             (106_000, 104), // nothing sold is near
             (700, 1),
         ] {
-            assert_eq!(sold_as(mebibytes << 20), label, "{mebibytes} MiB");
+            assert_eq!(nominal_gib(mebibytes << 20), label, "{mebibytes} MiB");
         }
     }
 
     #[test]
     fn two_machines_with_one_name_are_told_apart_by_their_boots() {
         let seen =
-            Seen { exists: true, renewed: Some(at(0)), holder: Some("boot-2".to_owned()), ..Seen::default() };
+            NodeObservation { exists: true, renewed: Some(at(0)), holder: Some("boot-2".to_owned()), ..NodeObservation::default() };
         let decision = decide(&measured("a"), &seen, at(0));
         let ready = conditions::get(&decision.conditions, Type::Ready).unwrap();
         assert!(

@@ -9,21 +9,21 @@ use kube::runtime::reflector::ObjectRef;
 use russet_crds::conditions::{Type, get};
 use russet_crds::{InferenceNode, names};
 
-use super::cables::{self, Ends};
-use super::decide::Seen;
-use crate::context::{Context, SeenLease};
+use super::cables::{self, FarEnds};
+use super::decide::NodeObservation;
+use crate::context::{Context, LeaseObservation};
 
 /// Reads the caches and remembers when the Lease last changed.
-pub fn seen(context: &Context, node: &InferenceNode) -> Seen {
+pub fn observe(context: &Context, node: &InferenceNode) -> NodeObservation {
     let name = node.name_any();
     let key = ObjectRef::new(&names::node_lease(&name)).within(names::SYSTEM_NAMESPACE);
     // Most nodes have no ports, and every renewal of a Lease comes by here.
     let mut ends = match cables::ports(node) {
-        [] => Ends::default(),
+        [] => FarEnds::default(),
         _ => cables::ends(node, context.stores.nodes.state().iter().map(AsRef::as_ref), Timestamp::now()),
     };
     ends.fallbacks = fallbacks(context, node);
-    let bare = Seen { ranks: ranks(context, &name), ends, ..Seen::default() };
+    let bare = NodeObservation { ranks: ranks(context, &name), ends, ..NodeObservation::default() };
     let Some(lease) = context.stores.leases.get(&key) else { return bare };
     let Some(spec) = &lease.spec else { return bare };
     let renewed = spec.renew_time.as_ref().map(|time| time.0);
@@ -33,11 +33,11 @@ pub fn seen(context: &Context, node: &InferenceNode) -> Seen {
         .entry(name)
         .and_modify(|seen| {
             if seen.renewed != renewed {
-                *seen = SeenLease { renewed, at: now, changed: true };
+                *seen = LeaseObservation { renewed, at: now, changed: true };
             }
         })
-        .or_insert(SeenLease { renewed, at: now, changed: false });
-    Seen {
+        .or_insert(LeaseObservation { renewed, at: now, changed: false });
+    NodeObservation {
         exists: true,
         renewed,
         age: now.duration_since(seen.at),

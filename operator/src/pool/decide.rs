@@ -6,19 +6,19 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{InferenceNode, NodePool, NodePoolStatus, PoolMemory};
-use russet_plan::cluster::{area, labels};
-use russet_plan::fabric::Web;
+use russet_plan::cluster::{resolve_pool, labels};
+use russet_plan::fabric::LinkGraph;
 use russet_plan::pool;
 use russet_plan::snapshot::Availability;
 use russet_plan::{Snapshot, quantity};
 
 /// Domains that a status shows; the schema says the same.
-const DOMAINS: usize = 16;
+const MAX_DOMAINS: usize = 16;
 
 /// Memory of some nodes together.
 pub fn memory(view: &Snapshot, nodes: &BTreeSet<String>) -> PoolMemory {
     let mut memory = PoolMemory::default();
-    let committed = view.committed(|_| false);
+    let committed = view.committed_bytes(|_| false);
     for (name, node) in view.nodes.iter().filter(|(name, _)| nodes.contains(*name)) {
         let committed = committed.get(name.as_str()).copied().unwrap_or(0);
         memory.serving_limit_bytes = memory.serving_limit_bytes.saturating_add(node.serving_limit);
@@ -42,15 +42,15 @@ pub fn status(
 ) -> NodePoolStatus {
     let generation = pool.metadata.generation;
     let labels = labels(nodes);
-    let area = area(pool, &labels);
-    let of_pool = |name: &str| area.as_ref().is_ok_and(|area| area.holds(name));
+    let area = resolve_pool(pool, &labels);
+    let of_pool = |name: &str| area.as_ref().is_ok_and(|area| area.contains(name));
     let taken: Vec<_> = view.nodes.iter().filter(|(name, _)| of_pool(name)).collect();
-    let open = |node: &russet_plan::snapshot::Node| node.availability == Availability::Open;
+    let open = |node: &russet_plan::snapshot::NodeInfo| node.availability == Availability::Open;
     let ready = taken.iter().filter(|(_, node)| open(node)).count();
     let names: Vec<&str> = taken.iter().map(|(name, _)| name.as_str()).collect();
     let demand = area.as_ref().ok().and_then(|area| area.demand);
-    let web = Web::new(&view.nodes);
-    let fabric_domains = web.shown(&names, demand, DOMAINS);
+    let web = LinkGraph::new(&view.nodes);
+    let fabric_domains = web.status_domains(&names, demand, MAX_DOMAINS);
 
     let (good, stalled, reason, message) = match &area {
         Err(note) => (false, true, note.reason(), note.to_string()),
@@ -75,7 +75,7 @@ pub fn status(
                 (ready, all) => format!("{ready} of {all} nodes take work"),
             };
             if let Some(demand) = demand.filter(|_| fabric_domains.is_empty() && names.len() > 1) {
-                let lacks = web.lacking(&names, demand);
+                let lacks = web.missing_links(&names, demand);
                 message.push_str(&format!(
                     ", of one rank only, as no two are joined as spec.fabric asks: {lacks}"
                 ));
@@ -109,7 +109,7 @@ mod tests {
     use russet_crds::{
         FabricDemand, FabricKind, InferenceNodeSpec, Link, LinkKind, NodePoolSpec, NodeSelector,
     };
-    use russet_plan::snapshot::Node;
+    use russet_plan::snapshot::NodeInfo;
 
     use super::*;
 
@@ -131,12 +131,12 @@ mod tests {
                 bits_per_second: Some(40_000_000_000),
                 ..Link::default()
             };
-            let seen = Node {
+            let seen = NodeInfo {
                 serving_limit: gib << 30,
                 unreleased: if name == "a" { 100 << 30 } else { 0 },
                 availability,
                 links: peer.map(cable).into_iter().collect(),
-                ..Node::default()
+                ..NodeInfo::default()
             };
             view.nodes.insert(name.to_owned(), seen);
         }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_shows_its_nodes_their_memory_and_who_is_joined_with_whom() {
+    fn pool_status_shows_nodes_memory_and_fabric_domains() {
         let (nodes, view) = cluster();
         let status = status(&pool("512Gi", None), &nodes, &view, Timestamp::UNIX_EPOCH);
         assert_eq!((status.nodes, status.ready_nodes, status.summary.as_deref()), (2, 1, Some("1/2")));

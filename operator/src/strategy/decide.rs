@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{Model, ModelDeployment, ShardingStrategy, ShardingStrategyStatus};
 use russet_plan::note;
-use russet_plan::validate::{Judgement, judge};
+use russet_plan::validate::{StrategyVerdict, judge_strategy};
 use russet_wire::shape::ModelShape;
 
 /// Where a strategy stands.
@@ -40,15 +40,15 @@ pub fn status(
         let shape = shapes.get(&(namespace.clone(), model.clone()))?;
         Some((format!("{namespace}/{}", deployment.name_any()), model.as_str(), *shape))
     });
-    let (good, reason, message) = match judge(&strategy.spec.sharding, known) {
-        Judgement::Never(notes) => {
+    let (good, reason, message) = match judge_strategy(&strategy.spec.sharding, known) {
+        StrategyVerdict::Never(notes) => {
             let reason = notes.first().map_or(Reason::InvalidSpec, note::Note::reason);
             (false, reason, note::join(&notes))
         }
-        Judgement::ForNobody(refused) => {
+        StrategyVerdict::WorksForNone(refused) => {
             (false, Reason::InvalidSpec, format!("of no use to any deployment: {}", refused.join("; ")))
         }
-        Judgement::Works(refused) => {
+        StrategyVerdict::Works(refused) => {
             let used = match users.len() {
                 0 => "no deployment uses it".to_owned(),
                 1 => "1 deployment uses it".to_owned(),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strategy_says_who_uses_it_and_whether_it_can_work() {
+    fn strategy_status_counts_users_and_says_if_it_can_work() {
         let models = [model("six", 6), model("eight", 8), model("unread", 0)];
         let users = |names: &[&str]| -> Vec<Arc<ModelDeployment>> {
             let mut all = vec![deployment("elsewhere", "eight", "other")];

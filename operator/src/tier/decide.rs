@@ -7,17 +7,17 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{ModelDeployment, Tier, TierMode, TierStatus, WorkloadGroup};
-use russet_plan::schedule::Hours;
-use russet_plan::tier::{Grant, Member, assign, members};
-use russet_plan::validate::areas;
-use russet_plan::{Cluster, Note, Snapshot, note};
+use russet_plan::active_hours::ActiveHours;
+use russet_plan::tier::{NodeGrant, TierMember, assign, members};
+use russet_plan::validate::eligible_nodes;
+use russet_plan::{ClusterObjects, Note, Snapshot, note};
 
 use crate::pool::memory;
 
 /// Where a tier stands; `deployments` are those that name it.
 pub fn status(
     tier: &Tier,
-    cluster: &Cluster,
+    cluster: &ClusterObjects,
     deployments: &[Arc<ModelDeployment>],
     now: Timestamp,
 ) -> TierStatus {
@@ -29,17 +29,17 @@ pub fn status(
         unknown_strategy(tier, &view).map_or_else(|| assign(&view, &tier.name_any(), &members), Err);
     let workload_groups = match &outcome {
         Ok(grants) => {
-            tier.spec.workload_groups.iter().filter_map(|name| shown(name, grants, &members)).collect()
+            tier.spec.workload_groups.iter().filter_map(|name| group_status(name, grants, &members)).collect()
         }
         // Nobody loses a node because of a typo.
         Err(_) => before.workload_groups.clone(),
     };
     let used = match tier.spec.mode {
         TierMode::Dedicated => workload_groups.iter().flat_map(|group| group.nodes.iter().cloned()).collect(),
-        TierMode::Cluster | TierMode::Unknown => reach(tier, &view),
+        TierMode::Cluster | TierMode::Unknown => pool_nodes(tier, &view),
     };
-    let hours = view.tiers.get(&tier.name_any()).map(|seen| seen.hours).unwrap_or_default();
-    let (good, stalled, reason, message) = verdict(tier, &outcome, deployments.len(), hours);
+    let hours = view.tiers.get(&tier.name_any()).map(|seen| seen.active_hours).unwrap_or_default();
+    let (good, stalled, reason, message) = tier_readiness(tier, &outcome, deployments.len(), hours);
     let mut conditions = before.conditions;
     for (kind, value) in
         [(Type::Ready, good), (Type::Reconciling, !good && !stalled), (Type::Stalled, stalled)]
@@ -64,17 +64,17 @@ fn unknown_strategy(tier: &Tier, view: &Snapshot) -> Option<Vec<Note>> {
 }
 
 /// The nodes of its pools.
-fn reach(tier: &Tier, view: &Snapshot) -> BTreeSet<String> {
-    let areas = areas(view, &tier.spec.pool_refs, &mut Vec::new());
-    view.nodes.keys().filter(|node| areas.iter().any(|area| area.holds(node))).cloned().collect()
+fn pool_nodes(tier: &Tier, view: &Snapshot) -> BTreeSet<String> {
+    let areas = eligible_nodes(view, &tier.spec.pool_refs, &mut Vec::new());
+    view.nodes.keys().filter(|node| areas.iter().any(|area| area.contains(node))).cloned().collect()
 }
 
-fn shown(
+fn group_status(
     name: &str,
-    grants: &BTreeMap<String, Grant>,
-    members: &BTreeMap<String, Vec<Member<'_>>>,
+    grants: &BTreeMap<String, NodeGrant>,
+    members: &BTreeMap<String, Vec<TierMember<'_>>>,
 ) -> Option<WorkloadGroup> {
-    let Grant { nodes, lacks } = grants.get(name)?;
+    let NodeGrant { nodes, shortage: lacks } = grants.get(name)?;
     Some(WorkloadGroup {
         name: name.to_owned(),
         nodes: nodes.iter().cloned().collect(),
@@ -83,14 +83,14 @@ fn shown(
     })
 }
 
-type Verdict = (bool, bool, Reason, String);
+type TierReadiness = (bool, bool, Reason, String);
 
-fn verdict(
+fn tier_readiness(
     tier: &Tier,
-    outcome: &Result<BTreeMap<String, Grant>, Vec<Note>>,
+    outcome: &Result<BTreeMap<String, NodeGrant>, Vec<Note>>,
     deployments: usize,
-    hours: Hours,
-) -> Verdict {
+    hours: ActiveHours,
+) -> TierReadiness {
     let grants = match outcome {
         _ if tier.spec.mode == TierMode::Unknown => {
             let message = Note::Newer { field: "spec.mode".to_owned() }.to_string();
@@ -120,7 +120,7 @@ fn verdict(
             return (true, false, Reason::OutsideSchedule, never);
         }
     };
-    let lacks: Vec<&str> = grants.values().filter_map(|grant| grant.lacks.as_deref()).collect();
+    let lacks: Vec<&str> = grants.values().filter_map(|grant| grant.shortage.as_deref()).collect();
     match lacks.as_slice() {
         [] if tier.spec.mode == TierMode::Dedicated => {
             (true, false, Reason::Settled, format!("{used}; every workload group has its nodes"))
@@ -166,7 +166,7 @@ mod tests {
         Arc::new(node)
     }
 
-    fn cluster() -> Cluster {
+    fn cluster() -> ClusterObjects {
         let shape = ModelShape {
             architecture: "llama".to_owned(),
             layers: 4,
@@ -176,10 +176,10 @@ mod tests {
         let mut model = Model::new("m", ModelSpec::default());
         model.metadata.namespace = Some("ns".to_owned());
         model.status = Some(ModelStatus { shape: Some(shape), ..ModelStatus::default() });
-        Cluster {
+        ClusterObjects {
             nodes: vec![node("a", 8), node("b", 16)],
             models: vec![Arc::new(model)],
-            ..Cluster::default()
+            ..ClusterObjects::default()
         }
     }
 
@@ -204,8 +204,8 @@ mod tests {
     }
 
     /// The status of a tier in this cluster, as the server would hold the tier.
-    fn told(tier: &Tier, deployments: &[Arc<ModelDeployment>]) -> (TierStatus, String) {
-        let cluster = Cluster { tiers: vec![Arc::new(tier.clone())], ..cluster() };
+    fn status_of(tier: &Tier, deployments: &[Arc<ModelDeployment>]) -> (TierStatus, String) {
+        let cluster = ClusterObjects { tiers: vec![Arc::new(tier.clone())], ..cluster() };
         let status = status(tier, &cluster, deployments, NOW);
         let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
         let line = format!("{} {}: {}", ready.status, ready.reason, ready.message);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_says_who_has_what_and_what_is_missing() {
+    fn tier_status_shows_group_nodes_and_shortages() {
         let both = tier(TierMode::Dedicated, &["chat", "code"]);
         for (story, tier, deployments, summary, line) in [
             (
@@ -247,25 +247,25 @@ mod tests {
                 "False NewerRelease: spec.mode is a word of a newer release",
             ),
         ] {
-            let (status, said) = told(&tier, &deployments);
+            let (status, said) = status_of(&tier, &deployments);
             assert_eq!(status.summary.as_deref(), summary, "{story}: {said}");
             assert!(said.starts_with(line), "{story}: {said}");
         }
     }
 
     #[test]
-    fn a_typo_takes_no_node_from_anybody() {
+    fn misspelt_reference_in_a_tier_takes_no_nodes_away() {
         let mut tier = tier(TierMode::Dedicated, &["chat"]);
-        let (status, _) = told(&tier, &[]);
+        let (status, _) = status_of(&tier, &[]);
         assert_eq!(status.memory.as_ref().unwrap().serving_limit_bytes, 8 * GIB);
         tier.status = Some(status.clone());
         tier.spec.pool_refs = vec![LocalReference::new("nosuch")];
-        let (broken, said) = told(&tier, &[]);
+        let (broken, said) = status_of(&tier, &[]);
         assert!(said.starts_with("False PoolNotFound: NodePool \"nosuch\" does not exist"), "{said}");
         assert_eq!(broken.workload_groups, status.workload_groups);
         tier.spec.pool_refs.clear();
         tier.spec.default_strategy_ref = Some(LocalReference::new("nosuch"));
-        let (broken, said) = told(&tier, &[]);
+        let (broken, said) = status_of(&tier, &[]);
         assert!(said.starts_with("False StrategyNotFound"), "{said}");
         assert_eq!(broken.workload_groups, status.workload_groups);
     }

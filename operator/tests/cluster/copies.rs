@@ -5,11 +5,11 @@ use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
 use russet_crds::{
     LocalReference, Model, ModelCopy, ModelDeployment, Preload, PreloadPolicy, Shard, ShardGroup, Sharding,
-    ShardingMode, Want,
+    ShardingMode, CopyMode,
 };
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::harness::{ClusterHarness, GIB, deployment, model, until};
 use crate::ready;
 
 fn preloaded(name: &str, gib: u32, policy: PreloadPolicy, copies: Option<u32>) -> Model {
@@ -19,7 +19,7 @@ fn preloaded(name: &str, gib: u32, policy: PreloadPolicy, copies: Option<u32>) -
 }
 
 /// Waits until a Model shows this preload with this reason; returns the message.
-async fn says(cluster: &Cluster, name: &str, preloaded: &str, reason: &str) -> String {
+async fn says(cluster: &ClusterHarness, name: &str, preloaded: &str, reason: &str) -> String {
     let api: Api<Model> = Api::default_namespaced(cluster.admin.clone());
     until(&format!("{name} shows {preloaded} {reason}"), || async {
         let model = api.get(name).await.ok()?;
@@ -33,30 +33,30 @@ async fn says(cluster: &Cluster, name: &str, preloaded: &str, reason: &str) -> S
 }
 
 /// `m@a m@b …`: whose files are wanted where.
-async fn files(cluster: &Cluster) -> String {
+async fn files(cluster: &ClusterHarness) -> String {
     let api: Api<ModelCopy> = Api::all(cluster.admin.clone());
     let copies = api.list(&Default::default()).await.unwrap();
-    let wanted = copies.iter().filter(|copy| copy.spec.want == Want::Files);
+    let wanted = copies.iter().filter(|copy| copy.spec.want == CopyMode::Files);
     let mut words: Vec<String> =
         wanted.map(|copy| format!("{}@{}", copy.spec.model_ref.name, copy.spec.node_name)).collect();
     words.sort();
     words.join(" ")
 }
 
-async fn edit(cluster: &Cluster, name: &str, spec: Value) {
+async fn edit(cluster: &ClusterHarness, name: &str, spec: Value) {
     let api: Api<Model> = Api::default_namespaced(cluster.admin.clone());
     api.patch(name, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await.unwrap();
 }
 
-async fn start() -> Cluster {
-    let cluster = Cluster::start(&[("a", 32 * GIB), ("b", 32 * GIB)]).await;
+async fn start() -> ClusterHarness {
+    let cluster = ClusterHarness::start(&[("a", 32 * GIB), ("b", 32 * GIB)]).await;
     cluster.agent("a").limit_disk(10 * GIB);
     cluster.agent("b").limit_disk(10 * GIB);
     cluster
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_are_there_before_they_are_needed_and_make_room_in_order() {
+async fn preloaded_files_arrive_early_and_are_evicted_in_order() {
     let cluster = start().await;
     cluster.create(preloaded("m", 4, PreloadPolicy::Always, None)).await;
     assert_eq!(says(&cluster, "m", "2/2", "Settled").await, "2 of 2 nodes hold every file: a, b");
@@ -109,7 +109,7 @@ async fn files_are_there_before_they_are_needed_and_make_room_in_order() {
 }
 
 /// Waits until a deployment says this of its place.
-async fn placed(cluster: &Cluster, name: &str, words: &str) {
+async fn placed(cluster: &ClusterHarness, name: &str, words: &str) {
     let api: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     until(&format!("{name} says {words}"), || async {
         let status = api.get(name).await.ok()?.status?;
@@ -119,7 +119,7 @@ async fn placed(cluster: &Cluster, name: &str, words: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_draft_models_files_are_where_rank_0_is_and_stay_while_it_guesses() {
+async fn draft_model_files_stay_on_rank_0s_node_while_in_use() {
     let cluster = start().await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let models: Api<Model> = Api::default_namespaced(cluster.admin.clone());
@@ -162,7 +162,7 @@ async fn a_draft_models_files_are_where_rank_0_is_and_stay_while_it_guesses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_gets_the_room_of_what_matters_least() {
+async fn replica_evicts_the_lowest_priority_files() {
     let cluster = start().await;
     let tier = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "Tier", "metadata": {"name": "gold"},
                       "spec": {"mode": "Cluster", "priority": 100}});

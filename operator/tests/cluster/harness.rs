@@ -8,37 +8,37 @@ use std::time::Duration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Config, Resource};
-use russet_apiserver::Running;
+use russet_apiserver::RunningServer;
 use russet_crds::conditions::{self, Type};
 use russet_crds::{
     InferenceNode, LocalReference, Model, ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec,
     Sharding,
 };
-use russet_operator::accounts::Credential;
+use russet_operator::node_accounts::Credential;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::agent::Agent;
+use crate::stub_agent::StubAgent;
 
 pub const GIB: u64 = 1 << 30;
 
-pub struct Cluster {
+pub struct ClusterHarness {
     pub admin: Client,
-    server: Running,
-    agents: Vec<Agent>,
-    operator: Operator,
+    server: RunningServer,
+    agents: Vec<StubAgent>,
+    operator: TestOperator,
     _dir: tempfile::TempDir,
 }
 
-struct Operator {
+struct TestOperator {
     credential: Credential,
     registry: prometheus::Registry,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), russet_operator::Error>>,
 }
 
-impl Operator {
-    async fn start(server: &Running, credential: Credential) -> Self {
+impl TestOperator {
+    async fn start(server: &RunningServer, credential: Credential) -> Self {
         let user = client(server, russet_rpc::tls::OPERATOR_USER, "russet:components").await;
         let registry = prometheus::Registry::new();
         let ready = Arc::new(AtomicBool::new(false));
@@ -65,7 +65,7 @@ impl Operator {
     }
 }
 
-impl Cluster {
+impl ClusterHarness {
     pub async fn start(nodes: &[(&str, u64)]) -> Self {
         Self::start_with(Credential::Account, nodes).await
     }
@@ -78,7 +78,7 @@ impl Cluster {
             .with_test_writer()
             .try_init();
         let dir = tempfile::tempdir().unwrap();
-        let config = russet_apiserver::Config::new(dir.path()).listen(([127, 0, 0, 1], 0).into());
+        let config = russet_apiserver::ApiServerConfig::new(dir.path()).listen(([127, 0, 0, 1], 0).into());
         let server = russet_apiserver::start(config).await.unwrap();
         let kubeconfig = Kubeconfig::read_from(server.kubeconfig()).unwrap();
         let options = KubeConfigOptions::default();
@@ -86,13 +86,13 @@ impl Cluster {
             Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap()).unwrap();
         russet_operator::install::apply(&admin).await.unwrap();
 
-        let operator = Operator::start(&server, credential).await;
+        let operator = TestOperator::start(&server, credential).await;
         let mut cluster = Self { admin, server, agents: Vec::new(), operator, _dir: dir };
         for (name, bytes) in nodes {
             // Machines that join are admitted by the operator; these are there from the beginning.
             let node = InferenceNode::new(name, Default::default());
             Api::all(cluster.admin.clone()).create(&Default::default(), &node).await.unwrap();
-            cluster.play(name, *bytes).await;
+            cluster.start_agent(name, *bytes).await;
         }
         // What is placed before the operator has seen every machine is placed on those it has seen.
         let api: Api<InferenceNode> = Api::all(cluster.admin.clone());
@@ -106,10 +106,10 @@ impl Cluster {
     }
 
     /// Plays the agent of a node that has been admitted.
-    pub async fn play(&mut self, name: &str, bytes: u64) {
+    pub async fn start_agent(&mut self, name: &str, bytes: u64) {
         let user =
             client(&self.server, &russet_rpc::tls::node_user(name), russet_rpc::tls::NODES_GROUP).await;
-        self.agents.push(Agent::start(user, name, bytes).await);
+        self.agents.push(StubAgent::start(user, name, bytes).await);
     }
 
     pub async fn client(&self, user: &str, group: &str) -> Client {
@@ -121,13 +121,13 @@ impl Cluster {
         certified(&self.server, certificate, key).await
     }
 
-    pub fn agent(&self, name: &str) -> &Agent {
+    pub fn agent(&self, name: &str) -> &StubAgent {
         self.agents.iter().find(|agent| agent.name() == name).unwrap()
     }
 
     /// How often agents had to refuse, which a planner must never bring them to.
     pub fn refusals(&self) -> usize {
-        self.agents.iter().map(Agent::refusals).sum()
+        self.agents.iter().map(StubAgent::refusals).sum()
     }
 
     pub async fn create<K>(&self, object: K)
@@ -141,7 +141,7 @@ impl Cluster {
 
     /// Another operator takes the place of this one.
     pub async fn restart_operator(&mut self) {
-        let next = Operator::start(&self.server, self.operator.credential).await;
+        let next = TestOperator::start(&self.server, self.operator.credential).await;
         std::mem::replace(&mut self.operator, next).stop().await;
     }
 
@@ -151,12 +151,12 @@ impl Cluster {
         let credential = operator.credential;
         operator.stop().await;
         let done = work.await;
-        let operator = Operator::start(&server, credential).await;
+        let operator = TestOperator::start(&server, credential).await;
         (Self { admin, server, agents, operator, _dir }, done)
     }
 
     /// The agent ends without a word, as with a pulled plug.
-    pub fn silence(&mut self, node: &str) {
+    pub fn stop_agent(&mut self, node: &str) {
         self.agents.retain(|agent| agent.name() != node);
     }
 
@@ -176,12 +176,12 @@ impl Cluster {
     }
 }
 
-async fn client(server: &Running, user: &str, group: &str) -> Client {
+async fn client(server: &RunningServer, user: &str, group: &str) -> Client {
     let (cert, key) = server.authority().issue_client(user, &[group], 1).unwrap();
     certified(server, &cert, &key).await
 }
 
-async fn certified(server: &Running, cert: &str, key: &str) -> Client {
+async fn certified(server: &RunningServer, cert: &str, key: &str) -> Client {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     russet_apiserver::pki::write_kubeconfig(&path, &server.url(), server.ca_pem(), cert, key).unwrap();

@@ -9,11 +9,11 @@ use kube::{Api, Client, ResourceExt as _};
 use rcgen::{CertificateParams, DnType, KeyPair};
 use russet_crds::InferenceNode;
 use russet_crds::conditions::{Type, is_true};
-use russet_operator::accounts::Credential;
+use russet_operator::node_accounts::Credential;
 use russet_rpc::tls;
 use serde_json::json;
 
-use crate::harness::{Cluster, GIB, until};
+use crate::harness::{ClusterHarness, GIB, until};
 
 /// Asks as `client` for the certificate of `user`; returns it in PEM, or why it was denied.
 async fn ask(
@@ -67,11 +67,11 @@ where
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_joins_with_a_token_of_its_own_and_leaves_nothing_behind() {
-    let mut cluster = Cluster::start(&[("a", GIB)]).await;
+async fn machine_joins_with_its_own_token_and_leaves_no_objects() {
+    let mut cluster = ClusterHarness::start(&[("a", GIB)]).await;
     let admin = cluster.admin.clone();
     let lifetime = jiff::SignedDuration::from_hours(1);
-    let token = russet_operator::tokens::create(&admin, lifetime).await.unwrap();
+    let token = russet_operator::join_tokens::create(&admin, lifetime).await.unwrap();
     let user = format!("system:bootstrap:{}", token.id);
     let joiner = cluster.client(&user, "system:bootstrappers").await;
     let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
@@ -113,7 +113,7 @@ async fn a_machine_joins_with_a_token_of_its_own_and_leaves_nothing_behind() {
     assert!(Api::<InferenceNode>::all(joiner).list(&Default::default()).await.is_err());
 
     // The node shows itself, and the token is gone with all it brought.
-    cluster.play("new", GIB).await;
+    cluster.start_agent("new", GIB).await;
     let name = format!("bootstrap-token-{}", token.id);
     gone("the token is removed", Api::<Secret>::namespaced(admin.clone(), "kube-system"), &name).await;
     gone("so is what it let the operator see", Api::<Role>::namespaced(admin.clone(), "kube-system"), &name)
@@ -131,14 +131,14 @@ async fn a_machine_joins_with_a_token_of_its_own_and_leaves_nothing_behind() {
     assert!(own.create(&Default::default(), &InferenceNode::new("more", Default::default())).await.is_err());
     own.delete("new", &Default::default()).await.unwrap();
     gone("the node has left", nodes.clone(), "new").await;
-    cluster.silence("new");
+    cluster.stop_agent("new");
     gone("its ServiceAccount is gone", accounts, "new").await;
     gone("its right to tokens is gone", bindings, "new").await;
     let why = ask_node(&node, "new", &other).await.unwrap_err();
     assert!(why.contains("node new has left the cluster"), "{why}");
 
     // Another machine takes the name: the certificate of the first one is still valid, and not renewed.
-    let token = russet_operator::tokens::create(&admin, lifetime).await.unwrap();
+    let token = russet_operator::join_tokens::create(&admin, lifetime).await.unwrap();
     let joiner = cluster.client(&format!("system:bootstrap:{}", token.id), "system:bootstrappers").await;
     let second = KeyPair::generate().unwrap();
     let certificate = ask_node(&joiner, "new", &second).await.unwrap();
@@ -151,10 +151,10 @@ async fn a_machine_joins_with_a_token_of_its_own_and_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_certificates_are_believed_a_join_token_is_good_for_one_and_nothing_else() {
-    let cluster = Cluster::start_with(Credential::Certificate, &[]).await;
+async fn certificate_join_creates_no_account_or_role_binding() {
+    let cluster = ClusterHarness::start_with(Credential::Certificate, &[]).await;
     let admin = cluster.admin.clone();
-    let token = russet_operator::tokens::create(&admin, jiff::SignedDuration::from_hours(1)).await.unwrap();
+    let token = russet_operator::join_tokens::create(&admin, jiff::SignedDuration::from_hours(1)).await.unwrap();
     let joiner = cluster.client(&format!("system:bootstrap:{}", token.id), "system:bootstrappers").await;
     ask_node(&joiner, "new", &KeyPair::generate().unwrap()).await.unwrap();
     Api::<InferenceNode>::all(admin.clone()).get("new").await.unwrap();
@@ -166,8 +166,8 @@ async fn where_certificates_are_believed_a_join_token_is_good_for_one_and_nothin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_approved_and_is_wrong_fails_and_keeps_its_approval() {
-    let cluster = Cluster::start(&[]).await;
+async fn wrong_but_approved_csr_fails_and_keeps_its_approval() {
+    let cluster = ClusterHarness::start(&[]).await;
     let requests: Api<CertificateSigningRequest> = Api::all(cluster.admin.clone());
     let request = json!({
         "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
@@ -198,8 +198,8 @@ async fn what_was_approved_and_is_wrong_fails_and_keeps_its_approval() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_gateway_gets_its_own_certificate_and_everyone_may_read_the_ca() {
-    let cluster = Cluster::start(&[]).await;
+async fn gateway_gets_its_certificate_and_all_may_read_the_ca() {
+    let cluster = ClusterHarness::start(&[]).await;
     let key = KeyPair::generate().unwrap();
     let gateway = cluster.client(tls::GATEWAY_USER, "x").await;
     let certificate = ask(&gateway, tls::GATEWAY_USER, None, tls::GATEWAY_DNS_NAME, &key).await.unwrap();

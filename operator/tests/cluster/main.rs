@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where its world is not as it says")]
 
-mod agent;
+mod stub_agent;
 mod copies;
 mod harness;
 mod joining;
@@ -15,7 +15,7 @@ mod strategies;
 mod supply;
 mod tiers;
 
-use harness::{Cluster, GIB, deployment, model, until};
+use harness::{ClusterHarness, GIB, deployment, model, until};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get, is_true};
@@ -39,7 +39,7 @@ fn says(deployment: &ModelDeployment, kind: Type, reason: &str) -> bool {
         .is_some_and(|it| it.reason == reason && it.observed_generation == deployment.metadata.generation)
 }
 
-async fn replicas(cluster: &Cluster, name: &str, replicas: i32) {
+async fn replicas(cluster: &ClusterHarness, name: &str, replicas: i32) {
     let api: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
     api.patch_scale(name, &PatchParams::default(), &patch).await.unwrap();
@@ -50,8 +50,8 @@ fn pipeline(ranks: u32) -> Sharding {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pipeline_forms_survives_the_loss_of_a_rank_and_leaves_nothing_behind() {
-    let cluster = Cluster::start(&[("a", 8 * GIB), ("b", 8 * GIB)]).await;
+async fn pipeline_forms_survives_a_rank_loss_and_cleans_up() {
+    let cluster = ClusterHarness::start(&[("a", 8 * GIB), ("b", 8 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
     let shards: Api<Shard> = Api::default_namespaced(cluster.admin.clone());
@@ -146,8 +146,8 @@ async fn a_pipeline_forms_survives_the_loss_of_a_rank_and_leaves_nothing_behind(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tensor_group_is_told_how_it_meets_and_moves_off_a_draining_node() {
-    let cluster = Cluster::start(&[("a", 8 * GIB), ("b", 8 * GIB), ("c", 8 * GIB)]).await;
+async fn tensor_group_gets_rendezvous_and_leaves_a_draining_node() {
+    let cluster = ClusterHarness::start(&[("a", 8 * GIB), ("b", 8 * GIB), ("c", 8 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let shards: Api<Shard> = Api::default_namespaced(cluster.admin.clone());
     let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
@@ -189,8 +189,8 @@ async fn a_tensor_group_is_told_how_it_meets_and_moves_off_a_draining_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deployments_scale_share_memory_fairly_and_say_what_does_not_fit() {
-    let cluster = Cluster::start(&[("a", 6 * GIB), ("b", 6 * GIB)]).await;
+async fn deployments_scale_share_memory_and_explain_refusals() {
+    let cluster = ClusterHarness::start(&[("a", 6 * GIB), ("b", 6 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
     cluster.create(model("m", "llama", 4, GIB)).await;
@@ -252,8 +252,8 @@ async fn names(groups: &Api<ShardGroup>, deployment: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_specs_cordoned_nodes_and_routes_are_explained_in_conditions() {
-    let cluster = Cluster::start(&[("a", 8 * GIB)]).await;
+async fn conditions_explain_wrong_specs_cordons_and_routes() {
+    let cluster = ClusterHarness::start(&[("a", 8 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
     let node = until("the node is ready", || async {
@@ -328,8 +328,8 @@ async fn wrong_specs_cordoned_nodes_and_routes_are_explained_in_conditions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operator_that_starts_anew_changes_nothing_and_a_silent_node_gets_nothing_new() {
-    let mut cluster = Cluster::start(&[("a", 16 * GIB), ("b", 16 * GIB)]).await;
+async fn operator_restart_changes_nothing_and_skips_unreachable_nodes() {
+    let mut cluster = ClusterHarness::start(&[("a", 16 * GIB), ("b", 16 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
     let shards: Api<Shard> = Api::default_namespaced(cluster.admin.clone());
@@ -373,7 +373,7 @@ async fn an_operator_that_starts_anew_changes_nothing_and_a_silent_node_gets_not
     assert_eq!(versions().await, before, "nothing was written again");
 
     // Node b falls silent: what runs there stays as it is, new work goes elsewhere.
-    cluster.silence("b");
+    cluster.stop_agent("b");
     let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
     until("b is unreachable", || async {
         let status = nodes.get("b").await.ok()?.status?;

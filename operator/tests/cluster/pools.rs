@@ -7,17 +7,17 @@ use russet_crds::{InferenceNode, ModelDeployment, NodePool, ShardGroup, Sharding
 use russet_rpc::tls;
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::harness::{ClusterHarness, GIB, deployment, model, until};
 use crate::{ready, says};
 
-async fn apply_pool(cluster: &Cluster, name: &str, spec: Value) -> Result<NodePool, kube::Error> {
+async fn apply_pool(cluster: &ClusterHarness, name: &str, spec: Value) -> Result<NodePool, kube::Error> {
     let api: Api<NodePool> = Api::all(cluster.admin.clone());
     let pool = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec});
     api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(pool)).await
 }
 
 /// Waits until a pool's Ready has this reason at its generation; returns the pool and the message.
-async fn pool_says(cluster: &Cluster, name: &str, reason: &str) -> (NodePool, String) {
+async fn pool_says(cluster: &ClusterHarness, name: &str, reason: &str) -> (NodePool, String) {
     let api: Api<NodePool> = Api::all(cluster.admin.clone());
     until(&format!("pool {name} says {reason}"), || async {
         let pool = api.get(name).await.ok()?;
@@ -37,8 +37,8 @@ fn in_pools(name: &str, pools: &[&str]) -> ModelDeployment {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deployment_runs_in_its_pool_and_stays_when_the_node_leaves_it() {
-    let cluster = Cluster::start(&[("a", 8 * GIB), ("b", 16 * GIB)]).await;
+async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
+    let cluster = ClusterHarness::start(&[("a", 8 * GIB), ("b", 16 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
     let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
@@ -135,8 +135,8 @@ async fn a_deployment_runs_in_its_pool_and_stays_when_the_node_leaves_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn labels_are_the_operators_and_no_node_gives_itself_any() {
-    let cluster = Cluster::start(&[("a", 8 * GIB)]).await;
+async fn node_labels_are_set_by_the_operator_only() {
+    let cluster = ClusterHarness::start(&[("a", 8 * GIB)]).await;
     let labelled = |node: &InferenceNode| node.labels().get("russet.dev/memory").cloned();
     let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
     until("the node is labelled", || async { labelled(&nodes.get("a").await.ok()?) }).await;

@@ -9,7 +9,7 @@ use russet_crds::conditions::{Type, get};
 use russet_crds::{Approval, LocalReference, ModelDeployment, Sharding};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::harness::{ClusterHarness, GIB, deployment, model, until};
 use crate::tiers::{apply_tier, runs_on};
 use crate::{ready, says};
 
@@ -20,7 +20,7 @@ fn of_tier(name: &str, tier: &str) -> ModelDeployment {
 }
 
 /// Waits until a deployment says this of its readiness; its message.
-async fn told(cluster: &Cluster, name: &str, reason: &str) -> String {
+async fn wait_ready_reason(cluster: &ClusterHarness, name: &str, reason: &str) -> String {
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let found = until(&format!("{name} says {reason}"), || async {
         deployments.get(name).await.ok().filter(|deployment| says(deployment, Type::Ready, reason))
@@ -31,7 +31,7 @@ async fn told(cluster: &Cluster, name: &str, reason: &str) -> String {
 }
 
 async fn decide(
-    cluster: &Cluster,
+    cluster: &ClusterHarness,
     approval: &str,
     decision: &str,
     by: &str,
@@ -42,8 +42,8 @@ async fn decide(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_more_important_has_others_make_room_once_somebody_says_yes() {
-    let cluster = Cluster::start(&[("a", 8 * GIB)]).await;
+async fn approved_preemption_stops_lower_priority_replicas() {
+    let cluster = ClusterHarness::start(&[("a", 8 * GIB)]).await;
     cluster.create(model("m", "llama", 4, GIB)).await;
     let (spare, daily) = (
         json!({"mode": "Cluster", "priority": 10, "minResidencySeconds": 0, "approvals": ["Preempt"]}),
@@ -54,7 +54,7 @@ async fn what_is_more_important_has_others_make_room_once_somebody_says_yes() {
     cluster.create(of_tier("low", "spare")).await;
     assert_eq!(runs_on(&cluster, "low").await, "a");
     cluster.create(of_tier("high", "daily")).await;
-    let message = told(&cluster, "high", "AwaitingApproval").await;
+    let message = wait_ready_reason(&cluster, "high", "AwaitingApproval").await;
     assert!(message.contains("fits if replicas of default/low stop"), "{message}");
 
     // The answer is that of whoever gives it.
@@ -73,13 +73,13 @@ async fn what_is_more_important_has_others_make_room_once_somebody_says_yes() {
     let review = reviews.create(&Default::default(), &SelfSubjectReview::default()).await.unwrap();
     let me = review.status.unwrap().user_info.unwrap().username.unwrap();
     decide(&cluster, &name, "Denied", &me).await.unwrap();
-    let message = told(&cluster, "high", "Denied").await;
+    let message = wait_ready_reason(&cluster, "high", "Denied").await;
     assert!(message.contains("was denied"), "{message}");
     assert_eq!(runs_on(&cluster, "low").await, "a");
 
     decide(&cluster, &name, "Approved", &me).await.unwrap();
     assert_eq!(runs_on(&cluster, "high").await, "a");
-    told(&cluster, "low", "NothingFits").await;
+    wait_ready_reason(&cluster, "low", "NothingFits").await;
     let answered = until("the answer is seen", || async {
         let status = approvals.get(&name).await.ok()?.status?;
         let ready = get(&status.conditions, Type::Ready)?.clone();
@@ -100,14 +100,14 @@ async fn what_is_more_important_has_others_make_room_once_somebody_says_yes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_on_demand_is_there_while_somebody_asks() {
-    let cluster = Cluster::start(&[("a", 8 * GIB)]).await;
+async fn on_demand_deployment_runs_only_while_requested() {
+    let cluster = ClusterHarness::start(&[("a", 8 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     cluster.create(model("m", "llama", 4, GIB)).await;
     let rare = json!({"mode": "Cluster", "residency": "OnDemand", "idleSeconds": 10});
     apply_tier(&cluster, "rare", rare).await.unwrap();
     cluster.create(of_tier("seldom", "rare")).await;
-    let message = told(&cluster, "seldom", "Idle").await;
+    let message = wait_ready_reason(&cluster, "seldom", "Idle").await;
     assert!(message.contains("it starts with the next request"), "{message}");
     assert!(deployments.get("seldom").await.is_ok_and(|seldom| ready(&seldom)), "what rests is settled");
 
@@ -123,10 +123,10 @@ async fn what_is_on_demand_is_there_while_somebody_asks() {
         deployments.patch_status("seldom", &params, &Patch::Apply(status)).await.unwrap();
     };
     report(1).await;
-    told(&cluster, "seldom", "Serving").await;
+    wait_ready_reason(&cluster, "seldom", "Serving").await;
     assert_eq!(runs_on(&cluster, "seldom").await, "a");
     report(0).await;
-    told(&cluster, "seldom", "Idle").await;
+    wait_ready_reason(&cluster, "seldom", "Idle").await;
     until("its memory is free", || async { (cluster.granted("a").await == 0).then_some(()) }).await;
     cluster.stop().await;
 }

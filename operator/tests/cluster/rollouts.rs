@@ -6,11 +6,11 @@ use russet_crds::conditions::{Type, get, is_true};
 use russet_crds::{ModelDeployment, ShardGroup, Sharding};
 use serde_json::json;
 
-use crate::agent::UNLUCKY;
-use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::stub_agent::FAILING_CONTEXT_TOKENS;
+use crate::harness::{ClusterHarness, GIB, deployment, model, until};
 use crate::{ready, says};
 
-async fn edit(cluster: &Cluster, model: &str, context: u32) {
+async fn edit(cluster: &ClusterHarness, model: &str, context: u32) {
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let spec = json!({"modelRef": {"name": model}, "sharding": {"kv": {"contextTokens": context}}});
     let patch = Patch::Merge(json!({"spec": spec}));
@@ -18,7 +18,7 @@ async fn edit(cluster: &Cluster, model: &str, context: u32) {
 }
 
 /// The contexts of the groups that answer, and how many there are in all.
-async fn groups(cluster: &Cluster) -> (Vec<u32>, usize) {
+async fn groups(cluster: &ClusterHarness) -> (Vec<u32>, usize) {
     let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
     let all = groups.list(&Default::default()).await.unwrap().items;
     let answers = |group: &&ShardGroup| {
@@ -28,14 +28,14 @@ async fn groups(cluster: &Cluster) -> (Vec<u32>, usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_edit_that_never_answers_is_taken_back() {
+async fn edit_that_never_becomes_ready_is_rolled_back() {
     for (story, gib, beside, edited) in [
         ("room for both", 32, true, "m"),
         ("room for one", 8, false, "m"),
         ("room for both, of another model", 32, true, "n"),
         ("room for one, of another model", 8, false, "n"),
     ] {
-        let cluster = Cluster::start(&[("a", gib * GIB)]).await;
+        let cluster = ClusterHarness::start(&[("a", gib * GIB)]).await;
         let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
         cluster.create(model("m", "llama", 4, GIB)).await;
         cluster.create(model("n", "llama", 4, GIB)).await;
@@ -44,7 +44,7 @@ async fn an_edit_that_never_answers_is_taken_back() {
         let first: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
         let first = first.list(&Default::default()).await.unwrap().items[0].metadata.uid.clone();
 
-        edit(&cluster, edited, UNLUCKY).await;
+        edit(&cluster, edited, FAILING_CONTEXT_TOKENS).await;
         let chat = until("chat is rolled back", || async {
             let chat = deployments.get("chat").await.ok()?;
             (says(&chat, Type::Ready, "RolledBack") && groups(&cluster).await == (vec![1024], 1))

@@ -8,7 +8,7 @@ use russet_crds::conditions::{Type, get};
 use russet_crds::{Autoscaling, ModelDeployment, Sharding, ShardingMode};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::harness::{ClusterHarness, GIB, deployment, model, until};
 use crate::{ready, says};
 
 /// What gateway `name` says of the deployment `chat`.
@@ -38,7 +38,7 @@ fn scaled(deployment: &ModelDeployment, replicas: i32, reason: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_follow_demand_and_sleep_without_it() {
-    let cluster = Cluster::start(&[("a", 8 * GIB), ("b", 8 * GIB)]).await;
+    let cluster = ClusterHarness::start(&[("a", 8 * GIB), ("b", 8 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let gateway = cluster.client(russet_rpc::tls::GATEWAY_USER, "russet:components").await;
     let seen = |what: &'static str, is: fn(&ModelDeployment) -> bool| {

@@ -6,17 +6,17 @@ use russet_crds::conditions::{Type, get, is_true};
 use russet_crds::{LocalReference, ModelDeployment, ShardGroup, Sharding, ShardingStrategy};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::harness::{ClusterHarness, GIB, deployment, model, until};
 use crate::{ready, says};
 
-async fn apply(cluster: &Cluster, name: &str, spec: Value) -> Result<ShardingStrategy, kube::Error> {
+async fn apply(cluster: &ClusterHarness, name: &str, spec: Value) -> Result<ShardingStrategy, kube::Error> {
     let api: Api<ShardingStrategy> = Api::all(cluster.admin.clone());
     let strategy = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "ShardingStrategy", "metadata": {"name": name}, "spec": spec});
     api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(strategy)).await
 }
 
 /// Waits until a strategy, at its generation, is used by so many and its Ready says these words.
-async fn told(cluster: &Cluster, name: &str, used: u32, status: &str, words: &str) -> ShardingStrategy {
+async fn wait_strategy(cluster: &ClusterHarness, name: &str, used: u32, status: &str, words: &str) -> ShardingStrategy {
     let api: Api<ShardingStrategy> = Api::all(cluster.admin.clone());
     until(&format!("strategy {name}: {status}, {words}"), || async {
         let strategy = api.get(name).await.ok()?;
@@ -39,8 +39,8 @@ fn using(name: &str, strategy: &str) -> ModelDeployment {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_strategy_splits_what_uses_it_and_its_change_is_an_edit_of_all() {
-    let cluster = Cluster::start(&[("a", 16 * GIB), ("b", 16 * GIB)]).await;
+async fn strategy_change_edits_every_deployment_that_uses_it() {
+    let cluster = ClusterHarness::start(&[("a", 16 * GIB), ("b", 16 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
     cluster.create(model("m", "llama", 4, GIB)).await;
@@ -48,7 +48,7 @@ async fn a_strategy_splits_what_uses_it_and_its_change_is_an_edit_of_all() {
 
     // A strategy that does not exist yet is named with those that do.
     apply(&cluster, "triple", json!({"mode": "Tensor", "ranks": 3})).await.unwrap();
-    told(&cluster, "triple", 0, "True", "no deployment uses it").await;
+    wait_strategy(&cluster, "triple", 0, "True", "no deployment uses it").await;
     cluster.create(using("chat", "pair")).await;
     let chat = until("chat misses its strategy", || async {
         deployments.get("chat").await.ok().filter(|chat| says(chat, Type::Placed, "StrategyNotFound"))
@@ -72,12 +72,12 @@ async fn a_strategy_splits_what_uses_it_and_its_change_is_an_edit_of_all() {
     );
     let group = groups.list(&Default::default()).await.unwrap().items.remove(0);
     assert_eq!(group.spec.plan.context_tokens, 512);
-    told(&cluster, "pair", 1, "True", "1 deployment uses it").await;
+    wait_strategy(&cluster, "pair", 1, "True", "1 deployment uses it").await;
 
     // The model has four KV heads: three ranks are of no use to anybody.
     cluster.create(using("odd", "triple")).await;
     let odd = "of no use to any deployment: ModelDeployment default/odd: spec.ranks: 4 KV heads cannot be cut into 3";
-    let strategy = told(&cluster, "triple", 1, "False", odd).await;
+    let strategy = wait_strategy(&cluster, "triple", 1, "False", odd).await;
     let conditions = strategy.status.unwrap().conditions;
     assert!(!is_true(&conditions, Type::Valid) && is_true(&conditions, Type::Stalled));
     until("odd says the same", || async {
@@ -90,11 +90,11 @@ async fn a_strategy_splits_what_uses_it_and_its_change_is_an_edit_of_all() {
     // Another strategy is another answer, and the first one is used by nobody.
     let patch = Patch::Merge(json!({"spec": {"strategyRef": {"name": "pair"}}}));
     deployments.patch("odd", &PatchParams::default(), &patch).await.unwrap();
-    told(&cluster, "triple", 0, "True", "no deployment uses it").await;
-    told(&cluster, "pair", 2, "True", "2 deployments use it").await;
+    wait_strategy(&cluster, "triple", 0, "True", "no deployment uses it").await;
+    wait_strategy(&cluster, "pair", 2, "True", "2 deployments use it").await;
     until("odd is ready", || async { deployments.get("odd").await.ok().filter(ready) }).await;
     deployments.delete("odd", &Default::default()).await.unwrap();
-    told(&cluster, "pair", 1, "True", "1 deployment uses it").await;
+    wait_strategy(&cluster, "pair", 1, "True", "1 deployment uses it").await;
 
     // A change of the strategy is an edit of everything that uses it.
     apply(&cluster, "pair", json!({"mode": "Tensor", "ranks": 2})).await.unwrap();

@@ -5,21 +5,21 @@ use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
-use russet_crds::{CopyPeer, LocalReference, Model, ModelCopy, Preload, PreloadPolicy, Supply, names};
-use russet_operator::accounts::Credential;
+use russet_crds::{CopyPeer, LocalReference, Model, ModelCopy, Preload, PreloadPolicy, CopySource, names};
+use russet_operator::node_accounts::Credential;
 use russet_rpc::tls;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::agent::{PEER_PORT, content};
-use crate::harness::{Cluster, GIB, model, until};
+use crate::stub_agent::{PEER_PORT, content};
+use crate::harness::{ClusterHarness, GIB, model, until};
 
 fn object<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
 }
 
 /// Waits until the copy on a node is told this of its supply and says this of itself.
-async fn told(cluster: &Cluster, node: &str, supply: Option<&Supply>, reason: &str) -> ModelCopy {
+async fn wait_copy(cluster: &ClusterHarness, node: &str, supply: Option<&CopySource>, reason: &str) -> ModelCopy {
     let api: Api<ModelCopy> = Api::all(cluster.admin.clone());
     until(&format!("the copy on {node} has the supply {supply:?} and says {reason}"), || async {
         let copy = api.get(&names::model_copy("default", "m", node)).await.ok()?;
@@ -30,19 +30,19 @@ async fn told(cluster: &Cluster, node: &str, supply: Option<&Supply>, reason: &s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_come_in_on_one_node_another_one_takes_over_and_the_rest_get_them_from_there() {
-    let mut cluster = Cluster::start(&[("a", 32 * GIB), ("b", 32 * GIB)]).await;
+async fn one_node_fetches_another_takes_over_and_peers_follow() {
+    let mut cluster = ClusterHarness::start(&[("a", 32 * GIB), ("b", 32 * GIB)]).await;
     for node in ["a", "b"] {
         cluster.agent(node).limit_disk(10 * GIB);
-        cluster.agent(node).hold_source(true);
+        cluster.agent(node).stall_source(true);
     }
     let mut model = model("m", "llama", 4, GIB);
     model.spec.source.uri = model.spec.source.uri.replace("file:///", "hf://");
     model.spec.preload = Some(Preload { policy: PreloadPolicy::Always, ..Preload::default() });
     cluster.create(model).await;
-    let waits = Supply::default();
-    told(&cluster, "a", None, "Downloading").await;
-    let copy = told(&cluster, "b", Some(&waits), "WaitingForPeer").await;
+    let waits = CopySource::default();
+    wait_copy(&cluster, "a", None, "Downloading").await;
+    let copy = wait_copy(&cluster, "b", Some(&waits), "WaitingForPeer").await;
     assert_eq!(copy.labels()[names::LABEL_NODE], "b");
     let api: Api<Model> = Api::default_namespaced(cluster.admin.clone());
     until("the Model says that its files come", || async {
@@ -52,22 +52,22 @@ async fn bytes_come_in_on_one_node_another_one_takes_over_and_the_rest_get_them_
     .await;
 
     // Its plug is pulled: the other one fetches, and is done.
-    cluster.silence("a");
-    told(&cluster, "b", None, "Downloading").await;
-    cluster.agent("b").hold_source(false);
-    told(&cluster, "b", None, "Verified").await;
+    cluster.stop_agent("a");
+    wait_copy(&cluster, "b", None, "Downloading").await;
+    cluster.agent("b").stall_source(false);
+    wait_copy(&cluster, "b", None, "Verified").await;
 
     // Back, that one finds that it is to have the bytes from there.
     let b = CopyPeer { node_name: "b".to_owned(), address: format!("127.0.0.1:{PEER_PORT}") };
-    let receives = Supply { content: Some(content()), from: vec![b] };
-    told(&cluster, "a", Some(&receives), "Downloading").await;
-    cluster.play("a", 32 * GIB).await;
-    let copy = told(&cluster, "a", Some(&receives), "Verified").await;
+    let receives = CopySource { content: Some(content()), from: vec![b] };
+    wait_copy(&cluster, "a", Some(&receives), "Downloading").await;
+    cluster.start_agent("a", 32 * GIB).await;
+    let copy = wait_copy(&cluster, "a", Some(&receives), "Verified").await;
 
     // Who asks for the files says nothing of where they come from, and takes none of it back.
     let copies: Api<ModelCopy> = Api::all(cluster.admin.clone());
     let asked = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "ModelCopy",
-                       "metadata": {"name": copy.name_any()}, "spec": copy.spec.work()});
+                       "metadata": {"name": copy.name_any()}, "spec": copy.spec.agent_work()});
     let operator = PatchParams::apply(names::OPERATOR_MANAGER).force();
     let copy = copies.patch(&copy.name_any(), &operator, &Patch::Apply(asked)).await.unwrap();
     assert_eq!(copy.spec.supply.as_ref(), Some(&receives));
@@ -81,11 +81,11 @@ async fn bytes_come_in_on_one_node_another_one_takes_over_and_the_rest_get_them_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_fetches_may_read_the_secret_of_the_source_until_it_has_the_files() {
-    let cluster = Cluster::start_with(Credential::Certificate, &[("a", 32 * GIB), ("b", 32 * GIB)]).await;
+async fn fetching_node_may_read_the_source_secret_until_done() {
+    let cluster = ClusterHarness::start_with(Credential::Certificate, &[("a", 32 * GIB), ("b", 32 * GIB)]).await;
     for node in ["a", "b"] {
         cluster.agent(node).limit_disk(10 * GIB);
-        cluster.agent(node).hold_source(true);
+        cluster.agent(node).stall_source(true);
     }
     for name in ["hub", "other"] {
         let secret: Secret = object(json!({"metadata": {"name": name}, "stringData": {"token": "t"}}));
@@ -103,8 +103,8 @@ async fn who_fetches_may_read_the_secret_of_the_source_until_it_has_the_files() 
     cluster.create(model).await;
 
     // One fetches and reads it; the other one waits, and reads nothing.
-    told(&cluster, "a", None, "Downloading").await;
-    told(&cluster, "b", Some(&Supply::default()), "WaitingForPeer").await;
+    wait_copy(&cluster, "a", None, "Downloading").await;
+    wait_copy(&cluster, "b", Some(&CopySource::default()), "WaitingForPeer").await;
     let mut secrets: Vec<Api<Secret>> = Vec::new();
     for node in ["a", "b"] {
         let user = cluster.client(&tls::node_user(node), tls::NODES_GROUP).await;
@@ -117,8 +117,8 @@ async fn who_fetches_may_read_the_secret_of_the_source_until_it_has_the_files() 
     until("a alone reads the Secret", || async { (sees("hub").await == [true, false]).then_some(()) }).await;
     assert_eq!(sees("other").await, [false, false], "the Role does not name it");
 
-    cluster.agent("a").hold_source(false);
-    told(&cluster, "a", None, "Verified").await;
+    cluster.agent("a").stall_source(false);
+    wait_copy(&cluster, "a", None, "Verified").await;
     let bindings: Api<RoleBinding> = Api::default_namespaced(cluster.admin.clone());
     until("nobody may read it any more", || async {
         let there = bindings.get_opt(&names::source_binding("m")).await.ok()?;

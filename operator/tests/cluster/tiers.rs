@@ -6,17 +6,17 @@ use russet_crds::conditions::{Type, get};
 use russet_crds::{ModelDeployment, ShardGroup, Sharding, Tier};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::harness::{ClusterHarness, GIB, deployment, model, until};
 use crate::ready;
 
-pub async fn apply_tier(cluster: &Cluster, name: &str, spec: Value) -> Result<Tier, kube::Error> {
+pub async fn apply_tier(cluster: &ClusterHarness, name: &str, spec: Value) -> Result<Tier, kube::Error> {
     let api: Api<Tier> = Api::all(cluster.admin.clone());
     let tier = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "Tier", "metadata": {"name": name}, "spec": spec});
     api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(tier)).await
 }
 
 /// Waits until a tier's groups have these nodes.
-async fn groups(cluster: &Cluster, name: &str, summary: &str) -> Tier {
+async fn groups(cluster: &ClusterHarness, name: &str, summary: &str) -> Tier {
     let api: Api<Tier> = Api::all(cluster.admin.clone());
     until(&format!("tier {name} has {summary}"), || async {
         let tier = api.get(name).await.ok()?;
@@ -34,7 +34,7 @@ fn of_group(name: &str, group: &str) -> ModelDeployment {
     deployment
 }
 
-pub async fn runs_on(cluster: &Cluster, name: &str) -> String {
+pub async fn runs_on(cluster: &ClusterHarness, name: &str) -> String {
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let found =
         until(&format!("{name} is ready"), || async { deployments.get(name).await.ok().filter(ready) }).await;
@@ -43,7 +43,7 @@ pub async fn runs_on(cluster: &Cluster, name: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workload_groups_have_nodes_of_their_own_and_keep_them() {
-    let cluster = Cluster::start(&[("a", 8 * GIB), ("b", 16 * GIB), ("c", 16 * GIB)]).await;
+    let cluster = ClusterHarness::start(&[("a", 8 * GIB), ("b", 16 * GIB), ("c", 16 * GIB)]).await;
     cluster.create(model("m", "llama", 4, GIB)).await;
     let daily = json!({"mode": "Dedicated", "workloadGroups": ["chat", "code"], "priority": 100});
     apply_tier(&cluster, "daily", daily).await.unwrap();
@@ -76,7 +76,7 @@ async fn workload_groups_have_nodes_of_their_own_and_keep_them() {
     assert_eq!(names(&cluster, "mine").await, groups_before);
 }
 
-async fn names(cluster: &Cluster, deployment: &str) -> Vec<String> {
+async fn names(cluster: &ClusterHarness, deployment: &str) -> Vec<String> {
     let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
     let all = groups.list(&Default::default()).await.unwrap();
     let own = all.iter().filter(|group| group.spec.deployment_ref.name == deployment);

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use russet_crds::{Backend, BackendChoice, FabricKind, GroupMember, GroupPlan, KvCacheType, Link, LinkKind};
 
 use super::Violation;
-use crate::place::Placement;
-use crate::pool::{Area, Demand};
+use crate::placement::Placement;
+use crate::pool::{EligibleNodes, LinkDemand};
 use crate::snapshot::{Availability, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
 /// Judges a plan.
 pub fn check(
     view: &Snapshot,
-    want: &ValidDeployment,
+    desired: &ValidDeployment,
     name: &str,
     plan: &GroupPlan,
     wrong: &mut Vec<Violation>,
@@ -25,13 +25,13 @@ pub fn check(
     let whole = size > 0 && layers.len().is_multiple_of(size);
     let equal = whole && layers.chunks(size).all(|stage| stage.iter().all(|count| *count == stage[0]));
     let total: u64 = layers.iter().step_by(size.max(1)).map(|&count| u64::from(count)).sum();
-    let covered = total == u64::from(want.shape.layers) && !layers.contains(&0) && !layers.is_empty();
+    let covered = total == u64::from(desired.shape.layers) && !layers.contains(&0) && !layers.is_empty();
     if !ordered || !equal || !covered {
-        wrong.push(Violation::Layers { group: group(), layers, model: want.shape.layers });
+        wrong.push(Violation::Layers { group: group(), layers, model: desired.shape.layers });
         return;
     }
     let stages: Vec<u32> = layers.iter().copied().step_by(size).collect();
-    let asked = match &want.split {
+    let asked = match &desired.split {
         Split::Auto => true,
         Split::Single => layers.len() == 1,
         Split::Pipeline => size == 1 && layers.len() >= 2,
@@ -49,9 +49,9 @@ pub fn check(
         }
     };
     if !asked {
-        wrong.push(Violation::Split { group: group(), layers: layers.clone(), split: want.split.clone() });
+        wrong.push(Violation::Split { group: group(), layers: layers.clone(), split: desired.split.clone() });
     }
-    let shape = &want.shape;
+    let shape = &desired.shape;
     let group_of = shape.quantization_group_size.max(1);
     let parts = [
         shape.attention_heads,
@@ -61,13 +61,13 @@ pub fn check(
         shape.intermediate_size / group_of,
     ];
     if size > 1 && parts.iter().any(|&part| part == 0 || !(part as usize).is_multiple_of(size)) {
-        wrong.push(Violation::Uncuttable { group: group(), size: plan.tensor_size });
+        wrong.push(Violation::Indivisible { group: group(), size: plan.tensor_size });
     }
     let guesses = |plan: &GroupPlan| plan.draft_model_ref.as_ref().map(|draft| draft.name.clone());
-    if guesses(plan) != want.draft.as_ref().map(|draft| draft.name.clone()) {
+    if guesses(plan) != desired.draft.as_ref().map(|draft| draft.name.clone()) {
         wrong.push(Violation::Draft { group: group(), draft: guesses(plan) });
     }
-    check_reservations(want, name, plan, wrong);
+    check_reservations(desired, name, plan, wrong);
     let mut seen = BTreeSet::new();
     let mut builds = BTreeSet::new();
     for member in &plan.members {
@@ -82,29 +82,29 @@ pub fn check(
                     let (group, node) = (group(), member.node_name.clone());
                     wrong.push(Violation::Option { group, node, option });
                 }
-                if size > 1 && !node.cuts_layers {
-                    wrong.push(Violation::Uncuttable { group: group(), size: plan.tensor_size });
+                if size > 1 && !node.supports_tensor {
+                    wrong.push(Violation::Indivisible { group: group(), size: plan.tensor_size });
                 }
             }
             _ => wrong.push(Violation::NodeClosed { group: group(), node: member.node_name.clone() }),
         }
     }
-    let areas = || want.areas.iter();
+    let areas = || desired.eligible_nodes.iter();
     if !areas().any(|area| within(view, area, &seen)) {
         let nodes = seen.iter().map(|node| (*node).clone()).collect();
-        wrong.push(Violation::Area { group: group(), nodes });
+        wrong.push(Violation::NodeEligibility { group: group(), nodes });
     }
     if builds.len() > 1 {
         wrong.push(Violation::Builds { group: group() });
     }
-    if let Err(why) = check_backend(view, want, plan) {
+    if let Err(why) = check_backend(view, desired, plan) {
         wrong.push(Violation::Backend { group: group(), backend: plan.backend, why });
     }
 }
 
 /// Whether an area has all nodes, and every two of them say that they are joined as it asks.
-fn within(view: &Snapshot, area: &Area, nodes: &BTreeSet<&String>) -> bool {
-    let says = |node: &String, peer: &String, demand: Demand| {
+fn within(view: &Snapshot, area: &EligibleNodes, nodes: &BTreeSet<&String>) -> bool {
+    let says = |node: &String, peer: &String, demand: LinkDemand| {
         view.nodes.get(node).is_some_and(|seen| {
             seen.links.iter().any(|link| {
                 let kind = match demand.kind {
@@ -124,11 +124,11 @@ fn within(view: &Snapshot, area: &Area, nodes: &BTreeSet<&String>) -> bool {
         && area.demand.is_none_or(|demand| pairs.all(|(a, b)| says(a, b, demand)))
 }
 
-fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wrong: &mut Vec<Violation>) {
-    let (shape, size) = (&want.shape, plan.tensor_size as usize);
-    let tokens = u128::from(match want.room.kv_tokens {
+fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, wrong: &mut Vec<Violation>) {
+    let (shape, size) = (&desired.shape, plan.tensor_size as usize);
+    let tokens = u128::from(match desired.capacity.kv_tokens {
         Some(tokens) => tokens,
-        None => u64::from(want.room.context_tokens) * u64::from(want.room.max_sequences),
+        None => u64::from(desired.capacity.context_tokens) * u64::from(desired.capacity.max_sequences),
     });
     // Walk the layers from the end, as rank 0 holds the last ones.
     let mut rest: &[u64] = &shape.layer_bytes;
@@ -148,12 +148,12 @@ fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wron
             if embeds || (head && shape.tied) {
                 takes += u128::from(shape.embedding_bytes);
             }
-            takes += kept(want) * u128::from(member.layers) * tokens / size as u128;
-            if let Some(draft) = want.draft.as_ref().filter(|_| head) {
+            takes += kv_bytes_per_token(desired) * u128::from(member.layers) * tokens / size as u128;
+            if let Some(draft) = desired.draft.as_ref().filter(|_| head) {
                 takes += u128::from(draft.shape.total_bytes());
                 takes += u128::from(draft.shape.kv_bytes_per_token()) * tokens;
             }
-            let headroom = takes * u128::from(want.room.headroom_percent) / 100;
+            let headroom = takes * u128::from(desired.capacity.headroom_percent) / 100;
             let reserved = member.reserved_bytes();
             if u128::from(reserved) < takes + headroom || u128::from(member.overhead_bytes) < 64 << 20 {
                 let (group, rank) = (name.to_owned(), member.rank);
@@ -165,13 +165,13 @@ fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wron
 }
 
 /// Bytes of a token in one layer's cache: of each head its numbers, and a scale and a bias for each of its groups.
-fn kept(want: &ValidDeployment) -> u128 {
-    let shape = &want.shape;
+fn kv_bytes_per_token(desired: &ValidDeployment) -> u128 {
+    let shape = &desired.shape;
     let (heads, width) = (2 * u128::from(shape.key_value_heads), u128::from(shape.head_dim));
     let computed = u128::from(shape.kv_bytes_per_token_per_layer);
     let group = if width.is_multiple_of(64) { 64 } else { 32 };
     let per_head = |bits: u128| width * bits / 8 + width / group * 2 * (computed / (heads * width).max(1));
-    match want.room.engine.kv_cache {
+    match desired.capacity.engine.kv_cache {
         KvCacheType::AsComputed | KvCacheType::Unknown => computed,
         KvCacheType::Int8 => heads * per_head(8),
         KvCacheType::Int4 => heads * per_head(4),
@@ -179,20 +179,20 @@ fn kept(want: &ValidDeployment) -> u128 {
 }
 
 /// Whether the backend is one that was asked for and the cables are really there.
-fn check_backend(view: &Snapshot, want: &ValidDeployment, plan: &GroupPlan) -> Result<(), String> {
+fn check_backend(view: &Snapshot, desired: &ValidDeployment, plan: &GroupPlan) -> Result<(), String> {
     let size = plan.tensor_size as usize;
     let named = plan.members.iter().any(|member| !member.rdma_devices.is_empty());
     let asked = match (size, plan.members.len(), plan.backend) {
         (1, 1, Backend::None) => true,
         (1, 2.., Backend::Ring) => true,
         (1, ..) => false,
-        (_, _, Backend::Ring) => matches!(want.backend, BackendChoice::Auto | BackendChoice::Ring),
-        (_, _, Backend::Jaccl) => matches!(want.backend, BackendChoice::Auto | BackendChoice::Jaccl),
-        (_, _, Backend::JacclRing) => matches!(want.backend, BackendChoice::Auto | BackendChoice::JacclRing),
+        (_, _, Backend::Ring) => matches!(desired.backend, BackendChoice::Auto | BackendChoice::Ring),
+        (_, _, Backend::Jaccl) => matches!(desired.backend, BackendChoice::Auto | BackendChoice::Jaccl),
+        (_, _, Backend::JacclRing) => matches!(desired.backend, BackendChoice::Auto | BackendChoice::JacclRing),
         (_, _, Backend::None | Backend::Unknown) => false,
     };
     if !asked {
-        return Err(format!("{:?} of {} ranks was asked for", want.backend, plan.members.len()));
+        return Err(format!("{:?} of {} ranks was asked for", desired.backend, plan.members.len()));
     }
     match plan.backend {
         Backend::Jaccl if size > 8 => return Err(format!("{size} ranks are too many for a mesh")),
@@ -222,10 +222,10 @@ fn check_backend(view: &Snapshot, want: &ValidDeployment, plan: &GroupPlan) -> R
     Ok(())
 }
 
-type End<'a> = (&'a GroupMember, usize);
+type CableEnd<'a> = (&'a GroupMember, usize);
 
-fn check_cell(view: &Snapshot, near: End<'_>, far: End<'_>, wanted: bool) -> Result<(), String> {
-    let ends = |end: End<'_>| end.0.rdma_devices.get(end.1).cloned().unwrap_or_default();
+fn check_cell(view: &Snapshot, near: CableEnd<'_>, far: CableEnd<'_>, wanted: bool) -> Result<(), String> {
+    let ends = |end: CableEnd<'_>| end.0.rdma_devices.get(end.1).cloned().unwrap_or_default();
     let (own, other) = (ends(near), ends(far));
     let pair = format!("{} and {}", near.0.node_name, far.0.node_name);
     if own.is_empty() == wanted || own.len() != other.len() {

@@ -1,40 +1,40 @@
 //! Choices of copies: what people would expect of small clusters, and what must hold in every one.
 
 use super::*;
-use crate::seeded::Seeded;
+use crate::test_rng::TestRng;
 
 const MINUTE: i64 = 60;
 
-fn key(name: &str) -> Key {
+fn key(name: &str) -> ObjectKey {
     ("ns".to_owned(), name.to_owned())
 }
 
 /// A cluster in words: `a:100` a node and its limit, `m=30` a model and its bytes.
-fn stock(nodes: &str, models: &str) -> Stock {
+fn stock(nodes: &str, models: &str) -> Inventory {
     let pairs = |text: &str, sign: char| -> Vec<(String, u64)> {
         let words = text.split_ascii_whitespace().map(|word| word.split_once(sign).unwrap());
         words.map(|(name, number)| (name.to_owned(), number.parse().unwrap())).collect()
     };
-    let disk = |limit| Disk { limit: Some(limit), availability: Availability::Open };
-    let model = |name: &str, bytes| Model { files: name.to_owned(), bytes, ..Model::default() };
-    Stock {
+    let disk = |limit| NodeStorage { limit: Some(limit), availability: Availability::Open };
+    let model = |name: &str, bytes| ModelFiles { files: name.to_owned(), bytes, ..ModelFiles::default() };
+    Inventory {
         nodes: pairs(nodes, ':').into_iter().map(|(name, limit)| (name, disk(limit))).collect(),
         models: pairs(models, '=')
             .into_iter()
             .map(|(name, bytes)| (key(&name), model(&name, bytes)))
             .collect(),
-        ..Stock::default()
+        ..Inventory::default()
     }
 }
 
-impl Stock {
-    fn model(mut self, name: &str, change: impl FnOnce(&mut Model)) -> Self {
+impl Inventory {
+    fn model(mut self, name: &str, change: impl FnOnce(&mut ModelFiles)) -> Self {
         change(self.models.get_mut(&key(name)).unwrap());
         self
     }
 
     fn preload(self, name: &str, least: Option<u32>) -> Self {
-        self.model(name, |model| model.preload = Some(Preload { least, ..Preload::default() }))
+        self.model(name, |model| model.preload = Some(PreloadRule { min_nodes: least, ..PreloadRule::default() }))
     }
 
     fn node(mut self, name: &str, availability: Availability) -> Self {
@@ -47,7 +47,7 @@ impl Stock {
         let (name, rest) = copy.split_once('@').unwrap();
         let (node, done) = rest.split_once('/').map_or((rest, None), |(node, done)| (node, Some(done)));
         let bytes = self.models.get(&key(name)).map_or(0, |model| model.bytes);
-        self.copies.push(Copy {
+        self.copies.push(NodeCopy {
             model: key(name),
             node: node.to_owned(),
             bytes,
@@ -65,25 +65,25 @@ impl Stock {
     }
 
     /// The cluster once a plan is carried out, before a byte of it has come.
-    fn after(&self, plan: &Plan) -> Self {
+    fn after(&self, plan: &CopyPlan) -> Self {
         let mut after = self.clone();
         after.copies.retain(|copy| {
             !plan.remove.iter().any(|gone| gone.model == copy.model && gone.node == copy.node)
         });
-        after.copies.extend(plan.create.iter().map(|(model, node)| Copy {
+        after.copies.extend(plan.create.iter().map(|(model, node)| NodeCopy {
             model: model.clone(),
             node: node.clone(),
-            ..Copy::default()
+            ..NodeCopy::default()
         }));
         after
     }
 
     /// The same once everything has come that was promised its room.
-    fn settled(&self, plan: &Plan) -> Self {
+    fn settled(&self, plan: &CopyPlan) -> Self {
         let mut after = self.after(plan);
         for copy in &mut after.copies {
             let promised =
-                plan.preloads.get(&copy.model).is_some_and(|preload| preload.held.contains_key(&copy.node));
+                plan.preloads.get(&copy.model).is_some_and(|preload| preload.holders.contains_key(&copy.node));
             if promised && !copy.ready {
                 let bytes = after.models[&copy.model].bytes;
                 (copy.bytes, copy.done, copy.ready) = (bytes, bytes, true);
@@ -93,7 +93,7 @@ impl Stock {
     }
 }
 
-fn words(plan: &Plan) -> String {
+fn words(plan: &CopyPlan) -> String {
     let mut words: Vec<String> =
         plan.create.iter().map(|((_, model), node)| format!("+{model}@{node}")).collect();
     words.extend(plan.remove.iter().map(|gone| format!("-{}@{}", gone.model.1, gone.node)));
@@ -105,16 +105,16 @@ fn every_story_of_copies_ends_as_its_owner_expects() {
     let two = || stock("a:100 b:90", "m=40 old=50 hot=30");
     let pool = |nodes: &[&str]| {
         let nodes = nodes.iter().map(|node| (*node).to_owned()).collect();
-        move |model: &mut Model| {
-            model.preload = Some(Preload { nodes: Some(Arc::new(nodes)), ..Preload::default() });
+        move |model: &mut ModelFiles| {
+            model.preload = Some(PreloadRule { nodes: Some(Arc::new(nodes)), ..PreloadRule::default() });
         }
     };
-    let pinned = |model: &mut Model| {
-        model.preload = Some(Preload { least: Some(1), pinned: true, ..Preload::default() });
+    let pinned = |model: &mut ModelFiles| {
+        model.preload = Some(PreloadRule { min_nodes: Some(1), pinned: true, ..PreloadRule::default() });
     };
-    let important = |model: &mut Model| model.priority = 9;
-    let shared = |model: &mut Model| model.files = "old".to_owned();
-    for (story, stock, expected) in [
+    let important = |model: &mut ModelFiles| model.priority = 9;
+    let shared = |model: &mut ModelFiles| model.files = "old".to_owned();
+    for (story, inventory, expected) in [
         ("nothing is wanted", two().copy("old@a", 1), ""),
         ("every node of no pool is every node", two().preload("m", None), "+m@a +m@b"),
         ("of a pool only", two().model("m", pool(&["b"])), "+m@b"),
@@ -235,19 +235,19 @@ fn every_story_of_copies_ends_as_its_owner_expects() {
         ),
         ("what nobody knows stays", stock("a:100", "m=60").preload("m", None).copy("stranger@a", 1), "+m@a"),
     ] {
-        let plan = plan(&stock);
+        let plan = plan(&inventory);
         assert_eq!(words(&plan), expected, "{story}");
-        assert_eq!(words(&super::plan(&stock.after(&plan))), "", "{story}: again");
-        assert_eq!(words(&super::plan(&stock.settled(&plan))), "", "{story}: once all has come");
+        assert_eq!(words(&super::plan(&inventory.after(&plan))), "", "{story}: again");
+        assert_eq!(words(&super::plan(&inventory.settled(&plan))), "", "{story}: once all has come");
     }
 }
 
 #[test]
-fn what_cannot_be_says_the_numbers_and_what_to_do() {
-    let lacks = |stock: &Stock| {
-        let plan = plan(stock);
-        let lacks: Vec<String> = plan.preloads[&key("m")].lacks.iter().map(ToString::to_string).collect();
-        (plan.preloads[&key("m")].wanted, words(&plan), lacks.join("; "))
+fn disk_shortages_give_numbers_and_remedy() {
+    let lacks = |inventory: &Inventory| {
+        let plan = plan(inventory);
+        let lacks: Vec<String> = plan.preloads[&key("m")].shortages.iter().map(ToString::to_string).collect();
+        (plan.preloads[&key("m")].wanted_nodes, words(&plan), lacks.join("; "))
     };
     let full = stock("a:100 b:90", "m=80 old=50 hot=30").preload("m", None).copy("old@a", 1).copy("hot@a", 1);
     let (wanted, done, said) = lacks(&full.used("old", "a"));
@@ -263,9 +263,9 @@ fn what_cannot_be_says_the_numbers_and_what_to_do() {
 }
 
 /// A cluster that nobody has thought of.
-fn random(seed: u64) -> Stock {
-    let mut chance = Seeded(seed);
-    let mut stock = Stock::default();
+fn random(seed: u64) -> Inventory {
+    let mut chance = TestRng(seed);
+    let mut inventory = Inventory::default();
     let (nodes, models) = (1 + chance.below(5), 1 + chance.below(7));
     for index in 0..nodes {
         let availability = match chance.below(10) {
@@ -276,45 +276,45 @@ fn random(seed: u64) -> Stock {
             _ => Availability::Open,
         };
         let limit = (chance.below(12) > 0).then(|| chance.below(200));
-        stock.nodes.insert(format!("n{index}"), Disk { limit, availability });
+        inventory.nodes.insert(format!("n{index}"), NodeStorage { limit, availability });
     }
     for index in 0..models {
-        let preload = (chance.below(2) == 0).then(|| Preload {
+        let preload = (chance.below(2) == 0).then(|| PreloadRule {
             nodes: (chance.below(3) == 0).then(|| {
                 Arc::new((0..nodes).filter(|_| chance.below(2) == 0).map(|node| format!("n{node}")).collect())
             }),
-            least: (chance.below(2) == 0).then(|| 1 + chance.below(3) as u32),
+            min_nodes: (chance.below(2) == 0).then(|| 1 + chance.below(3) as u32),
             pinned: chance.below(4) == 0,
         });
         // Every fifth shares the bytes of the first.
         let twin = index > 0 && chance.below(5) == 0;
-        let bytes = if twin { stock.models[&key("m0")].bytes } else { chance.below(90) };
-        let model = Model {
+        let bytes = if twin { inventory.models[&key("m0")].bytes } else { chance.below(90) };
+        let model = ModelFiles {
             files: format!("f{}", if twin { 0 } else { index }),
             bytes,
             priority: chance.below(3) as i32,
             preload,
             runs_on: (0..nodes).filter(|_| chance.below(3) == 0).map(|node| format!("n{node}")).collect(),
         };
-        stock.models.insert(key(&format!("m{index}")), model);
+        inventory.models.insert(key(&format!("m{index}")), model);
     }
     for ((name, model), node) in
-        stock.models.clone().iter().flat_map(|model| (0..nodes).map(move |node| (model, node)))
+        inventory.models.clone().iter().flat_map(|model| (0..nodes).map(move |node| (model, node)))
     {
         let node = format!("n{node}");
         if chance.below(3) == 0 {
             let ready = chance.below(3) > 0;
             // Bytes are the same for all who share them; what a copy has is its node's.
-            let twins = stock
+            let twins = inventory
                 .copies
                 .iter()
-                .find(|copy: &&Copy| copy.node == node && stock.models[&copy.model].files == model.files);
+                .find(|copy: &&NodeCopy| copy.node == node && inventory.models[&copy.model].files == model.files);
             let (done, ready) = match twins {
                 Some(twin) => (twin.done, twin.ready),
                 None if ready => (model.bytes, true),
                 None => (chance.below(model.bytes + 1), false),
             };
-            stock.copies.push(Copy {
+            inventory.copies.push(NodeCopy {
                 model: name.clone(),
                 node: node.clone(),
                 bytes: if chance.below(4) == 0 && !ready { 0 } else { model.bytes },
@@ -326,18 +326,18 @@ fn random(seed: u64) -> Stock {
             });
         }
         if chance.below(8) == 0 {
-            stock.uses.insert((name.clone(), node));
+            inventory.uses.insert((name.clone(), node));
         }
     }
-    stock
+    inventory
 }
 
 /// Bytes on a node once everything there has come that was promised or is whole.
-fn taken(stock: &Stock, plan: &Plan, node: &str) -> u64 {
+fn taken(inventory: &Inventory, plan: &CopyPlan, node: &str) -> u64 {
     let mut files: BTreeMap<&str, u64> = BTreeMap::new();
-    for copy in stock.copies.iter().filter(|copy| copy.node == node) {
-        let model = &stock.models[&copy.model];
-        let promised = plan.preloads.get(&copy.model).is_some_and(|it| it.held.contains_key(node));
+    for copy in inventory.copies.iter().filter(|copy| copy.node == node) {
+        let model = &inventory.models[&copy.model];
+        let promised = plan.preloads.get(&copy.model).is_some_and(|it| it.holders.contains_key(node));
         let bytes = if promised || copy.ready { model.bytes } else { copy.done };
         let sum = files.entry(&model.files).or_default();
         *sum = bytes.max(*sum);
@@ -349,76 +349,76 @@ fn taken(stock: &Stock, plan: &Plan, node: &str) -> u64 {
 fn ten_thousand_random_clusters_keep_every_promise() {
     let (mut created, mut removed, mut short) = (0, 0, 0);
     for seed in 0..10_000 {
-        let stock = random(seed);
-        let plan = plan(&stock);
-        let after = stock.after(&plan);
+        let inventory = random(seed);
+        let plan = plan(&inventory);
+        let after = inventory.after(&plan);
         created += plan.create.len();
         removed += plan.remove.len();
-        short += plan.preloads.values().filter(|preloaded| !preloaded.lacks.is_empty()).count();
+        short += plan.preloads.values().filter(|preloaded| !preloaded.shortages.is_empty()).count();
 
         // Planning again changes nothing, neither at once nor when everything has come.
-        for later in [&after, &stock.settled(&plan)] {
+        for later in [&after, &inventory.settled(&plan)] {
             let again = super::plan(later);
             assert_eq!(words(&again), "", "seed {seed}");
         }
         // Where something new is asked for, the reserve is kept.
         for (_, node) in &plan.create {
-            let limit = stock.nodes[node].limit.unwrap_or(0);
+            let limit = inventory.nodes[node].limit.unwrap_or(0);
             let shared = plan.create.iter().filter(|(_, other)| other == node).all(|(model, _)| {
-                let files = &stock.models[model].files;
-                stock
+                let files = &inventory.models[model].files;
+                inventory
                     .copies
                     .iter()
-                    .any(|copy| copy.node == *node && copy.ready && stock.models[&copy.model].files == *files)
+                    .any(|copy| copy.node == *node && copy.ready && inventory.models[&copy.model].files == *files)
             });
             assert!(shared || taken(&after, &plan, node) <= limit, "seed {seed}: {node} is too full");
         }
         for gone in &plan.remove {
-            let stay = |copy: &&Copy| copy.model == gone.model && copy.node == gone.node;
-            let copy = stock.copies.iter().find(stay).unwrap();
-            let model = &stock.models[&gone.model];
+            let stay = |copy: &&NodeCopy| copy.model == gone.model && copy.node == gone.node;
+            let copy = inventory.copies.iter().find(stay).unwrap();
+            let model = &inventory.models[&gone.model];
             let pinned = copy.pinned || model.preload.as_ref().is_some_and(|preload| preload.pinned);
             assert!(!pinned, "seed {seed}: a pinned copy went");
-            let reads = |(other, node): &(Key, String)| {
-                *node == gone.node && stock.models[other].files == model.files
+            let reads = |(other, node): &(ObjectKey, String)| {
+                *node == gone.node && inventory.models[other].files == model.files
             };
-            assert!(!stock.uses.iter().any(reads), "seed {seed}: files of a replica went");
-            assert!(!gone.wanted.is_empty(), "seed {seed}: nobody needs the room");
+            assert!(!inventory.uses.iter().any(reads), "seed {seed}: files of a replica went");
+            assert!(!gone.beneficiaries.is_empty(), "seed {seed}: nobody needs the room");
         }
         // Never below the number asked for.
-        for (name, model) in &stock.models {
+        for (name, model) in &inventory.models {
             let Some(preload) = &model.preload else { continue };
-            let counts = |copy: &&Copy| {
-                let disk = stock.nodes[&copy.node];
+            let counts = |copy: &&NodeCopy| {
+                let disk = inventory.nodes[&copy.node];
                 copy.model == *name
                     && copy.ready
-                    && preload.takes(&copy.node)
+                    && preload.allows(&copy.node)
                     && !matches!(disk.availability, Availability::Lost | Availability::Draining)
             };
-            let before = stock.copies.iter().filter(counts).count();
-            let least = preload.least.map_or(usize::MAX, |least| least as usize);
+            let before = inventory.copies.iter().filter(counts).count();
+            let least = preload.min_nodes.map_or(usize::MAX, |least| least as usize);
             let left = after.copies.iter().filter(counts).count();
             assert!(left >= before.min(least), "seed {seed}: {name:?} has {left} of {before}");
         }
         // None of those that went could have stayed: all others of its node together need its room.
         for gone in &plan.remove {
-            let limit = stock.nodes[&gone.node].limit.unwrap();
-            let rooms = rooms(&after);
+            let limit = inventory.nodes[&gone.node].limit.unwrap();
+            let rooms = disk_budgets(&after);
             let mut needed = rooms[&gone.node].clone();
-            let held = plan.preloads.iter().filter(|(_, preloaded)| preloaded.held.contains_key(&gone.node));
-            let held: Vec<&Key> = held.map(|(model, _)| model).collect();
-            for model in held.iter().filter(|model| plan.preloads[**model].held[&gone.node]) {
-                needed.keep(&stock.models[*model].files);
+            let held = plan.preloads.iter().filter(|(_, preloaded)| preloaded.holders.contains_key(&gone.node));
+            let held: Vec<&ObjectKey> = held.map(|(model, _)| model).collect();
+            for model in held.iter().filter(|model| plan.preloads[**model].holders[&gone.node]) {
+                needed.protect(&inventory.models[*model].files);
             }
-            let mut uses: Vec<&Key> = stock
+            let mut uses: Vec<&ObjectKey> = inventory
                 .uses
                 .iter()
                 .filter_map(|(model, node)| (*node == gone.node).then_some(model))
-                .filter(|model| stock.models[*model].bytes > 0)
+                .filter(|model| inventory.models[*model].bytes > 0)
                 .collect();
-            uses.sort_by_key(|model| (Reverse(stock.models[*model].priority), *model));
+            uses.sort_by_key(|model| (Reverse(inventory.models[*model].priority), *model));
             for model in uses.into_iter().chain(held) {
-                needed.take(&gone.node, model, &stock.models[model].files, stock.models[model].bytes).ok();
+                needed.reserve(&gone.node, model, &inventory.models[model].files, inventory.models[model].bytes).ok();
             }
             let free = needed.free();
             assert!(

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::{Link, LinkKind};
 
-use crate::snapshot::Node;
+use crate::snapshot::NodeInfo;
 
 /// A cable as its two ends name it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,16 +25,16 @@ pub struct Cabling {
 
 impl Cabling {
     /// The cables between `nodes`.
-    pub fn of(nodes: &BTreeMap<String, Node>) -> Self {
+    pub fn from_nodes(nodes: &BTreeMap<String, NodeInfo>) -> Self {
         let names: Vec<String> = nodes.keys().cloned().collect();
         let mut cabling = Self { joined: vec![BTreeMap::new(); names.len()], names };
         for (near, (name, node)) in nodes.iter().enumerate() {
             let peers: BTreeSet<&str> = node.links.iter().map(|link| link.peer.as_str()).collect();
             for peer in peers.into_iter().filter(|peer| *peer > name.as_str()) {
-                let (Some(far), Some(other)) = (cabling.place(peer), nodes.get(peer)) else { continue };
-                let cables = matched(name, node, peer, other);
+                let (Some(far), Some(other)) = (cabling.index_of(peer), nodes.get(peer)) else { continue };
+                let cables = match_cables(name, node, peer, other);
                 if !cables.is_empty() {
-                    cabling.joined[far].insert(near, cables.iter().map(turned).collect());
+                    cabling.joined[far].insert(near, cables.iter().map(reversed).collect());
                     cabling.joined[near].insert(far, cables);
                 }
             }
@@ -43,7 +43,7 @@ impl Cabling {
     }
 
     /// Where a node stands.
-    pub fn place(&self, node: &str) -> Option<usize> {
+    pub fn index_of(&self, node: &str) -> Option<usize> {
         self.names.binary_search_by(|name| name.as_str().cmp(node)).ok()
     }
 
@@ -53,7 +53,7 @@ impl Cabling {
     }
 
     /// Places of the nodes that a node is joined with, in their order.
-    pub fn near(&self, place: usize) -> impl Iterator<Item = usize> {
+    pub fn neighbours(&self, place: usize) -> impl Iterator<Item = usize> {
         self.joined.get(place).into_iter().flatten().map(|(far, _)| *far)
     }
 
@@ -64,18 +64,18 @@ impl Cabling {
 
     /// The cables between two nodes, in the same order whoever is near.
     pub fn between(&self, near: &str, far: &str) -> &[Cable] {
-        let pair = self.place(near).zip(self.place(far));
+        let pair = self.index_of(near).zip(self.index_of(far));
         let cables = pair.and_then(|(near, far)| self.joined[near].get(&far));
         cables.map(Vec::as_slice).unwrap_or_default()
     }
 }
 
-fn turned(cable: &Cable) -> Cable {
+fn reversed(cable: &Cable) -> Cable {
     Cable { near: cable.far.clone(), far: cable.near.clone() }
 }
 
 /// Whether the engine of a node can use RDMA; one that does not say may.
-pub(super) fn offers_rdma(node: &Node) -> bool {
+pub(super) fn offers_rdma(node: &NodeInfo) -> bool {
     node.backends.is_empty() || node.backends.iter().any(|backend| backend.eq_ignore_ascii_case("jaccl"))
 }
 
@@ -96,12 +96,12 @@ pub(super) fn is_too_slow(link: &Link) -> bool {
 }
 
 /// The Thunderbolt links that a node reports to a peer.
-pub(super) fn links<'a>(node: &'a Node, peer: &str) -> impl Iterator<Item = &'a Link> {
+pub(super) fn links<'a>(node: &'a NodeInfo, peer: &str) -> impl Iterator<Item = &'a Link> {
     node.links.iter().filter(move |link| link.peer == peer && link.kind == LinkKind::Thunderbolt)
 }
 
 /// Ends at `node` of cables to `peer`: links of Thunderbolt 5 with a device no other link of the node names.
-fn ends<'a>(node: &'a Node, peer: &str) -> Vec<(&'a Link, &'a str)> {
+fn ends<'a>(node: &'a NodeInfo, peer: &str) -> Vec<(&'a Link, &'a str)> {
     let alone = |device: &str| {
         node.links.iter().filter(|link| link.rdma_device.as_deref() == Some(device)).count() == 1
     };
@@ -111,7 +111,7 @@ fn ends<'a>(node: &'a Node, peer: &str) -> Vec<(&'a Link, &'a str)> {
 }
 
 /// The cables between two nodes, as far as their reports agree.
-fn matched(near: &str, own: &Node, far: &str, other: &Node) -> Vec<Cable> {
+fn match_cables(near: &str, own: &NodeInfo, far: &str, other: &NodeInfo) -> Vec<Cable> {
     if !offers_rdma(own)
         || !offers_rdma(other)
         || differing_systems(own.os.as_deref(), other.os.as_deref()).is_some()

@@ -7,22 +7,22 @@ use russet_crds::{FabricDomain, FabricKind, Link, LinkKind};
 
 use super::Fabric;
 use crate::nodes::Nodes;
-use crate::pool::Demand;
+use crate::pool::LinkDemand;
 
 /// Steps of the search for domains. Nodes have few ports, so a search is short; this bounds one that a
 /// strange report of thousands of links would make long.
-const STEPS: u32 = 20_000;
+const MAX_STEPS: u32 = 20_000;
 /// Pairs that lack a link and are named.
-const SHOWN: usize = 3;
+const MAX_SHOWN_PAIRS: usize = 3;
 
 /// The links between nodes, whoever uses them.
 #[derive(Clone, Debug)]
-pub struct Web<'a> {
+pub struct LinkGraph<'a> {
     nodes: &'a Nodes,
     cables: Fabric<'a>,
 }
 
-impl<'a> Web<'a> {
+impl<'a> LinkGraph<'a> {
     /// The links that `nodes` report.
     pub fn new(nodes: &'a Nodes) -> Self {
         Self { nodes, cables: Fabric::new(nodes, BTreeMap::new()) }
@@ -58,14 +58,14 @@ impl<'a> Web<'a> {
     }
 
     /// Whether two nodes are joined as is asked.
-    pub fn meets(&self, a: &str, b: &str, demand: Demand) -> bool {
-        let Demand { kind, bits } = demand;
+    pub fn satisfies(&self, a: &str, b: &str, demand: LinkDemand) -> bool {
+        let LinkDemand { kind, bits } = demand;
         self.joined(a, b, kind) && (bits == 0 || self.bits(a, b, kind).is_some_and(|has| has >= bits))
     }
 
     /// What two nodes lack to be joined as is asked.
-    fn lack(&self, a: &str, b: &str, demand: Demand) -> String {
-        let Demand { kind, bits } = demand;
+    fn missing_link(&self, a: &str, b: &str, demand: LinkDemand) -> String {
+        let LinkDemand { kind, bits } = demand;
         if !self.joined(a, b, kind) {
             if kind == FabricKind::ThunderboltRdma {
                 return self.cables.refusal(a, b);
@@ -83,23 +83,23 @@ impl<'a> Web<'a> {
     }
 
     /// Of the pairs among `names` that are not joined as is asked, the first few.
-    pub fn lacking(&self, names: &[&str], demand: Demand) -> String {
-        let lacks = every_two(names).filter(|(a, b)| !self.meets(a, b, demand));
-        lacks.take(SHOWN).map(|(a, b)| self.lack(a, b, demand)).collect::<Vec<_>>().join("; ")
+    pub fn missing_links(&self, names: &[&str], demand: LinkDemand) -> String {
+        let lacks = every_two(names).filter(|(a, b)| !self.satisfies(a, b, demand));
+        lacks.take(MAX_SHOWN_PAIRS).map(|(a, b)| self.missing_link(a, b, demand)).collect::<Vec<_>>().join("; ")
     }
 
     /// The largest sets of `names` in which every two are joined as is asked, two nodes at least, each
     /// in the order of the names; the largest sets first.
-    pub fn domains<'n>(&self, names: &[&'n str], demand: Demand) -> Vec<Vec<&'n str>> {
+    pub fn domains<'n>(&self, names: &[&'n str], demand: LinkDemand) -> Vec<Vec<&'n str>> {
         let index: BTreeMap<&str, usize> = names.iter().enumerate().map(|(at, name)| (*name, at)).collect();
         let near = |at: usize| -> BTreeSet<usize> {
             let name = names[at];
             let links = self.nodes.get(name).map(|node| node.links.as_slice()).unwrap_or_default();
             let peers = links.iter().filter_map(|link| index.get(link.peer.as_str()).copied());
-            peers.filter(|&peer| peer != at && self.meets(name, names[peer], demand)).collect()
+            peers.filter(|&peer| peer != at && self.satisfies(name, names[peer], demand)).collect()
         };
         let near: Vec<BTreeSet<usize>> = (0..names.len()).map(near).collect();
-        let mut search = Search { near: &near, found: Vec::new(), steps: STEPS };
+        let mut search = CliqueSearch { near: &near, found: Vec::new(), steps: MAX_STEPS };
         // Each node with those after it: what was found with those before it is not looked for again.
         for (at, near) in near.iter().enumerate() {
             let (before, after) = near.iter().copied().partition(|&other| other < at);
@@ -110,12 +110,12 @@ impl<'a> Web<'a> {
     }
 
     /// The domains as a status shows them: with the least kind and speed of their links.
-    pub fn shown(&self, names: &[&str], demand: Option<Demand>, most: usize) -> Vec<FabricDomain> {
+    pub fn status_domains(&self, names: &[&str], demand: Option<LinkDemand>, most: usize) -> Vec<FabricDomain> {
         let kinds = [FabricKind::ThunderboltRdma, FabricKind::Thunderbolt, FabricKind::Any];
         let demand = demand.unwrap_or_default();
         let mut shown: Vec<FabricDomain> = Vec::new();
         for kind in kinds.into_iter().filter(|kind| *kind >= demand.kind) {
-            for nodes in self.domains(names, Demand { kind, ..demand }) {
+            for nodes in self.domains(names, LinkDemand { kind, ..demand }) {
                 // The same nodes with a better link, or nodes that a larger domain of it has already.
                 if shown
                     .iter()
@@ -155,13 +155,13 @@ pub fn show_bits(bits: u64) -> String {
 }
 
 /// Bron and Kerbosch's search for sets that cannot grow.
-struct Search<'s> {
+struct CliqueSearch<'s> {
     near: &'s [BTreeSet<usize>],
     found: Vec<Vec<usize>>,
     steps: u32,
 }
 
-impl Search<'_> {
+impl CliqueSearch<'_> {
     /// `may` join the set; `might` have, in sets that were found before.
     fn grow(&mut self, set: &mut Vec<usize>, may: BTreeSet<usize>, might: BTreeSet<usize>) {
         let Some(steps) = self.steps.checked_sub(1) else { return };
@@ -198,11 +198,11 @@ impl Search<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::Node;
+    use crate::snapshot::NodeInfo;
 
     /// Nodes with a cable for every pair, at so many Gbit/s where it is not 0; RDMA where both have it.
     fn cluster(names: &[&str], rdma: &[&str], pairs: &[(&str, &str, u64)]) -> Nodes {
-        let mut nodes: Nodes = names.iter().map(|name| ((*name).to_owned(), Node::default())).collect();
+        let mut nodes: Nodes = names.iter().map(|name| ((*name).to_owned(), NodeInfo::default())).collect();
         for (a, b, gigabits) in pairs {
             for (node, peer) in [(a, b), (b, a)] {
                 let link = Link {
@@ -237,17 +237,17 @@ mod tests {
             ([mesh, vec![("d", "e", 0)]].concat(), "abcd de"),
         ] {
             let nodes = cluster(&names, &[], &pairs);
-            let demand = Demand { kind: FabricKind::Thunderbolt, bits: 0 };
-            assert_eq!(text(&Web::new(&nodes).domains(&names, demand)), want, "{pairs:?}");
+            let demand = LinkDemand { kind: FabricKind::Thunderbolt, bits: 0 };
+            assert_eq!(text(&LinkGraph::new(&nodes).domains(&names, demand)), want, "{pairs:?}");
         }
     }
 
     #[test]
-    fn a_pair_that_is_not_joined_as_asked_says_what_it_lacks() {
+    fn unlinked_pair_names_the_missing_link() {
         let mut nodes =
             cluster(&["a", "b", "c", "d"], &["a", "b"], &[("a", "b", 80), ("a", "c", 40), ("a", "d", 0)]);
         nodes.get_mut("c").unwrap().links.clear();
-        let web = Web::new(&nodes);
+        let web = LinkGraph::new(&nodes);
         for (pair, kind, gigabits, want) in [
             (["a", "b"], FabricKind::ThunderboltRdma, 80, ""),
             (["a", "b"], FabricKind::Any, 100, "a and b are joined with 80 Gbit/s, not 100 Gbit/s"),
@@ -261,31 +261,31 @@ mod tests {
                 "a and d have no RDMA link: node d has no RDMA device on its Thunderbolt link en-a to node a",
             ),
         ] {
-            let demand = Demand { kind, bits: gigabits * 1_000_000_000 };
-            assert_eq!(web.lacking(&pair, demand), want);
-            assert_eq!(web.meets(pair[0], pair[1], demand), want.is_empty(), "{pair:?} {kind:?}");
+            let demand = LinkDemand { kind, bits: gigabits * 1_000_000_000 };
+            assert_eq!(web.missing_links(&pair, demand), want);
+            assert_eq!(web.satisfies(pair[0], pair[1], demand), want.is_empty(), "{pair:?} {kind:?}");
         }
     }
 
     #[test]
-    fn a_status_shows_every_domain_once_with_its_best_kind_and_slowest_link() {
+    fn status_shows_each_domain_once_with_kind_and_slowest_link() {
         let names = ["a", "b", "c"];
         let nodes = cluster(&names, &["a", "b"], &[("a", "b", 80), ("b", "c", 40), ("a", "c", 40)]);
         let line = |domain: &FabricDomain| {
             format!("{} {:?} {:?}", domain.nodes.concat(), domain.kind, domain.min_bits_per_second)
         };
-        let shown = |demand| Web::new(&nodes).shown(&names, demand, 16).iter().map(line).collect::<Vec<_>>();
+        let shown = |demand| LinkGraph::new(&nodes).status_domains(&names, demand, 16).iter().map(line).collect::<Vec<_>>();
         assert_eq!(
             shown(None),
             ["abc Thunderbolt Some(40000000000)", "ab ThunderboltRdma Some(80000000000)"]
         );
-        let demand = Demand { kind: FabricKind::Any, bits: 60_000_000_000 };
+        let demand = LinkDemand { kind: FabricKind::Any, bits: 60_000_000_000 };
         assert_eq!(shown(Some(demand)), ["ab ThunderboltRdma Some(80000000000)"]);
-        assert_eq!(Web::new(&nodes).shown(&names, None, 1).len(), 1);
+        assert_eq!(LinkGraph::new(&nodes).status_domains(&names, None, 1).len(), 1);
     }
 
     #[test]
-    fn a_strange_report_of_thousands_of_links_ends_all_the_same() {
+    fn domain_search_terminates_on_thousands_of_links() {
         let names: Vec<String> = (0..120).map(|at| format!("n{at:03}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut pairs = Vec::new();
@@ -296,7 +296,7 @@ mod tests {
             );
         }
         let nodes = cluster(&names, &[], &pairs);
-        let found = Web::new(&nodes).domains(&names, Demand { kind: FabricKind::Thunderbolt, bits: 0 });
-        assert!(!found.is_empty() && found.len() <= STEPS as usize);
+        let found = LinkGraph::new(&nodes).domains(&names, LinkDemand { kind: FabricKind::Thunderbolt, bits: 0 });
+        assert!(!found.is_empty() && found.len() <= MAX_STEPS as usize);
     }
 }

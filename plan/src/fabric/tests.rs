@@ -1,7 +1,7 @@
 //! Cables by hand. Whole matrices, and those that people recorded, are in `tests/cabling.rs`.
 
 use super::*;
-use crate::snapshot::Node;
+use crate::snapshot::NodeInfo;
 
 fn link(peer: &str, device: Option<&str>, address: Option<&str>, peer_address: Option<&str>) -> Link {
     Link {
@@ -17,11 +17,11 @@ fn link(peer: &str, device: Option<&str>, address: Option<&str>, peer_address: O
 }
 
 fn cluster(links: Vec<(&str, Vec<Link>)>) -> Nodes {
-    links.into_iter().map(|(name, links)| (name.to_owned(), Node { links, ..Node::default() })).collect()
+    links.into_iter().map(|(name, links)| (name.to_owned(), NodeInfo { links, ..NodeInfo::default() })).collect()
 }
 
 fn fabric(nodes: &Nodes) -> Fabric<'_> {
-    Fabric::new(nodes, Taken::new())
+    Fabric::new(nodes, PortUse::new())
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_cable_is_believed_when_both_ends_report_it() {
         assert_eq!(shown, cables, "{story}");
         assert_eq!(fabric.joined("b", "a"), !cables.is_empty(), "{story}");
         if cables.is_empty() {
-            assert!(fabric.lack("a", "b").contains(lack), "{story}: {}", fabric.lack("a", "b"));
+            assert!(fabric.missing_link("a", "b").contains(lack), "{story}: {}", fabric.missing_link("a", "b"));
         }
     }
 }
@@ -97,10 +97,10 @@ fn a_port_carries_one_group() {
         ("a", vec![link("b", Some("x"), None, None)]),
         ("b", vec![link("a", Some("y"), None, None)]),
     ]);
-    let taken = Taken::from([(("b", "y"), Holder::Group("chat-0"))]);
+    let taken = PortUse::from([(("b", "y"), PortUser::Group("chat-0"))]);
     let fabric = Fabric::new(&nodes, taken);
     assert!(fabric.mesh(&["a", "b"]).is_err());
-    assert_eq!(fabric.lack("a", "b"), "port y of node b is in use by ShardGroup chat-0");
+    assert_eq!(fabric.missing_link("a", "b"), "port y of node b is in use by ShardGroup chat-0");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn a_plan_says_which_of_its_cables_is_gone() {
 }
 
 #[test]
-fn no_tunnel_is_left_out_unless_every_connection_stays_on_a_cable() {
+fn tunnel_is_skipped_only_if_every_connection_is_on_a_cable() {
     let peer = |rank: u32, node: &str, ip: &str| Peer {
         rank,
         node_name: node.to_owned(),
@@ -200,10 +200,10 @@ fn no_tunnel_is_left_out_unless_every_connection_stays_on_a_cable() {
 #[test]
 fn rdma_needs_the_same_build_and_thunderbolt_5_at_both_ends() {
     let end = |peer: &str, bits| Link { bits_per_second: bits, ..link(peer, Some("x"), None, None) };
-    let node = |peer: &str, os: Option<&str>, bits| Node {
+    let node = |peer: &str, os: Option<&str>, bits| NodeInfo {
         links: vec![end(peer, bits)],
         os: os.map(str::to_owned),
-        ..Node::default()
+        ..NodeInfo::default()
     };
     let (older, newer) = (Some("macOS 26.2 (25C56)"), Some("macOS 26.2 (25C57)"));
     let (four, five) = (Some(40_000_000_000), Some(80_000_000_000));
@@ -222,7 +222,7 @@ fn rdma_needs_the_same_build_and_thunderbolt_5_at_both_ends() {
         let fabric = fabric(&nodes);
         assert_eq!(fabric.joined("a", "b"), lack.is_none(), "{systems:?} {speeds:?}");
         if let Some(lack) = lack {
-            assert!(fabric.lack("a", "b").contains(lack), "{}", fabric.lack("a", "b"));
+            assert!(fabric.missing_link("a", "b").contains(lack), "{}", fabric.missing_link("a", "b"));
         }
     }
 }

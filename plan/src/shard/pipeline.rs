@@ -2,44 +2,44 @@
 
 use russet_crds::Backend;
 
-use super::stages::{self, Team};
-use super::{Candidate, Rank, Seat};
-use crate::fit::Fit;
+use super::stages::{self, TpTeam};
+use super::{SplitCandidate, RankAssignment, NodeSlot};
+use crate::memory_model::MemoryModel;
 use crate::note::Note;
 
 /// The most balanced split over `ranks` of the seats, or the numbers that forbid it. All seats have
 /// equal engines.
-pub fn balanced(fit: &Fit<'_>, seats: &[Seat<'_>], ranks: u32) -> Result<Candidate, Note> {
+pub fn balanced(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>], ranks: u32) -> Result<SplitCandidate, Note> {
     if ranks == 0 || ranks > fit.layers() {
-        return Err(Note::TooFewNodes { ranks, nodes: seats.len() });
+        return Err(Note::TooFewNodes { ranks, nodes: slots.len() });
     }
-    choose(seats, ranks, |teams| stages::balanced(fit, teams).ok_or_else(|| stages::together(fit, teams)))
+    choose(slots, ranks, |teams| stages::balanced(fit, teams).ok_or_else(|| stages::too_small_note(fit, teams)))
 }
 
 /// A split with exactly these layers on each rank.
-pub fn explicit(fit: &Fit<'_>, seats: &[Seat<'_>], layers: &[u32]) -> Result<Candidate, Note> {
-    choose(seats, layers.len() as u32, |teams| stages::explicit(fit, teams, layers))
+pub fn explicit(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>], layers: &[u32]) -> Result<SplitCandidate, Note> {
+    choose(slots, layers.len() as u32, |teams| stages::explicit(fit, teams, layers))
 }
 
 /// First the nodes without a replica of the same deployment, then simply the largest: when the
 /// largest do not hold it, none do.
 fn choose<'a>(
-    seats: &[Seat<'a>],
+    slots: &[NodeSlot<'a>],
     ranks: u32,
-    split: impl Fn(&[Team<'a>]) -> Result<Vec<Rank>, Note>,
-) -> Result<Candidate, Note> {
-    let mut refusal = Note::TooFewNodes { ranks, nodes: seats.len() };
-    if seats.len() < ranks as usize {
+    split: impl Fn(&[TpTeam<'a>]) -> Result<Vec<RankAssignment>, Note>,
+) -> Result<SplitCandidate, Note> {
+    let mut refusal = Note::TooFewNodes { ranks, nodes: slots.len() };
+    if slots.len() < ranks as usize {
         return Err(refusal);
     }
-    for &spread in stages::turns(seats) {
-        let chosen = stages::largest(seats, ranks as usize, spread);
-        let siblings = chosen.iter().map(|seat| seat.siblings).sum();
-        let teams: Vec<Team<'a>> = chosen.into_iter().map(|seat| Team { seats: vec![seat] }).collect();
+    for &spread in stages::spread_orders(slots) {
+        let chosen = stages::largest(slots, ranks as usize, spread);
+        let siblings = chosen.iter().map(|slot| slot.siblings).sum();
+        let teams: Vec<TpTeam<'a>> = chosen.into_iter().map(|slot| TpTeam { slots: vec![slot] }).collect();
         match split(&teams) {
             Ok(ranks) => {
                 let backend = if ranks.len() == 1 { Backend::None } else { Backend::Ring };
-                return Ok(Candidate { ranks, siblings, tensor_size: 1, backend, why_backend: None });
+                return Ok(SplitCandidate { ranks, siblings, tensor_size: 1, backend, backend_reason: None });
             }
             Err(note) => refusal = note,
         }
@@ -52,7 +52,7 @@ mod tests {
     use russet_wire::shape::ModelShape;
 
     use super::*;
-    use crate::fit::Room;
+    use crate::memory_model::ServingCapacity;
 
     const GIB: u64 = 1 << 30;
 
@@ -67,25 +67,25 @@ mod tests {
         }
     }
 
-    fn seats(free: &[u64]) -> Vec<Seat<'static>> {
+    fn seats(free: &[u64]) -> Vec<NodeSlot<'static>> {
         const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
         free.iter()
             .zip(NAMES)
             .enumerate()
-            .map(|(place, (&free, node))| Seat {
+            .map(|(place, (&free, node))| NodeSlot {
                 node,
-                place,
+                index: place,
                 free: free * GIB,
                 limit: free * GIB,
                 siblings: 0,
-                crowd: 0,
-                cuts_layers: true,
-                machine: None,
+                domain_siblings: 0,
+                supports_tensor: true,
+                gpu: None,
             })
             .collect()
     }
 
-    fn show(result: Result<Candidate, Note>) -> String {
+    fn show(result: Result<SplitCandidate, Note>) -> String {
         match result {
             Ok(candidate) => candidate
                 .ranks
@@ -98,8 +98,8 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_even_where_memory_allows_and_follow_memory_where_not() {
-        let room = Room { context_tokens: 16, max_sequences: 1, headroom_percent: 0, ..Room::default() };
+    fn layers_are_even_unless_memory_forces_otherwise() {
+        let room = ServingCapacity { context_tokens: 16, max_sequences: 1, headroom_percent: 0, ..ServingCapacity::default() };
         for (layers, layer, embedding, free, ranks, want) in [
             (4, GIB, 0, vec![16, 16], 2, "a2 b2"),
             (5, GIB, 0, vec![16, 16, 16], 3, "a1 b2 c2"), // ties leave rank 0, which samples, the least
@@ -115,16 +115,16 @@ mod tests {
             (13, GIB, 0, vec![3, 3, 3, 3, 3, 3], 6, "-"),
         ] {
             let shape = shape(layers, layer, embedding);
-            let fit = Fit::new(&shape, room);
+            let fit = MemoryModel::new(&shape, room);
             assert_eq!(show(balanced(&fit, &seats(&free), ranks)), want, "{layers} layers over {free:?}");
         }
     }
 
     #[test]
-    fn an_explicit_split_is_honoured_and_its_largest_rank_gets_the_largest_node() {
-        let room = Room { context_tokens: 16, max_sequences: 1, headroom_percent: 0, ..Room::default() };
+    fn explicit_split_gives_its_largest_rank_the_largest_node() {
+        let room = ServingCapacity { context_tokens: 16, max_sequences: 1, headroom_percent: 0, ..ServingCapacity::default() };
         let shape = shape(5, GIB, 0);
-        let fit = Fit::new(&shape, room);
+        let fit = MemoryModel::new(&shape, room);
         for (free, layers, want) in [
             (vec![8, 8, 8], vec![2, 2, 1], "a2 b2 c1"),
             (vec![2, 8, 8], vec![2, 2, 1], "b2 c2 a1"),

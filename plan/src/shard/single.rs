@@ -2,45 +2,45 @@
 
 use russet_crds::Backend;
 
-use super::{Candidate, Rank, Seat};
-use crate::fit::Fit;
+use super::{SplitCandidate, RankAssignment, NodeSlot};
+use crate::memory_model::MemoryModel;
 use crate::note::Note;
 
 /// Every node that holds the whole model, the best first, and the numbers of those that do not.
 ///
 /// The tightest fit wins, so that large machines stay free for large models; before that counts
 /// whether a replica of the same deployment is there already.
-pub fn candidates(fit: &Fit<'_>, seats: &[Seat<'_>]) -> (Vec<Candidate>, Vec<Note>) {
-    let need = fit.whole();
+pub fn candidates(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>]) -> (Vec<SplitCandidate>, Vec<Note>) {
+    let need = fit.whole_model();
     let mut found = Vec::new();
     let mut notes = Vec::new();
-    for seat in seats {
-        match seat.free.checked_sub(need.total()) {
+    for slot in slots {
+        match slot.free.checked_sub(need.total()) {
             Some(left) => {
-                let node = seat.node.to_owned();
-                let rank = Rank { node, layers: fit.layers(), need, left, rdma_devices: Vec::new() };
-                found.push(Candidate {
+                let node = slot.node.to_owned();
+                let rank = RankAssignment { node, layers: fit.layers(), memory: need, free_after: left, rdma_devices: Vec::new() };
+                found.push(SplitCandidate {
                     ranks: vec![rank],
-                    siblings: seat.siblings,
+                    siblings: slot.siblings,
                     tensor_size: 1,
                     backend: Backend::None,
-                    why_backend: None,
+                    backend_reason: None,
                 });
             }
             None => notes.push(Note::TooSmall {
-                node: seat.node.to_owned(),
+                node: slot.node.to_owned(),
                 what: match fit.draft() {
                     None => "the whole model".to_owned(),
                     Some(draft) => format!("the whole model beside the draft model {}", draft.model),
                 },
                 needed: need.total(),
-                free: seat.free,
-                limit: seat.limit,
+                free: slot.free,
+                limit: slot.limit,
             }),
         }
     }
     found.sort_by(|a, b| {
-        (a.siblings, a.left(), &a.ranks[0].node).cmp(&(b.siblings, b.left(), &b.ranks[0].node))
+        (a.siblings, a.min_free_after(), &a.ranks[0].node).cmp(&(b.siblings, b.min_free_after(), &b.ranks[0].node))
     });
     (found, notes)
 }

@@ -7,76 +7,76 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::{Rank, Seat};
-use crate::fit::Fit;
+use super::{RankAssignment, NodeSlot};
+use crate::memory_model::MemoryModel;
 use crate::note::Note;
 
 /// Up to so many stages every order of the teams is tried; 24 orders cost microseconds.
-const ALL_ORDERS: usize = 4;
+const MAX_STAGES_ALL_ORDERS: usize = 4;
 /// Up to so many stages every choice of first and last team is tried; only those two differ in what
 /// they hold besides layers.
-const ALL_ENDS: usize = 12;
+const MAX_STAGES_ALL_ENDS: usize = 12;
 /// Bytes a second of a machine nobody knows. Beside known ones it counts as a slow one.
-const UNKNOWN: f64 = 100e9;
+const UNKNOWN_BANDWIDTH: f64 = 100e9;
 
 /// The nodes of one stage, in the order of its members' ring. Which of them leads is open: the
 /// order may be turned.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Team<'a> {
+pub struct TpTeam<'a> {
     /// The nodes.
-    pub seats: Vec<Seat<'a>>,
+    pub slots: Vec<NodeSlot<'a>>,
 }
 
-impl<'a> Team<'a> {
-    fn most(&self) -> u64 {
-        self.seats.iter().map(|seat| seat.free).max().unwrap_or(0)
+impl<'a> TpTeam<'a> {
+    fn max_free(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.free).max().unwrap_or(0)
     }
 
-    fn least(&self) -> u64 {
-        self.seats.iter().map(|seat| seat.free).min().unwrap_or(0)
+    fn min_free(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.free).min().unwrap_or(0)
     }
 
     /// The name of its first node.
     pub fn name(&self) -> &'a str {
-        self.seats.first().map_or("", |seat| seat.node)
+        self.slots.first().map_or("", |seat| seat.node)
     }
 
     fn size(&self) -> u32 {
-        self.seats.len() as u32
+        self.slots.len() as u32
     }
 
     /// Picoseconds these layers take for a token on its slowest member. By machines nobody knows it is the
     /// bytes that count.
-    fn time(&self, fit: &Fit<'_>, layers: Range<u32>, head: bool) -> u64 {
+    fn time(&self, fit: &MemoryModel<'_>, layers: Range<u32>, head: bool) -> u64 {
         let count = layers.end - layers.start;
-        let bytes = fit.work(layers, head, self.size()) as f64;
-        let seconds = |seat: &Seat<'_>| match seat.machine {
+        let bytes = fit.bytes_read_per_token(layers, head, self.size()) as f64;
+        let seconds = |slot: &NodeSlot<'_>| match slot.gpu {
             Some(machine) => machine.step(bytes, count),
-            None => bytes / UNKNOWN,
+            None => bytes / UNKNOWN_BANDWIDTH,
         };
-        let slowest = self.seats.iter().map(seconds).fold(0.0, f64::max);
+        let slowest = self.slots.iter().map(seconds).fold(0.0, f64::max);
         (slowest * 1e12) as u64
     }
 
     /// Whether every member has room for its share; one of them leads.
-    pub fn holds(&self, fit: &Fit<'_>, layers: Range<u32>, embedding: bool, head: bool) -> bool {
-        let lead = fit.share(layers.clone(), embedding, head, self.size()).total();
-        let others = fit.share(layers, embedding, false, self.size()).total();
-        lead <= self.most() && others <= self.least()
+    pub fn fits(&self, fit: &MemoryModel<'_>, layers: Range<u32>, embedding: bool, head: bool) -> bool {
+        let lead = fit.sharded_estimate(layers.clone(), embedding, head, self.size()).total();
+        let others = fit.sharded_estimate(layers, embedding, false, self.size()).total();
+        lead <= self.max_free() && others <= self.min_free()
     }
 
     /// Its members as ranks; `None` when one has too little room. The first node by the order of the
     /// team that can lead does.
-    pub fn ranks(&self, fit: &Fit<'_>, layers: Range<u32>, embedding: bool, head: bool) -> Option<Vec<Rank>> {
+    pub fn ranks(&self, fit: &MemoryModel<'_>, layers: Range<u32>, embedding: bool, head: bool) -> Option<Vec<RankAssignment>> {
         let size = self.size();
-        let lead = fit.share(layers.clone(), embedding, head, size);
-        let turn = self.seats.iter().position(|seat| seat.free >= lead.total())?;
-        let turned = self.seats.iter().cycle().skip(turn).take(self.seats.len());
-        let members = turned.enumerate().map(|(member, seat)| {
-            let need = fit.share(layers.clone(), embedding, head && member == 0, size);
-            let left = seat.free.checked_sub(need.total())?;
-            let node = seat.node.to_owned();
-            Some(Rank { node, layers: layers.end - layers.start, need, left, rdma_devices: Vec::new() })
+        let lead = fit.sharded_estimate(layers.clone(), embedding, head, size);
+        let turn = self.slots.iter().position(|slot| slot.free >= lead.total())?;
+        let turned = self.slots.iter().cycle().skip(turn).take(self.slots.len());
+        let members = turned.enumerate().map(|(member, slot)| {
+            let need = fit.sharded_estimate(layers.clone(), embedding, head && member == 0, size);
+            let left = slot.free.checked_sub(need.total())?;
+            let node = slot.node.to_owned();
+            Some(RankAssignment { node, layers: layers.end - layers.start, memory: need, free_after: left, rdma_devices: Vec::new() })
         });
         members.collect()
     }
@@ -84,28 +84,28 @@ impl<'a> Team<'a> {
 
 /// The ranks of the most balanced split over these teams, in whatever order of the teams serves it
 /// best; ties go to the order given. `None` when no split fits.
-pub fn balanced(fit: &Fit<'_>, teams: &[Team<'_>]) -> Option<Vec<Rank>> {
+pub fn balanced(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Option<Vec<RankAssignment>> {
     // Without limits the order of equal machines would not matter; none can do better than this.
-    let boundless: Vec<Team<'_>> = teams
+    let boundless: Vec<TpTeam<'_>> = teams
         .iter()
-        .map(|team| Team {
-            seats: team.seats.iter().map(|seat| Seat { free: u64::MAX, ..seat.clone() }).collect(),
+        .map(|team| TpTeam {
+            slots: team.slots.iter().map(|slot| NodeSlot { free: u64::MAX, ..slot.clone() }).collect(),
         })
         .collect();
-    let mut machines = teams.iter().flat_map(|team| &team.seats).map(|seat| seat.machine);
+    let mut machines = teams.iter().flat_map(|team| &team.slots).map(|slot| slot.gpu);
     let first = machines.next();
     let equal = machines.all(|machine| Some(machine) == first);
-    let floor = cut(fit, &boundless.iter().collect::<Vec<_>>()).filter(|_| equal).map(|(cost, _)| cost);
-    let mut best: Option<(u128, Vec<&Team<'_>>, Vec<u32>)> = None;
-    let kinds = kinds(teams);
+    let floor = balance_layers(fit, &boundless.iter().collect::<Vec<_>>()).filter(|_| equal).map(|(cost, _)| cost);
+    let mut best: Option<(u128, Vec<&TpTeam<'_>>, Vec<u32>)> = None;
+    let kinds = equivalent_teams(teams);
     let mut seen = BTreeSet::new();
     for order in orders(teams) {
         // Equal teams in each other's place take as long.
         if !seen.insert(order.iter().map(|place| kinds[*place]).collect::<Vec<_>>()) {
             continue;
         }
-        let order: Vec<&Team<'_>> = order.iter().map(|place| &teams[*place]).collect();
-        let Some((cost, layers)) = cut(fit, &order) else { continue };
+        let order: Vec<&TpTeam<'_>> = order.iter().map(|place| &teams[*place]).collect();
+        let Some((cost, layers)) = balance_layers(fit, &order) else { continue };
         if best.as_ref().is_none_or(|(least, _, _)| cost < *least) {
             best = Some((cost, order, layers));
         }
@@ -124,24 +124,24 @@ pub fn balanced(fit: &Fit<'_>, teams: &[Team<'_>]) -> Option<Vec<Rank>> {
 
 /// The ranks of a split with exactly these layers on each stage: the stage that needs most gets the
 /// team with most, and where one does not fit its numbers are the ones to change.
-pub fn explicit(fit: &Fit<'_>, teams: &[Team<'_>], layers: &[u32]) -> Result<Vec<Rank>, Note> {
+pub fn explicit(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>], layers: &[u32]) -> Result<Vec<RankAssignment>, Note> {
     let parts = parts(fit, layers);
-    let size = teams.first().map_or(1, Team::size);
+    let size = teams.first().map_or(1, TpTeam::size);
     let need = |stage: usize| {
         let (range, embedding, head) = parts[stage].clone();
-        fit.share(range, embedding, head, size).total()
+        fit.sharded_estimate(range, embedding, head, size).total()
     };
     let mut by_need: Vec<usize> = (0..parts.len()).collect();
     by_need.sort_by_key(|&stage| (Reverse(need(stage)), stage));
-    let mut by_room: Vec<&Team<'_>> = teams.iter().collect();
-    by_room.sort_by_key(|team| (Reverse(team.least()), team.name()));
+    let mut by_room: Vec<&TpTeam<'_>> = teams.iter().collect();
+    by_room.sort_by_key(|team| (Reverse(team.min_free()), team.name()));
     let mut ranks = vec![Vec::new(); parts.len()];
     for (&stage, team) in by_need.iter().zip(by_room) {
         let (range, embedding, head) = parts[stage].clone();
         match team.ranks(fit, range, embedding, head) {
             Some(members) => ranks[stage] = members,
             None => {
-                let tightest = team.seats.iter().min_by_key(|seat| seat.free);
+                let tightest = team.slots.iter().min_by_key(|slot| slot.free);
                 let draft = fit.draft().filter(|_| stage == 0);
                 let what = match (size, draft) {
                     (1, Some(draft)) => {
@@ -154,8 +154,8 @@ pub fn explicit(fit: &Fit<'_>, teams: &[Team<'_>], layers: &[u32]) -> Result<Vec
                     node: tightest.map_or("", |seat| seat.node).to_owned(),
                     what,
                     needed: need(stage),
-                    free: tightest.map_or(0, |seat| seat.free),
-                    limit: tightest.map_or(0, |seat| seat.limit),
+                    free: tightest.map_or(0, |slot| slot.free),
+                    limit: tightest.map_or(0, |slot| slot.limit),
                 });
             }
         }
@@ -165,49 +165,49 @@ pub fn explicit(fit: &Fit<'_>, teams: &[Team<'_>], layers: &[u32]) -> Result<Vec
 
 /// Why no split over these teams fits: every split of the same size needs at least this much, as each
 /// rank brings its own engine.
-pub fn together(fit: &Fit<'_>, teams: &[Team<'_>]) -> Note {
-    let size = teams.first().map_or(1, Team::size);
+pub fn too_small_note(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Note {
+    let size = teams.first().map_or(1, TpTeam::size);
     let all = 0..fit.layers();
-    let others = fit.share(all.clone(), true, false, size).total().saturating_mul(u64::from(size) - 1);
-    let first = fit.share(all, true, true, size).total();
+    let others = fit.sharded_estimate(all.clone(), true, false, size).total().saturating_mul(u64::from(size) - 1);
+    let first = fit.sharded_estimate(all, true, true, size).total();
     let engines = fit
-        .share(0..0, false, false, size)
+        .sharded_estimate(0..0, false, false, size)
         .overhead
         .saturating_mul(u64::from(size) * (teams.len() as u64 - 1));
-    let seats = || teams.iter().flat_map(|team| &team.seats);
-    Note::Together {
-        nodes: seats().map(|seat| seat.node.to_owned()).collect(),
+    let slots = || teams.iter().flat_map(|team| &team.slots);
+    Note::TooSmallTogether {
+        nodes: slots().map(|slot| slot.node.to_owned()).collect(),
         needed: first.saturating_add(others).saturating_add(engines),
-        free: seats().fold(0, |sum, seat| sum.saturating_add(seat.free)),
+        free: slots().fold(0, |sum, slot| sum.saturating_add(slot.free)),
     }
 }
 
 /// The best seats: first the nodes without a replica of the same deployment when they are to
 /// `spread`, then simply the largest.
-pub fn largest<'a>(seats: &[Seat<'a>], count: usize, spread: bool) -> Vec<Seat<'a>> {
-    let mut chosen = preferred(seats, spread);
+pub fn largest<'a>(slots: &[NodeSlot<'a>], count: usize, spread: bool) -> Vec<NodeSlot<'a>> {
+    let mut chosen = preferred(slots, spread);
     chosen.truncate(count);
-    chosen.sort_by_key(|seat| seat.node);
+    chosen.sort_by_key(|slot| slot.node);
     chosen
 }
 
 /// Whether to spread, in the order of trying: where nodes have equally many replicas of the same deployment,
 /// there is nothing to spread over.
-pub fn turns(seats: &[Seat<'_>]) -> &'static [bool] {
-    let mut siblings = seats.iter().map(|seat| seat.siblings);
+pub fn spread_orders(slots: &[NodeSlot<'_>]) -> &'static [bool] {
+    let mut siblings = slots.iter().map(|slot| slot.siblings);
     let first = siblings.next();
     if siblings.all(|others| Some(others) == first) { &[true] } else { &[true, false] }
 }
 
 /// Seats, the best first.
-pub fn preferred<'a>(seats: &[Seat<'a>], spread: bool) -> Vec<Seat<'a>> {
-    let mut chosen = seats.to_vec();
-    chosen.sort_by_key(|seat| (if spread { seat.siblings } else { 0 }, Reverse(seat.free), seat.node));
+pub fn preferred<'a>(slots: &[NodeSlot<'a>], spread: bool) -> Vec<NodeSlot<'a>> {
+    let mut chosen = slots.to_vec();
+    chosen.sort_by_key(|slot| (if spread { slot.siblings } else { 0 }, Reverse(slot.free), slot.node));
     chosen
 }
 
 /// Layers of every stage, with whether it embeds and whether it holds the head.
-fn parts(fit: &Fit<'_>, layers: &[u32]) -> Vec<(Range<u32>, bool, bool)> {
+fn parts(fit: &MemoryModel<'_>, layers: &[u32]) -> Vec<(Range<u32>, bool, bool)> {
     let mut end = fit.layers();
     let mut parts = Vec::new();
     for (stage, &count) in layers.iter().enumerate() {
@@ -219,26 +219,26 @@ fn parts(fit: &Fit<'_>, layers: &[u32]) -> Vec<(Range<u32>, bool, bool)> {
 }
 
 /// Of every team the first one that is like it: with as much free on the same machines.
-fn kinds(teams: &[Team<'_>]) -> Vec<usize> {
-    let like = |a: &Team<'_>, b: &Team<'_>| {
-        let mut pairs = a.seats.iter().zip(&b.seats);
-        a.size() == b.size() && pairs.all(|(a, b)| (a.free, a.machine) == (b.free, b.machine))
+fn equivalent_teams(teams: &[TpTeam<'_>]) -> Vec<usize> {
+    let like = |a: &TpTeam<'_>, b: &TpTeam<'_>| {
+        let mut pairs = a.slots.iter().zip(&b.slots);
+        a.size() == b.size() && pairs.all(|(a, b)| (a.free, a.gpu) == (b.free, b.gpu))
     };
-    let first = |(at, team): (usize, &Team<'_>)| teams.iter().position(|one| like(one, team)).unwrap_or(at);
+    let first = |(at, team): (usize, &TpTeam<'_>)| teams.iter().position(|one| like(one, team)).unwrap_or(at);
     teams.iter().enumerate().map(first).collect()
 }
 
 /// Orders worth trying, rank 0's team first, the order given before all others.
-fn orders(teams: &[Team<'_>]) -> Vec<Vec<usize>> {
+fn orders(teams: &[TpTeam<'_>]) -> Vec<Vec<usize>> {
     let given: Vec<usize> = (0..teams.len()).collect();
     let count = given.len();
     let mut orders = vec![given.clone()];
-    if count <= ALL_ORDERS {
+    if count <= MAX_STAGES_ALL_ORDERS {
         permute(&given, &mut Vec::new(), &mut orders);
     } else {
         let mut sorted = given;
-        sorted.sort_by_key(|at| (Reverse(teams[*at].least()), teams[*at].name()));
-        let ends: Vec<(usize, usize)> = if count <= ALL_ENDS {
+        sorted.sort_by_key(|at| (Reverse(teams[*at].min_free()), teams[*at].name()));
+        let ends: Vec<(usize, usize)> = if count <= MAX_STAGES_ALL_ENDS {
             (0..count)
                 .flat_map(|first| (0..count).map(move |last| (first, last)))
                 .filter(|(a, b)| a != b)
@@ -277,7 +277,7 @@ fn permute(rest: &[usize], head: &mut Vec<usize>, out: &mut Vec<Vec<usize>>) {
 ///
 /// Stage by stage: `least[end]` is the least cost of putting the first `end` layers on the stages so
 /// far; every stage takes at least one layer.
-fn cut(fit: &Fit<'_>, order: &[&Team<'_>]) -> Option<(u128, Vec<u32>)> {
+fn balance_layers(fit: &MemoryModel<'_>, order: &[&TpTeam<'_>]) -> Option<(u128, Vec<u32>)> {
     let layers = fit.layers() as usize;
     let size = order.len();
     if size == 0 || size > layers {
@@ -299,7 +299,7 @@ fn cut(fit: &Fit<'_>, order: &[&Team<'_>]) -> Option<(u128, Vec<u32>)> {
             // Taking more layers only needs more memory: stop at the first start that does not fit.
             for start in (stage..end).rev() {
                 let range = start as u32..end as u32;
-                if !team.holds(fit, range.clone(), embedding, head) {
+                if !team.fits(fit, range.clone(), embedding, head) {
                     break;
                 }
                 let Some(before) = least[start] else { continue };

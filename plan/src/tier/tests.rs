@@ -5,25 +5,25 @@ use russet_wire::shape::ModelShape;
 
 use super::*;
 use crate::check::check;
-use crate::place::place_as;
-use crate::pool::Area;
-use crate::snapshot::Node;
+use crate::placement::place_with;
+use crate::pool::EligibleNodes;
+use crate::snapshot::NodeInfo;
 
 const GIB: u64 = 1 << 30;
 
-fn node(gib: u64) -> Node {
-    Node {
+fn node(gib: u64) -> NodeInfo {
+    NodeInfo {
         serving_limit: gib * GIB,
         engine_build: Some("1".to_owned()),
         backends: vec!["ring".to_owned()],
-        cuts_layers: true,
-        ..Node::default()
+        supports_tensor: true,
+        ..NodeInfo::default()
     }
 }
 
 /// Nodes of so many GiB, models `m4`, `m10` and `m30` of so many, and a Dedicated tier `daily` with the groups
 /// `chat`, `code` and `write` over all nodes.
-fn house(nodes: &[(&str, u64)]) -> Snapshot {
+fn tiered_cluster(nodes: &[(&str, u64)]) -> Snapshot {
     let mut view = Snapshot {
         nodes: nodes.iter().map(|(name, gib)| ((*name).to_owned(), node(*gib))).collect(),
         ..Snapshot::default()
@@ -39,7 +39,7 @@ fn house(nodes: &[(&str, u64)]) -> Snapshot {
         view.models.insert(("ns".to_owned(), format!("m{layers}")), shape);
     }
     let groups = ["chat", "code", "write"].map(str::to_owned).to_vec();
-    let tier = Tier { mode: TierMode::Dedicated, groups, ..Tier::default() };
+    let tier = TierInfo { mode: TierMode::Dedicated, groups, ..TierInfo::default() };
     view.tiers.insert("daily".to_owned(), tier);
     view
 }
@@ -58,17 +58,17 @@ fn spec(model: &str, group: Option<&str>, replicas: i32) -> ModelDeploymentSpec 
 }
 
 /// Deployments by name, the group of each, its model and its replicas.
-type Asked<'a> = [(&'a str, Option<&'a str>, &'a str, i32)];
+type DeploymentRows<'a> = [(&'a str, Option<&'a str>, &'a str, i32)];
 
 /// Assigns, places all, and says who has what: the view afterwards and a line for people.
 #[track_caller]
-fn settle(view: &Snapshot, asked: &Asked<'_>) -> (Snapshot, String) {
+fn settle(view: &Snapshot, asked: &DeploymentRows<'_>) -> (Snapshot, String) {
     let specs: Vec<(&str, ModelDeploymentSpec)> =
         asked.iter().map(|(name, group, model, replicas)| (*name, spec(model, *group, *replicas))).collect();
-    let mut members: BTreeMap<String, Vec<Member<'_>>> = BTreeMap::new();
+    let mut members: BTreeMap<String, Vec<TierMember<'_>>> = BTreeMap::new();
     for (name, spec) in &specs {
         if let Some(group) = &spec.workload_group {
-            members.entry(group.clone()).or_default().push(Member { namespace: "ns", name, spec });
+            members.entry(group.clone()).or_default().push(TierMember { namespace: "ns", name, spec });
         }
     }
     let mut view = view.clone();
@@ -76,17 +76,17 @@ fn settle(view: &Snapshot, asked: &Asked<'_>) -> (Snapshot, String) {
     let owned = grants.iter().map(|(group, grant)| (group.clone(), grant.nodes.clone())).collect();
     view.tiers.get_mut("daily").unwrap().owned = owned;
     assert_eq!(assign(&view, "daily", &members).unwrap(), grants, "assigning again changes nothing");
-    let wants: Vec<ValidDeployment> =
+    let deployments: Vec<ValidDeployment> =
         specs.iter().filter_map(|(name, spec)| validate(&view, "ns", name, spec).ok()).collect();
-    let refs: Vec<&ValidDeployment> = wants.iter().collect();
-    for want in &wants {
-        let (placement, notes) = place_as(&view, want, &solve(&view, &refs));
-        assert_eq!(check(&view, want, &placement), vec![], "{placement:?} {notes:?}");
-        view = placement.apply(&view, want);
+    let refs: Vec<&ValidDeployment> = deployments.iter().collect();
+    for desired in &deployments {
+        let (placement, notes) = place_with(&view, desired, &solve(&view, &refs));
+        assert_eq!(check(&view, desired, &placement), vec![], "{placement:?} {notes:?}");
+        view = placement.apply(&view, desired);
     }
     let said = grants.iter().map(|(group, grant)| {
         let nodes = grant.nodes.iter().cloned().collect::<Vec<_>>().join("+");
-        let lacks = if grant.lacks.is_some() { "!" } else { "" };
+        let lacks = if grant.shortage.is_some() { "!" } else { "" };
         format!("{group}={nodes}{lacks}")
     });
     let groups = view
@@ -98,7 +98,7 @@ fn settle(view: &Snapshot, asked: &Asked<'_>) -> (Snapshot, String) {
 }
 
 #[test]
-fn every_workload_group_has_nodes_of_its_own_that_hold_all_of_it() {
+fn workload_groups_get_own_nodes_that_hold_all_of_them() {
     let five = [("a", 16), ("b", 16), ("c", 16), ("d", 48), ("e", 48)];
     for (story, nodes, asked, line) in [
         ("nobody there yet: one node each", &five[..], vec![], "chat=a code=b write=c"),
@@ -133,14 +133,14 @@ fn every_workload_group_has_nodes_of_its_own_that_hold_all_of_it() {
             "chat=a+b+c code=! write=! x@a+b y@c",
         ),
     ] {
-        let (_, got) = settle(&house(nodes), &asked);
+        let (_, got) = settle(&tiered_cluster(nodes), &asked);
         assert_eq!(got, line, "{story}");
     }
 }
 
 #[test]
-fn nodes_stay_their_groups_and_grow_with_it() {
-    let view = house(&[("a", 16), ("b", 16), ("c", 16), ("d", 48)]);
+fn workload_group_keeps_its_nodes_and_grows() {
+    let view = tiered_cluster(&[("a", 16), ("b", 16), ("c", 16), ("d", 48)]);
     let (now, line) = settle(&view, &[("x", Some("chat"), "m10", 1)]);
     assert_eq!(line, "chat=a code=b write=c x@a");
     // A second deployment does not fit beside it: the group gets the free node too, and nothing moves.
@@ -162,10 +162,10 @@ fn nodes_stay_their_groups_and_grow_with_it() {
 
 #[test]
 fn pools_bound_a_tier_and_wrong_names_are_said() {
-    let mut view = house(&[("a", 16), ("b", 16), ("c", 64)]);
+    let mut view = tiered_cluster(&[("a", 16), ("b", 16), ("c", 64)]);
     let nodes = ["a", "b"].map(str::to_owned).into();
     let area =
-        Area { pool: Some("p".to_owned()), nodes: Some(std::sync::Arc::new(nodes)), ..Area::default() };
+        EligibleNodes { pool: Some("p".to_owned()), nodes: Some(std::sync::Arc::new(nodes)), ..EligibleNodes::default() };
     view.pools.insert("p".to_owned(), Ok(area));
     let tier = view.tiers.get_mut("daily").unwrap();
     tier.pools = vec![LocalReference::new("p")];
@@ -175,7 +175,7 @@ fn pools_bound_a_tier_and_wrong_names_are_said() {
     let members = [("chat".to_owned(), vec![])].into();
     let grants = assign(&now, "daily", &members).unwrap();
     assert!(
-        grants["write"].lacks.as_ref().unwrap().contains("no node of the tier's pools is free"),
+        grants["write"].shortage.as_ref().unwrap().contains("no node of the tier's pools is free"),
         "{grants:?}"
     );
     for (group, tier, words) in [
@@ -200,16 +200,16 @@ fn pools_bound_a_tier_and_wrong_names_are_said() {
 }
 
 #[test]
-fn what_a_tier_counts_decides_who_waits() {
-    let mut view = house(&[("a", 12)]);
-    let cluster = |priority| Tier { mode: TierMode::Cluster, priority, ..Tier::default() };
+fn tier_priority_decides_which_deployment_waits() {
+    let mut view = tiered_cluster(&[("a", 12)]);
+    let cluster = |priority| TierInfo { mode: TierMode::Cluster, priority, ..TierInfo::default() };
     view.tiers = [("low".to_owned(), cluster(0)), ("high".to_owned(), cluster(100))].into();
     let of = |name: &str, tier: &str| {
         let spec = ModelDeploymentSpec { tier_ref: Some(LocalReference::new(tier)), ..spec("m10", None, 1) };
         validate(&view, "ns", name, &spec).unwrap()
     };
     let (first, second) = (of("first", "low"), of("second", "high"));
-    let advice = solve(&view, &[&first, &second]);
-    assert!(place_as(&view, &first, &advice).0.is_empty(), "the lesser one waits, though it came first");
-    assert_eq!(place_as(&view, &second, &advice).0.create.len(), 1);
+    let joint_plan = solve(&view, &[&first, &second]);
+    assert!(place_with(&view, &first, &joint_plan).0.is_empty(), "the lesser one waits, though it came first");
+    assert_eq!(place_with(&view, &second, &joint_plan).0.create.len(), 1);
 }

@@ -5,8 +5,8 @@ use russet_crds::{BackendChoice, Sharding, ShardingMode};
 use russet_wire::partition::Partition;
 use russet_wire::shape::ModelShape;
 
-use super::{Asked, MAX_RANKS, invalid};
-use crate::fabric::MESH_RANKS;
+use super::{RequestedSplit, MAX_RANKS, invalid};
+use crate::fabric::MAX_MESH_RANKS;
 use crate::note::Note;
 
 /// The split asked for.
@@ -25,12 +25,12 @@ pub enum Split {
     /// Every layer cut over all ranks: so many, or as few as hold it.
     Tensor(Option<u32>),
     /// A pipeline of tensor groups.
-    Hybrid(Hybrid),
+    Hybrid(HybridConstraints),
 }
 
 /// What is fixed of a pipeline of tensor groups; the planner chooses the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hybrid {
+pub struct HybridConstraints {
     /// Stages.
     pub stages: Option<u32>,
     /// Ranks of every stage.
@@ -41,7 +41,7 @@ pub struct Hybrid {
     pub layers: Option<Vec<u32>>,
 }
 
-impl Hybrid {
+impl HybridConstraints {
     /// Whether these layers per stage, with so many members each, are what is fixed.
     pub fn allows(&self, layers: &[u32], size: u32) -> bool {
         let stages = layers.len() as u32;
@@ -59,7 +59,7 @@ const LAYERS: &str = "layersPerRank";
 const BACKEND: &str = "backend";
 
 /// Reads the split; what comes out is only of use when nothing was noted.
-pub fn split(asked: &Asked, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
+pub fn split(asked: &RequestedSplit, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
     let Sharding { mode, ranks, tensor_size, layers_per_rank, backend, kv: _, min_bits_per_second: _ } =
         &asked.sharding;
     let before = notes.len();
@@ -112,7 +112,7 @@ pub fn split(asked: &Asked, shape: &ModelShape, notes: &mut Vec<Note>) -> Split 
 }
 
 fn pipeline(
-    asked: &Asked,
+    asked: &RequestedSplit,
     mode: ShardingMode,
     layers: Option<&[u32]>,
     shape: &ModelShape,
@@ -148,15 +148,15 @@ fn pipeline(
     }
 }
 
-fn tensor(asked: &Asked, layers: Option<&[u32]>, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
+fn tensor(asked: &RequestedSplit, layers: Option<&[u32]>, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
     let Sharding { mode, ranks, tensor_size: size, backend, .. } = asked.sharding;
     let stages = layers.map(|layers| layers.len() as u32);
     let members = size.or(ranks.map(|ranks| ranks / stages.unwrap_or(1).max(1)));
     let members = members.filter(|_| size.is_some() || stages.is_some() || mode == ShardingMode::Tensor);
-    if let Some(members) = members.filter(|&members| backend == BackendChoice::Jaccl && members > MESH_RANKS)
+    if let Some(members) = members.filter(|&members| backend == BackendChoice::Jaccl && members > MAX_MESH_RANKS)
     {
         let problem = format!(
-            "Jaccl joins at most {MESH_RANKS} ranks, and every stage has {members}; use JacclRing or Auto, or fewer ranks a stage"
+            "Jaccl joins at most {MAX_MESH_RANKS} ranks, and every stage has {members}; use JacclRing or Auto, or fewer ranks a stage"
         );
         notes.push(invalid(asked.field(BACKEND), problem));
     }
@@ -187,24 +187,24 @@ fn tensor(asked: &Asked, layers: Option<&[u32]>, shape: &ModelShape, notes: &mut
         }
         let field = if size.is_some() { SIZE } else { RANKS };
         let wanted = size.or(ranks);
-        match wanted.map_or_else(|| none(&sizes, shape), |size| shape.uncuttable(size)) {
+        match wanted.map_or_else(|| indivisible_reason(&sizes, shape), |size| shape.why_indivisible(size)) {
             Some(why) => notes.push(invalid(asked.field(field), format!("{why}; use {list}"))),
             None if wanted == Some(1) => return Split::Single,
             None => {}
         }
         return Split::Tensor(wanted);
     }
-    if let Some(why) = size.and_then(|size| shape.uncuttable(size)) {
+    if let Some(why) = size.and_then(|size| shape.why_indivisible(size)) {
         notes.push(invalid(asked.field(SIZE), format!("{why}; use {list}")));
     } else if size.is_none()
-        && let Some(why) = none(&sizes, shape)
+        && let Some(why) = indivisible_reason(&sizes, shape)
     {
         notes.push(invalid(asked.field(MODE), format!("{why}; use Pipeline")));
     }
     if size == Some(1) {
         return pipeline(asked, ShardingMode::Pipeline, layers, shape, notes);
     }
-    let hybrid = Hybrid { stages, size, ranks, layers: layers.map(<[u32]>::to_vec) };
+    let hybrid = HybridConstraints { stages, size, ranks, layers: layers.map(<[u32]>::to_vec) };
     if let Some(ranks) = ranks
         && notes.is_empty()
         && shapes(&hybrid, shape).is_empty()
@@ -228,7 +228,7 @@ fn tensor(asked: &Asked, layers: Option<&[u32]>, shape: &ModelShape, notes: &mut
 }
 
 /// Every `(stages, size)` such a pipeline of tensor groups may have, the fewest ranks first.
-pub fn shapes(hybrid: &Hybrid, shape: &ModelShape) -> Vec<(u32, u32)> {
+pub fn shapes(hybrid: &HybridConstraints, shape: &ModelShape) -> Vec<(u32, u32)> {
     let sizes = shape.tensor_sizes().into_iter().filter(|&size| size > 1);
     let pairs =
         sizes.flat_map(|size| (2..=shape.layers.min(MAX_RANKS / size)).map(move |stages| (stages, size)));
@@ -244,11 +244,11 @@ pub fn shapes(hybrid: &Hybrid, shape: &ModelShape) -> Vec<(u32, u32)> {
 }
 
 /// Why nothing can be cut at all.
-fn none(sizes: &[u32], shape: &ModelShape) -> Option<String> {
+fn indivisible_reason(sizes: &[u32], shape: &ModelShape) -> Option<String> {
     if sizes.len() > 1 {
         return None;
     }
-    shape.uncuttable(2).or_else(|| Some("its layers cannot be cut".to_owned()))
+    shape.why_indivisible(2).or_else(|| Some("its layers cannot be cut".to_owned()))
 }
 
 /// `1, 2, 4 or 8`.

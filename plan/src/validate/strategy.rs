@@ -3,32 +3,32 @@
 use russet_crds::{EngineOptions, Sharding};
 use russet_wire::shape::ModelShape;
 
-use super::{Asked, shape_notes, split};
+use super::{RequestedSplit, shape_notes, split};
 use crate::note::{self, Note};
 
 /// Deployments that a judgement names.
-const SHOWN: usize = 5;
+const MAX_SHOWN_DEPLOYMENTS: usize = 5;
 
 /// What can be said of a strategy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Judgement {
+pub enum StrategyVerdict {
     /// It can work; for these deployments it cannot, and why.
     Works(Vec<String>),
     /// It can never work, and why.
     Never(Vec<Note>),
     /// It works for none of the deployments that use it, and why.
-    ForNobody(Vec<String>),
+    WorksForNone(Vec<String>),
 }
 
 /// Judges a strategy; `users` are the deployments that name it, each with its model where that is known.
-pub fn judge<'a>(
+pub fn judge_strategy<'a>(
     sharding: &Sharding,
     users: impl Iterator<Item = (String, &'a str, &'a ModelShape)>,
-) -> Judgement {
-    let asked = Asked { at: "spec".to_owned(), sharding: sharding.clone() };
-    let notes = notes(&asked, &willing(sharding));
+) -> StrategyVerdict {
+    let asked = RequestedSplit { source: "spec".to_owned(), sharding: sharding.clone() };
+    let notes = notes(&asked, &permissive_shape(sharding));
     if !notes.is_empty() {
-        return Judgement::Never(notes);
+        return StrategyVerdict::Never(notes);
     }
     let (mut refused, mut works) = (Vec::new(), false);
     for (user, model, shape) in users {
@@ -38,26 +38,26 @@ pub fn judge<'a>(
         }
         match notes.is_empty() {
             true => works = true,
-            false if refused.len() < SHOWN => {
+            false if refused.len() < MAX_SHOWN_DEPLOYMENTS => {
                 refused.push(format!("ModelDeployment {user}: {}", note::join(&notes)));
             }
             false => {}
         }
     }
-    if works || refused.is_empty() { Judgement::Works(refused) } else { Judgement::ForNobody(refused) }
+    if works || refused.is_empty() { StrategyVerdict::Works(refused) } else { StrategyVerdict::WorksForNone(refused) }
 }
 
-fn notes(asked: &Asked, shape: &ModelShape) -> Vec<Note> {
+fn notes(asked: &RequestedSplit, shape: &ModelShape) -> Vec<Note> {
     let mut notes = Vec::new();
-    asked.room(shape, EngineOptions::default(), &mut notes);
-    asked.links(&mut notes);
+    asked.capacity(shape, EngineOptions::default(), &mut notes);
+    asked.link_demand(&mut notes);
     split::split(asked, shape, &mut notes);
     notes
 }
 
 /// A model that can be cut in every way that the numbers of a strategy may mean: what contradicts
 /// this one contradicts every model.
-fn willing(sharding: &Sharding) -> ModelShape {
+fn permissive_shape(sharding: &Sharding) -> ModelShape {
     let Sharding { ranks, tensor_size, layers_per_rank, .. } = sharding;
     let parts = ranks.unwrap_or(1).saturating_mul(tensor_size.unwrap_or(1)).clamp(1, super::MAX_RANKS.pow(2));
     // Without numbers, so many parts that every usual size divides them.
@@ -77,16 +77,16 @@ fn willing(sharding: &Sharding) -> ModelShape {
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::{BackendChoice, KvRoom, ShardingMode};
+    use russet_crds::{BackendChoice, KvCapacity, ShardingMode};
 
     use super::*;
 
-    fn judged(sharding: &Sharding, users: &[(&str, &ModelShape)]) -> String {
+    fn verdict_text(sharding: &Sharding, users: &[(&str, &ModelShape)]) -> String {
         let users = users.iter().map(|(user, shape)| ((*user).to_owned(), "m", *shape));
-        match judge(sharding, users) {
-            Judgement::Works(refused) => format!("works {}", refused.join("; ")),
-            Judgement::Never(notes) => format!("never {}", note::join(&notes)),
-            Judgement::ForNobody(refused) => format!("nobody {}", refused.join("; ")),
+        match judge_strategy(sharding, users) {
+            StrategyVerdict::Works(refused) => format!("works {}", refused.join("; ")),
+            StrategyVerdict::Never(notes) => format!("never {}", note::join(&notes)),
+            StrategyVerdict::WorksForNone(refused) => format!("nobody {}", refused.join("; ")),
         }
     }
 
@@ -134,21 +134,21 @@ mod tests {
             ),
             (of(Unknown, None, None, &[], auto), "never spec.mode is a word of a newer release"),
         ] {
-            let said = judged(&sharding, &[]);
+            let said = verdict_text(&sharding, &[]);
             assert!(said.starts_with(want), "{sharding:?}: {said}");
         }
-        let kv = KvRoom { context_tokens: 0, ..KvRoom::default() };
+        let kv = KvCapacity { context_tokens: 0, ..KvCapacity::default() };
         assert!(
-            judged(&Sharding { kv, ..Sharding::default() }, &[])
+            verdict_text(&Sharding { kv, ..Sharding::default() }, &[])
                 .starts_with("never spec.kv.contextTokens: 0")
         );
         let fast = Some("99999999T".to_owned());
-        let said = judged(&Sharding { min_bits_per_second: fast, ..Sharding::default() }, &[]);
+        let said = verdict_text(&Sharding { min_bits_per_second: fast, ..Sharding::default() }, &[]);
         assert!(said.starts_with("never spec.minBitsPerSecond:"), "{said}");
     }
 
     #[test]
-    fn a_strategy_is_of_use_while_it_works_for_somebody() {
+    fn strategy_is_valid_while_it_works_for_one_deployment() {
         let model = |heads| ModelShape {
             architecture: "llama".to_owned(),
             layers: 2,
@@ -163,10 +163,10 @@ mod tests {
         let (six, eight) = (model(6), model(8));
         let alien = ModelShape { architecture: "mamba".to_owned(), ..model(6) };
         let no = "ModelDeployment ns/b: spec.ranks: 8 KV heads cannot be cut into 3; use 1, 2, 4 or 8";
-        assert_eq!(judged(&three, &[("ns/a", &six)]), "works ");
-        assert_eq!(judged(&three, &[("ns/a", &six), ("ns/b", &eight)]), format!("works {no}"));
-        assert_eq!(judged(&three, &[("ns/b", &eight)]), format!("nobody {no}"));
-        let said = judged(&three, &[("ns/c", &alien)]);
+        assert_eq!(verdict_text(&three, &[("ns/a", &six)]), "works ");
+        assert_eq!(verdict_text(&three, &[("ns/a", &six), ("ns/b", &eight)]), format!("works {no}"));
+        assert_eq!(verdict_text(&three, &[("ns/b", &eight)]), format!("nobody {no}"));
+        let said = verdict_text(&three, &[("ns/c", &alien)]);
         assert!(
             said.starts_with("nobody ModelDeployment ns/c: Model \"m\" has the architecture \"mamba\""),
             "{said}"

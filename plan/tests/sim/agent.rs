@@ -23,7 +23,7 @@ pub fn step(world: &mut World) -> bool {
 }
 
 /// Everything that was deleted is let go, as far as agents are heard and willing.
-pub fn let_go(world: &mut World) {
+pub fn release_deleted(world: &mut World) {
     while collect(world) | release(world) {}
 }
 
@@ -80,10 +80,10 @@ fn release(world: &mut World) -> bool {
     let shards: BTreeSet<(String, u32)> =
         world.cluster.shards.iter().map(|shard| (shard.spec.group_uid.clone(), shard.spec.rank)).collect();
     for node in world.machines.keys().cloned().collect::<Vec<_>>() {
-        if !world.hears(&node) || world.refusing.contains(&node) {
+        if !world.is_reachable(&node) || world.refusing.contains(&node) {
             continue;
         }
-        let held = world.held.entry(node.clone()).or_default();
+        let held = world.engine_ranks.entry(node.clone()).or_default();
         let before = held.len();
         held.retain(|rank, _| shards.contains(rank));
         if held.len() != before {
@@ -96,7 +96,7 @@ fn release(world: &mut World) -> bool {
 
 /// An agent reports what its engines hold.
 fn report(world: &mut World, node: &str) {
-    let held = world.held.get(node).into_iter().flatten();
+    let held = world.engine_ranks.get(node).into_iter().flatten();
     let granted = held.map(|(_, member)| member.reserved_bytes()).sum();
     if let Ok(status) = world.status(node) {
         status.memory.get_or_insert_default().granted_bytes = granted;
@@ -167,10 +167,10 @@ fn shard(group: &ShardGroup, member: &GroupMember) -> Shard {
 
 fn grant(world: &mut World, at: usize, member: &GroupMember) -> bool {
     let node = &member.node_name;
-    let held = world.held.entry(node.clone()).or_default();
+    let held = world.engine_ranks.entry(node.clone()).or_default();
     let taken: u64 = held.values().map(GroupMember::reserved_bytes).sum();
     let limit = world.machines.get(node).map_or(0, |machine| machine.limit);
-    if !world.hears(node) || taken + member.reserved_bytes() > limit {
+    if !world.is_reachable(node) || taken + member.reserved_bytes() > limit {
         return false;
     }
     let now = world.now;
@@ -178,7 +178,7 @@ fn grant(world: &mut World, at: usize, member: &GroupMember) -> bool {
     let conditions = &mut shard.status.get_or_insert_default().conditions;
     conditions::set(conditions, Type::Claimed, true, Reason::MemoryGranted, "", None, now);
     let rank = (shard.spec.group_uid.clone(), member.rank);
-    world.held.entry(node.clone()).or_default().insert(rank, member.clone());
+    world.engine_ranks.entry(node.clone()).or_default().insert(rank, member.clone());
     report(world, node);
     true
 }

@@ -5,9 +5,9 @@ use russet_crds::{Link, LinkKind};
 
 /// A cable, or another way between two nodes.
 #[derive(Clone, Debug)]
-pub struct Cable {
+pub struct SimCable {
     /// Its two ends.
-    pub ends: [End; 2],
+    pub ends: [CableSide; 2],
     /// What carries it.
     pub kind: LinkKind,
     /// Whether it could carry RDMA.
@@ -20,7 +20,7 @@ pub struct Cable {
 
 /// One end.
 #[derive(Clone, Debug)]
-pub struct End {
+pub struct CableSide {
     /// The node.
     pub node: String,
     /// Whether this end reports it.
@@ -31,14 +31,14 @@ pub struct End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// That they belong together.
-    Told,
+    Matching,
     /// Nothing: there are none.
-    Untold,
+    Absent,
     /// Something else: each end names an address the other one does not have.
     Crossed,
 }
 
-impl Cable {
+impl SimCable {
     /// Whether it joins these two.
     pub fn joins(&self, a: &str, b: &str) -> bool {
         let [near, far] = &self.ends;
@@ -47,7 +47,7 @@ impl Cable {
 }
 
 /// What `node` reports of the cables; `rdma` is whether it offers RDMA at all.
-pub fn links(cables: &[Cable], node: &str, rdma: bool) -> Vec<Link> {
+pub fn links(cables: &[SimCable], node: &str, rdma: bool) -> Vec<Link> {
     let mut links = Vec::new();
     // A port keeps its name while its cable is out.
     let mut port = 3;
@@ -68,8 +68,8 @@ pub fn links(cables: &[Cable], node: &str, rdma: bool) -> Vec<Link> {
         let address = |end: usize| format!("10.0.{}.{}", number + 1, end + 1);
         let elsewhere = format!("10.9.{}.{}", number + 1, own + 1);
         let (address, peer_address) = match cable.pairing {
-            Pairing::Told => (Some(address(own)), Some(address(1 - own))),
-            Pairing::Untold => (None, None),
+            Pairing::Matching => (Some(address(own)), Some(address(1 - own))),
+            Pairing::Absent => (None, None),
             Pairing::Crossed => (Some(address(own)), Some(elsewhere)),
         };
         links.push(Link {

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{ModelCopy, ModelCopySpec, ModelCopyStatus, NamespacedReference, Retention, Want, names};
+use russet_crds::{ModelCopy, ModelCopySpec, ModelCopyStatus, NamespacedReference, Retention, CopyMode, names};
 
-use super::words::Wrong;
+use super::words::LineError;
 use super::world::{SPACE, World};
 
 /// Puts all of a model's files on a node.
-pub fn put(world: &mut World, model: &str, node: &str, pinned: bool) -> Result<(), Wrong> {
+pub fn put(world: &mut World, model: &str, node: &str, pinned: bool) -> Result<(), LineError> {
     world.node(node)?;
     let bytes = bytes(world, model);
     if bytes == 0 {
@@ -20,7 +20,7 @@ pub fn put(world: &mut World, model: &str, node: &str, pinned: bool) -> Result<(
     let spec = ModelCopySpec {
         model_ref: NamespacedReference { namespace: SPACE.to_owned(), name: model.to_owned() },
         node_name: node.to_owned(),
-        want: Want::Files,
+        want: CopyMode::Files,
         retention: pinned.then_some(Retention { pinned, ..Retention::default() }),
         ..ModelCopySpec::default()
     };
@@ -49,7 +49,7 @@ pub fn fetch(world: &mut World) -> bool {
     wanted.extend(world.fetching.iter().cloned());
     let mut changed = false;
     for (model, node) in &wanted {
-        if holds(world, model, node) || !world.hears(node) {
+        if holds(world, model, node) || !world.is_reachable(node) {
             continue;
         }
         while !room(world, model, node) {

@@ -3,20 +3,20 @@
 use russet_crds::{Backend, ShardGroup};
 
 use super::trace::Trace;
-use super::words::{Words, Wrong, number};
-use super::world::{Said, World, answers};
+use super::words::{Words, LineError, number};
+use super::world::{ShownStatus, World, answers};
 
 /// Something expected.
 #[derive(Clone, Debug)]
 pub enum Expectation {
     /// A deployment's replicas are on these nodes, cut and joined so.
-    On { name: String, replicas: Vec<Vec<String>>, cut: Option<Split>, rdma: Option<bool> },
+    On { name: String, replicas: Vec<Vec<String>>, cut: Option<SplitKind>, rdma: Option<bool> },
     /// It has no group.
     Gone(String),
     /// So many of its replicas answer.
     Answers(String, usize),
     /// At least so many of its replicas answered all through the last settle.
-    Kept(String, usize),
+    StayedReady(String, usize),
     /// One group, by its short name such as `chat-0#1`, answers still.
     Still(String),
     /// So many groups of it are not being deleted.
@@ -41,7 +41,7 @@ pub enum Expectation {
 
 /// How a group is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
+pub enum SplitKind {
     Single,
     Pipeline,
     Tensor,
@@ -68,11 +68,11 @@ pub const USAGE: [&str; 14] = [
 
 impl Expectation {
     /// Reads what follows `expect`.
-    pub fn read(words: &mut Words) -> Result<Self, Wrong> {
+    pub fn read(words: &mut Words) -> Result<Self, LineError> {
         Self::read_one(words).map_err(|wrong| format!("{wrong}; expectations are: {}", USAGE.join("; ")))
     }
 
-    fn read_one(words: &mut Words) -> Result<Self, Wrong> {
+    fn read_one(words: &mut Words) -> Result<Self, LineError> {
         let name = words.plain("a deployment")?;
         match name.as_str() {
             "nothing" if words.take("moved") => return Ok(Self::Moved(Vec::new())),
@@ -96,7 +96,7 @@ impl Expectation {
             "gone" => Self::Gone(name),
             "empty" => Self::Empty(name),
             "answers" => Self::Answers(name, number(&words.plain("a count")?, "the count")?),
-            "kept" => Self::Kept(name, number(&words.plain("a count")?, "the count")?),
+            "kept" => Self::StayedReady(name, number(&words.plain("a count")?, "the count")?),
             "still" => Self::Still(name),
             "groups" => Self::Groups(name, number(&words.plain("a count")?, "the count")?),
             "waits" => {
@@ -113,7 +113,7 @@ impl Expectation {
         })
     }
 
-    fn on(name: String, words: &mut Words) -> Result<Self, Wrong> {
+    fn on(name: String, words: &mut Words) -> Result<Self, LineError> {
         let mut replicas = Vec::new();
         loop {
             replicas.push(words.names("a node", &["|", "as", "over"])?);
@@ -122,10 +122,10 @@ impl Expectation {
             }
         }
         let splits = [
-            ("single", Split::Single),
-            ("pipeline", Split::Pipeline),
-            ("tensor", Split::Tensor),
-            ("hybrid", Split::Hybrid),
+            ("single", SplitKind::Single),
+            ("pipeline", SplitKind::Pipeline),
+            ("tensor", SplitKind::Tensor),
+            ("hybrid", SplitKind::Hybrid),
         ];
         let cut = if words.take("as") { Some(words.one_of(&splits)?) } else { None };
         let carriers = [("rdma", true), ("tcp", false)];
@@ -159,7 +159,7 @@ impl Expectation {
                 count("replicas answer", answering.count(), *wanted)
             }
             Self::Groups(name, wanted) => count("groups are there", groups(world, name).len(), *wanted),
-            Self::Kept(name, wanted) => match trace.least.get(name).copied().unwrap_or(0) {
+            Self::StayedReady(name, wanted) => match trace.least.get(name).copied().unwrap_or(0) {
                 least if least >= *wanted => Ok(()),
                 least => Err(format!("at some time {least} answered, which is below {wanted}")),
             },
@@ -172,7 +172,7 @@ impl Expectation {
                 }
             }
             Self::Waits(name, replica, why) => {
-                let Said { notes, waiting, .. } = said(name);
+                let ShownStatus { notes, waiting, .. } = said(name);
                 let waits = replica.map_or(!waiting.is_empty(), |replica| waiting.contains(&replica));
                 if !waits {
                     return Err(format!("replicas {waiting:?} wait; what is said is {notes:?}"));
@@ -203,7 +203,7 @@ impl Expectation {
             Self::Empty(node) => {
                 let members = world.cluster.groups.iter().flat_map(|group| &group.spec.plan.members);
                 let promised = members.filter(|member| member.node_name == *node).count();
-                let held = world.held.get(node).map_or(0, |held| held.len());
+                let held = world.engine_ranks.get(node).map_or(0, |held| held.len());
                 count("ranks are promised or held", promised + held, 0)
             }
         }
@@ -218,7 +218,7 @@ fn on(
     world: &World,
     name: &str,
     replicas: &[Vec<String>],
-    cut: Option<Split>,
+    cut: Option<SplitKind>,
     rdma: Option<bool>,
 ) -> Result<(), String> {
     let groups = groups(world, name);
@@ -238,10 +238,10 @@ fn on(
     for group in groups {
         let plan = &group.spec.plan;
         let split = match (plan.members.len(), plan.tensor_size as usize) {
-            (1, _) => Split::Single,
-            (_, 1) => Split::Pipeline,
-            (ranks, size) if ranks == size => Split::Tensor,
-            _ => Split::Hybrid,
+            (1, _) => SplitKind::Single,
+            (_, 1) => SplitKind::Pipeline,
+            (ranks, size) if ranks == size => SplitKind::Tensor,
+            _ => SplitKind::Hybrid,
         };
         let carried = matches!(plan.backend, Backend::Jaccl | Backend::JacclRing);
         if cut.is_some_and(|cut| cut != split) || rdma.is_some_and(|rdma| rdma != carried) {

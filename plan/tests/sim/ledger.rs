@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::{GroupMember, Preemption, Residency, Scheduling, ShardGroup};
-use russet_plan::place::{NewGroup, Placement};
+use russet_plan::placement::{NewGroup, Placement};
 use russet_plan::quantity::show;
 use russet_plan::snapshot::Availability;
 
@@ -19,7 +19,7 @@ fn ranks<'w>(world: &'w World, node: &'w str) -> impl Iterator<Item = (String, &
         own.map(move |member| (world.label(group), member))
     });
     let exists = move |uid: &str| groups().any(|group| group.metadata.uid.as_deref() == Some(uid));
-    let held = world.held.get(node).into_iter().flatten();
+    let held = world.engine_ranks.get(node).into_iter().flatten();
     let unreleased = held.filter(move |((uid, _), _)| !exists(uid));
     members.chain(unreleased.map(|(_, member)| ("an engine that was not released".to_owned(), member)))
 }
@@ -57,7 +57,7 @@ pub fn doubled(world: &World, model: &str, new: &NewGroup) -> Vec<String> {
 }
 
 /// Replicas that would move or go without anybody having asked for it.
-pub fn unasked(world: &World, deployment: &str, placement: &Placement, resting: bool) -> Vec<String> {
+pub fn unrequested(world: &World, deployment: &str, placement: &Placement, resting: bool) -> Vec<String> {
     let of = |replica: i32| {
         let groups = world.living().into_iter();
         groups.filter(move |group| {
@@ -66,7 +66,7 @@ pub fn unasked(world: &World, deployment: &str, placement: &Placement, resting: 
     };
     let mut wrong = Vec::new();
     for new in &placement.create {
-        for group in of(new.replica).filter(|group| !asked(world, group)) {
+        for group in of(new.replica).filter(|group| !was_requested(world, group)) {
             let label = world.label(group);
             wrong.push(format!(
                 "replica {} of {deployment} is placed again beside {label} unasked",
@@ -77,7 +77,7 @@ pub fn unasked(world: &World, deployment: &str, placement: &Placement, resting: 
     let goes = |group: &ShardGroup| {
         placement.delete.iter().any(|old| group.metadata.name.as_deref() == Some(&old.name))
     };
-    for group in world.living().into_iter().filter(|group| goes(group) && !resting && !asked(world, group)) {
+    for group in world.living().into_iter().filter(|group| goes(group) && !resting && !was_requested(world, group)) {
         // Of two that do the same, one may go.
         let twin = of(group.spec.replica).any(|other| !goes(other) && (answers(other) || !answers(group)));
         if group.spec.deployment_ref.name != deployment || !twin {
@@ -122,7 +122,7 @@ fn undue(world: &World, deployment: &str, group: &ShardGroup) -> Option<String> 
 
 /// Whether somebody asked for a group to go or to move: its deployment was edited or scaled, or one of its
 /// nodes is being drained or is lost.
-fn asked(world: &World, group: &ShardGroup) -> bool {
+fn was_requested(world: &World, group: &ShardGroup) -> bool {
     let name = &group.spec.deployment_ref.name;
     let Some(deployment) = world.deployments.get(name) else { return true };
     let before = group.metadata.uid.as_ref().and_then(|uid| world.asked.get(uid));
@@ -133,7 +133,7 @@ fn asked(world: &World, group: &ShardGroup) -> bool {
         draining || world.availability(node) == Some(Availability::Lost)
     };
     indices(world, name).len() > usize::try_from(deployment.spec.replicas).unwrap_or(0)
-        || before != world.asks(name).as_ref()
+        || before != world.group_inputs(name).as_ref()
         || group.spec.plan.members.iter().any(leaves)
 }
 

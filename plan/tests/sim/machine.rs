@@ -10,14 +10,14 @@ use russet_crds::{
 use russet_plan::quantity;
 
 use super::script::label;
-use super::words::{Words, Wrong};
+use super::words::{Words, LineError};
 
 /// Agents keep this much for the machine's user, or a quarter of the memory where that is less.
 const RESERVE: u64 = 32 << 30;
 
 /// A node of a script.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct SimMachine {
     /// Its name.
     pub name: String,
     /// Its chip, as the system names it.
@@ -40,9 +40,9 @@ pub struct Machine {
     pub labels: BTreeMap<String, String>,
 }
 
-impl Machine {
+impl SimMachine {
     /// Reads what follows `node`.
-    pub fn read(words: &mut Words) -> Result<Self, Wrong> {
+    pub fn read(words: &mut Words) -> Result<Self, LineError> {
         let name = words.plain("the name of a node")?;
         let chip = words.text("the chip")?;
         let text = words.plain("the memory, such as 512Gi,")?;

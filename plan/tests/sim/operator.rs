@@ -2,15 +2,15 @@
 //! comes of it, object by object. Every placement goes before the independent checker first.
 
 use russet_crds::{ModelDeployment, PlacementReport};
-use russet_plan::place::{NewGroup, Placement, Removal, place_as, scale_down};
-use russet_plan::solve::{Advice, solve};
+use russet_plan::placement::{NewGroup, Placement, RemovalReason, place_with, scale_down};
+use russet_plan::joint_placement::{JointPlan, solve};
 use russet_plan::validate::read_at;
 use russet_plan::{Note, ValidDeployment, check};
 
 use super::disk;
 use super::ledger;
 use super::trace::Trace;
-use super::world::{SPACE, Said, World};
+use super::world::{SPACE, ShownStatus, World};
 
 /// One object to be written.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub enum Write {
     /// Files that are to come to a node ahead of a group: the model and the node.
     Fetch(String, String),
     /// The end of a group: its UID, its short name, and why.
-    Delete(String, String, Removal),
+    Delete(String, String, RemovalReason),
     /// The end of a group of another deployment: its UID, its short name, and for whom.
     Preempt(String, String, String),
 }
@@ -35,13 +35,13 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
     let (placement, said, pools) = match valid(&owner) {
         Ok(want) => {
             let others = world.deployments.iter().filter(|(other, _)| *other != name);
-            let rivals: Vec<ValidDeployment> = others.filter_map(|(_, other)| valid(other).ok()).collect();
-            let advice = if rivals.is_empty() {
-                Advice::default()
+            let competitors: Vec<ValidDeployment> = others.filter_map(|(_, other)| valid(other).ok()).collect();
+            let joint_plan = if competitors.is_empty() {
+                JointPlan::default()
             } else {
-                solve(&view, &rivals.iter().chain([&want]).collect::<Vec<_>>())
+                solve(&view, &competitors.iter().chain([&want]).collect::<Vec<_>>())
             };
-            let (placement, notes) = place_as(&view, &want, &advice);
+            let (placement, notes) = place_with(&view, &want, &joint_plan);
             if let (Some(report), Some(seen)) = (&placement.report, world.deployments.get_mut(name)) {
                 seen.status.get_or_insert_default().placement = Some(report.clone());
             }
@@ -50,31 +50,31 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
                 return Err(format!("the checker says of {name}: {}", world.short(&first.to_string())));
             }
             let notes = notes.iter().filter(|note| !matches!(note, Note::Placed { .. }));
-            let rests = want.rest.as_ref().map(ToString::to_string);
+            let rests = want.idle_reason.as_ref().map(ToString::to_string);
             let said =
-                Said { notes: lines(world, notes), rests, asks: placement.asks.clone(), ..Said::default() };
+                ShownStatus { notes: lines(world, notes), rests, asks: placement.approval_requests.clone(), ..ShownStatus::default() };
             (placement, said, want.pools())
         }
         Err(notes) => {
             // Even a deployment that makes no sense may be scaled down.
             let refused = (owner.spec.replicas > 0).then(|| lines(world, notes.iter()));
             let placement = scale_down(&view, SPACE, name, owner.spec.replicas);
-            (placement, Said { refused, ..Said::default() }, Vec::new())
+            (placement, ShownStatus { refused, ..ShownStatus::default() }, Vec::new())
         }
     };
     let resting = said.rests.is_some();
-    if let Some(wrong) = ledger::unasked(world, name, &placement, resting).first() {
+    if let Some(wrong) = ledger::unrequested(world, name, &placement, resting).first() {
         return Err(wrong.clone());
     }
-    let Placement { keep: _, create, delete, preempt, prefetch, asks: _, waiting, report } = placement;
-    create.iter().for_each(|new| world.christen(name, new));
+    let Placement { keep: _, create, delete, preempt, prefetch, approval_requests: _, waiting, report } = placement;
+    create.iter().for_each(|new| world.name_group(name, new));
     let before = world.said.get(name).and_then(|said| said.report.clone());
     let report = report.map(|report| PlacementReport {
         decision: world.short(&report.decision),
         reason: world.short(&report.reason),
         ..report
     });
-    let said = Said { waiting, report: report.or(before), ..said };
+    let said = ShownStatus { waiting, report: report.or(before), ..said };
     trace.says(name, world.said.get(name), &said);
     world.said.insert(name.to_owned(), said);
     let uid = |name: &str| {
@@ -83,7 +83,7 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
     };
     let deletes = delete
         .into_iter()
-        .filter_map(|old| Some(Write::Delete(uid(&old.name)?, world.short(&old.name), old.why)));
+        .filter_map(|old| Some(Write::Delete(uid(&old.name)?, world.short(&old.name), old.reason)));
     let preempts = preempt
         .into_iter()
         .filter_map(|(_, group)| Some(Write::Preempt(uid(&group)?, world.short(&group), name.to_owned())));
@@ -123,10 +123,10 @@ pub fn write(world: &mut World, write: &Write, trace: &mut Trace) -> Result<(), 
             let of = group.map(|group| group.spec.deployment_ref.name.clone());
             world.delete(uid);
             let why = match why {
-                Removal::ScaledDown => "fewer replicas are wanted",
-                Removal::Rests => "it rests",
-                Removal::Replaced => "another serves in its place",
-                Removal::Drained => "its successor needs its room",
+                RemovalReason::ScaledDown => "fewer replicas are wanted",
+                RemovalReason::Idle => "it rests",
+                RemovalReason::Replaced => "another serves in its place",
+                RemovalReason::Drained => "its successor needs its room",
             };
             trace.deleted(of.as_deref().unwrap_or_default(), label, why);
         }

@@ -2,17 +2,17 @@
 //! a line there and an arm where steps are done (`deed`). Nothing is done here.
 
 use russet_crds::{
-    Decision, FabricDemand, FabricKind, LinkKind, NodePoolSpec, NodeSelector, Scheduling, Sharding, TierSpec,
+    ApprovalDecision, FabricDemand, FabricKind, LinkKind, NodePoolSpec, NodeSelector, Scheduling, Sharding, TierSpec,
     names,
 };
 use russet_wire::shape::ModelShape;
 
-use super::cable::{Cable, End, Pairing};
+use super::cable::{SimCable, CableSide, Pairing};
 use super::expectation::Expectation;
-use super::machine::Machine;
-use super::size;
-use super::wish;
-use super::words::{Fields, Words, Wrong, number, quantity};
+use super::machine::SimMachine;
+use super::model_shape;
+use super::spec_fields;
+use super::words::{Fields, Words, LineError, number, quantity};
 
 /// A script.
 #[derive(Clone, Debug)]
@@ -22,29 +22,29 @@ pub struct Script {
     /// Why it is known to fail, where it is.
     pub pending: Option<String>,
     /// Its lines that do something.
-    pub lines: Vec<Line>,
+    pub lines: Vec<SimLine>,
 }
 
 /// A line that does something.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct SimLine {
     /// Its number in the file.
     pub number: usize,
     /// Its text.
     pub text: String,
     /// What it says.
-    pub step: Step,
+    pub step: SimStep,
 }
 
 /// What a line says.
 #[derive(Clone, Debug)]
-pub enum Step {
-    Node(Machine),
-    Cable(Cable),
+pub enum SimStep {
+    Node(SimMachine),
+    Cable(SimCable),
     Pool(String, NodePoolSpec),
     Strategy(String, Fields),
     Tier(String, Box<TierSpec>),
-    Answer(String, Decision),
+    Answer(String, ApprovalDecision),
     Request(String, u32),
     Model(String, Option<ModelShape>),
     Copy(String, String, bool),
@@ -69,11 +69,11 @@ pub enum Step {
     Clock(i64),
     Restart,
     Settle,
-    During(Vec<Line>),
+    During(Vec<SimLine>),
     Expect(Expectation),
 }
 
-impl Step {
+impl SimStep {
     /// Whether it is about the operator's turns, and not something that happens to the cluster.
     fn takes_turns(&self) -> bool {
         matches!(self, Self::Turn(_) | Self::Restart | Self::Settle | Self::During(_) | Self::Expect(_))
@@ -81,36 +81,36 @@ impl Step {
 }
 
 /// Reads what follows a verb.
-type Read = fn(&mut Words) -> Result<Step, Wrong>;
+type Read = fn(&mut Words) -> Result<SimStep, LineError>;
 
 /// Every verb, how it is used, and its reader. `docs/simulator.md` shows the same table.
 pub const VERBS: [(&str, &str, Read); 32] = [
     (
         "node",
         "node NAME \"CHIP\" MEMORY [limit= build= backends= rdma=off measured=no disk= zone= LABEL=]",
-        |words| Ok(Step::Node(Machine::read(words)?)),
+        |words| Ok(SimStep::Node(SimMachine::read(words)?)),
     ),
     ("cable", "cable A B rdma|thunderbolt|ethernet|wifi [SPEED] [untold|crossed]", cable),
     ("pool", "pool NAME [memory= chip= LABEL=] [fabric=any|thunderbolt|rdma speed=]", pool),
     ("strategy", "strategy NAME SPLIT…", |words| {
-        Ok(Step::Strategy(named(words, "strategy")?, fields(words, split_of)?))
+        Ok(SimStep::Strategy(named(words, "strategy")?, fields(words, split_of)?))
     }),
     (
         "tier",
         "tier NAME dedicated|cluster [priority= pools= strategy= groups= preemption=lower residency= min-residency= idle= hours=08:00-20:00,… days= approvals=]",
         |words| {
             let name = named(words, "tier")?;
-            Ok(Step::Tier(name, Box::new(wish::tier(words)?)))
+            Ok(SimStep::Tier(name, Box::new(spec_fields::tier(words)?)))
         },
     ),
-    ("approve", "approve NAME", |words| Ok(Step::Answer(named(words, "deployment")?, Decision::Approved))),
-    ("deny", "deny NAME", |words| Ok(Step::Answer(named(words, "deployment")?, Decision::Denied))),
+    ("approve", "approve NAME", |words| Ok(SimStep::Answer(named(words, "deployment")?, ApprovalDecision::Approved))),
+    ("deny", "deny NAME", |words| Ok(SimStep::Answer(named(words, "deployment")?, ApprovalDecision::Denied))),
     ("request", "request NAME [waiting]", |words| {
-        Ok(Step::Request(named(words, "deployment")?, u32::from(words.take("waiting"))))
+        Ok(SimStep::Request(named(words, "deployment")?, u32::from(words.take("waiting"))))
     }),
     ("model", "model NAME llama|llama-8b|llama-70b|llama-405b|toy|unread [SIZE…]", model),
     ("copy", "copy MODEL NODE [pinned]", |words| {
-        Ok(Step::Copy(named(words, "model")?, named(words, "node")?, words.take("pinned")))
+        Ok(SimStep::Copy(named(words, "model")?, named(words, "node")?, words.take("pinned")))
     }),
     ("deploy", "deploy NAME model= [replicas= pools= strategy= tier= group= spread= SPLIT…]", deploy),
     ("apply", "apply NAME model= [replicas= pools= strategy= tier= group= spread= SPLIT…]", deploy),
@@ -118,43 +118,43 @@ pub const VERBS: [(&str, &str, Read); 32] = [
     ("scale", "scale NAME REPLICAS", |words| {
         let (name, count) = (named(words, "deployment")?, words.plain("the number of replicas")?);
         let replicas: i32 = number(&count, "replicas")?;
-        Ok(Step::Edit(name, Words::of(&format!("replicas={replicas}"))?.fields()?))
+        Ok(SimStep::Edit(name, Words::of(&format!("replicas={replicas}"))?.fields()?))
     }),
-    ("delete", "delete NAME", |words| Ok(Step::Delete(named(words, "deployment")?))),
-    ("cordon", "cordon NODE", |words| Ok(Step::Schedule(named(words, "node")?, Scheduling::Cordoned))),
-    ("drain", "drain NODE", |words| Ok(Step::Schedule(named(words, "node")?, Scheduling::Draining))),
-    ("uncordon", "uncordon NODE", |words| Ok(Step::Schedule(named(words, "node")?, Scheduling::Enabled))),
-    ("lose", "lose NODE", |words| Ok(Step::Lose(named(words, "node")?))),
-    ("back", "back NODE", |words| Ok(Step::Back(named(words, "node")?))),
-    ("leave", "leave NODE", |words| Ok(Step::Leave(named(words, "node")?))),
+    ("delete", "delete NAME", |words| Ok(SimStep::Delete(named(words, "deployment")?))),
+    ("cordon", "cordon NODE", |words| Ok(SimStep::Schedule(named(words, "node")?, Scheduling::Cordoned))),
+    ("drain", "drain NODE", |words| Ok(SimStep::Schedule(named(words, "node")?, Scheduling::Draining))),
+    ("uncordon", "uncordon NODE", |words| Ok(SimStep::Schedule(named(words, "node")?, Scheduling::Enabled))),
+    ("lose", "lose NODE", |words| Ok(SimStep::Lose(named(words, "node")?))),
+    ("back", "back NODE", |words| Ok(SimStep::Back(named(words, "node")?))),
+    ("leave", "leave NODE", |words| Ok(SimStep::Leave(named(words, "node")?))),
     ("cut", "cut A B [at A]", |words| {
         let (a, b) = (named(words, "node")?, named(words, "node")?);
         let at = if words.take("at") { Some(named(words, "node")?) } else { None };
-        Ok(Step::Cut(a, b, at))
+        Ok(SimStep::Cut(a, b, at))
     }),
-    ("join", "join A B", |words| Ok(Step::Join(named(words, "node")?, named(words, "node")?))),
+    ("join", "join A B", |words| Ok(SimStep::Join(named(words, "node")?, named(words, "node")?))),
     ("rdma", "rdma NODE on|off", |words| {
-        Ok(Step::Rdma(named(words, "node")?, words.one_of(&[("on", true), ("off", false)])?))
+        Ok(SimStep::Rdma(named(words, "node")?, words.one_of(&[("on", true), ("off", false)])?))
     }),
-    ("skew", "skew NODE BUILD", |words| Ok(Step::Skew(named(words, "node")?, words.plain("the build")?))),
+    ("skew", "skew NODE BUILD", |words| Ok(SimStep::Skew(named(words, "node")?, words.plain("the build")?))),
     ("label", "label NODE LABEL=…", |words| {
         let node = named(words, "node")?;
         let labels = words.fields()?.rest();
-        Ok(Step::Label(node, labels.into_iter().map(|(key, value)| (label(&key), value)).collect()))
+        Ok(SimStep::Label(node, labels.into_iter().map(|(key, value)| (label(&key), value)).collect()))
     }),
     ("limit", "limit NODE MEMORY", |words| {
         let (node, text) = (named(words, "node")?, words.plain("the memory models may take")?);
-        Ok(Step::Limit(node, quantity(&text, "the memory")?))
+        Ok(SimStep::Limit(node, quantity(&text, "the memory")?))
     }),
-    ("refuse", "refuse NODE", |words| Ok(Step::Refuse(named(words, "node")?))),
+    ("refuse", "refuse NODE", |words| Ok(SimStep::Refuse(named(words, "node")?))),
     ("release", "release [NODE]", |words| {
-        Ok(Step::Release(if words.is_empty() { None } else { Some(named(words, "node")?) }))
+        Ok(SimStep::Release(if words.is_empty() { None } else { Some(named(words, "node")?) }))
     }),
-    ("ready", "ready NAME", |words| Ok(Step::Ready(named(words, "deployment")?))),
+    ("ready", "ready NAME", |words| Ok(SimStep::Ready(named(words, "deployment")?))),
     ("not-ready", "not-ready NAME [new]", |words| {
-        Ok(Step::NotReady(named(words, "deployment")?, words.take("new")))
+        Ok(SimStep::NotReady(named(words, "deployment")?, words.take("new")))
     }),
-    ("turn", "turn NAME", |words| Ok(Step::Turn(named(words, "deployment")?))),
+    ("turn", "turn NAME", |words| Ok(SimStep::Turn(named(words, "deployment")?))),
 ];
 
 /// Lines that are no verb with a reader of its own.
@@ -168,9 +168,9 @@ impl Script {
         let pending = pending.map(|(_, line)| line.trim_start_matches("pending").trim().to_owned());
         let mut script = Self { name: name.to_owned(), pending, lines: Vec::new() };
         // Lines of a block that is open, and where it began.
-        let mut block: Option<(usize, Vec<Line>)> = None;
+        let mut block: Option<(usize, Vec<SimLine>)> = None;
         for (number, line) in lines {
-            let at = |wrong: Wrong| format!("tests/sim/scripts/{name}.txt:{number}: {wrong}");
+            let at = |wrong: LineError| format!("tests/sim/scripts/{name}.txt:{number}: {wrong}");
             let mut words = Words::of(line).map_err(at)?;
             if words.is_empty() {
                 continue;
@@ -189,12 +189,12 @@ impl Script {
                 };
                 let texts: Vec<&str> = steps.iter().map(|line| line.text.as_str()).collect();
                 let text = format!("during settle: {}", texts.join("; "));
-                script.lines.push(Line { number, text, step: Step::During(steps) });
+                script.lines.push(SimLine { number, text, step: SimStep::During(steps) });
                 continue;
             }
             let step = step(&mut words).map_err(at)?;
             words.end().map_err(at)?;
-            let line = Line { number, text, step };
+            let line = SimLine { number, text, step };
             match &mut block {
                 Some(_) if line.step.takes_turns() => {
                     return Err(at(
@@ -214,13 +214,13 @@ impl Script {
     }
 }
 
-fn step(words: &mut Words) -> Result<Step, Wrong> {
+fn step(words: &mut Words) -> Result<SimStep, LineError> {
     let verb = words.plain("a verb")?;
     match verb.as_str() {
-        "settle" => return Ok(Step::Settle),
-        "expect" => return Ok(Step::Expect(Expectation::read(words)?)),
-        "restart" if words.take("operator") => return Ok(Step::Restart),
-        "clock" => return Ok(Step::Clock(time(&words.plain("a time such as 90s")?)?)),
+        "settle" => return Ok(SimStep::Settle),
+        "expect" => return Ok(SimStep::Expect(Expectation::read(words)?)),
+        "restart" if words.take("operator") => return Ok(SimStep::Restart),
+        "clock" => return Ok(SimStep::Clock(time(&words.plain("a time such as 90s")?)?)),
         _ => {}
     }
     let found = VERBS.iter().find(|(known, _, _)| *known == verb);
@@ -234,46 +234,46 @@ fn step(words: &mut Words) -> Result<Step, Wrong> {
     read(words).map_err(|wrong| format!("{wrong}; it is: {usage}"))
 }
 
-fn named(words: &mut Words, what: &str) -> Result<String, Wrong> {
+fn named(words: &mut Words, what: &str) -> Result<String, LineError> {
     words.plain(&format!("the name of a {what}"))
 }
 
 /// The fields that are left, once somebody has found them good.
-fn fields(words: &mut Words, good: fn(Fields) -> Result<(), Wrong>) -> Result<Fields, Wrong> {
+fn fields(words: &mut Words, good: fn(Fields) -> Result<(), LineError>) -> Result<Fields, LineError> {
     let fields = words.fields()?;
     good(fields.clone())?;
     Ok(fields)
 }
 
-fn split_of(mut fields: Fields) -> Result<(), Wrong> {
-    wish::split(Sharding::default(), &mut fields)?;
-    fields.end(wish::SPLIT)
+fn split_of(mut fields: Fields) -> Result<(), LineError> {
+    spec_fields::split(Sharding::default(), &mut fields)?;
+    fields.end(spec_fields::SPLIT)
 }
 
-fn deploy(words: &mut Words) -> Result<Step, Wrong> {
+fn deploy(words: &mut Words) -> Result<SimStep, LineError> {
     let name = named(words, "deployment")?;
-    let fields = fields(words, |fields| wish::change(Default::default(), fields).map(|_| ()))?;
+    let fields = fields(words, |fields| spec_fields::change(Default::default(), fields).map(|_| ()))?;
     if fields.clone().take("model").is_none() {
         return Err("model= is expected".to_owned());
     }
-    Ok(Step::Deploy(name, fields))
+    Ok(SimStep::Deploy(name, fields))
 }
 
-fn edit(words: &mut Words) -> Result<Step, Wrong> {
+fn edit(words: &mut Words) -> Result<SimStep, LineError> {
     let name = named(words, "deployment")?;
-    Ok(Step::Edit(name, fields(words, |fields| wish::change(Default::default(), fields).map(|_| ()))?))
+    Ok(SimStep::Edit(name, fields(words, |fields| spec_fields::change(Default::default(), fields).map(|_| ()))?))
 }
 
-fn model(words: &mut Words) -> Result<Step, Wrong> {
+fn model(words: &mut Words) -> Result<SimStep, LineError> {
     let (name, preset) = (named(words, "model")?, words.plain("the kind of model")?);
     if preset == "unread" {
-        return Ok(Step::Model(name, None));
+        return Ok(SimStep::Model(name, None));
     }
-    Ok(Step::Model(name, Some(size::shape(&preset, words.fields()?)?)))
+    Ok(SimStep::Model(name, Some(model_shape::shape(&preset, words.fields()?)?)))
 }
 
-fn cable(words: &mut Words) -> Result<Step, Wrong> {
-    let ends = [named(words, "node")?, named(words, "node")?].map(|node| End { node, up: true });
+fn cable(words: &mut Words) -> Result<SimStep, LineError> {
+    let ends = [named(words, "node")?, named(words, "node")?].map(|node| CableSide { node, up: true });
     let (kind, rdma, speed) = words.one_of(&[
         ("rdma", (LinkKind::Thunderbolt, true, 80)),
         ("thunderbolt", (LinkKind::Thunderbolt, false, 40)),
@@ -281,7 +281,7 @@ fn cable(words: &mut Words) -> Result<Step, Wrong> {
         ("wifi", (LinkKind::Wifi, false, 1)),
     ])?;
     let pairing = |words: &mut Words| match (words.take("untold"), words.take("crossed")) {
-        (true, _) => Some(Pairing::Untold),
+        (true, _) => Some(Pairing::Absent),
         (_, true) => Some(Pairing::Crossed),
         _ => None,
     };
@@ -291,10 +291,10 @@ fn cable(words: &mut Words) -> Result<Step, Wrong> {
         bits = quantity(&words.plain("the speed")?, "the speed")?;
         told = pairing(words);
     }
-    Ok(Step::Cable(Cable { ends, kind, rdma, bits, pairing: told.unwrap_or(Pairing::Told) }))
+    Ok(SimStep::Cable(SimCable { ends, kind, rdma, bits, pairing: told.unwrap_or(Pairing::Matching) }))
 }
 
-fn pool(words: &mut Words) -> Result<Step, Wrong> {
+fn pool(words: &mut Words) -> Result<SimStep, LineError> {
     let name = named(words, "pool")?;
     let mut fields = words.fields()?;
     let kinds = [
@@ -307,7 +307,7 @@ fn pool(words: &mut Words) -> Result<Step, Wrong> {
         .then(|| FabricDemand { kind: kind.unwrap_or_default(), min_bits_per_second });
     let labels = fields.rest().into_iter().map(|(key, value)| (label(&key), value)).collect();
     let selector = NodeSelector { match_labels: labels, ..NodeSelector::default() };
-    Ok(Step::Pool(name, NodePoolSpec { selector, fabric }))
+    Ok(SimStep::Pool(name, NodePoolSpec { selector, fabric }))
 }
 
 /// A label by its short name.
@@ -321,7 +321,7 @@ pub fn label(key: &str) -> String {
 }
 
 /// Seconds; less than none puts a clock back.
-fn time(text: &str) -> Result<i64, Wrong> {
+fn time(text: &str) -> Result<i64, LineError> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
     let cut = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
     let (count, seconds) =

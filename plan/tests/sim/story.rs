@@ -7,10 +7,10 @@
 //! during settle: the steps of the block in every gap between writes, all orders kept         (conflicts)
 //! ```
 
-use super::script::{Line, Script, Step};
+use super::script::{SimLine, Script, SimStep};
 use super::trace::Trace;
 use super::world::World;
-use super::{agent, deed, ledger, operator};
+use super::{agent, actions, ledger, operator};
 
 /// Rounds after which a cluster must be calm.
 const ROUNDS: usize = 60;
@@ -51,22 +51,22 @@ impl Story {
     }
 
     /// Runs a script as far as it comes out as written; the error names file and line.
-    pub fn tell(&mut self, script: &Script) -> Result<(), String> {
+    pub fn run(&mut self, script: &Script) -> Result<(), String> {
         for (at, line) in script.lines.iter().enumerate() {
-            let Line { number, text, step: _ } = line;
+            let SimLine { number, text, step: _ } = line;
             let place = |wrong| format!("tests/sim/scripts/{}.txt:{number}: {text}: {wrong}", script.name);
             self.line(line, &script.lines[at + 1..]).map_err(place)?;
         }
         Ok(())
     }
 
-    fn line(&mut self, line: &Line, rest: &[Line]) -> Result<(), String> {
-        if let Step::Expect(expectation) = &line.step {
+    fn line(&mut self, line: &SimLine, rest: &[SimLine]) -> Result<(), String> {
+        if let SimStep::Expect(expectation) = &line.step {
             return expectation.judge(&self.world, &self.trace);
         }
         self.trace.step(&line.text);
         match &line.step {
-            Step::Turn(name) => {
+            SimStep::Turn(name) => {
                 self.world.spec(name)?;
                 self.trace.begin();
                 for write in operator::turn(&mut self.world, name, &mut self.trace)? {
@@ -74,16 +74,16 @@ impl Story {
                 }
                 Ok(())
             }
-            Step::Settle => self.settle(rest),
-            Step::During(steps) => self.during(steps),
+            SimStep::Settle => self.settle(rest),
+            SimStep::During(steps) => self.during(steps),
             // Everything the operator knows stands on the server; between turns it has nothing to lose.
-            Step::Restart => Ok(()),
-            step => deed::perform(&mut self.world, step).map(|_| ()),
+            SimStep::Restart => Ok(()),
+            step => actions::perform(&mut self.world, step).map(|_| ()),
         }
     }
 
     /// Settles, and again with other turns, and from every write on with the operator's memory gone.
-    fn settle(&mut self, rest: &[Line]) -> Result<(), String> {
+    fn settle(&mut self, rest: &[SimLine]) -> Result<(), String> {
         let mut forks = Vec::new();
         let mut turned = self.world.clone();
         settle(&mut self.world, &mut self.trace, Turns::Ascending, &mut |world, writes| {
@@ -104,24 +104,24 @@ impl Story {
             self.same(&fork.world).map_err(crashed)?;
             self.crashes += 1;
             if !self.loose && nodes(&fork.world) != nodes(&self.world) {
-                fork.go_on(rest).map_err(crashed)?;
+                fork.run_rest(rest).map_err(crashed)?;
             }
         }
         Ok(())
     }
 
     /// The rest of the script from another placement: nothing is expected of it but what must always hold.
-    fn go_on(&mut self, rest: &[Line]) -> Result<(), String> {
+    fn run_rest(&mut self, rest: &[SimLine]) -> Result<(), String> {
         for line in rest {
             let done = match &line.step {
-                Step::Expect(_) | Step::Restart => Ok(()),
-                Step::Settle => {
+                SimStep::Expect(_) | SimStep::Restart => Ok(()),
+                SimStep::Settle => {
                     settle(&mut self.world, &mut self.trace, Turns::Ascending, &mut |_, _| Ok(()))
                 }
-                Step::During(steps) => {
+                SimStep::During(steps) => {
                     steps
                         .iter()
-                        .try_for_each(|line| deed::perform(&mut self.world, &line.step).map(|_| ()))?;
+                        .try_for_each(|line| actions::perform(&mut self.world, &line.step).map(|_| ()))?;
                     settle(&mut self.world, &mut self.trace, Turns::Ascending, &mut |_, _| Ok(()))
                 }
                 _ => self.line(line, &[]),
@@ -132,7 +132,7 @@ impl Story {
     }
 
     /// Settles with the steps of a block in every gap between writes.
-    fn during(&mut self, steps: &[Line]) -> Result<(), String> {
+    fn during(&mut self, steps: &[SimLine]) -> Result<(), String> {
         let mut writes = 0;
         settle(&mut self.world.clone(), &mut Trace::default(), Turns::Ascending, &mut |_, now| {
             writes = now;
@@ -186,12 +186,12 @@ fn gaps(steps: usize, writes: usize) -> Vec<Vec<usize>> {
 
 /// Settles with each step after as many writes as its gap says. The operator goes on with what it was about
 /// to write, decided before the step, as it would.
-fn interrupted(world: &mut World, trace: &mut Trace, steps: &[Line], gaps: &[usize]) -> Result<(), String> {
-    let mut left: Vec<(&Line, usize)> = steps.iter().zip(gaps.iter().copied()).rev().collect();
+fn interrupted(world: &mut World, trace: &mut Trace, steps: &[SimLine], gaps: &[usize]) -> Result<(), String> {
+    let mut left: Vec<(&SimLine, usize)> = steps.iter().zip(gaps.iter().copied()).rev().collect();
     let mut done = Vec::new();
     settle(world, trace, Turns::Ascending, &mut |world, writes| {
         while let Some((line, _)) = left.pop_if(|(_, gap)| *gap <= writes) {
-            deed::perform(world, &line.step)?;
+            actions::perform(world, &line.step)?;
             done.push(line.text.clone());
         }
         Ok(())
@@ -199,7 +199,7 @@ fn interrupted(world: &mut World, trace: &mut Trace, steps: &[Line], gaps: &[usi
     // Steps that changed what there was to write leave fewer gaps than were counted.
     if !left.is_empty() {
         for (line, _) in left.into_iter().rev() {
-            deed::perform(world, &line.step)?;
+            actions::perform(world, &line.step)?;
         }
         settle(world, trace, Turns::Ascending, &mut |_, _| Ok(()))?;
     }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::GroupPlan;
 use russet_plan::quantity::show;
-use russet_plan::shard::{backend_words, describe};
+use russet_plan::shard::{backend_label, describe};
 
-use super::world::{Said, World, answers};
+use super::world::{ShownStatus, World, answers};
 
 /// The trace of one run.
 #[derive(Clone, Debug, Default)]
@@ -54,8 +54,8 @@ impl Trace {
     }
 
     /// What the operator says of a deployment, where it has not said so before.
-    pub fn says(&mut self, name: &str, before: Option<&Said>, after: &Said) {
-        let Said { refused, notes, waiting, report, rests, asks: _ } = after;
+    pub fn says(&mut self, name: &str, before: Option<&ShownStatus>, after: &ShownStatus) {
+        let ShownStatus { refused, notes, waiting, report, rests, asks: _ } = after;
         if let Some(why) = rests.as_ref().filter(|_| before.is_none_or(|before| before.rests != *rests)) {
             self.line(&format!("  {name} rests: {why}"));
         }
@@ -107,7 +107,7 @@ impl Trace {
             let state = if answers(group) { "answers" } else { "does not answer" };
             let mut shown = describe(&plan.members, plan.tensor_size);
             if plan.members.len() > 1 {
-                shown.push_str(&format!(", {}", backend_words(plan.backend)));
+                shown.push_str(&format!(", {}", backend_label(plan.backend)));
             }
             self.line(&format!("    {} {state}: {shown}", world.label(group)));
         }

@@ -4,7 +4,7 @@
 use russet_plan::quantity;
 
 /// What is wrong with a line.
-pub type Wrong = String;
+pub type LineError = String;
 
 /// The words of a line that were not taken yet.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ enum Word {
 
 impl Words {
     /// Cuts a line; `#` begins a remark.
-    pub fn of(line: &str) -> Result<Self, Wrong> {
+    pub fn of(line: &str) -> Result<Self, LineError> {
         let mut rest = Vec::new();
         let mut letters = line.chars().peekable();
         while let Some(letter) = letters.next() {
@@ -53,7 +53,7 @@ impl Words {
     }
 
     /// The next plain word, which is to be `what`.
-    pub fn plain(&mut self, what: &str) -> Result<String, Wrong> {
+    pub fn plain(&mut self, what: &str) -> Result<String, LineError> {
         match self.rest.pop() {
             Some(Word::Plain(word)) => Ok(word),
             Some(Word::Quoted(text)) => Err(format!("{what} is expected where the text {text:?} stands")),
@@ -62,7 +62,7 @@ impl Words {
     }
 
     /// The next text in quotes.
-    pub fn text(&mut self, what: &str) -> Result<String, Wrong> {
+    pub fn text(&mut self, what: &str) -> Result<String, LineError> {
         match self.rest.pop() {
             Some(Word::Quoted(text)) => Ok(text),
             Some(Word::Plain(word)) => Err(format!("{what} in quotes is expected where {word:?} stands")),
@@ -80,7 +80,7 @@ impl Words {
     }
 
     /// The next word, one of these.
-    pub fn one_of<T: Copy>(&mut self, choices: &[(&str, T)]) -> Result<T, Wrong> {
+    pub fn one_of<T: Copy>(&mut self, choices: &[(&str, T)]) -> Result<T, LineError> {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let word = self.plain(&names.join(", "))?;
         let found = choices.iter().find(|(name, _)| *name == word);
@@ -90,7 +90,7 @@ impl Words {
     }
 
     /// All words that are left before one of these, at least one.
-    pub fn names(&mut self, what: &str, before: &[&str]) -> Result<Vec<String>, Wrong> {
+    pub fn names(&mut self, what: &str, before: &[&str]) -> Result<Vec<String>, LineError> {
         let mut names = Vec::new();
         while let Some(Word::Plain(word)) = self.rest.last() {
             if before.contains(&word.as_str()) {
@@ -102,7 +102,7 @@ impl Words {
     }
 
     /// What is left as fields.
-    pub fn fields(&mut self) -> Result<Fields, Wrong> {
+    pub fn fields(&mut self) -> Result<Fields, LineError> {
         let mut pairs: Vec<(String, String)> = Vec::new();
         while !self.is_empty() {
             let word = self.plain("key=value")?;
@@ -117,7 +117,7 @@ impl Words {
     }
 
     /// Nothing may be left.
-    pub fn end(self) -> Result<(), Wrong> {
+    pub fn end(self) -> Result<(), LineError> {
         match self.rest.last() {
             None => Ok(()),
             Some(Word::Plain(word) | Word::Quoted(word)) => {
@@ -141,12 +141,12 @@ impl Fields {
     }
 
     /// A number.
-    pub fn number<N: std::str::FromStr>(&mut self, key: &str) -> Result<Option<N>, Wrong> {
+    pub fn number<N: std::str::FromStr>(&mut self, key: &str) -> Result<Option<N>, LineError> {
         self.take(key).map(|text| number(&text, key)).transpose()
     }
 
     /// Bytes, or bits a second.
-    pub fn quantity(&mut self, key: &str) -> Result<Option<u64>, Wrong> {
+    pub fn quantity(&mut self, key: &str) -> Result<Option<u64>, LineError> {
         self.take(key).map(|text| quantity(&text, key)).transpose()
     }
 
@@ -157,7 +157,7 @@ impl Fields {
     }
 
     /// One of these words.
-    pub fn one_of<T: Copy>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<Option<T>, Wrong> {
+    pub fn one_of<T: Copy>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<Option<T>, LineError> {
         let Some(word) = self.take(key) else { return Ok(None) };
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let found = choices.iter().find(|(name, _)| *name == word);
@@ -171,7 +171,7 @@ impl Fields {
     }
 
     /// Nothing may be left.
-    pub fn end(self, known: &str) -> Result<(), Wrong> {
+    pub fn end(self, known: &str) -> Result<(), LineError> {
         match self.pairs.first() {
             None => Ok(()),
             Some((key, _)) => Err(format!("{key}= is no field of this line; there are {known}")),
@@ -180,11 +180,11 @@ impl Fields {
 }
 
 /// A number.
-pub fn number<N: std::str::FromStr>(text: &str, what: &str) -> Result<N, Wrong> {
+pub fn number<N: std::str::FromStr>(text: &str, what: &str) -> Result<N, LineError> {
     text.parse().map_err(|_| format!("{what} is a number, not {text:?}"))
 }
 
 /// Bytes, or bits a second.
-pub fn quantity(text: &str, what: &str) -> Result<u64, Wrong> {
+pub fn quantity(text: &str, what: &str) -> Result<u64, LineError> {
     quantity::parse(text).map_err(|wrong| format!("{what}: {wrong}"))
 }

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{
-    Approval, ApprovalSpec, Decision, GroupMember, InferenceNode, InferenceNodeStatus, LocalReference, Model,
+    Approval, ApprovalSpec, ApprovalDecision, GroupMember, InferenceNode, InferenceNodeStatus, LocalReference, Model,
     ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec, ModelStatus, NodePool, NodePoolSpec,
     PlacementReport, Scheduling, ShardGroup, ShardGroupSpec, Sharding, ShardingStrategy,
     ShardingStrategySpec, Tier, TierSpec, TierStatus, WorkloadGroup,
 };
-use russet_plan::cluster::{Cluster, availability};
-use russet_plan::place::{Ask, NewGroup};
+use russet_plan::cluster::{ClusterObjects, availability};
+use russet_plan::placement::{ApprovalRequest, NewGroup};
 use russet_plan::snapshot::{Availability, Snapshot};
 use russet_plan::tier::{assign, members};
 use russet_wire::shape::ModelShape;
 
-use super::cable::{Cable, links};
-use super::machine::Machine;
-use super::words::Wrong;
+use super::cable::{SimCable, links};
+use super::machine::SimMachine;
+use super::words::LineError;
 
 /// Annotation of a group: the UID of its deployment, in the place of an owner reference.
 pub const OWNER: &str = "owner";
@@ -31,15 +31,15 @@ pub const SPACE: &str = "default";
 #[derive(Clone, Debug)]
 pub struct World {
     /// Objects on the server.
-    pub cluster: Cluster,
+    pub cluster: ClusterObjects,
     /// Deployments, by name.
     pub deployments: BTreeMap<String, ModelDeployment>,
     /// What the operator last said of each.
-    pub said: BTreeMap<String, Said>,
+    pub said: BTreeMap<String, ShownStatus>,
     /// Machines, by name.
-    pub machines: BTreeMap<String, Machine>,
+    pub machines: BTreeMap<String, SimMachine>,
     /// Cables between them.
-    pub cables: Vec<Cable>,
+    pub cables: Vec<SimCable>,
     /// Nodes whose agents release nothing.
     pub refusing: BTreeSet<String>,
     /// Deployments whose groups do not come to answer, each with the groups that are exempt.
@@ -47,9 +47,9 @@ pub struct World {
     /// Files the operator asked for ahead of a group: models and nodes.
     pub fetching: BTreeSet<(String, String)>,
     /// What engines hold, by node: groups' UIDs and ranks, with the rank.
-    pub held: BTreeMap<String, BTreeMap<(String, u32), GroupMember>>,
+    pub engine_ranks: BTreeMap<String, BTreeMap<(String, u32), GroupMember>>,
     /// What a deployment asked for when a group was made, by the group's UID.
-    pub asked: BTreeMap<String, Asked>,
+    pub asked: BTreeMap<String, GroupInputs>,
     /// The time.
     pub now: Timestamp,
     /// Short names of groups, by their name.
@@ -59,7 +59,7 @@ pub struct World {
 
 /// What the status of a deployment would show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct ShownStatus {
     /// Why it makes no sense.
     pub refused: Option<String>,
     /// Notes of the last look, one a line.
@@ -71,12 +71,12 @@ pub struct Said {
     /// Why nothing is to run now.
     pub rests: Option<String>,
     /// What a person is asked.
-    pub asks: Vec<Ask>,
+    pub asks: Vec<ApprovalRequest>,
 }
 
 /// What decides about a group: its deployment's Model, pools and split.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct GroupInputs {
     model: String,
     pools: Vec<String>,
     sharding: Option<Sharding>,
@@ -85,7 +85,7 @@ pub struct Asked {
 impl Default for World {
     fn default() -> Self {
         Self {
-            cluster: Cluster::default(),
+            cluster: ClusterObjects::default(),
             deployments: BTreeMap::new(),
             said: BTreeMap::new(),
             machines: BTreeMap::new(),
@@ -93,7 +93,7 @@ impl Default for World {
             refusing: BTreeSet::new(),
             failing: BTreeMap::new(),
             fetching: BTreeSet::new(),
-            held: BTreeMap::new(),
+            engine_ranks: BTreeMap::new(),
             asked: BTreeMap::new(),
             // Any time will do that leaves room to put the clock back.
             now: Timestamp::from_second(1_800_000_000).unwrap_or(Timestamp::UNIX_EPOCH),
@@ -115,7 +115,7 @@ impl World {
     }
 
     /// Adds a machine.
-    pub fn add(&mut self, machine: Machine) -> Result<(), Wrong> {
+    pub fn add(&mut self, machine: SimMachine) -> Result<(), LineError> {
         let name = machine.name.clone();
         if self.machines.contains_key(&name) {
             return Err(format!("node {name} is there already"));
@@ -130,7 +130,7 @@ impl World {
     }
 
     /// Takes the object of a machine that is to stay away off the server.
-    pub fn dismiss(&mut self, name: &str) -> Result<(), Wrong> {
+    pub fn remove_machine(&mut self, name: &str) -> Result<(), LineError> {
         self.node(name)?;
         self.cluster.nodes.retain(|node| node.metadata.name.as_deref() != Some(name));
         self.machines.remove(name);
@@ -138,13 +138,13 @@ impl World {
     }
 
     /// Changes a node's object.
-    pub fn node(&mut self, name: &str) -> Result<&mut InferenceNode, Wrong> {
+    pub fn node(&mut self, name: &str) -> Result<&mut InferenceNode, LineError> {
         let node = self.cluster.nodes.iter_mut().find(|node| node.metadata.name.as_deref() == Some(name));
         node.map(Arc::make_mut).ok_or(format!("there is no node {name}"))
     }
 
     /// Changes a node's status.
-    pub fn status(&mut self, name: &str) -> Result<&mut InferenceNodeStatus, Wrong> {
+    pub fn status(&mut self, name: &str) -> Result<&mut InferenceNodeStatus, LineError> {
         Ok(self.node(name)?.status.get_or_insert_default())
     }
 
@@ -155,19 +155,19 @@ impl World {
     }
 
     /// Whether a node's agent is heard.
-    pub fn hears(&self, name: &str) -> bool {
+    pub fn is_reachable(&self, name: &str) -> bool {
         let heard = |seen| !matches!(seen, Availability::Unreachable | Availability::Lost);
         self.availability(name).is_some_and(heard)
     }
 
     /// Whether a node is open, cordoned or drained.
-    pub fn schedule(&mut self, name: &str, scheduling: Scheduling) -> Result<(), Wrong> {
+    pub fn schedule(&mut self, name: &str, scheduling: Scheduling) -> Result<(), LineError> {
         self.node(name)?.spec.scheduling = scheduling;
         Ok(())
     }
 
     /// Whether an agent's Lease is renewed.
-    pub fn reach(&mut self, name: &str, reached: bool) -> Result<(), Wrong> {
+    pub fn reach(&mut self, name: &str, reached: bool) -> Result<(), LineError> {
         let now = self.now;
         let reason = if reached { Reason::LeaseRenewed } else { Reason::LeaseExpired };
         let conditions = &mut self.status(name)?.conditions;
@@ -180,7 +180,7 @@ impl World {
     pub fn relink(&mut self) {
         for (name, machine) in self.machines.clone() {
             let links = links(&self.cables, &name, machine.rdma);
-            if self.hears(&name)
+            if self.is_reachable(&name)
                 && let Ok(status) = self.status(&name)
             {
                 status.links = links;
@@ -236,7 +236,7 @@ impl World {
     }
 
     /// A person answers what a deployment last asked.
-    pub fn answer(&mut self, name: &str, decision: Decision) -> Result<(), Wrong> {
+    pub fn answer(&mut self, name: &str, decision: ApprovalDecision) -> Result<(), LineError> {
         let asks = self.said.get(name).map(|said| said.asks.clone()).unwrap_or_default();
         let ask = asks.first().ok_or(format!("deployment {name} asks nothing"))?;
         let spec = ApprovalSpec {
@@ -253,7 +253,7 @@ impl World {
     }
 
     /// Somebody asks for an answer of a deployment; requests `waiting` are held.
-    pub fn request(&mut self, name: &str, waiting: u32) -> Result<(), Wrong> {
+    pub fn request(&mut self, name: &str, waiting: u32) -> Result<(), LineError> {
         let demand = serde_json::json!({
             "gateway": "gateway", "reportedAt": self.now, "lastRequestTime": self.now, "waiting": waiting, "active": 0,
         });
@@ -281,7 +281,7 @@ impl World {
     }
 
     /// Writes a deployment's spec.
-    pub fn ask(&mut self, name: &str, spec: ModelDeploymentSpec) {
+    pub fn apply_spec(&mut self, name: &str, spec: ModelDeploymentSpec) {
         let uid = self.uid();
         let deployment = self.deployments.entry(name.to_owned()).or_insert_with(|| {
             let mut deployment = ModelDeployment::new(name, ModelDeploymentSpec::default());
@@ -293,20 +293,20 @@ impl World {
     }
 
     /// A deployment's spec.
-    pub fn spec(&self, name: &str) -> Result<ModelDeploymentSpec, Wrong> {
+    pub fn spec(&self, name: &str) -> Result<ModelDeploymentSpec, LineError> {
         let deployment = self.deployments.get(name).ok_or(format!("there is no deployment {name}"))?;
         Ok(deployment.spec.clone())
     }
 
     /// Deletes a deployment; what it owned is collected.
-    pub fn forget(&mut self, name: &str) -> Result<(), Wrong> {
+    pub fn remove_deployment(&mut self, name: &str) -> Result<(), LineError> {
         self.deployments.remove(name).ok_or(format!("there is no deployment {name}"))?;
         self.said.remove(name);
         Ok(())
     }
 
     /// What decides about groups of a deployment now.
-    pub fn asks(&self, deployment: &str) -> Option<Asked> {
+    pub fn group_inputs(&self, deployment: &str) -> Option<GroupInputs> {
         let spec = &self.deployments.get(deployment)?.spec;
         let strategy = |name: &str| {
             let strategies = self.cluster.strategies.iter();
@@ -318,11 +318,11 @@ impl World {
             (None, own) => Some(own.clone().unwrap_or_default()),
         };
         let pools = spec.pool_refs.iter().map(|pool| pool.name.clone()).collect();
-        Some(Asked { model: spec.model_ref.name.clone(), pools, sharding })
+        Some(GroupInputs { model: spec.model_ref.name.clone(), pools, sharding })
     }
 
     /// Gives a group its short name.
-    pub fn christen(&mut self, deployment: &str, new: &NewGroup) {
+    pub fn name_group(&mut self, deployment: &str, new: &NewGroup) {
         let of = format!("{deployment}-{}#", new.replica);
         let number = self.labels.values().filter(|label| label.starts_with(&of)).count() + 1;
         self.labels.entry(new.name.clone()).or_insert(format!("{of}{number}"));
@@ -350,10 +350,10 @@ impl World {
         group.metadata.uid = Some(uid.clone());
         group.metadata.creation_timestamp = self.time();
         group.metadata.annotations = owner.metadata.uid.clone().map(|uid| [(OWNER.to_owned(), uid)].into());
-        if let Some(asked) = self.asks(&deployment) {
+        if let Some(asked) = self.group_inputs(&deployment) {
             self.asked.insert(uid, asked);
         }
-        self.christen(&deployment, new);
+        self.name_group(&deployment, new);
         self.cluster.groups.push(Arc::new(group));
     }
 

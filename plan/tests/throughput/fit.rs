@@ -1,14 +1,14 @@
 //! Fitting: the same loss for every engine, and a deterministic search for its least.
 
-use russet_plan::speed::{Coefficients, Engine};
+use russet_plan::performance_model::{Coefficients, EngineFamily};
 
-use super::rows::{Row, Split};
+use super::rows::{Row, RowSplit};
 
 /// A field of the coefficients that is fitted.
 pub type Field = fn(&mut Coefficients) -> &mut f64;
 
 /// What is fitted for an engine, five at most.
-pub fn fitted(engine: Engine) -> Vec<(&'static str, Field)> {
+pub fn fitted(engine: EngineFamily) -> Vec<(&'static str, Field)> {
     let layer: (&str, Field) = ("layer", |by| &mut by.layer);
     let expert: (&str, Field) = ("expert", |by| &mut by.expert);
     let attention: (&str, Field) = ("attention", |by| &mut by.attention);
@@ -16,9 +16,9 @@ pub fn fitted(engine: Engine) -> Vec<(&'static str, Field)> {
     let core: (&str, Field) = ("core", |by| &mut by.core);
     let hop: (&str, Field) = ("hop", |by| &mut by.hop);
     match engine {
-        Engine::Mlx => vec![layer, core, expert, attention, gemm],
-        Engine::LlamaCpp => vec![layer, expert, attention, gemm, hop],
-        Engine::Ds4 => vec![expert, attention, gemm, hop],
+        EngineFamily::Mlx => vec![layer, core, expert, attention, gemm],
+        EngineFamily::LlamaCpp => vec![layer, expert, attention, gemm, hop],
+        EngineFamily::Ds4 => vec![expert, attention, gemm, hop],
     }
 }
 
@@ -30,7 +30,7 @@ pub fn errors<'a>(rows: &'a [&Row], by: &'a Coefficients) -> impl Iterator<Item 
     rows.iter().flat_map(move |row| {
         let speed = row.predict(by);
         let rate = row.rate.map(|rate| (speed.total / rate).ln());
-        let alone = row.split == Split::Single && row.load.streams == 1 && row.load.prompt >= LONG_PROMPT;
+        let alone = row.split == RowSplit::Single && row.load.streams == 1 && row.load.prompt >= LONG_PROMPT;
         let prefill = row.prefill.filter(|_| alone).map(|rate| (speed.prefill / rate).ln());
         rate.into_iter().chain(prefill)
     })
@@ -49,7 +49,7 @@ pub fn loss(rows: &[&Row], by: &Coefficients) -> f64 {
 }
 
 /// Nelder and Mead's simplex over the logarithms of the fitted coefficients, from `start`, `reach` wide at first.
-pub fn fit(rows: &[&Row], engine: Engine, start: Coefficients, reach: f64, steps: u32) -> Coefficients {
+pub fn fit(rows: &[&Row], engine: EngineFamily, start: Coefficients, reach: f64, steps: u32) -> Coefficients {
     let fields = fitted(engine);
     let coefficients = |point: &[f64]| {
         let mut by = start;

@@ -2,7 +2,7 @@
 //! model cards; those marked "guessed" are too new or too little known for that. A model that is not here is
 //! estimated from its parameters by the product itself.
 
-use russet_plan::speed::{Experts, Model, Weights, Window};
+use russet_plan::performance_model::{Experts, ModelProfile, WeightFormat, Window};
 
 /// What a config says.
 #[derive(Clone, Debug)]
@@ -33,11 +33,11 @@ pub struct Facts {
 
 impl Facts {
     /// The model with experts stored in one way and the rest in another.
-    pub fn model(&self, routed: Weights, rest: Weights) -> Model {
+    pub fn model(&self, routed: WeightFormat, rest: WeightFormat) -> ModelProfile {
         let rest_read = self.read - self.routed;
         let (count, used) = self.experts;
         let expert_bytes = routed.bytes(self.routed * 1e9);
-        Model {
+        ModelProfile {
             layers: self.layers,
             hidden: self.hidden,
             active: self.read * 1e9,
@@ -48,7 +48,7 @@ impl Facts {
             window: (self.window.0 > 0)
                 .then(|| Window { tokens: self.window.0, kv_bytes: 2 * self.window.1 }),
             attention: self.attention,
-            quantised: routed != Weights::Half || rest != Weights::Half,
+            quantised: routed != WeightFormat::Half || rest != WeightFormat::Half,
         }
     }
 }
@@ -91,7 +91,7 @@ fn windowed(mut facts: Facts, full: u32, window: u32) -> Facts {
 }
 
 /// Experts of a model: of each layer, chosen, width of one, width of what all tokens share.
-type Chosen = (u32, u32, u32, u32);
+type ExpertSizes = (u32, u32, u32, u32);
 
 /// A model with experts: `attention` counts the parameters of one layer's attention, `first` the layers
 /// without experts and the width of their MLP.
@@ -100,7 +100,7 @@ fn sparse(
     total: f64,
     (layers, hidden, vocabulary): (u32, u32, u32),
     attention: f64,
-    (count, used, width, shared): Chosen,
+    (count, used, width, shared): ExpertSizes,
     (first, first_width): (u32, u32),
 ) -> Facts {
     let [l, h, v, f] = [layers, hidden, vocabulary, first].map(f64::from);

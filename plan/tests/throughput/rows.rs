@@ -2,9 +2,9 @@
 //! because their sources do not say it.
 
 use russet_plan::chips;
-use russet_plan::speed::model::Size;
-use russet_plan::speed::{Coefficients, Engine, Fence, Group, Link, Load, Machine, Model, Speed, Weights};
-use russet_plan::speed::{Stage, predict_with};
+use russet_plan::performance_model::model::ParameterCounts;
+use russet_plan::performance_model::{Coefficients, EngineFamily, FenceMode, GroupTopology, LinkProfile, Load, GpuProfile, ModelProfile, Speed, WeightFormat};
+use russet_plan::performance_model::{StageProfile, predict_with};
 
 use super::models::{self, Facts};
 
@@ -16,11 +16,11 @@ pub struct Row {
     pub source: String,
     /// What it is, in one line.
     pub what: String,
-    pub engine: Engine,
-    pub model: Model,
+    pub engine: EngineFamily,
+    pub model: ModelProfile,
     /// The same from its parameters alone.
-    pub estimate: Model,
-    pub group: Group,
+    pub estimate: ModelProfile,
+    pub group: GroupTopology,
     pub load: Load,
     /// Tokens a second of all streams.
     pub rate: Option<f64>,
@@ -28,14 +28,14 @@ pub struct Row {
     pub prefill: Option<f64>,
     /// Seconds to the first token.
     pub ttft: Option<f64>,
-    pub split: Split,
+    pub split: RowSplit,
     pub rdma: bool,
     /// Why no model of the hardware can know it.
     pub unknowable: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Split {
+pub enum RowSplit {
     Single,
     Tensor,
     Pipeline,
@@ -117,8 +117,8 @@ fn row<'a>(field: &impl Fn(&str) -> &'a str, table: &[Facts]) -> Result<Row, Str
     let (routed, rest) =
         weights(engine, field("bits"), field("group"), facts.is_some_and(|facts| facts.native));
     let total = number("total_b").ok_or("its parameters are not stated")? * 1e9;
-    let size = Size { total, active: number("active_b").map_or(total, |active| active * 1e9) };
-    let estimate = Model::estimate(size, rest);
+    let size = ParameterCounts { total, active: number("active_b").map_or(total, |active| active * 1e9) };
+    let estimate = ModelProfile::estimate(size, rest);
     let model = facts.map_or(estimate, |facts| facts.model(routed, rest));
     let (split, group) = group(field("split"), &machines, model.layers, field("link"), field("source"))?;
     let (prompt, generated) = (count("prompt_tokens"), count("gen_tokens"));
@@ -151,19 +151,19 @@ fn row<'a>(field: &impl Fn(&str) -> &'a str, table: &[Facts]) -> Result<Row, Str
     })
 }
 
-fn engine(name: &str) -> Engine {
+fn engine(name: &str) -> EngineFamily {
     let name = name.to_lowercase();
     if name.starts_with("ds4") {
-        Engine::Ds4
+        EngineFamily::Ds4
     } else if name.contains("llama.cpp") || (name.starts_with("ollama") && !name.contains("mlx")) {
-        Engine::LlamaCpp
+        EngineFamily::LlamaCpp
     } else {
-        Engine::Mlx
+        EngineFamily::Mlx
     }
 }
 
 /// The machines: `M3 Ultra` for all of them, or `M3 Ultra + M5 Max`.
-fn machines(chips: &str, cores: &str, memory: &str, ranks: u32) -> Result<Vec<Machine>, String> {
+fn machines(chips: &str, cores: &str, memory: &str, ranks: u32) -> Result<Vec<GpuProfile>, String> {
     let sizes: Vec<u32> = memory.split(['+', '/']).filter_map(|size| size.trim().parse().ok()).collect();
     let cores = cores.parse().ok();
     let names: Vec<&str> = chips.split('+').map(str::trim).collect();
@@ -171,39 +171,39 @@ fn machines(chips: &str, cores: &str, memory: &str, ranks: u32) -> Result<Vec<Ma
         let name = names[rank % names.len()];
         let memory = sizes.get(rank % sizes.len().max(1)).copied();
         let chip = chips::find(name, cores, memory).or_else(|| chips::find(name, None, memory));
-        chip.map(Machine::from).ok_or(format!("its chip is {name:?}"))
+        chip.map(GpuProfile::from).ok_or(format!("its chip is {name:?}"))
     });
     found.collect()
 }
 
 /// How experts and the rest are stored. What is not stated is taken to be what the engine's users mostly run.
-fn weights(engine: Engine, bits: &str, group: &str, native: bool) -> (Weights, Weights) {
+fn weights(engine: EngineFamily, bits: &str, group: &str, native: bool) -> (WeightFormat, WeightFormat) {
     let name = group.to_lowercase();
     let bits = bits.parse::<u32>().unwrap_or(4);
     let size =
         name.split(' ').next().and_then(|size| size.parse().ok()).filter(|size| *size >= 16).unwrap_or(64);
-    let affine = Weights::Affine { bits, group: size };
-    let eight = if engine == Engine::Mlx { Weights::Affine { bits: 8, group: 64 } } else { Weights::Q8_0 };
+    let affine = WeightFormat::Affine { bits, group: size };
+    let eight = if engine == EngineFamily::Mlx { WeightFormat::Affine { bits: 8, group: 64 } } else { WeightFormat::Q8_0 };
     match (name.as_str(), engine) {
-        _ if native && engine == Engine::Mlx => (Weights::Affine { bits: 4, group: 32 }, Weights::Half),
-        ("f16" | "bf16", _) => (Weights::Half, Weights::Half),
-        (name, _) if name.contains("mxfp4") => (Weights::Mxfp4, eight),
-        (name, _) if name.contains("mxfp8") => (Weights::Mxfp8, Weights::Mxfp8),
-        ("q4_0", _) => (Weights::Q4_0, Weights::Q4_0),
-        (name, Engine::Ds4) if name.starts_with("iq2") || name.starts_with("q2") => {
-            (Weights::Q2, Weights::Q8_0)
+        _ if native && engine == EngineFamily::Mlx => (WeightFormat::Affine { bits: 4, group: 32 }, WeightFormat::Half),
+        ("f16" | "bf16", _) => (WeightFormat::Half, WeightFormat::Half),
+        (name, _) if name.contains("mxfp4") => (WeightFormat::Mxfp4, eight),
+        (name, _) if name.contains("mxfp8") => (WeightFormat::Mxfp8, WeightFormat::Mxfp8),
+        ("q4_0", _) => (WeightFormat::Q4_0, WeightFormat::Q4_0),
+        (name, EngineFamily::Ds4) if name.starts_with("iq2") || name.starts_with("q2") => {
+            (WeightFormat::Q2, WeightFormat::Q8_0)
         }
-        (_, Engine::Ds4) => (Weights::Q4K, Weights::Q8_0),
-        (_, Engine::Mlx) if bits >= 16 => (Weights::Half, Weights::Half),
-        (_, Engine::Mlx) => (affine, affine),
-        (_, Engine::LlamaCpp) => {
+        (_, EngineFamily::Ds4) => (WeightFormat::Q4K, WeightFormat::Q8_0),
+        (_, EngineFamily::Mlx) if bits >= 16 => (WeightFormat::Half, WeightFormat::Half),
+        (_, EngineFamily::Mlx) => (affine, affine),
+        (_, EngineFamily::LlamaCpp) => {
             let all = match bits {
-                2 | 3 => Weights::Q3KM,
-                5 => Weights::Q5KM,
-                6 => Weights::Q6K,
-                8 => Weights::Q8_0,
-                16.. => Weights::Half,
-                _ => Weights::Q4KM,
+                2 | 3 => WeightFormat::Q3KM,
+                5 => WeightFormat::Q5KM,
+                6 => WeightFormat::Q6K,
+                8 => WeightFormat::Q8_0,
+                16.. => WeightFormat::Half,
+                _ => WeightFormat::Q4KM,
             };
             (all, all)
         }
@@ -212,33 +212,33 @@ fn weights(engine: Engine, bits: &str, group: &str, native: bool) -> (Weights, W
 
 fn group(
     split: &str,
-    machines: &[Machine],
+    machines: &[GpuProfile],
     layers: u32,
     link: &str,
     source: &str,
-) -> Result<(Split, Group), String> {
+) -> Result<(RowSplit, GroupTopology), String> {
     let link = match link {
-        link if link.contains("RDMA") => Link::RDMA,
-        link if link.contains("VPN") => Link::ROUTED,
-        link if link.contains("GbE") || link.contains("Ethernet") => Link::ETHERNET,
-        link if link.contains("Wi-Fi") => Link::WIFI,
-        _ => Link::THUNDERBOLT,
+        link if link.contains("RDMA") => LinkProfile::RDMA,
+        link if link.contains("VPN") => LinkProfile::ROUTED,
+        link if link.contains("GbE") || link.contains("Ethernet") => LinkProfile::ETHERNET,
+        link if link.contains("Wi-Fi") => LinkProfile::WIFI,
+        _ => LinkProfile::THUNDERBOLT,
     };
     let fast = FAST_FENCE.iter().any(|start| source.starts_with(start));
-    let fence = if fast { Fence::Fast } else { Fence::Default };
+    let fence = if fast { FenceMode::Fast } else { FenceMode::Default };
     let ranks = machines.len() as u32;
     let part = |rank: u32| layers * (rank + 1) / ranks - layers * rank / ranks;
-    let stages: Vec<(Machine, u32)> = machines.iter().copied().zip((0..ranks).map(part)).collect();
+    let stages: Vec<(GpuProfile, u32)> = machines.iter().copied().zip((0..ranks).map(part)).collect();
     match split.split(' ').next() {
-        _ if ranks == 1 => Ok((Split::Single, Group::tensor(machines.to_vec(), layers, link, fence))),
+        _ if ranks == 1 => Ok((RowSplit::Single, GroupTopology::tensor(machines.to_vec(), layers, link, fence))),
         Some("tensor") if !split.contains('/') => {
-            Ok((Split::Tensor, Group::tensor(machines.to_vec(), layers, link, fence)))
+            Ok((RowSplit::Tensor, GroupTopology::tensor(machines.to_vec(), layers, link, fence)))
         }
-        Some("pipeline") => Ok((Split::Pipeline, Group::pipeline(&stages, link, fence))),
+        Some("pipeline") => Ok((RowSplit::Pipeline, GroupTopology::pipeline(&stages, link, fence))),
         Some("hybrid") if ranks.is_multiple_of(2) => {
-            let team = |team: &[Machine]| Stage { machines: team.to_vec(), layers: layers / (ranks / 2) };
+            let team = |team: &[GpuProfile]| StageProfile { gpus: team.to_vec(), layers: layers / (ranks / 2) };
             let stages = machines.chunks(2).map(team).collect();
-            Ok((Split::Pipeline, Group { stages, members: link, neighbours: link, fence }))
+            Ok((RowSplit::Pipeline, GroupTopology { stages, member_link: link, stage_link: link, fence }))
         }
         _ => Err(format!("its split is {split:?}")),
     }

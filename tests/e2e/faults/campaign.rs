@@ -7,36 +7,36 @@
 //! prompt, answer: streams run ─▶ strike ─▶ the group forms anew ─▶ streams go on
 //! ```
 
-mod drawn;
-mod seat;
+mod draw;
+mod rank;
 mod streams;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use russet_tests::cluster::{Cluster, PATIENCE, kill};
+use russet_tests::cluster::{TestCluster, WAIT_TIMEOUT, kill};
 
-use self::drawn::{Drawn, Fault};
-use self::seat::{Seat, Stage};
+use self::draw::{FaultDraw, Fault};
+use self::rank::{RankFolder, RankStage};
 use self::streams::Streams;
-use super::frozen::Frozen;
-use super::{answers_again, ended, sound};
+use super::frozen::FrozenProcesses;
+use super::{answers_again, until_ended, check_invariants};
 use crate::path;
 
-pub use self::drawn::Aim;
+pub use self::draw::Aim;
 
 /// The notes of both agents, each from where they were when this was made.
-struct Notes(Vec<(std::path::PathBuf, usize)>);
+struct AgentLogs(Vec<(std::path::PathBuf, usize)>);
 
-impl Notes {
-    fn new(cluster: &Cluster) -> Self {
+impl AgentLogs {
+    fn new(cluster: &TestCluster) -> Self {
         let length = |path: &Path| std::fs::metadata(path).map_or(0, |data| data.len() as usize);
         Self(cluster.agent_logs().into_iter().map(|path| (path.clone(), length(&path))).collect())
     }
 
     /// What an agent noted of an engine that is of no more use, if one has.
-    fn trouble(&self) -> Option<String> {
+    fn engine_failure(&self) -> Option<String> {
         self.0.iter().find_map(|(path, from)| {
             let bytes = std::fs::read(path).ok()?;
             let text = String::from_utf8_lossy(bytes.get(*from..)?).into_owned();
@@ -47,25 +47,25 @@ impl Notes {
 }
 
 /// Waits until an agent has noticed, and says when that was and what it noted.
-async fn noticed(cluster: &Cluster, notes: &Notes, struck: Instant) -> Result<(Duration, String)> {
-    while struck.elapsed() < PATIENCE {
-        if let Some(words) = notes.trouble() {
+async fn until_noticed(cluster: &TestCluster, notes: &AgentLogs, struck: Instant) -> Result<(Duration, String)> {
+    while struck.elapsed() < WAIT_TIMEOUT {
+        if let Some(words) = notes.engine_failure() {
             return Ok((struck.elapsed(), words));
         }
         // Looked at often: this is what is measured.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    bail!("no agent noticed within {} s\n{}", PATIENCE.as_secs(), cluster.diagnosis().await)
+    bail!("no agent noticed within {} s\n{}", WAIT_TIMEOUT.as_secs(), cluster.diagnostics().await)
 }
 
 /// One round: strikes where it was drawn, and demands that every stream goes on as if nothing had been.
-pub async fn strike(cluster: &mut Cluster, aim: Aim) -> Result<()> {
-    let drawn = Drawn::next(aim)?;
+pub async fn strike(cluster: &mut TestCluster, aim: Aim) -> Result<()> {
+    let drawn = FaultDraw::next(aim)?;
     println!("  {drawn}");
     path::quickstart(cluster).await?;
-    let seats = Seat::all(cluster).await?;
+    let seats = RankFolder::all(cluster).await?;
     let seat = seats.iter().find(|seat| seat.rank == drawn.rank).context("the drawn rank has no Shard")?;
-    let streams = Streams::begin(cluster, &drawn).await?;
+    let streams = Streams::start(cluster, &drawn).await?;
     let pid = match aim {
         Aim::Load | Aim::Join => {
             let first = seats.iter().find(|seat| seat.rank == drawn.first).context("no such rank")?;
@@ -75,30 +75,30 @@ pub async fn strike(cluster: &mut Cluster, aim: Aim) -> Result<()> {
         }
         Aim::Prompt | Aim::Answer => seat.engine().context("the drawn rank does not run")?.1,
     };
-    let notes = Notes::new(cluster);
+    let notes = AgentLogs::new(cluster);
     let (reading, struck) = (streams.reading(), Instant::now());
     let frozen = match drawn.fault {
         Fault::Kill => {
             kill(pid);
             None
         }
-        Fault::Freeze => Some(Frozen::new(&[pid])?),
+        Fault::Freeze => Some(FrozenProcesses::new(&[pid])?),
     };
     // Where it was by then: it went on while this was on its way.
     let stage = match seat.stage(pid) {
-        Stage::Serves if reading => Stage::Reads,
+        RankStage::Serves if reading => RankStage::Reads,
         stage => stage,
     };
-    let (seconds, words) = noticed(cluster, &notes, struck).await?;
+    let (seconds, words) = until_noticed(cluster, &notes, struck).await?;
     let what = format!("rank {} {} {}", drawn.rank, drawn.fault, stage);
     println!("  {what}: {words}");
-    println!("fault: {what}, noticed = {:.2} of {}", seconds.as_secs_f64(), Fault::BOUND);
+    println!("fault: {what}, noticed = {:.2} of {}", seconds.as_secs_f64(), Fault::DETECTION_SECONDS);
     let longest = streams.end(cluster).await?;
-    println!("fault: {what}, streams stood still = {:.2} of {}", longest.as_secs_f64(), 30 + Fault::BOUND);
+    println!("fault: {what}, streams stood still = {:.2} of {}", longest.as_secs_f64(), 30 + Fault::DETECTION_SECONDS);
     answers_again(cluster).await?;
     path::ready(cluster).await?;
     drop(frozen);
-    ended(cluster, pid).await?;
+    until_ended(cluster, pid).await?;
     ensure!(cluster.engines().await?.iter().all(|(_, new)| *new != pid), "the struck engine is still named");
-    sound(cluster).await
+    check_invariants(cluster).await
 }

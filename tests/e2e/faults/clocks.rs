@@ -6,10 +6,10 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
 use russet_tests::clock::Clock;
-use russet_tests::cluster::Cluster;
-use russet_tests::lab::Machine;
+use russet_tests::cluster::TestCluster;
+use russet_tests::lab::LabMachine;
 
-use super::{TOKENS, expected, finish_undisturbed, sound};
+use super::{TOKENS, expected, finish_undisturbed, check_invariants};
 use crate::path;
 
 /// What is run instead of the usual scenarios.
@@ -24,7 +24,7 @@ pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
 const JUMPS: [i64; 7] = [300, -300, 3_600, -3_600, 86_400, -86_400, 0];
 
 /// The clock of one machine jumps, with all that runs there.
-async fn jump(cluster: &mut Cluster, near: bool) -> Result<()> {
+async fn jump(cluster: &mut TestCluster, near: bool) -> Result<()> {
     let machine = if near { cluster.lab.near.clone() } else { cluster.lab.far.clone() };
     let clock = cluster.clock(&machine)?;
     let outcome = jumps(cluster, &machine, &clock).await;
@@ -33,11 +33,11 @@ async fn jump(cluster: &mut Cluster, near: bool) -> Result<()> {
     outcome
 }
 
-async fn jumps(cluster: &mut Cluster, machine: &Machine, clock: &Clock) -> Result<()> {
+async fn jumps(cluster: &mut TestCluster, machine: &LabMachine, clock: &Clock) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
     for seconds in JUMPS {
-        let mut answer = path::endless(cluster, TOKENS).await?;
+        let mut answer = path::long_answer(cluster, TOKENS).await?;
         let mut before = Vec::new();
         for node in ["node-a", "node-b"] {
             before.push((node, super::renew_time(cluster, node).await?));
@@ -47,7 +47,7 @@ async fn jumps(cluster: &mut Cluster, machine: &Machine, clock: &Clock) -> Resul
         finish_undisturbed(&mut answer).await?;
         ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
         for (node, before) in before {
-            super::renewed(cluster, node, before).await?;
+            super::until_renewed(cluster, node, before).await?;
         }
         // The Lease may have been renewed once more by the clock as it was.
         let told = format!("the Lease of {} shows a clock {seconds} s off", machine.name);
@@ -64,7 +64,7 @@ async fn jumps(cluster: &mut Cluster, machine: &Machine, clock: &Clock) -> Resul
         );
         path::ready(cluster).await?;
         ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
-        sound(cluster).await?;
+        check_invariants(cluster).await?;
     }
     Ok(())
 }

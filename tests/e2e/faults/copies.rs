@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use russet_tests::ask;
-use russet_tests::cluster::{Cluster, kill};
-use russet_tests::control_plane::Role;
+use russet_tests::chat;
+use russet_tests::cluster::{TestCluster, kill};
+use russet_tests::control_plane::PlaneProcess;
 
-use super::{back, sound, strike};
+use super::{until_replaced, check_invariants, kill_role};
 use crate::{mistakes, path};
 
 /// The hub's name of a model that is copied for this alone.
 pub const MODEL: &str = "russet/held";
 /// Bytes on disk when the agent is struck: more than the buffer that is lost with it.
-pub const WRITTEN: u64 = 1 << 20;
+pub const MIN_WRITTEN_BYTES: u64 = 1 << 20;
 
 /// That model, served by one rank.
 pub fn manifest() -> String {
@@ -27,8 +27,8 @@ pub fn manifest() -> String {
 }
 
 /// Kill -9 of the agent that copies, with half a file there.
-pub async fn killed(cluster: &mut Cluster) -> Result<()> {
-    let outcome = strike_and_look(cluster).await;
+pub async fn killed(cluster: &mut TestCluster) -> Result<()> {
+    let outcome = kill_and_check(cluster).await;
     // Whatever happened, the next scenario wants to find nothing of it.
     let _ = path::delete_object(cluster, "modeldeployments/held").await;
     let _ = path::delete_object(cluster, "models/held").await;
@@ -40,28 +40,28 @@ pub async fn killed(cluster: &mut Cluster) -> Result<()> {
             Ok(shards == 2 && stores.iter().all(|store| !holds(store, MODEL)))
         })
         .await?;
-    sound(cluster).await
+    check_invariants(cluster).await
 }
 
-async fn strike_and_look(cluster: &mut Cluster) -> Result<()> {
+async fn kill_and_check(cluster: &mut TestCluster) -> Result<()> {
     path::quickstart(cluster).await?;
-    let held = cluster.hub.hold();
-    let (struck, written) = strike_in_copy(cluster).await?;
+    let held = cluster.hub.hold_transfers();
+    let (struck, written) = kill_during_copy(cluster).await?;
     drop(held);
     path::serves(cluster, "held").await?;
     println!("fault: agent killed in a copy, model answers = {:.2} of 30", struck.elapsed().as_secs_f64());
-    let begun = cluster.hub.begun();
+    let begun = cluster.hub.hold_offsets();
     ensure!(
         begun.len() > 1 && begun[1..].iter().all(|start| *start as u64 >= written),
         "{written} bytes were there, and transfers began at {begun:?}"
     );
-    let answer = ask::answer(&cluster.base_url(), "held", "What is 17 + 25?").await?;
+    let answer = chat::answer(&cluster.base_url(), "held", "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");
     Ok(())
 }
 
 /// Starts the copy and kills its agent; when that was, and the bytes on disk then.
-async fn strike_in_copy(cluster: &mut Cluster) -> Result<(Instant, u64)> {
+async fn kill_during_copy(cluster: &mut TestCluster) -> Result<(Instant, u64)> {
     mistakes::apply(cluster, &manifest()).await?;
     let stores = stores(cluster);
     let (mut at, mut written) = (0, 0);
@@ -69,13 +69,13 @@ async fn strike_in_copy(cluster: &mut Cluster) -> Result<(Instant, u64)> {
         .until("half of the model is there", async |_| {
             let parts = stores.iter().map(|store| part(store)).enumerate();
             (at, written) = parts.max_by_key(|(_, bytes)| *bytes).unwrap_or_default();
-            Ok(written >= WRITTEN)
+            Ok(written >= MIN_WRITTEN_BYTES)
         })
         .await?;
     let struck = Instant::now();
     if at == 0 {
-        let killed = strike(cluster, Role::Agent)?;
-        back(cluster, Role::Agent, &killed).await?;
+        let killed = kill_role(cluster, PlaneProcess::Agent)?;
+        until_replaced(cluster, PlaneProcess::Agent, &killed).await?;
     } else {
         kill(cluster.far_agent()?);
         cluster.restart_far_agent().await?;
@@ -83,7 +83,7 @@ async fn strike_in_copy(cluster: &mut Cluster) -> Result<(Instant, u64)> {
     Ok((struck, written))
 }
 
-fn stores(cluster: &Cluster) -> [PathBuf; 2] {
+fn stores(cluster: &TestCluster) -> [PathBuf; 2] {
     [cluster.near_dir(), cluster.far_dir()].map(|folder| folder.join("agent/models"))
 }
 

@@ -15,15 +15,15 @@ pub use self::copy::copy;
 pub use self::store::store;
 
 /// `russet` tries again while a server says that it cannot just now; here that would be for ever.
-const PERSON: Duration = Duration::from_secs(20);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A disk in a mount namespace of its own, held by a process that does nothing else.
-struct Disk {
+struct MountedDisk {
     holder: Child,
     folder: PathBuf,
 }
 
-impl Disk {
+impl MountedDisk {
     /// A disk of so many bytes at `folder`; `None`, and said so, where this user may not mount one.
     fn mount(folder: &Path, bytes: u64) -> Result<Option<Self>> {
         match Self::try_mount(folder, bytes) {
@@ -77,7 +77,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for MountedDisk {
     fn drop(&mut self) {
         let _ = self.holder.kill();
         let _ = self.holder.wait();
@@ -85,12 +85,12 @@ impl Drop for Disk {
 }
 
 /// `russet` with processes on that disk.
-struct Server {
+struct DiskServer {
     child: Child,
 }
 
-impl Server {
-    fn start(disk: &Disk, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Self> {
+impl DiskServer {
+    fn start(disk: &MountedDisk, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Self> {
         let child = disk
             .command(&program("russet")?)
             .args(arguments)
@@ -104,7 +104,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for DiskServer {
     /// As Ctrl-C, so that engines end too and the disk is free; killed if that takes too long.
     fn drop(&mut self) {
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
@@ -125,7 +125,7 @@ impl Drop for Server {
 async fn russet(kubeconfig: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = tokio::process::Command::new(program("russet")?);
     command.args(arguments).env("KUBECONFIG", kubeconfig).kill_on_drop(true);
-    let output = tokio::time::timeout(PERSON, command.output()).await.context("no answer in time")??;
+    let output = tokio::time::timeout(CLIENT_TIMEOUT, command.output()).await.context("no answer in time")??;
     if !output.status.success() {
         bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
     }

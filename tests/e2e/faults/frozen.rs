@@ -5,28 +5,28 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::ask::End;
-use russet_tests::cluster::Cluster;
-use russet_tests::control_plane::Role;
+use russet_tests::chat::StreamEnd;
+use russet_tests::cluster::TestCluster;
+use russet_tests::control_plane::PlaneProcess;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
-    TOKENS, answers_again, continued, ended, engine_of, expected, finish_elsewhere, finish_undisturbed,
-    sound, still_right,
+    TOKENS, answers_again, resumed_count, until_ended, engine_of, expected, finish_resumed, finish_undisturbed,
+    check_invariants, check_answers,
 };
 use crate::path;
 
 /// How long a process of the control plane stays frozen: longer than a Lease lasts, every fifth time,
 /// beginning with the first; else only as long as what happens meanwhile takes.
-fn length(rounds: &AtomicUsize) -> Duration {
+fn freeze_time(rounds: &AtomicUsize) -> Duration {
     let long = rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(5);
     if long { Duration::from_secs(25) } else { Duration::ZERO }
 }
 
 /// Stopped processes; they go on when this is dropped, however the scenario ends.
-pub struct Frozen(Vec<Pid>);
+pub struct FrozenProcesses(Vec<Pid>);
 
-impl Frozen {
+impl FrozenProcesses {
     /// Stops them.
     pub fn new(pids: &[i32]) -> Result<Self> {
         let pids: Vec<Pid> = pids.iter().filter_map(|pid| Pid::from_raw(*pid)).collect();
@@ -39,7 +39,7 @@ impl Frozen {
     }
 }
 
-impl Drop for Frozen {
+impl Drop for FrozenProcesses {
     fn drop(&mut self) {
         for pid in &self.0 {
             let _ = kill_process(*pid, Signal::CONT);
@@ -48,60 +48,60 @@ impl Drop for Frozen {
 }
 
 /// A rank freezes: the group forms anew, the stream goes on where it was, the frozen process is gone.
-pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
+pub async fn rank(cluster: &mut TestCluster, rank: i64) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let pid = engine_of(cluster, rank).await?;
-    let before = continued(cluster).await?;
-    let mut answer = path::endless(cluster, TOKENS).await?;
-    let _frozen = Frozen::new(&[pid])?;
-    let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
+    let before = resumed_count(cluster).await?;
+    let mut answer = path::long_answer(cluster, TOKENS).await?;
+    let _frozen = FrozenProcesses::new(&[pid])?;
+    let longest = finish_resumed(&mut answer, &undisturbed).await?;
     println!("fault: rank {rank} frozen, stream stood still = {:.2} of 30", longest.as_secs_f64());
     answers_again(cluster).await?;
-    ensure!(continued(cluster).await? > before, "the stream did not go on elsewhere");
+    ensure!(resumed_count(cluster).await? > before, "the stream did not go on elsewhere");
     path::ready(cluster).await?;
-    ended(cluster, pid).await?;
-    sound(cluster).await
+    until_ended(cluster, pid).await?;
+    check_invariants(cluster).await
 }
 
 /// Each agent freezes: its engine goes on, and is still its own when it goes on too.
-pub async fn agents(cluster: &mut Cluster) -> Result<()> {
+pub async fn agents(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     for near in [true, false] {
         let engines = cluster.engines().await?;
-        let pids = if near { cluster.pids(Role::Agent)? } else { vec![cluster.far_agent()?] };
+        let pids = if near { cluster.pids(PlaneProcess::Agent)? } else { vec![cluster.far_agent()?] };
         let node = if near { "node-a" } else { "node-b" };
-        let mut answer = path::endless(cluster, TOKENS).await?;
-        let frozen = Frozen::new(&pids)?;
+        let mut answer = path::long_answer(cluster, TOKENS).await?;
+        let frozen = FrozenProcesses::new(&pids)?;
         let before = super::renew_time(cluster, node).await?;
         finish_undisturbed(&mut answer).await?;
         ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
         let thawed = Instant::now();
         drop(frozen);
-        super::renewed(cluster, node, before).await?;
+        super::until_renewed(cluster, node, before).await?;
         println!(
             "fault: agent of {node} frozen and back, Lease renewed = {:.2}",
             thawed.elapsed().as_secs_f64()
         );
         path::ready(cluster).await?;
         ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
-        sound(cluster).await?;
+        check_invariants(cluster).await?;
     }
     Ok(())
 }
 
 /// The API server and the operator freeze, which is what a cut network before them looks like: no
 /// stream notices, and everything goes on afterwards.
-pub async fn serve(cluster: &mut Cluster) -> Result<()> {
+pub async fn serve(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
-    let mut answer = path::endless(cluster, TOKENS).await?;
+    let mut answer = path::long_answer(cluster, TOKENS).await?;
     static ROUNDS: AtomicUsize = AtomicUsize::new(0);
-    let length = length(&ROUNDS);
-    let frozen = Frozen::new(&cluster.pids(Role::Serve)?)?;
+    let length = freeze_time(&ROUNDS);
+    let frozen = FrozenProcesses::new(&cluster.pids(PlaneProcess::Serve)?)?;
     finish_undisturbed(&mut answer).await?;
     ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
     // New requests are answered as well: the gateway knows its engines.
-    still_right(cluster).await?;
+    check_answers(cluster).await?;
     // The fault itself lasts so long; nothing is waited for.
     tokio::time::sleep(length).await;
     let thawed = Instant::now();
@@ -110,20 +110,20 @@ pub async fn serve(cluster: &mut Cluster) -> Result<()> {
         .until("the API answers", async |cluster| Ok(cluster.get("modeldeployments smoke").await.is_ok()))
         .await?;
     println!("fault: serve frozen and back, API answers = {:.2}", thawed.elapsed().as_secs_f64());
-    super::caught_up(cluster).await?;
+    super::until_caught_up(cluster).await?;
     path::ready(cluster).await?;
     ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
-    sound(cluster).await
+    check_invariants(cluster).await
 }
 
 /// The gateway freezes: its streams wait, and then go on where they were.
-pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
+pub async fn gateway(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
-    let mut answer = path::endless(cluster, TOKENS).await?;
+    let mut answer = path::long_answer(cluster, TOKENS).await?;
     static ROUNDS: AtomicUsize = AtomicUsize::new(0);
-    let length = length(&ROUNDS);
-    let frozen = Frozen::new(&cluster.pids(Role::Gateway)?)?;
+    let length = freeze_time(&ROUNDS);
+    let frozen = FrozenProcesses::new(&cluster.pids(PlaneProcess::Gateway)?)?;
     // Everything else still works meanwhile.
     path::ready(cluster).await?;
     // What it had sent before is read first.
@@ -137,9 +137,9 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
     ensure!(matches!(piece, Ok(Some(_))), "the stream went on with {piece:?}");
     println!("fault: gateway frozen and back, stream goes on = {:.2}", thawed.elapsed().as_secs_f64());
     let end = answer.finish().await;
-    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
+    ensure!(end == StreamEnd::Finished("length".into()), "the stream ended with {end:?}");
     ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
     answers_again(cluster).await?;
     ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
-    sound(cluster).await
+    check_invariants(cluster).await
 }

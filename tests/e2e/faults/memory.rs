@@ -4,13 +4,13 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::cluster::Cluster;
+use russet_tests::cluster::TestCluster;
 use russet_tests::processes::processes;
 use serde_json::Value;
 
 /// Every Shard has one living engine and every engine is on record; each machine's grants add up to what
 /// its agent says, and stay within its limit.
-pub async fn is_given_once(cluster: &mut Cluster) -> Result<()> {
+pub async fn is_granted_once(cluster: &mut TestCluster) -> Result<()> {
     let mut living = 0;
     for (node, folder) in [("node-a", cluster.near_dir()), ("node-b", cluster.far_dir())] {
         let (mut last, mut running) = (String::new(), 0);

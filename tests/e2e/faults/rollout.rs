@@ -4,19 +4,19 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::ask::End;
-use russet_tests::cluster::{Cluster, condition, kill};
+use russet_tests::chat::StreamEnd;
+use russet_tests::cluster::{TestCluster, condition, kill};
 
-use super::{TOKENS, answers_again, engine_of, expected, finish_elsewhere, sound};
+use super::{TOKENS, answers_again, engine_of, expected, finish_resumed, check_invariants};
 use crate::path;
 
 /// The context grows by a little or shrinks back, which is another plan every time.
-pub async fn edit(cluster: &mut Cluster) -> Result<()> {
+pub async fn edit(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let before = cluster.get("modeldeployments smoke").await?;
     let context = before["spec"]["sharding"]["kv"]["contextTokens"].as_u64().context("no context")?;
     let wanted = if context == 1024 { 1088 } else { 1024 };
-    let mut answer = path::endless(cluster, TOKENS).await?;
+    let mut answer = path::long_answer(cluster, TOKENS).await?;
     let edited = format!(
         "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: smoke}}\nspec:\n  \
          modelRef: {{name: smoke}}\n  sharding:\n    mode: Pipeline\n    ranks: 2\n    \
@@ -24,7 +24,7 @@ pub async fn edit(cluster: &mut Cluster) -> Result<()> {
     );
     crate::mistakes::apply(cluster, &edited).await?;
     let struck = Instant::now();
-    let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
+    let longest = finish_resumed(&mut answer, &undisturbed).await?;
     println!("fault: spec edited, stream stood still = {:.2} of 60", longest.as_secs_f64());
     cluster
         .until("the edited plan serves", async |cluster| {
@@ -38,19 +38,19 @@ pub async fn edit(cluster: &mut Cluster) -> Result<()> {
         .await?;
     answers_again(cluster).await?;
     println!("fault: spec edited, new plan answers = {:.2} of 60", struck.elapsed().as_secs_f64());
-    sound(cluster).await
+    check_invariants(cluster).await
 }
 
 /// A rank dies whose deployment was deleted: nobody will ever go on with what it answered.
-pub async fn deletion(cluster: &mut Cluster) -> Result<()> {
+pub async fn deletion(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let pid = engine_of(cluster, 0).await?;
-    let mut answer = path::endless(cluster, TOKENS).await?;
+    let mut answer = path::long_answer(cluster, TOKENS).await?;
     path::delete_object(cluster, "modeldeployments/smoke").await?;
     kill(pid);
     let struck = Instant::now();
     let end = answer.finish().await;
-    ensure!(end == End::Failed("engine_lost".into()), "the stream ended with {end:?}");
+    ensure!(end == StreamEnd::Failed("engine_lost".into()), "the stream ended with {end:?}");
     println!("fault: deleted and lost, stream ended = {:.2}", struck.elapsed().as_secs_f64());
     ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}", answer.text);
     cluster
@@ -60,5 +60,5 @@ pub async fn deletion(cluster: &mut Cluster) -> Result<()> {
         .await?;
     path::quickstart(cluster).await?;
     answers_again(cluster).await?;
-    sound(cluster).await
+    check_invariants(cluster).await
 }

@@ -4,17 +4,17 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use russet_tests::ask::End;
-use russet_tests::cluster::{Cluster, condition};
+use russet_tests::chat::StreamEnd;
+use russet_tests::cluster::{TestCluster, condition};
 use serde_json::Value;
 
-use super::{TOKENS, expected, finish_elsewhere, sound};
+use super::{TOKENS, expected, finish_resumed, check_invariants};
 use crate::path;
 use crate::servers::epochs;
 
 /// Plugged in, the wire is a link that is measured, and a group that forms anew meets over it; pulled in the middle of a
 /// stream, the stream goes on over the network, and every place says so; mended, it is used again.
-pub async fn wire(cluster: &mut Cluster) -> Result<()> {
+pub async fn wire(cluster: &mut TestCluster) -> Result<()> {
     let Some(macs) = cluster.macs.clone() else {
         println!("  skipped: no wire joins the machines: {:?}", cluster.lab.fallback);
         return Ok(());
@@ -33,12 +33,12 @@ pub async fn wire(cluster: &mut Cluster) -> Result<()> {
         .await?;
     println!("fault: wire plugged in, measured = {:.2} of 60", plugged.elapsed().as_secs_f64());
     let before = "formed before its cable was known";
-    said(cluster, ("False", "PathFallback", before), ("False", "PathFallback")).await?;
-    form_anew(cluster).await?;
-    said(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
+    until_reported(cluster, ("False", "PathFallback", before), ("False", "PathFallback")).await?;
+    reform_group(cluster).await?;
+    until_reported(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
     let before = cluster.lab.wire_bytes()?;
-    let mut answer = path::endless(cluster, TOKENS).await?;
-    ensure!(answer.finish().await == End::Finished("length".into()), "an undisturbed stream did not end");
+    let mut answer = path::long_answer(cluster, TOKENS).await?;
+    ensure!(answer.finish().await == StreamEnd::Finished("length".into()), "an undisturbed stream did not end");
     ensure!(answer.text == undisturbed, "over the wire the text changed:\n{}\n{undisturbed}", answer.text);
     let carried = cluster.lab.wire_bytes()? - before;
     println!("  {carried} bytes came over the wire during {TOKENS} tokens");
@@ -46,16 +46,16 @@ pub async fn wire(cluster: &mut Cluster) -> Result<()> {
     ensure!(carried > 100 * u64::from(TOKENS), "{carried} bytes over the wire are no activations");
 
     let epochs = epochs(cluster).await?;
-    let mut answer = path::endless(cluster, TOKENS).await?;
+    let mut answer = path::long_answer(cluster, TOKENS).await?;
     let cut = cluster.lab.cut_wire()?;
     let struck = Instant::now();
     cluster
         .until("the group begins a new epoch", async |cluster| Ok(self::epochs(cluster).await? != epochs))
         .await?;
     println!("fault: wire pulled, group begins anew = {:.2} of 20", struck.elapsed().as_secs_f64());
-    let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
+    let longest = finish_resumed(&mut answer, &undisturbed).await?;
     println!("fault: wire pulled, stream stood still = {:.2} of 30", longest.as_secs_f64());
-    said(
+    until_reported(
         cluster,
         ("False", "PathFallback", "and not over the cable that leads there"),
         ("False", "PathFallback"),
@@ -77,16 +77,16 @@ pub async fn wire(cluster: &mut Cluster) -> Result<()> {
             Ok(links.iter().all(|link| link["measured"]["roundTripMicroseconds"].is_u64()))
         })
         .await?;
-    form_anew(cluster).await?;
-    said(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
+    reform_group(cluster).await?;
+    until_reported(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
     near.unplug()?;
     far.unplug()?;
     cluster.until("no link is left", async |cluster| Ok(links(cluster).await?.is_empty())).await?;
-    sound(cluster).await
+    check_invariants(cluster).await
 }
 
 /// The links of all nodes.
-async fn links(cluster: &Cluster) -> Result<Vec<Value>> {
+async fn links(cluster: &TestCluster) -> Result<Vec<Value>> {
     let nodes = cluster.get("inferencenodes").await?;
     let nodes = nodes["items"].as_array().context("no list of nodes")?;
     let of = |node: &Value| node["status"]["links"].as_array().cloned().unwrap_or_default();
@@ -94,7 +94,7 @@ async fn links(cluster: &Cluster) -> Result<Vec<Value>> {
 }
 
 /// Has the group form anew, as the words of `PathFallback` tell people to.
-async fn form_anew(cluster: &mut Cluster) -> Result<()> {
+async fn reform_group(cluster: &mut TestCluster) -> Result<()> {
     let epochs = epochs(cluster).await?;
     let shards = cluster.get("shards").await?;
     let name = shards["items"][0]["metadata"]["name"].as_str().context("no shard has a name")?;
@@ -106,8 +106,8 @@ async fn form_anew(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Waits until both shards say this of the ways between them, and both nodes this of their cables.
-async fn said(
-    cluster: &mut Cluster,
+async fn until_reported(
+    cluster: &mut TestCluster,
     (status, reason, words): (&str, &str, &str),
     healthy: (&str, &str),
 ) -> Result<()> {

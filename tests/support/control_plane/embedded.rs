@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
-use super::Role;
+use super::PlaneProcess;
 use crate::processes::processes;
 
 /// A running `russet up`.
@@ -57,11 +57,11 @@ impl Embedded {
     }
 
     /// Process id of a child of `russet up`.
-    pub(super) fn pid(&self, role: Role) -> Result<i32> {
+    pub(super) fn pid(&self, role: PlaneProcess) -> Result<i32> {
         let verb = match role {
-            Role::Serve => "serve",
-            Role::Gateway => "gateway",
-            Role::Agent => "agent",
+            PlaneProcess::Serve => "serve",
+            PlaneProcess::Gateway => "gateway",
+            PlaneProcess::Agent => "agent",
         };
         let up = self.up.id().context("russet up is not running")?;
         processes()

@@ -11,7 +11,7 @@ use crate::etcd::Etcd;
 use crate::processes::{kill, processes};
 
 /// The running control plane.
-pub struct OnEtcd {
+pub struct EtcdControlPlane {
     /// The first server, with its gateway and agent.
     pub(super) up: Option<Embedded>,
     /// The second server.
@@ -21,7 +21,7 @@ pub struct OnEtcd {
     etcd: Etcd,
 }
 
-impl OnEtcd {
+impl EtcdControlPlane {
     /// Starts etcd and the second server with `command`, which is `russet` prepared for the near machine.
     pub fn start(mut command: Command, data_dir: &Path, log: std::fs::File, url: &str) -> Result<Self> {
         let etcd = Etcd::start(3, true).context("cannot start etcd")?;

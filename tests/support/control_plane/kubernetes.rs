@@ -12,34 +12,34 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use super::Role;
+use super::PlaneProcess;
 use super::pod::Pod;
-use crate::processes::{Supervised, oracle, tail};
+use crate::processes::{SupervisedProcess, oracle, tail};
 use crate::tool::Tool;
 
 /// Where the tests' own values for the chart go: everything listens on loopback.
 const LOOPBACK: &str = "127.0.0.1";
 /// A process of the control plane may take this long to answer at first.
-const PATIENCE: Duration = Duration::from_secs(90);
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 /// The administrator's bearer token; the server lives for one test on an address nobody routes.
 const TOKEN: &str = "russet-tests-administrator";
 
 /// A running control plane with Russet installed.
-pub struct Kubernetes {
+pub struct KubernetesControlPlane {
     folder: PathBuf,
     url: String,
     metrics_port: u16,
     kubectl: Tool,
     helm: Tool,
-    etcd: Supervised,
-    apiserver: Supervised,
-    controller_manager: Supervised,
-    operator: Option<Supervised>,
-    gateway: Option<Supervised>,
-    agent: Option<Supervised>,
+    etcd: SupervisedProcess,
+    apiserver: SupervisedProcess,
+    controller_manager: SupervisedProcess,
+    operator: Option<SupervisedProcess>,
+    gateway: Option<SupervisedProcess>,
+    agent: Option<SupervisedProcess>,
 }
 
-impl Kubernetes {
+impl KubernetesControlPlane {
     /// Starts API server, controller manager and etcd, nothing of Russet yet.
     pub async fn bare(address: IpAddr, api_port: u16, folder: &Path) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
@@ -140,11 +140,11 @@ impl Kubernetes {
     }
 
     /// Has the near machine's agent, which the cluster's owner starts, run with the control plane.
-    pub fn set_agent(&mut self, agent: Supervised) {
+    pub fn set_agent(&mut self, agent: SupervisedProcess) {
         self.agent = Some(agent);
     }
 
-    async fn run_pod(&self, component: &str, programs: &Path) -> Result<Supervised> {
+    async fn run_pod(&self, component: &str, programs: &Path) -> Result<SupervisedProcess> {
         let name = format!("russet-{component}");
         let text = self.kubectl(&["-n", "russet-system", "get", "deployment", &name, "-o", "json"]).await?;
         let deployment: Value = serde_json::from_str(&text)?;
@@ -157,7 +157,7 @@ impl Kubernetes {
             self.kubectl(&["-n", "russet-system", "create", "token", account, "--duration=2h"]).await?;
         pod.identify(token.trim(), &std::fs::read_to_string(self.folder.join("ca.crt"))?)?;
         let programs = programs.to_owned();
-        Supervised::start(component, &self.log(component), move || pod.command(&programs))
+        SupervisedProcess::start(component, &self.log(component), move || pod.command(&programs))
     }
 
     /// Runs kubectl as the administrator; what it printed.
@@ -180,10 +180,10 @@ impl Kubernetes {
     async fn until(&self, what: &str, arguments: &[&str]) -> Result<()> {
         let begin = Instant::now();
         while let Err(error) = self.kubectl(arguments).await {
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > START_TIMEOUT {
                 let logs = ["etcd", "kube-apiserver", "operator", "gateway"]
                     .map(|name| format!("--- {name}\n{}", tail(&self.log(name), 20)));
-                bail!("not within {} s: {what}: {error:#}\n{}", PATIENCE.as_secs(), logs.concat());
+                bail!("not within {} s: {what}: {error:#}\n{}", START_TIMEOUT.as_secs(), logs.concat());
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -204,14 +204,14 @@ impl Kubernetes {
         format!("http://{LOOPBACK}:{}", self.metrics_port)
     }
 
-    pub(super) fn pids(&self, role: Role) -> Result<Vec<i32>> {
-        let pid = |process: &Option<Supervised>, name: &str| {
+    pub(super) fn pids(&self, role: PlaneProcess) -> Result<Vec<i32>> {
+        let pid = |process: &Option<SupervisedProcess>, name: &str| {
             process.as_ref().with_context(|| format!("{name} was not started"))?.pid()
         };
         Ok(match role {
-            Role::Serve => vec![self.apiserver.pid()?, pid(&self.operator, "the operator")?],
-            Role::Gateway => vec![pid(&self.gateway, "the gateway")?],
-            Role::Agent => vec![pid(&self.agent, "the near agent")?],
+            PlaneProcess::Serve => vec![self.apiserver.pid()?, pid(&self.operator, "the operator")?],
+            PlaneProcess::Gateway => vec![pid(&self.gateway, "the gateway")?],
+            PlaneProcess::Agent => vec![pid(&self.agent, "the near agent")?],
         })
     }
 
@@ -235,8 +235,8 @@ impl Kubernetes {
     }
 }
 
-fn foreign(folder: &Path, name: &str, program: PathBuf, arguments: Vec<String>) -> Result<Supervised> {
-    Supervised::start(name, &folder.join(format!("{name}.log")), move || {
+fn foreign(folder: &Path, name: &str, program: PathBuf, arguments: Vec<String>) -> Result<SupervisedProcess> {
+    SupervisedProcess::start(name, &folder.join(format!("{name}.log")), move || {
         // The process goes with this one, however this one ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]).arg(&program).args(&arguments);

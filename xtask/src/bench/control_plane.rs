@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row, figures};
+use super::{Goal, BenchRow, figures};
 use crate::{cargo, mlx, oracles};
 
 pub const ABOUT: &str = "`russet serve` (API server and operator, objects in a file, release build) against \
@@ -20,7 +20,7 @@ const READY: f64 = 15.0;
 const MEMORY: f64 = 0.1;
 
 /// Builds both with optimisation and runs the bench.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let (etcd, kubernetes) = (oracles::etcd()?, oracles::kubernetes()?);
     cargo::run(&mut cargo::command(prepared, &["build", "--release", "-p", "russet-cli"]))?;
     let example = ["build", "--release", "-p", "russet-apiserver", "--example", "control_plane"];
@@ -31,7 +31,7 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     figures(&mut bench, "the bench of the control plane")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<Row> {
+fn row(told: &Value) -> Result<BenchRow> {
     let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {told}"));
     let (ours, peer) = (number("ours")?, number("peer")?);
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
@@ -46,7 +46,7 @@ fn row(told: &Value) -> Result<Row> {
         ("MB", _) => Goal::AtMost(MEMORY),
         _ => Goal::None,
     };
-    Ok(Row { area: "control-plane", what, ours, peer: Some(peer), unit, ratio: Some(ratio), goal })
+    Ok(BenchRow { area: "control-plane", what, ours, peer: Some(peer), unit, ratio: Some(ratio), goal })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row, figures};
+use super::{Goal, BenchRow, figures};
 use crate::{cargo, mlx, python};
 
 pub const ABOUT: &str = "A random float32 Llama of 100 million parameters, both sides on the same libmlx with OpenBLAS in \
@@ -19,7 +19,7 @@ pub const ABOUT: &str = "A random float32 Llama of 100 million parameters, both 
     rank with one core, both Russet's, 8 answers at once.";
 
 /// Builds the engine with optimisation and runs the bench.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let python = python::prepare()?;
     let environment: serde_json::Map<String, Value> = python
         .command()
@@ -34,7 +34,7 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     figures(&mut bench, "the bench of the engine")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<Row> {
+fn row(told: &Value) -> Result<BenchRow> {
     let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {told}"));
     let (ours, peer) = (number("ours")?, number("peer")?);
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
@@ -44,7 +44,7 @@ fn row(told: &Value) -> Result<Row> {
         _ => ("tokens/s", ours / peer),
     };
     let goal = Goal::AtLeast(number("least")?);
-    Ok(Row { area: "engine", what, ours, peer: Some(peer), unit, ratio: Some(ratio), goal })
+    Ok(BenchRow { area: "engine", what, ours, peer: Some(peer), unit, ratio: Some(ratio), goal })
 }
 
 #[cfg(test)]

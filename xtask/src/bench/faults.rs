@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Goal, Row};
+use super::{Goal, BenchRow};
 use crate::{cargo, mlx, oracles};
 
 pub const ABOUT: &str = "Two machines, the smoke model, end-of-sequence banned, one token read and more than \
@@ -77,13 +77,13 @@ pub fn former(what: &str) -> &'static [&'static str] {
 /// What a proof found.
 pub struct Proof {
     /// Figures of scenarios that passed every round.
-    pub rows: Vec<Row>,
+    pub rows: Vec<BenchRow>,
     /// Scenarios that failed, each with its setting.
     pub failed: Vec<String>,
 }
 
 /// Every fault once on a running cluster; how long until a question is answered again.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let mut proof = Proof { rows: Vec::new(), failed: Vec::new() };
     one(prepared, &SETTINGS[0], 1, SETTINGS[0].scenarios[0], &mut proof)?;
     ensure!(proof.failed.is_empty(), "fault scenarios failed: {}", proof.failed.join(", "));
@@ -158,13 +158,13 @@ fn one(
 }
 
 /// `WHAT = SECONDS`, or `WHAT = SECONDS of GOAL` where noticing takes longer than a closed connection.
-fn row(told: &str) -> Result<Row> {
+fn row(told: &str) -> Result<BenchRow> {
     let (what, seconds) = told.split_once('=').context("a fault line without a figure")?;
     let (seconds, goal) = match seconds.split_once(" of ") {
         Some((seconds, goal)) => (seconds, goal.trim().parse()?),
         None => (seconds, GOAL_SECONDS),
     };
-    Ok(Row {
+    Ok(BenchRow {
         area: "faults",
         what: what.trim().to_owned(),
         ours: seconds.trim().parse()?,

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::{Goal, Row, figures};
+use super::{Goal, BenchRow, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "An engine that answers 16 tokens at once over gRPC and mutual TLS, the gateway before it \
@@ -20,7 +20,7 @@ pub const ABOUT: &str = "An engine that answers 16 tokens at once over gRPC and 
 const GOAL_MS: f64 = 1.0;
 
 /// Builds the bench with optimisation and runs it.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let nginx = nginx()?;
     cargo::run(&mut cargo::command(
         prepared,
@@ -32,10 +32,10 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     figures(&mut bench, "the bench of the gateway")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<Row> {
+fn row(told: &Value) -> Result<BenchRow> {
     let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {told}"));
     let judged = told["judged"] == true;
-    Ok(Row {
+    Ok(BenchRow {
         area: "gateway",
         what: told["what"].as_str().context("a figure without a name")?.to_owned(),
         ours: number("ours")?,

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row, figures};
+use super::{Goal, BenchRow, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "Models with random weights of more than a gigabyte each, on one rank, on a pipeline of 2 and on a tensor \
@@ -16,7 +16,7 @@ pub const ABOUT: &str = "Models with random weights of more than a gigabyte each
 const MIB: f64 = 1048576.0;
 
 /// Runs the large half of the engine's memory tests.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     // The whole workspace, so that nothing is built a second time with other features.
     let test = ["test", "--workspace", "--test", "memory", "--", "--ignored", "--nocapture"];
     let ranks = figures(&mut cargo::command(prepared, &test), "the memory test of the engine")?;
@@ -24,13 +24,13 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
 }
 
 /// What is said of one rank.
-fn rows(told: &Value) -> Result<Vec<Row>> {
+fn rows(told: &Value) -> Result<Vec<BenchRow>> {
     let number = |name: &str| {
         told[name].as_f64().map(|bytes| bytes / MIB).with_context(|| format!("no {name} in {told}"))
     };
     let what = told["what"].as_str().context("a rank without a name")?;
     let (planned, peak) = (number("weights")? + number("kv")? + number("overhead")?, number("peak")?);
-    let row = |said: &str, ours, ratio, goal| Row {
+    let row = |said: &str, ours, ratio, goal| BenchRow {
         area: "memory",
         what: format!("{what}: {said}"),
         ours,
@@ -60,7 +60,7 @@ mod tests {
                 "peak": mib(1000.0), "process": mib(1200.0),
             });
             let rows = super::rows(&line).unwrap_or_else(|error| panic!("{error}"));
-            let verdicts: Vec<&str> = rows.iter().map(super::Row::verdict).collect();
+            let verdicts: Vec<&str> = rows.iter().map(super::BenchRow::verdict).collect();
             assert_eq!(verdicts, [below, above, ""], "{planned}");
         }
         assert!(super::rows(&serde_json::json!({})).is_err());

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row, figures};
+use super::{Goal, BenchRow, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "`russet operator` beside `russet serve` (release builds), filled \
@@ -20,7 +20,7 @@ const MEMORY: f64 = 200.0;
 const WRITES: f64 = 1.25;
 
 /// Builds both with optimisation and runs the bench.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     cargo::run(&mut cargo::command(prepared, &["build", "--release", "-p", "russet-cli"]))?;
     let example = ["build", "--release", "-p", "russet-operator", "--example", "scale"];
     cargo::run(&mut cargo::command(prepared, &example))?;
@@ -30,7 +30,7 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     figures(&mut bench, "the bench of the operator")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<Row> {
+fn row(told: &Value) -> Result<BenchRow> {
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
     let ours = told["ours"].as_f64().with_context(|| format!("no figure in {told}"))?;
     let peer = told["peer"].as_f64();
@@ -42,7 +42,7 @@ fn row(told: &Value) -> Result<Row> {
         Some("writes") => ("writes", Goal::None),
         _ => ("s", Goal::None),
     };
-    Ok(Row { area: "operator", what, ours, peer, unit, ratio, goal })
+    Ok(BenchRow { area: "operator", what, ours, peer, unit, ratio, goal })
 }
 
 #[cfg(test)]

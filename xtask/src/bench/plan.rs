@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row, figures};
+use super::{Goal, BenchRow, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "Described clusters in racks of four cabled Macs, half as many deployments as nodes, of four sizes of \
@@ -23,17 +23,17 @@ const COMPARED: &str = "1000";
 const CHECKED: &str = "10000";
 
 /// Builds the planner with optimisation and runs the bench.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let mut bench = cargo::command(prepared, &["bench", "-p", "russet-plan", "--bench", "scale"]);
     figures(&mut bench, "the bench of the planner")?.iter().map(row).collect()
 }
 
 /// How good plans are on random clusters, and whether any breaks a rule.
-pub fn proof(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn proof(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     for (seeds, target, test) in [
         (COMPARED, ["--test", "optimality"].as_slice(), "plans_are_within_two_percent_of_the_best_there_is"),
-        (CHECKED, &["--lib"], "thousands_of_random_clusters_never_break_a_rule_and_always_settle"),
+        (CHECKED, &["--lib"], "random_clusters_never_break_a_rule_and_always_settle"),
     ] {
         let arguments = [&["test", "-p", "russet-plan"], target, &["--", "--nocapture", test]].concat();
         let mut test = cargo::command(prepared, &arguments);
@@ -51,7 +51,7 @@ fn named(told: &Value) -> Result<(String, f64)> {
     Ok((what, ours))
 }
 
-fn judged(told: &Value) -> Result<Row> {
+fn judged(told: &Value) -> Result<BenchRow> {
     let (what, ours) = named(told)?;
     let (unit, goal) = if what.starts_with("plans that break") {
         ("plans", Goal::AtMost(0.0))
@@ -61,17 +61,17 @@ fn judged(told: &Value) -> Result<Row> {
     } else {
         ("%", Goal::AtMost(2.0))
     };
-    Ok(Row { area: "plan", what, ours, peer: None, unit, ratio: None, goal })
+    Ok(BenchRow { area: "plan", what, ours, peer: None, unit, ratio: None, goal })
 }
 
-fn row(told: &Value) -> Result<Row> {
+fn row(told: &Value) -> Result<BenchRow> {
     let (what, ours) = named(told)?;
     let goal = match told["nodes"].as_u64() {
         Some(NODES) if what.starts_with("everything") => Goal::AtMost(REPLAN),
         Some(NODES) if what.starts_with("one more") => Goal::AtMost(CHANGE),
         _ => Goal::None,
     };
-    Ok(Row { area: "plan", what, ours, peer: None, unit: "ms", ratio: None, goal })
+    Ok(BenchRow { area: "plan", what, ours, peer: None, unit: "ms", ratio: None, goal })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row, figures};
+use super::{Goal, BenchRow, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "200 clients at once ask one engine with the smoke model in float32 one thing after the other, with 160 slots, \
@@ -18,12 +18,12 @@ pub const ABOUT: &str = "200 clients at once ask one engine with the smoke model
 const SECONDS: usize = 1800;
 
 /// Asks for half an hour.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     for_seconds(prepared, SECONDS)
 }
 
 /// Asks for so long.
-pub fn for_seconds(prepared: &mlx::Prepared, seconds: usize) -> Result<Vec<Row>> {
+pub fn for_seconds(prepared: &mlx::Prepared, seconds: usize) -> Result<Vec<BenchRow>> {
     // The whole workspace, so that nothing is built a second time with other features.
     let test = ["test", "--workspace", "--test", "soak", "--", "--ignored", "--nocapture"];
     let mut soak = cargo::command(prepared, &test);
@@ -31,7 +31,7 @@ pub fn for_seconds(prepared: &mlx::Prepared, seconds: usize) -> Result<Vec<Row>>
     figures(&mut soak, "the soak of the engine")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<Row> {
+fn row(told: &Value) -> Result<BenchRow> {
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
     let value = told["value"].as_f64().with_context(|| format!("no value in {told}"))?;
     let unit = match told["unit"].as_str() {
@@ -43,5 +43,5 @@ fn row(told: &Value) -> Result<Row> {
         Some(most) => (Some(value), Goal::AtMost(most)),
         None => (None, Goal::None),
     };
-    Ok(Row { area: "soak", what, ours: value, peer: None, unit, ratio, goal })
+    Ok(BenchRow { area: "soak", what, ours: value, peer: None, unit, ratio, goal })
 }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use self::lab::{Lab, Running, Told};
+use self::lab::{SpreadLab, RunningBench, BenchReport};
 use self::sshd::Sshd;
-use super::{Goal, Row};
+use super::{Goal, BenchRow};
 use crate::{cargo, mlx, setup};
 
 pub const ABOUT: &str = "An agent's server and its puller (release build, mutual TLS, every chunk read again and held \
@@ -31,7 +31,7 @@ const EQUAL: [u64; 3] = [400, 400, 400];
 const UNEQUAL: [u64; 3] = [800, 400, 200];
 
 /// Builds the programs and runs all of it.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     setup::packages(&[
         ("aria2", "is what HTTP downloads are compared with"),
         ("rsync", "is what copies are compared with"),
@@ -40,18 +40,18 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     Sshd::is_here()?;
     let example = ["build", "--release", "-p", "russet-agent", "--example", "spread"];
     cargo::run(&mut cargo::command(prepared, &example))?;
-    let bench = Bench::new(cargo::root().join("target/release/examples/spread"))?;
+    let bench = SpreadBench::new(cargo::root().join("target/release/examples/spread"))?;
     let mut rows = Vec::new();
     for (limits, name) in [(EQUAL, "three equal links"), (UNEQUAL, "links of 800, 400 and 200")] {
         rows.extend(bench.links(&limits, name)?);
     }
-    rows.push(bench.falls("a link falls to a tenth", |lab| lab.limit(2, EQUAL[2] / 10), EQUAL[2] / 10)?);
-    rows.push(bench.falls("a link dies", |lab| lab.cut(2), 0)?);
+    rows.push(bench.with_link_change("a link falls to a tenth", |lab| lab.limit(2, EQUAL[2] / 10), EQUAL[2] / 10)?);
+    rows.push(bench.with_link_change("a link dies", |lab| lab.cut(2), 0)?);
     rows.push(bench.receivers()?);
     Ok(rows)
 }
 
-struct Bench {
+struct SpreadBench {
     program: PathBuf,
     folder: Folder,
     /// The seed's weights.
@@ -73,11 +73,11 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn row(what: &str, ours: f64, peer: f64, unit: &'static str, ratio: f64, goal: Goal) -> Row {
-    Row { area: "spread", what: what.to_owned(), ours, peer: Some(peer), unit, ratio: Some(ratio), goal }
+fn row(what: &str, ours: f64, peer: f64, unit: &'static str, ratio: f64, goal: Goal) -> BenchRow {
+    BenchRow { area: "spread", what: what.to_owned(), ours, peer: Some(peer), unit, ratio: Some(ratio), goal }
 }
 
-impl Bench {
+impl SpreadBench {
     fn new(program: PathBuf) -> Result<Self> {
         let folder = Folder(format!("/dev/shm/russet-spread-{}", std::process::id()).into());
         std::fs::create_dir_all(&folder.0)?;
@@ -109,37 +109,37 @@ impl Bench {
     }
 
     /// A server of one kind at all addresses of the first machine of a lab.
-    fn server(&self, lab: &Lab, words: &[&str]) -> Result<Running> {
+    fn server(&self, lab: &SpreadLab, words: &[&str]) -> Result<RunningBench> {
         self.warm()?;
         let addresses = lab.addresses(0, 21_000);
         let words: Vec<&str> = words.iter().copied().chain(addresses.iter().map(String::as_str)).collect();
-        Running::start(lab, 0, &self.program, &words)
+        RunningBench::start(lab, 0, &self.program, &words)
     }
 
     /// Receives the model over all links; what it took, and CPU seconds of both ends.
-    fn pull(&self, lab: &Lab, meanwhile: impl FnOnce() -> Result<()>) -> Result<(Told, f64)> {
+    fn pull(&self, lab: &SpreadLab, meanwhile: impl FnOnce() -> Result<()>) -> Result<(BenchReport, f64)> {
         self.forget("one")?;
         let server = self.server(lab, &["serve", &self.folder(), "seed"])?;
-        let ways: Vec<String> = lab.ways(21_000).iter().map(|way| format!("seed={way}")).collect();
+        let ways: Vec<String> = lab.paths(21_000).iter().map(|way| format!("seed={way}")).collect();
         let mut words = vec!["pull".to_owned(), self.folder(), "one".to_owned()];
         words.extend(ways);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let mut puller = Running::start(lab, 1, &self.program, &words)?;
+        let mut puller = RunningBench::start(lab, 1, &self.program, &words)?;
         meanwhile()?;
-        let told = puller.told()?;
+        let told = puller.report()?;
         let cpu = told.cpu + server.end()?.cpu;
         Ok((told, cpu))
     }
 
     /// Reads what sendfile sends; with a `file` into that.
-    fn drain(&self, lab: &Lab, file: Option<&str>) -> Result<(Told, f64)> {
+    fn drain(&self, lab: &SpreadLab, file: Option<&str>) -> Result<(BenchReport, f64)> {
         let server = self.server(lab, &["pour", &self.file])?;
-        let (size, ways) = (SIZE.to_string(), lab.ways(21_000));
+        let (size, ways) = (SIZE.to_string(), lab.paths(21_000));
         let target = file.map(|name| self.path().join(name).display().to_string());
         let mut words = vec![if file.is_some() { "keep" } else { "drain" }, &size];
         words.extend(target.as_deref());
         words.extend(ways.iter().map(String::as_str));
-        let told = Running::start(lab, 1, &self.program, &words)?.told()?;
+        let told = RunningBench::start(lab, 1, &self.program, &words)?.report()?;
         let cpu = told.cpu + server.end()?.cpu;
         if let Some(path) = target {
             std::fs::remove_file(path)?;
@@ -147,10 +147,10 @@ impl Bench {
         Ok((told, cpu))
     }
 
-    fn aria2(&self, lab: &Lab) -> Result<f64> {
+    fn aria2(&self, lab: &SpreadLab) -> Result<f64> {
         let server = self.server(lab, &["ranges", &self.file])?;
         let own: Vec<String> =
-            lab.ways(0).iter().filter_map(|way| Some(way.split_once('>')?.0.to_owned())).collect();
+            lab.paths(0).iter().filter_map(|way| Some(way.split_once('>')?.0.to_owned())).collect();
         let mut words = vec![
             format!("--multiple-interface={}", own.join(",")),
             format!("--dir={}", self.path().display()),
@@ -171,12 +171,12 @@ impl Bench {
     }
 
     /// Over the first link, by an sshd of this bench's own.
-    fn rsync(&self, lab: &Lab) -> Result<f64> {
+    fn rsync(&self, lab: &SpreadLab) -> Result<f64> {
         let address = &lab.addresses(0, 21_001)[0];
         let (host, port) = address.rsplit_once(':').context("an address without a port")?;
         self.warm()?;
         let daemon = ["-D", "-f", &self.sshd.config, "-p", port, "-o", &format!("ListenAddress={host}")];
-        let _daemon = Running::listens(lab, 0, sshd::PROGRAM, &daemon, address)?;
+        let _daemon = RunningBench::listens(lab, 0, sshd::PROGRAM, &daemon, address)?;
         let target = self.path().join("rsync").display().to_string();
         let words = [
             "--whole-file".into(),
@@ -207,8 +207,8 @@ impl Bench {
     }
 
     /// Everything over links of these limits, in turns.
-    fn links(&self, limits: &[u64; 3], name: &str) -> Result<Vec<Row>> {
-        let lab = Lab::links(limits)?;
+    fn links(&self, limits: &[u64; 3], name: &str) -> Result<Vec<BenchRow>> {
+        let lab = SpreadLab::links(limits)?;
         let (mut ours, mut drains, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         let (mut aria2, mut rsync) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -273,8 +273,8 @@ impl Bench {
     }
 
     /// A third of the way, something happens to the third of three equal links, which carries `left` Mbit/s from then on.
-    fn falls(&self, what: &str, happens: impl Fn(&Lab) -> Result<()>, left: u64) -> Result<Row> {
-        let lab = Lab::links(&EQUAL)?;
+    fn with_link_change(&self, what: &str, happens: impl Fn(&SpreadLab) -> Result<()>, left: u64) -> Result<BenchRow> {
+        let lab = SpreadLab::links(&EQUAL)?;
         let sum = EQUAL.iter().sum::<u64>() as f64 * 1e6 / 8.0;
         let bytes = (SIZE << 20) as f64;
         let before = bytes / sum / 3.0;
@@ -289,12 +289,12 @@ impl Bench {
     }
 
     /// Three that receive at once, who also have each other, against one.
-    fn receivers(&self) -> Result<Row> {
-        let lab = Lab::switch(4, 400)?;
+    fn receivers(&self) -> Result<BenchRow> {
+        let lab = SpreadLab::switch(4, 400)?;
         let nodes = ["seed", "one", "two", "three"];
         let receive = |receivers: std::ops::RangeInclusive<usize>| -> Result<f64> {
             let serve = lab.at(0, 21_000);
-            let server = Running::start(&lab, 0, &self.program, &["serve", &self.folder(), "seed", &serve])?;
+            let server = RunningBench::start(&lab, 0, &self.program, &["serve", &self.folder(), "seed", &serve])?;
             let mut running = Vec::new();
             for own in receivers.clone() {
                 self.forget(nodes[own])?;
@@ -305,9 +305,9 @@ impl Bench {
                 words.push(format!("@{}", lab.at(own, 21_000)));
                 words.extend(ways);
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
-                running.push(Running::start(&lab, own, &self.program, &words)?);
+                running.push(RunningBench::start(&lab, own, &self.program, &words)?);
             }
-            let told: Vec<Told> = running.iter_mut().map(Running::told).collect::<Result<_>>()?;
+            let told: Vec<BenchReport> = running.iter_mut().map(RunningBench::report).collect::<Result<_>>()?;
             drop(running);
             server.end()?;
             Ok(told.iter().map(|told| told.seconds).fold(0.0, f64::max))

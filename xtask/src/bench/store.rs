@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row, figures};
+use super::{Goal, BenchRow, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "A store in a process of its own is killed, as by `kill -9`, at every step that changes its disk, \
@@ -31,12 +31,12 @@ const FAULTS: [&str; 9] = [
 ];
 
 /// One kill at each step.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     many(prepared, 1)
 }
 
 /// So many kills at each step.
-pub fn many(prepared: &mlx::Prepared, rounds: usize) -> Result<Vec<Row>> {
+pub fn many(prepared: &mlx::Prepared, rounds: usize) -> Result<Vec<BenchRow>> {
     // The programs that are killed; tests by name build no examples.
     cargo::run(&mut cargo::command(prepared, &["build", "--workspace", "--examples"]))?;
     // The whole workspace, so that nothing is built a second time with other features.
@@ -49,7 +49,7 @@ pub fn many(prepared: &mlx::Prepared, rounds: usize) -> Result<Vec<Row>> {
     figures(&mut tests, "the proof of the store")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<Row> {
+fn row(told: &Value) -> Result<BenchRow> {
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
     let ours = told["ours"].as_f64().with_context(|| format!("no figure in {told}"))?;
     let (unit, goal) = match told["unit"].as_str() {
@@ -59,5 +59,5 @@ fn row(told: &Value) -> Result<Row> {
         Some("times") => ("times", Goal::None),
         _ => ("kills", Goal::None),
     };
-    Ok(Row { area: "store", what, ours, peer: None, unit, ratio: None, goal })
+    Ok(BenchRow { area: "store", what, ours, peer: None, unit, ratio: None, goal })
 }

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row, figures};
+use super::{Goal, BenchRow, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "`ours` goes through the mutual TLS tunnel between ranks (`--transport tunnel`, the default), \
@@ -13,12 +13,12 @@ pub const ABOUT: &str = "`ours` goes through the mutual TLS tunnel between ranks
     is so small that a step is little more than what travels: a worst case.";
 
 /// Figures are told, not judged: nobody promised a bound.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let mut bench = cargo::command(prepared, &["bench", "-p", "russet-engine", "--bench", "tunnel"]);
     figures(&mut bench, "the bench of the tunnel")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<Row> {
+fn row(told: &Value) -> Result<BenchRow> {
     let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {told}"));
     let (ours, peer) = (number("ours")?, number("peer")?);
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
@@ -28,5 +28,5 @@ fn row(told: &Value) -> Result<Row> {
         _ => "tokens/s",
     };
     let ratio = Some(ours / peer);
-    Ok(Row { area: "tunnel", what, ours, peer: Some(peer), unit, ratio, goal: Goal::None })
+    Ok(BenchRow { area: "tunnel", what, ours, peer: Some(peer), unit, ratio, goal: Goal::None })
 }

@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-use super::{Findings, Source};
+use super::{Findings, TidySource};
 use crate::invariants::{self, INVARIANTS, Invariant, PAGE};
 
 /// The table quotes the names of all executors, so it is no evidence that they exist.
 const TABLE: &str = "xtask/src/invariants.rs";
 
 /// The file that has an executor: the test function, the row of a table of tests, or the file itself.
-fn place(sources: &[Source], name: &str) -> Option<String> {
+fn place(sources: &[TidySource], name: &str) -> Option<String> {
     let found = |part: &str| {
         sources
             .iter()
@@ -24,12 +24,12 @@ fn place(sources: &[Source], name: &str) -> Option<String> {
 }
 
 /// The text that `docs/invariants.md` should have.
-pub fn page(sources: &[Source]) -> String {
+pub fn page(sources: &[TidySource]) -> String {
     invariants::page(INVARIANTS, |name| place(sources, name))
 }
 
 /// Executors that are no test, no check and no file.
-pub fn missing(sources: &[Source], rules: &[Invariant]) -> Findings {
+pub fn missing(sources: &[TidySource], rules: &[Invariant]) -> Findings {
     let mut findings = Vec::new();
     for (number, rule) in (1..).zip(rules) {
         for name in rule.executors.iter().filter(|name| place(sources, name).is_none()) {
@@ -67,11 +67,11 @@ pub fn unlisted(architecture: &str, rules: &[Invariant]) -> Findings {
 
 #[cfg(test)]
 mod tests {
-    use super::{Source, missing, place, stale, unlisted};
+    use super::{TidySource, missing, place, stale, unlisted};
     use crate::invariants::Invariant;
 
-    fn source(path: &str, text: &str) -> Source {
-        Source { path: path.into(), text: text.to_owned() }
+    fn source(path: &str, text: &str) -> TidySource {
+        TidySource { path: path.into(), text: text.to_owned() }
     }
 
     fn rule(executors: &'static [&'static str]) -> Invariant {

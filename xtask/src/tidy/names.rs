@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::vocabulary::{COMMON_TYPES, LIMITS, MODULES, TYPES};
-use super::{Findings, Source};
+use super::{Findings, TidySource};
 
 /// What a column of test names shows without wrapping, and what a reader takes in at once.
 const MAX_TEST_NAME: usize = 60;
@@ -63,7 +63,7 @@ fn instead<'a>(list: &[(&'a str, &'a str)], name: &str) -> Option<&'a str> {
 }
 
 /// Types and modules with names that [`TYPES`] and [`MODULES`] forbid.
-pub fn private_words(sources: &[Source]) -> Findings {
+pub fn private_words(sources: &[TidySource]) -> Findings {
     let mut findings = Vec::new();
     for source in sources {
         for (number, defined) in definitions(&source.text) {
@@ -83,7 +83,7 @@ pub fn private_words(sources: &[Source]) -> Findings {
 }
 
 /// The crate of a file of shipped code; tests, benches, examples and the harness name things for themselves.
-fn shipping_crate(source: &Source) -> Option<String> {
+fn shipping_crate(source: &TidySource) -> Option<String> {
     let mut parts: Vec<String> = source.path.iter().map(|part| part.to_string_lossy().into_owned()).collect();
     let file = parts.pop()?;
     let folder = parts.iter().position(|part| part == "src")?;
@@ -93,7 +93,7 @@ fn shipping_crate(source: &Source) -> Option<String> {
 }
 
 /// Types that more than [`MAX_CRATES`] crates define.
-pub fn repeated_types(sources: &[Source]) -> Findings {
+pub fn repeated_types(sources: &[TidySource]) -> Findings {
     let mut crates: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for source in sources {
         let Some(folder) = shipping_crate(source) else { continue };
@@ -115,7 +115,7 @@ pub fn repeated_types(sources: &[Source]) -> Findings {
 }
 
 /// Limits that are not `MAX_…` or `MIN_…`.
-pub fn odd_limits(sources: &[Source]) -> Findings {
+pub fn odd_limits(sources: &[TidySource]) -> Findings {
     let mut findings = Vec::new();
     for source in sources {
         for (number, defined) in definitions(&source.text) {
@@ -130,7 +130,7 @@ pub fn odd_limits(sources: &[Source]) -> Findings {
 }
 
 /// Tests whose names are longer than [`MAX_TEST_NAME`].
-pub fn long_test_names(sources: &[Source]) -> Findings {
+pub fn long_test_names(sources: &[TidySource]) -> Findings {
     let mut findings = Vec::new();
     for source in sources {
         let mut is_test = false;
@@ -156,12 +156,12 @@ pub fn long_test_names(sources: &[Source]) -> Findings {
 #[cfg(test)]
 mod tests {
     use super::{
-        COMMON_TYPES, Defined, MODULES, Source, TYPES, defined, long_test_names, odd_limits, private_words,
+        COMMON_TYPES, Defined, MODULES, TidySource, TYPES, defined, long_test_names, odd_limits, private_words,
         repeated_types,
     };
 
-    fn source(path: &str, text: &str) -> Source {
-        Source { path: path.into(), text: text.to_owned() }
+    fn source(path: &str, text: &str) -> TidySource {
+        TidySource { path: path.into(), text: text.to_owned() }
     }
 
     #[test]

@@ -9,8 +9,8 @@ use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder};
 use object_store::{BackoffConfig, RetryConfig, StaticCredentialProvider};
 use reqwest::Url;
 
-use super::door::Door;
-use super::{Bucket, Folder};
+use super::http_client::ObjectHttpClient;
+use super::{Bucket, BucketPrefix};
 use crate::store::web::loopback;
 use crate::store::{Context, Credentials, StoreError};
 
@@ -23,7 +23,7 @@ pub(super) enum Provider {
 }
 
 impl Provider {
-    pub fn of(scheme: &str) -> Option<Self> {
+    pub fn from_scheme(scheme: &str) -> Option<Self> {
         match scheme {
             "s3" => Some(Self::S3),
             "gs" => Some(Self::Google),
@@ -53,7 +53,7 @@ impl Provider {
     }
 
     /// Whether another region may be tried: none was named and none was tried.
-    pub fn may_move(self, credentials: &Credentials, tried: Option<&str>) -> bool {
+    pub fn may_change_region(self, credentials: &Credentials, tried: Option<&str>) -> bool {
         self == Self::S3 && tried.is_none() && credentials.get("AWS_REGION").is_none()
     }
 
@@ -61,25 +61,25 @@ impl Provider {
     pub fn open(
         self,
         context: &Context,
-        folder: &Folder<'_>,
+        folder: &BucketPrefix<'_>,
         credentials: &Credentials,
         region: Option<&str>,
     ) -> Result<Arc<dyn Bucket>, StoreError> {
         let bad = |problem: String| StoreError::BadUri { uri: folder.uri.to_owned(), problem };
         // What these refuse is what the Secret says; they do not ask anybody yet.
         let refused = |error: object_store::Error| {
-            bad(format!("it cannot be opened with what its Secret says: {}", super::door::said(&error)))
+            bad(format!("it cannot be opened with what its Secret says: {}", super::http_client::error_text(&error)))
         };
         let endpoint = |key: &str| endpoint(credentials, key).map_err(bad);
         Ok(match self {
             Self::S3 => {
                 let endpoint = endpoint("AWS_ENDPOINT_URL")?;
                 // Requests to S3 are signed, which shows no key; and few such stores of a home have a certificate.
-                let door = Door::new(context, endpoint.as_ref().is_some_and(|url| url.scheme() == "http"));
+                let door = ObjectHttpClient::new(context, endpoint.as_ref().is_some_and(|url| url.scheme() == "http"));
                 let mut builder = AmazonS3Builder::new()
                     .with_bucket_name(folder.bucket)
                     .with_http_connector(door)
-                    .with_retry(once());
+                    .with_retry(no_retries());
                 if let Some(region) = credentials.get("AWS_REGION").or(region) {
                     builder = builder.with_region(region);
                 }
@@ -106,8 +106,8 @@ impl Provider {
             Self::Google => {
                 let mut builder = GoogleCloudStorageBuilder::new()
                     .with_bucket_name(folder.bucket)
-                    .with_http_connector(Door::new(context, false))
-                    .with_retry(once());
+                    .with_http_connector(ObjectHttpClient::new(context, false))
+                    .with_retry(no_retries());
                 if let Some(endpoint) = endpoint("STORAGE_EMULATOR_HOST")? {
                     builder = builder.with_base_url(&text(&endpoint));
                 }
@@ -130,8 +130,8 @@ impl Provider {
                 let mut builder = MicrosoftAzureBuilder::new()
                     .with_account(account)
                     .with_container_name(folder.bucket)
-                    .with_http_connector(Door::new(context, false))
-                    .with_retry(once());
+                    .with_http_connector(ObjectHttpClient::new(context, false))
+                    .with_retry(no_retries());
                 if let Some(endpoint) = endpoint("AZURE_STORAGE_ENDPOINT")? {
                     builder = builder.with_endpoint(text(&endpoint));
                 }
@@ -154,7 +154,7 @@ impl Provider {
 }
 
 /// Tried once: what is tried again, when and for how long is the store's own to say, for all sources alike.
-fn once() -> RetryConfig {
+fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, backoff: BackoffConfig::default(), ..RetryConfig::default() }
 }
 

@@ -13,11 +13,11 @@ use russet_crds::conditions::Reason;
 use tokio::sync::watch;
 
 use super::*;
-use crate::store::{Progress, Store};
+use crate::store::{TransferProgress, Store};
 
 /// A bucket, and what it does to those who ask.
 #[derive(Default)]
-struct Served {
+struct BucketServer {
     objects: Mutex<BTreeMap<String, Vec<u8>>>,
     /// What all are answered with.
     refusal: Mutex<Option<(StatusCode, &'static str)>>,
@@ -32,7 +32,7 @@ struct Served {
     /// The region it is in, if it minds.
     region: Option<&'static str>,
     /// `Authorization` and `Range` of all requests.
-    asked: Mutex<Vec<(Option<String>, Option<String>)>>,
+    requests: Mutex<Vec<(Option<String>, Option<String>)>>,
 }
 
 fn tag(bytes: &[u8]) -> String {
@@ -44,10 +44,10 @@ fn answer(status: StatusCode, body: impl Into<Body>) -> Response {
     Response::builder().status(status).body(body.into()).unwrap()
 }
 
-async fn serve(State(served): State<Arc<Served>>, request: Request) -> Response {
+async fn serve(State(served): State<Arc<BucketServer>>, request: Request) -> Response {
     let text = |name: &str| request.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
     let (authorization, range) = (text("authorization"), text("range"));
-    served.asked.lock().unwrap().push((authorization.clone(), range.clone()));
+    served.requests.lock().unwrap().push((authorization.clone(), range.clone()));
     if let Some((status, code)) = *served.refusal.lock().unwrap() {
         let mut answer = answer(status, format!("<Error><Code>{code}</Code></Error>"));
         answer.headers_mut().insert("retry-after", "7".parse().unwrap());
@@ -71,7 +71,7 @@ async fn serve(State(served): State<Arc<Served>>, request: Request) -> Response 
 }
 
 /// A page of two objects.
-fn listing(served: &Served, query: &str) -> String {
+fn listing(served: &BucketServer, query: &str) -> String {
     let query: BTreeMap<_, _> =
         reqwest::Url::parse(&format!("http://x/?{query}")).unwrap().query_pairs().into_owned().collect();
     assert_eq!(query["delimiter"], "/", "folders below are not asked for");
@@ -103,7 +103,7 @@ fn listing(served: &Served, query: &str) -> String {
     text + "</ListBucketResult>"
 }
 
-fn object(served: &Served, name: &str, range: Option<&str>, headers: &HeaderMap) -> Response {
+fn object(served: &BucketServer, name: &str, range: Option<&str>, headers: &HeaderMap) -> Response {
     let mut objects = served.objects.lock().unwrap();
     let Some(bytes) = objects.get_mut(name) else { return answer(StatusCode::NOT_FOUND, "") };
     if headers.get("if-match").is_some_and(|wanted| wanted.to_str().unwrap() != tag(bytes)) {
@@ -137,7 +137,7 @@ fn object(served: &Served, name: &str, range: Option<&str>, headers: &HeaderMap)
 }
 
 /// A bucket with a tiny model, whose weight has `elements` values.
-fn bucket(elements: usize) -> Served {
+fn bucket(elements: usize) -> BucketServer {
     let data = elements * 4;
     let header = serde_json::json!({
         "model.embed_tokens.weight": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]},
@@ -156,17 +156,17 @@ fn bucket(elements: usize) -> Served {
         ("tiny.json", b"of another folder".to_vec()),
     ];
     let objects = objects.map(|(name, bytes)| (name.to_owned(), bytes)).into();
-    Served { objects: Mutex::new(objects), ..Served::default() }
+    BucketServer { objects: Mutex::new(objects), ..BucketServer::default() }
 }
 
-struct Open {
-    served: Arc<Served>,
-    wanted: Wanted,
+struct BucketFixture {
+    served: Arc<BucketServer>,
+    wanted: SourceSpec,
     store: Store,
     _folder: tempfile::TempDir,
 }
 
-async fn open(served: Served, secret: &[(&str, &str)]) -> Open {
+async fn open(served: BucketServer, secret: &[(&str, &str)]) -> BucketFixture {
     rustls::crypto::ring::default_provider().install_default().ok();
     let served = Arc::new(served);
     let router = axum::Router::new().fallback(serve).with_state(served.clone());
@@ -179,17 +179,17 @@ async fn open(served: Served, secret: &[(&str, &str)]) -> Open {
     let mut context = Context::new("http://127.0.0.1:1", vec![]).unwrap();
     context.retry = std::time::Duration::from_millis(10);
     let store = Store::open(folder.path().join("models"), context).unwrap();
-    Open {
+    BucketFixture {
         served,
-        wanted: Wanted { uri: "s3://models/tiny".into(), credentials, ..Wanted::default() },
+        wanted: SourceSpec { uri: "s3://models/tiny".into(), credentials, ..SourceSpec::default() },
         store,
         _folder: folder,
     }
 }
 
-impl Open {
+impl BucketFixture {
     async fn fetch(&self) -> Result<crate::store::Published, StoreError> {
-        self.store.fetch(&self.wanted, &watch::Sender::new(Progress::default())).await
+        self.store.fetch(&self.wanted, &watch::Sender::new(TransferProgress::default())).await
     }
 
     fn bytes(&self, name: &str) -> Vec<u8> {
@@ -200,7 +200,7 @@ impl Open {
 const SIGNED: &[(&str, &str)] = &[("AWS_ACCESS_KEY_ID", "AKID"), ("AWS_SECRET_ACCESS_KEY", "top secret")];
 
 #[tokio::test]
-async fn a_folder_comes_whole_and_goes_on_where_it_broke() {
+async fn object_folder_downloads_whole_and_resumes() {
     let open = open(bucket(100_000), SIGNED).await;
     *open.served.cut.lock().unwrap() = Some(150_000);
     let published = open.fetch().await.unwrap();
@@ -209,7 +209,7 @@ async fn a_folder_comes_whole_and_goes_on_where_it_broke() {
     for name in names {
         assert_eq!(std::fs::read(published.path.join(name)).unwrap(), open.bytes(name), "{name}");
     }
-    let asked = open.served.asked.lock().unwrap();
+    let asked = open.served.requests.lock().unwrap();
     let signed = |shown: &Option<String>| {
         shown.as_ref().is_some_and(|text| text.starts_with("AWS4-HMAC-SHA256 Credential=AKID/"))
     };
@@ -221,7 +221,7 @@ async fn a_folder_comes_whole_and_goes_on_where_it_broke() {
 }
 
 #[tokio::test]
-async fn an_object_that_is_replaced_meanwhile_is_listed_anew_and_never_mixed() {
+async fn object_replaced_mid_download_is_relisted_never_mixed() {
     let open = open(bucket(100_000), SIGNED).await;
     *open.served.cut.lock().unwrap() = Some(150_000);
     open.served.replaced.store(true, Ordering::SeqCst);
@@ -236,33 +236,33 @@ async fn an_object_that_is_replaced_meanwhile_is_listed_anew_and_never_mixed() {
 }
 
 #[tokio::test]
-async fn without_a_key_nothing_is_signed_and_no_other_is_looked_for() {
+async fn requests_without_credentials_are_unsigned() {
     let open = open(bucket(10), &[]).await;
     open.fetch().await.unwrap();
-    assert!(open.served.asked.lock().unwrap().iter().all(|(shown, _)| shown.is_none()));
+    assert!(open.served.requests.lock().unwrap().iter().all(|(shown, _)| shown.is_none()));
     let endpoint = open.wanted.credentials.get("AWS_ENDPOINT_URL").unwrap();
     for (uri, key) in
         [("gs://models/tiny", "STORAGE_EMULATOR_HOST"), ("az://models/tiny", "AZURE_STORAGE_ENDPOINT")]
     {
         let secret = [(key, endpoint), ("AZURE_STORAGE_ACCOUNT_NAME", "somebody")];
         let credentials = Credentials::new(secret.map(|(key, value)| (key.to_owned(), value.into())));
-        let wanted = Wanted { uri: uri.into(), credentials, ..Wanted::default() };
+        let wanted = SourceSpec { uri: uri.into(), credentials, ..SourceSpec::default() };
         // They speak otherwise than this bucket does; what matters is what they show it.
         open.store.headers(&wanted).await.unwrap_err();
     }
-    let asked = open.served.asked.lock().unwrap();
+    let asked = open.served.requests.lock().unwrap();
     assert!(asked.iter().all(|(shown, _)| shown.is_none()) && asked.len() > 5, "{asked:?}");
 }
 
 #[tokio::test]
 async fn a_bucket_in_another_region_is_found_there() {
-    let elsewhere = Served { region: Some("eu-west-1"), ..bucket(10) };
+    let elsewhere = BucketServer { region: Some("eu-west-1"), ..bucket(10) };
     open(elsewhere, SIGNED).await.fetch().await.unwrap();
     let named = [SIGNED, &[("AWS_REGION", "us-west-2")]].concat();
-    let elsewhere = Served { region: Some("eu-west-1"), ..bucket(10) };
+    let elsewhere = BucketServer { region: Some("eu-west-1"), ..bucket(10) };
     let error = open(elsewhere, &named).await.fetch().await.unwrap_err();
     assert!(error.chain().contains("AuthorizationHeaderMalformed"), "{error}");
-    let hostile = Served { region: Some("evil.example/"), ..bucket(10) };
+    let hostile = BucketServer { region: Some("evil.example/"), ..bucket(10) };
     let error = open(hostile, SIGNED).await.fetch().await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceUnreachable);
 }
@@ -282,32 +282,32 @@ async fn every_refusal_is_a_reason_and_shows_no_key() {
     for (status, code, reason, after) in cases {
         *open.served.refusal.lock().unwrap() = Some((status, code));
         let error = open.store.headers(&open.wanted).await.unwrap_err();
-        assert_eq!((error.reason(), error.after().as_secs()), (reason, after), "{error}");
+        assert_eq!((error.reason(), error.retry_after().as_secs()), (reason, after), "{error}");
         assert!(error.chain().contains(code) && error.chain().contains("s3://models/tiny"), "{error}");
         assert!(!error.chain().contains("secret ") && !error.chain().contains("http://"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn sizes_that_are_lies_and_folders_without_a_model_are_refused() {
+async fn wrong_object_sizes_and_folders_without_model_are_refused() {
     let open = open(bucket(10), SIGNED).await;
     *open.served.lie.lock().unwrap() = 5;
     let error = open.store.headers(&open.wanted).await.unwrap_err();
     assert!(matches!(error, StoreError::Replaced { .. }), "{error}");
-    let nowhere = Wanted { uri: "s3://models/nothing".into(), ..open.wanted.clone() };
+    let nowhere = SourceSpec { uri: "s3://models/nothing".into(), ..open.wanted.clone() };
     assert_eq!(open.store.headers(&nowhere).await.unwrap_err().reason(), Reason::SourceNotFound);
 }
 
 #[tokio::test]
 async fn a_listing_without_end_is_not_read_to_its_end() {
-    open(Served { padding: 1 << 20, ..bucket(10) }, SIGNED).await.fetch().await.unwrap();
-    let error = open(Served { padding: 17 << 20, ..bucket(10) }, SIGNED).await.fetch().await.unwrap_err();
+    open(BucketServer { padding: 1 << 20, ..bucket(10) }, SIGNED).await.fetch().await.unwrap();
+    let error = open(BucketServer { padding: 17 << 20, ..bucket(10) }, SIGNED).await.fetch().await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceUnreachable, "{error}");
     assert!(error.chain().contains("16777216 bytes"), "{error}");
 }
 
 #[tokio::test]
-async fn names_that_lead_elsewhere_are_left_or_refused_and_never_written() {
+async fn object_names_outside_the_folder_are_never_written() {
     for (key, fetched) in [
         ("tiny/..", false),
         ("tiny//config.json", false),
@@ -336,7 +336,7 @@ async fn names_that_lead_elsewhere_are_left_or_refused_and_never_written() {
 }
 
 #[tokio::test]
-async fn the_sums_of_a_folder_are_its_listing() {
+async fn checksum_file_serves_as_the_folder_listing() {
     let open = open(bucket(10), SIGNED).await;
     let sum = |name: &str| {
         use sha2::Digest as _;
@@ -370,12 +370,12 @@ fn only_plain_names_are_buckets_and_folders() {
         ("s3://models:80/a", None),
         ("s3://..s/a", None),
     ] {
-        assert_eq!(Folder::of(uri).ok().map(|folder| folder.path.to_string()).as_deref(), wanted, "{uri}");
+        assert_eq!(BucketPrefix::parse(uri).ok().map(|folder| folder.path.to_string()).as_deref(), wanted, "{uri}");
     }
 }
 
 #[tokio::test]
-async fn secrets_that_cannot_open_anything_are_refused_before_anybody_is_asked() {
+async fn unusable_secrets_are_refused_before_any_request() {
     let context = Context::new("http://127.0.0.1:1", vec![]).unwrap();
     for (uri, secret, said) in [
         ("s3://models/a", vec![("AWS_ACCESS_KEY_ID", "x")], "add the other"),
@@ -392,7 +392,7 @@ async fn secrets_that_cannot_open_anything_are_refused_before_anybody_is_asked()
     ] {
         let credentials =
             Credentials::new(secret.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
-        let wanted = Wanted { uri: uri.into(), credentials, ..Wanted::default() };
+        let wanted = SourceSpec { uri: uri.into(), credentials, ..SourceSpec::default() };
         let Err(error) = list(&context, &wanted).await else { panic!("{uri} {secret:?}") };
         assert_eq!(error.reason(), Reason::InvalidSpec, "{error}");
         assert!(error.chain().contains(said), "{error}");

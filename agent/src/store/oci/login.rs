@@ -17,7 +17,7 @@ use crate::store::{Credentials, StoreError};
 pub(super) const KEYS: &[&str] = &["username", "password", DOCKER];
 const DOCKER: &str = ".dockerconfigjson";
 /// Tokens are some kilobytes.
-const MAX_TOKEN: usize = 1 << 20;
+const MAX_TOKEN_BYTES: usize = 1 << 20;
 
 /// What one registry is shown.
 pub(in crate::store) struct Registry {
@@ -25,7 +25,7 @@ pub(in crate::store) struct Registry {
     login: Option<HeaderValue>,
     /// All that is asked for: reading this artifact.
     scope: String,
-    shown: Mutex<Option<HeaderValue>>,
+    authorization: Mutex<Option<HeaderValue>>,
 }
 
 /// What a registry asks for: a scheme and its parameters.
@@ -36,7 +36,7 @@ struct Challenge {
 }
 
 #[derive(Deserialize)]
-struct Granted {
+struct TokenResponse {
     token: Option<String>,
     access_token: Option<String>,
 }
@@ -53,7 +53,7 @@ impl Registry {
         let login = match (credentials.get("username"), credentials.get("password"), credentials.get(DOCKER))
         {
             (Some(name), Some(password), _) => Some(STANDARD.encode(format!("{name}:{password}"))),
-            (None, None, Some(config)) => Some(docker(config, host).ok_or_else(|| {
+            (None, None, Some(config)) => Some(docker_login(config, host).ok_or_else(|| {
                 bad(&format!("its Secret's {DOCKER} has no auth for {host}; add it or name another Secret"))
             })?),
             (None, None, None) => None,
@@ -61,18 +61,18 @@ impl Registry {
         };
         let illegal = || bad("its Secret's login has characters that no request may have");
         let login = login.map(|login| secret(&format!("Basic {login}")).ok_or_else(illegal)).transpose()?;
-        Ok(Self { login, scope: format!("repository:{name}:pull"), shown: Mutex::default() })
+        Ok(Self { login, scope: format!("repository:{name}:pull"), authorization: Mutex::default() })
     }
 
     /// What the registry is shown now.
-    pub fn shown(&self) -> Option<HeaderValue> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn authorization(&self) -> Option<HeaderValue> {
+        self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Answers the registry at `home`, which refused with these headers; false where there is nothing to answer with.
-    pub async fn answer(&self, client: &Client, home: &Url, headers: &HeaderMap) -> Result<bool, StoreError> {
+    pub async fn answer_challenge(&self, client: &Client, home: &Url, headers: &HeaderMap) -> Result<bool, StoreError> {
         let asked =
-            headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| Challenge::of(value.to_str().ok()?));
+            headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| Challenge::parse(value.to_str().ok()?));
         let asked: Vec<Challenge> = asked.collect();
         let find =
             |scheme: &str| asked.iter().find(|challenge| challenge.scheme.eq_ignore_ascii_case(scheme));
@@ -82,7 +82,7 @@ impl Registry {
             _ => None,
         };
         let news = answer.is_some();
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+        *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = answer;
         Ok(news)
     }
 
@@ -110,8 +110,8 @@ impl Registry {
             request = request.header(AUTHORIZATION, login);
         }
         let response = request.send().await.map_err(|error| web::unreachable(&url, &error))?;
-        let body = web::whole(&url, response, MAX_TOKEN).await?;
-        let granted: Granted = serde_json::from_slice(&body)
+        let body = web::read_body(&url, response, MAX_TOKEN_BYTES).await?;
+        let granted: TokenResponse = serde_json::from_slice(&body)
             .map_err(|error| unusable(format!("its realm {realm} answers with no token: {error}")))?;
         let token = granted.token.or(granted.access_token).unwrap_or_default();
         secret(&format!("Bearer {token}"))
@@ -121,9 +121,9 @@ impl Registry {
 }
 
 /// The login for `host` in a configuration of Docker's.
-fn docker(config: &str, host: &str) -> Option<String> {
+fn docker_login(config: &str, host: &str) -> Option<String> {
     #[derive(Deserialize)]
-    struct Config {
+    struct DockerConfig {
         auths: BTreeMap<String, Login>,
     }
     #[derive(Deserialize)]
@@ -132,7 +132,7 @@ fn docker(config: &str, host: &str) -> Option<String> {
         username: Option<String>,
         password: Option<String>,
     }
-    let config: Config = serde_json::from_str(config).ok()?;
+    let config: DockerConfig = serde_json::from_str(config).ok()?;
     let of_host = |key: &str| {
         let key = key.trim_start_matches("https://").trim_start_matches("http://");
         key.split('/').next() == Some(host)
@@ -146,7 +146,7 @@ fn docker(config: &str, host: &str) -> Option<String> {
 
 impl Challenge {
     /// `Bearer realm="https://…",service="…"`, as far as it can be read.
-    fn of(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let (scheme, mut rest) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
         let mut parameters = BTreeMap::new();
         while let Some((key, after)) = rest.split_once('=') {
@@ -199,7 +199,7 @@ mod tests {
             (r#"Bearer realm="https://never.ends"#, None),
             ("", None),
         ] {
-            assert_eq!(Challenge::of(text), wanted, "{text}");
+            assert_eq!(Challenge::parse(text), wanted, "{text}");
         }
     }
 

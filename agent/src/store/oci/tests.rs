@@ -12,12 +12,12 @@ use russet_crds::conditions::Reason;
 use tokio::sync::watch;
 
 use super::*;
-use crate::store::{Credentials, Progress, Store};
+use crate::store::{Credentials, TransferProgress, Store};
 
 const LOGIN: &str = "Basic bWU6c2VjcmV0";
 
 #[derive(Default)]
-struct Served {
+struct RegistryServer {
     manifest: Mutex<Vec<u8>>,
     blobs: Mutex<BTreeMap<String, Vec<u8>>>,
     /// Whether a token is asked for, which is good for that many requests.
@@ -35,7 +35,7 @@ fn answer(status: StatusCode, body: impl Into<Body>) -> Response {
     Response::builder().status(status).body(body.into()).unwrap()
 }
 
-impl Served {
+impl RegistryServer {
     /// Whether a request is to be refused, and how.
     fn refuses(&self, headers: &HeaderMap) -> Option<Response> {
         let good = self.private?;
@@ -56,14 +56,14 @@ impl Served {
     }
 }
 
-async fn manifest(State(served): State<Arc<Served>>, headers: HeaderMap) -> Response {
+async fn manifest(State(served): State<Arc<RegistryServer>>, headers: HeaderMap) -> Response {
     assert!(headers["accept"].to_str().unwrap().contains("application/vnd.oci.image.manifest.v1+json"));
     served
         .refuses(&headers)
         .unwrap_or_else(|| answer(StatusCode::OK, served.manifest.lock().unwrap().clone()))
 }
 
-async fn blob(State(served): State<Arc<Served>>, Path(digest): Path<String>, headers: HeaderMap) -> Response {
+async fn blob(State(served): State<Arc<RegistryServer>>, Path(digest): Path<String>, headers: HeaderMap) -> Response {
     served.refuses(&headers).unwrap_or_else(|| {
         let there = format!("{}/bytes/{digest}", served.elsewhere.lock().unwrap());
         Response::builder().status(307).header("location", there).body(Body::empty()).unwrap()
@@ -71,7 +71,7 @@ async fn blob(State(served): State<Arc<Served>>, Path(digest): Path<String>, hea
 }
 
 async fn bytes(
-    State(served): State<Arc<Served>>,
+    State(served): State<Arc<RegistryServer>>,
     Path(digest): Path<String>,
     headers: HeaderMap,
 ) -> Response {
@@ -82,7 +82,7 @@ async fn bytes(
     }
 }
 
-async fn token(State(served): State<Arc<Served>>, request: axum::extract::Request) -> Response {
+async fn token(State(served): State<Arc<RegistryServer>>, request: axum::extract::Request) -> Response {
     let shown = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
     let query = request.uri().query().unwrap_or_default().to_owned();
     served.logins.lock().unwrap().push((shown.clone(), query));
@@ -93,7 +93,7 @@ async fn token(State(served): State<Arc<Served>>, request: axum::extract::Reques
 }
 
 /// The digest of a layer that is put into the registry.
-fn put(served: &Served, title: &str, content: &[u8]) -> serde_json::Value {
+fn put(served: &RegistryServer, title: &str, content: &[u8]) -> serde_json::Value {
     let digest = format!("sha256:{}", hex::encode(Sha256::digest(content)));
     served.blobs.lock().unwrap().insert(digest.clone(), content.to_vec());
     serde_json::json!({
@@ -115,7 +115,7 @@ fn weights() -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7; 72]].concat()
 }
 
-impl Served {
+impl RegistryServer {
     fn publish(&self, layers: &[serde_json::Value]) {
         let manifest = serde_json::json!({"schemaVersion": 2, "layers": layers});
         *self.manifest.lock().unwrap() = manifest.to_string().into_bytes();
@@ -135,14 +135,14 @@ impl Served {
     }
 }
 
-struct Open {
-    served: Arc<Served>,
+struct RegistryFixture {
+    served: Arc<RegistryServer>,
     store: Store,
     host: String,
     _folder: tempfile::TempDir,
 }
 
-async fn open(served: Served) -> Open {
+async fn open(served: RegistryServer) -> RegistryFixture {
     rustls::crypto::ring::default_provider().install_default().ok();
     let served = Arc::new(served);
     let router = axum::Router::new()
@@ -167,18 +167,18 @@ async fn open(served: Served) -> Open {
     let mut context = Context::new("http://127.0.0.1:1", vec![]).unwrap();
     context.retry = std::time::Duration::from_millis(10);
     let store = Store::open(folder.path().join("models"), context).unwrap();
-    Open { served, store, host: hosts[0].clone(), _folder: folder }
+    RegistryFixture { served, store, host: hosts[0].clone(), _folder: folder }
 }
 
-impl Open {
-    fn wanted(&self, secret: &[(&str, &str)]) -> Wanted {
+impl RegistryFixture {
+    fn wanted(&self, secret: &[(&str, &str)]) -> SourceSpec {
         let secret = secret.iter().map(|(key, value)| ((*key).to_owned(), (*value).into()));
         let (uri, credentials) = (format!("oci://{}/acme/tiny:v1", self.host), Credentials::new(secret));
-        Wanted { uri, credentials, ..Wanted::default() }
+        SourceSpec { uri, credentials, ..SourceSpec::default() }
     }
 
-    async fn fetch(&self, wanted: &Wanted) -> Result<crate::store::Published, StoreError> {
-        self.store.fetch(wanted, &watch::Sender::new(Progress::default())).await
+    async fn fetch(&self, wanted: &SourceSpec) -> Result<crate::store::Published, StoreError> {
+        self.store.fetch(wanted, &watch::Sender::new(TransferProgress::default())).await
     }
 }
 
@@ -186,7 +186,7 @@ const SECRET: &[(&str, &str)] = &[("username", "me"), ("password", "secret")];
 
 #[tokio::test]
 async fn files_are_the_titled_layers_and_the_manifest_is_the_commit() {
-    let open = open(Served::default().with_model()).await;
+    let open = open(RegistryServer::default().with_model()).await;
     let published = open.fetch(&open.wanted(&[])).await.unwrap();
     let names: Vec<&str> = published.manifest.files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(names, ["config.json", "model.safetensors"]);
@@ -195,9 +195,9 @@ async fn files_are_the_titled_layers_and_the_manifest_is_the_commit() {
     assert_eq!(published.manifest.commit.as_ref(), Some(&digest));
 
     // Whoever pins it gets nothing else under the same name.
-    let pinned = Wanted { pinned: true, revision: Some(digest.clone()), ..open.wanted(&[]) };
+    let pinned = SourceSpec { pinned: true, revision: Some(digest.clone()), ..open.wanted(&[]) };
     assert!(open.store.published(&pinned).is_some());
-    let by_digest = Wanted { uri: format!("oci://{}/acme/tiny@{digest}", open.host), ..Wanted::default() };
+    let by_digest = SourceSpec { uri: format!("oci://{}/acme/tiny@{digest}", open.host), ..SourceSpec::default() };
     open.store.headers(&by_digest).await.unwrap();
     open.served.publish(&[put(&open.served, "config.json", config())]);
     for wanted in [pinned, by_digest] {
@@ -206,9 +206,9 @@ async fn files_are_the_titled_layers_and_the_manifest_is_the_commit() {
 }
 
 #[tokio::test]
-async fn a_login_is_shown_to_the_realm_and_a_token_to_the_registry_and_neither_to_others() {
+async fn registry_credentials_go_only_to_their_realm_and_registry() {
     // A token for two requests: it is asked for again in the middle.
-    let open = open(Served { private: Some(2), ..Served::default().with_model() }).await;
+    let open = open(RegistryServer { private: Some(2), ..RegistryServer::default().with_model() }).await;
     let error = open.store.headers(&open.wanted(&[])).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceForbidden, "{error}");
     open.served.logins.lock().unwrap().clear();
@@ -225,9 +225,9 @@ async fn a_login_is_shown_to_the_realm_and_a_token_to_the_registry_and_neither_t
 }
 
 #[tokio::test]
-async fn a_realm_without_tls_is_shown_nothing() {
+async fn realm_without_tls_receives_no_credentials() {
     for realm in ["http://192.0.2.1/token", "ftp://127.0.0.1/token", "nowhere", ""] {
-        let served = Served { private: Some(9), ..Served::default().with_model() };
+        let served = RegistryServer { private: Some(9), ..RegistryServer::default().with_model() };
         // An empty one would be filled in.
         realm.clone_into(&mut served.realm.lock().unwrap());
         if realm.is_empty() {
@@ -241,8 +241,8 @@ async fn a_realm_without_tls_is_shown_nothing() {
 }
 
 #[tokio::test]
-async fn layers_that_lie_and_manifests_that_are_no_models_are_refused() {
-    let open = open(Served::default()).await;
+async fn corrupt_layers_and_non_model_manifests_are_refused() {
+    let open = open(RegistryServer::default()).await;
     let wanted = open.wanted(&[]);
     let served = &open.served;
     let lying = |field: &str, value: serde_json::Value| {
@@ -281,9 +281,9 @@ async fn layers_that_lie_and_manifests_that_are_no_models_are_refused() {
         let error = open.store.headers(&wanted).await.unwrap_err();
         assert_eq!(error.reason(), reason, "{manifest}: {error}");
     }
-    *served.manifest.lock().unwrap() = vec![b' '; MAX_MANIFEST + 1];
+    *served.manifest.lock().unwrap() = vec![b' '; MAX_MANIFEST_BYTES + 1];
     let error = open.store.headers(&wanted).await.unwrap_err();
-    assert!(error.chain().contains(&MAX_MANIFEST.to_string()), "{error}");
+    assert!(error.chain().contains(&MAX_MANIFEST_BYTES.to_string()), "{error}");
 }
 
 #[test]
@@ -314,8 +314,8 @@ fn a_uri_names_a_registry_an_artifact_and_which_of_it() {
         ("oci://ghcr.io/a@md5:00", None, false, None),
     ] {
         let revision = revision.map(str::to_owned);
-        let asked = Wanted { uri: uri.to_owned(), revision, pinned, ..Wanted::default() };
-        let url = Artifact::of(&asked).and_then(|found| found.url(uri, "manifests", &found.reference));
+        let asked = SourceSpec { uri: uri.to_owned(), revision, pinned, ..SourceSpec::default() };
+        let url = Artifact::parse(&asked).and_then(|found| found.url(uri, "manifests", &found.reference));
         let wanted = wanted.map(|(host, name, reference)| format!("{host}/v2/{name}/manifests/{reference}"));
         assert_eq!(url.as_ref().map(Url::as_str).ok(), wanted.as_deref(), "{uri}");
     }

@@ -11,7 +11,7 @@ use super::set::FieldSet;
 use super::shape::{Atom, Shape};
 
 /// Every field of `value`: leaves, elements of lists, and entries of maps whose names the schema does not list.
-pub fn of(shape: Shape<'_>, value: &Value) -> FieldSet {
+pub fn from_value(shape: Shape<'_>, value: &Value) -> FieldSet {
     let mut set = FieldSet::default();
     collect(shape, value, &mut Vec::new(), &mut set);
     set
@@ -104,11 +104,11 @@ fn examine(shape: Shape<'_>, value: &Value, path: &mut Path, found: &mut Vec<Str
         (Atom::List(_), other) => found.push(format!("{}: expected list, got {other}", display(path))),
         (Atom::Scalar, _) => {
             let Shape::Typed(schema) = shape else { return };
-            use crate::schema::Kind;
+            use crate::schema::SchemaType;
             let (fits, wanted) = match schema.kind {
-                Kind::String => (value.is_string(), "string"),
-                Kind::Boolean => (value.is_boolean(), "boolean"),
-                Kind::Integer | Kind::Number => (value.is_number(), "numeric (int or float)"),
+                SchemaType::String => (value.is_string(), "string"),
+                SchemaType::Boolean => (value.is_boolean(), "boolean"),
+                SchemaType::Integer | SchemaType::Number => (value.is_number(), "numeric (int or float)"),
                 _ => (!value.is_object() && !value.is_array(), "any scalar"),
             };
             if !fits {

@@ -15,7 +15,7 @@ pub const MANAGER: &str = "kubectl";
 const ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Kubernetes' limit for all annotations of an object.
-const MOST_ANNOTATIONS: usize = 256 * 1024;
+const MAX_ANNOTATION_BYTES: usize = 256 * 1024;
 
 fn annotation(object: &Value) -> Option<&str> {
     object["metadata"]["annotations"][ANNOTATION].as_str().filter(|text| !text.is_empty())
@@ -28,7 +28,7 @@ pub fn owned(shape: Shape<'_>, live: &Value, api_version: &str) -> FieldSet {
         return FieldSet::default();
     };
     let comparison = compare(shape, &last, live);
-    fields::of(shape, &last)
+    fields::from_value(shape, &last)
         .difference(&comparison.modified)
         .difference(&comparison.added)
         .difference(&comparison.removed)
@@ -52,7 +52,7 @@ pub fn refresh(object: &mut Value, config: &Value) {
         .filter(|(name, _)| *name != ANNOTATION)
         .map(|(name, value)| name.len() + value.as_str().map_or(0, str::len))
         .sum();
-    if others + ANNOTATION.len() + text.len() > MOST_ANNOTATIONS {
+    if others + ANNOTATION.len() + text.len() > MAX_ANNOTATION_BYTES {
         annotations.remove(ANNOTATION);
     } else {
         annotations.insert(ANNOTATION.into(), text.into());

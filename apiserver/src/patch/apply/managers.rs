@@ -149,20 +149,20 @@ pub fn encode(managers: &Managers) -> Value {
 }
 
 /// More entries of updaters than this would make every object carry the history of its clients.
-const MOST_UPDATERS: usize = 10;
+const MAX_UPDATERS: usize = 10;
 
 /// Merges the oldest updaters of each version into one entry `ancient-changes` until few enough are left.
 pub fn cap_updaters(managers: &mut Managers) {
     let mut updaters: Vec<ManagerId> =
         managers.keys().filter(|id| id.operation == Operation::Update).cloned().collect();
-    if updaters.len() <= MOST_UPDATERS {
+    if updaters.len() <= MAX_UPDATERS {
         return;
     }
     updaters.sort_by_key(|id| (managers.get(id).and_then(|owned| owned.time.clone()), id.clone()));
     let mut left = updaters.len();
     let mut first_of: BTreeMap<String, ManagerId> = BTreeMap::new();
     for id in updaters {
-        if left <= MOST_UPDATERS {
+        if left <= MAX_UPDATERS {
             return;
         }
         let bucket = ManagerId::updater("ancient-changes", &id.api_version, "");

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value};
 
 use super::path::Element;
-use crate::schema::{Additional, Kind, ListKind, Schema};
+use crate::schema::{Additional, SchemaType, ListKind, Schema};
 
 /// What is known of a value before looking at it.
 #[derive(Clone, Copy)]
@@ -44,19 +44,19 @@ impl<'a> Shape<'a> {
     pub fn atom(self, value: Option<&Value>) -> Atom<'a> {
         match self {
             Shape::Typed(schema) => match schema.kind {
-                Kind::Object => Atom::Map(Fields(Some(schema))),
-                Kind::Array => Atom::List(List {
+                SchemaType::Object => Atom::Map(Fields(Some(schema))),
+                SchemaType::Array => Atom::List(List {
                     kind: &schema.list,
                     item: schema.items.as_deref().map_or(Shape::Deduced, Shape::Typed),
                 }),
-                Kind::Any if schema.properties.is_empty() => Shape::Deduced.atom(value),
-                Kind::Any => match value {
+                SchemaType::Any if schema.properties.is_empty() => Shape::Deduced.atom(value),
+                SchemaType::Any => match value {
                     Some(Value::Array(_) | Value::String(_) | Value::Number(_) | Value::Bool(_)) => {
                         Shape::Deduced.atom(value)
                     }
                     _ => Atom::Map(Fields(Some(schema))),
                 },
-                Kind::String | Kind::Integer | Kind::Number | Kind::Boolean | Kind::IntOrString => {
+                SchemaType::String | SchemaType::Integer | SchemaType::Number | SchemaType::Boolean | SchemaType::IntOrString => {
                     Atom::Scalar
                 }
             },

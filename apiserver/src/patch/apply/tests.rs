@@ -14,14 +14,14 @@ use crate::schema::Schema;
 #[serde(deny_unknown_fields)]
 struct Case {
     name: String,
-    steps: Vec<Step>,
+    steps: Vec<ApplyStep>,
     object: Value,
     owners: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Step {
+struct ApplyStep {
     apply: Option<Value>,
     update: Option<Value>,
     status: Option<Value>,
@@ -85,7 +85,7 @@ fn filled(object: &Value) -> Value {
 }
 
 /// Runs one step on `live`; what it refuses is the error.
-fn run(schema: &Schema, live: Option<&Value>, step: &Step, minute: usize) -> Result<Value, ApplyError> {
+fn run(schema: &Schema, live: Option<&Value>, step: &ApplyStep, minute: usize) -> Result<Value, ApplyError> {
     let applied = |config: &Value, subresource: &str| {
         apply(ApplyRequest {
             live,
@@ -194,7 +194,7 @@ fn entries_are_sorted_stamped_and_carry_their_subresource() {
     .into_iter()
     .enumerate()
     {
-        let step: Step = serde_json::from_value(step).expect("a step");
+        let step: ApplyStep = serde_json::from_value(step).expect("a step");
         live = Some(run(&schema, live.as_ref(), &step, minute).expect("no conflict"));
     }
     let entry = |manager: &str, operation: &str, minute: usize, fields: Value| {
@@ -216,7 +216,7 @@ fn entries_are_sorted_stamped_and_carry_their_subresource() {
 #[test]
 fn a_conflict_has_a_cause_per_field() {
     let schema = schema();
-    let step = |value: Value| serde_json::from_value::<Step>(value).expect("a step");
+    let step = |value: Value| serde_json::from_value::<ApplyStep>(value).expect("a step");
     let live = run(&schema, None, &step(json!({"update": {"spec": {"replicas": 1}}, "as": "u"})), 0)
         .expect("created");
     let refused = run(&schema, Some(&live), &step(json!({"apply": {"spec": {"replicas": 2}}, "as": "a"})), 1);
@@ -240,7 +240,7 @@ fn a_list_that_became_atomic_is_owned_whole() {
     };
     let keyed = list(json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}));
     let atomic = list(json!({}));
-    let step = |value: Value| serde_json::from_value::<Step>(value).expect("a step");
+    let step = |value: Value| serde_json::from_value::<ApplyStep>(value).expect("a step");
     let live = run(&keyed, None, &step(json!({"apply": {"spec": {"l": [{"name": "a"}]}}, "as": "a"})), 0)
         .expect("created");
     let refused =

@@ -16,7 +16,7 @@ use super::shape::Shape;
 pub type Conflicts = Vec<(ManagerId, Path)>;
 
 /// Every path of Kubernetes' own bookkeeping, which nobody owns.
-fn bookkeeping() -> FieldSet {
+fn unowned_fields() -> FieldSet {
     FieldSet::of_fields(&[
         &["apiVersion"],
         &["kind"],
@@ -36,7 +36,7 @@ fn bookkeeping() -> FieldSet {
 /// Takes bookkeeping out of what `id` owns, and the manager with it if nothing else is left.
 fn strip(managers: &mut Managers, id: &ManagerId) {
     if let Some(owned) = managers.get_mut(id) {
-        owned.set = owned.set.difference(&bookkeeping());
+        owned.set = owned.set.difference(&unowned_fields());
         if owned.set.is_empty() {
             managers.remove(id);
         }
@@ -51,7 +51,7 @@ fn reconcile(shape: Shape<'_>, managers: &mut Managers) {
 }
 
 /// Takes what changed from everybody but `id`; without `force`, changes to what others own are conflicts.
-fn take(
+fn transfer_ownership(
     shape: Shape<'_>,
     old: &Value,
     new: &Value,
@@ -89,8 +89,8 @@ pub fn update(
     reconcile(shape, managers);
     let own = managers.remove(id);
     // Forced, so there are no conflicts; the id is not among the managers, so it loses what was removed, too.
-    let Ok(comparison) = take(shape, old, new, managers, id, true) else { return false };
-    let gained = ignored(comparison.modified.union(&comparison.added)).difference(&bookkeeping());
+    let Ok(comparison) = transfer_ownership(shape, old, new, managers, id, true) else { return false };
+    let gained = ignored(comparison.modified.union(&comparison.added)).difference(&unowned_fields());
     let took = !gained.is_empty();
     let kept = own.as_ref().map(|own| own.set.difference(&comparison.removed)).unwrap_or_default();
     let set = kept.union(&gained);
@@ -117,7 +117,7 @@ pub fn apply(
     managers.insert(
         id.clone(),
         Owned {
-            set: fields::of(shape, config),
+            set: fields::from_value(shape, config),
             api_version: api_version.to_owned(),
             time: last.as_ref().and_then(|owned| owned.time.clone()),
         },
@@ -126,7 +126,7 @@ pub fn apply(
         Some(last) => prune(shape, merged, managers, &last.set),
         None => merged,
     };
-    take(shape, live, &new, managers, id, force)?;
+    transfer_ownership(shape, live, &new, managers, id, force)?;
     strip(managers, id);
     Ok(new)
 }
@@ -138,14 +138,14 @@ fn prune(shape: Shape<'_>, merged: Value, managers: &Managers, last: &FieldSet) 
     }
     let whole = |set: &FieldSet| fields::with_named_parents(shape, set);
     let last = whole(last);
-    let everything = whole(&fields::of(shape, &merged));
+    let everything = whole(&fields::from_value(shape, &merged));
     let without_last = fields::remove(shape, &merged, &last);
     // First put back what somebody owns …
     let owned = managers.values().fold(FieldSet::default(), |union, owned| union.union(&owned.set));
-    let remaining = whole(&fields::of(shape, &without_last)).union(&whole(&owned));
+    let remaining = whole(&fields::from_value(shape, &without_last)).union(&whole(&owned));
     let with_owned = fields::remove(shape, &merged, &everything.difference(&remaining));
     // … then what nobody owned, which this applier may not remove either.
-    let remaining = whole(&fields::of(shape, &with_owned));
+    let remaining = whole(&fields::from_value(shape, &with_owned));
     let unwanted = everything.difference(&remaining).intersection(&last);
     let mut pruned = fields::remove(shape, &merged, &unwanted);
     fields::settle(shape, &mut pruned, &merged, &owned);

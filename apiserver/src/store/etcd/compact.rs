@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, Txn, TxnOp, TxnOpResponse};
 
-use super::Shared;
-use super::members::Failure;
+use super::EtcdShared;
+use super::members::EtcdFailure;
 
 /// Where the revision is written.
 const KEY: &str = "/compaction";
 
 /// What a server knows from its last turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Turn {
+struct CompactionState {
     /// The key's version.
     version: i64,
     /// Etcd's revision then.
@@ -24,7 +24,7 @@ struct Turn {
 
 /// What a turn came to.
 #[derive(Clone, Copy, Debug)]
-struct Answer {
+struct CompactionReply {
     won: bool,
     /// The key's version when another was faster.
     version: i64,
@@ -32,21 +32,21 @@ struct Answer {
 }
 
 /// What to remember, and up to where to compact, if at all.
-fn decide(last: Turn, answer: Answer) -> (Turn, Option<i64>) {
+fn decide(last: CompactionState, answer: CompactionReply) -> (CompactionState, Option<i64>) {
     if !answer.won {
         // Another server compacts; its own last turn is what counts.
-        return (Turn { version: answer.version, revision: answer.revision }, None);
+        return (CompactionState { version: answer.version, revision: answer.revision }, None);
     }
-    let next = Turn { version: last.version + 1, revision: answer.revision };
+    let next = CompactionState { version: last.version + 1, revision: answer.revision };
     (next, (last.revision > 0).then_some(last.revision))
 }
 
 /// Takes a turn every `period`.
-pub(super) async fn run(shared: Arc<Shared>, period: Duration) {
-    let mut last = Turn::default();
+pub(super) async fn run(shared: Arc<EtcdShared>, period: Duration) {
+    let mut last = CompactionState::default();
     loop {
         tokio::time::sleep(period).await;
-        match turn(&shared, last).await {
+        match try_compact(&shared, last).await {
             Ok(next) => last = next,
             Err(failure) => {
                 tracing::warn!(?failure, "etcd's history could not be compacted; it is tried again")
@@ -55,14 +55,14 @@ pub(super) async fn run(shared: Arc<Shared>, period: Duration) {
     }
 }
 
-async fn turn(shared: &Shared, last: Turn) -> Result<Turn, Failure> {
+async fn try_compact(shared: &EtcdShared, last: CompactionState) -> Result<CompactionState, EtcdFailure> {
     let key = shared.key(KEY);
     let compare = Compare::version(key.clone(), CompareOp::Equal, last.version);
     let put = TxnOp::put(key.clone(), last.revision.to_string(), None);
     let txn = Txn::new().when([compare]).and_then([put]).or_else([TxnOp::get(key, None)]);
     let answer = shared
         .members
-        .ask(|mut kv| {
+        .request(|mut kv| {
             let txn = txn.clone();
             async move { kv.txn(txn).await }
         })
@@ -71,18 +71,18 @@ async fn turn(shared: &Shared, last: Turn) -> Result<Turn, Failure> {
         TxnOpResponse::Get(got) => got.kvs().first().map(etcd_client::KeyValue::version),
         _ => None,
     });
-    let answer = Answer {
+    let answer = CompactionReply {
         won: answer.value.succeeded(),
         version: version.unwrap_or_default(),
         revision: answer.value.header().map_or(0, |header| header.revision()),
     };
     let (next, upto) = decide(last, answer);
     if let Some(revision) = upto {
-        let compacted = shared.members.ask(|mut kv| async move { kv.compact(revision, None).await }).await;
+        let compacted = shared.members.request(|mut kv| async move { kv.compact(revision, None).await }).await;
         match compacted {
             Ok(_) => tracing::debug!(revision, "etcd's history was compacted"),
             // Somebody else's tool was there before.
-            Err(Failure::Compacted) => {}
+            Err(EtcdFailure::Compacted) => {}
             Err(failure) => return Err(failure),
         }
     }
@@ -94,19 +94,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_winner_of_a_turn_compacts_to_its_last_one_and_nobody_else_does() {
-        let won = |revision| Answer { won: true, version: 0, revision };
-        let lost = |version, revision| Answer { won: false, version, revision };
-        let (first, none) = decide(Turn::default(), won(100));
+    fn only_the_winner_compacts_to_its_previous_revision() {
+        let won = |revision| CompactionReply { won: true, version: 0, revision };
+        let lost = |version, revision| CompactionReply { won: false, version, revision };
+        let (first, none) = decide(CompactionState::default(), won(100));
         assert_eq!(
             (first, none),
-            (Turn { version: 1, revision: 100 }, None),
+            (CompactionState { version: 1, revision: 100 }, None),
             "a first turn knows no earlier one"
         );
         let (second, upto) = decide(first, won(250));
-        assert_eq!((second, upto), (Turn { version: 2, revision: 250 }, Some(100)));
-        let (other, none) = decide(Turn::default(), lost(2, 251));
-        assert_eq!((other, none), (Turn { version: 2, revision: 251 }, None), "it has learnt the version");
+        assert_eq!((second, upto), (CompactionState { version: 2, revision: 250 }, Some(100)));
+        let (other, none) = decide(CompactionState::default(), lost(2, 251));
+        assert_eq!((other, none), (CompactionState { version: 2, revision: 251 }, None), "it has learnt the version");
         assert_eq!(decide(other, won(400)).1, Some(251), "and takes over when the winner is gone");
     }
 }

@@ -15,17 +15,17 @@ use super::EtcdConfig;
 use crate::store::StoreError;
 
 /// How long one member may take.
-const ATTEMPT: Duration = Duration::from_millis(1500);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(1500);
 /// How long all of them together may: electing a new leader takes etcd between one and two seconds.
-pub(super) const PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Between two rounds.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// A member that is not reached by then is not there.
-const CONNECT: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How an idle connection finds out that its member is gone; etcd refuses to be asked more often than every 5 s.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 /// etcd's answers are as large as what is stored.
-const LARGEST: usize = i32::MAX as usize;
+const MAX_MESSAGE_BYTES: usize = i32::MAX as usize;
 
 /// The members.
 pub(super) struct Members {
@@ -40,14 +40,14 @@ impl std::fmt::Debug for Members {
 }
 
 /// What a member answered, and whether an earlier question may have been carried out without an answer.
-pub(super) struct Answer<T> {
+pub(super) struct MemberReply<T> {
     pub(super) value: T,
     pub(super) repeated: bool,
 }
 
 /// Why no member answered.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum EtcdFailure {
     /// Nothing was done.
     Unreachable(String),
     /// It may have been done.
@@ -58,7 +58,7 @@ pub(super) enum Failure {
     Refused(String),
 }
 
-impl Failure {
+impl EtcdFailure {
     /// Whether this is about who trusts whom, which waiting does not mend.
     pub(super) fn concerns_certificates(&self) -> bool {
         let (Self::Unreachable(why) | Self::Undecided(why) | Self::Refused(why)) = self else { return false };
@@ -67,7 +67,7 @@ impl Failure {
     }
 
     /// A failed read: it can always be tried again.
-    pub(super) fn of_a_read(self, members: &Members) -> StoreError {
+    pub(super) fn into_read_error(self, members: &Members) -> StoreError {
         match self {
             Self::Unreachable(why) | Self::Undecided(why) => {
                 StoreError::Unreachable { endpoints: members.urls(), why }
@@ -78,10 +78,10 @@ impl Failure {
     }
 
     /// A failed write.
-    pub(super) fn of_a_write(self, members: &Members) -> StoreError {
+    pub(super) fn into_write_error(self, members: &Members) -> StoreError {
         match self {
             Self::Undecided(why) => StoreError::Undecided { endpoints: members.urls(), why },
-            other => other.of_a_read(members),
+            other => other.into_read_error(members),
         }
     }
 }
@@ -95,7 +95,7 @@ impl Members {
         }
         let (interval, timeout) = KEEP_ALIVE;
         let mut options = ConnectOptions::new()
-            .with_connect_timeout(CONNECT)
+            .with_connect_timeout(CONNECT_TIMEOUT)
             .with_keep_alive(interval, timeout)
             .with_keep_alive_while_idle(true)
             // A member that lost the others would otherwise keep a watch open that hears nothing.
@@ -106,7 +106,7 @@ impl Members {
         let mut members = Vec::new();
         for url in &config.endpoints {
             let client = Client::connect([url.as_str()], Some(options.clone())).await;
-            let client = client.map_err(|error| wrong(format!("{url} cannot be used: {}", told(&error))))?;
+            let client = client.map_err(|error| wrong(format!("{url} cannot be used: {}", error_text(&error))))?;
             members.push((url.clone(), client));
         }
         Ok(Self { members, current: watch::Sender::new(0) })
@@ -124,11 +124,11 @@ impl Members {
 
     /// A watch client of a member.
     pub(super) fn watcher(&self, at: usize) -> Option<WatchClient> {
-        Some(self.members.get(at)?.1.watch_client().max_decoding_message_size(LARGEST))
+        Some(self.members.get(at)?.1.watch_client().max_decoding_message_size(MAX_MESSAGE_BYTES))
     }
 
     /// Goes on with the next member, unless somebody did so before.
-    pub(super) fn leave(&self, at: usize) {
+    pub(super) fn fail_over(&self, at: usize) {
         let next = (at + 1) % self.members.len();
         let left = self.current.send_if_modified(|current| {
             let leaves = *current == at && next != at;
@@ -143,43 +143,43 @@ impl Members {
     }
 
     /// Asks one member after the other until one answers.
-    pub(super) async fn ask<T, F>(&self, request: impl Fn(KvClient) -> F) -> Result<Answer<T>, Failure>
+    pub(super) async fn request<T, F>(&self, request: impl Fn(KvClient) -> F) -> Result<MemberReply<T>, EtcdFailure>
     where
         F: Future<Output = Result<T, Error>>,
     {
-        self.ask_by(Instant::now() + PATIENCE, request).await
+        self.request_by(Instant::now() + REQUEST_TIMEOUT, request).await
     }
 
     /// The same for somebody who has less time: nothing is asked after `deadline`.
-    pub(super) async fn ask_by<T, F>(
+    pub(super) async fn request_by<T, F>(
         &self,
         deadline: Instant,
         request: impl Fn(KvClient) -> F,
-    ) -> Result<Answer<T>, Failure>
+    ) -> Result<MemberReply<T>, EtcdFailure>
     where
         F: Future<Output = Result<T, Error>>,
     {
         let begun = Instant::now();
         if begun >= deadline {
-            return Err(Failure::Unreachable(
+            return Err(EtcdFailure::Unreachable(
                 "the time of the request was over before it could be sent".into(),
             ));
         }
-        let deadline = deadline.min(begun + PATIENCE);
+        let deadline = deadline.min(begun + REQUEST_TIMEOUT);
         let mut repeated = false;
         for tried in 1.. {
             let at = *self.current.borrow();
             let Some((url, client)) = self.members.get(at) else { break };
-            let kv = client.kv_client().max_decoding_message_size(LARGEST);
-            let left = deadline.saturating_duration_since(Instant::now()).min(ATTEMPT);
+            let kv = client.kv_client().max_decoding_message_size(MAX_MESSAGE_BYTES);
+            let left = deadline.saturating_duration_since(Instant::now()).min(ATTEMPT_TIMEOUT);
             let why = match tokio::time::timeout(left, request(kv)).await {
-                Ok(Ok(value)) => return Ok(Answer { value, repeated }),
-                Ok(Err(error)) => match judge(&error) {
-                    Judgement::Final(failure) => return Err(failure),
-                    Judgement::NotSent => format!("{url}: {}", told(&error)),
-                    Judgement::Unknown => {
+                Ok(Ok(value)) => return Ok(MemberReply { value, repeated }),
+                Ok(Err(error)) => match classify(&error) {
+                    ErrorClass::Final(failure) => return Err(failure),
+                    ErrorClass::NotSent => format!("{url}: {}", error_text(&error)),
+                    ErrorClass::Unknown => {
                         repeated = true;
-                        format!("{url}: {}", told(&error))
+                        format!("{url}: {}", error_text(&error))
                     }
                 },
                 Err(_) => {
@@ -187,40 +187,40 @@ impl Members {
                     format!("{url}: no answer")
                 }
             };
-            self.leave(at);
-            if Instant::now() + PAUSE >= deadline {
+            self.fail_over(at);
+            if Instant::now() + RETRY_INTERVAL >= deadline {
                 let why = format!("{why}; tried for {:.1} s", begun.elapsed().as_secs_f64());
-                return Err(if repeated { Failure::Undecided(why) } else { Failure::Unreachable(why) });
+                return Err(if repeated { EtcdFailure::Undecided(why) } else { EtcdFailure::Unreachable(why) });
             }
             if tried % self.members.len() == 0 {
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }
-        Err(Failure::Unreachable("there are no members".into()))
+        Err(EtcdFailure::Unreachable("there are no members".into()))
     }
 }
 
-enum Judgement {
+enum ErrorClass {
     /// No member would say otherwise.
-    Final(Failure),
+    Final(EtcdFailure),
     /// It was not carried out.
     NotSent,
     /// It may have been.
     Unknown,
 }
 
-fn judge(error: &Error) -> Judgement {
+fn classify(error: &Error) -> ErrorClass {
     let Error::GRpcStatus(status) = error else {
-        return Judgement::Unknown;
+        return ErrorClass::Unknown;
     };
-    let text = told(error).to_lowercase();
+    let text = error_text(error).to_lowercase();
     match status.code() {
-        Code::OutOfRange if text.contains("compacted") => Judgement::Final(Failure::Compacted),
+        Code::OutOfRange if text.contains("compacted") => ErrorClass::Final(EtcdFailure::Compacted),
         Code::InvalidArgument | Code::OutOfRange | Code::ResourceExhausted => {
-            Judgement::Final(Failure::Refused(status.message().to_string()))
+            ErrorClass::Final(EtcdFailure::Refused(status.message().to_string()))
         }
         Code::PermissionDenied | Code::Unauthenticated => {
-            Judgement::Final(Failure::Refused(status.message().to_string()))
+            ErrorClass::Final(EtcdFailure::Refused(status.message().to_string()))
         }
         // What says that nobody was reached; a connection that broke is something else, the question may
         // have arrived.
@@ -235,14 +235,14 @@ fn judge(error: &Error) -> Judgement {
         .iter()
         .any(|sign| text.contains(sign)) =>
         {
-            Judgement::NotSent
+            ErrorClass::NotSent
         }
-        _ => Judgement::Unknown,
+        _ => ErrorClass::Unknown,
     }
 }
 
 /// An error and everything that caused it: transports say what matters last.
-pub(super) fn told(error: &Error) -> String {
+pub(super) fn error_text(error: &Error) -> String {
     let Error::GRpcStatus(status) = error else { return error.to_string() };
     let mut text = status.message().to_string();
     let mut source = std::error::Error::source(status);
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nothing_is_asked_after_the_deadline() {
+    async fn no_request_is_sent_to_etcd_after_the_deadline() {
         let config = EtcdConfig::new(["http://127.0.0.1:1".to_string(), "http://127.0.0.1:2".to_string()]);
         let members = Members::new(&config).await.unwrap();
         let asked = RefCell::new(Vec::new());
@@ -306,15 +306,15 @@ mod tests {
             asked.borrow_mut().push(Instant::now());
             std::future::pending::<Result<(), Error>>()
         };
-        let over = members.ask_by(Instant::now(), silent).await;
+        let over = members.request_by(Instant::now(), silent).await;
         assert!(
-            matches!(over, Err(Failure::Unreachable(_))),
+            matches!(over, Err(EtcdFailure::Unreachable(_))),
             "nothing was sent, so nothing can have happened"
         );
         assert!(asked.borrow().is_empty());
-        let deadline = Instant::now() + PAUSE * 5;
-        let late = members.ask_by(deadline, silent).await;
-        assert!(matches!(late, Err(Failure::Undecided(_))), "what was sent may have been done");
+        let deadline = Instant::now() + RETRY_INTERVAL * 5;
+        let late = members.request_by(deadline, silent).await;
+        assert!(matches!(late, Err(EtcdFailure::Undecided(_))), "what was sent may have been done");
         assert!(!asked.borrow().is_empty() && asked.borrow().iter().all(|at| *at < deadline));
     }
 }

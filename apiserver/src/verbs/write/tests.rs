@@ -12,7 +12,7 @@ use crate::auth::tokens::Signer;
 use crate::kinds::Kinds;
 use crate::metrics::Metrics;
 use crate::store::embedded::Embedded;
-use crate::store::{Record, Snapshot, Store, StoreError, Watch};
+use crate::store::{StoredObject, Snapshot, Store, StoreError, Watch};
 
 /// A store in which somebody else is always faster, three times; it remembers the deadlines it was given.
 struct Contended {
@@ -21,11 +21,11 @@ struct Contended {
 }
 
 impl Store for Contended {
-    fn txn(&self, txn: Txn) -> BoxFuture<'_, std::result::Result<Outcome, StoreError>> {
+    fn txn(&self, txn: Txn) -> BoxFuture<'_, std::result::Result<TxnOutcome, StoreError>> {
         self.store.txn(txn)
     }
 
-    fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, std::result::Result<Outcome, StoreError>> {
+    fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, std::result::Result<TxnOutcome, StoreError>> {
         if txn.expect == Expect::Absent {
             return self.store.txn(txn);
         }
@@ -35,10 +35,10 @@ impl Store for Contended {
             return self.store.txn(txn);
         }
         let current = self.store.get(&txn.key);
-        Box::pin(std::future::ready(Ok(Outcome::Refused(current))))
+        Box::pin(std::future::ready(Ok(TxnOutcome::Conflict(current))))
     }
 
-    fn get(&self, key: &str) -> Option<Arc<Record>> {
+    fn get(&self, key: &str) -> Option<Arc<StoredObject>> {
         self.store.get(key)
     }
 
@@ -73,18 +73,18 @@ impl Store for Contended {
 }
 
 #[tokio::test]
-async fn a_write_that_begins_anew_gets_no_new_time() {
+async fn retried_write_keeps_its_deadline() {
     let folder = tempfile::tempdir().unwrap();
     let store = Embedded::open(&folder.path().join("store.redb")).unwrap();
     let store = Arc::new(Contended { store, deadlines: Mutex::default() });
     let (_stop, stopping) = tokio::sync::watch::channel(false);
-    let api = Arc::new(Api {
+    let api = Arc::new(ServerState {
         kinds: Kinds::load(&*store),
         policies: Policies::load(&*store),
         admission: Admission::load(&*store),
         signer: Signer::ensure(&folder.path().join("sa.key")).unwrap(),
         metrics: Metrics::new(prometheus::Registry::new()).unwrap(),
-        documents: crate::discovery::Documents::default(),
+        documents: crate::discovery::OpenApiDocuments::default(),
         store: store.clone(),
         stopping,
         closed: tokio::sync::mpsc::channel(1).0,
@@ -100,7 +100,7 @@ async fn a_write_that_begins_anew_gets_no_new_time() {
         object::set_meta(&mut new, "resourceVersion", Value::Null);
         Ok((new, Vec::new()))
     };
-    let (written, _) = modify(&api, &call, Origin::Write, label).await.unwrap();
+    let (written, _) = modify(&api, &call, WriteOrigin::Write, label).await.unwrap();
     assert_eq!(written["metadata"]["labels"]["a"], "b");
     let deadlines = store.deadlines.lock().unwrap_or_else(PoisonError::into_inner).clone();
     assert_eq!(deadlines, [call.deadline; 4]);

@@ -4,12 +4,12 @@
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use serde_json::{Map, Value};
 
-use crate::refusal::{Kind, Refusal};
-use crate::terms::{IN_NO_HURRY, Terms};
+use crate::error::{ErrorKind, GatewayError};
+use crate::request_limits::{FLEX_LEVELS, RequestLimits};
 
 /// A chat request, understood.
 #[derive(Debug, PartialEq)]
-pub(super) struct Chat {
+pub(super) struct ChatRequest {
     /// The model's name as the client wrote it.
     pub(super) model: String,
     /// What the engine gets.
@@ -24,10 +24,10 @@ pub(super) struct Chat {
     pub(super) ignored: Vec<String>,
 }
 
-type Object = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
 /// Fields read below.
-const READ: &[&str] = &[
+const READ_FIELDS: &[&str] = &[
     "model",
     "messages",
     "stream",
@@ -81,32 +81,32 @@ fn is_zero(value: &Value) -> bool {
 }
 
 /// OpenAI's limit.
-const MOST_STOPS: usize = 4;
+const MAX_STOPS: usize = 4;
 /// Bytes of one stop text: an engine holds back that much of every answer.
-const LONGEST_STOP: usize = 1024;
+const MAX_STOP_BYTES: usize = 1024;
 /// Fields of other servers' dialects are many; the header that lists them stays short.
-const MOST_IGNORED: usize = 16;
+const MAX_IGNORED_FIELDS: usize = 16;
 
-impl Chat {
+impl ChatRequest {
     /// Reads `body` of a caller who may ask for what `terms` say; `id` becomes the request's.
-    pub(super) fn parse(body: &[u8], id: String, terms: &Terms) -> Result<Self, Refusal> {
+    pub(super) fn parse(body: &[u8], id: String, terms: &RequestLimits) -> Result<Self, GatewayError> {
         let value: Value = serde_json::from_slice(body)
-            .map_err(|error| Refusal::new(Kind::InvalidRequest, format!("the body is not JSON: {error}")))?;
+            .map_err(|error| GatewayError::new(ErrorKind::InvalidRequest, format!("the body is not JSON: {error}")))?;
         let Value::Object(mut fields) = value else {
-            return Err(Refusal::new(Kind::InvalidRequest, "the body must be a JSON object"));
+            return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
         };
         // OpenAI's SDKs send null for what is not set.
         fields.retain(|_, value| !value.is_null());
         let model = match fields.get("model") {
             Some(Value::String(model)) if !model.is_empty() => model.clone(),
-            Some(_) => return Err(Refusal::field("model", "`model` must be the name of a model")),
+            Some(_) => return Err(GatewayError::field("model", "`model` must be the name of a model")),
             None => {
-                return Err(Refusal::field("model", "`model` is missing; GET /v1/models lists the names"));
+                return Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names"));
             }
         };
         for (field, harmless) in UNSUPPORTED {
             if fields.get(*field).is_some_and(|value| !harmless(value)) {
-                return Err(Refusal::field(
+                return Err(GatewayError::field(
                     *field,
                     format!(
                         "`{field}` is not supported by this release and would change the answer; leave it out"
@@ -115,7 +115,7 @@ impl Chat {
             }
         }
         if integer(&fields, "n", 1, i64::MAX)?.is_some_and(|n| n != 1) {
-            return Err(Refusal::field(
+            return Err(GatewayError::field(
                 "n",
                 "`n` must be 1; send the request several times for several answers",
             ));
@@ -153,7 +153,7 @@ impl Chat {
     }
 }
 
-fn max_tokens(fields: &Object, terms: &Terms) -> Result<Option<u32>, Refusal> {
+fn max_tokens(fields: &JsonObject, terms: &RequestLimits) -> Result<Option<u32>, GatewayError> {
     let old = integer(fields, "max_tokens", 1, i64::from(u32::MAX))?;
     let new = integer(fields, "max_completion_tokens", 1, i64::from(u32::MAX))?;
     let field = if new.is_some() { "max_completion_tokens" } else { "max_tokens" };
@@ -165,12 +165,12 @@ const FLEX: &str = "flex";
 
 /// The tier an answer is served in, in the word that its client is told, as OpenAI tells those that ask for more than
 /// they have: a key's priority is the highest its requests get, whatever they call it.
-fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, Refusal> {
+fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayError> {
     match value.map(Value::as_str) {
         None => Ok(None),
         Some(Some("auto" | "default" | "priority" | "scale")) => Ok(Some("default")),
         Some(Some(FLEX)) => Ok(Some(FLEX)),
-        Some(_) => Err(Refusal::field(
+        Some(_) => Err(GatewayError::field(
             "service_tier",
             "`service_tier` must be auto, default, flex or priority; flex comes later, the others are one here",
         )),
@@ -179,14 +179,14 @@ fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, Refusal> 
 
 /// When the request has its turn. `priority` is vLLM's: the number is higher for those that come later; it counts from
 /// the key's priority, so that 0 means what it means there.
-fn priority(fields: &Object, service_tier: Option<&str>, terms: &Terms) -> Result<i32, Refusal> {
-    let most = terms.levels();
+fn priority(fields: &JsonObject, service_tier: Option<&str>, terms: &RequestLimits) -> Result<i32, GatewayError> {
+    let most = terms.max_levels();
     let levels = match fields.get("priority") {
         None => 0,
         Some(value) => {
             let levels = value.as_u64().and_then(|levels| u32::try_from(levels).ok());
             levels.filter(|levels| *levels <= most).ok_or_else(|| {
-                Refusal::field(
+                GatewayError::field(
                     "priority",
                     format!(
                         "`priority` must be an integer from 0 to {most}, not {}: 0 is this key's own priority ({}), and each level more comes later, as in vLLM; nothing comes earlier than its key says",
@@ -197,74 +197,74 @@ fn priority(fields: &Object, service_tier: Option<&str>, terms: &Terms) -> Resul
             })?
         }
     };
-    Ok(terms.below(if service_tier == Some(FLEX) { levels.max(IN_NO_HURRY) } else { levels }))
+    Ok(terms.priority_below(if service_tier == Some(FLEX) { levels.max(FLEX_LEVELS) } else { levels }))
 }
 
-fn include_usage(value: Option<&Value>) -> Result<bool, Refusal> {
+fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError> {
     match value {
         None => Ok(false),
         Some(Value::Object(options)) => match options.get("include_usage") {
             None | Some(Value::Null) => Ok(false),
             Some(Value::Bool(wanted)) => Ok(*wanted),
-            Some(_) => Err(Refusal::field(
+            Some(_) => Err(GatewayError::field(
                 "stream_options.include_usage",
                 "`stream_options.include_usage` must be true or false",
             )),
         },
-        Some(_) => Err(Refusal::field("stream_options", "`stream_options` must be an object")),
+        Some(_) => Err(GatewayError::field("stream_options", "`stream_options` must be an object")),
     }
 }
 
-fn ignored(fields: &Object) -> Vec<String> {
+fn ignored(fields: &JsonObject) -> Vec<String> {
     let plain = |name: &str| {
         name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
     };
     fields
         .keys()
-        .filter(|name| !READ.contains(&name.as_str()) && !UNSUPPORTED.iter().any(|(field, _)| field == name))
+        .filter(|name| !READ_FIELDS.contains(&name.as_str()) && !UNSUPPORTED.iter().any(|(field, _)| field == name))
         .filter(|name| plain(name))
-        .take(MOST_IGNORED)
+        .take(MAX_IGNORED_FIELDS)
         .cloned()
         .collect()
 }
 
-fn boolean(fields: &Object, name: &str) -> Result<Option<bool>, Refusal> {
+fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError> {
     match fields.get(name) {
         None => Ok(None),
         Some(Value::Bool(value)) => Ok(Some(*value)),
-        Some(_) => Err(Refusal::field(name, format!("`{name}` must be true or false"))),
+        Some(_) => Err(GatewayError::field(name, format!("`{name}` must be true or false"))),
     }
 }
 
-fn number(fields: &Object, name: &str, least: f64, most: f64) -> Result<Option<f32>, Refusal> {
+fn number(fields: &JsonObject, name: &str, least: f64, most: f64) -> Result<Option<f32>, GatewayError> {
     match fields.get(name).map(Value::as_f64) {
         None => Ok(None),
         Some(Some(value)) if (least..=most).contains(&value) => Ok(Some(value as f32)),
-        Some(_) => Err(Refusal::field(
+        Some(_) => Err(GatewayError::field(
             name,
             format!("`{name}` must be a number from {least} to {most}, not {}", shown(&fields[name])),
         )),
     }
 }
 
-fn integer(fields: &Object, name: &str, least: i64, most: i64) -> Result<Option<i64>, Refusal> {
+fn integer(fields: &JsonObject, name: &str, least: i64, most: i64) -> Result<Option<i64>, GatewayError> {
     match fields.get(name).map(Value::as_i64) {
         None => Ok(None),
         Some(Some(value)) if (least..=most).contains(&value) => Ok(Some(value)),
-        Some(_) => Err(Refusal::field(
+        Some(_) => Err(GatewayError::field(
             name,
             format!("`{name}` must be an integer of at least {least}, not {}", shown(&fields[name])),
         )),
     }
 }
 
-fn seed(fields: &Object) -> Result<Option<u64>, Refusal> {
+fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
     match fields.get("seed") {
         None => Ok(None),
         // Negative seeds are as good as any: only equality matters.
         Some(value) => match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
             Some(seed) => Ok(Some(seed)),
-            None => Err(Refusal::field(
+            None => Err(GatewayError::field(
                 "seed",
                 format!("`seed` must be an integer of 64 bits, not {}", shown(value)),
             )),
@@ -272,11 +272,11 @@ fn seed(fields: &Object) -> Result<Option<u64>, Refusal> {
     }
 }
 
-fn stop(value: Option<&Value>) -> Result<Vec<String>, Refusal> {
+fn stop(value: Option<&Value>) -> Result<Vec<String>, GatewayError> {
     let wrong = || {
-        Refusal::field(
+        GatewayError::field(
             "stop",
-            format!("`stop` must be a text or a list of at most {MOST_STOPS} texts, none of them empty"),
+            format!("`stop` must be a text or a list of at most {MAX_STOPS} texts, none of them empty"),
         )
     };
     let texts = match value {
@@ -289,34 +289,34 @@ fn stop(value: Option<&Value>) -> Result<Vec<String>, Refusal> {
             .ok_or_else(wrong)?,
         Some(_) => return Err(wrong()),
     };
-    if texts.len() > MOST_STOPS || texts.iter().any(String::is_empty) {
+    if texts.len() > MAX_STOPS || texts.iter().any(String::is_empty) {
         return Err(wrong());
     }
-    if let Some(long) = texts.iter().find(|text| text.len() > LONGEST_STOP) {
+    if let Some(long) = texts.iter().find(|text| text.len() > MAX_STOP_BYTES) {
         let length = long.len();
-        return Err(Refusal::field(
+        return Err(GatewayError::field(
             "stop",
-            format!("`stop` must be texts of at most {LONGEST_STOP} bytes; one of these has {length}"),
+            format!("`stop` must be texts of at most {MAX_STOP_BYTES} bytes; one of these has {length}"),
         ));
     }
     Ok(texts)
 }
 
-fn messages(value: Option<&Value>) -> Result<Vec<Message>, Refusal> {
+fn messages(value: Option<&Value>) -> Result<Vec<Message>, GatewayError> {
     match value {
-        None => Err(Refusal::field("messages", "`messages` is missing")),
+        None => Err(GatewayError::field("messages", "`messages` is missing")),
         Some(Value::Array(items)) if !items.is_empty() => items
             .iter()
             .enumerate()
             .map(|(index, item)| message(&format!("messages[{index}]"), item))
             .collect(),
-        Some(_) => Err(Refusal::field("messages", "`messages` must be a list with at least one message")),
+        Some(_) => Err(GatewayError::field("messages", "`messages` must be a list with at least one message")),
     }
 }
 
-fn message(at: &str, value: &Value) -> Result<Message, Refusal> {
+fn message(at: &str, value: &Value) -> Result<Message, GatewayError> {
     let Value::Object(fields) = value else {
-        return Err(Refusal::field(at, format!("`{at}` must be an object with a role and a content")));
+        return Err(GatewayError::field(at, format!("`{at}` must be an object with a role and a content")));
     };
     let role_at = format!("{at}.role");
     let role = match fields.get("role").and_then(Value::as_str) {
@@ -324,13 +324,13 @@ fn message(at: &str, value: &Value) -> Result<Message, Refusal> {
         Some("developer") => "system",
         Some(role @ ("system" | "user" | "assistant")) => role,
         Some("tool" | "function") => {
-            return Err(Refusal::field(
+            return Err(GatewayError::field(
                 &role_at,
                 format!("`{role_at}`: results of tools are not supported by this release"),
             ));
         }
         _ => {
-            return Err(Refusal::field(
+            return Err(GatewayError::field(
                 &role_at,
                 format!("`{role_at}` must be system, developer, user or assistant"),
             ));
@@ -339,7 +339,7 @@ fn message(at: &str, value: &Value) -> Result<Message, Refusal> {
     for name in ["tool_calls", "function_call", "audio"] {
         if fields.get(name).is_some_and(|value| !value.is_null() && !is_empty(value)) {
             let field = format!("{at}.{name}");
-            return Err(Refusal::field(&field, format!("`{field}` is not supported by this release")));
+            return Err(GatewayError::field(&field, format!("`{field}` is not supported by this release")));
         }
     }
     let content_at = format!("{at}.content");
@@ -353,7 +353,7 @@ fn message(at: &str, value: &Value) -> Result<Message, Refusal> {
             content
         }
         _ => {
-            return Err(Refusal::field(
+            return Err(GatewayError::field(
                 &content_at,
                 format!("`{content_at}` must be a text or a list of text parts"),
             ));
@@ -362,28 +362,28 @@ fn message(at: &str, value: &Value) -> Result<Message, Refusal> {
     Ok(Message { role: role.to_owned(), content })
 }
 
-fn text_part<'a>(at: &str, part: &'a Value) -> Result<&'a str, Refusal> {
+fn text_part<'a>(at: &str, part: &'a Value) -> Result<&'a str, GatewayError> {
     match part.get("type").and_then(Value::as_str) {
         Some("text") => part
             .get("text")
             .and_then(Value::as_str)
-            .ok_or_else(|| Refusal::field(format!("{at}.text"), format!("`{at}.text` must be a text"))),
+            .ok_or_else(|| GatewayError::field(format!("{at}.text"), format!("`{at}.text` must be a text"))),
         Some(other) => {
             let other = shown(&Value::from(other));
-            Err(Refusal::field(
+            Err(GatewayError::field(
                 format!("{at}.type"),
                 format!("`{at}.type` must be \"text\"; {other} is not supported by this release"),
             ))
         }
-        None => Err(Refusal::field(format!("{at}.type"), format!("`{at}.type` is missing"))),
+        None => Err(GatewayError::field(format!("{at}.type"), format!("`{at}.type` is missing"))),
     }
 }
 
 /// A value in a message, short enough to read.
 fn shown(value: &Value) -> String {
-    const MOST: usize = 40;
+    const MAX_SHOWN_CHARS: usize = 40;
     let text = value.to_string();
-    match text.char_indices().nth(MOST) {
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
@@ -395,12 +395,12 @@ mod tests {
 
     use super::*;
 
-    fn parse(body: &Value) -> Result<Chat, Refusal> {
-        parse_by(body, &Terms::default())
+    fn parse(body: &Value) -> Result<ChatRequest, GatewayError> {
+        parse_by(body, &RequestLimits::default())
     }
 
-    fn parse_by(body: &Value, terms: &Terms) -> Result<Chat, Refusal> {
-        Chat::parse(body.to_string().as_bytes(), "id".into(), terms)
+    fn parse_by(body: &Value, terms: &RequestLimits) -> Result<ChatRequest, GatewayError> {
+        ChatRequest::parse(body.to_string().as_bytes(), "id".into(), terms)
     }
 
     fn with(extra: Value) -> Value {
@@ -416,7 +416,7 @@ mod tests {
         let chat = parse(&with(json!({}))).unwrap();
         assert_eq!(
             chat,
-            Chat {
+            ChatRequest {
                 model: "m".into(),
                 request: GenerationRequest {
                     id: "id".into(),
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_refused_by_name() {
+    fn unsupported_request_fields_are_refused_by_name() {
         let content = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
         for (extra, param) in [
             (json!({"model": 7}), "model"),
@@ -530,14 +530,14 @@ mod tests {
             (json!({"modalities": ["text", "audio"]}), "modalities"),
         ] {
             let refusal = parse(&with(extra.clone())).expect_err(&extra.to_string());
-            assert_eq!(refusal.kind, Kind::InvalidRequest, "{extra}");
+            assert_eq!(refusal.kind, ErrorKind::InvalidRequest, "{extra}");
             assert_eq!(refusal.param.as_deref(), Some(param), "{extra}");
             assert!(refusal.message.contains(param), "{extra}: {refusal}");
         }
     }
 
     #[test]
-    fn a_request_may_come_later_than_its_key_and_never_earlier() {
+    fn request_priority_is_never_higher_than_that_of_its_key() {
         for (key, extra, expected) in [
             (0, json!({}), Ok((0, None))),
             (7, json!({}), Ok((7, None))),
@@ -557,7 +557,7 @@ mod tests {
             (7, json!({"service_tier": "flex", "priority": 40}), Ok((-33, Some("flex")))),
             (7, json!({"service_tier": "express"}), Err("auto, default, flex or priority")),
         ] {
-            let terms = Terms { priority: key, ..Terms::default() };
+            let terms = RequestLimits { priority: key, ..RequestLimits::default() };
             match (parse_by(&with(extra.clone()), &terms), expected) {
                 (Ok(chat), Ok(expected)) => {
                     assert_eq!((chat.request.priority, chat.service_tier), expected, "{key} {extra}");
@@ -569,8 +569,8 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_no_longer_than_its_key_allows() {
-        let terms = Terms { max_tokens: Some(5), ..Terms::default() };
+    fn max_tokens_are_capped_by_the_key() {
+        let terms = RequestLimits { max_tokens: Some(5), ..RequestLimits::default() };
         for (extra, expected) in [
             (json!({}), Ok(Some(5))),
             (json!({"max_tokens": 4}), Ok(Some(4))),
@@ -599,8 +599,8 @@ mod tests {
             b"NaN",
             &deep,
         ] {
-            let refusal = Chat::parse(body, "id".into(), &Terms::default()).unwrap_err();
-            assert_eq!(refusal.kind, Kind::InvalidRequest);
+            let refusal = ChatRequest::parse(body, "id".into(), &RequestLimits::default()).unwrap_err();
+            assert_eq!(refusal.kind, ErrorKind::InvalidRequest);
         }
     }
 }

@@ -57,9 +57,9 @@ fn approved() -> Option<CertificateSigningRequestStatus> {
     Some(CertificateSigningRequestStatus { conditions, certificate: None })
 }
 
-fn decide(request: &CertificateSigningRequest, standing: Standing, token: &Token) -> Verdict {
+fn decide(request: &CertificateSigningRequest, standing: NodeMembership, token: &TokenState) -> CsrVerdict {
     match read(request) {
-        Ok(asked) => judge(&asked, standing, None, token, at(0)),
+        Ok(asked) => evaluate(&asked, standing, None, token, at(0)),
         Err(verdict) => verdict,
     }
 }
@@ -67,28 +67,28 @@ fn decide(request: &CertificateSigningRequest, standing: Standing, token: &Token
 const TOKEN: &str = "system:bootstrap:abcdef";
 const RIGHT: [&str; 3] = ["digital signature", "client auth", "server auth"];
 
-fn fresh() -> Token {
-    Token::Fresh(Seen::default())
+fn fresh() -> TokenState {
+    TokenState::Fresh(SecretVersion::default())
 }
 
 #[test]
-fn only_a_request_that_is_exactly_right_and_its_own_is_approved() {
-    use Standing::{Alive, Leaving, Silent, Unknown};
+fn csr_is_approved_only_when_exact_and_for_its_own_subject() {
+    use NodeMembership::{Reachable, Leaving, Unreachable, Unknown};
     let gateway = || pem("russet:gateway", "", &["gateway.russet.dev"]);
     let account = "system:serviceaccount:russet-nodes:a";
     let accounts = "system:serviceaccounts:russet-nodes";
     let nodes = "russet:nodes";
     for (story, pem, user, group, usages, standing, want) in [
         ("a joining node", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT[..], Unknown, Ok(())),
-        ("a silent node joins anew", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT, Silent, Ok(())),
-        ("a node renews itself", node_pem("a"), "russet:node:a", nodes, &RIGHT, Alive, Ok(())),
+        ("a silent node joins anew", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT, Unreachable, Ok(())),
+        ("a node renews itself", node_pem("a"), "russet:node:a", nodes, &RIGHT, Reachable, Ok(())),
         (
             "a node renews itself as its ServiceAccount",
             node_pem("a"),
             account,
             accounts,
             &RIGHT,
-            Alive,
+            Reachable,
             Ok(()),
         ),
         (
@@ -107,7 +107,7 @@ fn only_a_request_that_is_exactly_right_and_its_own_is_approved() {
             "russet:node:b",
             nodes,
             &RIGHT,
-            Alive,
+            Reachable,
             Err("node b may not ask for the certificate of node a"),
         ),
         (
@@ -116,17 +116,17 @@ fn only_a_request_that_is_exactly_right_and_its_own_is_approved() {
             account,
             accounts,
             &RIGHT,
-            Alive,
+            Reachable,
             Err("node a may not ask"),
         ),
-        ("anybody", node_pem("a"), "jane", "system:authenticated", &RIGHT, Silent, Err("join with a token")),
+        ("anybody", node_pem("a"), "jane", "system:authenticated", &RIGHT, Unreachable, Err("join with a token")),
         (
             "a bootstrap name without its group",
             node_pem("a"),
             TOKEN,
             "x",
             &RIGHT,
-            Silent,
+            Unreachable,
             Err("join with a token"),
         ),
         (
@@ -199,7 +199,7 @@ fn only_a_request_that_is_exactly_right_and_its_own_is_approved() {
             TOKEN,
             BOOTSTRAPPERS,
             &RIGHT,
-            Alive,
+            Reachable,
             Err("node a is joined and alive"),
         ),
         ("a name that is going", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT, Leaving, Err("still leaving")),
@@ -220,7 +220,7 @@ fn only_a_request_that_is_exactly_right_and_its_own_is_approved() {
             "russet:node:a",
             nodes,
             &RIGHT,
-            Alive,
+            Reachable,
             Err("node a may not ask for the gateway's"),
         ),
         (
@@ -229,7 +229,7 @@ fn only_a_request_that_is_exactly_right_and_its_own_is_approved() {
             "russet:gateway",
             "x",
             &RIGHT,
-            Alive,
+            Reachable,
             Err("the gateway may not ask"),
         ),
         (
@@ -252,26 +252,26 @@ fn only_a_request_that_is_exactly_right_and_its_own_is_approved() {
         ),
     ] {
         match (want, decide(&request(pem, user, group, usages), standing, &fresh())) {
-            (Ok(()), Verdict::Approve { .. }) => {}
-            (Err(text), Verdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
+            (Ok(()), CsrVerdict::Approve { .. }) => {}
+            (Err(text), CsrVerdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
             (_, verdict) => panic!("{story}: {verdict:?}"),
         }
     }
 }
 
 #[test]
-fn a_certificate_is_renewed_in_its_own_life_of_a_name_only() {
+fn certificate_renews_only_within_its_node_incarnation() {
     let (node, account) = ("russet:node:a", "system:serviceaccount:russet-nodes:a");
     for (story, user, uid, known, standing, want) in [
-        ("the machine that joined", node, "one", Some("one"), Standing::Alive, Ok(Some("one"))),
-        ("the same, silent for long", node, "one", Some("one"), Standing::Silent, Ok(Some("one"))),
-        ("an earlier machine of the name", node, "one", Some("two"), Standing::Alive, Err("another machine")),
+        ("the machine that joined", node, "one", Some("one"), NodeMembership::Reachable, Ok(Some("one"))),
+        ("the same, silent for long", node, "one", Some("one"), NodeMembership::Unreachable, Ok(Some("one"))),
+        ("an earlier machine of the name", node, "one", Some("two"), NodeMembership::Reachable, Err("another machine")),
         (
             "the same, the new one being off",
             node,
             "one",
             Some("two"),
-            Standing::Silent,
+            NodeMembership::Unreachable,
             Err("another machine"),
         ),
         (
@@ -279,7 +279,7 @@ fn a_certificate_is_renewed_in_its_own_life_of_a_name_only() {
             node,
             "",
             Some("two"),
-            Standing::Alive,
+            NodeMembership::Reachable,
             Err("of an older release"),
         ),
         (
@@ -287,58 +287,58 @@ fn a_certificate_is_renewed_in_its_own_life_of_a_name_only() {
             node,
             "one",
             None,
-            Standing::Alive,
+            NodeMembership::Reachable,
             Err("another machine"),
         ),
-        ("a control plane's own, or an older release's", node, "", None, Standing::Alive, Ok(None)),
-        ("an earlier machine, the name being free", node, "one", None, Standing::Unknown, Err("has left")),
-        ("an account, whose UID is its own", account, "uid", Some("two"), Standing::Alive, Ok(None)),
+        ("a control plane's own, or an older release's", node, "", None, NodeMembership::Reachable, Ok(None)),
+        ("an earlier machine, the name being free", node, "one", None, NodeMembership::Unknown, Err("has left")),
+        ("an account, whose UID is its own", account, "uid", Some("two"), NodeMembership::Reachable, Ok(None)),
     ] {
         let mut request = request(node_pem("a"), user, "x", &RIGHT);
         request.spec.uid = Some(uid.to_owned());
         let asked = read(&request).unwrap();
-        match (want, judge(&asked, standing, known, &Token::Gone, at(0))) {
-            (Ok(life), Verdict::Approve { claim: None }) => assert_eq!(asked.life(), life, "{story}"),
-            (Err(text), Verdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
+        match (want, evaluate(&asked, standing, known, &TokenState::Gone, at(0))) {
+            (Ok(life), CsrVerdict::Approve { claim: None }) => assert_eq!(asked.incarnation(), life, "{story}"),
+            (Err(text), CsrVerdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
             (_, verdict) => panic!("{story}: {verdict:?}"),
         }
         // A life may have ended between the approval and the signature.
         request.status = approved();
-        match (want, judge(&read(&request).unwrap(), standing, known, &Token::Gone, at(0))) {
-            (Ok(_), Verdict::Sign) => {}
-            (Err(text), Verdict::Fail(why)) => assert!(why.contains(text), "{story}, approved: {why}"),
+        match (want, evaluate(&read(&request).unwrap(), standing, known, &TokenState::Gone, at(0))) {
+            (Ok(_), CsrVerdict::Sign) => {}
+            (Err(text), CsrVerdict::Fail(why)) => assert!(why.contains(text), "{story}, approved: {why}"),
             (_, verdict) => panic!("{story}, approved: {verdict:?}"),
         }
     }
     let joining = read(&request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT)).unwrap();
-    assert_eq!(joining.life(), Some(joining.key.as_str()), "the key of a join begins a life");
+    assert_eq!(joining.incarnation(), Some(joining.key.as_str()), "the key of a join begins a life");
 }
 
 #[test]
-fn a_token_is_one_machines() {
+fn join_token_serves_one_machine_only() {
     let request = request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT);
     let key = read(&request).unwrap().key;
     let used =
-        |node: &str, key: &str| Token::Used { node: node.into(), key: key.into(), seen: Seen::default() };
+        |node: &str, key: &str| TokenState::Used { node: node.into(), key: key.into(), secret: SecretVersion::default() };
     for (story, token, standing, want) in [
-        ("nobody used it", fresh(), Standing::Unknown, Ok(true)),
-        ("the same machine asks again", used("a", &key), Standing::Silent, Ok(false)),
-        ("the same machine asks again while it already runs", used("a", &key), Standing::Alive, Ok(false)),
+        ("nobody used it", fresh(), NodeMembership::Unknown, Ok(true)),
+        ("the same machine asks again", used("a", &key), NodeMembership::Unreachable, Ok(false)),
+        ("the same machine asks again while it already runs", used("a", &key), NodeMembership::Reachable, Ok(false)),
         (
             "another machine of the same name",
             used("a", "sha256:other"),
-            Standing::Silent,
+            NodeMembership::Unreachable,
             Err("was used by node a"),
         ),
-        ("another node", used("b", "sha256:other"), Standing::Unknown, Err("was used by node b")),
-        ("another node with the same key", used("b", &key), Standing::Unknown, Err("was used by node b")),
-        ("used up, or another's", Token::Gone, Standing::Unknown, Err("is used up or was not made by")),
+        ("another node", used("b", "sha256:other"), NodeMembership::Unknown, Err("was used by node b")),
+        ("another node with the same key", used("b", &key), NodeMembership::Unknown, Err("was used by node b")),
+        ("used up, or another's", TokenState::Gone, NodeMembership::Unknown, Err("is used up or was not made by")),
     ] {
         // Where the node is known, it is in the life that this key began.
-        let life = (standing != Standing::Unknown).then_some(key.as_str());
-        match (want, judge(&read(&request).unwrap(), standing, life, &token, at(0))) {
-            (Ok(claims), Verdict::Approve { claim }) => assert_eq!(claim.is_some(), claims, "{story}"),
-            (Err(text), Verdict::Deny(why)) => {
+        let life = (standing != NodeMembership::Unknown).then_some(key.as_str());
+        match (want, evaluate(&read(&request).unwrap(), standing, life, &token, at(0))) {
+            (Ok(claims), CsrVerdict::Approve { claim }) => assert_eq!(claim.is_some(), claims, "{story}"),
+            (Err(text), CsrVerdict::Deny(why)) => {
                 assert!(why.contains(text) && why.contains("abcdef"), "{story}: {why}");
                 assert!(why.contains("russet token create"), "{story}: {why}");
             }
@@ -348,36 +348,36 @@ fn a_token_is_one_machines() {
 }
 
 #[test]
-fn an_approved_join_is_signed_for_the_machine_its_token_is_written_down_for() {
+fn approved_join_is_signed_only_for_the_tokens_recorded_node() {
     let mut request = request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT);
     request.status = approved();
     let asked = read(&request).unwrap();
     let own = asked.key.as_str();
     let used =
-        |node: &str, key: &str| Token::Used { node: node.into(), key: key.into(), seen: Seen::default() };
+        |node: &str, key: &str| TokenState::Used { node: node.into(), key: key.into(), secret: SecretVersion::default() };
     for (story, token, standing, life, want) in [
-        ("the first of its name", used("a", own), Standing::Unknown, None, Ok(())),
-        ("a name that is silent", used("a", own), Standing::Silent, Some("other"), Ok(())),
-        ("its life has begun already", used("a", own), Standing::Alive, Some(own), Ok(())),
-        ("another joined since", used("a", own), Standing::Alive, Some("other"), Err("joined and alive")),
-        ("a person was faster", fresh(), Standing::Unknown, None, Err("nobody wrote down")),
-        ("the token was taken back", Token::Gone, Standing::Unknown, None, Err("is used up")),
-        ("another key's token", used("a", "other"), Standing::Silent, None, Err("was used by node a")),
-        ("another node's token", used("b", own), Standing::Unknown, None, Err("was used by node b")),
+        ("the first of its name", used("a", own), NodeMembership::Unknown, None, Ok(())),
+        ("a name that is silent", used("a", own), NodeMembership::Unreachable, Some("other"), Ok(())),
+        ("its life has begun already", used("a", own), NodeMembership::Reachable, Some(own), Ok(())),
+        ("another joined since", used("a", own), NodeMembership::Reachable, Some("other"), Err("joined and alive")),
+        ("a person was faster", fresh(), NodeMembership::Unknown, None, Err("nobody wrote down")),
+        ("the token was taken back", TokenState::Gone, NodeMembership::Unknown, None, Err("is used up")),
+        ("another key's token", used("a", "other"), NodeMembership::Unreachable, None, Err("was used by node a")),
+        ("another node's token", used("b", own), NodeMembership::Unknown, None, Err("was used by node b")),
     ] {
-        match (want, judge(&asked, standing, life, &token, at(0))) {
-            (Ok(()), Verdict::Sign) => {}
-            (Err(text), Verdict::Fail(why)) => assert!(why.contains(text), "{story}: {why}"),
+        match (want, evaluate(&asked, standing, life, &token, at(0))) {
+            (Ok(()), CsrVerdict::Sign) => {}
+            (Err(text), CsrVerdict::Fail(why)) => assert!(why.contains(text), "{story}: {why}"),
             (_, verdict) => panic!("{story}: {verdict:?}"),
         }
     }
     request.spec.username = Some("jane".to_owned());
-    let verdict = judge(&read(&request).unwrap(), Standing::Alive, Some("other"), &Token::Gone, at(0));
-    assert_eq!(verdict, Verdict::Sign, "a person may approve who");
+    let verdict = evaluate(&read(&request).unwrap(), NodeMembership::Reachable, Some("other"), &TokenState::Gone, at(0));
+    assert_eq!(verdict, CsrVerdict::Sign, "a person may approve who");
 }
 
 #[test]
-fn what_is_answered_or_anothers_is_left_alone_and_what_is_approved_is_signed() {
+fn finished_or_foreign_csrs_are_ignored_and_approved_are_signed() {
     let base = request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT);
     let key = read(&base).unwrap().key;
     let with = |kind: &str, certificate: Option<&str>, second: i64| {
@@ -388,70 +388,70 @@ fn what_is_answered_or_anothers_is_left_alone_and_what_is_approved_is_signed() {
         });
         request
     };
-    let used = Token::Used { node: "a".into(), key, seen: Seen::default() };
-    let other = Token::Used { node: "a".into(), key: "other".into(), seen: Seen::default() };
+    let used = TokenState::Used { node: "a".into(), key, secret: SecretVersion::default() };
+    let other = TokenState::Used { node: "a".into(), key: "other".into(), secret: SecretVersion::default() };
     for (story, request, standing, token, want) in [
-        ("approved", with("Approved", None, 0), Standing::Silent, &used, Verdict::Sign),
+        ("approved", with("Approved", None, 0), NodeMembership::Unreachable, &used, CsrVerdict::Sign),
         (
             "signed, the node is not there yet",
             with("Approved", Some("x"), -5),
-            Standing::Silent,
+            NodeMembership::Unreachable,
             &used,
-            Verdict::Wait(LOOK),
+            CsrVerdict::Wait(POLL_INTERVAL),
         ),
         (
             "signed, the node is there",
             with("Approved", Some("x"), -5),
-            Standing::Alive,
+            NodeMembership::Reachable,
             &used,
-            Verdict::RemoveToken(Seen::default()),
+            CsrVerdict::RemoveToken(SecretVersion::default()),
         ),
         (
             "signed, the node never came",
             with("Approved", Some("x"), -600),
-            Standing::Silent,
+            NodeMembership::Unreachable,
             &used,
-            Verdict::RemoveToken(Seen::default()),
+            CsrVerdict::RemoveToken(SecretVersion::default()),
         ),
         (
             "signed, the token is gone",
             with("Approved", Some("x"), 0),
-            Standing::Alive,
-            &Token::Gone,
-            Verdict::Nothing,
+            NodeMembership::Reachable,
+            &TokenState::Gone,
+            CsrVerdict::Nothing,
         ),
         (
             "signed, the token is another's",
             with("Approved", Some("x"), 0),
-            Standing::Alive,
+            NodeMembership::Reachable,
             &other,
-            Verdict::Nothing,
+            CsrVerdict::Nothing,
         ),
-        ("denied", with("Denied", None, 0), Standing::Unknown, &fresh(), Verdict::Nothing),
-        ("failed", with("Failed", None, 0), Standing::Unknown, &fresh(), Verdict::Nothing),
+        ("denied", with("Denied", None, 0), NodeMembership::Unknown, &fresh(), CsrVerdict::Nothing),
+        ("failed", with("Failed", None, 0), NodeMembership::Unknown, &fresh(), CsrVerdict::Nothing),
     ] {
         assert_eq!(decide(&request, standing, token), want, "{story}");
     }
     let mut other = base.clone();
     other.spec.signer_name = "kubernetes.io/kubelet-serving".to_owned();
-    assert_eq!(decide(&other, Standing::Unknown, &fresh()), Verdict::Nothing);
+    assert_eq!(decide(&other, NodeMembership::Unknown, &fresh()), CsrVerdict::Nothing);
     let mut wrong = with("Approved", None, 0);
     wrong.spec.request = ByteString(pem("admin", "system:masters", &[]));
     assert!(
-        matches!(decide(&wrong, Standing::Alive, &used), Verdict::Fail(_)),
+        matches!(decide(&wrong, NodeMembership::Reachable, &used), CsrVerdict::Fail(_)),
         "a person may approve who, not what; and what is approved can only fail"
     );
     let mut wrong = with("Approved", Some("x"), 0);
     wrong.spec.request = ByteString(pem("admin", "system:masters", &[]));
-    assert_eq!(decide(&wrong, Standing::Alive, &used), Verdict::Nothing, "another signer was faster");
+    assert_eq!(decide(&wrong, NodeMembership::Reachable, &used), CsrVerdict::Nothing, "another signer was faster");
 }
 
 #[test]
 fn names_are_those_the_data_plane_checks() {
     use russet_rpc::tls;
     assert_eq!(NODES_GROUP, tls::NODES_GROUP);
-    let node = Subject::Node("a".into());
+    let node = CsrSubject::Node("a".into());
     assert_eq!((node.user(), node.domain()), (tls::node_user("a"), tls::node_dns_name("a")));
     let gateway = (tls::GATEWAY_USER.to_owned(), tls::GATEWAY_DNS_NAME.to_owned());
-    assert_eq!((Subject::Gateway.user(), Subject::Gateway.domain()), gateway);
+    assert_eq!((CsrSubject::Gateway.user(), CsrSubject::Gateway.domain()), gateway);
 }

@@ -13,9 +13,9 @@ use super::*;
 
 const RANKS: u32 = 2;
 
-struct Seeded(u64);
+struct SimRng(u64);
 
-impl Seeded {
+impl SimRng {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -26,23 +26,23 @@ impl Seeded {
 }
 
 /// What the API server holds, and older versions of it for caches that lag.
-struct World {
+struct SimulatedServer {
     groups: Vec<Arc<ShardGroup>>,
     shards: Vec<BTreeMap<u32, Arc<Shard>>>,
     ports: u32,
     bumps: usize,
     /// What the operator remembers; lost when it dies.
-    told: Option<(i64, Told)>,
+    peer_table: Option<(i64, PeerTable)>,
 }
 
-impl World {
+impl SimulatedServer {
     fn new() -> Self {
         Self {
             groups: vec![observed(1).group],
             shards: vec![BTreeMap::new()],
             ports: 0,
             bumps: 0,
-            told: None,
+            peer_table: None,
         }
     }
 
@@ -63,11 +63,11 @@ impl World {
             return;
         }
         let epoch = view.group.spec.epoch;
-        view.told = self.told.clone().filter(|told| told.0 == epoch).map(|told| told.1);
+        view.peer_table = self.peer_table.clone().filter(|told| told.0 == epoch).map(|told| told.1);
         let planned = decide(&view, at(0));
         if let Some(shard) = planned.shards.iter().find(|shard| !shard.peers.is_empty()) {
-            self.told =
-                Some((planned.epoch, Told { peers: shard.peers.clone(), transport: shard.transport }));
+            self.peer_table =
+                Some((planned.epoch, PeerTable { peers: shard.peers.clone(), transport: shard.transport }));
         }
         let mut left = writes;
         if planned.bump.is_some() {
@@ -148,8 +148,8 @@ impl World {
             assert!(shard.spec.epoch >= was, "an epoch went back");
             assert!(shard.spec.epoch <= self.group().spec.epoch, "a Shard is ahead of its group");
         }
-        let told: Vec<_> = shards.values().filter(|shard| !shard.spec.peers.is_empty()).collect();
-        for (one, other) in told.iter().zip(told.iter().skip(1)) {
+        let peer_table: Vec<_> = shards.values().filter(|shard| !shard.spec.peers.is_empty()).collect();
+        for (one, other) in peer_table.iter().zip(peer_table.iter().skip(1)) {
             let agree = one.spec.epoch != other.spec.epoch || one.spec.peers == other.spec.peers;
             assert!(agree, "ranks of one epoch were told different peers");
         }
@@ -157,18 +157,18 @@ impl World {
 }
 
 #[test]
-fn a_group_serves_again_whatever_happened_to_it() {
+fn group_serves_again_after_any_sequence_of_failures() {
     let mut bumps = 0;
     for seed in 0..3000 {
-        let mut seeded = Seeded(seed);
-        let mut world = World::new();
+        let mut seeded = SimRng(seed);
+        let mut world = SimulatedServer::new();
         // What the operator's caches show; they lag, each for itself, but never go back.
         let mut seen = (0, 0);
         for _ in 0..40 {
             match seeded.below(3) {
                 0 if seeded.below(8) == 0 => {
                     // Another operator starts; it lists everything before it decides.
-                    world.told = None;
+                    world.peer_table = None;
                     seen = (world.groups.len() - 1, world.shards.len() - 1);
                 }
                 0 => {

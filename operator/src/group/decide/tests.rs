@@ -15,7 +15,7 @@ pub fn at(second: i64) -> Timestamp {
 }
 
 /// A group of two ranks on a and b, nothing created yet.
-pub fn observed(epoch: i64) -> Observed {
+pub fn observed(epoch: i64) -> ObservedGroup {
     let member = |rank: u32, node: &str| GroupMember {
         rank,
         node_name: node.to_owned(),
@@ -31,16 +31,16 @@ pub fn observed(epoch: i64) -> Observed {
     };
     let mut group = ShardGroup::new("g", spec);
     group.metadata.uid = Some("uid".to_owned());
-    Observed {
+    ObservedGroup {
         group: Arc::new(group),
         shards: BTreeMap::new(),
-        strangers: Vec::new(),
+        orphans: Vec::new(),
         missing_files: BTreeMap::new(),
         unreachable: BTreeSet::new(),
         lost: BTreeSet::new(),
         until_lost: None,
-        begun: Vec::new(),
-        told: None,
+        epoch_starts: Vec::new(),
+        peer_table: None,
         links: BTreeMap::new(),
     }
 }
@@ -57,9 +57,9 @@ fn peers(port: u32) -> Vec<Peer> {
 }
 
 /// Adds a Shard as the operator writes it, with a status in which these conditions hold.
-fn with(observed: &mut Observed, rank: u32, epoch: i64, peers: &[Peer], seen: i64, hold: &[Type]) {
-    let told = Told { peers: peers.to_vec(), transport: Transport::Tunnel };
-    let spec = shard_spec(observed, rank, epoch, &told);
+fn with(observed: &mut ObservedGroup, rank: u32, epoch: i64, peers: &[Peer], seen: i64, hold: &[Type]) {
+    let peer_table = PeerTable { peers: peers.to_vec(), transport: Transport::Tunnel };
+    let spec = shard_spec(observed, rank, epoch, &peer_table);
     let node = spec.node_name.clone();
     let mut shard = Shard::new(&russet_crds::names::shard("g", rank), spec);
     let mut status = ShardStatus { observed_epoch: Some(seen), ..ShardStatus::default() };
@@ -77,7 +77,7 @@ fn with(observed: &mut Observed, rank: u32, epoch: i64, peers: &[Peer], seen: i6
     observed.shards.insert(rank, Arc::new(shard));
 }
 
-fn edit(observed: &mut Observed, rank: u32, change: impl FnOnce(&mut Shard)) {
+fn edit(observed: &mut ObservedGroup, rank: u32, change: impl FnOnce(&mut Shard)) {
     change(Arc::make_mut(observed.shards.get_mut(&rank).unwrap()));
 }
 
@@ -103,7 +103,7 @@ const LOADED: &[Type] = &[Type::Claimed, Type::Loaded];
 const JOINED: &[Type] = &[Type::Claimed, Type::Loaded, Type::Joined];
 const SERVING: &[Type] = &[Type::Claimed, Type::Loaded, Type::Joined, Type::Serving];
 
-fn both(epoch: i64, peers: &[Peer], seen: i64, hold: [&[Type]; 2]) -> Observed {
+fn both(epoch: i64, peers: &[Peer], seen: i64, hold: [&[Type]; 2]) -> ObservedGroup {
     let mut observed = observed(epoch);
     with(&mut observed, 0, epoch, peers, seen, hold[0]);
     with(&mut observed, 1, epoch, peers, seen, hold[1]);
@@ -111,7 +111,7 @@ fn both(epoch: i64, peers: &[Peer], seen: i64, hold: [&[Type]; 2]) -> Observed {
 }
 
 /// `(epoch, ranks written, whether with peers, reason shown)`
-fn outcome(planned: &Planned) -> (i64, Vec<u32>, bool, String) {
+fn outcome(planned: &PlannedGroup) -> (i64, Vec<u32>, bool, String) {
     let written = planned.shards.iter().map(|shard| shard.rank).collect();
     let with_peers = planned.shards.iter().any(|shard| !shard.peers.is_empty());
     let ready = conditions::get(&planned.status.conditions, Type::Ready).unwrap();
@@ -121,7 +121,7 @@ fn outcome(planned: &Planned) -> (i64, Vec<u32>, bool, String) {
 #[test]
 fn a_group_forms_step_by_step() {
     let met = peers(100);
-    let files = |mut observed: Observed| {
+    let files = |mut observed: ObservedGroup| {
         observed.missing_files.insert("b".to_owned(), "1.0Gi / 4.0Gi".to_owned());
         observed
     };
@@ -272,11 +272,11 @@ fn an_epoch_begun_half_way_is_finished() {
 }
 
 #[test]
-fn shards_of_a_former_group_are_removed_before_their_names_are_used() {
+fn orphaned_shards_are_deleted_before_names_are_reused() {
     let mut observed = observed(1);
     with(&mut observed, 0, 1, &[], 1, CLAIMED);
     let former = observed.shards.remove(&0).unwrap();
-    observed.strangers.push(former);
+    observed.orphans.push(former);
     let planned = decide(&observed, at(0));
     assert_eq!(planned.delete, ["g-0"]);
     assert_eq!(outcome(&planned).1, [1]);
@@ -320,7 +320,7 @@ fn a_lost_node_takes_the_endpoint_with_it() {
 }
 
 #[test]
-fn restarts_are_quick_at_first_and_pause_after_twenty_in_ten_minutes() {
+fn restarts_back_off_after_twenty_in_ten_minutes() {
     for (begun, now, pause) in [
         (vec![], 0, None),
         ((0..19).collect(), 19, None),
@@ -335,9 +335,9 @@ fn restarts_are_quick_at_first_and_pause_after_twenty_in_ten_minutes() {
         edit(&mut observed, 1, |shard| {
             shard.status.as_mut().unwrap().failure = Some("out of memory".to_owned())
         });
-        observed.begun = begun.iter().map(|second| at(*second)).collect();
+        observed.epoch_starts = begun.iter().map(|second| at(*second)).collect();
         let planned = decide(&observed, at(now));
-        assert_eq!(planned.again.map(|again| again.as_secs()), pause, "{} restarts at {now}", begun.len());
+        assert_eq!(planned.requeue_after.map(|again| again.as_secs()), pause, "{} restarts at {now}", begun.len());
         assert_eq!(planned.bump.is_none(), pause.is_some());
         assert_eq!(conditions::is_true(&planned.status.conditions, Type::Stalled), pause.is_some());
         if pause.is_some() {
@@ -377,7 +377,7 @@ fn a_shard_no_agent_of_this_release_can_run_shows_in_its_group() {
 }
 
 #[test]
-fn every_rank_is_told_the_cables_of_its_own_stage() {
+fn every_rank_gets_the_rdma_devices_of_its_stage() {
     let mut observed = observed(1);
     let cell = |name: &str| if name.is_empty() { vec![] } else { vec![name.to_owned()] };
     let plan = &mut Arc::make_mut(&mut observed.group).spec.plan;
@@ -415,10 +415,10 @@ fn how_ranks_meet_is_decided_once_for_an_epoch() {
         ("a".to_owned(), vec![link("b", "a", "b")]),
         ("b".to_owned(), vec![link("a", "b", "a")]),
     ]);
-    let told = decide(&observed, at(0)).shards;
-    assert!(told.iter().all(|shard| shard.transport == Transport::Direct && shard.peers.len() == 2));
+    let peer_table = decide(&observed, at(0)).shards;
+    assert!(peer_table.iter().all(|shard| shard.transport == Transport::Direct && shard.peers.len() == 2));
     // The cable is gone, and half of the ranks have been told: the other half is told the same.
-    let (peers, transport) = (told[0].peers.clone(), told[0].transport);
+    let (peers, transport) = (peer_table[0].peers.clone(), peer_table[0].transport);
     edit(&mut observed, 0, |shard| (shard.spec.peers, shard.spec.transport) = (peers, transport));
     observed.links.clear();
     let rest = decide(&observed, at(0)).shards;

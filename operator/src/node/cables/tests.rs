@@ -42,9 +42,9 @@ fn now() -> Timestamp {
     Timestamp::UNIX_EPOCH + SignedDuration::from_hours(1)
 }
 
-fn of(name: &str, nodes: &[InferenceNode]) -> Cables {
+fn of(name: &str, nodes: &[InferenceNode]) -> CableReport {
     let node = nodes.iter().find(|node| node.name_any() == name).unwrap();
-    cables(node, &ends(node, nodes.iter(), now()))
+    cable_report(node, &ends(node, nodes.iter(), now()))
 }
 
 fn status(node: &mut InferenceNode) -> &mut InferenceNodeStatus {
@@ -82,7 +82,7 @@ fn two_ports_that_see_each_other_are_a_link_of_each_node() {
 }
 
 #[test]
-fn what_is_wrong_is_told_by_its_reason_and_with_what_to_do() {
+fn cable_fault_gives_its_reason_and_remedy() {
     type Change = fn(&mut Vec<InferenceNode>);
     // What is changed, whether that is a fault of a's, whether a link is left, the reason and some words.
     let faults: [(Change, bool, bool, &str, &str); 20] = [
@@ -245,7 +245,7 @@ fn what_is_wrong_is_told_by_its_reason_and_with_what_to_do() {
 }
 
 #[test]
-fn of_several_cables_every_fault_is_told_and_the_first_is_the_reason() {
+fn every_cable_fault_is_listed_and_the_first_is_the_reason() {
     let mut nodes = pair();
     let ports = &mut status(&mut nodes[0]).ports;
     ports.push(port(3, "A3", "B4", "192.0.2.5"));
@@ -258,11 +258,11 @@ fn of_several_cables_every_fault_is_told_and_the_first_is_the_reason() {
     status(&mut nodes[1]).ports.clear();
     let (_, reason, _) = of("a", &nodes).health.unwrap();
     assert_eq!(reason, Reason::RdmaPortDown, "who is no node's is nobody's fault");
-    assert_eq!(of("b", &nodes), Cables::default(), "a machine without ports has no health of them");
+    assert_eq!(of("b", &nodes), CableReport::default(), "a machine without ports has no health of them");
 }
 
 #[test]
-fn a_circle_of_bridges_is_a_storm_and_a_row_of_them_is_none() {
+fn bridge_loop_is_a_fault_and_a_bridge_chain_is_not() {
     let bridged = |number: u32, domain: &str, sees: &str| {
         let mut port = port(number, domain, sees, "192.0.2.1");
         lacks(&mut port, "PortInBridge", "take it out");
@@ -315,7 +315,7 @@ fn a_link_says_what_both_ends_measured() {
 }
 
 #[test]
-fn an_agent_that_is_there_and_not_over_the_cable_is_told() {
+fn agent_unreachable_over_its_cable_is_reported() {
     let mut nodes = pair();
     let unanswered = LinkMeasured::default();
     status(&mut nodes[0]).ports[0].measured = Some(unanswered);
@@ -340,7 +340,7 @@ fn an_agent_that_is_there_and_not_over_the_cable_is_told() {
 }
 
 #[test]
-fn a_cable_that_carries_less_than_half_of_what_others_do_is_told() {
+fn cable_below_half_the_typical_rate_is_reported() {
     let slow = |others: usize, bits: u64| {
         let mut nodes = pair();
         let measure = |node: &mut InferenceNode, bits| {
@@ -364,12 +364,12 @@ fn a_cable_that_carries_less_than_half_of_what_others_do_is_told() {
 }
 
 #[test]
-fn ranks_that_meet_beside_the_cables_come_first() {
+fn path_fallback_of_ranks_is_reported_first() {
     let mut nodes = pair();
     let fallen = |nodes: &[InferenceNode]| {
         let mut ends = ends(&nodes[0], nodes.iter(), now());
         ends.fallbacks = vec!["Shard d/x: node b is reached over en0".to_owned()];
-        cables(&nodes[0], &ends).health.unwrap()
+        cable_report(&nodes[0], &ends).health.unwrap()
     };
     let said = "Shard d/x: node b is reached over en0";
     assert_eq!(fallen(&nodes), (false, Reason::PathFallback, said.to_owned()));

@@ -6,59 +6,59 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::ask::{self, End};
-use russet_tests::cluster::{Cluster, PATIENCE};
+use russet_tests::chat::{self, StreamEnd};
+use russet_tests::cluster::{TestCluster, WAIT_TIMEOUT};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::Drawn;
-use super::drawn::Aim;
+use super::FaultDraw;
+use super::draw::Aim;
 use crate::faults::TOKENS;
 use crate::path;
 
 /// What answers are about that run for long.
 const QUESTIONS: [&str; 3] = ["What is Russet?", "What is 17 + 25?", "Which day comes after Monday?"];
 /// Tokens of an answer to a long prompt.
-const AFTER_A_PROMPT: u32 = 120;
+const PROMPT_ANSWER_TOKENS: u32 = 120;
 
 /// What came of a stream.
-struct Told {
+struct StreamResult {
     text: String,
-    end: End,
+    end: StreamEnd,
     /// The longest time without a piece.
-    still: Duration,
+    longest_pause: Duration,
 }
 
 /// One stream, read by a task of its own.
-struct Stream {
+struct ReadStream {
     body: Value,
     pieces: Arc<AtomicUsize>,
-    reader: JoinHandle<Result<Told>>,
+    reader: JoinHandle<Result<StreamResult>>,
 }
 
-impl Stream {
-    fn begin(cluster: &Cluster, text: &str, tokens: u32) -> Self {
-        let body = ask::question("smoke", text, json!({"max_tokens": tokens, "ignore_eos": true}));
+impl ReadStream {
+    fn start(cluster: &TestCluster, text: &str, tokens: u32) -> Self {
+        let body = chat::question("smoke", text, json!({"max_tokens": tokens, "ignore_eos": true}));
         let pieces = Arc::<AtomicUsize>::default();
         let reader = tokio::spawn(read(cluster.base_url(), body.clone(), pieces.clone()));
         Self { body, pieces, reader }
     }
 
     /// Waits until so many pieces came.
-    async fn told(&self, pieces: usize) -> Result<()> {
+    async fn until_pieces(&self, pieces: usize) -> Result<()> {
         let begun = Instant::now();
         while self.pieces.load(Ordering::Relaxed) < pieces {
             ensure!(!self.reader.is_finished(), "a stream ended before its piece {pieces}");
-            ensure!(begun.elapsed() < PATIENCE, "a stream did not come to its piece {pieces}");
+            ensure!(begun.elapsed() < WAIT_TIMEOUT, "a stream did not come to its piece {pieces}");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         Ok(())
     }
 }
 
-async fn read(url: String, body: Value, pieces: Arc<AtomicUsize>) -> Result<Told> {
+async fn read(url: String, body: Value, pieces: Arc<AtomicUsize>) -> Result<StreamResult> {
     let (mut last, mut still) = (Instant::now(), Duration::ZERO);
-    let mut answer = ask::ask(&url, &body).await?;
+    let mut answer = chat::ask(&url, &body).await?;
     let end = loop {
         let piece = answer.piece().await;
         let now = Instant::now();
@@ -68,22 +68,22 @@ async fn read(url: String, body: Value, pieces: Arc<AtomicUsize>) -> Result<Told
             Err(end) => break end,
         }
     };
-    Ok(Told { text: answer.text, end, still })
+    Ok(StreamResult { text: answer.text, end, longest_pause: still })
 }
 
 /// All of them.
 pub struct Streams {
-    running: Vec<Stream>,
-    prompts: Vec<Stream>,
+    running: Vec<ReadStream>,
+    prompts: Vec<ReadStream>,
 }
 
 impl Streams {
     /// Begins them and waits until they are where the strike is to be.
-    pub async fn begin(cluster: &Cluster, drawn: &Drawn) -> Result<Self> {
+    pub async fn start(cluster: &TestCluster, drawn: &FaultDraw) -> Result<Self> {
         let questions = QUESTIONS.iter().take(drawn.streams);
-        let running: Vec<Stream> = questions.map(|text| Stream::begin(cluster, text, TOKENS)).collect();
+        let running: Vec<ReadStream> = questions.map(|text| ReadStream::start(cluster, text, TOKENS)).collect();
         for (stream, pieces) in running.iter().zip([drawn.pieces].into_iter().chain([1; 2])) {
-            stream.told(pieces).await?;
+            stream.until_pieces(pieces).await?;
         }
         if drawn.aim != Aim::Prompt {
             return Ok(Self { running, prompts: Vec::new() });
@@ -92,11 +92,11 @@ impl Streams {
         let read = async || path::metric(&engine, "vllm:prompt_tokens_total").await;
         let (before, begun) = (read().await?, Instant::now());
         let texts = (0..drawn.prompts).map(|number| drawn.long_prompt(number));
-        let prompts: Vec<Stream> = texts.map(|text| Stream::begin(cluster, &text, AFTER_A_PROMPT)).collect();
+        let prompts: Vec<ReadStream> = texts.map(|text| ReadStream::start(cluster, &text, PROMPT_ANSWER_TOKENS)).collect();
         // Each sum is no fewer tokens than that.
         let wanted = (drawn.prompts * 60 * 4 * drawn.read / 100) as f64;
         while read().await? <= before + wanted {
-            ensure!(begun.elapsed() < PATIENCE, "{wanted} tokens of prompts were not read");
+            ensure!(begun.elapsed() < WAIT_TIMEOUT, "{wanted} tokens of prompts were not read");
             if let Some(stream) = prompts.iter().find(|stream| stream.reader.is_finished()) {
                 ensure!(false, "a prompt was never read: {}", stream.body);
             }
@@ -111,21 +111,21 @@ impl Streams {
 
     /// Waits for their ends and demands that each told what it tells undisturbed, every piece of it once; the longest
     /// time that one of them stood still.
-    pub async fn end(self, cluster: &mut Cluster) -> Result<Duration> {
+    pub async fn end(self, cluster: &mut TestCluster) -> Result<Duration> {
         let mut all = Vec::new();
-        for Stream { body, reader, .. } in self.running.into_iter().chain(self.prompts) {
-            let told = tokio::time::timeout(2 * PATIENCE, reader).await;
+        for ReadStream { body, reader, .. } in self.running.into_iter().chain(self.prompts) {
+            let told = tokio::time::timeout(2 * WAIT_TIMEOUT, reader).await;
             all.push((body, told.context("a stream hangs")???));
         }
         super::answers_again(cluster).await?;
         let mut longest = Duration::ZERO;
-        for (body, Told { text, end, still }) in all {
+        for (body, StreamResult { text, end, longest_pause: still }) in all {
             let about = &body["messages"][0]["content"];
             ensure!(
-                end == End::Finished("length".into()),
+                end == StreamEnd::Finished("length".into()),
                 "{about}: the stream ended with {end:?} after \"{text}\""
             );
-            let mut undisturbed = ask::ask(&cluster.base_url(), &body).await?;
+            let mut undisturbed = chat::ask(&cluster.base_url(), &body).await?;
             undisturbed.finish().await;
             ensure!(text == undisturbed.text, "{about}: the text changed:\n{text}\n{}", undisturbed.text);
             longest = longest.max(still);

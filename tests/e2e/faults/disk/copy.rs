@@ -5,32 +5,32 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::ask;
-use russet_tests::cluster::{Cluster, condition};
+use russet_tests::chat;
+use russet_tests::cluster::{TestCluster, condition};
 
-use super::{Disk, Server, apply, free_port, russet};
+use super::{MountedDisk, DiskServer, apply, free_port, russet};
 use crate::faults::copies;
 
 /// What an agent keeps free of a disk as small as this one.
-const RESERVE: u64 = 1 << 30;
+const RESERVE_BYTES: u64 = 1 << 30;
 /// Bytes of the disk: the reserve, and room for some small models.
-const DISK: u64 = RESERVE + (64 << 20);
+const DISK_BYTES: u64 = RESERVE_BYTES + (64 << 20);
 
 /// Too little room before the copy begins, then none in the middle of it, then enough.
-pub async fn copy(cluster: &mut Cluster) -> Result<()> {
+pub async fn copy(cluster: &mut TestCluster) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("russet-disk-").tempdir()?;
     // Only the agent's files: the API server must be able to say what is wrong.
     let models = folder.path().join("agent/models");
     std::fs::create_dir_all(&models)?;
-    let Some(disk) = Disk::mount(&models, DISK)? else { return Ok(()) };
+    let Some(disk) = MountedDisk::mount(&models, DISK_BYTES)? else { return Ok(()) };
     let (api_port, gateway_port) = (free_port()?.to_string(), free_port()?.to_string());
     let (data_dir, hub) = (folder.path().display().to_string(), cluster.hub.endpoint());
     let up = ["up", "--data-dir", &data_dir, "--api-port", &api_port, "--gateway-port", &gateway_port];
-    let _up = Server::start(&disk, &up, &[("HF_ENDPOINT", &hub)])?;
+    let _up = DiskServer::start(&disk, &up, &[("HF_ENDPOINT", &hub)])?;
     let kubeconfig = folder.path().join("kubeconfig");
     until_ready(cluster, &kubeconfig, "inferencenodes").await?;
 
-    let ballast = disk.fill_but(RESERVE)?;
+    let ballast = disk.fill_but(RESERVE_BYTES)?;
     cluster
         .until("the node says that models may take nothing", async |_| {
             let list = russet(&kubeconfig, &["get", "inferencenodes", "-o", "json"]).await?;
@@ -44,7 +44,7 @@ pub async fn copy(cluster: &mut Cluster) -> Result<()> {
     until_says(cluster, &kubeconfig, "modeldeployments", &lack).await?;
     ensure!(copies::part(&disk.path()) == 0, "files are fetched for which there is no room");
 
-    let held = cluster.hub.hold();
+    let held = cluster.hub.hold_transfers();
     fill_in_copy(cluster, &disk, &ballast).await?;
     drop(held);
     until_says(cluster, &kubeconfig, "modelcopies", &["DiskPressure", " has 0 B free"]).await?;
@@ -59,20 +59,20 @@ pub async fn copy(cluster: &mut Cluster) -> Result<()> {
         freed.elapsed().as_secs_f64()
     );
     let base = format!("http://127.0.0.1:{gateway_port}/v1");
-    let answer = ask::answer(&base, "held", "What is 17 + 25?").await?;
+    let answer = chat::answer(&base, "held", "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");
     Ok(())
 }
 
 /// Gives room, waits until half of the file is there and takes all room away.
-async fn fill_in_copy(cluster: &mut Cluster, disk: &Disk, ballast: &Path) -> Result<()> {
+async fn fill_in_copy(cluster: &mut TestCluster, disk: &MountedDisk, ballast: &Path) -> Result<()> {
     std::fs::remove_file(ballast)?;
     let store = disk.path();
     let mut before = 0;
     cluster
         .until("half of the model is there, and no more comes", async |_| {
             let now = copies::part(&store);
-            let still = now >= copies::WRITTEN && now == before;
+            let still = now >= copies::MIN_WRITTEN_BYTES && now == before;
             before = now;
             Ok(still)
         })
@@ -80,7 +80,7 @@ async fn fill_in_copy(cluster: &mut Cluster, disk: &Disk, ballast: &Path) -> Res
     disk.fill_but(0).map(|_| ())
 }
 
-async fn until_ready(cluster: &mut Cluster, kubeconfig: &Path, kind: &str) -> Result<()> {
+async fn until_ready(cluster: &mut TestCluster, kubeconfig: &Path, kind: &str) -> Result<()> {
     cluster
         .until("the small cluster is ready", async |_| {
             let Ok(list) = russet(kubeconfig, &["get", kind, "-o", "json"]).await else { return Ok(false) };
@@ -92,7 +92,7 @@ async fn until_ready(cluster: &mut Cluster, kubeconfig: &Path, kind: &str) -> Re
 }
 
 /// Waits until the conditions of the only object of a kind mention every word.
-async fn until_says(cluster: &mut Cluster, kubeconfig: &Path, kind: &str, words: &[&str]) -> Result<()> {
+async fn until_says(cluster: &mut TestCluster, kubeconfig: &Path, kind: &str, words: &[&str]) -> Result<()> {
     let mut last = String::new();
     let said = cluster
         .until("it says so", async |_| {

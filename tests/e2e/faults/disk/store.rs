@@ -5,16 +5,16 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::cluster::{Cluster, kill};
+use russet_tests::cluster::{TestCluster, kill};
 
-use super::{Disk, Server, apply, free_port, russet};
+use super::{MountedDisk, DiskServer, apply, free_port, russet};
 
 /// Bytes of the disk.
-const DISK: u64 = 64 << 20;
+const DISK_BYTES: u64 = 64 << 20;
 /// Bytes that are left once the ballast is on it.
-const LEFT: u64 = 6 << 20;
+const FREE_BYTES: u64 = 6 << 20;
 /// Objects of 100 kB until the disk must be full.
-const ATTEMPTS: usize = 1_000;
+const MAX_WRITES: usize = 1_000;
 
 async fn write(kubeconfig: &Path, name: &str) -> Result<()> {
     let padding = "x".repeat(100_000);
@@ -31,26 +31,26 @@ async fn readiness(port: u16) -> Result<String> {
 }
 
 /// The store's disk fills up, is emptied, and the server is killed.
-pub async fn store(cluster: &mut Cluster) -> Result<()> {
+pub async fn store(cluster: &mut TestCluster) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("russet-disk-").tempdir()?;
-    let Some(disk) = Disk::mount(folder.path(), DISK)? else { return Ok(()) };
+    let Some(disk) = MountedDisk::mount(folder.path(), DISK_BYTES)? else { return Ok(()) };
     let (port, kubeconfig) = (free_port()?, disk.path().join("kubeconfig"));
     let (api_port, data_dir) = (port.to_string(), folder.path().display().to_string());
     let serve = ["serve", "--api-port", &api_port, "--data-dir", &data_dir];
-    let server = Server::start(&disk, &serve, &[])?;
-    let answers = async |_: &mut Cluster| Ok(russet(&kubeconfig, &["get", "configmaps"]).await.is_ok());
+    let server = DiskServer::start(&disk, &serve, &[])?;
+    let answers = async |_: &mut TestCluster| Ok(russet(&kubeconfig, &["get", "configmaps"]).await.is_ok());
     cluster.until("the server on the small disk answers", answers).await?;
-    let ballast = disk.fill_but(LEFT)?;
+    let ballast = disk.fill_but(FREE_BYTES)?;
 
     let mut kept = Vec::new();
-    for number in 0..ATTEMPTS {
+    for number in 0..MAX_WRITES {
         let name = format!("kept-{number}");
         if write(&kubeconfig, &name).await.is_err() {
             break;
         }
         kept.push(name);
     }
-    ensure!(kept.len() > 2 && kept.len() < ATTEMPTS, "{} objects were kept", kept.len());
+    ensure!(kept.len() > 2 && kept.len() < MAX_WRITES, "{} objects were kept", kept.len());
     let told = readiness(port).await?;
     ensure!(told.contains("No space left on device"), "the server does not say what is wrong: {told}");
     all_there(&kubeconfig, &kept).await.context("with the disk full")?;
@@ -60,8 +60,8 @@ pub async fn store(cluster: &mut Cluster) -> Result<()> {
     drop(server);
     std::fs::remove_file(ballast)?;
     let struck = Instant::now();
-    let _server = Server::start(&disk, &serve, &[])?;
-    let answers = async |_: &mut Cluster| Ok(russet(&kubeconfig, &["get", "configmaps"]).await.is_ok());
+    let _server = DiskServer::start(&disk, &serve, &[])?;
+    let answers = async |_: &mut TestCluster| Ok(russet(&kubeconfig, &["get", "configmaps"]).await.is_ok());
     cluster.until("the server answers after the kill", answers).await?;
     println!("fault: serve killed on a full disk, API back = {:.2}", struck.elapsed().as_secs_f64());
     all_there(&kubeconfig, &kept).await.context("after the kill")?;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 /// Namespaces, by number.
-pub struct Lab {
+pub struct SpreadLab {
     names: Vec<String>,
     /// `ip` of each link's end, by machine.
     ends: Vec<Vec<String>>,
@@ -33,7 +33,7 @@ fn limit(verb: &str, namespace: &str, device: &str, mbit: u64) -> Result<()> {
     )
 }
 
-impl Lab {
+impl SpreadLab {
     fn namespaces(count: usize) -> Result<Self> {
         let mut lab = Self { names: Vec::new(), ends: vec![Vec::new(); count] };
         for number in 0..count {
@@ -111,7 +111,7 @@ impl Lab {
     }
 
     /// `from>to` of each link, from the second machine to a port of the first.
-    pub fn ways(&self, port: u16) -> Vec<String> {
+    pub fn paths(&self, port: u16) -> Vec<String> {
         let ends = self.ends[1].iter().zip(&self.ends[0]);
         ends.map(|(from, to)| format!("{from}>{to}:{port}")).collect()
     }
@@ -132,7 +132,7 @@ impl Lab {
     }
 }
 
-impl Drop for Lab {
+impl Drop for SpreadLab {
     fn drop(&mut self) {
         for name in &self.names {
             run("ip", &format!("netns del {name}")).ok();
@@ -142,7 +142,7 @@ impl Drop for Lab {
 
 /// What a program of the bench says when it is done.
 #[derive(Debug)]
-pub struct Told {
+pub struct BenchReport {
     pub seconds: f64,
     /// Of this process.
     pub cpu: f64,
@@ -150,14 +150,14 @@ pub struct Told {
 }
 
 /// A program on a machine; it ends when this does.
-pub struct Running {
+pub struct RunningBench {
     child: Child,
     lines: BufReader<ChildStdout>,
 }
 
-impl Running {
+impl RunningBench {
     /// Starts a program of the bench and waits until it is ready.
-    pub fn start(lab: &Lab, machine: usize, program: &Path, words: &[&str]) -> Result<Self> {
+    pub fn start(lab: &SpreadLab, machine: usize, program: &Path, words: &[&str]) -> Result<Self> {
         let mut running = Self::spawn(lab.command(machine, program).args(words))?;
         let line = running.line()?;
         ensure!(line == "ready", "{words:?} said {line:?}");
@@ -165,7 +165,7 @@ impl Running {
     }
 
     /// Starts a server and waits until it listens.
-    pub fn listens(lab: &Lab, machine: usize, program: &str, words: &[&str], at: &str) -> Result<Self> {
+    pub fn listens(lab: &SpreadLab, machine: usize, program: &str, words: &[&str], at: &str) -> Result<Self> {
         let running = Self::spawn(lab.command(machine, Path::new(program)).args(words))?;
         let (host, port) = at.rsplit_once(':').context("an address without a port")?;
         for _ in 0..100 {
@@ -191,22 +191,22 @@ impl Running {
     }
 
     /// What it has to say when it is done.
-    pub fn told(&mut self) -> Result<Told> {
+    pub fn report(&mut self) -> Result<BenchReport> {
         let line = self.line()?;
         let told: Value =
             serde_json::from_str(&line).with_context(|| format!("a program of the bench said {line:?}"))?;
         let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {line}"));
-        Ok(Told { seconds: number("seconds")?, cpu: number("cpu")?, bytes: number("bytes")? as u64 })
+        Ok(BenchReport { seconds: number("seconds")?, cpu: number("cpu")?, bytes: number("bytes")? as u64 })
     }
 
     /// Lets it end, and what it says then.
-    pub fn end(mut self) -> Result<Told> {
+    pub fn end(mut self) -> Result<BenchReport> {
         drop(self.child.stdin.take());
-        self.told()
+        self.report()
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningBench {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         self.child.kill().ok();

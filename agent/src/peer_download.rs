@@ -1,0 +1,264 @@
+//! A model from the machines that have it to this one, over every way between them at once. Each connection asks for
+//! the next piece as soon as it has one, so that each way carries what it can; every chunk is held against the
+//! manifest, and the manifest against the id that the operator names, so that no machine has to be trusted.
+//!
+//! ```text
+//! ways ─▶ connections ─▶ board: which piece next ─▶ write ─▶ read again, check ─▶ publish
+//! ```
+
+mod piece_picker;
+mod connection;
+mod path;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rand::seq::SliceRandom as _;
+use russet_rpc::tls::Connector;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use self::piece_picker::PiecePicker;
+pub use self::path::PeerPath;
+pub(crate) use self::path::paths;
+use crate::transfer_limits::TransferLimiter;
+use crate::peers::client::{DialError, PeerClient};
+use crate::peers::models;
+use crate::store::{Manifest, TransferProgress, Published, IncomingModel, TransferStage, Store, StoreError, SourceSpec};
+
+/// Connections of one way: enough that one always has bytes on the way while another one asks.
+const CONNECTIONS_PER_PATH: usize = 3;
+/// Between two looks which ways there are.
+const PATH_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Without a byte for so long, the machines that should have the model are given up for now.
+const STALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Most bytes of a manifest: one of a trillion parameters has some five.
+const MAX_MANIFEST_BYTES: usize = 64 << 20;
+
+/// Brings models from other machines.
+#[derive(Clone)]
+pub struct PeerDownloader {
+    /// Where they go.
+    pub store: Store,
+    /// What this machine shows the others.
+    pub connector: Connector,
+    /// How fast bytes may come from other machines.
+    pub limiter: TransferLimiter,
+}
+
+/// What the connections of one transfer share.
+struct Transfer {
+    id: String,
+    incoming: IncomingModel,
+    limiter: TransferLimiter,
+    picker: Mutex<PiecePicker>,
+    /// Something may be asked for again, or the end is reached.
+    changed: Notify,
+    /// Connections over ways that are not spare, by machine.
+    active_connections: Mutex<BTreeMap<String, usize>>,
+    errors: Mutex<TransferErrors>,
+    /// Machines that sent what is not in the manifest.
+    corrupt_peers: Mutex<BTreeSet<String>>,
+    progress: watch::Sender<TransferProgress>,
+}
+
+struct TransferErrors {
+    /// When bytes came last.
+    last_received: Instant,
+    last_error: Option<String>,
+    /// The disk, with which nothing goes on.
+    fatal: Option<StoreError>,
+}
+
+impl PeerDownloader {
+    /// Receives the model with these bytes over the ways that there are, and publishes it as `wanted`. Goes on where
+    /// an earlier try stopped.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Peers`] where no machine gives it, and whatever the disk does.
+    pub async fn download(
+        &self,
+        wanted: &SourceSpec,
+        id: &str,
+        ways: impl Fn() -> BTreeSet<PeerPath> + Send,
+        progress: &watch::Sender<TransferProgress>,
+    ) -> Result<Published, StoreError> {
+        if let Some(published) = self.store.adopt(wanted, id).await? {
+            return Ok(published);
+        }
+        progress.send_modify(|state| state.stage = TransferStage::Resolving);
+        let manifest = self.manifest(id, &ways()).await?;
+        let (store, asked) = (self.store.clone(), wanted.clone());
+        let opened = tokio::task::spawn_blocking(move || store.receive(&asked, manifest)).await;
+        let receiving = opened.map_err(|error| StoreError::io(id)(std::io::Error::other(error)))??;
+        let transfer = Arc::new(Transfer::new(id, receiving, self.limiter.clone(), progress.clone()));
+        self.transfer_chunks(&transfer, ways).await?;
+        progress.send_modify(|state| state.stage = TransferStage::Verifying);
+        self.store.publish_received(wanted, &transfer.incoming).await
+    }
+
+    /// What the files are, from the first machine that says so rightly.
+    async fn manifest(&self, id: &str, paths: &BTreeSet<PeerPath>) -> Result<Manifest, StoreError> {
+        let mut trouble = None;
+        for way in paths {
+            let asked = async {
+                let mut peer = PeerClient::connect(&self.connector, &way.peer, &way.egress, way.to).await?;
+                peer.get(&models::manifest_path(id), MAX_MANIFEST_BYTES).await
+            };
+            match asked.await.map(|parts| serde_json::from_slice::<Manifest>(&parts.concat())) {
+                Ok(Ok(manifest)) if manifest.matches_id(id) => return Ok(manifest),
+                Ok(_) => trouble = Some(format!("node {} says something else of it", way.peer)),
+                Err(error) => trouble = Some(format!("node {}: {error}", way.peer)),
+            }
+        }
+        Err(peers_error(id, trouble))
+    }
+
+    /// Keeps connections over all ways until every chunk is here.
+    async fn transfer_chunks(
+        &self,
+        transfer: &Arc<Transfer>,
+        ways: impl Fn() -> BTreeSet<PeerPath> + Send,
+    ) -> Result<(), StoreError> {
+        let mut running: BTreeMap<PeerPath, JoinSet<()>> = BTreeMap::new();
+        let mut numbers = 0..;
+        loop {
+            let wanted = transfer.exclude_corrupt(ways());
+            running.retain(|way, _| wanted.contains(way));
+            for way in wanted {
+                running.entry(way.clone()).or_insert_with(|| {
+                    let mut connections = JoinSet::new();
+                    for number in numbers.by_ref().take(CONNECTIONS_PER_PATH) {
+                        let (way, connector) = (way.clone(), self.connector.clone());
+                        connections.spawn(connection::run(number, way, connector, transfer.clone()));
+                    }
+                    connections
+                });
+            }
+            transfer.remove_unreachable(&running);
+            if transfer.picker().is_whole() {
+                break;
+            }
+            transfer.check_stalled(running.is_empty())?;
+            tokio::time::timeout(PATH_POLL_INTERVAL, transfer.wait_end()).await.ok();
+        }
+        for connections in running.values_mut() {
+            connections.shutdown().await;
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn peers_error(id: &str, trouble: Option<String>) -> StoreError {
+    let detail = trouble.unwrap_or_else(|| "there is no way to any of them".to_owned());
+    StoreError::Peers { id: id.chars().take(12).collect(), detail }
+}
+
+impl Transfer {
+    fn new(id: &str, incoming: IncomingModel, limiter: TransferLimiter, progress: watch::Sender<TransferProgress>) -> Self {
+        let held = incoming.local_chunks();
+        let lengths: Vec<u64> = held.chunks().iter().map(|chunk| chunk.length).collect();
+        let mut order: Vec<u64> = (0..lengths.len() as u64).collect();
+        order.shuffle(&mut rand::rng());
+        let board = PiecePicker::new(lengths, &held.complete(), order);
+        let (done, manifest) = (incoming.bytes_done(), held.manifest().clone());
+        progress.send_modify(|state| {
+            state.stage = TransferStage::Downloading;
+            (state.done, state.total) = (done, manifest.bytes());
+            (state.commit, state.shape) = (manifest.commit.clone(), Some(manifest.shape.clone()));
+        });
+        let trouble = TransferErrors { last_received: Instant::now(), last_error: None, fatal: None };
+        Self {
+            id: id.to_owned(),
+            incoming,
+            limiter,
+            picker: Mutex::new(board),
+            changed: Notify::new(),
+            active_connections: Mutex::default(),
+            errors: Mutex::new(trouble),
+            corrupt_peers: Mutex::default(),
+            progress,
+        }
+    }
+
+    fn picker(&self) -> MutexGuard<'_, PiecePicker> {
+        lock(&self.picker)
+    }
+
+    /// Ways to machines that did not lie.
+    fn exclude_corrupt(&self, ways: BTreeSet<PeerPath>) -> BTreeSet<PeerPath> {
+        let liars = lock(&self.corrupt_peers);
+        ways.into_iter().filter(|way| !liars.contains(&way.peer)).collect()
+    }
+
+    /// Forgets what machines have to which there is no way any more.
+    fn remove_unreachable(&self, running: &BTreeMap<PeerPath, JoinSet<()>>) {
+        let mut board = self.picker();
+        let gone = board.peers().filter(|peer| !running.keys().any(|way| way.peer == **peer));
+        let gone: Vec<String> = gone.cloned().collect();
+        for peer in gone {
+            board.remove_peer(&peer);
+        }
+    }
+
+    /// Whether nothing comes any more, and why.
+    fn check_stalled(&self, alone: bool) -> Result<(), StoreError> {
+        let mut trouble = lock(&self.errors);
+        if let Some(fatal) = trouble.fatal.take() {
+            return Err(fatal);
+        }
+        let betrayed = alone && !lock(&self.corrupt_peers).is_empty();
+        if trouble.last_received.elapsed() < STALL_TIMEOUT && !betrayed {
+            return Ok(());
+        }
+        Err(peers_error(&self.id, trouble.last_error.take()))
+    }
+
+    /// Waits until the last chunk is here, the disk fails, or a machine is no longer asked.
+    async fn wait_end(&self) {
+        let liars = lock(&self.corrupt_peers).len();
+        loop {
+            let changed = self.changed.notified();
+            let fatal = lock(&self.errors).fatal.is_some();
+            if self.picker().is_whole() || fatal || lock(&self.corrupt_peers).len() > liars {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn record_failure(&self, way: &PeerPath, error: &DialError) {
+        let message = format!("node {} at {}: {error}", way.peer, way.to);
+        tracing::debug!(message, "a way to a model failed");
+        lock(&self.errors).last_error = Some(message);
+    }
+
+    fn reject_peer(&self, peer: String) {
+        tracing::warn!(
+            peer,
+            id = self.id,
+            "what a node gave of a model was not that; nothing more is asked of it"
+        );
+        let mut trouble = lock(&self.errors);
+        trouble.last_error =
+            Some(format!("node {peer} gave bytes that are not those of the model; its disk may be failing"));
+        drop(trouble);
+        lock(&self.corrupt_peers).insert(peer);
+        self.changed.notify_waiters();
+    }
+
+    fn fail(&self, error: StoreError) {
+        lock(&self.errors).fatal = Some(error);
+        self.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests;

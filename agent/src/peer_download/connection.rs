@@ -1,0 +1,220 @@
+//! One connection of a transfer: asks, writes, checks, and connects again where that fails.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::StatusCode;
+use russet_rpc::tls::Connector;
+use tokio::time::Instant;
+
+use super::piece_picker::{PieceRequester, Piece, ChunkResult};
+use super::{Transfer, PeerPath, lock};
+use crate::peers::client::{DialError, PeerClient};
+use crate::peers::models;
+use crate::store::StoreError;
+
+/// First and longest pause after a way failed.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Between two looks whether there is something to ask for, where nothing tells.
+const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Asks over one way until this is dropped.
+pub(super) async fn run(number: usize, way: PeerPath, connector: Connector, transfer: Arc<Transfer>) {
+    let mut pause = BACKOFF.0;
+    loop {
+        if way.fallback && transfer.has_active_connection(&way.peer) {
+            tokio::time::sleep(BACKOFF.0).await;
+            continue;
+        }
+        let mut gave = false;
+        match PeerClient::connect(&connector, &way.peer, &way.egress, way.to).await {
+            Ok(peer) => {
+                let connection = PeerConnection { number, path: &way, client: peer, transfer: &transfer, received_any: &mut gave };
+                match connection.run().await {
+                    Ok(()) => continue,
+                    Err(error) => transfer.record_failure(&way, &error),
+                }
+            }
+            Err(error) => transfer.record_failure(&way, &error),
+        }
+        // A way that carries something is worth another try at once.
+        if gave {
+            pause = BACKOFF.0;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(BACKOFF.1);
+    }
+}
+
+struct PeerConnection<'t> {
+    number: usize,
+    path: &'t PeerPath,
+    client: PeerClient,
+    transfer: &'t Arc<Transfer>,
+    /// Whether anything came over it.
+    received_any: &'t mut bool,
+}
+
+/// A piece that was asked for; given back where the connection ends before it is there.
+struct RequestedPiece<'t> {
+    transfer: &'t Transfer,
+    piece: Piece,
+    connection: usize,
+}
+
+impl Drop for RequestedPiece<'_> {
+    fn drop(&mut self) {
+        self.transfer.picker().release(self.piece, self.connection);
+        self.transfer.changed.notify_waiters();
+    }
+}
+
+/// A piece that is on its way to the disk. Dropped where it is there, or will never be.
+struct WritingPiece {
+    transfer: Arc<Transfer>,
+    piece: Piece,
+}
+
+impl Drop for WritingPiece {
+    fn drop(&mut self) {
+        self.transfer.picker().write_failed(self.piece);
+    }
+}
+
+/// That a way which is not spare answers, for as long as it does.
+struct ActiveConnection<'t>(&'t Transfer, &'t str);
+
+impl Drop for ActiveConnection<'_> {
+    fn drop(&mut self) {
+        if let Some(count) = lock(&self.0.active_connections).get_mut(self.1) {
+            *count = count.saturating_sub(1);
+        }
+    }
+}
+
+impl Transfer {
+    fn has_active_connection(&self, peer: &str) -> bool {
+        lock(&self.active_connections).get(peer).is_some_and(|count| *count > 0)
+    }
+
+    fn mark_active<'t>(&'t self, peer: &'t str) -> ActiveConnection<'t> {
+        *lock(&self.active_connections).entry(peer.to_owned()).or_default() += 1;
+        ActiveConnection(self, peer)
+    }
+}
+
+impl PeerConnection<'_> {
+    /// Asks until the connection fails, or until another way makes this one needless.
+    async fn run(mut self) -> Result<(), DialError> {
+        let (transfer, way) = (self.transfer, self.path);
+        let _answering = (!way.fallback).then(|| transfer.mark_active(&way.peer));
+        loop {
+            if way.fallback && transfer.has_active_connection(&way.peer) {
+                return Ok(());
+            }
+            if self.should_query() {
+                self.query_chunks().await?;
+            }
+            let changed = transfer.changed.notified();
+            let asker = PieceRequester { connection: self.number, peer: &way.peer };
+            let next = transfer.picker().next_piece(asker);
+            let Some(piece) = next else {
+                tokio::time::timeout(IDLE_POLL_INTERVAL, changed).await.ok();
+                continue;
+            };
+            let asked = RequestedPiece { transfer, piece, connection: self.number };
+            transfer.limiter.acquire(piece.length).await;
+            let path = models::bytes_path(&transfer.id, piece.chunk, piece.offset, piece.length);
+            let parts = match self.client.get(&path, piece.length as usize).await {
+                // It had it a moment ago.
+                Err(DialError::Status(StatusCode::NOT_FOUND)) => {
+                    drop(asked);
+                    self.query_chunks().await?;
+                    continue;
+                }
+                other => other?,
+            };
+            let length = parts.iter().map(Bytes::len).sum::<usize>() as u64;
+            if length != piece.length {
+                return Err(DialError::Truncated(piece.length - length));
+            }
+            let wanted = transfer.picker().accept(piece, asker);
+            drop(asked);
+            *self.received_any = true;
+            if wanted {
+                lock(&transfer.errors).last_received = Instant::now();
+                self.store_piece(piece, parts).await;
+            }
+        }
+    }
+
+    fn should_query(&self) -> bool {
+        let (mut board, now) = (self.transfer.picker(), Instant::now());
+        let stale = board.should_query(&self.path.peer, now);
+        if stale {
+            board.mark_queried(&self.path.peer, now);
+        }
+        stale
+    }
+
+    /// Asks the machine what it has.
+    async fn query_chunks(&mut self) -> Result<(), DialError> {
+        let bytes = self.transfer.incoming.local_chunks().chunks().len().div_ceil(8);
+        let (has, begun) = match self.client.get(&models::chunks_path(&self.transfer.id), 2 * bytes).await {
+            Ok(bits) => {
+                let bits = bits.concat();
+                let (has, begun) = bits.split_at(bytes.min(bits.len()));
+                (models::unpack(has), models::unpack(begun))
+            }
+            Err(DialError::Status(StatusCode::NOT_FOUND)) => (Vec::new(), Vec::new()),
+            Err(error) => return Err(error),
+        };
+        self.transfer.picker().update_peer(&self.path.peer, has, begun);
+        // Its other connections wait for that.
+        self.transfer.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// Writes a piece and, if it was the last one of its chunk, reads the chunk again.
+    async fn store_piece(&self, piece: Piece, parts: Vec<Bytes>) {
+        let (transfer, peer) = (self.transfer.clone(), self.path.peer.clone());
+        let kept = tokio::task::spawn_blocking(move || {
+            if let Err(error) = transfer.write(piece, &parts, &peer) {
+                transfer.fail(error);
+            }
+        });
+        // What was begun is ended, whether somebody waits for it or not.
+        kept.await.ok();
+    }
+}
+
+impl Transfer {
+    /// Blocks.
+    fn write(self: &Arc<Self>, piece: Piece, parts: &[Bytes], peer: &str) -> Result<(), StoreError> {
+        let writing = WritingPiece { transfer: self.clone(), piece };
+        self.incoming.write(piece.chunk, piece.offset, parts)?;
+        let check = self.picker().mark_written(piece);
+        drop(writing);
+        self.progress.send_modify(|state| {
+            state.done += piece.length;
+            state.last_error = None;
+            if !state.from.contains(peer) {
+                state.from.insert(peer.to_owned());
+            }
+        });
+        if check {
+            let right = self.incoming.check_chunk(piece.chunk)?;
+            let verdict = self.picker().chunk_checked(piece.chunk, right);
+            if verdict != ChunkResult::Valid {
+                let length = self.incoming.local_chunks().chunks()[piece.chunk].length;
+                self.progress.send_modify(|state| state.done = state.done.saturating_sub(length));
+            }
+            if let ChunkResult::Corrupt(peer) = verdict {
+                self.reject_peer(peer);
+            }
+            self.changed.notify_waiters();
+        }
+        Ok(())
+    }
+}

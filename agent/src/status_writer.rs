@@ -1,0 +1,100 @@
+//! What the agent has to say of Shards and ModelCopies, sent by server-side apply. Only the newest
+//! word on each object is kept while the API server is away, and it is sent until it arrives.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use russet_crds::names::AGENT_MANAGER;
+use russet_crds::{GROUP, ModelCopy, ModelCopyStatus, Shard, ShardStatus, VERSION};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+/// Longest pause between two tries; a returning control plane hears of this node within it.
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+
+/// The object a report is of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum StatusObject {
+    Shard(String, String),
+    Copy(String),
+}
+
+/// Where reports are left. Cloning shares it.
+#[derive(Clone, Debug)]
+pub(crate) struct StatusQueue(mpsc::UnboundedSender<(StatusObject, Value)>);
+
+impl StatusQueue {
+    /// Starts sending with `client`.
+    pub fn start(client: Client, tasks: &mut JoinSet<()>) -> Self {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        tasks.spawn(run(client, receiver));
+        Self(sender)
+    }
+
+    /// Leaves the newest status of a Shard.
+    pub fn shard(&self, namespace: &str, name: &str, status: &ShardStatus) {
+        // The sending side ends only with the agent.
+        self.0.send((StatusObject::Shard(namespace.to_owned(), name.to_owned()), json!(status))).ok();
+    }
+
+    /// Leaves the newest status of a ModelCopy.
+    pub fn copy(&self, name: &str, status: &ModelCopyStatus) {
+        self.0.send((StatusObject::Copy(name.to_owned()), json!(status))).ok();
+    }
+}
+
+async fn run(client: Client, mut inbox: mpsc::UnboundedReceiver<(StatusObject, Value)>) {
+    let mut waiting: BTreeMap<StatusObject, Value> = BTreeMap::new();
+    let mut pause = Duration::from_millis(100);
+    loop {
+        if waiting.is_empty() {
+            let Some((object, status)) = inbox.recv().await else { return };
+            waiting.insert(object, status);
+        }
+        while let Ok((object, status)) = inbox.try_recv() {
+            waiting.insert(object, status);
+        }
+        let mut failed = false;
+        for (object, status) in std::mem::take(&mut waiting) {
+            match apply(&client, &object, &status).await {
+                Ok(()) => {}
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 410) => {
+                    tracing::debug!(?object, message = answer.message, "nothing to report on any more");
+                }
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 422) => {
+                    tracing::error!(?object, message = answer.message, "a report was refused as invalid");
+                }
+                Err(error) => {
+                    tracing::warn!(?object, %error, "a report waits for the API server");
+                    failed = true;
+                    waiting.entry(object).or_insert(status);
+                }
+            }
+        }
+        if failed {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_BACKOFF);
+        } else {
+            pause = Duration::from_millis(100);
+        }
+    }
+}
+
+async fn apply(client: &Client, object: &StatusObject, status: &Value) -> Result<(), kube::Error> {
+    let patch =
+        |kind: &str| json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": kind, "status": status});
+    let params = PatchParams::apply(AGENT_MANAGER).force();
+    match object {
+        StatusObject::Shard(namespace, name) => {
+            let api: Api<Shard> = Api::namespaced(client.clone(), namespace);
+            api.patch_status(name, &params, &Patch::Apply(patch("Shard"))).await.map(drop)
+        }
+        StatusObject::Copy(name) => {
+            let api: Api<ModelCopy> = Api::all(client.clone());
+            api.patch_status(name, &params, &Patch::Apply(patch("ModelCopy"))).await.map(drop)
+        }
+    }
+}

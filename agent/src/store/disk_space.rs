@@ -1,0 +1,187 @@
+//! Whether files may begin to come: what is free, what other files on their way were promised, and what the
+//! machine's owner wants left. Asked before the first byte, because a disk that runs full takes everything
+//! else on the machine with it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::StoreError;
+use super::model_dirs::ModelDirs;
+
+/// Where the owner says nothing, a twentieth of the disk stays free: logs, updates and the system's own
+/// files grow with the machine. Less than 1 GiB is nothing even on a small disk, and more than 10 GiB
+/// nobody misses on a large one.
+const RESERVE_DIVISOR: u64 = 20;
+const MIN_RESERVE_BYTES: u64 = 1 << 30;
+const MAX_RESERVE_BYTES: u64 = 10 << 30;
+
+/// The disk under the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskUsage {
+    /// Bytes in all.
+    pub total: u64,
+    /// Bytes free.
+    pub free: u64,
+    /// Bytes the store has.
+    pub models: u64,
+    /// Bytes that stay free.
+    pub reserve: u64,
+}
+
+impl DiskUsage {
+    /// Bytes all models together may take.
+    pub fn limit(&self) -> u64 {
+        self.free.saturating_add(self.models).saturating_sub(self.reserve)
+    }
+}
+
+/// What the owner wants left. Cloning shares it.
+#[derive(Clone, Debug, Default)]
+pub struct DiskReserve(Arc<Mutex<Option<u64>>>);
+
+impl DiskReserve {
+    /// Takes the owner's word; returns whether it is another one.
+    pub fn set(&self, bytes: Option<u64>) -> bool {
+        std::mem::replace(&mut *lock(&self.0), bytes) != bytes
+    }
+
+    /// Bytes of a disk of that size.
+    pub fn bytes_for(&self, total: u64) -> u64 {
+        lock(&self.0).unwrap_or_else(|| (total / RESERVE_DIVISOR).clamp(MIN_RESERVE_BYTES, MAX_RESERVE_BYTES))
+    }
+}
+
+/// Files on their way, and their bytes when they are whole.
+#[derive(Clone, Debug, Default)]
+pub(super) struct DiskReservations(Arc<Mutex<BTreeMap<String, u64>>>);
+
+/// Room for one copy, until it is dropped.
+#[derive(Debug)]
+pub(super) struct DiskReservation {
+    reservations: DiskReservations,
+    key: String,
+}
+
+impl DiskReservations {
+    /// Promises room for all `total` bytes of a copy.
+    pub fn reserve(
+        &self,
+        shelf: &ModelDirs,
+        reserve: &DiskReserve,
+        key: &str,
+        total: u64,
+    ) -> Result<DiskReservation, StoreError> {
+        // Held until the promise is written down: two who ask at once must not get the same bytes.
+        let mut promised = lock(&self.0);
+        let need = total.saturating_sub(shelf.partial_bytes(key));
+        check_space(&promised, shelf, reserve, key, need)?;
+        promised.insert(key.to_owned(), total);
+        Ok(DiskReservation { reservations: self.clone(), key: key.to_owned() })
+    }
+
+    /// Whether that many more bytes would fit.
+    pub fn check(&self, shelf: &ModelDirs, reserve: &DiskReserve, key: &str, need: u64) -> Result<(), StoreError> {
+        check_space(&lock(&self.0), shelf, reserve, key, need)
+    }
+}
+
+impl Drop for DiskReservation {
+    fn drop(&mut self) {
+        lock(&self.reservations.0).remove(&self.key);
+    }
+}
+
+fn check_space(
+    promised: &BTreeMap<String, u64>,
+    shelf: &ModelDirs,
+    reserve: &DiskReserve,
+    key: &str,
+    need: u64,
+) -> Result<(), StoreError> {
+    let (total, free) = shelf.disk()?;
+    let others = promised.iter().filter(|(other, _)| *other != key);
+    let promised = others.map(|(other, bytes)| bytes.saturating_sub(shelf.partial_bytes(other))).sum();
+    decide_space(shelf.root(), key, SpaceRequest { free, need, promised, reserve: reserve.bytes_for(total) })
+}
+
+struct SpaceRequest {
+    free: u64,
+    need: u64,
+    promised: u64,
+    reserve: u64,
+}
+
+fn decide_space(path: &Path, key: &str, ask: SpaceRequest) -> Result<(), StoreError> {
+    let SpaceRequest { free, need, promised, reserve } = ask;
+    if need == 0 || free >= need.saturating_add(promised).saturating_add(reserve) {
+        return Ok(());
+    }
+    let (path, key) = (path.to_owned(), key.to_owned());
+    Err(StoreError::DiskPressure { path, key, free, need, promised, reserve })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disk_pressure_error_shows_the_numbers() {
+        let judge = |free, need, promised, reserve| {
+            decide_space(Path::new("/d"), "k", SpaceRequest { free, need, promised, reserve }).map_err(|it| it.to_string())
+        };
+        let gib = 1 << 30;
+        assert_eq!(judge(6 * gib, 5 * gib, 0, gib), Ok(()));
+        assert_eq!(judge(0, 0, 9, gib), Ok(()), "what is complete needs no room");
+        assert_eq!(judge(6 * gib, 6 * gib, 0, 0), Ok(()), "an owner may want nothing left");
+        assert!(judge(u64::MAX, u64::MAX, 1, 1).is_ok(), "sizes that no machine has");
+        for (free, need, promised, words) in [
+            (
+                5 * gib,
+                5 * gib,
+                0,
+                ["/d has 5.0 GiB free", "5.0 GiB more are needed", "1.0 GiB stay reserved"],
+            ),
+            (
+                9 * gib,
+                5 * gib,
+                4 * gib,
+                ["9.0 GiB free", "4.0 GiB are promised to other copies", "spec.disk.reserve"],
+            ),
+        ] {
+            let error = judge(free, need, promised, gib).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+
+    #[test]
+    fn disk_reserve_is_configured_or_derived_from_disk_size() {
+        let reserve = DiskReserve::default();
+        for (total, bytes) in [(8, 1), (20, 1), (100, 5), (252, 10), (8000, 10)] {
+            assert_eq!(reserve.bytes_for(total << 30), bytes << 30, "{total}");
+        }
+        assert!(reserve.set(Some(7)) && !reserve.set(Some(7)));
+        assert_eq!(reserve.bytes_for(100 << 30), 7);
+    }
+
+    #[test]
+    fn disk_space_is_reserved_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let shelf = ModelDirs::open(folder.path().join("models")).unwrap();
+        let (_, free) = shelf.disk().unwrap();
+        let (promises, reserve) = (DiskReservations::default(), DiskReserve::default());
+        // Something else may use the disk meanwhile, so the halves leave a lot between them.
+        reserve.set(Some(free / 4));
+        let half = free / 2;
+        let first = promises.reserve(&shelf, &reserve, "a", half).unwrap();
+        let refused = promises.reserve(&shelf, &reserve, "b", half).err().unwrap();
+        assert!(matches!(refused, StoreError::DiskPressure { .. }), "{refused}");
+        assert!(promises.check(&shelf, &reserve, "a", half).is_ok(), "one's own promise is in nobody's way");
+        drop(first);
+        assert!(promises.reserve(&shelf, &reserve, "b", half).is_ok());
+    }
+}

@@ -1,0 +1,449 @@
+//! The folders of the store: partial copies, published ones and what separates them, one rename.
+//! A published folder is complete, hashed and never written again.
+//!
+//! ```text
+//! <root>/.partial/<key>/model.safetensors.part     being fetched from a source
+//! <root>/.partial/<id>/{model.safetensors, JOURNAL}  being received from other machines
+//! <root>/<id>/{model.safetensors, MANIFEST.json}     published; the id is that of the bytes
+//! <root>/.names/<key>                                the id of what a source has
+//! <root>/.going/<id>/                                being removed
+//! <root>/.prefixes/<id>/                             what engines keep of prompts to this model
+//! ```
+
+use std::collections::BTreeSet;
+use std::fs::Metadata;
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use russet_wire::shape::ModelShape;
+use serde::{Deserialize, Serialize};
+use sha2::Digest as _;
+
+use super::verify::VerifiedFile;
+use super::{StoreError, SourceSpec, chunks};
+
+/// Name of the manifest in a published folder.
+pub const MANIFEST: &str = "MANIFEST.json";
+const PARTIAL: &str = ".partial";
+/// What the sources that were fetched have, by [`key`].
+const SOURCE_IDS: &str = ".names";
+/// What is being removed: gone for everybody, whenever its bytes are.
+const TRASH: &str = ".going";
+/// What engines keep of prompts, by model; it goes with the model's files.
+const PREFIX_CACHES: &str = ".prefixes";
+
+/// What a published folder holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Manifest {
+    /// Where it came from.
+    pub uri: String,
+    /// Commit, for sources that have one.
+    pub commit: Option<String>,
+    /// Every file, sorted by name.
+    pub files: Vec<VerifiedFile>,
+    /// What the headers said.
+    pub shape: ModelShape,
+    /// Whether this machine has computed the SHA-256 of the files itself. Received files are held against BLAKE3, and
+    /// their SHA-256 is the word of who fetched them, but for models whose bytes are pinned.
+    #[serde(default)]
+    pub own_sha256: bool,
+}
+
+impl Manifest {
+    /// SHA-256 of the sorted lines `<sha256>  <file>`.
+    pub fn sha256(&self) -> String {
+        let mut lines: Vec<String> =
+            self.files.iter().map(|file| format!("{}  {}\n", file.sha256, file.name)).collect();
+        lines.sort();
+        hex::encode(sha2::Sha256::digest(lines.concat()))
+    }
+
+    /// Whether these are the bytes that their owner pinned, if they were.
+    pub(super) fn check_pin(&self, wanted: &SourceSpec) -> Result<(), StoreError> {
+        let actual = self.sha256();
+        match &wanted.sha256 {
+            Some(expected) if *expected != actual => {
+                Err(StoreError::Digest { file: "the manifest".into(), expected: expected.clone(), actual })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What names these bytes, wherever they came from: the BLAKE3 of the sorted lines
+    /// `<sha256> <blake3> <size> <file>`.
+    pub fn id(&self) -> String {
+        let line = |file: &VerifiedFile| {
+            let VerifiedFile { name, size, sha256, blake3, .. } = file;
+            format!("{sha256} {} {size} {name}\n", hex::encode(blake3.0))
+        };
+        let mut lines: Vec<String> = self.files.iter().map(line).collect();
+        lines.sort();
+        blake3::hash(lines.concat().as_bytes()).to_hex().to_string()
+    }
+
+    /// Whether this is the manifest of `id`, and one a store would write: what another machine says is held against
+    /// it.
+    pub fn matches_id(&self, id: &str) -> bool {
+        let mut names = BTreeSet::new();
+        let fits = |file: &VerifiedFile| {
+            let values: Vec<chunks::HashBytes> = file.chunks.iter().map(|sum| sum.0).collect();
+            // Where a file system does not tell small letters from capitals, these would be one file.
+            names.insert(file.name.to_ascii_lowercase())
+                && super::is_allowed_file(&file.name)
+                && values.len() == chunks::count(file.size)
+                && chunks::root(&values) == file.blake3.0
+        };
+        self.files.iter().all(fits) && self.id() == id
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.size).sum()
+    }
+}
+
+impl Published {
+    /// Where engines keep what prompts to this model have in common.
+    pub fn prefix_cache_dir(&self) -> PathBuf {
+        self.path.with_file_name(PREFIX_CACHES).join(&self.id)
+    }
+}
+
+/// A folder an engine may read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Published {
+    /// What names its bytes.
+    pub id: String,
+    /// The folder.
+    pub path: PathBuf,
+    /// What it holds.
+    pub manifest: Manifest,
+}
+
+/// The name of the folder of these bytes: one commit of one source, or one pinned manifest.
+pub fn key(uri: &str, commit: Option<&str>, sha256: Option<&str>) -> String {
+    let parts = [uri, commit.unwrap_or_default(), sha256.unwrap_or_default()];
+    let mut digest = sha2::Sha256::new();
+    for part in parts {
+        // Lengths keep `a` + `bc` and `ab` + `c` apart.
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    hex::encode(&digest.finalize()[..16])
+}
+
+#[derive(Clone)]
+pub(super) struct ModelDirs {
+    root: PathBuf,
+}
+
+impl ModelDirs {
+    pub fn open(root: PathBuf) -> Result<Self, StoreError> {
+        for name in [PARTIAL, PREFIX_CACHES, SOURCE_IDS, TRASH] {
+            std::fs::create_dir_all(root.join(name)).map_err(StoreError::io(&root))?;
+        }
+        let shelf = Self { root };
+        shelf.empty_trash()?;
+        Ok(shelf)
+    }
+
+    /// The published folder, if it is there with every file at its size.
+    pub fn published(&self, id: &str) -> Option<Published> {
+        if !is_id(id) {
+            return None;
+        }
+        let path = self.root.join(id);
+        let manifest: Manifest = serde_json::from_slice(&std::fs::read(path.join(MANIFEST)).ok()?).ok()?;
+        let whole = manifest
+            .files
+            .iter()
+            .all(|file| std::fs::metadata(path.join(&file.name)).is_ok_and(|found| found.len() == file.size));
+        whole.then(|| Published { id: id.to_owned(), path, manifest })
+    }
+
+    /// The id of what a source has, if it was fetched.
+    pub fn id_of(&self, key: &str) -> Option<String> {
+        let id = std::fs::read_to_string(self.root.join(SOURCE_IDS).join(key)).ok()?;
+        is_id(&id).then_some(id)
+    }
+
+    /// Writes down what a source has.
+    pub fn record_id(&self, key: &str, id: &str) -> Result<(), StoreError> {
+        let folder = self.root.join(SOURCE_IDS);
+        let (path, written) = (folder.join(key), folder.join(format!("{key}.new")));
+        std::fs::write(&written, id).map_err(StoreError::io(&written))?;
+        sync(&written)?;
+        fail::fail_point!("name-rename");
+        std::fs::rename(&written, &path).map_err(StoreError::io(&path))?;
+        sync(&folder)
+    }
+
+    /// The folder a copy grows in.
+    pub fn partial(&self, key: &str) -> Result<PathBuf, StoreError> {
+        let path = self.root.join(PARTIAL).join(key);
+        std::fs::create_dir_all(&path).map_err(StoreError::io(&path))?;
+        Ok(path)
+    }
+
+    /// Throws a partial copy away.
+    pub fn remove_partial(&self, key: &str) -> Result<(), StoreError> {
+        remove(&self.root.join(PARTIAL).join(key))
+    }
+
+    /// Where it is.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Total and free bytes of its disk.
+    pub fn disk(&self) -> Result<(u64, u64), StoreError> {
+        crate::hardware::disk(&self.root).map_err(StoreError::io(&self.root))
+    }
+
+    /// Bytes of a partial copy.
+    pub fn partial_bytes(&self, key: &str) -> u64 {
+        bytes(&self.root.join(PARTIAL).join(key), allocated)
+    }
+
+    /// Bytes of everything there, whole or not.
+    pub fn bytes(&self) -> u64 {
+        let folders = [self.root.clone(), self.root.join(PARTIAL)];
+        let entries =
+            folders.iter().flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten());
+        entries.filter(|entry| is_store_name(&entry.file_name())).map(|entry| bytes(&entry.path(), allocated)).sum()
+    }
+
+    /// Makes a verified partial copy visible in one step. What has these bytes already stays.
+    pub fn publish(&self, partial: &str, manifest: &Manifest) -> Result<Published, StoreError> {
+        let id = manifest.id();
+        if let Some(published) = self.published(&id) {
+            self.remove_partial(partial)?;
+            return Ok(published);
+        }
+        let partial = self.root.join(PARTIAL).join(partial);
+        let names: BTreeSet<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
+        let io = || StoreError::io(&partial);
+        for name in &names {
+            sync(&partial.join(name))?;
+        }
+        fail::fail_point!("manifest-write");
+        let text = serde_json::to_vec(manifest)
+            .map_err(|error| StoreError::Io { path: partial.join(MANIFEST), source: error.into() })?;
+        let mut file = std::fs::File::create(partial.join(MANIFEST)).map_err(io())?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(io())?;
+        for entry in std::fs::read_dir(&partial).map_err(io())? {
+            let entry = entry.map_err(io())?;
+            let kept = |name: &str| names.contains(name) || name == MANIFEST;
+            if !entry.file_name().to_str().is_some_and(kept) {
+                std::fs::remove_file(entry.path()).map_err(StoreError::io(entry.path()))?;
+            }
+        }
+        sync(&partial)?;
+        let path = self.root.join(&id);
+        // What is there already is incomplete, or it would have been used.
+        remove(&path)?;
+        fail::fail_point!("publish-rename");
+        std::fs::rename(&partial, &path).map_err(io())?;
+        sync(&self.root)?;
+        fail::fail_point!("published");
+        Ok(Published { id, path, manifest: manifest.clone() })
+    }
+
+    /// Removes every folder that is not in `keep`, by its key or the id of its bytes; returns the ids of published
+    /// ones. In two steps: first nobody finds it any more, then its bytes go.
+    pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
+        let mut kept = keep.clone();
+        kept.extend(keep.iter().filter_map(|key| self.id_of(key)));
+        let mut removed = Vec::new();
+        let beside = [PARTIAL, PREFIX_CACHES, SOURCE_IDS].map(|name| self.root.join(name));
+        for folder in [self.root.clone()].iter().chain(&beside) {
+            for entry in std::fs::read_dir(folder).map_err(StoreError::io(folder))? {
+                let entry = entry.map_err(StoreError::io(folder))?;
+                // Only names this store gives are this store's to remove.
+                let ours = is_store_name(&entry.file_name());
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                if !ours || kept.contains(&name) {
+                    continue;
+                }
+                fail::fail_point!("going-rename");
+                let going = self.root.join(TRASH).join(&name);
+                remove(&going)?;
+                std::fs::rename(entry.path(), &going).map_err(StoreError::io(entry.path()))?;
+                if *folder == self.root {
+                    removed.push(name);
+                }
+                fail::fail_point!("going-unlink");
+                self.empty_trash()?;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Removes what was going.
+    fn empty_trash(&self) -> Result<(), StoreError> {
+        let folder = self.root.join(TRASH);
+        for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))?.flatten() {
+            remove(&entry.path())?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether this may name bytes.
+fn is_id(name: &str) -> bool {
+    name.len() == 64 && is_store_name(std::ffi::OsStr::new(name))
+}
+
+/// Whether it is a name that this store gives: a key, or the id of bytes.
+fn is_store_name(name: &std::ffi::OsStr) -> bool {
+    matches!(name.len(), 32 | 64) && name.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit)
+}
+
+/// Bytes of a folder's files as `of` counts them; what goes in this moment counts as gone.
+fn bytes(folder: &Path, of: fn(&Metadata) -> u64) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).filter(Metadata::is_file).map(|it| of(&it)).sum()
+}
+
+/// Bytes that a file takes, without those that were never written.
+fn allocated(file: &Metadata) -> u64 {
+    file.len().min(file.blocks() * 512)
+}
+
+fn sync(path: &Path) -> Result<(), StoreError> {
+    std::fs::File::open(path).and_then(|file| file.sync_all()).map_err(StoreError::io(path))
+}
+
+fn remove(path: &Path) -> Result<(), StoreError> {
+    let removed = match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
+        Ok(_) => std::fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(StoreError::Io { path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(files: &[(&str, &str)]) -> Manifest {
+        let files = files.iter().map(|(name, content)| VerifiedFile::for_content(name, content.as_bytes())).collect();
+        Manifest {
+            uri: "file:///m".into(),
+            commit: None,
+            files,
+            shape: ModelShape::default(),
+            own_sha256: true,
+        }
+    }
+
+    /// Publishes one file of this content for a source.
+    fn published(shelf: &ModelDirs, key: &str, content: &str) -> Published {
+        std::fs::write(shelf.partial(key).unwrap().join("config.json"), content).unwrap();
+        let published = shelf.publish(key, &manifest(&[("config.json", content)])).unwrap();
+        shelf.record_id(key, &published.id).unwrap();
+        published
+    }
+
+    #[test]
+    fn model_folder_is_published_atomically_and_verified() {
+        let root = tempfile::tempdir().unwrap();
+        let shelf = ModelDirs::open(root.path().join("models")).unwrap();
+        let key = key("file:///m", None, None);
+        let partial = shelf.partial(&key).unwrap();
+        std::fs::write(partial.join("config.json"), "{}").unwrap();
+        std::fs::write(partial.join("left.over.part"), "x").unwrap();
+        assert_eq!(shelf.id_of(&key), None);
+
+        let manifest = manifest(&[("config.json", "{}")]);
+        let published = shelf.publish(&key, &manifest).unwrap();
+        assert_eq!(shelf.published(&manifest.id()), Some(published.clone()));
+        assert!(!published.path.join("left.over.part").exists() && !partial.exists());
+
+        std::fs::write(published.path.join("config.json"), "{}cut").unwrap();
+        assert_eq!(shelf.published(&published.id), None, "a file of another size is not what was verified");
+    }
+
+    #[test]
+    fn sources_with_equal_bytes_share_one_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let shelf = ModelDirs::open(root.path().join("models")).unwrap();
+        let (one, other) = (key("a", None, None), key("b", None, None));
+        let first = published(&shelf, &one, "{}");
+        assert_eq!(published(&shelf, &other, "{}"), first);
+        assert_eq!(shelf.bytes(), bytes(&first.path, allocated));
+        // Each of them keeps it.
+        assert!(shelf.collect(&BTreeSet::from([other.clone()])).unwrap().is_empty());
+        assert_eq!((shelf.id_of(&one), shelf.id_of(&other)), (None, Some(first.id.clone())));
+        assert_eq!(shelf.collect(&BTreeSet::new()).unwrap(), [first.id]);
+    }
+
+    #[test]
+    fn only_unwanted_folders_of_the_store_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let models = root.path().join("models");
+        let shelf = ModelDirs::open(models.clone()).unwrap();
+        let (kept, gone) = (key("a", None, None), key("b", Some("c"), None));
+        let [stays, goes] =
+            [(&kept, "{}"), (&gone, "[]")].map(|(key, content)| published(&shelf, key, content));
+        for published in [&stays, &goes] {
+            std::fs::create_dir_all(published.prefix_cache_dir().join("0-of-1")).unwrap();
+        }
+        std::fs::create_dir(models.join("somebody-elses")).unwrap();
+        std::fs::write(models.join("somebody-elses/file"), "not counted").unwrap();
+        let (both, one) = (shelf.bytes(), bytes(&stays.path, allocated));
+        assert_eq!(both, 2 * one);
+        let part = std::fs::File::create(shelf.partial(&gone).unwrap().join("a.part")).unwrap();
+        part.set_len(1 << 30).unwrap();
+        assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (0, both), "holes are no bytes");
+        (&part).write_all(b"12345").unwrap();
+        assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (4096, both + 4096));
+        assert_eq!(shelf.collect(&BTreeSet::from([kept.clone()])).unwrap(), [goes.id.as_str()]);
+        assert_eq!(shelf.bytes(), one);
+        assert!(stays.prefix_cache_dir().exists() && !goes.prefix_cache_dir().exists(), "they go with the files");
+        assert!(shelf.published(&stays.id).is_some() && shelf.published(&goes.id).is_none());
+        assert!(models.join("somebody-elses").exists());
+        assert_eq!(std::fs::read_dir(models.join(TRASH)).unwrap().count(), 0);
+
+        // What an agent that ended did not get to is removed by the next.
+        std::fs::rename(&stays.path, models.join(TRASH).join(&stays.id)).unwrap();
+        ModelDirs::open(models.clone()).unwrap();
+        assert_eq!(std::fs::read_dir(models.join(TRASH)).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn peer_manifest_is_checked_against_its_id() {
+        let good = manifest(&[("config.json", "{}"), ("a.json", "[]")]);
+        assert!(good.matches_id(&good.id()));
+        let changed = |change: fn(&mut Vec<VerifiedFile>)| {
+            let mut bad = good.clone();
+            change(&mut bad.files);
+            (bad.matches_id(&good.id()), bad.matches_id(&bad.id()))
+        };
+        assert_eq!(changed(|files| files[0].chunks[0].0[0] ^= 1), (false, false), "a chunk of another file");
+        assert_eq!(changed(|files| files[0].chunks.clear()), (false, false));
+        assert_eq!(changed(|files| files[0].size = 1 << 40), (false, false), "more chunks than there are");
+        assert_eq!(changed(|files| files[0].name = "../../etc/passwd.txt".into()), (false, false));
+        assert_eq!(changed(|files| files[1].name = "CONFIG.json".into()), (false, false), "twins");
+        assert_eq!(changed(|files| drop(files.pop())), (false, true), "another model");
+    }
+
+    #[test]
+    fn the_digest_of_a_manifest_is_that_of_sha256sums_output() {
+        let manifest = manifest(&[("b.json", "2"), ("a.json", "1")]);
+        let mut lines = [
+            format!("{:x}  a.json\n", sha2::Sha256::digest("1")),
+            format!("{:x}  b.json\n", sha2::Sha256::digest("2")),
+        ];
+        lines.sort();
+        assert_eq!(manifest.sha256(), format!("{:x}", sha2::Sha256::digest(lines.concat())));
+    }
+}

@@ -1,0 +1,194 @@
+//! The one HTTP client of the store, as `object_store` wants one. Refusals leave it as errors of their own, before
+//! anybody repeats them or puts a URL with a signature into words; redirects are not followed, because a signed request
+//! is meant for the host it names.
+
+use std::error::Error;
+use std::fmt;
+
+use async_trait::async_trait;
+use http_body_util::{BodyExt as _, Limited};
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService,
+};
+use reqwest::header::{HeaderMap, RANGE};
+use reqwest::{Method, StatusCode, Url};
+
+use crate::store::web::loopback;
+use crate::store::{Context, StoreError, web};
+
+/// Bytes of a refusal that are read for its code.
+const MAX_ERROR_BYTES: usize = 16 << 10;
+/// Bytes of an answer that is no range of an object: a page of a listing has a thousand names of at most a kilobyte.
+const MAX_PAGE_BYTES: usize = 16 << 20;
+
+/// A client for one bucket.
+#[derive(Clone, Debug)]
+pub(super) struct ObjectHttpClient {
+    client: reqwest::Client,
+    /// Whether its owner chose clear text.
+    allow_plain_http: bool,
+}
+
+/// What came instead of an answer.
+#[derive(Clone, Debug)]
+struct HttpStatusError {
+    status: StatusCode,
+    headers: HeaderMap,
+    /// What the store calls it, such as `NoSuchBucket`.
+    code: Option<String>,
+    /// Whether it was a token that was refused, and not a request for bytes.
+    token: bool,
+}
+
+/// Nobody was reached.
+#[derive(Debug)]
+struct ConnectError(String);
+
+impl fmt::Display for HttpStatusError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let code = self.code.as_deref().unwrap_or_default();
+        write!(out, "HTTP {} {code}", self.status)
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl Error for HttpStatusError {}
+impl Error for ConnectError {}
+
+impl ObjectHttpClient {
+    pub fn new(context: &Context, allow_plain_http: bool) -> Self {
+        Self { client: context.client.clone(), allow_plain_http }
+    }
+}
+
+impl HttpConnector for ObjectHttpClient {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl HttpService for ObjectHttpClient {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let unreached = |detail: String| HttpError::new(HttpErrorKind::Unknown, ConnectError(detail));
+        let (parts, body) = request.into_parts();
+        let url = Url::parse(&parts.uri.to_string()).map_err(|error| unreached(error.to_string()))?;
+        if url.scheme() != "https" && !self.allow_plain_http && !loopback(&url) {
+            return Err(unreached(format!("{} is not encrypted", url.host_str().unwrap_or_default())));
+        }
+        let token = parts.method == Method::POST;
+        let ranged = parts.headers.contains_key(RANGE);
+        let mut asked = reqwest::Request::new(parts.method, url);
+        *asked.headers_mut() = parts.headers;
+        *asked.body_mut() = body.as_bytes().cloned().map(reqwest::Body::from);
+        let mut answer = self.client.execute(asked).await.map_err(|error| unreached(web::causes(&error)))?;
+        let status = answer.status();
+        if !status.is_success() {
+            let mut text = Vec::new();
+            while let Ok(Some(chunk)) = answer.chunk().await {
+                text.extend_from_slice(&chunk);
+                if text.len() >= MAX_ERROR_BYTES {
+                    break;
+                }
+            }
+            let (headers, code) = (answer.headers().clone(), code(&String::from_utf8_lossy(&text)));
+            return Err(HttpError::new(HttpErrorKind::Unknown, HttpStatusError { status, headers, code, token }));
+        }
+        let (parts, body) = http::Response::<reqwest::Body>::from(answer).into_parts();
+        let broken = |detail: String| HttpError::new(HttpErrorKind::Interrupted, ConnectError(detail));
+        let body = match ranged {
+            true => HttpResponseBody::new(body.map_err(move |error| broken(web::causes(&error)))),
+            false => HttpResponseBody::new(Limited::new(body, MAX_PAGE_BYTES).map_err(move |error| {
+                broken(format!("{error} (of the {MAX_PAGE_BYTES} bytes that are read of such an answer)"))
+            })),
+        };
+        Ok(HttpResponse::from_parts(parts, body))
+    }
+}
+
+/// `<Code>NoSuchBucket</Code>`, as all three write it.
+fn code(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once("<Code>")?;
+    let (code, _) = rest.split_once("</Code>")?;
+    let plain = !code.is_empty() && code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    plain.then(|| code.to_owned())
+}
+
+fn find_source<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// The last cause, which alone says nothing of URLs and what they carry.
+pub(super) fn error_text(error: &(dyn Error + 'static)) -> String {
+    let mut last = error;
+    while let Some(cause) = last.source() {
+        last = cause;
+    }
+    last.to_string()
+}
+
+/// The region that S3 says a bucket is in, where that is why it refused.
+pub(super) fn region(error: &object_store::Error) -> Option<String> {
+    let refusal: &HttpStatusError = find_source(error)?;
+    let wrong = matches!(refusal.status, StatusCode::MOVED_PERMANENTLY | StatusCode::BAD_REQUEST);
+    let region = refusal.headers.get("x-amz-bucket-region").filter(|_| wrong)?.to_str().ok()?;
+    // It becomes part of a host's name.
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (!region.is_empty() && region.bytes().all(plain)).then(|| region.to_owned())
+}
+
+/// What went wrong with `what`.
+pub(super) fn store_error(what: &str, error: &object_store::Error) -> StoreError {
+    let what = what.to_owned();
+    if let Some(name) = find_source::<object_store::path::Error>(error) {
+        let problem = format!("a name in its listing is no path ({name}); remove that object");
+        return StoreError::BadUri { uri: what, problem };
+    }
+    let Some(refusal) = find_source::<HttpStatusError>(error) else {
+        return StoreError::Unreachable { what, detail: error_text(error) };
+    };
+    let detail = refusal.to_string().trim_end().to_owned();
+    // All of these are said with a status that tells something else.
+    let forbidden = refusal.token && refusal.status.is_client_error()
+        || matches!(
+            refusal.code.as_deref(),
+            Some("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" | "PublicAccessNotPermitted")
+        );
+    match refusal.status {
+        _ if forbidden => StoreError::Forbidden { what, detail },
+        StatusCode::PRECONDITION_FAILED => StoreError::Replaced { what },
+        status => web::status_error(what, detail, status, &refusal.headers),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_of_a_refusal_is_a_plain_word() {
+        for (text, wanted) in [
+            ("<?xml?><Error><Code>NoSuchBucket</Code><Message>x</Message></Error>", Some("NoSuchBucket")),
+            ("<Code></Code>", None),
+            ("<Code>a b</Code>", None),
+            ("<Code>endless", None),
+            ("", None),
+        ] {
+            assert_eq!(code(text).as_deref(), wanted, "{text}");
+        }
+    }
+}

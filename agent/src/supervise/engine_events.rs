@@ -1,0 +1,90 @@
+//! What engines did, as their agent takes note of it: what they said, that they stand still, left their group, began
+//! the next one or ended. What is to be done about it is decided elsewhere.
+
+use russet_crds::conditions::Reason;
+
+use super::shard_state::EngineRole;
+use super::{Supervisor, target};
+use crate::process::spawn::ReservedAddresses;
+use crate::process::watch::EngineEvent;
+use crate::process::{ProcessEvent, ProcessState};
+
+impl Supervisor {
+    /// Takes note of what an engine did.
+    pub(super) fn handle_event(&mut self, (uid, process, event): EngineEvent) {
+        let Some(slot) = self.states.get_mut(&uid) else { return };
+        let kept = slot.record.kept;
+        let Some(engine) = slot.engine.as_mut().filter(|engine| engine.process == process) else { return };
+        // One that was told to end has its own time for that.
+        if matches!(event, ProcessEvent::Hung(_)) && engine.stopping {
+            return;
+        }
+        match &event {
+            // What it says of an earlier formation is of no interest to this one.
+            ProcessEvent::Reported(_) if kept => return,
+            ProcessEvent::Reported(report) => engine.role = engine.role.next(report),
+            ProcessEvent::Reformed => {
+                tracing::info!(
+                    shard = slot.record.name,
+                    pid = process.pid,
+                    epoch = slot.record.epoch,
+                    "engine forms the group anew"
+                );
+                self.setup.metrics.reformed(&slot.record.name);
+                engine.role = EngineRole::Member;
+                engine
+                    .watch
+                    .retarget(target(&self.setup.engines, &slot.record, &process), self.events.clone());
+                slot.record.kept = false;
+                return self.save(&uid);
+            }
+            ProcessEvent::ReformRefused(why) => {
+                tracing::info!(shard = slot.record.name, pid = process.pid, why, "engine is not used again");
+                engine.role = EngineRole::ReformRefused;
+                return;
+            }
+            ProcessEvent::Hung(_) | ProcessEvent::Exited(_) => {}
+        }
+        engine.state = std::mem::take(&mut engine.state).step(&event);
+        if let ProcessEvent::Hung(trouble) = &event {
+            // At once, also while no API server says what is wanted: a rank that stands still is of no use to any plan,
+            // and its peers wait for it. Nothing gentler than a kill reaches a frozen process.
+            engine.process.kill(&self.setup.boot_id);
+            self.setup.metrics.killed(&slot.record.name, trouble.reason());
+            // Another one starts in its place, and this epoch has lost nobody yet.
+            engine.stopping |= kept;
+        }
+        if let ProcessEvent::Reported(report) = event {
+            self.grants.set_used(&uid, report.memory_bytes);
+            slot.report = Some(*report);
+        }
+        let stopping = engine.stopping;
+        match &engine.state {
+            ProcessState::Failed(reason, message) if slot.failure.is_none() && !kept => {
+                tracing::warn!(shard = slot.record.name, ?reason, message, "engine failed");
+                self.setup.events.rank_lost(&slot.record, *reason, message);
+                slot.failure = Some((*reason, message.clone()));
+            }
+            ProcessState::Exited(how) => {
+                tracing::info!(shard = slot.record.name, how, stopping, "engine is gone");
+                if !stopping && !kept && slot.failure.is_none() {
+                    self.setup.events.rank_lost(&slot.record, Reason::EngineExited, how);
+                    slot.failure = Some((Reason::EngineExited, how.clone()));
+                }
+                // One that was told of the next formation has its addresses; the next process is told the same.
+                if slot.addresses.is_none() && kept {
+                    slot.addresses = ReservedAddresses::rebind(&slot.record.rendezvous).ok();
+                }
+                slot.record.kept = false;
+                self.setup.metrics.ended(&slot.record.name, stopping);
+                slot.engine = None;
+                slot.report = None;
+                slot.record.process = None;
+                self.grants.set_used(&uid, 0);
+            }
+            _ => return,
+        }
+        slot.record.failed = slot.failure.as_ref().map(|(_, message)| message.clone());
+        self.save(&uid);
+    }
+}

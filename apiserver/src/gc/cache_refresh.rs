@@ -1,0 +1,37 @@
+//! What a server makes of stored objects and keeps: the table of kinds, the policy, the admission policies. Its own writes
+//! refresh them before they are acknowledged; this is for the writes of other servers.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::state::ServerState;
+use crate::verbs::write;
+
+/// Runs the controller.
+pub async fn run(api: Arc<ServerState>) {
+    loop {
+        if let Err(error) = follow(&api).await {
+            tracing::debug!(error, "kinds and policies are read again");
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+async fn follow(api: &Arc<ServerState>) -> Result<(), String> {
+    let mut watch = api.store.watch("/registry/", api.store.revision()).map_err(|error| error.to_string())?;
+    // What happened before this watch began, say while it was broken.
+    for resource in api.kinds.table().stored() {
+        write::after_commit(api, &resource);
+    }
+    loop {
+        let events = watch.next().await.map_err(|error| error.to_string())?;
+        let table = api.kinds.table();
+        let mut seen = BTreeSet::new();
+        for resource in events.iter().filter_map(|event| table.of_key(&event.record.key)) {
+            if seen.insert(resource.prefix.clone()) {
+                write::after_commit(api, &resource);
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The cache's way of following etcd: read everything once, then watch from there. A watch that breaks goes on where it
+//! was, at the next member; one that was away so long that its history was compacted reads everything anew, and the
+//! cache tells its own watchers that they must, too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{EventType, GetOptions, WatchOptions, WatchResponse};
+
+use super::members::{EtcdFailure, Members};
+use super::{EtcdShared, record};
+use crate::store::StoredObject;
+use crate::store::cache::{StoreEvent, EventKind};
+
+/// How long a reader waits for events to come by themselves before it asks how far the watch is.
+pub(super) const PROGRESS_DELAY: Duration = Duration::from_millis(50);
+/// Keys in one page: at 1 KiB an object half a MiB.
+const PAGE_KEYS: i64 = 500;
+/// A watch that lasted this long had been open.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+/// Between two tries.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Follows for as long as the store lives.
+pub(super) async fn run(shared: Arc<EtcdShared>) {
+    // An outage is told once; that it is over, whoever asks etcd tells.
+    let mut told = false;
+    loop {
+        let begun = tokio::time::Instant::now();
+        let ended = follow(&shared).await;
+        told &= begun.elapsed() < STABLE_AFTER;
+        match ended {
+            WatchEnd::MemberChanged => {}
+            WatchEnd::Compacted => {
+                match load(&shared.members, &shared.prefix).await {
+                    Ok((records, revision)) => {
+                        tracing::warn!(revision, "etcd's history was cut; watchers read everything again");
+                        shared.cache.reset(records, revision);
+                    }
+                    Err(failure) => tracing::warn!(?failure, "etcd cannot be read; trying again"),
+                }
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+            WatchEnd::Broken { at, why } => {
+                if std::mem::replace(&mut told, true) {
+                    tracing::debug!(why, "the watch of etcd cannot be opened");
+                } else {
+                    tracing::warn!(why, "the watch of etcd broke; it is opened again");
+                }
+                shared.members.fail_over(at);
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+        }
+    }
+}
+
+/// Why a watch ended.
+enum WatchEnd {
+    /// Another member is in use now.
+    MemberChanged,
+    /// What comes next is no longer in etcd's history.
+    Compacted,
+    /// The member or the way to it.
+    Broken { at: usize, why: String },
+}
+
+async fn follow(shared: &EtcdShared) -> WatchEnd {
+    let mut current = shared.members.current();
+    let at = *current.borrow_and_update();
+    let broken = |why: String| WatchEnd::Broken { at, why };
+    let Some(mut client) = shared.members.watcher(at) else { return broken("no such member".into()) };
+    let from = shared.cache.revision();
+    // A store that was put back from a backup is behind what was read from it before.
+    match shared.revision().await {
+        Ok(revision) if revision < from => return WatchEnd::Compacted,
+        Ok(_) => {}
+        Err(error) => return broken(error.to_string()),
+    }
+    let start = i64::try_from(from + 1).unwrap_or(i64::MAX);
+    let options = WatchOptions::new().with_prefix().with_start_revision(start).with_progress_notify();
+    let opening = client.watch(format!("{}/", shared.prefix), Some(options));
+    let mut stream = tokio::select! {
+        opened = opening => match opened {
+            Ok(stream) => stream,
+            Err(error) => return broken(super::members::error_text(&error)),
+        },
+        _ = current.changed() => return WatchEnd::MemberChanged,
+    };
+    loop {
+        tokio::select! {
+            message = stream.message() => match message {
+                Ok(Some(response)) if response.canceled() => {
+                    return if response.compact_revision() > 0 {
+                        WatchEnd::Compacted
+                    } else {
+                        broken(response.cancel_reason().to_string())
+                    };
+                }
+                Ok(Some(response)) => apply_response(shared, &response),
+                Ok(None) => return broken("etcd closed it".into()),
+                Err(error) => return broken(super::members::error_text(&error)),
+            },
+            () = shared.progress.notified() => {
+                if let Err(error) = stream.request_progress().await {
+                    return broken(super::members::error_text(&error));
+                }
+            }
+            _ = current.changed() => return WatchEnd::MemberChanged,
+        }
+    }
+}
+
+/// Publishes what a response tells: changes, or how far the watch is.
+fn apply_response(shared: &EtcdShared, response: &WatchResponse) {
+    let mut events: Vec<StoreEvent> = Vec::new();
+    for event in response.events() {
+        let Some(written) = event.kv().and_then(|kv| record(&shared.prefix, kv)) else { continue };
+        // One response may change a key more than once.
+        let earlier = events.iter().rev().find(|event| event.record.key == written.key);
+        let previous = match earlier {
+            Some(StoreEvent { kind: EventKind::Deleted, .. }) => None,
+            Some(event) => Some(event.record.clone()),
+            None => shared.cache.get(&written.key),
+        };
+        let (kind, record) = match (event.event_type(), &previous) {
+            (EventType::Put, None) => (EventKind::Created, written),
+            (EventType::Put, Some(previous)) => {
+                let key = previous.key.clone();
+                (
+                    EventKind::Updated,
+                    StoredObject::new(key, written.create_revision, written.revision, written.value),
+                )
+            }
+            (EventType::Delete, Some(previous)) => {
+                let last = StoredObject::new(
+                    previous.key.clone(),
+                    previous.create_revision,
+                    written.revision,
+                    previous.value.clone(),
+                );
+                (EventKind::Deleted, last)
+            }
+            // What nobody saw created need not be seen deleted.
+            (EventType::Delete, None) => continue,
+        };
+        events.push(StoreEvent { kind, record: Arc::new(record), previous });
+    }
+    let last = response.events().iter().filter_map(|event| event.kv()).map(|kv| kv.mod_revision()).max();
+    // A response without events that is no answer to opening the watch says that it is as far as its header. The header
+    // of one with events may be further than they are.
+    let told = match last {
+        Some(revision) => Some(revision),
+        None if response.created() => None,
+        None => response.header().map(|header| header.revision()),
+    };
+    if let Some(revision) = told {
+        shared.cache.publish(events, revision.unsigned_abs());
+    }
+}
+
+/// Everything under the prefix, at one revision.
+pub(super) async fn load(members: &Members, prefix: &str) -> Result<(Vec<StoredObject>, u64), EtcdFailure> {
+    let end = format!("{prefix}0"); // the character after the slash
+    let mut start = format!("{prefix}/");
+    let mut revision = 0;
+    let mut records = Vec::new();
+    loop {
+        let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE_KEYS).with_revision(revision);
+        let answer = members
+            .request(|mut kv| {
+                let (start, options) = (start.clone(), options.clone());
+                async move { kv.get(start, Some(options)).await }
+            })
+            .await?;
+        let page = answer.value;
+        if revision == 0 {
+            revision = page.header().map_or(0, |header| header.revision());
+        }
+        records.extend(page.kvs().iter().filter_map(|kv| record(prefix, kv)));
+        match page.kvs().last() {
+            Some(last) if page.more() => start = format!("{}\0", String::from_utf8_lossy(last.key())),
+            _ => return Ok((records, revision.unsigned_abs())),
+        }
+    }
+}

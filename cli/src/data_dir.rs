@@ -1,0 +1,81 @@
+//! Where things lie under a data directory. Nothing else in the binary spells these paths.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// A machine's Russet folder.
+#[derive(Clone, Debug)]
+pub struct DataDir {
+    root: PathBuf,
+}
+
+impl DataDir {
+    /// The folder named on the command line, else `~/.russet`; made (0700) when missing.
+    pub fn open(root: Option<PathBuf>) -> Result<Self> {
+        let layout = Self::resolve(root)?;
+        make_private(&layout.root)?;
+        Ok(layout)
+    }
+
+    /// The same without touching the disk.
+    pub fn resolve(root: Option<PathBuf>) -> Result<Self> {
+        let root = match root {
+            Some(root) => std::path::absolute(&root).with_context(|| format!("{}", root.display()))?,
+            None => std::env::home_dir()
+                .context("cannot tell the home folder; name one with --data-dir")?
+                .join(".russet"),
+        };
+        Ok(Self { root })
+    }
+
+    /// The folder itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Store and keys of the API server.
+    pub fn serve(&self) -> PathBuf {
+        self.root.join("serve")
+    }
+
+    /// Where the control plane serves its metrics, `ip:port`.
+    pub fn metrics_address(&self) -> PathBuf {
+        self.serve().join("metrics-address")
+    }
+
+    /// Kubeconfig of the cluster's administrator.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.root.join("kubeconfig")
+    }
+
+    /// Identity of the gateway.
+    pub fn gateway(&self) -> PathBuf {
+        self.root.join("gateway")
+    }
+
+    /// Where programs of this machine reach the gateway, a URL; `up` writes it for `run`.
+    pub fn gateway_address(&self) -> PathBuf {
+        self.gateway().join("address")
+    }
+
+    /// Identity, models and engines of the agent.
+    pub fn agent(&self) -> PathBuf {
+        self.root.join("agent")
+    }
+
+    /// Logs of the processes `up` supervises.
+    pub fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+}
+
+/// Makes a folder only its owner can enter.
+pub fn make_private(folder: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .with_context(|| format!("cannot make the folder {}", folder.display()))
+}

@@ -1,0 +1,40 @@
+//! How many files and sockets this process may have open: the defaults of shells are those of another time.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// More than any process of ours opens, and as much as macOS grants.
+const TARGET_LIMIT: u64 = 10_240;
+
+/// Raises the limit as far as is allowed without anybody's rights. Where it cannot be, fewer connections fit.
+pub fn raise() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Some(current) = raised_limit(limit) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
+    }
+}
+
+fn raised_limit(limit: Rlimit) -> Option<u64> {
+    let most = limit.maximum.unwrap_or(TARGET_LIMIT).min(TARGET_LIMIT);
+    (limit.current? < most).then_some(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_raised_as_far_as_allowed_and_never_lowered() {
+        for (current, maximum, expected) in [
+            (Some(256), None, Some(TARGET_LIMIT)),
+            (Some(1024), Some(1_048_576), Some(TARGET_LIMIT)),
+            (Some(1024), Some(4096), Some(4096)),
+            (Some(4096), Some(4096), None),
+            (Some(65_536), Some(1_048_576), None),
+            (None, None, None),
+        ] {
+            assert_eq!(raised_limit(Rlimit { current, maximum }), expected, "{current:?} of {maximum:?}");
+        }
+        raise();
+        assert_eq!(raised_limit(getrlimit(Resource::Nofile)), None);
+    }
+}

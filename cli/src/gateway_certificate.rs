@@ -1,0 +1,119 @@
+//! The gateway's own certificate, where no `serve` makes it: asked of the cluster by CSR, kept in the
+//! gateway's folder, and renewed at two thirds of its life, or at once when another CA signs from now on.
+//! Whoever uses it reads it again.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::Client;
+use russet_agent::join::identity::Validity;
+use russet_agent::join::request::{self, CertificateRequest};
+use russet_rpc::tls::identity_dir;
+
+/// The longest sleep: clocks jump, and another CA may be there.
+const MAX_SLEEP: Duration = Duration::from_secs(600);
+/// Between two tries while the cluster does not sign.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The longest pause while another CA signs than the one published first: every try is one more request.
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
+
+/// Makes sure that `dir` holds a certificate of the gateway that is not about to end.
+pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
+    renew(client, dir, 0.0).await
+}
+
+/// Renews what is due; `jitter` (0 to 1) says how much earlier than it must be.
+async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
+    if let Ok(kept) = std::fs::read_to_string(dir.join(identity_dir::CA))
+        && let Some(ca) = request::changed_authority(client, &kept).await
+    {
+        publish(dir, &[(identity_dir::CA, ca.as_bytes())])?;
+        tracing::info!("the cluster's CA has changed and is trusted as it is published now");
+    }
+    if renewal_due(dir, jitter).is_some_and(|due| !due.is_zero()) {
+        return Ok(());
+    }
+    let key = rcgen::KeyPair::generate().context("cannot make a key for the gateway")?;
+    let wanted = CertificateRequest::gateway();
+    let certificate = request::certificate(client, &wanted, &key).await?;
+    let known = std::fs::read_to_string(dir.join(identity_dir::CA)).ok();
+    let ca = request::authority(client, &wanted, &certificate, known.as_deref()).await?;
+    let key = key.serialize_pem();
+    publish(
+        dir,
+        &[
+            (identity_dir::CERTIFICATE, certificate.as_bytes()),
+            (identity_dir::KEY, key.as_bytes()),
+            (identity_dir::CA, ca.as_bytes()),
+        ],
+    )?;
+    tracing::info!("the gateway has a new certificate");
+    if !request::is_signed_by_first(&ca, &certificate) {
+        tracing::warn!("the CA published first is not the one that signs; another certificate is asked for");
+    }
+    Ok(())
+}
+
+fn publish(dir: &Path, files: &[(&str, &[u8])]) -> Result<()> {
+    identity_dir::publish(dir, files)
+        .with_context(|| format!("cannot keep the gateway's certificate in {}", dir.display()))
+}
+
+/// Renews for ever.
+pub async fn run(client: Client, dir: PathBuf) {
+    // Renewed a little earlier than it must be, each gateway at a moment of its own, so that several do not
+    // ask together.
+    let jitter: f64 = rand::random();
+    let mut vain = 0;
+    loop {
+        let pause = match renew(&client, &dir, jitter).await {
+            Ok(()) => next_wait(renewal_due(&dir, jitter), &mut vain),
+            Err(error) => {
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "the gateway's certificate could not be renewed"
+                );
+                RETRY_INTERVAL
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// How long to sleep before the next look; `vain` counts the certificates that are none of the CA published
+/// first, and each of them doubles the pause.
+fn next_wait(due: Option<Duration>, mismatches: &mut u32) -> Duration {
+    if let Some(due) = due {
+        *mismatches = 0;
+        return due.clamp(Duration::from_millis(100), MAX_SLEEP);
+    }
+    let pause = RETRY_INTERVAL.saturating_mul(2_u32.saturating_pow(*mismatches)).min(MAX_RETRY_INTERVAL);
+    *mismatches = mismatches.saturating_add(1);
+    pause
+}
+
+/// How long until the certificate in `dir` is to be renewed; `None` without one, or with one that the CA
+/// which signs now did not sign.
+fn renewal_due(dir: &Path, jitter: f64) -> Option<Duration> {
+    let read = |name| std::fs::read_to_string(dir.join(name)).ok();
+    let certificate = read(identity_dir::CERTIFICATE)?;
+    request::is_signed_by_first(&read(identity_dir::CA)?, &certificate).then_some(())?;
+    Some(Validity::from_certificate(&certificate)?.renew_in(jitter))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_of_another_ca_are_requested_with_backoff() {
+        let mut vain = 0;
+        let seconds: Vec<u64> = (0..40).map(|_| next_wait(None, &mut vain).as_secs()).collect();
+        assert_eq!(seconds[..8], [5, 10, 20, 40, 80, 160, 300, 300]);
+        assert!(seconds[8..].iter().all(|it| *it == 300), "{seconds:?}");
+        let hour = Duration::from_secs(3600);
+        assert_eq!(next_wait(Some(hour), &mut vain), MAX_SLEEP);
+        assert_eq!(next_wait(None, &mut vain), RETRY_INTERVAL, "a good one begins anew");
+    }
+}

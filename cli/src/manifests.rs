@@ -1,0 +1,141 @@
+//! Objects in YAML files, folders and on standard input, as `russet apply` and `russet plan` read them. A
+//! list is its items; what else an object is nobody looks at here.
+
+use std::fmt;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize as _;
+use serde_json::Value;
+
+/// The path that means standard input.
+pub const STANDARD_INPUT: &str = "-";
+
+/// An object and where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document {
+    /// The file.
+    pub file: PathBuf,
+    /// Which document of the file, from 1.
+    number: usize,
+    /// Which item of the list the document is, from 1.
+    item: Option<usize>,
+    /// The object.
+    pub object: Value,
+}
+
+impl fmt::Display for Document {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}, document {}", display_path(&self.file), self.number)?;
+        self.item.map_or(Ok(()), |item| write!(out, ", item {item}"))
+    }
+}
+
+/// The objects of files, of folders of files and of standard input, in order.
+pub fn read(paths: &[PathBuf]) -> Result<Vec<Document>> {
+    let mut found = Vec::new();
+    for path in paths {
+        for file in files(path)? {
+            let text = match is_standard_input(&file) {
+                true => {
+                    let mut text = String::new();
+                    std::io::stdin().read_to_string(&mut text).map(|_| text)
+                }
+                false => std::fs::read_to_string(&file),
+            };
+            let text = text.with_context(|| format!("cannot read {}", display_path(&file)))?;
+            found.extend(parse(&file, &text)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a path means standard input.
+pub fn is_standard_input(path: &Path) -> bool {
+    path.as_os_str() == STANDARD_INPUT
+}
+
+fn display_path(file: &Path) -> String {
+    if is_standard_input(file) { "standard input".to_owned() } else { file.display().to_string() }
+}
+
+/// The YAML files of a path; `kustomization.yaml` is kustomize's business and left out.
+fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if is_standard_input(path) || !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).with_context(|| format!("{}", path.display()))? {
+        let file = entry?.path();
+        let is_yaml = file
+            .extension()
+            .is_some_and(|extension| extension == "yaml" || extension == "yml" || extension == "json");
+        if is_yaml && file.file_stem().is_some_and(|stem| stem != "kustomization") {
+            found.push(file);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn parse(file: &Path, text: &str) -> Result<Vec<Document>> {
+    let mut found = Vec::new();
+    for (index, document) in serde_norway::Deserializer::from_str(text).enumerate() {
+        let number = index + 1;
+        let object = Value::deserialize(document)
+            .with_context(|| format!("{}, document {number} is not valid YAML", display_path(file)))?;
+        let one = |item, object| Document { file: file.to_owned(), number, item, object };
+        match (list_of(&object), object) {
+            (_, Value::Null) => {}
+            (Some(kind), Value::Object(mut list)) => {
+                let (version, items) = (list.get("apiVersion").cloned(), list.remove("items"));
+                let items = items.as_ref().and_then(Value::as_array).cloned().unwrap_or_default();
+                for (item, mut object) in items.into_iter().enumerate() {
+                    if let (Some(fields), false) = (object.as_object_mut(), kind.is_empty()) {
+                        // A server names the kind of a list of one kind once.
+                        fields.entry("kind").or_insert_with(|| Value::String(kind.clone()));
+                        fields.entry("apiVersion").or_insert_with(|| version.clone().unwrap_or_default());
+                    }
+                    found.push(one(Some(item + 1), object));
+                }
+            }
+            (_, object) => found.push(one(None, object)),
+        }
+    }
+    Ok(found)
+}
+
+/// The kind of a list's items, which is empty where each says its own; `None` for what is no list.
+fn list_of(object: &Value) -> Option<String> {
+    let kind = object["kind"].as_str()?.strip_suffix("List")?;
+    (kind.is_empty() || object["items"].is_array()).then(|| kind.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_lists_and_lists_of_one_kind_are_their_objects() {
+        let text = "---\nkind: Model\n---\n---\nkind: List\nitems: [{kind: Shard}, 7]\n---\n\
+                    kind: NodePoolList\napiVersion: russet.dev/v1alpha1\nitems:\n- metadata: {name: p}\n---\nkind: AllowList\n";
+        let found = parse(Path::new("a.yaml"), text).unwrap();
+        let shown: Vec<String> = found.iter().map(|it| format!("{it}: {}", it.object)).collect();
+        let place = |rest: &str| format!("a.yaml, document {rest}");
+        assert_eq!(
+            shown,
+            [
+                place(r#"1: {"kind":"Model"}"#),
+                place(r#"3, item 1: {"kind":"Shard"}"#),
+                place("3, item 2: 7"),
+                place(
+                    r#"4, item 1: {"apiVersion":"russet.dev/v1alpha1","kind":"NodePool","metadata":{"name":"p"}}"#
+                ),
+                place(r#"5: {"kind":"AllowList"}"#),
+            ]
+        );
+        let error = format!("{:#}", parse(Path::new("-"), "kind: Model\n---\na: [").unwrap_err());
+        assert!(error.starts_with("standard input, document 2 is not valid YAML: "), "{error}");
+    }
+}

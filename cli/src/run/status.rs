@@ -1,0 +1,201 @@
+//! One look at a Model, its deployment and its copies: whether it answers, what it waits for, or why it never will.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt as _;
+use russet_crds::conditions::{Reason, Type, get, is_true, reason};
+use russet_crds::{Model, ModelCopy, ModelDeployment, CopyMode};
+
+/// Looks after which a deployment that says it cannot go on is believed: what it says may be about a moment ago, before
+/// the Model was there or while a node was away.
+const MAX_STALLED_POLLS: u32 = 15;
+
+/// What a look shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeploymentProgress {
+    /// It answers, or wakes up when it is asked.
+    Ready,
+    /// It is on its way.
+    Waiting {
+        /// What for.
+        words: String,
+        /// Bytes that are on nodes and bytes that are wanted there, while files come.
+        bytes: Option<(u64, u64)>,
+    },
+    /// It will not answer before somebody acts.
+    Failed(String),
+}
+
+/// Looks, one after the other.
+#[derive(Debug, Default)]
+pub struct ProgressTracker {
+    stalled_polls: u32,
+}
+
+impl ProgressTracker {
+    /// What the objects show now.
+    pub fn observe(&mut self, model: &Model, deployment: &ModelDeployment, copies: &[ModelCopy]) -> DeploymentProgress {
+        let conditions = model.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        let current = model
+            .status
+            .as_ref()
+            .is_some_and(|status| status.observed_generation == model.metadata.generation);
+        if let Some(stalled) = get(conditions, Type::Stalled).filter(|it| current && it.status == "True") {
+            return DeploymentProgress::Failed(format!("Model {}: {}", model.name_any(), reason_and_message(stalled)));
+        }
+        let unread = get(conditions, Type::Ready).filter(|it| it.status != "True");
+        let name = deployment.name_any();
+        let status = deployment.status.as_ref();
+        let current =
+            status.is_some_and(|status| status.observed_generation == deployment.metadata.generation);
+        let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
+        let Some(ready) = get(conditions, Type::Ready).filter(|_| current) else {
+            return DeploymentProgress::Waiting { words: "the operator to look at it".to_owned(), bytes: None };
+        };
+        if ready.status == "True" {
+            return match reason(ready) {
+                Some(Reason::Stopped | Reason::OutsideSchedule) => DeploymentProgress::Failed(format!(
+                    "ModelDeployment {name} is stopped: {}; raise its replicas, or wait for its hours",
+                    reason_and_message(ready)
+                )),
+                _ => DeploymentProgress::Ready,
+            };
+        }
+        self.stalled_polls = if is_true(conditions, Type::Stalled) { self.stalled_polls + 1 } else { 0 };
+        if self.stalled_polls >= MAX_STALLED_POLLS {
+            return DeploymentProgress::Failed(format!("ModelDeployment {name}: {}", reason_and_message(ready)));
+        }
+        let bytes = pending_bytes(copies);
+        let words = match unread {
+            Some(unread) => format!("Model: {}", reason_and_message(unread)),
+            None => reason_and_message(ready),
+        };
+        DeploymentProgress::Waiting { words, bytes }
+    }
+}
+
+fn reason_and_message(condition: &Condition) -> String {
+    format!("{}: {}", condition.reason, condition.message)
+}
+
+/// Bytes of the files that are still on their way, if any are.
+fn pending_bytes(copies: &[ModelCopy]) -> Option<(u64, u64)> {
+    let wanted =
+        copies.iter().filter(|copy| copy.spec.want == CopyMode::Files).filter_map(|copy| copy.status.as_ref());
+    let (done, total) = wanted.fold((0_u64, 0_u64), |(done, total), status| {
+        (done.saturating_add(status.bytes_done), total.saturating_add(status.bytes_total))
+    });
+    (done < total).then_some((done, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use russet_crds::conditions::set;
+    use russet_crds::{
+        ModelCopySpec, ModelCopyStatus, ModelDeploymentSpec, ModelDeploymentStatus, ModelSpec, ModelStatus,
+    };
+
+    use super::*;
+
+    fn conditions(told: &[(Type, bool, Reason)]) -> Vec<Condition> {
+        let mut conditions = Vec::new();
+        for (kind, status, reason) in told {
+            set(&mut conditions, *kind, *status, *reason, "words", Some(1), Timestamp::UNIX_EPOCH);
+        }
+        conditions
+    }
+
+    fn model(told: &[(Type, bool, Reason)]) -> Model {
+        let mut model = Model::new("m", ModelSpec::default());
+        model.metadata.generation = Some(1);
+        model.status = Some(ModelStatus {
+            observed_generation: Some(1),
+            conditions: conditions(told),
+            ..ModelStatus::default()
+        });
+        model
+    }
+
+    fn deployment(generation: i64, told: &[(Type, bool, Reason)]) -> ModelDeployment {
+        let mut deployment = ModelDeployment::new("d", ModelDeploymentSpec::default());
+        deployment.metadata.generation = Some(generation);
+        deployment.status = Some(ModelDeploymentStatus {
+            observed_generation: Some(1),
+            conditions: conditions(told),
+            ..ModelDeploymentStatus::default()
+        });
+        deployment
+    }
+
+    #[test]
+    fn deployment_is_ready_waiting_or_failed() {
+        let good = [(Type::Ready, true, Reason::Settled)];
+        let unread = [(Type::Ready, false, Reason::WaitingForAgent)];
+        let foreign = [(Type::Stalled, true, Reason::UnsupportedArchitecture)];
+        let waits = |words: &str| DeploymentProgress::Waiting { words: words.to_owned(), bytes: None };
+        let at_work = [(Type::Ready, false, Reason::WaitingForRanks)];
+        for (model_told, generation, told, step) in [
+            (&good[..], 1, &[(Type::Ready, true, Reason::Serving)][..], DeploymentProgress::Ready),
+            // A request wakes it.
+            (&good, 1, &[(Type::Ready, true, Reason::Idle)], DeploymentProgress::Ready),
+            (&good, 1, &at_work, waits("WaitingForRanks: words")),
+            (&unread, 1, &at_work, waits("Model: WaitingForAgent: words")),
+            (&good, 2, &[(Type::Ready, true, Reason::Serving)], waits("the operator to look at it")),
+            (&good, 1, &[], waits("the operator to look at it")),
+            (&foreign, 1, &at_work, DeploymentProgress::Failed("Model m: UnsupportedArchitecture: words".to_owned())),
+            (
+                &good,
+                1,
+                &[(Type::Ready, true, Reason::Stopped)],
+                DeploymentProgress::Failed(
+                    "ModelDeployment d is stopped: Stopped: words; raise its replicas, or wait for its hours"
+                        .to_owned(),
+                ),
+            ),
+        ] {
+            let shown = ProgressTracker::default().observe(&model(model_told), &deployment(generation, told), &[]);
+            assert_eq!(shown, step, "{told:?}");
+        }
+    }
+
+    #[test]
+    fn stalled_deployment_fails_after_repeated_polls() {
+        let stuck = deployment(
+            1,
+            &[(Type::Ready, false, Reason::NothingFits), (Type::Stalled, true, Reason::NothingFits)],
+        );
+        let moves = deployment(1, &[(Type::Ready, false, Reason::WaitingForRanks)]);
+        let mut looks = ProgressTracker::default();
+        let mut waits = |deployment: &ModelDeployment| {
+            matches!(looks.observe(&model(&[]), deployment, &[]), DeploymentProgress::Waiting { .. })
+        };
+        for _ in 1..MAX_STALLED_POLLS {
+            assert!(waits(&stuck));
+        }
+        assert!(waits(&moves));
+        for _ in 1..MAX_STALLED_POLLS {
+            assert!(waits(&stuck));
+        }
+        assert!(!waits(&stuck));
+    }
+
+    #[test]
+    fn files_that_are_on_their_way_are_counted_and_headers_are_not() {
+        let copy = |want, bytes_done, bytes_total| {
+            let mut copy = ModelCopy::new("c", ModelCopySpec { want, ..ModelCopySpec::default() });
+            copy.status = Some(ModelCopyStatus { bytes_done, bytes_total, ..ModelCopyStatus::default() });
+            copy
+        };
+        for (copies, bytes) in [
+            (vec![], None),
+            (vec![copy(CopyMode::Headers, 1, 9)], None),
+            (vec![copy(CopyMode::Files, 9, 9)], None),
+            (
+                vec![copy(CopyMode::Files, 1, 9), copy(CopyMode::Files, 9, 9), copy(CopyMode::Headers, 1, 9)],
+                Some((10, 18)),
+            ),
+        ] {
+            assert_eq!(pending_bytes(&copies), bytes);
+        }
+    }
+}

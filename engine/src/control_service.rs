@@ -1,0 +1,275 @@
+//! What the agent of this machine sees and says, over a unix socket only its user may open. The
+//! open `Watch` is the adoption: an engine that nobody watches has been forgotten and ends itself. Its beats are told
+//! apart from MLX's thread, so they go on while that waits, and their end says that the whole process stands still.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use parking_lot::Mutex;
+use russet_rpc::engine as pb;
+use russet_rpc::engine::control_server::Control;
+use russet_rpc::failure_detector::HEARTBEAT_INTERVAL;
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::args::Args;
+use crate::executor::Executor;
+use crate::lifecycle::{FailureCause, FailureReport, Lifecycle, RankStatus, Phase, Reuse};
+use crate::metrics::EngineMetrics;
+use crate::tunnel::dial::NeighbourPath;
+
+/// The rate of tokens is taken over this many beats.
+const RATE_HEARTBEATS: usize = 12;
+
+/// The Control service; clones share it.
+#[derive(Clone)]
+pub struct ControlService {
+    compute: Arc<dyn Executor>,
+    life: Lifecycle,
+    metrics: EngineMetrics,
+    adoption: Arc<Mutex<Adoption>>,
+    args: Arc<Args>,
+    /// Where metrics are served.
+    metrics_address: String,
+    /// The next formation, once the rank was taken for it.
+    next_args: Arc<Mutex<Option<Args>>>,
+}
+
+/// Who watches.
+struct Adoption {
+    watchers: usize,
+    /// When the last watcher left, or the process began.
+    since: Instant,
+    adopted: bool,
+}
+
+/// One open watch.
+struct Watcher(Arc<Mutex<Adoption>>);
+
+impl Watcher {
+    fn new(adoption: &Arc<Mutex<Adoption>>) -> Self {
+        let mut now = adoption.lock();
+        now.watchers += 1;
+        now.adopted = true;
+        Self(adoption.clone())
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let mut adoption = self.0.lock();
+        adoption.watchers -= 1;
+        adoption.since = Instant::now();
+    }
+}
+
+impl ControlService {
+    /// A service over this rank, which was told `args` and shows its metrics at an address.
+    pub fn new(
+        compute: Arc<dyn Executor>,
+        life: Lifecycle,
+        metrics: EngineMetrics,
+        args: Arc<Args>,
+        metrics_address: String,
+    ) -> Self {
+        let adoption = Adoption { watchers: 0, since: Instant::now(), adopted: false };
+        let adoption = Arc::new(Mutex::new(adoption));
+        Self { compute, life, metrics, adoption, args, metrics_address, next_args: Arc::default() }
+    }
+
+    /// Fails the rank once nobody watched it for `patience`.
+    pub async fn expect_adoption(&self, patience: Duration) {
+        self.wait_unwatched(patience).await;
+        self.life.fail(format!("no agent has watched this engine for {} s", patience.as_secs()));
+    }
+
+    /// Waits for the next formation of a rank that is of use to one; `None` once it is to stop, or nobody watched it
+    /// for `patience`.
+    pub async fn next_formation(&self, patience: Duration) -> Option<Args> {
+        let decided = |now: &RankStatus| now.reuse != Reuse::Yes || now.draining.is_some();
+        tokio::select! {
+            _ = self.life.wait_until(decided) => {}
+            () = self.wait_unwatched(patience) => {}
+        }
+        // Whoever takes it holds the lock until the arguments are there.
+        let next = self.next_args.lock().take();
+        if next.is_none() {
+            self.life.set_reuse(Reuse::No);
+        }
+        next
+    }
+
+    /// Waits until nobody has watched for `patience`.
+    async fn wait_unwatched(&self, patience: Duration) {
+        loop {
+            let alone = {
+                let adoption = self.adoption.lock();
+                if adoption.watchers > 0 { Duration::ZERO } else { adoption.since.elapsed() }
+            };
+            if alone >= patience {
+                return;
+            }
+            tokio::time::sleep((patience - alone).min(Duration::from_secs(1))).await;
+        }
+    }
+
+    /// Whether an agent ever watched: if not, it is about to, and wants to know what happened.
+    pub fn was_adopted(&self) -> bool {
+        self.adoption.lock().adopted
+    }
+
+    fn engine_state(&self, now: &RankStatus, tokens_per_second: f64) -> pb::EngineState {
+        let progress = self.compute.progress();
+        let memory = self.compute.memory();
+        let pulse = self.compute.batch_progress();
+        self.metrics.observe(memory, progress, self.compute.step_totals());
+        let phase = match now.phase {
+            Phase::Loading => pb::Phase::Loading,
+            Phase::Loaded => pb::Phase::Loaded,
+            Phase::Serving => pb::Phase::Serving,
+            Phase::Failed => pb::Phase::Failed,
+        };
+        let cause = match now.cause {
+            FailureCause::Other => pb::FailureCause::Unspecified,
+            FailureCause::Smoke => pb::FailureCause::Smoke,
+            FailureCause::Group => pb::FailureCause::Group,
+        };
+        let reuse = match now.reuse {
+            Reuse::No | Reuse::Taken => pb::Reuse::No,
+            Reuse::Asked => pb::Reuse::Asked,
+            Reuse::Yes => pb::Reuse::Yes,
+        };
+        let message = match (&now.draining, now.phase) {
+            (Some(reason), Phase::Loading | Phase::Loaded | Phase::Serving) => format!("stopping: {reason}"),
+            _ => now.message.clone(),
+        };
+        pb::EngineState {
+            phase: phase as i32,
+            loaded_bytes: progress.loaded_bytes,
+            total_bytes: progress.total_bytes,
+            memory_bytes: memory.bytes,
+            peak_memory_bytes: memory.peak_bytes,
+            running: u32::try_from(self.metrics.running.get()).unwrap_or(0),
+            waiting: u32::try_from(self.metrics.waiting.get()).unwrap_or(0),
+            tokens_per_second,
+            message,
+            build: russet_rpc::ENGINE_BUILD.to_owned(),
+            epoch: self.args.epoch,
+            shard_uid: self.args.shard_uid.clone(),
+            metrics_address: self.metrics_address.clone(),
+            measured: self.metrics.throughput.lock().measured(),
+            cause: cause as i32,
+            batches_ended: pulse.ended_batches,
+            batch_forecast_seconds: pulse.running_estimate.map_or(0.0, |forecast| forecast.as_secs_f64()),
+            beat_milliseconds: HEARTBEAT_INTERVAL.as_millis() as u32,
+            reuse: reuse as i32,
+            ways: now.paths.iter().map(path_message).collect(),
+        }
+    }
+
+    async fn stream_states(self, sender: mpsc::UnboundedSender<Result<pb::EngineState, Status>>) {
+        let _watcher = Watcher::new(&self.adoption);
+        let mut life = self.life.watch();
+        let mut counts = VecDeque::from([(Instant::now(), self.metrics.generated_tokens.get())]);
+        loop {
+            let now = life.borrow_and_update().clone();
+            // What comes now is another formation's to tell.
+            if now.reuse == Reuse::Taken {
+                return;
+            }
+            // Also when it says nothing new: that it comes says that this process runs.
+            if sender.send(Ok(self.engine_state(&now, tokens_per_second(&counts)))).is_err() {
+                return;
+            }
+            if (now.phase == Phase::Failed && now.reuse == Reuse::No) || now.stopped {
+                return;
+            }
+            // A change of phase is told at once; the message alone can wait for the beat.
+            let beat = tokio::time::sleep(HEARTBEAT_INTERVAL);
+            tokio::select! {
+                () = beat => {}
+                _ = life.wait_for(|next| {
+                    next.phase != now.phase || next.reuse != now.reuse || next.stopped
+                }) => {}
+                () = sender.closed() => return,
+            }
+            counts.push_back((Instant::now(), self.metrics.generated_tokens.get()));
+            if counts.len() > RATE_HEARTBEATS {
+                counts.pop_front();
+            }
+        }
+    }
+}
+
+fn path_message(way: &NeighbourPath) -> pb::Way {
+    let NeighbourPath { node, from, to, over_cable: _, fallback } = way.clone();
+    let fallback = fallback.unwrap_or_default();
+    pb::Way { node, from: from.to_string(), to: to.to_string(), fallback }
+}
+
+/// Tokens per second over the counts held.
+fn tokens_per_second(counts: &VecDeque<(Instant, u64)>) -> f64 {
+    match (counts.front(), counts.back()) {
+        (Some((start, before)), Some((end, after))) if end > start => {
+            (after - before) as f64 / (*end - *start).as_secs_f64()
+        }
+        _ => 0.0,
+    }
+}
+
+#[tonic::async_trait]
+impl Control for ControlService {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::EngineState, Status>> + Send>>;
+
+    async fn watch(&self, _: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        tokio::spawn(self.clone().stream_states(sender));
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
+    }
+
+    async fn stop(&self, _: Request<pb::StopRequest>) -> Result<Response<pb::StopReply>, Status> {
+        self.life.drain("its agent asked it to");
+        Ok(Response::new(pb::StopReply {}))
+    }
+
+    async fn disband(
+        &self,
+        request: Request<pb::DisbandRequest>,
+    ) -> Result<Response<pb::DisbandReply>, Status> {
+        self.life.fail_with(FailureReport::group(request.into_inner().why));
+        Ok(Response::new(pb::DisbandReply {}))
+    }
+
+    async fn form(&self, request: Request<pb::FormRequest>) -> Result<Response<pb::FormReply>, Status> {
+        let next = self.args.reformed_with(request.into_inner().arguments);
+        let next = next.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
+        let mut place = self.next_args.lock();
+        if !self.life.claim() {
+            let reuse = self.life.status().reuse;
+            return Err(Status::failed_precondition(format!(
+                "this engine is of no use to another formation (reuse: {reuse:?}); start a new one"
+            )));
+        }
+        *place = Some(next);
+        Ok(Response::new(pb::FormReply {}))
+    }
+}
+
+/// Binds the socket, readable by this user alone. One left by a process that died is replaced.
+pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
+    use std::os::unix::fs::PermissionsExt as _;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}

@@ -1,0 +1,185 @@
+//! What queries see of what a cache holds, in whatever form it holds it, and how many of them look at once. It
+//! knows nothing of projections and positions.
+
+use mlx_rs::{
+    Array,
+    error::Exception,
+    fast::{ScaledDotProductAttentionMask, scaled_dot_product_attention},
+    ops::{arange, concatenate, indexing::TryIndexOp, select, softmax_axis},
+};
+
+use super::on_gpu;
+use crate::cache::format::{KvView, QuantizedTensor};
+
+/// Bytes of attention scores written down at the same time. MLX's own kernel on a GPU writes none; elsewhere
+/// a prompt's would be heads × positions × context, gigabytes of a long one. The planner reserves as much
+/// (`SCORES` in plan/src/memory_model.rs). No smaller than it needs to be: smaller products are slower.
+const MAX_SCORE_BYTES: usize = 64 << 20;
+
+/// What the queries, `[1, heads, rows, width]` and the last positions of the sequence, see of it: as many of them at
+/// once as [`SCORES`] allows. A row of the result depends on no other, so the pieces are what the whole would be.
+pub(super) fn chunked_sdpa(
+    queries: &Array,
+    held: &KvView,
+    scale: f32,
+    scores: &mut ScoreBudget,
+) -> Result<Array, Exception> {
+    let (length, context) = (queries.dim(2), held.positions());
+    let row = score_row_bytes(queries, held)?;
+    let rows = rows_per_chunk(row, length);
+    if rows >= length {
+        let attended = sdpa(queries, held, scale)?;
+        scores.reserve(row * length as usize, &attended)?;
+        return Ok(attended);
+    }
+    let mut pieces = Vec::new();
+    for from in (0..length).step_by(rows as usize) {
+        let to = length.min(from + rows);
+        let rows = queries.try_index((.., .., from..to, ..))?;
+        // A row of a piece sees what comes before it, so what is held ends with the piece's last row.
+        let piece = sdpa(&rows, &held.prefix(context - length + to)?, scale)?;
+        // At once: MLX would make room for the scores of many pieces before it frees those of the first.
+        piece.eval()?;
+        pieces.push(piece);
+    }
+    concatenate(&pieces, 2)
+}
+
+/// What all of `queries` see, each what is held up to its own position.
+fn sdpa(queries: &Array, held: &KvView, scale: f32) -> Result<Array, Exception> {
+    match held {
+        KvView::AsComputed { keys, values } => {
+            // A single position may see everything, so it needs no mask.
+            let causal = (queries.dim(2) > 1).then_some(ScaledDotProductAttentionMask::Causal);
+            scaled_dot_product_attention(queries, keys, values, scale, causal, None)
+        }
+        KvView::Quantised { keys, values } => quantized_sdpa(queries, keys, values, scale),
+    }
+}
+
+/// The same of quantised keys and values, step by step as mlx-lm does it: MLX has no kernel for the whole.
+fn quantized_sdpa(queries: &Array, keys: &QuantizedTensor, values: &QuantizedTensor, scale: f32) -> Result<Array, Exception> {
+    let (batch, heads, length, width) = (queries.dim(0), queries.dim(1), queries.dim(2), queries.dim(3));
+    let scaled = queries.multiply(Array::from_f32(scale).as_dtype(queries.dtype())?)?;
+    let grouped = scaled.reshape(&[batch, keys.heads(), -1, length, width])?;
+    let mut scores = keys.matmul_transposed(&grouped)?;
+    if length > 1 {
+        let context = scores.dim(-1);
+        let own = arange::<_, i32>(context - length, context, None)?.reshape(&[-1, 1])?;
+        let visible = own.ge(arange::<_, i32>(0, context, None)?)?;
+        let nothing = Array::from_f32(f32::NEG_INFINITY).as_dtype(scores.dtype())?;
+        scores = select(visible, scores, nothing)?;
+    }
+    let weights = softmax_axis(scores, -1, true)?;
+    values.matmul(&weights)?.reshape(&[batch, heads, length, width])
+}
+
+/// Bytes of scores that are written down for one position; none where MLX's own kernel writes none.
+fn score_row_bytes(queries: &Array, held: &KvView) -> Result<usize, Exception> {
+    let (heads, width) = (queries.dim(1), queries.dim(3));
+    let on_gpu = on_gpu()?;
+    // The widths MLX's kernel for prompts is built for.
+    if on_gpu && matches!(held, KvView::AsComputed { .. }) && matches!(width, 64 | 80 | 128) {
+        return Ok(0);
+    }
+    Ok(heads as usize * held.positions() as usize * queries.item_size())
+}
+
+/// How many of `length` positions are attended at once, where one writes `row` bytes of scores.
+fn rows_per_chunk(row: usize, length: i32) -> i32 {
+    MAX_SCORE_BYTES.checked_div(row).map_or(length, |rows| rows.clamp(1, length.max(1) as usize) as i32)
+}
+
+/// Scores of a batch's sequences that may be there at the same time, because nothing was evaluated since.
+#[derive(Default)]
+pub(super) struct ScoreBudget {
+    bytes: usize,
+    last_output: Option<Array>,
+}
+
+impl ScoreBudget {
+    /// Counts those of `attended`; what was attended before is evaluated first if they would be too many together.
+    fn reserve(&mut self, bytes: usize, attended: &Array) -> Result<(), Exception> {
+        if self.bytes + bytes > MAX_SCORE_BYTES {
+            self.bytes = 0;
+            self.last_output.take().map_or(Ok(()), |last| last.eval())?;
+        }
+        self.bytes += bytes;
+        self.last_output = (bytes > 0).then(|| attended.clone());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        args::KvCacheType,
+        cache::{KvCache, format::KvFormat},
+    };
+
+    /// Numbers that differ from place to place.
+    fn numbers(shape: [i32; 4]) -> Array {
+        let count: i32 = shape.iter().product();
+        let values: Vec<f32> = (0..count).map(|place| (place as f32 * 0.37).sin()).collect();
+        Array::from_slice(&values, &shape)
+    }
+
+    fn held(kind: KvCacheType, keys: &Array, values: &Array) -> KvView {
+        let form = KvFormat::new(kind, keys.dim(3) as usize).unwrap();
+        KvCache::new(form).append(keys, values).unwrap()
+    }
+
+    fn apart(one: &Array, other: &Array) -> f32 {
+        assert_eq!(one.shape(), other.shape());
+        let [one, other] = [one, other].map(|array| array.contiguous().unwrap());
+        let pairs = one.as_slice::<f32>().iter().zip(other.as_slice::<f32>());
+        pairs.map(|(one, other)| (one - other).abs()).fold(0.0, f32::max)
+    }
+
+    #[test]
+    fn chunked_attention_equals_whole_attention() {
+        // Scores of 164 MB, so three pieces; few values to a head keep it quick.
+        let (heads, length, context) = (512, 40, 2000);
+        for (kind, width) in [(KvCacheType::AsComputed, 2), (KvCacheType::Int8, 32)] {
+            let queries = numbers([1, heads, length, width]);
+            let (keys, values) = (numbers([1, 1, context, width]), numbers([1, 1, context, width]));
+            let held = held(kind, &keys, &values);
+            assert_eq!(rows_per_chunk(score_row_bytes(&queries, &held).unwrap(), length), 16);
+            let pieces = chunked_sdpa(&queries, &held, 1.0, &mut ScoreBudget::default()).unwrap();
+            let whole = sdpa(&queries, &held, 1.0).unwrap();
+            let difference = apart(&pieces, &whole);
+            assert!(difference < 1e-5, "{kind:?}: {difference}");
+        }
+    }
+
+    #[test]
+    fn one_token_and_short_prompts_are_never_chunked() {
+        for (length, context) in [(1, 100_000), (1, 16_000_000), (300, 300), (1000, 1000)] {
+            let queries = Array::zeros::<f32>(&[1, 12, length, 64]).unwrap();
+            let all = Array::zeros::<f32>(&[1, 1, context, 64]).unwrap();
+            let held = KvView::AsComputed { keys: all.clone(), values: all };
+            assert_eq!(rows_per_chunk(score_row_bytes(&queries, &held).unwrap(), length), length);
+        }
+    }
+
+    #[test]
+    fn quantised_attention_is_close_to_exact_attention() {
+        for (heads, kv_heads, length, context, width) in
+            [(4, 4, 1, 1, 64), (4, 2, 1, 300, 64), (4, 1, 7, 7, 64), (6, 2, 5, 70, 96), (8, 2, 33, 300, 128)]
+        {
+            let queries = numbers([1, heads, length, width]);
+            let keys = numbers([1, kv_heads, context, width]);
+            let values = numbers([1, kv_heads, context, width]).negative().unwrap();
+            let scale = (width as f32).powf(-0.5);
+            let exact = sdpa(&queries, &held(KvCacheType::AsComputed, &keys, &values), scale).unwrap();
+            // A step is the range of a group, at most 2, by the numbers of its bits; half of one is the most that a
+            // number is off, and scores of keys that are off move weights.
+            for (kind, most) in [(KvCacheType::Int8, 0.02), (KvCacheType::Int4, 0.3)] {
+                let close = sdpa(&queries, &held(kind, &keys, &values), scale).unwrap();
+                let difference = apart(&exact, &close);
+                assert!(difference > 0.0 && difference < most, "{kind:?}, {heads} of {width}: {difference}");
+            }
+        }
+    }
+}

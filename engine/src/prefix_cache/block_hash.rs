@@ -1,0 +1,94 @@
+//! Names of beginnings: a key stands for a block of tokens and everything before it, so two prompts share a key
+//! exactly as far as they are the same, block by block, on the same model.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// Tokens of a block. Small enough that little of what prompts share is read again, large enough that a long
+/// conversation is some thousands of blocks and not more.
+pub const BLOCK_TOKENS: u32 = 64;
+
+/// Stands for a block and everything before it: the first half of a SHA-256.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BlockHash(pub [u8; 16]);
+
+impl BlockHash {
+    /// Where the chains of one model begin; `identity` says which model, adapter and element type.
+    pub fn root(identity: &[u8]) -> Self {
+        Self::digest(&[b"russet prefix 1", identity])
+    }
+
+    /// From as many bytes as a key has.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    /// From what [`fmt::Display`] writes.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut bytes = [0; 16];
+        hex::decode_to_slice(text, &mut bytes).ok()?;
+        Some(Self(bytes))
+    }
+
+    fn next(&self, tokens: &[u32]) -> Self {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        Self::digest(&[&self.0, &bytes])
+    }
+
+    fn digest(parts: &[&[u8]]) -> Self {
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        let mut key = [0; 16];
+        key.copy_from_slice(&hash.finalize()[..16]);
+        Self(key)
+    }
+}
+
+impl fmt::Display for BlockHash {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&hex::encode(self.0))
+    }
+}
+
+impl fmt::Debug for BlockHash {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{self}")
+    }
+}
+
+/// Keys of the whole blocks of `tokens`, first block first.
+pub fn block_hashes(root: BlockHash, tokens: &[u32]) -> Vec<BlockHash> {
+    let blocks = tokens.chunks_exact(BLOCK_TOKENS as usize);
+    blocks
+        .scan(root, |parent, block| {
+            *parent = parent.next(block);
+            Some(*parent)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_hashes_agree_as_far_as_the_tokens_do() {
+        let root = BlockHash::root(b"model");
+        let first: Vec<u32> = (0..300).collect();
+        let mut second = first.clone();
+        second[130] = 9;
+        let (one, two) = (block_hashes(root, &first), block_hashes(root, &second));
+        assert_eq!((one.len(), two.len()), (4, 4), "300 tokens are four whole blocks");
+        assert_eq!(one[..2], two[..2]);
+        assert!(one[2..].iter().all(|key| !two.contains(key)), "what follows a difference differs");
+        assert_eq!(block_hashes(root, &first[..200]), one[..3]);
+        assert_ne!(block_hashes(BlockHash::root(b"other"), &first)[0], one[0]);
+        assert_eq!(BlockHash::parse(&one[0].to_string()), Some(one[0]));
+        assert_eq!(BlockHash::parse("00"), None);
+    }
+}

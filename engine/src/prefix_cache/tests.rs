@@ -1,0 +1,254 @@
+//! Requests that come, share what they share, and leave: what is kept of them, and where.
+
+use std::collections::{BTreeMap, HashMap};
+
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::*;
+
+/// A rank that carries out orders on tokens instead of numbers, and finds what makes no sense.
+#[derive(Default)]
+struct FakeRank {
+    /// Tokens and room of each slot in use.
+    slots: BTreeMap<u32, (Vec<u32>, u32)>,
+    /// All tokens up to the end of each block.
+    in_memory: HashMap<BlockHash, Vec<u32>>,
+    on_disk: HashMap<BlockHash, Vec<u32>>,
+}
+
+impl FakeRank {
+    fn apply(&mut self, order: CacheCommand) {
+        match order {
+            CacheCommand::Reset { slot } => drop(self.slots.remove(&slot)),
+            CacheCommand::Truncate { slot, length } => {
+                let (tokens, _) = self.slots.get_mut(&slot).unwrap();
+                assert!(tokens.len() >= length as usize, "a slot of {} is cut to {length}", tokens.len());
+                tokens.truncate(length as usize);
+            }
+            CacheCommand::Store { slot, blocks } => {
+                for BlockCopy { index, hash: key, in_memory: held, on_disk: shelved } in blocks {
+                    let (tokens, _) = &self.slots[&slot];
+                    let end = ((index + 1) * BLOCK_TOKENS) as usize;
+                    assert!(end <= tokens.len(), "block {index} of {} tokens", tokens.len());
+                    if held {
+                        assert!(self.in_memory.insert(key, tokens[..end].to_vec()).is_none(), "kept twice");
+                    }
+                    if shelved {
+                        self.on_disk.insert(key, tokens[..end].to_vec());
+                    }
+                }
+            }
+            CacheCommand::Load { slot, hashes: keys } => {
+                let tokens = self.in_memory[keys.last().unwrap()].clone();
+                assert_eq!(tokens.len(), keys.len() * BLOCK_TOKENS as usize);
+                self.load(slot, tokens);
+            }
+            CacheCommand::Evict { in_memory: held, on_disk: shelved } => {
+                held.iter().for_each(|key| drop(self.in_memory.remove(key).expect("it is there")));
+                shelved.iter().for_each(|key| drop(self.on_disk.remove(key)));
+            }
+        }
+    }
+
+    fn load(&mut self, slot: u32, tokens: Vec<u32>) {
+        let room = tokens.len() as u32;
+        assert!(self.slots.insert(slot, (tokens, room)).is_none(), "slot {slot} was not empty");
+    }
+
+    /// Blocks that came from memory or disk.
+    fn fetch(&mut self, slot: u32, keys: &[BlockHash]) -> u32 {
+        let found: Vec<&Vec<u32>> =
+            keys.iter().map_while(|key| self.in_memory.get(key).or(self.on_disk.get(key))).collect();
+        let tokens = found.last().map(|tokens| (*tokens).clone()).unwrap_or_default();
+        let came = found.len() as u32;
+        self.load(slot, tokens);
+        came
+    }
+
+    fn run(&mut self, slot: u32, new: &[u32]) {
+        let (tokens, room) = self.slots.entry(slot).or_default();
+        tokens.extend(new);
+        *room = (*room).max(tokens.len() as u32);
+    }
+
+    fn tokens(&self) -> u64 {
+        let slots = self.slots.values().map(|(_, room)| u64::from(room.next_multiple_of(CACHE_STEP)));
+        slots.sum::<u64>() + self.in_memory.len() as u64 * u64::from(BLOCK_TOKENS)
+    }
+}
+
+fn cache(slots: u32, tokens: u64, shelf: bool) -> PrefixCache {
+    PrefixCache::new(BlockHash::root(b"m"), CacheCapacity { slots, tokens, disk: shelf, enabled: true }, &[])
+}
+
+/// Runs a request to its end and says how many of its tokens were there already.
+fn serve(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[u32], answer: &[u32]) -> u32 {
+    let SlotAssignment { slot, cached, fetch_from_disk: fetch } = cache.admit(prompt).unwrap();
+    cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+    assert_eq!(rank.fetch_if(slot, &fetch), fetch.len() as u32);
+    assert_eq!(rank.slots.get(&slot).map_or(&[][..], |(tokens, _)| tokens), &prompt[..cached as usize]);
+    let mut tokens = prompt.to_vec();
+    for (end, read) in [(prompt.len(), true), (prompt.len() + answer.len(), false)] {
+        cache.grow(slot, end as u32);
+        cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+        let have = rank.slots.get(&slot).map_or(0, |(tokens, _)| tokens.len());
+        tokens = [prompt, answer].concat()[..end].to_vec();
+        rank.run(slot, &tokens[have..]);
+        if read {
+            cache.store_prompt(slot, prompt);
+        }
+    }
+    cache.release(slot, tokens);
+    cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+    cached
+}
+
+impl FakeRank {
+    fn fetch_if(&mut self, slot: u32, keys: &[BlockHash]) -> u32 {
+        if keys.is_empty() { 0 } else { self.fetch(slot, keys) }
+    }
+}
+
+fn text(seed: u32, length: u32) -> Vec<u32> {
+    (0..length).map(|place| seed * 1000 + place).collect()
+}
+
+#[test]
+fn shared_prefix_is_prefilled_once() {
+    let question = |seed| [text(1, 300), text(seed, 20)].concat();
+    for (story, slots, tokens, shelf, then, expected) in [
+        ("the conversation goes on in its own slot", 4, 4096, false, [question(2), text(3, 9)].concat(), 320),
+        ("another question on the same text takes the slot over", 4, 4096, false, question(4), 300),
+        ("also without room for blocks", 1, 512, false, question(4), 300),
+        (
+            "one that shares little of it comes from blocks",
+            4,
+            4096,
+            false,
+            [text(1, 150), text(4, 9)].concat(),
+            128,
+        ),
+        ("and is read where there are none", 1, 512, false, [text(1, 150), text(4, 9)].concat(), 0),
+        ("something else shares nothing", 4, 4096, false, text(9, 300), 0),
+        ("the same again reads its last token", 4, 4096, false, question(2), 319),
+        ("a short prompt is less than a block", 4, 4096, false, text(1, 40), 0),
+    ] {
+        let (mut cache, mut rank) = (cache(slots, tokens, shelf), FakeRank::default());
+        assert_eq!(serve(&mut cache, &mut rank, &question(2), &[]), 0, "{story}");
+        let cached = serve(&mut cache, &mut rank, &then, &[7]);
+        assert!(cached == expected, "{story}: {cached} of {expected}");
+    }
+}
+
+#[test]
+fn prefix_cache_loads_disk_blocks_after_a_restart() {
+    let (mut first, mut rank) = (cache(2, 4096, true), FakeRank::default());
+    serve(&mut first, &mut rank, &text(1, 300), &[]);
+    let mut rank = FakeRank { on_disk: rank.on_disk, ..FakeRank::default() };
+    let shelved: Vec<BlockHash> = block_hashes(BlockHash::root(b"m"), &text(1, 300)).into_iter().rev().collect();
+    let limits = CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true };
+    let mut again = PrefixCache::new(BlockHash::root(b"m"), limits, &shelved);
+    assert_eq!(serve(&mut again, &mut rank, &text(1, 300), &[]), 256);
+
+    // One file is damaged: the slot is empty, and the block behind which all is useless is known no more.
+    let mut third = PrefixCache::new(BlockHash::root(b"m"), limits, &shelved);
+    let SlotAssignment { slot, fetch_from_disk: fetch, .. } = third.admit(&text(1, 300)).unwrap();
+    third.finish_fetch(slot, &fetch, 2);
+    assert_eq!(
+        third.take_commands(),
+        [CacheCommand::Reset { slot }, CacheCommand::Evict { in_memory: vec![], on_disk: fetch[2..].to_vec() }]
+    );
+    third.discard(slot);
+    assert_eq!(third.admit(&text(1, 300)).unwrap().cached, 128);
+}
+
+#[test]
+fn disabled_prefix_cache_stores_nothing() {
+    let limits = CacheCapacity { slots: 1, tokens: 4096, disk: true, enabled: false };
+    let mut cache = PrefixCache::new(BlockHash::root(b"m"), limits, &[]);
+    for _ in 0..2 {
+        let entry = cache.admit(&text(1, 300)).unwrap();
+        assert_eq!((entry.cached, entry.fetch_from_disk), (0, vec![]));
+        cache.grow(0, 300);
+        cache.store_prompt(0, &text(1, 300));
+        cache.release(0, text(1, 300));
+        assert_eq!(cache.take_commands(), [CacheCommand::Reset { slot: 0 }]);
+    }
+}
+
+/// Requests that come, grow and leave in any order, with prompts that share what they share and files that
+/// vanish: the ranks never hold more than there is room for, and every slot holds what its request thinks.
+#[test]
+fn random_operations_keep_slots_correct_and_within_capacity() {
+    let (mut reused, mut fetches) = (0, 0);
+    for seed in 0..300 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let slots = random.random_range(1..5);
+        let context: u32 = random.random_range(200..1500);
+        // As the planner reserves it, rounded as slots are.
+        let limit = u64::from(context.next_multiple_of(CACHE_STEP)) * u64::from(slots);
+        let (mut cache, mut rank) = (cache(slots, limit, random.random()), FakeRank::default());
+        let mut running: Vec<(u32, Vec<u32>, usize)> = Vec::new();
+        let mut known = std::collections::BTreeSet::new();
+        for _ in 0..120 {
+            let what = random.random_range(0..10);
+            if what < 4 {
+                let share = random.random_range(0..context.min(900));
+                let own = random.random_range(1..=context - share);
+                let prompt =
+                    [text(random.random_range(0..3), share), text(random.random_range(10..99), own)].concat();
+                if let Some(SlotAssignment { slot, cached, fetch_from_disk: fetch }) = cache.admit(&prompt) {
+                    reused += u32::from(cached > 0);
+                    let mut cached = cached as usize;
+                    cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+                    if !fetch.is_empty() {
+                        fetches += 1;
+                        let came = rank.fetch(slot, &fetch);
+                        if (came as usize) < fetch.len() {
+                            cache.finish_fetch(slot, &fetch, came);
+                            cached = 0;
+                        }
+                    }
+                    running.push((slot, prompt, cached));
+                } else {
+                    assert_eq!(running.len(), slots as usize, "seed {seed}: a slot was refused");
+                }
+            } else if what < 8 && !running.is_empty() {
+                let which = random.random_range(0..running.len());
+                let (slot, tokens, cached) = &mut running[which];
+                let more = random.random_range(1..300).min(context as usize - *cached);
+                let to = *cached + more;
+                let longer = text(random.random_range(0..99), 300);
+                tokens.extend(&longer[..to.saturating_sub(tokens.len())]);
+                cache.grow(*slot, to as u32);
+                cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+                rank.run(*slot, &tokens[*cached..to]);
+                *cached = to;
+                if random.random() {
+                    cache.store_prompt(*slot, &tokens[..to]);
+                }
+            } else if what < 9 && !running.is_empty() {
+                let (slot, tokens, _) = running.swap_remove(random.random_range(0..running.len()));
+                if random.random_range(0..5) == 0 { cache.discard(slot) } else { cache.release(slot, tokens) }
+            } else {
+                rank.on_disk.retain(|_, _| random.random_range(0..4) > 0);
+            }
+            cache.take_commands().into_iter().for_each(|order| rank.apply(order));
+            assert!(rank.tokens() <= limit, "seed {seed}: {} tokens in room for {limit}", rank.tokens());
+            assert!(rank.tokens() <= cache.used_tokens(), "seed {seed}: more is there than is counted");
+            for (slot, tokens, cached) in &running {
+                let held = rank.slots.get(slot).map_or(&[][..], |(held, _)| held);
+                assert_eq!(held, &tokens[..*cached], "seed {seed}: slot {slot}");
+            }
+            let BlockDelta { added, removed: dropped } = cache.take_delta();
+            added.iter().for_each(|key| assert!(known.insert(*key), "seed {seed}: added twice"));
+            dropped.iter().for_each(|key| assert!(known.remove(key), "seed {seed}: dropped twice"));
+        }
+        let mut all = cache.stored_blocks();
+        all.sort();
+        assert!(all.iter().all(|key| known.contains(key)), "seed {seed}: what is known was told");
+    }
+    println!("{reused} prompts began with what was kept, {fetches} of them on disk");
+    assert!(reused > 500 && fetches > 20);
+}

@@ -1,0 +1,467 @@
+//! One rank from its first breath to its exit code: bind, load, join, serve, and end so that
+//! everybody who waits hears why.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use russet_rpc::engine as pb;
+use russet_rpc::engine::control_server::ControlServer;
+use russet_rpc::engine::engine_server::EngineServer;
+use russet_rpc::tls::{TlsFiles, Protocol, TlsError};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::Instant;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::args::{Args, ArgsError, PeerRank, Speculation, Switch, Transport};
+use crate::executor::{Addresses, ReplyReceiver, Executor};
+use crate::control_service::{self, ControlService};
+use crate::group::leader;
+use crate::group::follower::Follower;
+use crate::speculative::Proposers;
+use crate::prefix_cache::{block_hash::BlockHash, fingerprint};
+use crate::lifecycle::{FailureCause, Lifecycle, RankStatus, Phase, Reuse};
+use crate::metrics::EngineMetrics;
+use crate::rings::RingTransports;
+use crate::scheduler::{Intake, SchedulerConfig, Scheduler};
+use crate::engine_service::{ServiceRole, EngineService};
+use crate::tokenizer::ChatTokenizer;
+use crate::tunnel::{StubSwitch, TunnelError};
+
+/// A peer that froze or lost its power is given up after this long without an answer to a ping.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+/// Bytes of a request: more text than the longest context of any model holds. What is too long for
+/// this engine's context gets a typed failure that says so.
+const MAX_REQUEST_BYTES: usize = 32 << 20;
+/// Time for the last events to reach those who wait for them, once everything has ended.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time for MLX's thread to leave a group that is lost: to compute what it has begun, which may be a piece of a prompt.
+/// Reading the weights of a model that takes long for that would take longer.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same where it is stuck, as a rule, and should not keep its group waiting: without tunnels, since MLX's rings fail
+/// twice after a neighbour is lost and the next operation waits for ever; before it served, when it may be reading weights
+/// or waiting for a neighbour to join.
+const STUCK_LEAVE_TIMEOUT: Duration = Duration::from_millis(250);
+/// A rank that is of use to the next group is told so by the agent that watches it; without one, its memory is better
+/// given back.
+const REFORM_WAIT: Duration = Duration::from_secs(2);
+/// A young engine that failed waits until this age for its agent to ask why.
+const FIRST_WATCH_WAIT: Duration = Duration::from_secs(5);
+
+/// Why a rank could not even begin.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The flags contradict each other.
+    #[error(transparent)]
+    Args(#[from] ArgsError),
+    /// The node's identity is unusable.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// An address is taken or not ours.
+    #[error("cannot listen on {address} ({flag}); free it, or let the agent choose another")]
+    Listen {
+        /// The flag that named it.
+        flag: &'static str,
+        /// The address.
+        address: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The way to a neighbour.
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    /// A metric was defined twice.
+    #[error("cannot set up metrics")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// How a rank ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExitOutcome {
+    /// It was asked to, and everything was answered.
+    Stopped,
+    /// It was of no more use, for this reason.
+    Failed(String),
+    /// Its group was lost, and the same compute half is to be a rank of the next formation, told these arguments.
+    Reform(Box<Args>),
+}
+
+/// A rank whose sockets are bound; it does nothing yet.
+pub struct EngineProcess {
+    args: Args,
+    followers: Vec<PeerRank>,
+    tls: TlsFiles,
+    compute: Arc<dyn Executor>,
+    transports: RingTransports,
+    addresses: Addresses,
+    life: Lifecycle,
+    metrics: EngineMetrics,
+    engine: TcpListener,
+    control: tokio::net::UnixListener,
+    admin: TcpListener,
+}
+
+async fn listen(flag: &'static str, address: std::net::SocketAddr) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(address).await.map_err(|source| ServeError::Listen {
+        flag,
+        address: address.to_string(),
+        source,
+    })
+}
+
+impl EngineProcess {
+    /// Checks the flags and binds every socket.
+    pub async fn bind(args: Args, compute: Arc<dyn Executor>) -> Result<Self, ServeError> {
+        let followers = args.followers()?;
+        let rings = args.rings()?;
+        let tls = TlsFiles::in_dir(&args.tls_dir);
+        let metrics =
+            EngineMetrics::new(&args.served_model_name, args.rank, args.context_tokens, args.kv_tokens())?;
+        let control = control_service::bind(&args.control_socket).map_err(|source| ServeError::Listen {
+            flag: "--control-socket",
+            address: args.control_socket.display().to_string(),
+            source,
+        })?;
+        let engine = listen("--listen", args.listen).await?;
+        let admin = listen("--metrics-listen", args.metrics_listen).await?;
+        let (carriers, addresses) = rings.open(&args, &tls).await?;
+        let life = Lifecycle::new(args.can_rejoin());
+        Ok(Self { args, followers, tls, compute, transports: carriers, addresses, life, metrics, engine, control, admin })
+    }
+
+    /// Its life, for whoever has to end it.
+    pub fn life(&self) -> Lifecycle {
+        self.life.clone()
+    }
+
+    /// Where it listens, for whoever asked for any free port.
+    pub fn address(&self) -> std::io::Result<std::net::SocketAddr> {
+        self.engine.local_addr()
+    }
+
+    /// Serves until the end.
+    pub async fn run(self) -> Result<ExitOutcome, ServeError> {
+        let born = Instant::now();
+        let Self {
+            args,
+            followers,
+            tls,
+            compute,
+            transports: carriers,
+            addresses,
+            life,
+            metrics,
+            engine,
+            control,
+            admin,
+        } = self;
+        let hello = pb::Hello {
+            build: russet_rpc::ENGINE_BUILD.to_owned(),
+            group_uid: args.group_uid.clone(),
+            epoch: args.epoch,
+            size: args.size(),
+            tensor_size: args.tensor_size,
+        };
+        let entrance = Arc::new(OnceLock::new());
+        let role = if args.rank == 0 {
+            ServiceRole::Leader(entrance.clone())
+        } else {
+            ServiceRole::Follower(Arc::new(Follower {
+                rank: args.rank,
+                hello: hello.clone(),
+                max_sequences: args.max_sequences,
+                compute: compute.clone(),
+                addresses: addresses.clone(),
+                life: life.clone(),
+                metrics: metrics.clone(),
+                has_leader: AtomicBool::new(false),
+            }))
+        };
+        let admin_address = admin.local_addr().map(|address| address.to_string()).unwrap_or_default();
+        let ready = Arc::new(AtomicBool::new(false));
+        let admin =
+            tokio::spawn(russet_telemetry::admin::serve(admin, metrics.registry.clone(), ready.clone()));
+        let own = Arc::new(args.clone());
+        let agent = ControlService::new(compute.clone(), life.clone(), metrics.clone(), own.clone(), admin_address);
+        let service = EngineService { description: describe(&args), role, life: life.clone() };
+        let engine = serve_engine(&tls, engine, service, &life)?;
+        let (close_control, closed) = oneshot::channel();
+        let control = serve_control(control, agent.clone(), &life, closed);
+
+        let orphan = Duration::from_secs(args.orphan_seconds);
+        let orphan = tokio::spawn({
+            let agent = agent.clone();
+            async move { agent.expect_adoption(orphan).await }
+        });
+        let drain = tokio::spawn(limit_drain(life.clone(), Duration::from_secs(args.drain_seconds)));
+        let readiness = tokio::spawn(track_readiness(life.clone(), ready));
+        let alone = carriers.stub_switches();
+        let carriers = tokio::spawn(carriers.watch(life.clone()));
+        let work =
+            run_rank(args, followers, tls, hello, compute.clone(), addresses, life.clone(), metrics, entrance);
+        let work = tokio::spawn(fail_on_panic(life.clone(), work));
+
+        life.wait_ended().await;
+        let servers = [engine.abort_handle(), control.abort_handle()];
+        // The scheduler ends every stream, and the servers wait for the streams; a peer that reads
+        // no more must not keep this process.
+        let flushed = tokio::time::timeout(FLUSH_TIMEOUT, async {
+            let _ = work.await;
+            let _ = engine.await;
+        });
+        let mut outcome = ExitOutcome::Stopped;
+        if life.status().reuse == Reuse::Asked {
+            let direct = own.transport == Transport::Direct && compute.batch_progress().running_estimate.is_some();
+            let patience = if direct || !life.status().served { STUCK_LEAVE_TIMEOUT } else { LEAVE_TIMEOUT };
+            // From here on nothing that MLX computes is believed, so it may be told anything to have it end.
+            let left = compute.leave_group();
+            alone.iter().for_each(StubSwitch::activate);
+            let (left, _) = tokio::join!(leave_group(left, &life, patience), flushed);
+            carriers.abort();
+            drop(alone);
+            if left && let Some(next) = agent.next_formation(REFORM_WAIT).await {
+                outcome = ExitOutcome::Reform(Box::new(next));
+            }
+        } else {
+            let _ = flushed.await;
+        }
+        if let (ExitOutcome::Stopped, RankStatus { phase: Phase::Failed, message, .. }) = (&outcome, life.status()) {
+            outcome = ExitOutcome::Failed(message);
+            wait_first_watch(&agent, born).await;
+        }
+        drop(close_control);
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, control).await;
+        for task in [orphan, drain, readiness, carriers] {
+            task.abort();
+        }
+        servers.iter().for_each(AbortHandle::abort);
+        admin.abort();
+        Ok(outcome)
+    }
+}
+
+/// Has MLX leave a group that is lost, and says whether the rank is of use to another one.
+async fn leave_group(left: ReplyReceiver<()>, life: &Lifecycle, patience: Duration) -> bool {
+    let answered = tokio::time::timeout(patience, left).await;
+    let left = matches!(answered, Ok(Ok(Ok(()))));
+    if left {
+        tracing::info!("left the group; the weights stay for the next one");
+    } else {
+        tracing::warn!("MLX does not leave the group within {} s", patience.as_secs_f64());
+    }
+    life.set_reuse(if left { Reuse::Yes } else { Reuse::No });
+    left
+}
+
+fn describe(args: &Args) -> pb::EngineDescription {
+    pb::EngineDescription {
+        build: russet_rpc::ENGINE_BUILD.to_owned(),
+        group_uid: args.group_uid.clone(),
+        model: args.served_model_name.clone(),
+        rank: args.rank,
+        size: args.size(),
+        epoch: args.epoch,
+        context_tokens: args.context_tokens,
+        pid: u64::from(std::process::id()),
+    }
+}
+
+type ServerTask = JoinHandle<()>;
+
+fn serve_engine(
+    tls: &TlsFiles,
+    listener: TcpListener,
+    service: EngineService,
+    life: &Lifecycle,
+) -> Result<ServerTask, ServeError> {
+    let incoming = tls.incoming(listener, Protocol::Grpc)?;
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .add_service(EngineServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES))
+        .serve_with_incoming_shutdown(incoming, wait_ended(life));
+    Ok(tokio::spawn(fail_on_exit("engine", life.clone(), server)))
+}
+
+/// Open until `closed`: longer than the rank lives, so that its agent may still ask why it ended.
+fn serve_control(
+    listener: tokio::net::UnixListener,
+    agent: ControlService,
+    life: &Lifecycle,
+    closed: oneshot::Receiver<()>,
+) -> ServerTask {
+    let server = Server::builder().add_service(ControlServer::new(agent)).serve_with_incoming_shutdown(
+        UnixListenerStream::new(listener),
+        async {
+            let _ = closed.await;
+        },
+    );
+    tokio::spawn(fail_on_exit("control", life.clone(), server))
+}
+
+fn wait_ended(life: &Lifecycle) -> impl Future<Output = ()> + Send + 'static {
+    let life = life.clone();
+    async move { life.wait_ended().await }
+}
+
+/// A server that ends by itself leaves the rank deaf.
+async fn fail_on_exit(name: &str, life: Lifecycle, server: impl Future<Output = Result<(), tonic::transport::Error>>) {
+    if let Err(error) = server.await {
+        life.fail(format!("the {name} server ended: {error}"));
+    }
+}
+
+/// A bug must not leave a rank that looks alive and answers nobody.
+async fn fail_on_panic(life: Lifecycle, work: impl Future<Output = ()> + Send + 'static) {
+    if let Err(error) = tokio::spawn(work).await {
+        life.fail(format!("this engine has a bug, see its log: {error}"));
+    }
+}
+
+/// Loads, joins, tries the smoke prompt and then does what its rank has to do.
+#[allow(clippy::too_many_arguments, reason = "the parts of one rank, taken apart once")]
+async fn run_rank(
+    args: Args,
+    followers: Vec<PeerRank>,
+    tls: TlsFiles,
+    hello: pb::Hello,
+    compute: Arc<dyn Executor>,
+    addresses: Addresses,
+    life: Lifecycle,
+    metrics: EngineMetrics,
+    entrance: Arc<OnceLock<Intake>>,
+) {
+    let loaded = load(&args, &compute, &life).await;
+    let tokens = match loaded {
+        Ok(tokens) => tokens,
+        Err(reason) => return life.fail(reason),
+    };
+    tracing::info!("the weights are in memory");
+    life.advance(Phase::Loaded, if args.rank == 0 { "" } else { "waiting for rank 0" });
+    let Some(tokens) = tokens else { return };
+    let gathered = tokio::select! {
+        biased;
+        () = life.wait_ended() => return,
+        gathered = leader::gather(&followers, &tls, &hello, &compute, addresses, &life) => gathered,
+    };
+    let followers = match gathered {
+        Ok(followers) => followers,
+        Err(failure) => return life.fail_with(failure),
+    };
+    let opened = Scheduler::new(
+        compute,
+        followers.clone(),
+        Arc::new(tokens),
+        life.clone(),
+        metrics,
+        SchedulerConfig {
+            context_tokens: args.context_tokens,
+            max_sequences: args.max_sequences,
+            kv_tokens: args.kv_tokens(),
+            stages: args.size() / args.tensor_size.max(1),
+            prefix_cache: args.prefix_cache == Switch::On,
+            proposers: Proposers {
+                prompt_lookup: args.speculation == Speculation::PromptLookup,
+                draft_model: args.draft_dir.is_some(),
+            },
+        },
+        BlockHash::root(fingerprint::model_fingerprint(&args.model_dir).as_bytes()),
+    );
+    let (schedule, door) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return life.fail(format!("cannot start the threads that read requests: {error}")),
+    };
+    life.advance(Phase::Loaded, "joined; tries the smoke prompt");
+    let tries =
+        async { if args.no_smoke_prompt { Ok(()) } else { schedule.smoke(args.context_tokens).await } };
+    let tried = tokio::select! {
+        biased;
+        () = life.wait_ended() => return,
+        tried = tries => tried,
+    };
+    if let Err(error) = tried {
+        let reason = format!("the smoke prompt was not answered: {error}");
+        // First its own: they fail when they hear of it, and that must not be what this rank says it failed at.
+        life.fail_at(FailureCause::Smoke, reason.clone());
+        followers.report_smoke_test(Some(reason));
+        // Otherwise the end of this process may be all they hear.
+        return followers.wait_left().await;
+    }
+    followers.report_smoke_test(None);
+    // Set once, here; a second set cannot happen.
+    let _ = entrance.set(door);
+    life.advance(Phase::Serving, "");
+    tracing::info!(model = args.served_model_name, epoch = args.epoch, "serving");
+    schedule.run().await;
+}
+
+/// Weights for everyone, tokens for rank 0.
+async fn load(args: &Args, compute: &Arc<dyn Executor>, life: &Lifecycle) -> Result<Option<ChatTokenizer>, String> {
+    let weights = compute.load();
+    let tokens = if args.rank == 0 {
+        let (dir, draft) = (args.model_dir.clone(), args.draft_dir.clone());
+        let tokens = tokio::task::spawn_blocking(move || {
+            draft.map_or(Ok(()), |draft| ChatTokenizer::check_draft(&dir, &draft))?;
+            ChatTokenizer::load(&dir)
+        })
+        .await;
+        Some(tokens.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?)
+    } else {
+        None
+    };
+    tokio::select! {
+        biased;
+        () = life.wait_ended() => Err("stopped while loading".into()),
+        result = weights => match result {
+            Ok(Ok(())) => Ok(tokens),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("the compute thread ended while loading; see the engine's log".into()),
+        },
+    }
+}
+
+/// Ends a drain: at once where nothing can be running, after `patience` where it still does.
+async fn limit_drain(life: Lifecycle, patience: Duration) {
+    let now = life.wait_until(|now| now.draining.is_some()).await;
+    if now.phase < Phase::Serving {
+        return life.stop();
+    }
+    tokio::time::sleep(patience).await;
+    life.fail(format!(
+        "{} after {} s of draining, requests were still running",
+        now.draining.unwrap_or_default(),
+        patience.as_secs()
+    ));
+}
+
+async fn track_readiness(life: Lifecycle, ready: Arc<AtomicBool>) {
+    let mut watch = life.watch();
+    loop {
+        let serving = {
+            let now = watch.borrow_and_update();
+            now.phase == Phase::Serving && now.draining.is_none()
+        };
+        ready.store(serving, Ordering::Release);
+        if watch.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// An engine may fail before its agent has opened the watch; the reason should not be lost in a log.
+async fn wait_first_watch(agent: &ControlService, born: Instant) {
+    let asked = async {
+        while !agent.was_adopted() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let _ = tokio::time::timeout_at(born + FIRST_WATCH_WAIT, asked).await;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,870 @@
+//! Whole ranks in one process, over real sockets and mTLS, with a fake compute half.
+
+mod reform;
+mod heartbeat;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser as _;
+use russet_rpc::engine::control_client::ControlClient;
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_rpc::engine::follow_command::Command;
+use russet_rpc::tls::{self, TlsFiles};
+use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason, Usage};
+use russet_wire::request::{GenerationRequest, Message, Sampling};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::runtime::Runtime;
+use tonic::transport::Channel;
+use tonic::{Code, Streaming};
+
+use super::*;
+use crate::executor::SequenceStep;
+use crate::fixture::{self, FakeExecutor, FakeBehaviour, eventually, within};
+use crate::identities::Identities;
+use crate::scheduler::MAX_WAITING_REQUESTS;
+
+/// A model, a CA and the sockets of some ranks.
+struct RankHarness {
+    identities: Identities,
+    model: TempDir,
+    sockets: TempDir,
+}
+
+/// A rank at work, on threads of its own, so that it can be killed as a whole.
+struct RankProcess {
+    address: String,
+    node: String,
+    life: Lifecycle,
+    states: Option<tokio::task::JoinHandle<Vec<pb::EngineState>>>,
+    outcome: tokio::sync::oneshot::Receiver<Result<ExitOutcome, String>>,
+    runtime: Option<Runtime>,
+}
+
+impl Drop for RankProcess {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl RankProcess {
+    /// As kill -9 does: sockets close, nothing is said.
+    fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    async fn outcome(&mut self) -> ExitOutcome {
+        within("the outcome", &mut self.outcome).await.unwrap().unwrap()
+    }
+
+    async fn serving(&self) {
+        within("serving", self.life.wait_until(|now| now.phase >= Phase::Serving)).await;
+        assert_eq!(self.life.status().phase, Phase::Serving, "{}", self.life.status().message);
+    }
+
+    /// Everything the agent was told, once the rank has ended.
+    async fn states(&mut self) -> Vec<pb::EngineState> {
+        within("the end of the watch", self.states.take().unwrap()).await.unwrap()
+    }
+
+    fn peer(&self, rank: u32) -> String {
+        format!("{rank}={}@{}", self.address, self.node)
+    }
+}
+
+impl RankHarness {
+    fn new() -> Self {
+        Self {
+            identities: Identities::new(),
+            model: fixture::model_dir(),
+            sockets: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// Starts a rank on `node` with more flags, watched by an agent.
+    async fn start(&self, node: &str, flags: &str, fake: Arc<FakeExecutor>) -> RankProcess {
+        let mut process = self.start_unwatched(node, flags, fake).await;
+        let socket = self.sockets.path().join(node);
+        process.states = Some(tokio::spawn(async move {
+            let mut client = ControlClient::new(tls::unix_channel(socket));
+            let mut states = client.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+            let mut all = Vec::new();
+            while let Ok(Some(state)) = states.message().await {
+                let kept = state.reuse() == pb::Reuse::Yes;
+                all.push(state);
+                // As the agent of a deleted Shard, which has no next formation for it.
+                if kept {
+                    break;
+                }
+            }
+            all
+        }));
+        process
+    }
+
+    async fn start_unwatched(&self, node: &str, flags: &str, fake: Arc<FakeExecutor>) -> RankProcess {
+        let path = |path: &std::path::Path| path.display().to_string();
+        let base = [
+            "russet-engine".to_owned(),
+            format!("--model-dir={}", path(self.model.path())),
+            "--served-model-name=small".to_owned(),
+            format!("--tls-dir={}", path(&self.identities.node(node))),
+            format!("--control-socket={}", path(&self.sockets.path().join(node))),
+            "--group-uid=g".to_owned(),
+        ];
+        let context = if flags.contains("--context-tokens") { "" } else { "--context-tokens 128" };
+        let flags = flags.split_whitespace().chain(context.split_whitespace()).map(str::to_owned);
+        let args = Args::try_parse_from(base.into_iter().chain(flags)).unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (sender, bound) = tokio::sync::oneshot::channel();
+        let (ended, outcome) = tokio::sync::oneshot::channel();
+        let compute = fake.clone();
+        runtime.spawn(async move {
+            let rank = EngineProcess::bind(args, compute).await.unwrap();
+            sender.send((rank.address().unwrap().to_string(), rank.life())).unwrap();
+            let _ = ended.send(rank.run().await.map_err(|error| error.to_string()));
+        });
+        let (address, life) = bound.await.unwrap();
+        RankProcess { address, node: node.to_owned(), life, states: None, outcome, runtime: Some(runtime) }
+    }
+
+    /// A pipeline: rank 0 on node `n0`, and so on.
+    async fn pipeline(&self, fakes: &[Arc<FakeExecutor>], flags: &str) -> Vec<RankProcess> {
+        self.pipeline_on(0, fakes, flags).await
+    }
+
+    /// The same from another node on.
+    async fn pipeline_on(&self, first: usize, fakes: &[Arc<FakeExecutor>], flags: &str) -> Vec<RankProcess> {
+        let layers = vec!["1"; fakes.len()].join(",");
+        let ring = vec!["127.0.0.1:1"; fakes.len()].join(",");
+        let shared = format!("--layers-per-rank {layers} --ring-hosts {ring} --transport direct {flags}");
+        let mut followers = Vec::new();
+        for (rank, fake) in fakes.iter().enumerate().skip(1) {
+            followers.push(
+                self.start(&format!("n{}", first + rank), &format!("{shared} --rank {rank}"), fake.clone())
+                    .await,
+            );
+        }
+        let peers: Vec<String> =
+            followers.iter().enumerate().map(|(index, process)| process.peer(index as u32 + 1)).collect();
+        let leader = self
+            .start(&format!("n{first}"), &format!("{shared} --peers {}", peers.join(",")), fakes[0].clone())
+            .await;
+        std::iter::once(leader).chain(followers).collect()
+    }
+
+    fn channel(&self, process: &RankProcess, user: &str) -> Channel {
+        self.identities.user(user).channel(&process.address, &process.node).unwrap()
+    }
+
+    fn client(&self, process: &RankProcess) -> EngineClient<Channel> {
+        EngineClient::new(self.channel(process, tls::GATEWAY_USER))
+    }
+}
+
+fn say(content: &str) -> GenerationRequest {
+    GenerationRequest {
+        id: format!("say {content}"),
+        messages: vec![Message { role: "user".into(), content: content.into() }],
+        max_tokens: None,
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+        ignore_eos: false,
+        emitted: Vec::new(),
+        priority: 0,
+        deadline_milliseconds: None,
+    }
+}
+
+/// An answer that goes on until `tokens`.
+fn say_for(content: &str, tokens: u32) -> GenerationRequest {
+    GenerationRequest { ignore_eos: true, max_tokens: Some(tokens), ..say(content) }
+}
+
+async fn ask(client: &mut EngineClient<Channel>, request: GenerationRequest) -> Streaming<pb::GenerateEvent> {
+    within("the answer's headers", client.generate(pb::GenerateRequest::from(request)))
+        .await
+        .unwrap()
+        .into_inner()
+}
+
+async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<GenerationEvent> {
+    within("an event", events.message()).await.unwrap().map(GenerationEvent::from)
+}
+
+/// The whole answer: its text and its end, after a check that there is exactly one.
+async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (String, GenerationEvent) {
+    let mut text = String::new();
+    let mut end = None;
+    while let Some(event) = next(events).await {
+        assert!(end.is_none(), "{event:?} after {end:?}");
+        match event {
+            GenerationEvent::Started { .. } => assert_eq!(text, ""),
+            GenerationEvent::Token { text: piece, .. } => text.push_str(&piece),
+            event => end = Some(event),
+        }
+    }
+    (text, end.expect("a stream never just ends"))
+}
+
+/// A page of the address a rank shows itself at, headers and all.
+async fn get(address: &str, path: &str) -> String {
+    let mut admin = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    admin.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    admin.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+fn failure(event: GenerationEvent) -> GenerationFailure {
+    match event {
+        GenerationEvent::Failed(failure) => failure,
+        event => panic!("{event:?} is no failure"),
+    }
+}
+
+/// `begin user … end assistant`: what the fixture's template puts around.
+const FRAME: u32 = 4;
+
+#[tokio::test]
+async fn one_rank_answers_and_says_what_it_cost() {
+    let lab = RankHarness::new();
+    let rank = lab.start("n0", "", FakeExecutor::new()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    for (request, text, reason, tokens) in [
+        (say("héllo 日本"), "héllo 日本", FinishReason::Stop, 13),
+        (say_for("ab", 5), "ababa", FinishReason::Length, 5),
+        (GenerationRequest { stop: vec!["lo w".into()], ..say("hello world") }, "hel", FinishReason::Stop, 7),
+        // The context ends before the answer does.
+        (
+            GenerationRequest { max_tokens: None, ..say_for(&"x".repeat(120), 1) },
+            "xxxx",
+            FinishReason::Length,
+            4,
+        ),
+    ] {
+        let prompt_tokens = request.messages[0].content.len() as u32 + FRAME;
+        let mut events = ask(&mut client, request).await;
+        let usage = Usage { prompt_tokens, completion_tokens: tokens, cached_tokens: 0 };
+        assert_eq!(collect(&mut events).await, (text.to_owned(), GenerationEvent::Finished { reason, usage }));
+    }
+    let description = client.describe(pb::DescribeRequest {}).await.unwrap().into_inner();
+    assert_eq!((description.model.as_str(), description.rank, description.size), ("small", 0, 1));
+}
+
+#[tokio::test]
+async fn any_group_resumes_an_answer_after_any_token() {
+    let lab = RankHarness::new();
+    let rank = lab.start("n0", "", FakeExecutor::new()).await;
+    let fakes = [FakeExecutor::new(), FakeExecutor::new()];
+    let pipeline = lab.pipeline_on(1, &fakes, "").await;
+    rank.serving().await;
+    pipeline[0].serving().await;
+    let mut clients = [lab.client(&rank), lab.client(&pipeline[0])];
+    // What is kept of earlier requests differs from one to the next.
+    let but_kept = |event: GenerationEvent| match event {
+        GenerationEvent::Finished { reason, usage } => {
+            GenerationEvent::Finished { reason, usage: Usage { cached_tokens: 0, ..usage } }
+        }
+        event => event,
+    };
+    for request in [
+        say("héllo 日本"),
+        say_for("añb", 7),
+        GenerationRequest { stop: vec!["lo w".into()], ..say("hello world") },
+        GenerationRequest { max_tokens: None, ..say_for(&"x".repeat(120), 1) },
+    ] {
+        let mut events = ask(&mut clients[0], request.clone()).await;
+        let mut undisturbed = Vec::new();
+        while let Some(event) = next(&mut events).await {
+            undisturbed.push(but_kept(event));
+        }
+        let (Some(GenerationEvent::Started { prompt_tokens, .. }), Some(end)) =
+            (undisturbed.first().cloned(), undisturbed.pop())
+        else {
+            panic!("{undisturbed:?}")
+        };
+        let tokens = undisturbed.split_off(1);
+        for cut in 1..=tokens.len() {
+            let emitted: Vec<u32> = tokens[..cut]
+                .iter()
+                .filter_map(|event| if let GenerationEvent::Token { id, .. } = event { Some(*id) } else { None })
+                .collect();
+            let emitted_tokens = emitted.len() as u32;
+            for client in &mut clients {
+                let request = GenerationRequest { emitted: emitted.clone(), ..request.clone() };
+                let mut events = ask(client, request).await;
+                let started = GenerationEvent::Started { prompt_tokens, emitted_tokens };
+                assert_eq!(next(&mut events).await, Some(started));
+                for event in tokens[cut..].iter().chain([&end]) {
+                    assert_eq!(
+                        next(&mut events).await.map(but_kept).as_ref(),
+                        Some(event),
+                        "cut after {cut}"
+                    );
+                }
+                assert_eq!(next(&mut events).await, None);
+            }
+        }
+    }
+    let beyond = GenerationRequest { emitted: vec![9; 5], ..say_for("a", 4) };
+    let mut events = ask(&mut clients[0], beyond).await;
+    let failure = failure(collect(&mut events).await.1);
+    assert_eq!(failure.kind, FailureKind::InvalidRequest);
+    assert!(failure.message.contains("5 tokens of this answer"), "{}", failure.message);
+}
+
+#[tokio::test]
+async fn requests_run_together_and_wait_for_a_slot() {
+    let lab = RankHarness::new();
+    let fake = FakeExecutor::with_timing(Duration::from_millis(5), None);
+    let rank = lab.start("n0", "--max-sequences 2 --speculation off", fake.clone()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut first = ask(&mut client, say_for("a", 40)).await;
+    let mut second = ask(&mut client, say_for("b", 40)).await;
+    for events in [&mut first, &mut second] {
+        assert!(matches!(next(events).await, Some(GenerationEvent::Started { .. })));
+    }
+    let mut third = ask(&mut client, say("c")).await;
+    assert_eq!(collect(&mut first).await.0, "a".repeat(40));
+    assert_eq!(collect(&mut second).await.0, "b".repeat(40));
+    assert_eq!(collect(&mut third).await.0, "c");
+    let sizes: Vec<usize> = fake.batches().iter().map(Vec::len).collect();
+    let shared = sizes.iter().filter(|&&size| size == 2).count();
+    assert!(shared > 30, "the two slots shared only {shared} batches: {sizes:?}");
+    assert!(fake.steps().iter().all(|step| step.slot < 2));
+}
+
+#[tokio::test]
+async fn a_long_prompt_holds_up_no_answer() {
+    let lab = RankHarness::new();
+    let fake = FakeExecutor::with_timing(Duration::from_millis(1), None);
+    let rank = lab.start("n0", "--max-sequences 2 --context-tokens 10000", fake.clone()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut answer = ask(&mut client, say_for("a", 9_000)).await;
+    while !matches!(next(&mut answer).await, Some(GenerationEvent::Token { .. })) {}
+    let mut long = ask(&mut client, say_for(&"x".repeat(5_000), 1)).await;
+    assert_eq!(collect(&mut long).await.0, "x");
+    drop(answer);
+    let reading = |step: &&SequenceStep| step.tokens.contains(&fixture::token_of_byte(b'x')) && step.sample.is_none();
+    let batches: Vec<Vec<SequenceStep>> =
+        fake.batches().into_iter().filter(|batch| batch.iter().any(|step| reading(&step))).collect();
+    assert!(batches.len() > 15, "the prompt was read in {} batches", batches.len());
+    for batch in batches {
+        let read = batch.iter().find(reading).map_or(0, |step| step.tokens.len());
+        assert!(read <= 256, "{read} tokens were read at a time");
+        assert!(batch.iter().any(|step| step.sample.is_some()), "the answer waited for {read} tokens");
+    }
+}
+
+#[tokio::test]
+async fn nan_logits_fail_only_their_request() {
+    let lab = RankHarness::new();
+    let fake = FakeExecutor::with_timing(Duration::from_millis(1), None);
+    let rank = lab.start("n0", "--max-sequences 2 --context-tokens 2000", fake.clone()).await;
+    rank.serving().await;
+    fake.set_behaviour(FakeBehaviour::NotFiniteOn(fixture::token_of_byte(b'!')));
+    let mut client = lab.client(&rank);
+    let mut sound = ask(&mut client, say_for("a", 200)).await;
+    while !matches!(next(&mut sound).await, Some(GenerationEvent::Token { .. })) {}
+    for _ in 0..3 {
+        let mut poisoned = ask(&mut client, say("b!")).await;
+        let failure = failure(collect(&mut poisoned).await.1);
+        assert_eq!(failure.kind, FailureKind::Internal);
+        assert!(failure.message.contains("no finite numbers"), "{}", failure.message);
+    }
+    // Numbers of a prompt without a token are kept for nobody, also those before the one that is none.
+    let text = "abcdefghij".repeat(40);
+    let mut poisoned = ask(&mut client, say(&format!("{text}!"))).await;
+    assert_eq!(failure(collect(&mut poisoned).await.1).kind, FailureKind::Internal);
+    assert_eq!(cached(&mut client, &text).await, 0);
+    let (text, end) = collect(&mut sound).await;
+    assert_eq!(text.len(), 199, "{end:?}");
+    assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Length, .. }), "{end:?}");
+    assert_eq!(rank.life.status().phase, Phase::Serving);
+}
+
+/// Tokens of a prompt that a request found kept, once its answer was checked.
+async fn cached(client: &mut EngineClient<Channel>, text: &str) -> u32 {
+    let mut events = ask(client, say_for(text, 3)).await;
+    let (said, end) = collect(&mut events).await;
+    assert_eq!(said, text[..3]);
+    match end {
+        GenerationEvent::Finished { usage, .. } => usage.cached_tokens,
+        end => panic!("{end:?}"),
+    }
+}
+
+#[tokio::test]
+async fn shared_prefix_is_prefilled_once_also_after_a_restart() {
+    let lab = RankHarness::new();
+    let text = |shared: usize, own: &str| format!("{}{own}", "abcdefghij".repeat(shared));
+    let flags = "--max-sequences 2 --context-tokens 2000";
+    let fakes = [FakeExecutor::new(), FakeExecutor::new()];
+    let ranks = lab.pipeline(&fakes, flags).await;
+    ranks[0].serving().await;
+    let mut client = lab.client(&ranks[0]);
+    let mut feed = client.prefixes(pb::PrefixesRequest {}).await.unwrap().into_inner();
+    let all = within("the feed", feed.message()).await.unwrap().unwrap();
+    assert!(all.reset && all.added.is_empty(), "{all:?}");
+    assert_eq!(cached(&mut client, &text(50, "first")).await, 0);
+    let news = within("news", feed.message()).await.unwrap().unwrap();
+    assert_eq!((news.added.len(), news.block_tokens, news.reset), (7, 64, false), "500 and some tokens");
+    // The same slot goes on: all but the marks behind the first answer.
+    let again = cached(&mut client, &text(50, "second")).await;
+    assert!((500..512).contains(&again), "{again}");
+    // Something else altogether, and then a beginning that is only in blocks.
+    assert_eq!(cached(&mut client, &text(0, "else")).await, 0);
+    assert_eq!(cached(&mut client, &text(13, "third")).await, 128);
+    assert_eq!(ranks[0].life.status().phase, Phase::Serving, "{}", ranks[0].life.status().message);
+    drop((client, ranks, feed));
+
+    // On disk it outlives the ranks; a file that one of them lost is read by none.
+    for (damaged, expected) in [(false, 448), (true, 0)] {
+        let fakes = fakes.each_ref().map(|fake| fake.restarted());
+        if damaged {
+            fakes[1].damage();
+        }
+        let ranks = lab.pipeline(&fakes, flags).await;
+        ranks[0].serving().await;
+        let mut client = lab.client(&ranks[0]);
+        let found = cached(&mut client, &text(50, "fourth")).await;
+        assert!(found == expected, "{found} of {expected}, damaged: {damaged}");
+        assert_eq!(cached(&mut client, &text(50, "fourth")).await, 509, "what was read is there again");
+        assert_eq!(ranks[0].life.status().phase, Phase::Serving, "{}", ranks[0].life.status().message);
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_frees_its_slot() {
+    let lab = RankHarness::new();
+    let fake = FakeExecutor::with_timing(Duration::from_millis(2), None);
+    let flags = "--max-sequences 1 --context-tokens 100000 --prefix-cache off";
+    let rank = lab.start("n0", flags, fake.clone()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut events = ask(&mut client, say_for("a", 90_000)).await;
+    while !matches!(next(&mut events).await, Some(GenerationEvent::Token { .. })) {}
+    // One that still waits may leave as well; which of two streams an engine hears of first is open.
+    let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
+    let mut watch = control.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+    let state = within("the state at once", watch.message()).await.unwrap().unwrap();
+    let waits = async |number: u32| {
+        let line = format!("vllm:num_requests_waiting{{engine=\"0\",model_name=\"small\"}} {number}");
+        within(&line, async { while !get(&state.metrics_address, "/metrics").await.contains(&line) {} })
+            .await;
+    };
+    let never = ask(&mut client, say("never")).await;
+    waits(1).await;
+    drop(never);
+    waits(0).await;
+    drop(events);
+    // The first one was the smoke prompt's.
+    eventually("freeing the slot", || fake.resets() == [0, 0]).await;
+    let mut events = ask(&mut client, say("next")).await;
+    assert_eq!(collect(&mut events).await.0, "next");
+    let said_never = |step: &SequenceStep| step.tokens.contains(&fixture::token_of_byte(b'v'));
+    assert!(!fake.steps().iter().any(said_never), "the request that left while waiting was run");
+}
+
+#[tokio::test]
+async fn every_wrong_request_gets_a_typed_failure() {
+    let lab = RankHarness::new();
+    let fake = FakeExecutor::new();
+    let rank = lab.start("n0", "--max-sequences 1", fake.clone()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut wizard = say("hi");
+    wizard.messages[0].role = "wizard".into();
+    let mut hot = say("hi");
+    hot.sampling.temperature = f32::INFINITY;
+    for (request, kind, expected) in [
+        (say(&"x".repeat(124)), FailureKind::InvalidRequest, "has 128 tokens, but the context holds 128"),
+        (wizard, FailureKind::InvalidRequest, "only user and assistant speak here"),
+        (hot, FailureKind::InvalidRequest, "temperature is inf"),
+    ] {
+        let mut events = ask(&mut client, request).await;
+        let (_, end) = collect(&mut events).await;
+        let failure = failure(end);
+        assert_eq!(failure.kind, kind);
+        assert!(failure.message.contains(expected), "{}", failure.message);
+    }
+    // One runs for ever, as many as may wait do, and the next one is too many.
+    fake.set_behaviour(FakeBehaviour::Hanging);
+    let mut held = Vec::new();
+    for _ in 0..=MAX_WAITING_REQUESTS {
+        held.push(ask(&mut client, say("x")).await);
+        if held.len() == 1 {
+            assert!(matches!(next(&mut held[0]).await, Some(GenerationEvent::Started { .. })));
+        }
+    }
+    let mut events = ask(&mut client, say("x")).await;
+    let failure = failure(collect(&mut events).await.1);
+    assert_eq!(failure.kind, FailureKind::Overloaded);
+    assert!(failure.message.contains("1 requests are running and 64 are waiting"), "{}", failure.message);
+}
+
+#[tokio::test]
+async fn unauthorised_clients_are_rejected() {
+    let lab = RankHarness::new();
+    let rank = lab.start("n0", "", FakeExecutor::new()).await;
+    rank.serving().await;
+    let request = || pb::GenerateRequest::from(say("hi"));
+    let mut stranger = EngineClient::new(lab.channel(&rank, "somebody"));
+    assert_eq!(stranger.generate(request()).await.unwrap_err().code(), Code::PermissionDenied);
+    let follow = |mut client: EngineClient<Channel>| async move {
+        let commands = futures::stream::iter([pb::FollowCommand { command: None }]);
+        client.follow(commands).await.unwrap_err().code()
+    };
+    assert_eq!(follow(lab.client(&rank)).await, Code::PermissionDenied);
+    // A node may lead, but nobody leads rank 0.
+    assert_eq!(
+        follow(EngineClient::new(lab.channel(&rank, "russet:node:b"))).await,
+        Code::FailedPrecondition
+    );
+    // Another CA does not even get a connection.
+    let other = Identities::new().user(tls::GATEWAY_USER);
+    let mixed = TlsFiles { ca: lab.identities.user(tls::GATEWAY_USER).ca, ..other };
+    // The other CA's files end with it, so they are read here.
+    if let Ok(channel) = mixed.channel(&rank.address, &rank.node) {
+        assert!(EngineClient::new(channel).generate(request()).await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_pipeline_runs_the_same_steps_on_every_rank() {
+    let lab = RankHarness::new();
+    let fakes = [FakeExecutor::new(), FakeExecutor::new(), FakeExecutor::new()];
+    let mut ranks = lab.pipeline(&fakes, "").await;
+    for rank in &ranks {
+        rank.serving().await;
+    }
+    let mut client = lab.client(&ranks[0]);
+    for _ in 0..2 {
+        let mut events = ask(&mut client, say("pipeline")).await;
+        assert_eq!(collect(&mut events).await.0, "pipeline");
+    }
+    let steps: Vec<SequenceStep> =
+        fakes[0].steps().into_iter().map(|step| SequenceStep { draft_tokens: 0, sample: None, ..step }).collect();
+    for follower in &fakes[1..] {
+        eventually("the last steps of a follower", || follower.steps() == steps).await;
+        eventually("the last reset of a follower", || follower.resets() == fakes[0].resets()).await;
+    }
+    assert_eq!(
+        lab.client(&ranks[1]).generate(pb::GenerateRequest::from(say("hi"))).await.unwrap_err().code(),
+        Code::FailedPrecondition
+    );
+    let states = {
+        ranks[0].life.drain("the test is over");
+        assert_eq!(ranks[0].outcome().await, ExitOutcome::Stopped);
+        ranks[0].states().await
+    };
+    assert!(states.iter().any(|state| state.phase() == pb::Phase::Serving));
+}
+
+#[tokio::test]
+async fn lost_follower_fails_every_stream_even_when_mlx_hangs() {
+    for (mood, how) in [(FakeBehaviour::Normal, "killed"), (FakeBehaviour::Hanging, "killed"), (FakeBehaviour::Normal, "broken")] {
+        let lab = RankHarness::new();
+        let fakes = [FakeExecutor::with_timing(Duration::from_millis(2), None), FakeExecutor::new(), FakeExecutor::new()];
+        let mut ranks = lab.pipeline(&fakes, "--max-sequences 1 --context-tokens 100000").await;
+        ranks[0].serving().await;
+        let mut client = lab.client(&ranks[0]);
+        let mut running = ask(&mut client, say_for("a", 90_000)).await;
+        while !matches!(next(&mut running).await, Some(GenerationEvent::Token { .. })) {}
+        let mut waiting = ask(&mut client, say("b")).await;
+        fakes[0].set_behaviour(mood);
+        let expected = match how {
+            "killed" => {
+                ranks[2].kill();
+                "rank 2 on n2"
+            }
+            _ => {
+                fakes[1].set_behaviour(FakeBehaviour::Failing);
+                "rank 1: [ring] connection to a peer was lost"
+            }
+        };
+        for events in [&mut running, &mut waiting] {
+            let failure = failure(collect(events).await.1);
+            assert_eq!(failure.kind, FailureKind::Unavailable);
+            assert!(failure.message.contains(expected), "{how}: {}", failure.message);
+        }
+        assert!(matches!(ranks[0].outcome().await, ExitOutcome::Failed(reason) if reason.contains(expected)));
+        let last = ranks[0].states().await.pop().unwrap();
+        assert_eq!(last.phase(), pb::Phase::Failed);
+        assert!(last.message.contains(expected), "{}", last.message);
+        // The survivor is of no more use either.
+        assert!(matches!(ranks[1].outcome().await, ExitOutcome::Failed(_)));
+    }
+}
+
+#[tokio::test]
+async fn a_follower_ends_when_rank_zero_is_gone() {
+    let lab = RankHarness::new();
+    let fakes = [FakeExecutor::new(), FakeExecutor::new()];
+    let mut ranks = lab.pipeline(&fakes, "").await;
+    ranks[1].serving().await;
+    ranks[0].kill();
+    assert!(matches!(ranks[1].outcome().await, ExitOutcome::Failed(reason) if reason.contains("rank 0")));
+}
+
+#[tokio::test]
+async fn mismatched_ranks_reject_each_other_by_name() {
+    let lab = RankHarness::new();
+    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
+    let follower = lab.start("n1", &format!("{group} --rank 1 --epoch 3"), FakeExecutor::new()).await;
+    let peers = follower.peer(1);
+    let mut leader = lab.start("n0", &format!("{group} --epoch 4 --peers {peers}"), FakeExecutor::new()).await;
+    let ExitOutcome::Failed(reason) = leader.outcome().await else { panic!("rank 0 served") };
+    assert!(reason.contains("rank 1 on n1"), "{reason}");
+    assert!(reason.contains("the epochs differ: this rank has 3, rank 0 has 4"), "{reason}");
+    // The follower still waits for the right one.
+    let mut right = lab.start("n2", &format!("{group} --epoch 3 --peers {peers}"), FakeExecutor::new()).await;
+    right.serving().await;
+    right.life.drain("the test is over");
+    assert_eq!(right.outcome().await, ExitOutcome::Stopped);
+}
+
+#[tokio::test]
+async fn follower_rejects_a_leader_of_another_build_or_group() {
+    let lab = RankHarness::new();
+    let group = "--layers-per-rank 2,2,1,1 --tensor-size 2 --transport direct \
+                 --ring-hosts 127.0.0.1:1,127.0.0.1:1,127.0.0.1:1,127.0.0.1:1 \
+                 --tensor-hosts 127.0.0.1:1,127.0.0.1:1,127.0.0.1:1,127.0.0.1:1";
+    let fake = FakeExecutor::new();
+    let follower = lab.start("n3", &format!("{group} --rank 3 --epoch 3"), fake.clone()).await;
+    let build = russet_rpc::ENGINE_BUILD;
+    let right = pb::Hello { build: build.into(), group_uid: "g".into(), epoch: 3, size: 4, tensor_size: 2 };
+    let newer = "russet-engine/999.0.0";
+    let mut client = EngineClient::new(lab.channel(&follower, &tls::node_user("n0")));
+    for (wrong, said) in [
+        (
+            pb::Hello { build: newer.into(), ..right.clone() },
+            format!("the builds differ: this rank has {build}, rank 0 has {newer}"),
+        ),
+        (pb::Hello { group_uid: "h".into(), ..right.clone() }, "this rank has g, rank 0 has h".into()),
+        (pb::Hello { epoch: 4, ..right.clone() }, "epochs differ: this rank has 3, rank 0 has 4".into()),
+        (pb::Hello { size: 2, ..right.clone() }, "sizes differ: this rank has 4, rank 0 has 2".into()),
+        (
+            pb::Hello { tensor_size: 1, ..right.clone() },
+            "tensor sizes differ: this rank has 2, rank 0 has 1".into(),
+        ),
+    ] {
+        let hello = pb::FollowCommand { command: Some(Command::Hello(wrong)) };
+        let status = within("the refusal", client.follow(futures::stream::iter([hello]))).await.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().contains(&said), "{said}: {}", status.message());
+    }
+    assert!(fake.steps().is_empty());
+    // The right one is still welcome.
+    let (sender, commands) = tokio::sync::mpsc::unbounded_channel();
+    sender.send(pb::FollowCommand { command: Some(Command::Hello(right)) }).unwrap();
+    let commands = tokio_stream::wrappers::UnboundedReceiverStream::new(commands);
+    within("the welcome", client.follow(commands)).await.unwrap();
+}
+
+#[tokio::test]
+async fn rank_zero_waits_for_a_follower_that_is_not_there_yet() {
+    let lab = RankHarness::new();
+    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let leader = lab.start("n0", &format!("{group} --peers 1={free}@n1"), FakeExecutor::new()).await;
+    within(
+        "naming whom it waits for",
+        leader.life.wait_until(|now| now.message.contains("waiting for rank 1 on n1")),
+    )
+    .await;
+    let mut events = ask(&mut lab.client(&leader), say("early")).await;
+    assert_eq!(failure(collect(&mut events).await.1).kind, FailureKind::Unavailable);
+    let follower = lab.start("n1", &format!("{group} --rank 1 --listen {free}"), FakeExecutor::new()).await;
+    follower.serving().await;
+    leader.serving().await;
+}
+
+#[tokio::test]
+async fn load_failure_is_reported_to_the_agent() {
+    let lab = RankHarness::new();
+    std::fs::write(lab.model.path().join("tokenizer.json"), "{").unwrap();
+    let mut rank = lab.start("n0", "", FakeExecutor::new()).await;
+    assert!(
+        matches!(rank.outcome().await, ExitOutcome::Failed(reason) if reason.contains("tokenizer.json is broken"))
+    );
+    let last = rank.states().await.pop().unwrap();
+    assert_eq!(last.phase(), pb::Phase::Failed);
+    assert!(last.message.contains("tokenizer.json is broken"));
+
+    let lab = RankHarness::new();
+    let fake = FakeExecutor::new();
+    fake.break_weights();
+    let mut rank = lab.start("n0", "", fake).await;
+    assert!(
+        matches!(rank.outcome().await, ExitOutcome::Failed(reason) if reason.contains("model.safetensors is broken"))
+    );
+}
+
+#[tokio::test]
+async fn failed_smoke_test_keeps_every_rank_from_serving() {
+    let unknown = 300;
+    for (mood, expected) in [
+        (FakeBehaviour::Failing, "not answered: [ring] connection to a peer was lost"),
+        (FakeBehaviour::FixedToken(unknown), "token 1 of its answer is 300, which the tokenizer does not have"),
+        (FakeBehaviour::FixedToken(fixture::USER), "the tokens of its answer, [257, 257, 257, 257], have no text"),
+    ] {
+        for size in [1, 2] {
+            let lab = RankHarness::new();
+            let fakes: Vec<_> = (0..size).map(|_| FakeExecutor::new()).collect();
+            fakes[0].set_behaviour(mood);
+            let mut ranks = if size == 1 {
+                vec![lab.start("n0", "", fakes[0].clone()).await]
+            } else {
+                lab.pipeline(&fakes, "").await
+            };
+            for rank in &mut ranks {
+                let ExitOutcome::Failed(reason) = rank.outcome().await else { panic!("{mood:?}: it stopped") };
+                assert!(reason.starts_with("the smoke prompt was not answered: "), "{reason}");
+                assert!(reason.contains(expected), "{reason}");
+                let states = rank.states().await;
+                assert!(states.iter().all(|state| state.phase() != pb::Phase::Serving), "{mood:?}");
+                let last = states.last().unwrap();
+                assert_eq!((last.phase(), last.cause()), (pb::Phase::Failed, pb::FailureCause::Smoke));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_are_rejected_until_the_smoke_test_passes() {
+    let lab = RankHarness::new();
+    let fakes = [FakeExecutor::with_behaviour(FakeBehaviour::Hanging), FakeExecutor::new()];
+    let mut ranks = lab.pipeline(&fakes, "").await;
+    for rank in &ranks {
+        let trying = rank.life.wait_until(|now| now.message.contains("the smoke prompt"));
+        assert_eq!(within("trying", trying).await.phase, Phase::Loaded);
+    }
+    let mut events = ask(&mut lab.client(&ranks[0]), say("early")).await;
+    let refused = failure(collect(&mut events).await.1);
+    assert_eq!(refused.kind, FailureKind::Unavailable);
+    assert!(refused.message.contains("its smoke prompt"), "{}", refused.message);
+    let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
+    let mut watch = control.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+    let state = within("the state at once", watch.message()).await.unwrap().unwrap();
+    let ready = get(&state.metrics_address, "/readyz").await;
+    assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+    // Whoever is asked to stop does so without an answer to wait for.
+    ranks[0].life.drain("the test is over");
+    assert_eq!(ranks[0].outcome().await, ExitOutcome::Stopped);
+}
+
+#[tokio::test]
+async fn engine_without_an_agent_exits() {
+    let lab = RankHarness::new();
+    let mut rank = lab.start_unwatched("n0", "--orphan-seconds 1", FakeExecutor::new()).await;
+    assert_eq!(rank.outcome().await, ExitOutcome::Failed("no agent has watched this engine for 1 s".into()));
+
+    // Watched, it outlives its patience, and ends after the watch does.
+    let mut rank = lab.start("n1", "--orphan-seconds 1", FakeExecutor::new()).await;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(rank.life.status().phase, Phase::Serving);
+    rank.states.take().unwrap().abort();
+    assert!(matches!(rank.outcome().await, ExitOutcome::Failed(_)));
+}
+
+#[tokio::test]
+async fn a_bug_ends_streams_and_rank_alike() {
+    let lab = RankHarness::new();
+    let fake = FakeExecutor::with_timing(Duration::from_millis(2), None);
+    let mut rank = lab.start("n0", "--context-tokens 100000", fake.clone()).await;
+    rank.serving().await;
+    let mut events = ask(&mut lab.client(&rank), say_for("a", 90_000)).await;
+    while !matches!(next(&mut events).await, Some(GenerationEvent::Token { .. })) {}
+    fake.set_behaviour(FakeBehaviour::Panicking);
+    let failure = failure(collect(&mut events).await.1);
+    assert_eq!(failure.kind, FailureKind::Internal);
+    assert!(matches!(rank.outcome().await, ExitOutcome::Failed(reason) if reason.contains("bug")));
+}
+
+#[tokio::test]
+async fn stopping_answers_what_runs_and_refuses_the_rest() {
+    let lab = RankHarness::new();
+    let mut rank = lab.start("n0", "", FakeExecutor::with_timing(Duration::from_millis(20), None)).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut events = ask(&mut client, say_for("a", 50)).await;
+    assert!(matches!(next(&mut events).await, Some(GenerationEvent::Started { .. })));
+    let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
+    control.stop(pb::StopRequest {}).await.unwrap();
+    let mut late = ask(&mut client, say("late")).await;
+    let refused = failure(collect(&mut late).await.1);
+    assert_eq!(refused.kind, FailureKind::Unavailable);
+    assert!(refused.message.contains("stopping"), "{}", refused.message);
+    assert_eq!(collect(&mut events).await.0, "a".repeat(50));
+    assert_eq!(rank.outcome().await, ExitOutcome::Stopped);
+}
+
+#[tokio::test]
+async fn the_agent_sees_phases_and_the_metrics_show_the_requests() {
+    let lab = RankHarness::new();
+    let mut rank = lab.start("n0", "--epoch 7 --shard-uid s --speculation off", FakeExecutor::new()).await;
+    rank.serving().await;
+    let mut events = ask(&mut lab.client(&rank), say("measure")).await;
+    collect(&mut events).await;
+    let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
+    let mut watch = control.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+    let state = within("the state at once", watch.message()).await.unwrap().unwrap();
+    assert_eq!((state.phase(), state.epoch, state.shard_uid.as_str()), (pb::Phase::Serving, 7, "s"));
+    let mut text = String::new();
+    for path in ["/metrics", "/readyz"] {
+        text.push_str(&get(&state.metrics_address, path).await);
+    }
+    assert_eq!(text.matches("HTTP/1.1 200").count(), 2, "{text}");
+    for line in [
+        "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"small\"} 1",
+        "vllm:generation_tokens_total{engine=\"0\",model_name=\"small\"} 8",
+        "vllm:prompt_tokens_total{engine=\"0\",model_name=\"small\"} 11",
+        "vllm:num_requests_running{engine=\"0\",model_name=\"small\"} 0",
+        "vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"small\"} 1",
+        "vllm:cache_config_info{block_size=\"128\",engine=\"0\",model_name=\"small\",num_gpu_blocks=\"4\"} 1",
+        // The smoke prompt is no request, but its five steps are steps; and one was begun before the end was known.
+        "russet_engine_steps_total{model_name=\"small\"} 15",
+    ] {
+        assert!(text.contains(line), "{line} is missing from {text}");
+    }
+    assert!(!text.contains("russet_engine_smoke_seconds{model_name=\"small\"} 0\n"), "{text}");
+    rank.life.drain("the test is over");
+    let phases: Vec<pb::Phase> = rank.states().await.iter().map(pb::EngineState::phase).collect();
+    assert!(phases.is_sorted() && phases.contains(&pb::Phase::Serving), "{phases:?}");
+}
+
+#[tokio::test]
+async fn a_taken_port_is_named_with_its_flag() {
+    let lab = RankHarness::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let tls = lab.identities.node("n0").display().to_string();
+    let socket = lab.sockets.path().join("s").display().to_string();
+    let args = Args::try_parse_from([
+        "russet-engine",
+        "--model-dir",
+        "/m",
+        "--served-model-name",
+        "m",
+        "--tls-dir",
+        &tls,
+        "--control-socket",
+        &socket,
+        "--listen",
+        &address.to_string(),
+    ]);
+    let error = EngineProcess::bind(args.unwrap(), FakeExecutor::new()).await.err().unwrap().to_string();
+    assert!(error.contains(&format!("cannot listen on {address} (--listen)")), "{error}");
+}

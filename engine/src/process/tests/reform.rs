@@ -1,0 +1,142 @@
+//! Ranks whose group is lost: what their agent is told, what it may ask of them, and what becomes of them without one.
+
+use super::*;
+use crate::lifecycle::Reuse;
+
+type AgentClient = ControlClient<Channel>;
+
+fn agent(lab: &RankHarness, node: &str) -> AgentClient {
+    ControlClient::new(tls::unix_channel(lab.sockets.path().join(node)))
+}
+
+async fn watch(agent: &mut AgentClient) -> Streaming<pb::EngineState> {
+    within("a watch", agent.watch(pb::WatchRequest {})).await.unwrap().into_inner()
+}
+
+/// What it says about its use for another formation, up to the last word; where MLX answers at once, that is all.
+async fn reuse_states(states: &mut Streaming<pb::EngineState>) -> Vec<pb::Reuse> {
+    let mut told: Vec<pb::Reuse> = Vec::new();
+    while let Some(state) = within("a state", states.message()).await.unwrap() {
+        if state.phase() == pb::Phase::Failed && told.last() != Some(&state.reuse()) {
+            told.push(state.reuse());
+        }
+        if matches!(told.last(), Some(pb::Reuse::Yes | pb::Reuse::No)) {
+            break;
+        }
+    }
+    told
+}
+
+/// Arguments of the rank's next formation, as an agent gives them, with more flags.
+fn arguments(lab: &RankHarness, node: &str, more: &str) -> Vec<String> {
+    let path = |path: &std::path::Path| path.display().to_string();
+    let base = format!(
+        "--model-dir {} --served-model-name small --tls-dir {} --control-socket {} --group-uid g \
+         --context-tokens 128 --layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct {more}",
+        path(lab.model.path()),
+        path(&lab.identities.node(node)),
+        path(&lab.sockets.path().join(node)),
+    );
+    base.split_whitespace().map(str::to_owned).collect()
+}
+
+async fn form(agent: &mut AgentClient, arguments: Vec<String>) -> Result<(), tonic::Status> {
+    within("an answer to Form", agent.form(pb::FormRequest { arguments })).await.map(|_| ())
+}
+
+/// Two ranks that serve, and the agent of the first.
+async fn group(lab: &RankHarness, mood: FakeBehaviour) -> (RankProcess, RankProcess, AgentClient) {
+    let fakes = [FakeExecutor::new(), FakeExecutor::new()];
+    let flags = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
+    let follower = lab.start("n1", &format!("{flags} --rank 1"), fakes[1].clone()).await;
+    let leader = format!("{flags} --peers {}", follower.peer(1));
+    let leader = lab.start_unwatched("n0", &leader, fakes[0].clone()).await;
+    leader.serving().await;
+    fakes[0].set_behaviour(mood);
+    (leader, follower, agent(lab, "n0"))
+}
+
+#[tokio::test]
+async fn rank_rejoins_once_and_only_with_compatible_arguments() {
+    let lab = RankHarness::new();
+    let (mut leader, mut follower, mut agent) = group(&lab, FakeBehaviour::Normal).await;
+    let next = arguments(&lab, "n0", "--epoch 1");
+    let early = form(&mut agent, next.clone()).await.unwrap_err();
+    assert_eq!(early.code(), Code::FailedPrecondition, "it serves: {early}");
+    assert_eq!(leader.life.status().phase, Phase::Serving);
+
+    let mut states = watch(&mut agent).await;
+    follower.kill();
+    assert_eq!(reuse_states(&mut states).await.last(), Some(&pb::Reuse::Yes));
+    for (more, said) in [
+        ("--epoch 1 --rank 1", "--rank is 1, but this process was started with 0"),
+        ("--epoch 1 --kv-cache int8", "--kv-cache is Int8"),
+        ("--epoch 0", "epoch 0 does not follow epoch 0"),
+        ("--epoch 1 --of-a-newer-release x", "--of-a-newer-release"),
+    ] {
+        let refused = form(&mut agent, arguments(&lab, "n0", more)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{more}");
+        assert!(refused.message().contains(said), "{more}: {}", refused.message());
+    }
+    form(&mut agent, next).await.unwrap();
+    // The watch ends without a word: what comes now is another formation's to say.
+    while let Some(state) = within("the end of the watch", states.message()).await.unwrap() {
+        assert_eq!(state.reuse(), pb::Reuse::Yes);
+    }
+    let ExitOutcome::Reform(args) = leader.outcome().await else { panic!("it ended") };
+    assert_eq!((args.epoch, args.rank), (1, 0));
+    assert_eq!(leader.life.status().reuse, Reuse::Taken);
+}
+
+#[tokio::test]
+async fn rank_that_cannot_rejoin_or_is_not_claimed_exits() {
+    // (what MLX does, what the agent does, what is said)
+    type AgentAction = fn(AgentClient) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+    let watches: AgentAction = |_| Box::pin(async {});
+    let stops: AgentAction =
+        |mut agent| Box::pin(async move { drop(agent.stop(pb::StopRequest {}).await.unwrap()) });
+    for (mood, then, told) in [
+        (FakeBehaviour::Hanging, watches, &[pb::Reuse::Asked, pb::Reuse::No][..]),
+        (FakeBehaviour::Normal, stops, &[pb::Reuse::Yes]),
+    ] {
+        let lab = RankHarness::new();
+        let (mut leader, mut follower, mut agent) = group(&lab, mood).await;
+        let mut states = watch(&mut agent).await;
+        // Without a tunnel MLX is waited for no longer than a moment where a batch runs.
+        let running =
+            if mood == FakeBehaviour::Hanging { Some(ask(&mut lab.client(&leader), say("x")).await) } else { None };
+        while running.is_some()
+            && within("a batch", states.message()).await.unwrap().unwrap().batch_forecast_seconds == 0.0
+        {
+        }
+        follower.kill();
+        let uses = reuse_states(&mut states).await;
+        assert!(uses.ends_with(told), "{mood:?}: {uses:?}");
+        then(agent).await;
+        let ExitOutcome::Failed(reason) = leader.outcome().await else { panic!("{mood:?}: it did not fail") };
+        assert!(reason.contains("rank 1 on n1"), "{mood:?}: {reason}");
+    }
+    // Nobody watches.
+    let lab = RankHarness::new();
+    let (mut leader, mut follower, _) = group(&lab, FakeBehaviour::Normal).await;
+    follower.kill();
+    assert!(matches!(leader.outcome().await, ExitOutcome::Failed(_)));
+}
+
+#[tokio::test]
+async fn disband_makes_a_rank_leave_its_group() {
+    let lab = RankHarness::new();
+    let (leader, _follower, mut agent) = group(&lab, FakeBehaviour::Normal).await;
+    let mut states = watch(&mut agent).await;
+    let why = "the group has a higher epoch".to_owned();
+    agent.disband(pb::DisbandRequest { why: why.clone() }).await.unwrap();
+    assert_eq!(reuse_states(&mut states).await.last(), Some(&pb::Reuse::Yes));
+    assert_eq!(leader.life.status().message, why);
+
+    // A rank alone has no group to lose.
+    let mut alone = lab.start("n2", "", FakeExecutor::new()).await;
+    alone.serving().await;
+    self::agent(&lab, "n2").disband(pb::DisbandRequest { why }).await.unwrap();
+    assert!(matches!(alone.outcome().await, ExitOutcome::Failed(_)));
+    assert_eq!(alone.states().await.pop().unwrap().reuse(), pb::Reuse::No);
+}

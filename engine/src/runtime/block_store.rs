@@ -1,0 +1,302 @@
+//! The blocks of one rank: copies of spans of its caches, all layers of a span in one array for each part of a
+//! cache, in memory and, where there is a shelf, on disk.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+
+use mlx_rs::{
+    Array, Dtype,
+    error::Exception,
+    ops::{concatenate, indexing::TryIndexOp},
+    transforms::eval,
+};
+use parking_lot::Mutex;
+
+use crate::{
+    cache::KvCache,
+    prefix_cache::{
+        BlockCopy,
+        block_hash::{BLOCK_TOKENS, BlockHash},
+    },
+    prefix_cache::disk::{BlockTensor, BlockFile, DiskCache},
+};
+
+/// Blocks that are copied at a time: more would need more memory for a moment.
+pub const BLOCKS_PER_COPY: usize = 16;
+/// Bytes of blocks that are nowhere but on their way to disk.
+const MAX_PENDING_WRITE_BYTES: usize = 256 << 20;
+
+/// The parts of a block, `[layers, heads, BLOCK, width]` each.
+#[derive(Debug)]
+struct BlockArrays {
+    parts: Vec<Array>,
+    /// The same, byte by byte.
+    bytes: Vec<Array>,
+}
+
+impl BlockArrays {
+    fn to_file(&self) -> Option<BlockFile> {
+        let part = |(part, bytes): (&Array, &Array)| {
+            Some(BlockTensor {
+                dtype: dtype_name(part.dtype())?.to_owned(),
+                shape: part.shape().to_vec(),
+                bytes: bytes.try_as_slice::<u8>().ok()?.to_vec(),
+            })
+        };
+        let parts = self.parts.iter().zip(&self.bytes).map(part);
+        Some(BlockFile { tensors: parts.collect::<Option<_>>()? })
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes.iter().map(Array::nbytes).sum()
+    }
+}
+
+/// The blocks of one rank.
+#[derive(Debug, Default)]
+pub struct BlockStore {
+    // Locked because the shelf reads them on a thread of its own.
+    in_memory: HashMap<BlockHash, Arc<Mutex<BlockArrays>>>,
+    disk: Option<Arc<DiskCache>>,
+    pending_write_bytes: Arc<Mutex<usize>>,
+}
+
+impl BlockStore {
+    /// None yet; written to this shelf, if there is one.
+    pub fn new(disk: Option<Arc<DiskCache>>) -> Self {
+        Self { disk, ..Self::default() }
+    }
+
+    /// Forgets those in memory; what is on its way to disk gets there, or not.
+    pub fn clear(&mut self) {
+        self.in_memory.clear();
+    }
+
+    /// Copies blocks of a sequence, as long as it is `sound`, which is asked once they are computed.
+    pub fn store(
+        &mut self,
+        caches: &[KvCache],
+        blocks: &[BlockCopy],
+        sound: impl Fn() -> bool,
+    ) -> Result<(), Exception> {
+        for blocks in blocks.chunks(BLOCKS_PER_COPY) {
+            let copies = blocks.iter().map(|kept| copy_block(caches, kept.index));
+            let copies = copies.collect::<Result<Vec<_>, _>>()?;
+            // At once: a cache that somebody still has to read cannot be written into.
+            eval(copies.iter().flatten().flat_map(|block| block.parts.iter().chain(&block.bytes)))?;
+            if !sound() {
+                return Ok(());
+            }
+            for (kept, block) in blocks.iter().zip(copies) {
+                let Some(block) = block else { continue };
+                let block = Arc::new(Mutex::new(block));
+                if kept.on_disk {
+                    self.write_to_disk(kept, &block);
+                }
+                if kept.in_memory {
+                    self.in_memory.insert(kept.hash, block);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is dropped from memory before it is written is not written.
+    fn write_to_disk(&self, kept: &BlockCopy, block: &Arc<Mutex<BlockArrays>>) {
+        let Some(shelf) = &self.disk else { return };
+        if kept.in_memory {
+            let block: Weak<_> = Arc::downgrade(block);
+            return shelf.write(kept.hash, move || block.upgrade()?.lock().to_file());
+        }
+        let (block, bytes, waiting) = (block.clone(), block.lock().bytes(), self.pending_write_bytes.clone());
+        if *waiting.lock() + bytes > MAX_PENDING_WRITE_BYTES {
+            return shelf.mark_lost(kept.hash);
+        }
+        *waiting.lock() += bytes;
+        shelf.write(kept.hash, move || {
+            *waiting.lock() -= bytes;
+            block.lock().to_file()
+        });
+    }
+
+    /// Appends blocks to the caches of a sequence: those in memory, else what was read from disk. How many of the
+    /// first ones there were.
+    pub fn load(&self, caches: &mut [KvCache], blocks: Vec<(BlockHash, Option<BlockFile>)>) -> Result<u32, Exception> {
+        let mut found = Vec::with_capacity(blocks.len());
+        for (key, record) in blocks {
+            let parts = match (self.in_memory.get(&key), record) {
+                (Some(block), _) => block.lock().parts.clone(),
+                (None, Some(record)) => match to_arrays(&record, caches) {
+                    Some(parts) => parts,
+                    None => break,
+                },
+                (None, None) => break,
+            };
+            found.push(parts);
+        }
+        for blocks in found.chunks(BLOCKS_PER_COPY) {
+            for (layer, cache) in (0..).zip(caches.iter_mut()) {
+                let joined = |part: usize| {
+                    let layers = blocks.iter().map(|parts| parts[part].try_index(layer..layer + 1));
+                    concatenate(&layers.collect::<Result<Vec<_>, _>>()?, 2)
+                };
+                cache.append_raw((0..cache.format().tensor_count()).map(joined).collect::<Result<_, _>>()?)?;
+                // Layer by layer, so that no more than one is there twice.
+                eval(&cache.readiness_probe()?)?;
+            }
+        }
+        Ok(found.len() as u32)
+    }
+
+    /// Drops blocks.
+    pub fn evict(&mut self, held: &[BlockHash], shelved: &[BlockHash]) {
+        held.iter().for_each(|key| drop(self.in_memory.remove(key)));
+        if let Some(shelf) = &self.disk {
+            shelf.remove(shelved);
+        }
+    }
+}
+
+/// One block of every layer; `None` where a layer has nothing.
+fn copy_block(caches: &[KvCache], index: u32) -> Result<Option<BlockArrays>, Exception> {
+    let from = (index * BLOCK_TOKENS) as i32;
+    let positions = from..from + BLOCK_TOKENS as i32;
+    let layers = caches.iter().map(|cache| cache.slice(positions.clone()));
+    let Some(layers) = layers.collect::<Result<Option<Vec<_>>, _>>()? else { return Ok(None) };
+    // Of one layer it would be no copy.
+    let joined = |part: usize| {
+        let layers = layers.iter().map(|parts| &parts[part]);
+        concatenate(&layers.collect::<Vec<_>>(), 0)?.contiguous()
+    };
+    let count = layers.first().map_or(0, Vec::len);
+    let parts = (0..count).map(joined).collect::<Result<Vec<_>, _>>()?;
+    let bytes = parts.iter().map(|part| part.view_dtype(Dtype::Uint8)).collect::<Result<_, _>>()?;
+    Ok(Some(BlockArrays { bytes, parts }))
+}
+
+/// A block as it was, unless it belongs to another model.
+fn to_arrays(record: &BlockFile, caches: &[KvCache]) -> Option<Vec<Array>> {
+    let array = |BlockTensor { dtype, shape, bytes }: &BlockTensor| {
+        let dtype = DTYPES.iter().find(|(_, word)| word == dtype).map(|(dtype, _)| *dtype)?;
+        let fits = shape.first() == Some(&(caches.len() as i32)) && shape.get(2) == Some(&(BLOCK_TOKENS as i32));
+        fits.then(|| russet_mlx::array::from_bytes(bytes, shape, dtype).ok())?
+    };
+    let fits = caches.iter().all(|cache| cache.format().tensor_count() == record.tensors.len());
+    fits.then(|| record.tensors.iter().map(array).collect())?
+}
+
+/// Element types of caches, and their words in files.
+const DTYPES: [(Dtype, &str); 4] = [
+    (Dtype::Float32, "float32"),
+    (Dtype::Float16, "float16"),
+    (Dtype::Bfloat16, "bfloat16"),
+    (Dtype::Uint32, "uint32"),
+];
+
+fn dtype_name(dtype: Dtype) -> Option<&'static str> {
+    DTYPES.iter().find(|(other, _)| *other == dtype).map(|(_, word)| *word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{args::KvCacheType, cache::format::KvFormat};
+
+    const LAYERS: i32 = 3;
+
+    const WIDTH: i32 = 32;
+
+    /// The element type of what is computed, and the form in which it is kept.
+    const KINDS: [(Dtype, KvCacheType); 4] = [
+        (Dtype::Float32, KvCacheType::AsComputed),
+        (Dtype::Bfloat16, KvCacheType::AsComputed),
+        (Dtype::Float32, KvCacheType::Int8),
+        (Dtype::Bfloat16, KvCacheType::Int4),
+    ];
+
+    fn empty(kind: KvCacheType) -> KvCache {
+        KvCache::new(KvFormat::new(kind, WIDTH as usize).unwrap())
+    }
+
+    /// Caches of some layers in which every number says where it is.
+    fn caches(positions: i32, dtype: Dtype, kind: KvCacheType) -> Vec<KvCache> {
+        let numbers = |layer: i32, sign: f32| {
+            let values: Vec<f32> = (0..2 * positions * WIDTH)
+                .map(|place| sign * (layer * 1000 + place % (positions * WIDTH)) as f32)
+                .collect();
+            Array::from_slice(&values, &[1, 2, positions, WIDTH]).as_dtype(dtype).unwrap()
+        };
+        let cache = |layer| {
+            let mut cache = empty(kind);
+            cache.append(&numbers(layer, 1.0), &numbers(layer, -1.0)).unwrap();
+            cache
+        };
+        (0..LAYERS).map(cache).collect()
+    }
+
+    fn kept(index: u32, held: bool, shelved: bool) -> BlockCopy {
+        BlockCopy { index, hash: BlockHash([index as u8; 16]), in_memory: held, on_disk: shelved }
+    }
+
+    fn same(one: &[KvCache], other: &[KvCache], positions: i32) {
+        for (one, other) in one.iter().zip(other) {
+            assert_eq!((one.offset(), other.offset() >= positions), (positions, true));
+            let bytes = |cache: &KvCache| -> Vec<Vec<u8>> {
+                let parts = cache.slice(0..positions).unwrap().unwrap().into_iter();
+                let parts = parts.map(|part| part.contiguous().unwrap().view_dtype(Dtype::Uint8).unwrap());
+                parts.map(|part| part.as_slice::<u8>().to_vec()).collect()
+            };
+            assert!(bytes(one) == bytes(other), "{:?}", one.format());
+        }
+    }
+
+    #[test]
+    fn block_store_restores_blocks_from_memory_unchanged() {
+        for (dtype, kind) in KINDS {
+            let caches = caches(300, dtype, kind);
+            let mut blocks = BlockStore::default();
+            blocks
+                .store(&caches, &(0..4).map(|index| kept(index, true, false)).collect::<Vec<_>>(), || true)
+                .unwrap();
+            let mut other: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
+            let keys = |count: u32| (0..count).map(|index| (kept(index, true, false).hash, None)).collect();
+            assert_eq!(blocks.load(&mut other, keys(4)).unwrap(), 4);
+            same(&other, &caches, 256);
+            blocks.evict(&[kept(2, true, false).hash], &[]);
+            let mut third: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
+            assert_eq!(blocks.load(&mut third, keys(4)).unwrap(), 2, "the third block is gone");
+            same(&third, &caches, 128);
+        }
+    }
+
+    #[test]
+    fn block_store_restores_blocks_from_disk_unchanged() {
+        let dir = tempfile::tempdir().unwrap();
+        for (dtype, kind) in KINDS {
+            let caches = caches(300, dtype, kind);
+            let shelf = DiskCache::open(dir.path(), &format!("{dtype:?}-{kind:?}"), 1 << 30).unwrap();
+            let mut blocks = BlockStore::new(Some(shelf.clone()));
+            // The last one is nowhere but on its way to disk.
+            let all: Vec<BlockCopy> = (0..4).map(|index| kept(index, index < 3, true)).collect();
+            blocks.store(&caches, &all, || true).unwrap();
+            while shelf.hashes().len() + shelf.take_lost().len() < all.len() {
+                std::thread::yield_now();
+            }
+            let read = all.iter().map(|kept| (kept.hash, Some(shelf.read(kept.hash).unwrap()))).collect();
+            let mut other: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
+            assert_eq!(BlockStore::default().load(&mut other, read).unwrap(), 4);
+            same(&other, &caches, 256);
+            let foreign = || vec![(all[0].hash, Some(shelf.read(all[0].hash).unwrap()))];
+            let mut fewer: Vec<KvCache> = vec![empty(kind)];
+            assert_eq!(BlockStore::default().load(&mut fewer, foreign()).unwrap(), 0, "another model's block");
+            let otherwise = match kind {
+                KvCacheType::AsComputed => KvCacheType::Int8,
+                _ => KvCacheType::AsComputed,
+            };
+            let mut others: Vec<KvCache> = (0..LAYERS).map(|_| empty(otherwise)).collect();
+            assert_eq!(BlockStore::default().load(&mut others, foreign()).unwrap(), 0, "another form's block");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A draft model beside the model, on the same thread of rank 0: a rank by itself with caches of its own, which says how
+//! texts go on. Nobody but the loop of requests knows that its tokens are guesses.
+
+use super::{RuntimeConfig, RuntimeError, model_runner::ModelRunner};
+use crate::{
+    args::KvCacheType,
+    executor::{SampleSpec, DraftRequest, SequenceStep},
+    prefix_cache::CacheCommand,
+    step_profiler::StepProfiler,
+};
+
+/// Tokens of a text that are read at a time, as of a prompt.
+const PREFILL_CHUNK_TOKENS: usize = 2048;
+
+pub(super) struct DraftRunner {
+    runner: ModelRunner,
+    /// Tokens of the model it guesses for.
+    vocabulary: u32,
+}
+
+impl DraftRunner {
+    /// Loads the draft model that `config` names, for a model of so many tokens.
+    pub(super) fn load(config: &RuntimeConfig, vocabulary: u32) -> Result<Option<Self>, RuntimeError> {
+        let Some(model_dir) = &config.draft_dir else { return Ok(None) };
+        let alone = RuntimeConfig {
+            model_dir: model_dir.clone(),
+            layers_per_rank: None,
+            tensor_size: 1,
+            rank: 0,
+            devices: None,
+            // Its caches are small, and its heads may be of a width that has no groups.
+            kv_cache: KvCacheType::AsComputed,
+            disk_cache: None,
+            draft_dir: None,
+            ..config.clone()
+        };
+        let rank = ModelRunner::load(&alone, StepProfiler::default(), |_| None, |_, _| {})?;
+        Ok(Some(Self { runner: rank, vocabulary }))
+    }
+
+    /// The model it guesses with, as any other.
+    pub(super) fn runner(&mut self) -> &mut ModelRunner {
+        &mut self.runner
+    }
+
+    /// A slot is empty.
+    pub(super) fn reset(&mut self, slot: u32) -> Result<(), RuntimeError> {
+        self.runner.apply_cache_command(CacheCommand::Reset { slot }, || true)
+    }
+
+    /// How each text goes on; no further than the model has tokens.
+    pub(super) fn draft(&mut self, drafts: &[DraftRequest]) -> Result<Vec<Vec<u32>>, RuntimeError> {
+        for DraftRequest { slot, offset, tokens, .. } in drafts {
+            self.runner.apply_cache_command(CacheCommand::Truncate { slot: *slot, length: *offset }, || true)?;
+            self.prefill(*slot, *offset, tokens)?;
+        }
+        let most = drafts.iter().map(|draft| draft.draft_tokens).max().unwrap_or_default();
+        // All of them are begun before any is waited for: what was chosen goes into the next one by itself.
+        let runs: Vec<_> = (0..most)
+            .map(|guess| {
+                let steps: Vec<SequenceStep> = drafts.iter().filter_map(|draft| draft_step(draft, guess)).collect();
+                self.runner.begin(&steps, false)
+            })
+            .collect::<Result<_, _>>()?;
+        let mut guesses = vec![Vec::new(); drafts.len()];
+        for (guess, run) in (0..most).zip(runs) {
+            let asked = drafts.iter().zip(&mut guesses).filter(|(draft, _)| draft.draft_tokens > guess);
+            for ((_, guesses), chosen) in asked.zip(run.end()?) {
+                guesses
+                    .extend(chosen.into_iter().map(|chosen| chosen.map_or(u32::MAX, |chosen| chosen.token)));
+            }
+        }
+        for guesses in &mut guesses {
+            let sound = guesses.iter().take_while(|token| **token < self.vocabulary).count();
+            guesses.truncate(sound);
+        }
+        Ok(guesses)
+    }
+
+    /// Reads all but what the first step brings.
+    fn prefill(&mut self, slot: u32, offset: u32, tokens: &[u32]) -> Result<(), RuntimeError> {
+        let (before, _) = tokens.split_at(tokens.len().saturating_sub(1));
+        let mut offset = offset;
+        for tokens in before.chunks(PREFILL_CHUNK_TOKENS) {
+            let step = SequenceStep { slot, offset, tokens: tokens.to_vec(), draft_tokens: 0, sample: None };
+            offset += step.length();
+            self.runner.begin(&[step], false)?.end()?;
+        }
+        Ok(())
+    }
+}
+
+/// The step that chooses a guess, if so many are asked for: the first one goes on from the last token of the text, each
+/// other one from the guess before.
+fn draft_step(DraftRequest { slot, offset, tokens, draft_tokens: guesses, sample: choice }: &DraftRequest, guess: u32) -> Option<SequenceStep> {
+    let text = offset + tokens.len() as u32;
+    (guess < *guesses).then(|| SequenceStep {
+        slot: *slot,
+        offset: text - 1 + guess,
+        tokens: if guess == 0 { tokens.last().copied().into_iter().collect() } else { Vec::new() },
+        draft_tokens: 0,
+        sample: Some(SampleSpec { index: choice.index + guess, ..choice.clone() }),
+    })
+}

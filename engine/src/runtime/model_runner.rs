@@ -1,0 +1,505 @@
+//! One rank on its MLX thread: its part of the model, its sequences, its place in the group. It decides
+//! nothing; steps come in an order that all ranks share.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mlx_rs::{
+    Array, Dtype,
+    error::Exception,
+    memory,
+    ops::{concatenate, indexing::TryIndexOp, logsumexp_axis},
+    transforms::{async_eval, eval},
+};
+use russet_wire::{partition::RankPart, shape::tensor_role};
+
+use super::{
+    DetailedOutput, RuntimeConfig, RuntimeError, StepOutput, block_store::BlockStore, groups, groups::MlxGroups, rank_part,
+};
+use crate::{
+    cache::{KvCache, format::KvFormat},
+    executor::{Addresses, SampleSpec, SequenceStep},
+    speculative,
+    jaccl::Devices,
+    prefix_cache::{
+        CacheCommand,
+        block_hash::{BLOCK_TOKENS, BlockHash},
+    },
+    layers::{
+        packed_batch::{PackedBatch, SequenceSlice},
+        tensor_parallel::{TpGroup, profiled},
+    },
+    step_profiler::{Collective, StepProfiler, StepPhase},
+    models::{self, Model},
+    partition::{TpShard, rank_holds},
+    sample::SampledTokens,
+    prefix_cache::disk::{BlockFile, DiskCache},
+    weights::{Checkpoint, LoadDtype, WeightsError},
+};
+
+pub(super) struct ModelRunner {
+    model: Box<dyn Model>,
+    part: RankPart,
+    vocabulary: u32,
+    width: i32,
+    /// Element type of the hidden states between ranks, the same on all of them.
+    hidden: Dtype,
+    /// In what form layers keep keys and values.
+    format: KvFormat,
+    /// `None` until joined.
+    groups: Option<MlxGroups>,
+    sequences: HashMap<u32, RunnerSequence>,
+    blocks: BlockStore,
+    profiler: StepProfiler,
+}
+
+struct RunnerSequence {
+    cache: Vec<KvCache>,
+    length: u32,
+    /// The token chosen last.
+    last_token: Option<LastToken>,
+}
+
+/// A token that may not be computed yet.
+struct LastToken {
+    /// Those of its batch.
+    ids: Array,
+    /// Which of them.
+    row: i32,
+}
+
+impl RunnerSequence {
+    fn new(cache: Vec<KvCache>) -> Self {
+        Self { cache, length: 0, last_token: None }
+    }
+
+    fn truncate(&mut self, length: u32) {
+        self.cache.iter_mut().for_each(|cache| cache.truncate(length as i32));
+        self.length = self.length.min(length);
+        self.last_token = None;
+    }
+}
+
+impl ModelRunner {
+    /// Reads the configuration and this rank's weights.
+    pub(super) fn load(
+        config: &RuntimeConfig,
+        meter: StepProfiler,
+        shelf: impl FnOnce(&RankPart) -> Option<Arc<DiskCache>>,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Self, RuntimeError> {
+        let configuration = models::configure(&config.model_dir)?;
+        let part = rank_part(config, configuration.layers())?;
+        configuration.check_tensor_size(part.tensor_size)?;
+        let form = configuration.kv_format(config.kv_cache)?;
+        let mut checkpoint = Checkpoint::open(&config.model_dir)?;
+        let tied = configuration.tied(&mut checkpoint)?;
+
+        let mut total_bytes = 0;
+        for name in checkpoint.names()? {
+            if tensor_role(&name).is_some_and(|role| rank_holds(&part, tied, role)) {
+                total_bytes += checkpoint.bytes(&name, TpShard::for_part(&part))?;
+            }
+        }
+        let hidden = hidden_dtype(config.dtype, &mut checkpoint)?;
+        let mut loaded_bytes = 0;
+        progress(loaded_bytes, total_bytes);
+        let mut count = |bytes| {
+            loaded_bytes += bytes;
+            progress(loaded_bytes, total_bytes);
+        };
+        let model = models::load(configuration.as_ref(), &mut checkpoint, &part, config.dtype, &mut count)?;
+        let _ = memory::clear_cache();
+        let shelf = shelf(&part);
+        Ok(Self {
+            model,
+            part,
+            vocabulary: configuration.vocabulary() as u32,
+            width: configuration.width() as i32,
+            hidden,
+            format: form,
+            groups: None,
+            sequences: HashMap::new(),
+            blocks: BlockStore::new(shelf),
+            profiler: meter,
+        })
+    }
+
+    /// Tokens of the vocabulary.
+    pub(super) fn vocabulary(&self) -> u32 {
+        self.vocabulary
+    }
+
+    pub(super) fn join(
+        &mut self,
+        addresses: &Addresses,
+        devices: Option<&Devices>,
+    ) -> Result<(), RuntimeError> {
+        if self.groups.is_some() {
+            return Ok(());
+        }
+        let joined = groups::join(&self.part, addresses, devices, &self.profiler);
+        let (rank, addresses) = (self.part.rank, addresses.clone());
+        self.groups = Some(joined.map_err(|reason| RuntimeError::Join { rank, addresses, reason })?);
+        Ok(())
+    }
+
+    /// Leaves the groups and forgets every sequence, and every block that is in memory.
+    pub(super) fn leave_group(&mut self) {
+        self.groups = None;
+        self.sequences.clear();
+        self.blocks.clear();
+    }
+
+    /// Carries out an order on what is cached. Blocks are kept of what is `sound` once they are computed.
+    pub(super) fn apply_cache_command(&mut self, order: CacheCommand, sound: impl Fn() -> bool) -> Result<(), RuntimeError> {
+        match order {
+            CacheCommand::Reset { slot } => {
+                if self.sequences.remove(&slot).is_some() {
+                    let _ = memory::clear_cache();
+                }
+            }
+            CacheCommand::Truncate { slot, length } => {
+                if let Some(sequence) = self.sequences.get_mut(&slot) {
+                    sequence.truncate(length);
+                }
+            }
+            CacheCommand::Store { slot, blocks } => {
+                if let Some(sequence) = self.sequences.get(&slot) {
+                    let kept = self.blocks.store(&sequence.cache, &blocks, sound);
+                    kept.map_err(|error| self.mlx_error(&error))?;
+                }
+            }
+            CacheCommand::Load { slot, hashes: keys } => {
+                self.load_blocks(slot, keys.into_iter().map(|key| (key, None)).collect())?;
+            }
+            CacheCommand::Evict { in_memory: held, on_disk: shelved } => {
+                self.blocks.evict(&held, &shelved);
+                let _ = memory::clear_cache();
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends blocks to a slot: those in memory, else what was read from disk. How many of the first ones there were.
+    pub(super) fn load_blocks(
+        &mut self,
+        slot: u32,
+        blocks: Vec<(BlockHash, Option<BlockFile>)>,
+    ) -> Result<u32, RuntimeError> {
+        let sequence =
+            self.sequences.entry(slot).or_insert_with(|| RunnerSequence::new(self.model.new_cache(self.format)));
+        let filled = self.blocks.load(&mut sequence.cache, blocks);
+        let count = filled.map_err(|error| self.mlx_error(&error))?;
+        if let Some(sequence) = self.sequences.get_mut(&slot) {
+            sequence.length += count * BLOCK_TOKENS;
+        }
+        Ok(count)
+    }
+
+    fn mlx_error(&self, error: &Exception) -> RuntimeError {
+        let RankPart { rank, size, .. } = self.part;
+        RuntimeError::Mlx { rank, size, reason: strip_source_location(error.what()) }
+    }
+
+    /// Has MLX begin to run steps of different sequences together. Only rank 0's steps choose.
+    pub(super) fn begin(&mut self, batch: &[SequenceStep], in_detail: bool) -> Result<BatchRun, RuntimeError> {
+        let alone = MlxGroups::default();
+        let groups = match &self.groups {
+            Some(groups) => groups,
+            None if self.part.size == 1 => &alone,
+            None => return Err(RuntimeError::NotReady { rank: self.part.rank, asked: "step" }),
+        };
+        // A batch has its single tokens first, on every rank alike.
+        let mut order: Vec<usize> = (0..batch.len()).collect();
+        order.sort_by_key(|&index| batch[index].length() > 1);
+        let steps: Vec<&SequenceStep> = order.iter().map(|&index| &batch[index]).collect();
+        let mut sequences = Vec::with_capacity(steps.len());
+        for step in &steps {
+            let sequence = self.sequences.remove(&step.slot);
+            let sequence = sequence.unwrap_or_else(|| RunnerSequence::new(self.model.new_cache(self.format)));
+            self.check_step(step, &sequence)?;
+            sequences.push(sequence);
+        }
+        let mut run = self.begin_forward(groups, &mut sequences, &steps, in_detail)?;
+        run.outputs =
+            order.iter().zip(&steps).map(|(index, step)| (*index, step.samples().collect())).collect();
+        for (step, mut sequence) in steps.into_iter().zip(sequences) {
+            sequence.length += step.length();
+            self.sequences.insert(step.slot, sequence);
+        }
+        Ok(run)
+    }
+
+    /// Whether a step can follow what the sequence has.
+    fn check_step(&self, step: &SequenceStep, sequence: &RunnerSequence) -> Result<(), RuntimeError> {
+        if sequence.length != step.offset {
+            let (slot, have, wanted) = (step.slot, sequence.length, step.offset);
+            return Err(RuntimeError::OffsetMismatch { slot, have, wanted });
+        }
+        // Other members of a single stage are told by rank 0 what it chose, while they compute.
+        let told = !self.part.head && self.part.stages == 1;
+        if step.tokens.is_empty() && (sequence.last_token.is_some() || told) {
+            Ok(())
+        } else {
+            self.check_tokens(&step.tokens)
+        }
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> Result<(), RuntimeError> {
+        let largest = tokens.iter().max().copied();
+        match largest {
+            Some(largest) if largest < self.vocabulary => Ok(()),
+            largest => {
+                Err(RuntimeError::Tokens { tokens: tokens.len(), largest, vocabulary: self.vocabulary })
+            }
+        }
+    }
+
+    /// Begins to run the steps through this rank's layers.
+    fn begin_forward(
+        &self,
+        groups: &MlxGroups,
+        sequences: &mut [RunnerSequence],
+        steps: &[&SequenceStep],
+        in_detail: bool,
+    ) -> Result<BatchRun, RuntimeError> {
+        let RankPart { rank, size, stage, .. } = self.part;
+        let failed = move |reason: String| RuntimeError::Mlx { rank, size, reason };
+        let mlx = |error: Exception| failed(strip_source_location(error.what()));
+
+        let length = steps.iter().map(|step| step.length() as i32).sum();
+        let timing = self.profiler.begin_batch();
+        let wire = |error: russet_mlx::Error| Exception::custom(error.to_string());
+        let hidden = match &groups.pipeline {
+            Some(pipeline) if !self.part.embedding => profiled(&self.profiler, Collective::Receive, || {
+                pipeline.recv(&[1, length, self.width], self.hidden, stage as usize + 1).map_err(wire)
+            })
+            .map_err(mlx)?,
+            _ => self.model.embed(&input_tokens(steps, sequences, &groups.tensor).map_err(mlx)?)?,
+        };
+        let mut lap = if timing { Some(PhaseTimer::begin(&self.profiler, &hidden).map_err(mlx)?) } else { None };
+        let rows = sequences.iter_mut().zip(steps).map(|(sequence, step)| SequenceSlice {
+            length: step.length() as i32,
+            offset: sequence.length as i32,
+            caches: &mut sequence.cache,
+        });
+        let mut rows = PackedBatch::new(rows.collect());
+        let hidden = self.model.forward(hidden, &mut rows, &groups.tensor).map_err(mlx)?;
+        if let Some(lap) = &mut lap {
+            lap.end(StepPhase::Forward, [&hidden]).map_err(mlx)?;
+        }
+
+        let mut results = Vec::new();
+        match &groups.pipeline {
+            Some(pipeline) if stage > 0 => {
+                let hidden = hidden.as_dtype(self.hidden).map_err(mlx)?;
+                let send = || pipeline.send(&hidden, stage as usize - 1).map_err(wire);
+                results.push(profiled(&self.profiler, Collective::Send, send).map_err(mlx)?);
+            }
+            // A sum is only a sum when every member takes part, so all of them finish the last layer,
+            // whether or not its result is of use to them.
+            _ if !groups.tensor.is_single_rank() => results.push(hidden.clone()),
+            _ => {}
+        }
+        let mut run = BatchRun::default();
+        let choosing = sampled_positions(steps);
+        if self.part.head && !choosing.is_empty() {
+            let count = choosing.len() as i32;
+            let behind = if steps.len() == 1 {
+                hidden.try_index((.., -count.., ..))
+            } else {
+                hidden.take_axis(Array::from_slice(&choosing, &[count]), 1)
+            };
+            let logits = self.model.logits(&behind.map_err(mlx)?)?;
+            let logprobs = log_softmax(&logits.reshape(&[count, -1]).map_err(mlx)?).map_err(mlx)?;
+            let choices: Vec<SampleSpec> = steps.iter().flat_map(|step| step.samples()).collect();
+            let tokens = SampledTokens::sample(&choices, &logprobs).map_err(mlx)?;
+            let mut row = 0;
+            for (sequence, step) in sequences.iter_mut().zip(steps).filter(|(_, step)| step.sample.is_some())
+            {
+                // Behind guesses the last one chosen is not known to count.
+                let known = step.draft_tokens == 0;
+                sequence.last_token = known.then(|| LastToken { ids: tokens.ids.clone(), row });
+                row += 1 + step.draft_tokens as i32;
+            }
+            if let Some(lap) = &mut lap {
+                lap.end(StepPhase::Sample, tokens.arrays()).map_err(mlx)?;
+            }
+            results.extend(tokens.arrays().cloned());
+            run.tokens = Some(tokens);
+            if in_detail {
+                results.push(logprobs.clone());
+                run.logprobs = Some(logprobs);
+            }
+        }
+        // A prompt's piece is read by nothing else.
+        for (sequence, _) in sequences.iter().zip(steps).filter(|(_, step)| step.sample.is_none()) {
+            if let Some(cache) = sequence.cache.last() {
+                results.extend(cache.readiness_probe().map_err(mlx)?);
+            }
+        }
+        async_eval(&results).map_err(mlx)?;
+        run.results = results;
+        run.vocabulary = self.vocabulary;
+        run.prefills = steps.iter().any(|step| step.tokens.len() > 1 + speculative::MAX_DRAFT_TOKENS);
+        run.rank_and_size = (rank, size);
+        Ok(run)
+    }
+}
+
+/// The parts of a batch that is timed, one after the other.
+struct PhaseTimer<'a> {
+    profiler: &'a StepProfiler,
+    started: Instant,
+    /// Seconds between ranks until then.
+    collective: f64,
+}
+
+impl<'a> PhaseTimer<'a> {
+    /// Begins once `ready` is there.
+    fn begin(meter: &'a StepProfiler, ready: &Array) -> Result<Self, Exception> {
+        ready.eval()?;
+        Ok(Self { profiler: meter, started: Instant::now(), collective: collective_seconds(meter) })
+    }
+
+    /// What was made since then is waited for; the time between ranks is not this part's.
+    fn end<'b>(&mut self, phase: StepPhase, made: impl IntoIterator<Item = &'b Array>) -> Result<(), Exception> {
+        eval(made)?;
+        let between = Duration::from_secs_f64(collective_seconds(self.profiler) - self.collective);
+        self.profiler.record_time(phase, self.started.elapsed().saturating_sub(between));
+        (self.started, self.collective) = (Instant::now(), collective_seconds(self.profiler));
+        Ok(())
+    }
+}
+
+fn collective_seconds(meter: &StepProfiler) -> f64 {
+    meter.totals().seconds[StepPhase::Collective as usize]
+}
+
+/// A batch that MLX works on.
+#[derive(Debug, Default)]
+pub(super) struct BatchRun {
+    /// For each step as computed: its place in the batch as asked, and its choices.
+    outputs: Vec<(usize, Vec<SampleSpec>)>,
+    /// What has to be computed.
+    results: Vec<Array>,
+    /// One for each choice, as computed.
+    tokens: Option<SampledTokens>,
+    logprobs: Option<Array>,
+    vocabulary: u32,
+    prefills: bool,
+    /// Rank, and size of the group.
+    rank_and_size: (u32, u32),
+}
+
+impl BatchRun {
+    /// Waits for what came of each step, in their order.
+    pub(super) fn end(self) -> Result<Vec<DetailedOutput>, RuntimeError> {
+        let (rank, size) = self.rank_and_size;
+        let mlx = |error: Exception| RuntimeError::Mlx { rank, size, reason: strip_source_location(error.what()) };
+        eval(&self.results).map_err(mlx)?;
+        if self.prefills {
+            let _ = memory::clear_cache();
+        }
+        let tokens = self.tokens.map_or(Ok(Vec::new()), |tokens| tokens.read()).map_err(mlx)?;
+        let logprobs = self.logprobs.map_or(Ok(Vec::new()), |numbers| numbers.to_vec_exact::<f32>());
+        let logprobs =
+            logprobs.map_err(|error| RuntimeError::Mlx { rank, size, reason: error.to_string() })?;
+        let mut rows = logprobs.chunks_exact(self.vocabulary.max(1) as usize).map(<[f32]>::to_vec);
+        let mut tokens = tokens.into_iter();
+        let mut ended: Vec<DetailedOutput> = self.outputs.iter().map(|_| Vec::new()).collect();
+        for (index, choices) in self.outputs {
+            for (choice, token) in choices.iter().zip(tokens.by_ref()) {
+                let logprobs = rows.next().unwrap_or_default();
+                let token = choice.check(self.vocabulary).and(token);
+                ended[index].push(token.map(|token| StepOutput { token, logprobs }));
+            }
+        }
+        Ok(ended)
+    }
+}
+
+/// Tokens of the steps, one behind the other: those that were told, and those that rank 0 chose just now, which all
+/// members of its stage get to know by adding them up.
+fn input_tokens(steps: &[&SequenceStep], sequences: &[RunnerSequence], stage: &TpGroup) -> Result<Array, Exception> {
+    let length: i32 = steps.iter().map(|step| step.length() as i32).sum();
+    let told: Vec<u32> = steps.iter().flat_map(|step| step.tokens.iter().copied()).collect();
+    if told.len() == length as usize {
+        return Ok(Array::from_slice(&told, &[1, length]));
+    }
+    let unknown = steps.iter().zip(sequences).filter(|(step, _)| step.tokens.is_empty());
+    let chosen = unknown.map(|(_, sequence)| match &sequence.last_token {
+        Some(LastToken { ids, row }) => ids.try_index(*row..*row + 1),
+        None => Ok(Array::from_slice(&[0_u32], &[1])),
+    });
+    let chosen = stage.all_sum(concatenate(&chosen.collect::<Result<Vec<_>, _>>()?, 0)?)?;
+    if told.is_empty() {
+        return chosen.reshape(&[1, length]);
+    }
+    let (mut pieces, mut row) = (Vec::with_capacity(steps.len()), 0);
+    for step in steps {
+        if step.tokens.is_empty() {
+            pieces.push(chosen.try_index(row..row + 1)?);
+            row += 1;
+        } else {
+            pieces.push(Array::from_slice(&step.tokens, &[step.tokens.len() as i32]));
+        }
+    }
+    concatenate(&pieces, 0)?.reshape(&[1, length])
+}
+
+/// The positions behind which something is chosen, of steps that lie one behind the other.
+fn sampled_positions(steps: &[&SequenceStep]) -> Vec<i32> {
+    let mut end = 0;
+    let ends = steps.iter().map(|step| {
+        end += step.length() as i32;
+        (step, end - 1)
+    });
+    let choosing = ends.filter(|(step, _)| step.sample.is_some());
+    choosing.flat_map(|(step, last)| last - step.draft_tokens as i32..=last).collect()
+}
+
+/// MLX's message without the place in its source that it ends with.
+fn strip_source_location(message: &str) -> String {
+    match message.rsplit_once(" at /") {
+        Some((words, place)) if place.contains(".cpp:") => words.to_owned(),
+        _ => message.to_owned(),
+    }
+}
+
+/// Log-probabilities in the model's own type, as mlx-lm computes them, then widened.
+fn log_softmax(logits: &Array) -> Result<Array, Exception> {
+    logits.subtract(logsumexp_axis(logits, -1, true)?)?.as_dtype(Dtype::Float32)
+}
+
+/// The type of the embedding's output, read from the header by every rank, so that all agree on the
+/// bytes between them.
+fn hidden_dtype(dtype: LoadDtype, checkpoint: &mut Checkpoint) -> Result<Dtype, WeightsError> {
+    if dtype == LoadDtype::Float32 {
+        return Ok(Dtype::Float32);
+    }
+    let scales = "model.embed_tokens.scales";
+    let tensor = if checkpoint.contains(scales)? { scales } else { "model.embed_tokens.weight" };
+    let (entry, file) = checkpoint.entry(tensor)?;
+    match entry.dtype.as_str() {
+        "F32" => Ok(Dtype::Float32),
+        "F16" => Ok(Dtype::Float16),
+        "BF16" => Ok(Dtype::Bfloat16),
+        _ => Err(WeightsError::Dtype { tensor: tensor.to_owned(), file, dtype: entry.dtype }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mlx_messages_lose_only_the_source_location() {
+        assert_eq!(strip_source_location("[ring] lost at /a/b c/transforms.cpp:73"), "[ring] lost");
+        assert_eq!(strip_source_location("arrived at /tmp"), "arrived at /tmp");
+    }
+}

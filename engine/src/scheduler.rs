@@ -1,0 +1,490 @@
+//! Requests to slots, slots to batches: one loop that runs all sequences together, a step at a time. On a rank by
+//! itself a batch is begun before the tokens of the one before it are read, so that MLX is never without work.
+//! Answers end here and in `entrance` only, so every request gets exactly one `Finished` or
+//! `Failed` (invariant 10). How tokens become text is `sequence`'s business; whose turn it is, who has room and until
+//! when a request is of use are pure decisions of modules of their own.
+//!
+//! ```text
+//! submit ─▶ tokenise ─▶ waiting ─▶ slot: a turn in every batch ─▶ Finished
+//!    │          │        │   ▲      │  │
+//!    │          │        │   └──────┘  │  room for others is needed
+//!    └──────────┴────────┴─────────────┴────────────────────────▶ Failed
+//! ```
+
+mod in_flight;
+mod response_sink;
+pub mod deadline;
+pub mod batching;
+mod tokenizer_pool;
+mod intake;
+mod speculation;
+mod request;
+mod queue_limit;
+pub mod kv_budget;
+pub mod wait_queue;
+mod cache_commands;
+pub mod smoke;
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use russet_wire::event::{GenerationFailure, FailureKind, FinishReason};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::Instant;
+
+use crate::executor::{Sampled, Executor, SequenceStep};
+use crate::group::Followers;
+use crate::speculative::{CostModel, Proposers};
+use crate::prefix_cache::block_hash::BlockHash;
+use crate::prefix_cache::events::BlockEvents;
+use crate::prefix_cache::{self, PrefixCache, CacheCapacity, CACHE_STEP};
+use crate::lifecycle::Lifecycle;
+use crate::metrics::EngineMetrics;
+use crate::tokenizer::ChatTokenizer;
+
+use in_flight::{PendingBatch, InFlight, Completion, DecodeRound, WorkKind};
+use response_sink::unavailable;
+use batching::{Readiness, ScheduledTokens, compose_batch};
+use tokenizer_pool::TokenizerPool;
+pub use intake::Intake;
+use request::ScheduledRequest;
+pub use queue_limit::MAX_WAITING_REQUESTS;
+use queue_limit::QueueLimit;
+use kv_budget::{KvAdmission, KvBudget, SequenceUsage};
+use wait_queue::WaitQueue;
+use cache_commands::FetchedBlocks;
+
+/// What a group has room for.
+#[derive(Clone, Copy, Debug)]
+pub struct SchedulerConfig {
+    /// Tokens of one sequence.
+    pub context_tokens: u32,
+    /// Sequences at a time.
+    pub max_sequences: u32,
+    /// Tokens of all sequences together.
+    pub kv_tokens: u64,
+    /// Batches at a time: the stages of its pipeline.
+    pub stages: u32,
+    /// Whether what requests leave is kept for others.
+    pub prefix_cache: bool,
+    /// Who guesses the next tokens of answers.
+    pub proposers: Proposers,
+}
+
+/// The loop over slots.
+pub struct Scheduler {
+    compute: Arc<dyn Executor>,
+    followers: Followers,
+    tokenizer: Arc<ChatTokenizer>,
+    life: Lifecycle,
+    metrics: EngineMetrics,
+    queue_limit: QueueLimit,
+    requests: UnboundedReceiver<ScheduledRequest>,
+    waiting: WaitQueue<ScheduledRequest>,
+    /// In the order of their turns: so prompts are read.
+    running: Vec<ScheduledRequest>,
+    slots: usize,
+    prefix_cache: PrefixCache,
+    block_events: BlockEvents,
+    fetches: (UnboundedSender<FetchedBlocks>, UnboundedReceiver<FetchedBlocks>),
+    kv_budget: KvBudget,
+    context_tokens: u32,
+    /// Stages of the pipeline.
+    stages: usize,
+    /// Stays in slots so far.
+    admissions: u64,
+    /// Since when nobody but this loop has had work.
+    scheduling_since: Instant,
+    /// When a batch ended last.
+    last_ended: Instant,
+    round: Option<DecodeRound>,
+    cost_model: CostModel,
+    draft_failed: bool,
+}
+
+/// From the first request to an engine that rests until it begins to read: who comes in a burst is read together, in
+/// far less time than one after the other.
+const BURST_WINDOW: Duration = Duration::from_millis(1);
+
+impl Scheduler {
+    /// A loop over the slots of `room`, and its entrance.
+    ///
+    /// # Errors
+    /// The system gives no threads.
+    pub fn new(
+        compute: Arc<dyn Executor>,
+        followers: Followers,
+        tokens: Arc<ChatTokenizer>,
+        life: Lifecycle,
+        metrics: EngineMetrics,
+        room: SchedulerConfig,
+        root: BlockHash,
+    ) -> io::Result<(Self, Intake)> {
+        let SchedulerConfig { context_tokens, max_sequences, kv_tokens, stages, prefix_cache: keeps, proposers: guesses } = room;
+        let feed = BlockEvents::default();
+        let shelved = followers.blocks_on_every_disk(compute.blocks_on_disk());
+        let most = u64::from(context_tokens) * u64::from(max_sequences);
+        let rounded = u64::from(context_tokens.next_multiple_of(CACHE_STEP)) * u64::from(max_sequences);
+        let limits = CacheCapacity {
+            slots: max_sequences,
+            tokens: if kv_tokens < most { kv_tokens } else { rounded },
+            disk: compute.has_disk_cache(),
+            enabled: keeps,
+        };
+        let (sender, jobs) = mpsc::unbounded_channel();
+        let places = QueueLimit::new(metrics.clone(), max_sequences);
+        let born = Instant::now();
+        let entrance = Intake {
+            requests: sender,
+            tokenizer_pool: TokenizerPool::start()?,
+            tokenizer: tokens.clone(),
+            context_tokens,
+            kv_tokens,
+            proposers: guesses,
+            queue_limit: places.clone(),
+            started: born,
+            next_number: Arc::default(),
+            life: life.clone(),
+            metrics: metrics.clone(),
+            block_events: feed.clone(),
+            root,
+        };
+        let schedule = Self {
+            compute,
+            followers,
+            tokenizer: tokens,
+            life,
+            metrics,
+            queue_limit: places,
+            requests: jobs,
+            waiting: WaitQueue::default(),
+            running: Vec::new(),
+            slots: max_sequences as usize,
+            prefix_cache: PrefixCache::new(root, limits, &shelved),
+            block_events: feed,
+            fetches: mpsc::unbounded_channel(),
+            kv_budget: KvBudget::new(kv_tokens, context_tokens),
+            context_tokens,
+            stages: stages as usize,
+            admissions: 0,
+            scheduling_since: born,
+            last_ended: born,
+            round: None,
+            cost_model: CostModel::default(),
+            draft_failed: false,
+        };
+        Ok((schedule, entrance))
+    }
+
+    /// Runs until the rank failed, or until it was asked to stop and everything is answered.
+    pub async fn run(mut self) {
+        let life = self.life.clone();
+        let mut begun = VecDeque::new();
+        loop {
+            self.receive();
+            self.drop_stale();
+            self.admit();
+            while begun.len() < self.max_batches()
+                && let Some(batch) = self.begin_batch(begun.len())
+            {
+                begun.push_back(batch);
+            }
+            let Some(InFlight { admissions: rows, started: since, work }) = begun.pop_front() else {
+                tokio::select! {
+                    biased;
+                    reason = life.wait_failed() => return self.fail_all(&reason),
+                    Some(fetched) = self.fetches.1.recv() => self.finish_fetch(&fetched),
+                    job = self.requests.recv() => match job {
+                        Some(job) => {
+                            self.waiting.push(job.queue_position, job);
+                            tokio::time::sleep(BURST_WINDOW).await;
+                        }
+                        None => return life.stop(),
+                    },
+                    // What was accepted is answered; what is still on its way here is refused.
+                    _ = life.wait_until(|now| now.draining.is_some()), if !self.requests.is_closed() => {
+                        self.requests.close();
+                    }
+                }
+                self.scheduling_since = Instant::now();
+                continue;
+            };
+            tokio::select! {
+                biased;
+                reason = life.wait_failed() => return self.fail_all(&reason),
+                done = work.wait() => match done {
+                    Ok(Completion::Draft(guesses)) => self.receive_drafts(rows, since, guesses),
+                    Ok(Completion::Batch { prefills, draft_tokens, sampled }) => {
+                        let now = Instant::now();
+                        self.metrics.batch.observe((now - since).as_secs_f64());
+                        if !prefills {
+                            // What it waited for others is not its own.
+                            self.cost_model.record_batch(rows.len() as u32, draft_tokens, now - since.max(self.last_ended));
+                        }
+                        (self.scheduling_since, self.last_ended) = (now, now);
+                        self.end_batch(rows, prefills || draft_tokens > 0, sampled);
+                    }
+                    Err(failure) => {
+                        life.fail_with(failure);
+                        return self.fail_all(&life.wait_failed().await);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Batches that are on their way at the same time: one for each stage of a pipeline, so that all of them work;
+    /// of a single stage one that follows another whose tokens nobody has read yet.
+    fn max_batches(&self) -> usize {
+        self.stages.max(2)
+    }
+
+    /// Whether a token is chosen after one that is not known yet: where whoever computes it hears of that one, and it
+    /// pays.
+    fn overlaps_steps(&self) -> bool {
+        self.stages == 1 && self.compute.overlaps_steps()
+    }
+
+    fn receive(&mut self) {
+        while let Ok(job) = self.requests.try_recv() {
+            self.waiting.push(job.queue_position, job);
+        }
+        while let Ok(fetched) = self.fetches.1.try_recv() {
+            self.finish_fetch(&fetched);
+        }
+    }
+
+    /// Ends what is of no more use to anybody: of callers that left, beyond its deadline, without a place to wait in.
+    fn drop_stale(&mut self) {
+        for job in self.waiting.take_where(|job| job.sink.is_closed()) {
+            job.finish(FinishReason::Cancelled, &self.metrics);
+        }
+        let metrics = self.metrics.clone();
+        for job in self.waiting.take_where(|job| job.rejection(&metrics).is_some()) {
+            self.reject(job);
+        }
+        // A slot that is being filled stays until it is.
+        let over = |job: &ScheduledRequest| !job.fetching && (job.sink.is_closed() || job.rejection(&metrics).is_some());
+        let (over, running): (Vec<_>, Vec<_>) = self.running.drain(..).partition(over);
+        self.running = running;
+        for job in over {
+            self.release_slot(&job);
+            self.reject(job);
+        }
+    }
+
+    /// Tells a caller that is still there why its request is not answered.
+    fn reject(&self, job: ScheduledRequest) {
+        match job.rejection(&self.metrics) {
+            Some(failure) if !job.sink.is_closed() => job.sink.fail(failure),
+            _ => job.finish(FinishReason::Cancelled, &self.metrics),
+        }
+    }
+
+    /// Gives slots and room to those that wait, in the order of their turns: nobody passes one that does not fit yet,
+    /// or large requests would wait for ever.
+    fn admit(&mut self) {
+        self.prefix_cache.remove_from_disk(&self.compute.take_lost_blocks());
+        while let Some(first) = self.waiting.first() {
+            let running: Vec<SequenceUsage> = self.running.iter().map(ScheduledRequest::sequence_usage).collect();
+            let KvAdmission::AfterPreempting(leave) = self.kv_budget.admission(&first.sequence_usage(), &running, self.slots - running.len())
+            else {
+                break;
+            };
+            let Some(mut job) = self.waiting.take_first() else { break };
+            for index in leave.into_iter().rev() {
+                self.preempt(index);
+            }
+            let Some(prefix_cache::SlotAssignment { slot, cached, fetch_from_disk: fetch }) = self.prefix_cache.admit(job.sequence.history()) else {
+                self.waiting.push(job.queue_position, job);
+                break;
+            };
+            self.admissions += 1;
+            self.round = None;
+            self.metrics.running.inc();
+            job.admit(slot, cached, self.admissions, &self.metrics);
+            job.fetching = !fetch.is_empty();
+            self.apply_cache_commands();
+            if job.fetching {
+                self.fetch(slot, fetch);
+            }
+            let place = self.running.partition_point(|other| other.queue_position.precedes(&job.queue_position));
+            self.running.insert(place, job);
+        }
+    }
+
+    /// Has one that runs leave its slot, to wait for another. What it held is kept as far as there is room for it;
+    /// the rest is read again when it comes back.
+    fn preempt(&mut self, index: usize) {
+        let mut job = self.running.remove(index);
+        self.round = None;
+        self.release_slot(&job);
+        job.preempt(self.queue_limit.acquire_preempted(job.queue_position.number, job.queue_position.priority), &self.metrics);
+        self.waiting.push(job.queue_position, job);
+    }
+
+    /// Whose turn it is, once those have left for whose next tokens there is no room; `ahead` allows to choose tokens
+    /// after some that are not known yet.
+    fn compose(&mut self, ahead: bool) -> Vec<ScheduledTokens> {
+        loop {
+            let ready: Vec<Readiness> = self.running.iter().map(|job| job.readiness(ahead)).collect();
+            let answering = self
+                .running
+                .iter()
+                .zip(&ready)
+                .any(|(job, ready)| !job.is_prefilling() && !matches!(ready, Readiness::Prefill(_)));
+            let turns = compose_batch(&ready, self.stages, answering, self.context_tokens);
+            let mut more = vec![0; ready.len()];
+            for ScheduledTokens { index, tokens } in &turns {
+                more[*index] = *tokens;
+            }
+            let running: Vec<SequenceUsage> = self.running.iter().map(ScheduledRequest::sequence_usage).collect();
+            match self.kv_budget.victim(&running, &more) {
+                Some(index) => self.preempt(index),
+                // Who could leave does so once its slot is filled.
+                None if running.iter().any(|one| one.is_pinned) && !self.kv_budget.fits(&running, &more) => {
+                    return Vec::new();
+                }
+                None => return turns,
+            }
+        }
+    }
+
+    /// Has the next batch run behind so many others, if anybody can go on.
+    fn begin_batch(&mut self, behind: usize) -> Option<InFlight> {
+        let least = self.acceptance_threshold();
+        let guessing = self.propose(least);
+        if self.overlaps_steps() && guessing && behind > 0 {
+            return None;
+        }
+        if let Some(drafts) = self.request_drafts(least) {
+            return Some(drafts);
+        }
+        let turns = self.compose(self.overlaps_steps() && !guessing);
+        if turns.is_empty() {
+            return None;
+        }
+        let (mut rows, mut steps) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
+        let streams = self.running.len();
+        let (mut read, mut guesses) = (0, 0);
+        for ScheduledTokens { index, tokens } in &turns {
+            let job = &mut self.running[*index];
+            job.prefilled_alone &= streams == 1;
+            let step = job.sequence.step(*tokens);
+            self.prefix_cache.grow(step.slot, job.sequence.cached());
+            if job.is_prefilling() {
+                self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
+            }
+            if step.sample.is_none() {
+                read += step.tokens.len();
+            }
+            guesses += step.draft_tokens;
+            rows.push(job.admission_id);
+            steps.push(step);
+        }
+        self.apply_cache_commands();
+        self.metrics.batch_rows.observe(rows.len() as f64);
+        self.metrics.batch_prompt_tokens.observe(read as f64);
+        let answer = self.dispatch(steps);
+        let now = Instant::now();
+        self.metrics.scheduling.observe((now - self.scheduling_since).as_secs_f64());
+        self.scheduling_since = now;
+        Some(InFlight { admissions: rows, started: now, work: WorkKind::Batch { prefills: read > 0, draft_tokens: guesses, reply: answer } })
+    }
+
+    /// Takes what was chosen for one that runs; says how its answer ended if it did.
+    fn accept_sampled(&mut self, index: usize, chosen: Sampled) -> Option<Result<FinishReason, String>> {
+        let job = &mut self.running[index];
+        let slot = job.sequence.slot();
+        // What no token can be chosen after is not kept: one number that is none makes none of those before it too,
+        // where they were read at once.
+        if job.is_prefilling() && chosen.first().is_some_and(Result::is_ok) {
+            self.prefix_cache.store_prompt(slot, job.sequence.prompt());
+        }
+        let count = job.sequence.verify(&chosen);
+        if chosen.len() > 1 {
+            self.metrics.record_draft_tokens(job.sequence.is_from_draft_model(), chosen.len() - 1, count - 1);
+        }
+        if count < chosen.len() {
+            self.prefix_cache.shrink(slot, job.sequence.cached());
+        }
+        chosen.into_iter().take(count).find_map(|token| match token {
+            Ok(token) => job.accept_token(token, &self.metrics),
+            Err(error) => Some(Err(error.to_string())),
+        })
+    }
+
+    /// Takes what came of a batch: of `rows`, by their stays. Who ended or left meanwhile wants no more of it. Where
+    /// it was `uneven`, because prompts were read or tokens guessed, it says nothing of how long one token takes.
+    fn end_batch(&mut self, rows: Vec<u64>, uneven: bool, chosen: Vec<Sampled>) {
+        let (streams, mut told, mut some_ended) = (self.running.len() as u32, 0, false);
+        for (stay, chosen) in rows.into_iter().zip(chosen) {
+            let Some(index) = self.running.iter().position(|job| job.admission_id == stay) else { continue };
+            if chosen.is_empty() {
+                continue;
+            }
+            told += 1;
+            let Some(end) = self.accept_sampled(index, chosen) else { continue };
+            some_ended = true;
+            let job = self.running.remove(index);
+            match end {
+                Ok(reason) => {
+                    self.release_slot(&job);
+                    self.kv_budget.record_answer(job.sequence.usage().completion_tokens);
+                    job.finish(reason, &self.metrics);
+                }
+                // Numbers that are none are nothing to keep.
+                Err(message) => {
+                    self.discard_slot(&job);
+                    job.sink.fail(GenerationFailure { kind: FailureKind::Internal, message });
+                }
+            }
+        }
+        self.apply_cache_commands();
+        let running: Vec<SequenceUsage> = self.running.iter().map(ScheduledRequest::sequence_usage).collect();
+        self.metrics.kv_usage.set(self.kv_budget.usage(&running));
+        if uneven || some_ended {
+            self.round = None;
+            return;
+        }
+        // Every stream got its token, in one batch or in those of all stages.
+        let now = Instant::now();
+        let cached = running.iter().map(|one| one.cached_tokens).sum();
+        let lap = self.round.take().filter(|lap| lap.streams == streams);
+        self.round = Some(match lap {
+            Some(lap) if lap.emitted + told < streams => DecodeRound { emitted: lap.emitted + told, ..lap },
+            lap => {
+                if let Some(lap) = lap {
+                    self.metrics.throughput.lock().record_decode(streams, cached, now - lap.started);
+                }
+                DecodeRound { started: now, emitted: 0, streams }
+            }
+        });
+    }
+
+    /// Has every rank run the steps together.
+    fn dispatch(&self, batch: Vec<SequenceStep>) -> PendingBatch {
+        let choices = batch.iter().map(|step| step.samples().count()).collect();
+        self.metrics.steps.inc_by(batch.len() as u64);
+        self.followers.run(&batch);
+        PendingBatch { sample_counts: choices, reply: self.compute.run(batch) }
+    }
+
+    /// Ends everything with the reason this rank failed.
+    fn fail_all(mut self, reason: &str) {
+        self.requests.close();
+        self.receive();
+        for job in self.waiting.take_where(|_| true) {
+            job.sink.fail(unavailable(reason.to_owned()));
+        }
+        for job in self.running.drain(..) {
+            self.metrics.running.dec();
+            job.sink.fail(unavailable(reason.to_owned()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

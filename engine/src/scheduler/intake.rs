@@ -1,0 +1,133 @@
+//! The way to a slot: a request is checked, turned into tokens off the threads that serve, and
+//! queued, or refused with a typed failure.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::Zoned;
+use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason, Usage};
+use russet_wire::request::GenerationRequest;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::Instant;
+
+use super::response_sink::{ResponseSink, unavailable};
+use super::tokenizer_pool::TokenizerPool;
+use super::request::ScheduledRequest;
+use super::queue_limit::QueueLimit;
+use super::kv_budget;
+use super::wait_queue::QueuePosition;
+use crate::speculative::Proposers;
+use crate::prefix_cache::block_hash::BlockHash;
+use crate::prefix_cache::events::{BlockEvents, BlockEvent};
+use crate::lifecycle::Lifecycle;
+use crate::metrics::EngineMetrics;
+use crate::sequence::{self, Sequence, ResumeError, OutputStream};
+use crate::tokenizer::{ChatTokenizer, TokenizerError};
+
+/// Takes requests for the loop.
+#[derive(Clone)]
+pub struct Intake {
+    pub(super) requests: UnboundedSender<ScheduledRequest>,
+    pub(super) tokenizer_pool: TokenizerPool,
+    pub(super) tokenizer: Arc<ChatTokenizer>,
+    pub(super) context_tokens: u32,
+    pub(super) kv_tokens: u64,
+    pub(super) proposers: Proposers,
+    pub(super) queue_limit: QueueLimit,
+    pub(super) started: Instant,
+    /// Requests so far.
+    pub(super) next_number: Arc<AtomicU64>,
+    pub(super) life: Lifecycle,
+    pub(super) metrics: EngineMetrics,
+    pub(super) block_events: BlockEvents,
+    pub(super) root: BlockHash,
+}
+
+impl Intake {
+    /// Takes a request; whatever becomes of it comes as events. Dropping the receiver cancels it.
+    pub fn submit(&self, request: GenerationRequest) -> UnboundedReceiver<GenerationEvent> {
+        let (events, receiver) = mpsc::unbounded_channel();
+        let caller = ResponseSink::new(request.id.clone(), events, self.metrics.clone());
+        if let Err(failure) = sequence::validate(&request) {
+            caller.fail(failure);
+            return receiver;
+        }
+        if let Some(reason) = self.life.unavailable_reason() {
+            caller.fail(unavailable(reason));
+            return receiver;
+        }
+        let standing = QueuePosition {
+            priority: request.priority,
+            arrived: caller.arrived - self.started,
+            number: self.next_number.fetch_add(1, Ordering::Relaxed),
+        };
+        let place = match self.queue_limit.acquire(standing.number, standing.priority) {
+            Ok(place) => place,
+            Err(failure) => {
+                caller.fail(failure);
+                return receiver;
+            }
+        };
+        let entrance = self.clone();
+        self.tokenizer_pool.spawn(move || {
+            let (sequence, over) = match entrance.tokenize(&request) {
+                Ok(prepared) => prepared,
+                Err(failure) => return caller.fail(failure),
+            };
+            if let Some(reason) = over {
+                // The engine that gave this answer was lost between its last token and its end.
+                caller.send(started_event(&sequence));
+                return caller.finish(reason, sequence.usage());
+            }
+            let patience = request.deadline_milliseconds.map(Duration::from_millis);
+            entrance.enqueue(ScheduledRequest::new(standing, sequence, caller, patience, place));
+        });
+        receiver
+    }
+
+    /// Where chains of keys begin, and which are kept here, now and from now on.
+    pub fn prefixes(&self) -> (BlockHash, mpsc::Receiver<BlockEvent>) {
+        (self.root, self.block_events.subscribe())
+    }
+
+    /// The sequence of a request, and how its answer ended if it came with all of it.
+    fn tokenize(&self, request: &GenerationRequest) -> Result<(Sequence, Option<FinishReason>), GenerationFailure> {
+        let prompt = self.tokenizer.prompt(&request.messages, &Zoned::now());
+        let prompt = prompt.map_err(|error| prompt_failure(&error))?;
+        let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, self.context_tokens)?;
+        let limit = kv_budget::max_answer_tokens(prompt.len() as u32, limit, self.kv_tokens)?;
+        let seed = request.sampling.seed.unwrap_or_else(rand::random);
+        let (ends, text) = (self.tokenizer.eos_token_ids().clone(), self.tokenizer.detokenizer());
+        let mut telling = OutputStream::new(request, limit, ends, text);
+        let checked = self.tokenizer.check_emitted(&request.emitted).map_err(ResumeError::from);
+        let over = checked.and_then(|()| telling.resume(&request.emitted));
+        let over = over.map_err(|error| error.failure())?;
+        Ok((Sequence::new(request, prompt, seed, telling).with_proposers(self.proposers), over))
+    }
+
+    fn enqueue(&self, job: ScheduledRequest) {
+        if let Some(failure) = job.rejection(&self.metrics) {
+            return job.sink.fail(failure);
+        }
+        if let Err(mpsc::error::SendError(job)) = self.requests.send(job) {
+            let reason = self.life.unavailable_reason().unwrap_or_else(|| "this engine has stopped".into());
+            job.sink.fail(unavailable(reason));
+        }
+    }
+}
+
+/// The first event of an answer.
+pub(super) fn started_event(sequence: &Sequence) -> GenerationEvent {
+    let Usage { prompt_tokens, completion_tokens, .. } = sequence.usage();
+    GenerationEvent::Started { prompt_tokens, emitted_tokens: completion_tokens }
+}
+
+/// What cannot be rendered is the request's fault; what the tokenizer cannot do is ours.
+fn prompt_failure(error: &TokenizerError) -> GenerationFailure {
+    let kind = match error {
+        TokenizerError::Template(_) | TokenizerError::NotInModel { .. } => FailureKind::InvalidRequest,
+        _ => FailureKind::Internal,
+    };
+    GenerationFailure { kind, message: error.to_string() }
+}

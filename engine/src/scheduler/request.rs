@@ -1,0 +1,177 @@
+//! A request from the entrance to its end: its sequence, who waits for it, and what became of it so far. It is the
+//! same one in a slot, before, and after it had to leave.
+
+use std::time::Duration;
+
+use russet_wire::event::{GenerationFailure, FinishReason, Usage};
+use tokio::time::Instant;
+
+use super::response_sink::ResponseSink;
+use super::deadline::{RequestProgress, deadline_failure};
+use super::batching::Readiness;
+use super::intake::started_event;
+use super::queue_limit::QueueTicket;
+use super::kv_budget::SequenceUsage;
+use super::wait_queue::QueuePosition;
+use crate::metrics::EngineMetrics;
+use crate::sequence::{AcceptedToken, Sequence};
+
+pub(super) struct ScheduledRequest {
+    pub(super) queue_position: QueuePosition,
+    pub(super) sequence: Sequence,
+    pub(super) sink: ResponseSink,
+    /// How long its caller waits.
+    timeout: Option<Duration>,
+    /// While it waits.
+    pub(super) queue_ticket: Option<QueueTicket>,
+    /// Its stay in a slot, never used again, unlike the slot: what was begun in an earlier stay is not taken.
+    pub(super) admission_id: u64,
+    /// Tokens of its answer when it entered.
+    tokens_at_admission: u32,
+    /// Times it left for others.
+    preemptions: u32,
+    /// When it entered first.
+    admitted_at: Option<Instant>,
+    first_token_at: Option<Instant>,
+    last_token_at: Instant,
+    /// Whether nobody else had a slot while its prompt was read.
+    pub(super) prefilled_alone: bool,
+    /// Whether blocks of its tokens are still on their way from disk.
+    pub(super) fetching: bool,
+}
+
+impl ScheduledRequest {
+    pub(super) fn new(
+        queue_position: QueuePosition,
+        sequence: Sequence,
+        sink: ResponseSink,
+        timeout: Option<Duration>,
+        place: QueueTicket,
+    ) -> Self {
+        let last_token_at = sink.arrived;
+        // What is read of an answer that was begun elsewhere is more than its prompt.
+        let prefilled_alone = sequence.usage().completion_tokens == 0;
+        Self {
+            queue_position,
+            sequence,
+            sink,
+            timeout,
+            queue_ticket: Some(place),
+            admission_id: 0,
+            tokens_at_admission: 0,
+            preemptions: 0,
+            admitted_at: None,
+            first_token_at: None,
+            last_token_at,
+            prefilled_alone,
+            fetching: false,
+        }
+    }
+
+    /// What it has of the room and may still need.
+    pub(super) fn sequence_usage(&self) -> SequenceUsage {
+        let usage = self.sequence.usage();
+        SequenceUsage {
+            priority: self.queue_position.priority,
+            number: self.queue_position.number,
+            prompt: usage.prompt_tokens,
+            generated: usage.completion_tokens,
+            limit: self.sequence.limit(),
+            tokens_since_admission: usage.completion_tokens - self.tokens_at_admission,
+            cached_tokens: self.sequence.cached(),
+            preemptions: self.preemptions,
+            is_pinned: self.fetching,
+        }
+    }
+
+    /// Why it is not to wait or run on, if that is so.
+    pub(super) fn rejection(&self, metrics: &EngineMetrics) -> Option<GenerationFailure> {
+        if let Some(failure) = self.queue_ticket.as_ref().and_then(QueueTicket::displaced) {
+            return Some(failure);
+        }
+        let patience = self.timeout?;
+        let unread = self.sequence.uncached_tokens();
+        deadline_failure(&RequestProgress {
+            timeout: patience,
+            waited: self.sink.arrived.elapsed(),
+            generated: self.sequence.usage().completion_tokens,
+            prefill_tokens: unread,
+            prefill_time: metrics.throughput.lock().prefill_time(unread),
+        })
+    }
+
+    /// Enters a slot that holds so many of its tokens, for its stay of this number.
+    pub(super) fn admit(&mut self, slot: u32, cached: u32, stay: u64, metrics: &EngineMetrics) {
+        let now = Instant::now();
+        self.queue_ticket = None;
+        self.admission_id = stay;
+        self.tokens_at_admission = self.sequence.usage().completion_tokens;
+        self.sequence.admit(slot, cached);
+        if self.admitted_at.is_none() {
+            self.admitted_at = Some(now);
+            metrics.record_prefix_lookup(self.sequence.usage().prompt_tokens, cached);
+            metrics.queue.observe((now - self.sink.arrived).as_secs_f64());
+            self.sink.send(started_event(&self.sequence));
+        }
+    }
+
+    /// Leaves its slot for others, to come back from `place`.
+    pub(super) fn preempt(&mut self, place: QueueTicket, metrics: &EngineMetrics) {
+        self.queue_ticket = Some(place);
+        self.preemptions += 1;
+        metrics.preemptions.inc();
+        tracing::info!(
+            request = self.sink.id(),
+            priority = self.queue_position.priority,
+            tokens = self.sequence.cached(),
+            times = self.preemptions,
+            "made room for others; what is not kept of its tokens is read again when it comes back"
+        );
+    }
+
+    /// What it can do next.
+    pub(super) fn readiness(&self, ahead: bool) -> Readiness {
+        if self.fetching { Readiness::Busy } else { self.sequence.readiness(ahead) }
+    }
+
+    /// Whether its prompt is being read for the first time.
+    pub(super) fn is_prefilling(&self) -> bool {
+        self.first_token_at.is_none()
+    }
+
+    /// Takes a chosen token; says how the answer ended if it did.
+    pub(super) fn accept_token(&mut self, token: u32, metrics: &EngineMetrics) -> Option<Result<FinishReason, String>> {
+        let now = Instant::now();
+        let AcceptedToken { event, finished } = match self.sequence.accept(token) {
+            Ok(accepted) => accepted,
+            Err(error) => return Some(Err(error.to_string())),
+        };
+        let started = self.admitted_at.unwrap_or(now);
+        match self.first_token_at {
+            None => {
+                self.first_token_at = Some(now);
+                metrics.first_token.observe((now - self.sink.arrived).as_secs_f64());
+                metrics.prefill.observe((now - started).as_secs_f64());
+                if self.prefilled_alone {
+                    let Usage { prompt_tokens, cached_tokens, .. } = self.sequence.usage();
+                    metrics.throughput.lock().record_prefill(prompt_tokens - cached_tokens, now - started);
+                }
+            }
+            Some(_) => metrics.inter_token.observe((now - self.last_token_at).as_secs_f64()),
+        }
+        self.last_token_at = now;
+        metrics.generated_tokens.inc();
+        if let Some(event) = event {
+            self.sink.send(event);
+        }
+        finished.map(Ok)
+    }
+
+    /// Ends the answer.
+    pub(super) fn finish(self, reason: FinishReason, metrics: &EngineMetrics) {
+        if let Some(first) = self.first_token_at {
+            metrics.decode.observe((self.last_token_at - first).as_secs_f64());
+        }
+        self.sink.finish(reason, self.sequence.usage());
+    }
+}

@@ -1,0 +1,85 @@
+//! Who waits for an answer, and the failures it may be told.
+
+use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason, Usage};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::Instant;
+
+use crate::metrics::EngineMetrics;
+
+/// Who waits for an answer. Dropped without an end, it says so: a stream never just ends.
+pub(super) struct ResponseSink {
+    id: String,
+    // Not bounded: a slow reader must not hold up the other sequences, and the context bounds an answer.
+    events: UnboundedSender<GenerationEvent>,
+    pub(super) arrived: Instant,
+    metrics: EngineMetrics,
+    ended: bool,
+}
+
+impl ResponseSink {
+    pub(super) fn new(id: String, events: UnboundedSender<GenerationEvent>, metrics: EngineMetrics) -> Self {
+        Self { id, events, arrived: Instant::now(), metrics, ended: false }
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    pub(super) fn send(&self, event: GenerationEvent) {
+        // A caller that is gone is noticed before the next step.
+        let _ = self.events.send(event);
+    }
+
+    pub(super) fn fail(mut self, failure: GenerationFailure) {
+        self.send_failure(failure);
+    }
+
+    fn send_failure(&mut self, failure: GenerationFailure) {
+        self.ended = true;
+        tracing::info!(request = self.id, kind = ?failure.kind, message = failure.message, "request failed");
+        self.metrics.record_failure(kind_label(failure.kind));
+        self.send(GenerationEvent::Failed(failure));
+    }
+
+    pub(super) fn finish(mut self, reason: FinishReason, usage: Usage) {
+        self.ended = true;
+        self.metrics.record_finished(reason, usage, self.arrived.elapsed());
+        tracing::info!(
+            request = self.id,
+            reason = reason.as_str(),
+            prompt_tokens = usage.prompt_tokens,
+            completion_tokens = usage.completion_tokens,
+            "request finished"
+        );
+        self.send(GenerationEvent::Finished { reason, usage });
+    }
+}
+
+impl Drop for ResponseSink {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.send_failure(GenerationFailure {
+                kind: FailureKind::Internal,
+                message: "the engine lost this request; report it with the engine's log".into(),
+            });
+        }
+    }
+}
+
+fn kind_label(kind: FailureKind) -> &'static str {
+    match kind {
+        FailureKind::InvalidRequest => "invalid_request",
+        FailureKind::Overloaded => "overloaded",
+        FailureKind::Unavailable => "unavailable",
+        FailureKind::DeadlineExceeded => "deadline_exceeded",
+        FailureKind::Internal => "internal",
+    }
+}
+
+pub(super) fn unavailable(message: String) -> GenerationFailure {
+    GenerationFailure { kind: FailureKind::Unavailable, message }
+}

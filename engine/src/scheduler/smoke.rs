@@ -1,0 +1,111 @@
+//! The smoke prompt: what a group answers before anybody may ask it. It takes the way of a request through every
+//! rank, and leaves nothing behind, neither in a cache nor in what requests are counted by.
+
+use jiff::Zoned;
+use russet_wire::event::GenerationEvent;
+use russet_wire::request::{GenerationRequest, Message, Sampling};
+use thiserror::Error;
+use tokio::time::Instant;
+
+use super::Scheduler;
+use super::batching::compose_batch;
+use crate::sequence::{self, AcceptedToken, Sequence, OutputStream};
+use crate::tokenizer::TokenizerError;
+
+/// All slots are free when it runs.
+const SMOKE_SLOT: u32 = 0;
+/// Some of the answer is read again, and the largest model takes seconds for it.
+const SMOKE_TOKENS: u32 = 4;
+
+/// Why a group cannot answer.
+#[derive(Debug, Error)]
+pub enum SmokeError {
+    /// Between text and tokens.
+    #[error(transparent)]
+    Tokens(#[from] TokenizerError),
+    /// The context is shorter than what the template makes of a word.
+    #[error("{0}")]
+    Context(String),
+    /// A step of some rank failed or hung, or its logits allow no choice.
+    #[error("{0}")]
+    Step(String),
+    /// A token that nobody can read.
+    #[error(
+        "token {index} of its answer is {token}, which the tokenizer does not have; the weights and tokenizer.json belong to different models"
+    )]
+    Unknown {
+        /// Counted from 1.
+        index: usize,
+        /// The token.
+        token: u32,
+    },
+    /// Tokens without a text.
+    #[error(
+        "the tokens of its answer, {0:?}, have no text; the weights and tokenizer.json belong to different models, or the weights are damaged"
+    )]
+    EmptyAnswer(Vec<u32>),
+}
+
+fn request() -> GenerationRequest {
+    GenerationRequest {
+        id: "smoke".into(),
+        messages: vec![Message { role: "user".into(), content: "Hello".into() }],
+        max_tokens: Some(SMOKE_TOKENS),
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+        // A model that greets with nothing is sound, and its next tokens are to be seen all the same.
+        ignore_eos: true,
+        emitted: Vec::new(),
+        priority: 0,
+        deadline_milliseconds: None,
+    }
+}
+
+impl Scheduler {
+    /// Has every rank answer the smoke prompt, before the first request comes.
+    pub async fn smoke(&self, context_tokens: u32) -> Result<(), SmokeError> {
+        let begun = Instant::now();
+        let request = request();
+        let prompt = self.tokenizer.prompt(&request.messages, &Zoned::now())?;
+        let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, context_tokens)
+            .map_err(|failure| SmokeError::Context(failure.message))?;
+        let (ends, text) = (self.tokenizer.eos_token_ids().clone(), self.tokenizer.detokenizer());
+        let telling = OutputStream::new(&request, limit, ends, text);
+        let mut sequence = Sequence::new(&request, prompt, 0, telling);
+        sequence.admit(SMOKE_SLOT, 0);
+        let (tokens, text) = self.answer(&mut sequence).await?;
+        self.followers.reset(SMOKE_SLOT);
+        self.compute.reset(SMOKE_SLOT);
+        let lasted = begun.elapsed();
+        self.metrics.record_smoke_test(lasted);
+        tracing::info!(?tokens, text, ?lasted, "the smoke prompt is answered");
+        Ok(())
+    }
+
+    /// Tokens and text of the answer.
+    async fn answer(&self, sequence: &mut Sequence) -> Result<(Vec<u32>, String), SmokeError> {
+        let (mut tokens, mut text) = (Vec::new(), String::new());
+        loop {
+            let turns = compose_batch(&[sequence.readiness(false)], 1, false, self.context_tokens);
+            let steps = turns.iter().map(|turn| sequence.step(turn.tokens)).collect();
+            let chosen = self.dispatch(steps).wait().await;
+            let chosen = chosen.map_err(|failure| SmokeError::Step(failure.reason))?.concat();
+            let Some(token) = chosen.first().cloned() else { continue };
+            let token = token.map_err(|error| SmokeError::Step(error.to_string()))?;
+            sequence.verify(&chosen);
+            tokens.push(token);
+            if !self.tokenizer.has_token(token) {
+                return Err(SmokeError::Unknown { index: tokens.len(), token });
+            }
+            let AcceptedToken { event, finished } = sequence.accept(token)?;
+            if let Some(GenerationEvent::Token { text: piece, .. }) = event {
+                text.push_str(&piece);
+            }
+            match finished {
+                None => {}
+                Some(_) if text.is_empty() => return Err(SmokeError::EmptyAnswer(tokens)),
+                Some(_) => return Ok((tokens, text)),
+            }
+        }
+    }
+}

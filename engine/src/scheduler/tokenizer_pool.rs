@@ -1,0 +1,65 @@
+//! Threads that turn requests into tokens, beside those that serve. They are there from the beginning: a thread that
+//! has to be made first never comes where memory is short, and whoever waits for it waits for ever.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
+
+use parking_lot::Mutex;
+
+/// A long prompt keeps one of them for a while.
+const TOKENIZER_THREADS: usize = 2;
+
+type TokenizerTask = Box<dyn FnOnce() + Send>;
+
+/// Where they take their work from; they end with its last clone.
+#[derive(Clone)]
+pub(super) struct TokenizerPool(mpsc::Sender<TokenizerTask>);
+
+impl TokenizerPool {
+    /// Has the threads begin.
+    pub(super) fn start() -> io::Result<Self> {
+        let (sender, inbox) = mpsc::channel::<TokenizerTask>();
+        let inbox = Arc::new(Mutex::new(inbox));
+        for _ in 0..TOKENIZER_THREADS {
+            let inbox = inbox.clone();
+            std::thread::Builder::new().name("tokens".into()).spawn(move || {
+                // Whoever waits for work holds the lock, and whoever works does not.
+                while let Ok(work) = { inbox.lock().recv() } {
+                    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+                        tracing::error!("a request could not be turned into tokens: a bug of this engine");
+                    }
+                }
+            })?;
+        }
+        Ok(Self(sender))
+    }
+
+    /// Has the next free thread do it.
+    pub(super) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
+        // The threads are there for as long as this is.
+        let _ = self.0.send(Box::new(work));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokenizer_pool_survives_panicking_tasks() {
+        let desk = TokenizerPool::start().unwrap();
+        let (sender, done) = mpsc::channel();
+        for number in 0..20 {
+            let sender = sender.clone();
+            desk.spawn(move || {
+                assert!(number % 2 == 0, "every second one panics");
+                sender.send(number).unwrap();
+            });
+        }
+        drop((desk, sender));
+        let mut all: Vec<i32> = done.iter().collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..20).step_by(2).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,116 @@
+//! What a guess costs, seen on the batches of this rank. Pure.
+//!
+//! A batch reads the weights once, whatever is in it, so a token more costs a fraction of a batch; how much depends on
+//! machine, model and how many sequences run together, and is nowhere written. What is asked is how likely a guess has
+//! to be right: a token that comes a batch earlier saves one sequence its share of that batch.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::AcceptanceThreshold;
+
+/// Share of a batch that a guess costs before any was seen.
+const DEFAULT_TOKEN_COST: f64 = 0.1;
+/// Share of the newest batch in what is known.
+const EMA_WEIGHT: f64 = 1.0 / 8.0;
+
+/// Seconds of batches that only choose, by the number of their sequences.
+#[derive(Clone, Debug, Default)]
+pub struct CostModel {
+    by_sequences: BTreeMap<u32, BatchCost>,
+    /// Of each token of a draft model.
+    draft_model_token: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct BatchCost {
+    /// Of a batch without guesses.
+    base: Option<f64>,
+    /// Of each guess more.
+    per_draft_token: Option<f64>,
+}
+
+impl CostModel {
+    /// A draft model guessed so many tokens in so long.
+    pub fn record_draft(&mut self, guesses: u32, took: Duration) {
+        if guesses > 0 {
+            update_average(&mut self.draft_model_token, took.as_secs_f64() / f64::from(guesses));
+        }
+    }
+
+    /// A batch of so many sequences, none of which read a prompt, with so many guesses of all of them took so long.
+    pub fn record_batch(&mut self, sequences: u32, guesses: u32, took: Duration) {
+        let seen = self.by_sequences.entry(sequences).or_default();
+        match (guesses, seen.base) {
+            (0, _) => update_average(&mut seen.base, took.as_secs_f64()),
+            (guesses, Some(plain)) => {
+                update_average(&mut seen.per_draft_token, (took.as_secs_f64() - plain).max(0.0) / f64::from(guesses));
+            }
+            // Nothing to compare it with.
+            (_, None) => {}
+        }
+    }
+
+    /// How likely a guess has to be right among so many sequences, so that it is worth its cost; above 1 none is.
+    pub fn acceptance_threshold(&self, sequences: u32) -> AcceptanceThreshold {
+        let BatchCost { base: plain, per_draft_token: guess } = self.by_sequences.get(&sequences).copied().unwrap_or_default();
+        let of_a_batch = |seconds: Option<f64>| match (plain, seconds) {
+            (Some(plain), Some(seconds)) if plain > 0.0 => seconds / plain,
+            _ => DEFAULT_TOKEN_COST,
+        };
+        let lookup = of_a_batch(guess) * f64::from(sequences);
+        AcceptanceThreshold { prompt_lookup: lookup, draft_model: lookup + of_a_batch(self.draft_model_token) * f64::from(sequences) }
+    }
+}
+
+fn update_average(known: &mut Option<f64>, value: f64) {
+    *known = Some(known.map_or(value, |known| known + (value - known) * EMA_WEIGHT));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acceptance_threshold_follows_the_cost_of_draft_tokens() {
+        let batch = |guesses, milliseconds| (1_u32, guesses, milliseconds);
+        for (story, seen, sequences, least) in [
+            ("nothing was seen", vec![], 1, 0.1),
+            ("beside others a batch saves less for one", vec![], 4, 0.4),
+            ("without a batch to compare with nothing is learned", vec![batch(4, 100)], 1, 0.1),
+            ("nor from plain ones alone", vec![batch(0, 30)], 1, 0.1),
+            ("weights that are read once", vec![batch(0, 30), batch(4, 42)], 1, 0.1),
+            ("products that cost as much for each", vec![batch(0, 10), batch(4, 42)], 1, 0.8),
+            ("a guess for nothing", vec![batch(0, 10), batch(4, 9)], 1, 0.0),
+            ("other numbers of sequences say nothing", vec![batch(0, 10), batch(4, 42)], 2, 0.2),
+        ] {
+            let mut costs = CostModel::default();
+            for (sequences, guesses, milliseconds) in seen {
+                costs.record_batch(sequences, guesses, Duration::from_millis(milliseconds));
+            }
+            let AcceptanceThreshold { prompt_lookup: lookup, draft_model: draft } = costs.acceptance_threshold(sequences);
+            assert!((lookup - least).abs() < 1e-9, "{story}: {lookup}");
+            assert!((draft - least - 0.1 * f64::from(sequences)).abs() < 1e-9, "{story}: {draft}");
+        }
+    }
+
+    #[test]
+    fn draft_model_time_raises_its_acceptance_threshold() {
+        let mut costs = CostModel::default();
+        costs.record_batch(1, 0, Duration::from_millis(10));
+        costs.record_batch(1, 4, Duration::from_millis(14));
+        costs.record_draft(4, Duration::from_millis(8));
+        let AcceptanceThreshold { prompt_lookup: lookup, draft_model: draft } = costs.acceptance_threshold(1);
+        assert!((lookup - 0.1).abs() < 1e-9 && (draft - 0.3).abs() < 1e-9, "{lookup} {draft}");
+    }
+
+    #[test]
+    fn cost_model_follows_a_machine_that_changes() {
+        let mut costs = CostModel::default();
+        costs.record_batch(1, 0, Duration::from_millis(10));
+        costs.record_batch(1, 2, Duration::from_millis(30));
+        (0..100).for_each(|_| costs.record_batch(1, 2, Duration::from_millis(14)));
+        let AcceptanceThreshold { prompt_lookup: lookup, .. } = costs.acceptance_threshold(1);
+        assert!((lookup - 0.2).abs() < 0.01, "{lookup}");
+    }
+}

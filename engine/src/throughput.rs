@@ -1,0 +1,136 @@
+//! How fast requests are answered, over those of the last few thousand tokens: what the agent reports of
+//! this group, and the planner goes by instead of its prediction. Pure; the schedule tells what it saw.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use russet_rpc::engine::Measured;
+
+/// Steps of each number of streams that do not count: the first ones load kernels.
+const WARM_UP_STEPS: u32 = 16;
+/// Tokens of a stream before its rate is told.
+const MIN_STREAM_TOKENS: f64 = 256.0;
+/// Tokens of a stream after which what was seen counts half: machines get hot, and cool down again.
+const HALF_LIFE_TOKENS: f64 = 4096.0;
+/// A shorter prompt measures how long a step takes rather than how fast prompts are read.
+const MIN_PROMPT_TOKENS: u32 = 256;
+/// Tokens of prompts before their rate is told.
+const MIN_PREFILL_TOKENS: f64 = 1024.0;
+/// Tokens of prompts after which what was seen counts half.
+const PREFILL_HALF_LIFE_TOKENS: f64 = 65_536.0;
+
+/// What was seen so far.
+#[derive(Debug, Default)]
+pub struct Throughput {
+    /// By the number of streams that were answered at once.
+    decode: BTreeMap<u32, RateAverage>,
+    prefill: RateAverage,
+}
+
+#[derive(Debug, Default)]
+struct RateAverage {
+    skipped: u32,
+    tokens: f64,
+    seconds: f64,
+    /// Tokens in the cache, summed over the tokens.
+    context: f64,
+}
+
+impl RateAverage {
+    fn add(&mut self, tokens: f64, context: f64, took: Duration, remembered: f64) {
+        if self.tokens >= remembered {
+            (self.tokens, self.seconds, self.context) =
+                (self.tokens / 2.0, self.seconds / 2.0, self.context / 2.0);
+        }
+        self.tokens += tokens;
+        self.context += context * tokens;
+        self.seconds += took.as_secs_f64();
+    }
+
+    fn rate(&self, enough: f64) -> Option<f64> {
+        (self.tokens >= enough && self.seconds > 0.0).then(|| self.tokens / self.seconds)
+    }
+}
+
+impl Throughput {
+    /// Every one of `streams` got a token, `cached` tokens being in the cache between them.
+    pub fn record_decode(&mut self, streams: u32, cached: u32, took: Duration) {
+        let seen = self.decode.entry(streams).or_default();
+        if seen.skipped < WARM_UP_STEPS {
+            seen.skipped += 1;
+            return;
+        }
+        seen.add(1.0, f64::from(cached) / f64::from(streams.max(1)), took, HALF_LIFE_TOKENS);
+    }
+
+    /// A prompt was read to its first token, nobody else being served.
+    pub fn record_prefill(&mut self, tokens: u32, took: Duration) {
+        if tokens >= MIN_PROMPT_TOKENS {
+            self.prefill.add(f64::from(tokens), 0.0, took, PREFILL_HALF_LIFE_TOKENS);
+        }
+    }
+
+    /// How long it takes to read so many tokens of a prompt, once enough were seen.
+    pub fn prefill_time(&self, tokens: u32) -> Option<Duration> {
+        let rate = self.prefill.rate(MIN_PREFILL_TOKENS)?;
+        Duration::try_from_secs_f64(f64::from(tokens) / rate).ok()
+    }
+
+    /// The rate of the fewest streams of which enough was seen.
+    pub fn measured(&self) -> Option<Measured> {
+        let rates =
+            self.decode.iter().filter_map(|(streams, seen)| Some((*streams, seen, seen.rate(MIN_STREAM_TOKENS)?)));
+        let (streams, seen, rate) = rates.min_by_key(|(streams, ..)| *streams)?;
+        Some(Measured {
+            tokens_per_second: rate,
+            streams,
+            context_tokens: (seen.context / seen.tokens).round() as u32,
+            prompt_tokens_per_second: self.prefill.rate(MIN_PREFILL_TOKENS).unwrap_or(0.0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_millis(20);
+
+    /// So many steps of so many streams, each of so long.
+    fn seen(rounds: &[(u32, u32, Duration)]) -> Throughput {
+        let mut rates = Throughput::default();
+        for (count, streams, took) in rounds {
+            (0..*count).for_each(|_| rates.record_decode(*streams, 100 * streams, *took));
+        }
+        rates
+    }
+
+    #[test]
+    fn throughput_reports_the_fewest_streams_with_enough_samples() {
+        let slow = STEP * 2;
+        for (story, rounds, told) in [
+            ("nothing was asked", &[][..], None),
+            ("too little", &[(271, 1, STEP)][..], None),
+            ("enough, the first steps left out", &[(16, 1, STEP * 50), (256, 1, STEP)], Some((1, 50))),
+            ("too little alone, enough together", &[(100, 1, STEP), (272, 4, slow)], Some((4, 25))),
+            ("alone counts first", &[(272, 4, slow), (272, 1, STEP)], Some((1, 50))),
+            ("a machine that became slower", &[(300, 1, STEP), (40_000, 1, slow)], Some((1, 25))),
+        ] {
+            let measured = seen(rounds).measured();
+            let rate = |measured: Measured| (measured.streams, measured.tokens_per_second.round() as u32);
+            assert_eq!(measured.map(rate), told, "{story}");
+        }
+        assert_eq!(seen(&[(300, 4, STEP)]).measured().unwrap().context_tokens, 100, "of each stream");
+    }
+
+    #[test]
+    fn only_long_prompts_count_for_prefill_throughput() {
+        let mut rates = seen(&[(300, 1, STEP)]);
+        (0..100).for_each(|_| rates.record_prefill(MIN_PROMPT_TOKENS - 1, STEP));
+        assert_eq!(rates.measured().unwrap().prompt_tokens_per_second, 0.0);
+        assert_eq!(rates.prefill_time(512), None);
+        (0..3).for_each(|_| rates.record_prefill(512, Duration::from_secs(1)));
+        assert_eq!(rates.measured().unwrap().prompt_tokens_per_second, 512.0);
+        assert_eq!(rates.prefill_time(256), Some(Duration::from_millis(500)));
+    }
+}

@@ -1,0 +1,432 @@
+//! Between text and tokens, by what the model's folder says: tokenizer, chat template and the
+//! tokens that end an answer. All of it is data; nothing of a model runs as code. It knows no
+//! requests and no weights.
+
+pub mod stop_strings;
+pub mod detokenizer;
+pub mod chat_template;
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::Zoned;
+use russet_wire::request::Message;
+use serde_json::Value;
+use thiserror::Error;
+use tokenizers::Tokenizer;
+
+use detokenizer::Detokenizer;
+use chat_template::{SpecialTokens, Template, TemplateError};
+
+/// Why text and tokens cannot be converted.
+#[derive(Debug, Error)]
+pub enum TokenizerError {
+    /// A file is missing or unreadable.
+    #[error("cannot read {path}: the model's copy is incomplete; delete its ModelCopy to fetch it again")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file holds something else than it should.
+    #[error("{path} is broken: {reason}; fix the model, or delete its ModelCopy to fetch it again")]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A draft model that speaks of other tokens.
+    #[error(
+        "the draft model {draft} has another tokenizer than {model}: {difference}; use one of the same family, or none"
+    )]
+    TokenizerMismatch {
+        /// Folder of the draft model.
+        draft: PathBuf,
+        /// Folder of the model.
+        model: PathBuf,
+        /// What differs.
+        difference: String,
+    },
+    /// There is no chat template.
+    #[error(
+        "{0} has no chat template (chat_template.jinja, chat_template.json or chat_template in tokenizer_config.json); use an instruction-tuned model or add a template"
+    )]
+    NoTemplate(PathBuf),
+    /// Nothing says how an answer ends.
+    #[error(
+        "{0} names no end-of-sequence token (eos_token_id in generation_config.json or config.json, eos_token in tokenizer_config.json); add one"
+    )]
+    NoEosToken(PathBuf),
+    /// The conversation cannot be rendered.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The rendered prompt cannot be tokenised.
+    #[error("the tokenizer cannot encode the prompt: {0}")]
+    Encode(String),
+    /// The tokenizer has tokens the model has no embedding for.
+    #[error(
+        "the prompt holds token {id} ({text:?}), but the model has only {vocabulary} (vocab_size in config.json); leave that text out, or fix the model's tokenizer"
+    )]
+    NotInModel {
+        /// The token.
+        id: u32,
+        /// How it is written.
+        text: String,
+        /// Tokens of the model.
+        vocabulary: u64,
+    },
+    /// A token that came with a request, of an answer that was begun elsewhere, is none of the model's.
+    #[error(
+        "token {id} of this answer is said to have been told, but the model has only {vocabulary} tokens; another model began it"
+    )]
+    OutOfVocabulary {
+        /// The token.
+        id: u32,
+        /// Tokens of the model.
+        vocabulary: u64,
+    },
+    /// The model chose a token the tokenizer does not know how to write.
+    #[error("the tokenizer cannot decode the answer: {0}")]
+    Decode(String),
+}
+
+/// A model's tokenizer and template.
+pub struct ChatTokenizer {
+    tokenizer: Arc<Tokenizer>,
+    template: Template,
+    eos_token_ids: Arc<[u32]>,
+    vocabulary: Option<u64>,
+}
+
+impl ChatTokenizer {
+    /// Whether a draft model means the same by every token as the model whose tokens it guesses.
+    pub fn check_draft(model: &Path, draft: &Path) -> Result<(), TokenizerError> {
+        let vocabulary = |dir: &Path| -> Result<HashMap<String, u32>, TokenizerError> {
+            Ok(load_tokenizer(&dir.join("tokenizer.json"))?.get_vocab(true))
+        };
+        let (ours, theirs) = (vocabulary(model)?, vocabulary(draft)?);
+        let mut differing: Vec<(&String, &u32)> =
+            ours.iter().filter(|(token, id)| theirs.get(*token) != Some(*id)).collect();
+        differing.sort_by_key(|(_, id)| **id);
+        let Some((token, id)) = differing.first() else { return Ok(()) };
+        let there = theirs.get(*token).map_or("none".to_owned(), u32::to_string);
+        let difference = format!(
+            "{} of {} tokens, such as {token:?}, which is {id} in the one and {there} in the other",
+            differing.len(),
+            ours.len()
+        );
+        Err(TokenizerError::TokenizerMismatch { draft: draft.to_owned(), model: model.to_owned(), difference })
+    }
+
+    /// Reads what `dir` holds. Takes some hundred milliseconds for a large vocabulary.
+    pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
+        let tokenizer = load_tokenizer(&dir.join("tokenizer.json"))?;
+        let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+        let special = |name: &str| special_token(&config[name]);
+        let special = SpecialTokens {
+            bos: special("bos_token"),
+            eos: special("eos_token"),
+            pad: special("pad_token"),
+            unk: special("unk_token"),
+        };
+        let mut ends = BTreeSet::new();
+        for file in ["generation_config.json", "config.json"] {
+            let path = dir.join(file);
+            ends.extend(parse_eos_ids(&path, &read_json(&path)?.unwrap_or_default()["eos_token_id"])?);
+        }
+        ends.extend(special.eos.as_deref().and_then(|token| tokenizer.token_to_id(token)));
+        if ends.is_empty() {
+            return Err(TokenizerError::NoEosToken(dir.to_owned()));
+        }
+        let (path, source) = template_source(dir, &config)?;
+        let template = Template::new(&source, special)
+            .map_err(|error| TokenizerError::Broken { path, reason: error.to_string() })?;
+        let vocabulary = read_json(&dir.join("config.json"))?.and_then(|config| config["vocab_size"].as_u64());
+        Ok(Self { tokenizer: Arc::new(tokenizer), template, eos_token_ids: ends.into_iter().collect(), vocabulary })
+    }
+
+    /// The tokens of a conversation, ending where the model's turn begins. Busy for a while with a
+    /// long one: keep it off the threads that serve.
+    pub fn prompt(&self, messages: &[Message], now: &Zoned) -> Result<Vec<u32>, TokenizerError> {
+        let text = self.template.render(messages, now)?;
+        // The template writes the special tokens itself.
+        let encoding = self
+            .tokenizer
+            .encode_fast(text, false)
+            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        if let Some((id, vocabulary)) = self.first_out_of_vocabulary(encoding.get_ids()) {
+            let text = self.tokenizer.id_to_token(id).unwrap_or_default();
+            return Err(TokenizerError::NotInModel { id, text, vocabulary });
+        }
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Whether the model has all tokens of an answer that was begun elsewhere.
+    pub fn check_emitted(&self, emitted: &[u32]) -> Result<(), TokenizerError> {
+        self.first_out_of_vocabulary(emitted)
+            .map_or(Ok(()), |(id, vocabulary)| Err(TokenizerError::OutOfVocabulary { id, vocabulary }))
+    }
+
+    /// The first token the model has no embedding for, and how many it has: one request must not bring the rank
+    /// down, and with it everybody's answers.
+    fn first_out_of_vocabulary(&self, tokens: &[u32]) -> Option<(u32, u64)> {
+        let vocabulary = self.vocabulary?;
+        tokens.iter().find(|&&id| u64::from(id) >= vocabulary).map(|&id| (id, vocabulary))
+    }
+
+    /// Decodes one answer.
+    pub fn detokenizer(&self) -> Detokenizer {
+        Detokenizer::new(self.tokenizer.clone())
+    }
+
+    /// Whether the tokenizer knows how to write a token: a model may have more of them.
+    pub fn has_token(&self, token: u32) -> bool {
+        self.tokenizer.id_to_token(token).is_some()
+    }
+
+    /// Tokens that end an answer.
+    pub fn eos_token_ids(&self) -> &Arc<[u32]> {
+        &self.eos_token_ids
+    }
+}
+
+fn load_tokenizer(path: &Path) -> Result<Tokenizer, TokenizerError> {
+    let bytes = read(path)?;
+    let broken = |reason: String| TokenizerError::Broken { path: path.to_owned(), reason };
+    let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| broken(error.to_string()))?;
+    // Both are for training; a prompt is neither cut nor filled.
+    tokenizer.with_truncation(None).map_err(|error| broken(error.to_string()))?;
+    tokenizer.with_padding(None);
+    Ok(tokenizer)
+}
+
+fn template_source(dir: &Path, tokenizer_config: &Value) -> Result<(PathBuf, String), TokenizerError> {
+    let path = dir.join("chat_template.jinja");
+    if path.exists() {
+        let source = String::from_utf8(read(&path)?)
+            .map_err(|error| TokenizerError::Broken { path: path.clone(), reason: error.to_string() })?;
+        return Ok((path, source));
+    }
+    let path = dir.join("chat_template.json");
+    if let Some(source) = read_json(&path)?.as_ref().and_then(|file| default_template(&file["chat_template"])) {
+        return Ok((path, source));
+    }
+    default_template(&tokenizer_config["chat_template"])
+        .map(|source| (dir.join("tokenizer_config.json"), source))
+        .ok_or_else(|| TokenizerError::NoTemplate(dir.to_owned()))
+}
+
+/// A template, or the one named `default` of several.
+fn default_template(value: &Value) -> Option<String> {
+    let text = match value {
+        Value::Array(named) => named.iter().find(|one| one["name"] == "default")?["template"].as_str(),
+        value => value.as_str(),
+    };
+    text.map(str::to_owned)
+}
+
+/// A token written as its text, or as an object with its text and its flags.
+fn special_token(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
+}
+
+/// One id or several.
+fn parse_eos_ids(path: &Path, value: &Value) -> Result<Vec<u32>, TokenizerError> {
+    let ids = match value {
+        Value::Null => Vec::new(),
+        Value::Array(ids) => ids.iter().collect(),
+        id => vec![id],
+    };
+    ids.into_iter()
+        .map(|id| {
+            id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| TokenizerError::Broken {
+                path: path.to_owned(),
+                reason: format!("eos_token_id is {value}, not a token id or a list of them"),
+            })
+        })
+        .collect()
+}
+
+/// A JSON file, `None` when it does not exist.
+fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|error| TokenizerError::Broken { path: path.to_owned(), reason: error.to_string() }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(TokenizerError::Read { path: path.to_owned(), source }),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    fn say(content: &str) -> Vec<Message> {
+        vec![Message { role: "user".into(), content: content.into() }]
+    }
+
+    #[test]
+    fn detokenizer_restores_text_without_split_characters() {
+        let dir = fixture::model_dir();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
+        let mut stream = tokens.detokenizer();
+        let mut told = String::new();
+        // The tokenizer knows single bytes only, so é takes two tokens, 日 three, 🙂 four.
+        for (byte, expected) in "aé日🙂".bytes().zip(["a", "", "é", "", "", "日", "", "", "", "🙂"]) {
+            let text = stream.push(fixture::token_of_byte(byte)).unwrap();
+            assert_eq!(text, expected);
+            told.push_str(&text);
+        }
+        assert_eq!(stream.flush().unwrap(), "");
+        assert_eq!(told, "aé日🙂");
+    }
+
+    #[test]
+    fn detokenizer_emits_invalid_bytes_as_replacements() {
+        let dir = fixture::model_dir();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
+        let mut stream = tokens.detokenizer();
+        let mut told = String::new();
+        for _ in 0..100 {
+            told.push_str(&stream.push(fixture::token_of_byte(0xE6)).unwrap());
+            assert!(stream.clone().flush().unwrap().chars().count() <= 16);
+        }
+        told.push_str(&stream.push(fixture::token_of_byte(b'a')).unwrap());
+        told.push_str(&stream.flush().unwrap());
+        assert!(told.ends_with('a'), "{told}");
+        assert!(told.contains('\u{FFFD}'));
+    }
+
+    #[test]
+    fn detokenizer_keeps_spaces_with_byte_fallback_vocabularies() {
+        let vocabulary = ["<unk>", "▁Hello", "▁world", "<0xE6>", "<0x97>", "<0xA5>", "!"];
+        let vocabulary: serde_json::Map<_, _> =
+            vocabulary.iter().enumerate().map(|(id, token)| ((*token).to_owned(), id.into())).collect();
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+            "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                      "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+                      "vocab": vocabulary, "merges": []},
+        });
+        let mut stream = Detokenizer::new(Arc::new(tokenizer.to_string().parse().unwrap()));
+        for (token, expected) in [
+            (1, "Hello"),
+            (2, " world"),
+            (3, ""),
+            (4, ""),
+            (5, "日"),
+            (3, ""),
+            (4, ""),
+            (5, "日"),
+            (6, "!"),
+            (2, " world"),
+        ] {
+            assert_eq!(stream.push(token).unwrap(), expected);
+        }
+        assert_eq!(stream.flush().unwrap(), "");
+    }
+
+    #[test]
+    fn a_prompt_is_the_rendered_template_in_tokens() {
+        let dir = fixture::model_dir();
+        let tokens = ChatTokenizer::load(dir.path()).unwrap();
+        let ids = tokens.prompt(&say("hi"), &Zoned::now()).unwrap();
+        let mut expected = vec![fixture::BEGIN, fixture::USER];
+        expected.extend("hi".bytes().map(fixture::token_of_byte));
+        expected.extend([fixture::END, fixture::ASSISTANT]);
+        assert_eq!(ids, expected);
+        assert_eq!(tokens.eos_token_ids().as_ref(), [fixture::END]);
+    }
+
+    #[test]
+    fn out_of_vocabulary_token_fails_the_request_not_the_rank() {
+        let dir = fixture::model_dir();
+        let specials = [fixture::BEGIN, fixture::USER, fixture::END, fixture::ASSISTANT];
+        let id = specials.into_iter().max().unwrap();
+        for (vocabulary, fits) in [(id + 1, true), (id, false)] {
+            let config = format!(r#"{{"eos_token_id": 2, "vocab_size": {vocabulary}}}"#);
+            std::fs::write(dir.path().join("config.json"), config).unwrap();
+            let prompt = ChatTokenizer::load(dir.path()).unwrap().prompt(&say("h"), &Zoned::now());
+            assert_eq!(prompt.is_ok(), fits, "{prompt:?}");
+            let expected = format!("token {id} (");
+            assert!(fits || prompt.unwrap_err().to_string().contains(&expected));
+        }
+    }
+
+    #[test]
+    fn eos_tokens_come_from_all_config_files() {
+        for (config, generation, tokenizer_config, expected) in [
+            (r#"{"eos_token_id": 2}"#, r#"{"eos_token_id": [5, 7]}"#, r#"{}"#, &[2, 5, 7][..]),
+            (
+                r#"{"eos_token_id": null}"#,
+                r#"{}"#,
+                r#"{"eos_token": {"content": "<|end|>"}}"#,
+                &[fixture::END],
+            ),
+            (r#"{}"#, r#"{"eos_token_id": 9}"#, r#"{"eos_token": "not a token"}"#, &[9]),
+        ] {
+            let dir = fixture::model_dir();
+            for (file, text) in [
+                ("config.json", config),
+                ("generation_config.json", generation),
+                ("tokenizer_config.json", tokenizer_config),
+            ] {
+                std::fs::write(dir.path().join(file), text).unwrap();
+            }
+            assert_eq!(ChatTokenizer::load(dir.path()).unwrap().eos_token_ids().as_ref(), expected);
+        }
+    }
+
+    #[test]
+    fn broken_tokenizer_files_are_named() {
+        for (file, content, expected) in [
+            ("tokenizer.json", "{\"version\": \"1.0\"", "tokenizer.json is broken"),
+            ("tokenizer.json", "{}", "tokenizer.json is broken"),
+            ("config.json", "[", "config.json is broken"),
+            ("config.json", r#"{"eos_token_id": "two"}"#, "config.json is broken: eos_token_id is \"two\""),
+            ("chat_template.jinja", "{% if %}", "chat_template.jinja is broken"),
+        ] {
+            let dir = fixture::model_dir();
+            std::fs::write(dir.path().join(file), content).unwrap();
+            let error = ChatTokenizer::load(dir.path()).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        for (file, expected) in [
+            ("tokenizer.json", "tokenizer.json: the model's copy is incomplete"),
+            ("chat_template.jinja", "has no chat template"),
+        ] {
+            let dir = fixture::model_dir();
+            std::fs::remove_file(dir.path().join(file)).unwrap();
+            let error = ChatTokenizer::load(dir.path()).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn draft_model_must_share_the_tokenizer() {
+        let (model, same, other) = (fixture::model_dir(), fixture::model_dir(), fixture::model_dir());
+        assert!(ChatTokenizer::check_draft(model.path(), same.path()).is_ok());
+        let path = other.path().join("tokenizer.json");
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let vocabulary = json["model"]["vocab"].as_object_mut().unwrap();
+        let id = vocabulary.remove("a").unwrap();
+        vocabulary.insert("a as well".into(), id);
+        std::fs::write(&path, json.to_string()).unwrap();
+        let error = ChatTokenizer::check_draft(model.path(), other.path()).unwrap_err().to_string();
+        assert!(error.contains("has another tokenizer than") && error.contains("1 of "), "{error}");
+        assert!(error.contains("\"a\", which is") && error.contains("and none in the other"), "{error}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Stop texts: what may be told the caller while a stop text could still be forming. Pure; it
+//! knows characters, not tokens.
+
+/// Watches a growing text for the first of several stop texts.
+#[derive(Clone, Debug, Default)]
+pub struct StopStrings {
+    strings: Vec<String>,
+    /// Text not yet told, because it may be the beginning of a stop text.
+    pending: String,
+}
+
+/// What came of a piece of text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StopCheck {
+    /// Text that can no longer become part of a stop text.
+    pub text: String,
+    /// A stop text is complete; what follows it is dropped.
+    pub stopped: bool,
+}
+
+impl StopStrings {
+    /// Watches for any of these texts; empty ones are never met.
+    pub fn new(stops: impl IntoIterator<Item = String>) -> Self {
+        Self { strings: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), pending: String::new() }
+    }
+
+    /// Adds text and says what of all text so far is certain.
+    pub fn push(&mut self, text: &str) -> StopCheck {
+        self.pending.push_str(text);
+        let first = self.strings.iter().filter_map(|stop| self.pending.find(stop.as_str())).min();
+        if let Some(start) = first {
+            let mut text = std::mem::take(&mut self.pending);
+            text.truncate(start);
+            return StopCheck { text, stopped: true };
+        }
+        let keep = self.pending.len() - self.longest_partial_match();
+        let held = self.pending.split_off(keep);
+        StopCheck { text: std::mem::replace(&mut self.pending, held), stopped: false }
+    }
+
+    /// The answer is over: what was held back was no stop text after all.
+    pub fn flush(&mut self) -> String {
+        std::mem::take(&mut self.pending)
+    }
+
+    /// Length of the longest end of the held text with which some stop text begins.
+    fn longest_partial_match(&self) -> usize {
+        let longest_stop = self.strings.iter().map(String::len).max().unwrap_or(0);
+        let from = self.pending.len().saturating_sub(longest_stop.saturating_sub(1));
+        (from..self.pending.len())
+            .filter(|&start| self.pending.is_char_boundary(start))
+            .find(|&start| self.strings.iter().any(|stop| stop.starts_with(&self.pending[start..])))
+            .map_or(0, |start| self.pending.len() - start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(stops: &[&str], pieces: &[&str]) -> (Vec<String>, bool, String) {
+        let mut watch = StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()));
+        let mut told = Vec::new();
+        for piece in pieces {
+            let pushed = watch.push(piece);
+            told.push(pushed.text);
+            if pushed.stopped {
+                return (told, true, watch.flush());
+            }
+        }
+        (told, false, watch.flush())
+    }
+
+    #[test]
+    fn text_is_withheld_while_it_may_begin_a_stop_string() {
+        for (stops, pieces, told, stopped, rest) in [
+            (&["\n\n"][..], &["a", "\n", "b"][..], &["a", "", "\nb"][..], false, ""),
+            (&["\n\n"], &["a\n", "\n", "b"], &["a", ""], true, ""),
+            (&["STOP"], &["xS", "TO", "P tail"], &["x", "", ""], true, ""),
+            (&["STOP"], &["xSTO"], &["x"], false, "STO"),
+            (&["abc", "b"], &["ab"], &["a"], true, ""),
+            (&["bcd", "abc"], &["a", "b", "c"], &["", "", ""], true, ""),
+            (&["aab"], &["aa", "a", "b"], &["", "a", ""], true, ""),
+            (&["é!"], &["é", "è"], &["", "éè"], false, ""),
+            (&["日本語"], &["日本", "人"], &["", "日本人"], false, ""),
+            (&[""], &["a"], &["a"], false, ""),
+            (&[], &["a", "b"], &["a", "b"], false, ""),
+        ] {
+            let told: Vec<String> = told.iter().map(|text| (*text).to_owned()).collect();
+            assert_eq!(run(stops, pieces), (told, stopped, rest.to_owned()), "{stops:?} {pieces:?}");
+        }
+    }
+
+    #[test]
+    fn stop_strings_emit_the_same_text_for_any_chunking() {
+        let text = "ab日c日本d日本語 after";
+        let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).skip(1).collect();
+        for &first in &cuts {
+            for &second in cuts.iter().filter(|&&cut| cut > first) {
+                let (told, stopped, _) =
+                    run(&["日本語"], &[&text[..first], &text[first..second], &text[second..]]);
+                assert!(stopped);
+                assert_eq!(told.concat(), "ab日c日本d", "cut at {first} and {second}");
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The bodies of requests: each is read whole, within bounds of its own, and what all of them hold in memory
+//! has one bound, the last part of which no key takes from the others. What they say is the dialects' business.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, header};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use parking_lot::Mutex;
+
+use crate::keys::Caller;
+use crate::error::{ErrorKind, GatewayError};
+
+const MIB: usize = 1024 * 1024;
+/// Largest body taken: a long context several times over.
+const MAX_BODY_BYTES: usize = 16 * MIB;
+/// A body that takes longer than this holds memory for nothing.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The bodies being read or waiting for an engine.
+pub struct BodyBudget {
+    usage: Arc<Mutex<BodyUsage>>,
+    max_bytes: usize,
+}
+
+#[derive(Default)]
+struct BodyUsage {
+    total: usize,
+    by_key: HashMap<Option<String>, usize>,
+}
+
+/// What one request holds in memory, given back when dropped.
+pub struct BodyPermit {
+    usage: Arc<Mutex<BodyUsage>>,
+    key: Option<String>,
+    bytes: usize,
+}
+
+impl BodyPermit {
+    /// How much it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for BodyPermit {
+    fn drop(&mut self) {
+        let mut taken = self.usage.lock();
+        taken.total -= self.bytes;
+        if let Some(of) = taken.by_key.get_mut(&self.key) {
+            *of -= self.bytes;
+            if *of == 0 {
+                taken.by_key.remove(&self.key);
+            }
+        }
+    }
+}
+
+impl BodyBudget {
+    /// Room for `most` bytes, of which the last quarter is for keys that have less than that.
+    pub fn new(max_bytes: usize) -> Self {
+        Self { usage: Arc::default(), max_bytes }
+    }
+
+    /// The whole body, if it is small and quick enough and there is room for what came of it.
+    pub async fn read(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        caller: &Caller,
+    ) -> Result<(Bytes, BodyPermit), GatewayError> {
+        let announced = headers
+            .get(header::CONTENT_LENGTH)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| value.parse::<u64>().ok());
+        if announced.is_some_and(|length| length > MAX_BODY_BYTES as u64) {
+            return Err(too_large());
+        }
+        tokio::time::timeout(BODY_TIMEOUT, self.collect(body, caller)).await.unwrap_or_else(|_| {
+            let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+            Err(GatewayError::new(ErrorKind::BodyTimeout, message))
+        })
+    }
+
+    async fn collect(&self, body: Body, caller: &Caller) -> Result<(Bytes, BodyPermit), GatewayError> {
+        let key = match caller {
+            Caller::Anonymous => None,
+            Caller::Key(key) => Some(key.full_name()),
+        };
+        let mut held = BodyPermit { usage: self.usage.clone(), key, bytes: 0 };
+        let mut read = BytesMut::new();
+        let mut body = Limited::new(body, MAX_BODY_BYTES);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
+                Some(_) => too_large(),
+                None => GatewayError::new(ErrorKind::InvalidRequest, "the body broke off before its end"),
+            })?;
+            if let Some(data) = frame.data_ref() {
+                self.reserve(&mut held, data.len())?;
+                read.extend_from_slice(data);
+            }
+        }
+        Ok((read.freeze(), held))
+    }
+
+    fn reserve(&self, held: &mut BodyPermit, bytes: usize) -> Result<(), GatewayError> {
+        let mut taken = self.usage.lock();
+        let of = taken.by_key.get(&held.key).copied().unwrap_or(0) + bytes;
+        let all = taken.total + bytes;
+        let share = self.max_bytes / 4;
+        // Without keys there is nobody to leave anything to.
+        let greedy = held.key.is_some() && of > share && all > self.max_bytes - share;
+        if !greedy && all <= self.max_bytes {
+            taken.total = all;
+            taken.by_key.insert(held.key.clone(), of);
+            held.bytes += bytes;
+            return Ok(());
+        }
+        let mut message = format!(
+            "the requests this gateway is reading, or holds until an engine takes them, leave no room for \
+             this one: {} of {} MiB are taken",
+            taken.total / MIB,
+            self.max_bytes / MIB
+        );
+        if greedy {
+            message.push_str(&format!(
+                ", {} by this key, and the last {} are for other keys",
+                (of - bytes) / MIB,
+                share / MIB
+            ));
+        }
+        message.push_str("; try again in a moment");
+        Err(GatewayError::new(ErrorKind::GatewayFull, message).retry_after(Duration::from_secs(1)))
+    }
+}
+
+fn too_large() -> GatewayError {
+    let message = format!("the body is larger than {} MiB, the most this gateway takes", MAX_BODY_BYTES / MIB);
+    GatewayError::new(ErrorKind::TooLarge, message)
+}

@@ -1,0 +1,242 @@
+//! The search for an engine: tries those that may answer until one gives text, and holds the request while there
+//! is none. For an answer that was begun it is the same search among those that can go on with it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use russet_rpc::engine::GenerateRequest;
+use russet_wire::event::GenerationEvent;
+use russet_wire::request::GenerationRequest;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::route_decision::{ResumePoint, RouteDecision, choose, choose_resume};
+use super::engine_stream::{EngineStream, AttemptError, event_deadline, table_changed, shutdown_error, attempt_error, silence_error};
+use super::attempts::{Attempts, interrupted, resume_mismatch, overloaded};
+use super::{Dispatcher, Deadline, ResponseChunk};
+use crate::body_budget::BodyPermit;
+use crate::demand::HeldRequest;
+use crate::keys::Caller;
+use crate::metrics::RequestTracker;
+use crate::error::{ErrorKind, GatewayError};
+use crate::routes::{Deployment, Endpoint, RoutingTable};
+
+/// What came and from whom, and what was told of its answer.
+pub(super) struct PendingRequest {
+    model: String,
+    request: GenerationRequest,
+    deadline: Option<Deadline>,
+    caller: Caller,
+    /// Since when it waits for an engine.
+    waiting_since: Instant,
+    attempts: Attempts,
+    resume_point: Option<ResumePoint>,
+    /// Who was lost last, which rests before it is tried again.
+    last_lost: Option<Endpoint>,
+    body_permit: BodyPermit,
+}
+
+impl PendingRequest {
+    /// A request of which nobody has heard yet.
+    pub(super) fn new(
+        model: &str,
+        request: GenerationRequest,
+        deadline: Option<Deadline>,
+        body_permit: BodyPermit,
+        caller: &Caller,
+        waiting_since: Instant,
+    ) -> Self {
+        Self {
+            model: model.to_owned(),
+            request,
+            deadline,
+            caller: caller.clone(),
+            waiting_since,
+            attempts: Attempts::default(),
+            resume_point: None,
+            last_lost: None,
+            body_permit,
+        }
+    }
+}
+
+impl Dispatcher {
+    /// Has another engine go on with an answer, some text of which was told when its engine was lost.
+    pub(super) async fn resume(
+        &self,
+        asked: &mut PendingRequest,
+        line: EngineStream,
+        message: String,
+        tracker: &mut RequestTracker,
+    ) -> Result<(ResponseChunk, EngineStream), GatewayError> {
+        let EngineStream { endpoint, emitted: told, .. } = line;
+        asked.request.emitted.extend(told);
+        let told = asked.request.emitted.len();
+        tracing::warn!(
+            model = asked.model,
+            node = endpoint.node,
+            epoch = endpoint.epoch,
+            told,
+            "an answer broke off: {message}"
+        );
+        asked.waiting_since = Instant::now();
+        asked.last_lost = Some(endpoint);
+        let found = match asked.attempts.record_lost(true, message.clone(), self.limits.max_losses) {
+            Ok(()) => self.run_attempts(asked, tracker).await,
+            Err(refusal) => Err(refusal),
+        };
+        tracker.continued(found.is_ok());
+        found.map_err(|refusal| interrupted(&message, refusal))
+    }
+
+    /// Tries endpoints until one gives text; while there is none, the request is held.
+    pub(super) async fn run_attempts(
+        &self,
+        asked: &mut PendingRequest,
+        tracker: &mut RequestTracker,
+    ) -> Result<(ResponseChunk, EngineStream), GatewayError> {
+        let PendingRequest { model, request, deadline, caller, waiting_since: since, attempts: setbacks, resume_point: begun, last_lost: left, body_permit: body } = asked;
+        let scope = caller.scope();
+        let mut changes = self.table.clone();
+        let mut resting: HashMap<Endpoint, Instant> = HashMap::new();
+        resting.extend(left.take().map(|left| (left, Instant::now() + self.limits.endpoint_backoff)));
+        let mut place: Option<HeldRequest> = None;
+        let mut held = false;
+        let mut state = format!("no engine of model `{model}` began to answer");
+        loop {
+            if let Some(deadline) = deadline {
+                // Every engine is given what is left by then.
+                let left = deadline.remaining().ok_or_else(|| deadline.exceeded(&state))?;
+                request.deadline_milliseconds = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+            }
+            let table = changes.borrow_and_update().clone();
+            self.backends.prune(&table);
+            let now = Instant::now();
+            resting.retain(|_, until| *until > now);
+            let pick = |endpoints: Vec<_>| {
+                let rested = endpoints.into_iter().filter(|endpoint| !resting.contains_key(*endpoint));
+                self.backends.least_busy(rested)
+            };
+            let choice = match begun {
+                None => choose(&table, model, scope, pick),
+                Some(begun) => choose_resume(&table, begun, pick),
+            };
+            let (deployment, waiting_for) = match choice {
+                RouteDecision::Refuse(refusal) => return Err(refusal),
+                RouteDecision::Try(deployment, endpoint) => {
+                    place = None;
+                    match self.try_endpoint(deployment, endpoint, request, *deadline, begun, tracker).await {
+                        Ok(opened) => return Ok(opened),
+                        Err(AttemptError::Rejected(refusal)) => return Err(refusal),
+                        Err(AttemptError::Busy(message)) => setbacks.last_busy = Some(message),
+                        Err(AttemptError::Lost { accepted, message }) => {
+                            tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
+                            setbacks.record_lost(accepted, message, self.limits.max_losses)?;
+                        }
+                    }
+                    resting.insert(endpoint.clone(), Instant::now() + self.limits.endpoint_backoff);
+                    tracker.retried();
+                    continue;
+                }
+                RouteDecision::Wait(deployment, message) => (deployment, message),
+            };
+            // Those that were held when a replica woke are more than it takes at once, and stay held.
+            if let (Some(message), None, false) = (&setbacks.last_busy, &setbacks.last_lost, held) {
+                return Err(overloaded(message.clone()));
+            }
+            let hold = match table.matching_alias(model, scope) {
+                Some(name) => name.hold_timeout.unwrap_or_default(),
+                None => self.limits.hold_timeout,
+            };
+            let held_until = *since + hold;
+            if now >= held_until {
+                return Err(setbacks.hold_expired(model, hold, &waiting_for));
+            }
+            let until = deadline.map_or(held_until, |deadline| deadline.until.min(held_until));
+            if place.as_ref().is_none_or(|place| !place.is_for(deployment)) {
+                drop(place.take());
+                place = Some(self.demand.hold(deployment, body.bytes())?);
+                held = true;
+            }
+            state = format!("model `{model}`: {waiting_for}");
+            let wake = resting.values().min().copied().unwrap_or(until).min(until);
+            tokio::select! {
+                () = table_changed(&mut changes) => {}
+                () = sleep_until(wake) => {}
+                () = self.closing.cancelled() => return Err(shutdown_error()),
+            }
+        }
+    }
+
+    async fn try_endpoint(
+        &self,
+        deployment: &Deployment,
+        endpoint: &Endpoint,
+        request: &GenerationRequest,
+        deadline: Option<Deadline>,
+        begun: &mut Option<ResumePoint>,
+        tracker: &mut RequestTracker,
+    ) -> Result<(ResponseChunk, EngineStream), AttemptError> {
+        let silence = self.limits.engine_timeout;
+        let (mut client, lease) = self.backends.acquire(endpoint).map_err(|error| {
+            tracing::error!("{}", crate::causes(&error));
+            AttemptError::Rejected(GatewayError::new(
+                ErrorKind::Internal,
+                "the gateway cannot use its certificate; its log says why",
+            ))
+        })?;
+        let active = self.demand.start(deployment);
+        let mut table = self.table.clone();
+        let bound = event_deadline(Instant::now(), silence, deadline);
+        let opened = tokio::select! {
+            opened = timeout_at(bound, client.generate(GenerateRequest::from(request.clone()))) => opened,
+            // A machine that froze takes connections and says nothing; its group may answer elsewhere by now.
+            () = endpoint_removed(&mut table, endpoint) => {
+                let Endpoint { address, node, .. } = endpoint;
+                let message = format!("the engine on node {node} at {address} does not answer and is being replaced");
+                return Err(AttemptError::Lost { accepted: false, message });
+            }
+            () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+        };
+        let events = match opened {
+            Ok(Ok(response)) => response.into_inner(),
+            Ok(Err(status)) => return Err(attempt_error(endpoint, &status, false)),
+            Err(_) => return Err(AttemptError::Rejected(silence_error(endpoint, silence, deadline))),
+        };
+        let mut line = EngineStream::new(self, endpoint, events, deadline, active, lease);
+        let mut prompt = 0;
+        loop {
+            let event = line.event().await?;
+            if line.accepted {
+                tracker.dispatched();
+            }
+            if let GenerationEvent::Started { prompt_tokens, emitted_tokens } = event {
+                prompt = prompt_tokens;
+                let here = (prompt_tokens, emitted_tokens as usize);
+                if let Some(begun) = begun.as_ref()
+                    && here != (begun.prompt_tokens, request.emitted.len())
+                {
+                    return Err(AttemptError::Rejected(resume_mismatch(endpoint, here, begun, request.emitted.len())));
+                }
+            }
+            if let Some(piece) = line.interpret(event) {
+                let first = piece?;
+                tracker.token();
+                begun.get_or_insert_with(|| ResumePoint {
+                    deployment: deployment.full_name(),
+                    model: endpoint.model.clone(),
+                    prompt_tokens: prompt,
+                });
+                return Ok((first, line));
+            }
+        }
+    }
+}
+
+/// Until nobody is told to ask this endpoint any more.
+async fn endpoint_removed(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
+    let known = |table: &Arc<RoutingTable>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
+    if table.wait_for(|table| !known(table)).await.is_err() {
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,245 @@
+//! A line to an engine that answers: what its events and statuses mean to a client, and how each way of going wrong
+//! is called. Which engine is asked is decided elsewhere, and so is what becomes of an answer that breaks off.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use russet_rpc::engine::GenerateEvent;
+use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+
+use super::{Dispatcher, Deadline, ResponseChunk, RETRY_AFTER};
+use crate::backends::InFlightGuard;
+use crate::demand::ActiveRequest;
+use crate::error::{ErrorKind, GatewayError};
+use crate::routes::{Endpoint, RoutingTable};
+
+/// Why an endpoint says no more.
+pub(super) enum AttemptError {
+    /// No other endpoint would do better.
+    Rejected(GatewayError),
+    /// It is full.
+    Busy(String),
+    /// It cannot be reached, or was lost; `accepted` when it had begun to work.
+    Lost { accepted: bool, message: String },
+}
+
+/// An engine that was given a request.
+pub(super) struct EngineStream {
+    /// Who it is.
+    pub(super) endpoint: Endpoint,
+    /// Tokens of the answer it has given.
+    pub(super) emitted: Vec<u32>,
+    /// Whether it has begun to work.
+    pub(super) accepted: bool,
+    events: Streaming<GenerateEvent>,
+    last_event_at: Instant,
+    silence: Duration,
+    deadline: Option<Deadline>,
+    table: watch::Receiver<Arc<RoutingTable>>,
+    closing: CancellationToken,
+    active: ActiveRequest,
+    _lease: InFlightGuard,
+}
+
+impl EngineStream {
+    /// The line on which these events come.
+    pub(super) fn new(
+        core: &Dispatcher,
+        endpoint: &Endpoint,
+        events: Streaming<GenerateEvent>,
+        deadline: Option<Deadline>,
+        active: ActiveRequest,
+        lease: InFlightGuard,
+    ) -> Self {
+        let Dispatcher { table, limits, closing, .. } = core;
+        Self {
+            endpoint: endpoint.clone(),
+            emitted: Vec::new(),
+            accepted: false,
+            events,
+            last_event_at: Instant::now(),
+            silence: limits.engine_timeout,
+            deadline,
+            table: table.clone(),
+            closing: closing.clone(),
+            active,
+            _lease: lease,
+        }
+    }
+
+    /// The next event. Nothing is lost when the future is dropped.
+    pub(super) async fn event(&mut self) -> Result<GenerationEvent, AttemptError> {
+        let event = tokio::select! {
+            biased;
+            event = timeout_at(event_deadline(self.last_event_at, self.silence, self.deadline), self.events.message()) => event,
+            () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+            () = superseded(&mut self.table, &self.endpoint) => {
+                let Endpoint { node, epoch, .. } = &self.endpoint;
+                return Err(self.lost(format!(
+                    "the engine on node {node} says nothing, and its group was formed anew after epoch {epoch}"
+                )));
+            }
+        };
+        self.last_event_at = Instant::now();
+        let event = match event {
+            Ok(Ok(Some(event))) => GenerationEvent::from(event),
+            Ok(Ok(None)) => return Err(self.lost(truncated_message(&self.endpoint))),
+            Ok(Err(status)) => return Err(attempt_error(&self.endpoint, &status, self.accepted)),
+            Err(_) => return Err(AttemptError::Rejected(silence_error(&self.endpoint, self.silence, self.deadline))),
+        };
+        // An engine that refuses as its first word has not begun to work.
+        self.accepted |= !matches!(event, GenerationEvent::Failed(_));
+        if let GenerationEvent::Token { id, .. } = event {
+            if self.emitted.is_empty() {
+                self.active.first_token();
+            }
+            self.emitted.push(id);
+        }
+        Ok(event)
+    }
+
+    /// What an event means to a client; `None` when there is nothing to say yet.
+    pub(super) fn interpret(&self, event: GenerationEvent) -> Option<Result<ResponseChunk, AttemptError>> {
+        match event {
+            GenerationEvent::Started { .. } => None,
+            GenerationEvent::Token { text, .. } if text.is_empty() => None,
+            GenerationEvent::Token { text, .. } => Some(Ok(ResponseChunk::Text(text))),
+            GenerationEvent::Finished { reason: FinishReason::Cancelled, .. } => Some(Err(self.lost(format!(
+                "the engine on node {} stopped the answer before it was complete, because it is going down",
+                self.endpoint.node
+            )))),
+            GenerationEvent::Finished { reason, usage } => Some(Ok(ResponseChunk::End { reason, usage })),
+            GenerationEvent::Failed(GenerationFailure { kind, message }) => Some(Err(match kind {
+                FailureKind::InvalidRequest => AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, message)),
+                FailureKind::Overloaded => AttemptError::Busy(message),
+                FailureKind::Unavailable => self.lost(message),
+                FailureKind::DeadlineExceeded => {
+                    // It knows of what was left when it was asked.
+                    let given =
+                        self.deadline.map(|Deadline { duration: given, .. }| format!(" (asked with {given:?})"));
+                    let message = message + &given.unwrap_or_default();
+                    AttemptError::Rejected(GatewayError::new(ErrorKind::DeadlineExceeded, message))
+                }
+                FailureKind::Internal => AttemptError::Rejected(GatewayError::new(ErrorKind::Internal, message)),
+            })),
+        }
+    }
+
+    /// Ends it after the answer's last event.
+    pub(super) fn finish(self) {
+        tokio::spawn(drain(self.events));
+    }
+
+    fn lost(&self, message: String) -> AttemptError {
+        AttemptError::Lost { accepted: self.accepted, message }
+    }
+}
+
+/// Until the group of this endpoint answers under a higher epoch: whatever its connection looks like, the engine is
+/// dead, or frozen and will be killed.
+async fn superseded(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
+    let after = |one: &Endpoint| one.group == endpoint.group && one.epoch > endpoint.epoch;
+    loop {
+        table_changed(table).await;
+        let now = table.borrow_and_update();
+        if now.deployments.iter().flat_map(|deployment| &deployment.endpoints).any(after) {
+            return;
+        }
+    }
+}
+
+/// The next change; never, once nobody can publish one.
+pub(super) async fn table_changed(table: &mut watch::Receiver<Arc<RoutingTable>>) {
+    if table.changed().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// How long the end of a finished stream is waited for.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Reads the trailers of a finished answer. Dropped before them, its stream would be reset, and an engine
+/// that sees many resets takes the connection, with every other answer on it, for an attack.
+async fn drain(mut events: Streaming<GenerateEvent>) {
+    let _ = timeout(DRAIN_TIMEOUT, async { while let Ok(Some(_)) = events.message().await {} }).await;
+}
+
+/// What a status of the engine means; `accepted` when it had begun to work.
+pub(super) fn attempt_error(endpoint: &Endpoint, status: &tonic::Status, accepted: bool) -> AttemptError {
+    use tonic::Code;
+    // A status that did not travel over the wire has a cause on this side: the connection broke.
+    let broken = std::error::Error::source(status).is_some();
+    match status.code() {
+        Code::InvalidArgument | Code::OutOfRange => {
+            AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, status.message()))
+        }
+        Code::ResourceExhausted => AttemptError::Busy(status.message().to_owned()),
+        Code::Unavailable
+        | Code::Unknown
+        | Code::Cancelled
+        | Code::Aborted
+        | Code::DeadlineExceeded
+        | Code::FailedPrecondition
+        | Code::DataLoss => AttemptError::Lost { accepted, message: lost_message(endpoint, status) },
+        _ if broken => AttemptError::Lost { accepted, message: lost_message(endpoint, status) },
+        code => {
+            tracing::error!(node = endpoint.node, address = endpoint.address, ?code, "{}", status.message());
+            AttemptError::Rejected(GatewayError::new(
+                ErrorKind::Internal,
+                format!(
+                    "the engine on node {} refused the gateway ({code:?}): {}",
+                    endpoint.node,
+                    status.message()
+                ),
+            ))
+        }
+    }
+}
+
+fn lost_message(endpoint: &Endpoint, status: &tonic::Status) -> String {
+    let cause = match status.message() {
+        "" => format!("{:?}", status.code()),
+        message => message.to_owned(),
+    };
+    format!("the engine on node {} at {} was lost: {cause}", endpoint.node, endpoint.address)
+}
+
+fn truncated_message(endpoint: &Endpoint) -> String {
+    format!(
+        "the engine on node {} at {} ended the answer without finishing it",
+        endpoint.node, endpoint.address
+    )
+}
+
+/// Until when an engine that was heard then may say nothing.
+pub(super) fn event_deadline(heard: Instant, silence: Duration, deadline: Option<Deadline>) -> Instant {
+    let silent = heard + silence;
+    deadline.map_or(silent, |deadline| deadline.with_grace().min(silent))
+}
+
+/// The refusal of a request about which a connected engine says nothing, for so long or beyond its deadline.
+pub(super) fn silence_error(endpoint: &Endpoint, silence: Duration, deadline: Option<Deadline>) -> GatewayError {
+    let node = &endpoint.node;
+    match deadline {
+        Some(deadline) if deadline.remaining().is_none() => {
+            deadline.exceeded(&format!("the engine on node {node} had not completed the answer"))
+        }
+        _ => GatewayError::new(
+            ErrorKind::EngineSilent,
+            format!(
+                "the engine on node {node} said nothing for {} s; the answer is given up",
+                silence.as_secs()
+            ),
+        ),
+    }
+}
+
+/// The refusal of what a gateway that ends cannot wait for.
+pub(super) fn shutdown_error() -> GatewayError {
+    GatewayError::new(ErrorKind::ShuttingDown, "the gateway is shutting down; send the request again")
+        .retry_after(RETRY_AFTER)
+}

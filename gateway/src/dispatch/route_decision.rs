@@ -1,0 +1,288 @@
+//! Decides what to do for a model by one table: try an endpoint, wait, or refuse. Pure; which of
+//! several endpoints is the least busy is told by the caller.
+
+use crate::error::{ErrorKind, GatewayError};
+use crate::routes::{Deployment, Endpoint, Resolved, ModelScope, DeploymentState, RoutingTable};
+
+/// What to do now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum RouteDecision<'a> {
+    /// Ask this one, of this deployment.
+    Try(&'a Deployment, &'a Endpoint),
+    /// Nobody answers now, but this deployment may soon; the text says what is going on.
+    Wait(&'a Deployment, String),
+    /// Waiting would not help.
+    Refuse(GatewayError),
+}
+
+/// Who began an answer, and with what.
+#[derive(Clone, Debug)]
+pub(super) struct ResumePoint {
+    /// `namespace/name` of the deployment.
+    pub(super) deployment: String,
+    /// Name of the Model.
+    pub(super) model: String,
+    /// Tokens of the prompt.
+    pub(super) prompt_tokens: u32,
+}
+
+/// What goes on with an answer that was begun: an endpoint of the same deployment that runs the same Model, whatever
+/// name the deployment was asked by and has now. Any other model would go on with another answer.
+pub(super) fn choose_resume<'a>(
+    table: &'a RoutingTable,
+    begun: &ResumePoint,
+    pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
+) -> RouteDecision<'a> {
+    let ResumePoint { deployment: name, model, prompt_tokens: _ } = begun;
+    let Some(deployment) = table.deployments.iter().find(|one| one.full_name() == *name) else {
+        let message = format!("ModelDeployment {name} was deleted meanwhile");
+        return RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotReady, message));
+    };
+    let same = deployment.endpoints.iter().filter(|endpoint| endpoint.model == *model);
+    if let Some(endpoint) = pick(same.collect()) {
+        return RouteDecision::Try(deployment, endpoint);
+    }
+    if deployment.model != *model {
+        let now = &deployment.model;
+        let message = format!("ModelDeployment {name} was given the Model {now} meanwhile; it was {model}");
+        return RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotReady, message));
+    }
+    match pending_reason(deployment) {
+        Some(hope) => RouteDecision::Wait(deployment, hope),
+        None => RouteDecision::Refuse(not_servable(name, &[deployment])),
+    }
+}
+
+/// The first target with an endpoint that `pick` takes; else what its deployments say.
+pub(super) fn choose<'a>(
+    table: &'a RoutingTable,
+    model: &str,
+    scope: &ModelScope,
+    pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
+) -> RouteDecision<'a> {
+    let deployments = match table.resolve(model, scope) {
+        Resolved::Deployments(deployments) => deployments,
+        other => return RouteDecision::Refuse(unresolved(table, model, scope, &other)),
+    };
+    for deployment in &deployments {
+        if let Some(endpoint) = pick(deployment.endpoints.iter().collect()) {
+            return RouteDecision::Try(deployment, endpoint);
+        }
+    }
+    match deployments.iter().find_map(|deployment| Some((deployment, pending_reason(deployment)?))) {
+        Some((deployment, hope)) => RouteDecision::Wait(deployment, hope),
+        None => RouteDecision::Refuse(not_servable(model, &deployments)),
+    }
+}
+
+/// Why a deployment nobody answers for may do so soon, if it may.
+fn pending_reason(deployment: &Deployment) -> Option<String> {
+    match &deployment.state {
+        _ if !deployment.endpoints.is_empty() => Some("its engines do not answer".to_owned()),
+        DeploymentState::Ready => Some("its group is being formed again".to_owned()),
+        DeploymentState::Working(message) => Some(message.clone()),
+        DeploymentState::Halted(_) => None,
+    }
+}
+
+/// The refusal of a model none of whose deployments will answer.
+fn not_servable(model: &str, deployments: &[&Deployment]) -> GatewayError {
+    let reasons: Vec<String> = deployments
+        .iter()
+        .filter_map(|deployment| match &deployment.state {
+            DeploymentState::Halted(message) => Some(format!("{}: {message}", deployment.full_name())),
+            DeploymentState::Ready | DeploymentState::Working(_) => None,
+        })
+        .collect();
+    let message = format!("model `{model}` cannot answer. {}", reasons.join("; "));
+    GatewayError::new(ErrorKind::ModelNotReady, message)
+}
+
+/// The refusal of a name that leads this caller to no deployment.
+pub(super) fn unknown(table: &RoutingTable, model: &str, scope: &ModelScope) -> Option<GatewayError> {
+    match table.resolve(model, scope) {
+        Resolved::Deployments(_) => None,
+        other => Some(unresolved(table, model, scope, &other)),
+    }
+}
+
+/// Names shown in a message: enough to spot a typing error, few enough to read.
+const MAX_LISTED_NAMES: usize = 20;
+
+fn unresolved(table: &RoutingTable, model: &str, scope: &ModelScope, resolved: &Resolved<'_>) -> GatewayError {
+    let message = match resolved {
+        Resolved::Forbidden => {
+            let opens = scope.models().join(", ");
+            let message = format!("this key does not open the model `{model}`; it opens: {opens}");
+            return GatewayError { param: Some("model".into()), ..GatewayError::new(ErrorKind::ModelForbidden, message) };
+        }
+        Resolved::Dangling(name) => format!(
+            "model `{model}` is a name of ModelRoute {}, but none of its targets exists: {}",
+            name.route,
+            name.targets.join(", ")
+        ),
+        Resolved::Ambiguous(names) => {
+            format!("model `{model}` exists in several namespaces; ask for one of: {}", names.join(", "))
+        }
+        Resolved::Deployments(_) | Resolved::Unknown => {
+            let known: Vec<String> = table.models(scope).into_iter().map(|(id, _)| id).collect();
+            let shown = known.iter().take(MAX_LISTED_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
+            match known.len() {
+                0 => format!(
+                    "model `{model}` does not exist, and no other does yet; apply a ModelDeployment first"
+                ),
+                count if count > MAX_LISTED_NAMES => {
+                    format!("model `{model}` does not exist; {count} do, among them: {shown}")
+                }
+                _ => format!("model `{model}` does not exist; these do: {shown}"),
+            }
+        }
+    };
+    GatewayError { param: Some("model".into()), ..GatewayError::new(ErrorKind::ModelNotFound, message) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::routes::ModelAlias;
+
+    fn endpoint(address: &str) -> Endpoint {
+        let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
+        Endpoint { address: address.into(), node, group, model, epoch: 1 }
+    }
+
+    fn deployment(name: &str, state: DeploymentState, addresses: &[&str]) -> Deployment {
+        Deployment {
+            namespace: "default".into(),
+            name: name.into(),
+            created: 0,
+            context_tokens: 1,
+            model: "small".into(),
+            state,
+            endpoints: addresses.iter().map(|address| endpoint(address)).collect(),
+        }
+    }
+
+    fn table() -> RoutingTable {
+        let targets = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let name = |pattern: &str, names: &[&str]| ModelAlias {
+            pattern: pattern.into(),
+            route: "default/r".into(),
+            namespace: "default".into(),
+            targets: targets(names),
+            hold_timeout: None,
+        };
+        RoutingTable {
+            synced: true,
+            deployments: vec![
+                deployment("up", DeploymentState::Ready, &["1", "2"]),
+                deployment("late", DeploymentState::Working("copying".into()), &["3"]),
+                deployment("soon", DeploymentState::Working("copying".into()), &[]),
+                deployment("between", DeploymentState::Ready, &[]),
+                deployment("stuck", DeploymentState::Halted("needs 9 GiB".into()), &[]),
+            ],
+            aliases: vec![
+                name("any", &["stuck", "soon", "up"]),
+                name("hope", &["stuck", "soon"]),
+                name("none", &["gone"]),
+            ],
+        }
+    }
+
+    fn spoken(choice: RouteDecision<'_>) -> String {
+        match choice {
+            RouteDecision::Try(_, endpoint) => format!("try {}", endpoint.address),
+            RouteDecision::Wait(_, message) => format!("wait: {message}"),
+            RouteDecision::Refuse(refusal) => format!("{}: {}", refusal.kind.as_str(), refusal.message),
+        }
+    }
+
+    #[test]
+    fn resume_needs_the_same_model_of_the_same_deployment() {
+        let begun = |name: &str| ResumePoint {
+            deployment: format!("default/{name}"),
+            model: "small".into(),
+            prompt_tokens: 7,
+        };
+        // The one that is rolled out to another model: its first replica runs that already.
+        let rolling = |endpoints: &[&str]| {
+            let mut one = deployment("rolling", DeploymentState::Ready, endpoints);
+            one.model = "large".into();
+            one.endpoints[0].model = "large".into();
+            one
+        };
+        let with = |one: Deployment| RoutingTable { deployments: vec![one], ..table() };
+        for (story, table, name, resting, expected) in [
+            ("another replica", table(), "up", vec!["1"], "try 2"),
+            ("the only one", table(), "up", vec!["1", "2"], "wait: its engines do not answer"),
+            ("between two epochs", table(), "between", vec![], "wait: its group is being formed again"),
+            ("on its way", table(), "soon", vec![], "wait: copying"),
+            (
+                "nobody will answer",
+                table(),
+                "stuck",
+                vec![],
+                "model_not_ready: model `default/stuck` cannot answer. default/stuck: needs 9 GiB",
+            ),
+            (
+                "gone, whoever else has its names",
+                table(),
+                "any",
+                vec![],
+                "model_not_ready: ModelDeployment default/any was deleted meanwhile",
+            ),
+            ("an old replica is left", with(rolling(&["1", "2"])), "rolling", vec![], "try 2"),
+            (
+                "none is left",
+                with(rolling(&["1"])),
+                "rolling",
+                vec![],
+                "model_not_ready: ModelDeployment default/rolling was given the Model large meanwhile; it was small",
+            ),
+        ] {
+            let choice = choose_resume(&table, &begun(name), |endpoints| {
+                endpoints.into_iter().find(|endpoint| !resting.contains(&endpoint.address.as_str()))
+            });
+            assert_eq!(spoken(choice), expected, "{story}");
+        }
+    }
+
+    #[test]
+    fn first_ready_target_is_chosen_else_a_pending_one_awaited() {
+        let table = table();
+        let said = |model: &str, resting: &[&str]| {
+            let choice = choose(&table, model, &ModelScope::ALL, |endpoints| {
+                endpoints.into_iter().find(|endpoint| !resting.contains(&endpoint.address.as_str()))
+            });
+            spoken(choice)
+        };
+        for (model, resting, expected) in [
+            ("up", vec![], "try 1"),
+            ("up", vec!["1"], "try 2"),
+            ("up", vec!["1", "2"], "wait: its engines do not answer"),
+            ("late", vec![], "try 3"),
+            ("soon", vec![], "wait: copying"),
+            ("between", vec![], "wait: its group is being formed again"),
+            ("stuck", vec![], "model_not_ready: model `stuck` cannot answer. default/stuck: needs 9 GiB"),
+            ("any", vec![], "try 1"),
+            ("any", vec!["1", "2"], "wait: copying"),
+            ("hope", vec![], "wait: copying"),
+            (
+                "none",
+                vec![],
+                "model_not_found: model `none` is a name of ModelRoute default/r, but none of its targets exists: gone",
+            ),
+            (
+                "nix",
+                vec![],
+                "model_not_found: model `nix` does not exist; these do: up, late, soon, between, stuck, any, hope",
+            ),
+        ] {
+            assert_eq!(said(model, &resting), expected, "{model} {resting:?}");
+        }
+        let empty = RoutingTable { synced: true, ..RoutingTable::default() };
+        let refusal = unknown(&empty, "nix", &ModelScope::ALL).unwrap();
+        assert!(refusal.message.contains("no other does yet"), "{refusal}");
+        assert_eq!(refusal.param.as_deref(), Some("model"));
+    }
+}

@@ -1,0 +1,157 @@
+//! What a request may ask for beside an answer: when it has its turn, how long it may take and how long its answer may
+//! be. Its key says the most; a request may ask for less and never gets more. Pure; which words ask for it is its
+//! dialect's business.
+
+use std::time::Duration;
+
+use axum::http::{HeaderMap, HeaderName};
+
+use crate::error::GatewayError;
+
+/// The engine's bound: priorities lie between its negative and it.
+pub const MAX_PRIORITY: i32 = 100;
+/// Levels below its key's that a request has which is in no hurry. As ten seconds of waiting are worth one level, it
+/// lets those pass that come within the five minutes after it, and then nobody more.
+pub const FLEX_LEVELS: u32 = 30;
+/// Seconds that the whole answer may take, as a client says it. No standard has a name for it; the header of OpenAI's
+/// clients, `x-stainless-read-timeout`, is sent whether anybody asked for it or not, and means each read of a stream.
+const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("x-request-timeout");
+/// A day: beyond it nobody waits for a connection.
+const MAX_TIMEOUT_SECONDS: f64 = 86_400.0;
+
+/// What the requests of a caller may ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// When they have their turn: higher first.
+    pub priority: i32,
+    /// Most tokens of one answer.
+    pub max_tokens: Option<u32>,
+    /// Longest time for one answer.
+    pub max_duration: Option<Duration>,
+}
+
+impl RequestLimits {
+    /// How many levels a request can come below its key's priority.
+    pub fn max_levels(&self) -> u32 {
+        self.priority.saturating_add(MAX_PRIORITY).unsigned_abs()
+    }
+
+    /// The priority so many levels below the key's, or the lowest there is.
+    pub fn priority_below(&self, levels: u32) -> i32 {
+        self.priority.saturating_sub_unsigned(levels).max(-MAX_PRIORITY)
+    }
+
+    /// Most tokens of an answer for which a request asks by this `field`. One that asks for too many is refused: a
+    /// shorter answer than was asked for would look complete.
+    pub fn max_tokens(&self, asked: Option<u32>, field: &str) -> Result<Option<u32>, GatewayError> {
+        match (asked, self.max_tokens) {
+            (Some(asked), Some(most)) if asked > most => Err(GatewayError::field(
+                field,
+                format!(
+                    "`{field}` is {asked}, and this key has at most {most} for one answer; ask for as many or fewer"
+                ),
+            )),
+            (asked, most) => Ok(asked.or(most)),
+        }
+    }
+
+    /// How long the caller of a request with these headers waits for the whole answer.
+    pub fn timeout(&self, headers: &HeaderMap) -> Result<Option<Duration>, GatewayError> {
+        let asked = headers.get(TIMEOUT_HEADER).map(|value| {
+            let seconds = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
+            let seconds = seconds.filter(|seconds| *seconds > 0.0 && *seconds <= MAX_TIMEOUT_SECONDS);
+            seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+                let shown: String = String::from_utf8_lossy(value.as_bytes()).chars().take(40).collect();
+                let message = format!(
+                    "the header {TIMEOUT_HEADER} must be seconds, more than 0 and at most {MAX_TIMEOUT_SECONDS}, such as 30 or 2.5, not `{shown}`"
+                );
+                GatewayError::field(TIMEOUT_HEADER.as_str(), message)
+            })
+        });
+        let asked = asked.transpose()?;
+        // Whoever would wait longer than the key allows is told so at the key's limit.
+        Ok(asked.into_iter().chain(self.max_duration).min())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn priority_stays_between_that_of_the_key_and_the_lowest() {
+        for (priority, levels, below) in [
+            (0, 100, [(0, 0), (1, -1), (30, -30), (100, -100), (101, -100), (u32::MAX, -100)]),
+            (100, 200, [(0, 100), (1, 99), (30, 70), (100, 0), (101, -1), (u32::MAX, -100)]),
+            (-90, 10, [(0, -90), (1, -91), (30, -100), (100, -100), (101, -100), (u32::MAX, -100)]),
+            (-100, 0, [(0, -100), (1, -100), (30, -100), (100, -100), (101, -100), (u32::MAX, -100)]),
+        ] {
+            let terms = RequestLimits { priority, ..RequestLimits::default() };
+            assert_eq!(terms.max_levels(), levels, "{priority}");
+            for (levels, expected) in below {
+                assert_eq!(terms.priority_below(levels), expected, "{priority} - {levels}");
+            }
+        }
+    }
+
+    #[test]
+    fn max_tokens_beyond_the_key_is_refused_with_the_numbers() {
+        for (most, asked, expected) in [
+            (None, None, Ok(None)),
+            (None, Some(9), Ok(Some(9))),
+            (Some(5), None, Ok(Some(5))),
+            (Some(5), Some(5), Ok(Some(5))),
+            (Some(5), Some(1), Ok(Some(1))),
+            (Some(5), Some(6), Err("`max_tokens` is 6, and this key has at most 5")),
+        ] {
+            let terms = RequestLimits { max_tokens: most, ..RequestLimits::default() };
+            match (terms.max_tokens(asked, "max_tokens"), expected) {
+                (Ok(got), Ok(expected)) => assert_eq!(got, expected, "{most:?} {asked:?}"),
+                (Err(refusal), Err(words)) => {
+                    assert_eq!(
+                        (refusal.kind, refusal.param.as_deref()),
+                        (ErrorKind::InvalidRequest, Some("max_tokens"))
+                    );
+                    assert!(refusal.message.contains(words), "{refusal}");
+                }
+                (got, _) => panic!("{most:?} {asked:?}: {got:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn timeout_is_the_shorter_of_header_and_key_limit() {
+        let ms = Duration::from_millis;
+        for (longest, header, expected) in [
+            (None, None, Some(None)),
+            (None, Some("30"), Some(Some(ms(30_000)))),
+            (None, Some(" 2.5 "), Some(Some(ms(2_500)))),
+            (None, Some("86400"), Some(Some(ms(86_400_000)))),
+            (Some(10), None, Some(Some(ms(10_000)))),
+            (Some(10), Some("30"), Some(Some(ms(10_000)))),
+            (Some(10), Some("3"), Some(Some(ms(3_000)))),
+            (None, Some("0"), None),
+            (None, Some("-1"), None),
+            (None, Some("86400.1"), None),
+            (None, Some("nan"), None),
+            (None, Some("inf"), None),
+            (None, Some(""), None),
+            (None, Some("30s"), None),
+            (Some(10), Some("soon"), None),
+        ] {
+            let terms = RequestLimits { max_duration: longest.map(Duration::from_secs), ..RequestLimits::default() };
+            let headers = header.map(|value| (TIMEOUT_HEADER, value.parse().unwrap())).into_iter().collect();
+            match terms.timeout(&headers) {
+                Ok(got) => assert_eq!(Some(got), expected, "{longest:?} {header:?}"),
+                Err(refusal) => {
+                    assert!(expected.is_none(), "{longest:?} {header:?}: {refusal}");
+                    assert_eq!(refusal.kind, ErrorKind::InvalidRequest);
+                    for words in ["x-request-timeout", "86400", header.unwrap()] {
+                        assert!(refusal.message.contains(words), "{refusal}");
+                    }
+                }
+            }
+        }
+    }
+}

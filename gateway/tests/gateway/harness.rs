@@ -1,0 +1,459 @@
+//! A gateway on free loopback ports, one of them as other machines see it, engines that speak from scripts, and a client.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::Stream;
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use russet_crds::{AccessKey, AccessKeySpec};
+use russet_gateway::keys::Keyring;
+use russet_gateway::listen::{Certificate, HttpListener, ListenerLimits, ServerFiles};
+use russet_gateway::routes::{Deployment, Endpoint, ModelAlias, DeploymentState, RoutingTable};
+use russet_gateway::server::GatewayServer;
+use russet_gateway::dispatch::DispatchLimits;
+use russet_rpc::engine as pb;
+use russet_rpc::engine::engine_server::{Engine as Service, EngineServer};
+use russet_rpc::tls::{self, TlsFiles, Protocol};
+use russet_wire::event::{GenerationEvent, FinishReason, Usage};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Longest any condition is waited for: far beyond what a loaded machine needs.
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Limits with which nothing is waited for that a test does not ask for.
+pub fn limits() -> DispatchLimits {
+    DispatchLimits {
+        sync_timeout: TEST_TIMEOUT,
+        hold_timeout: TEST_TIMEOUT,
+        headers_timeout: TEST_TIMEOUT,
+        heartbeat: TEST_TIMEOUT,
+        ..DispatchLimits::default()
+    }
+}
+
+/// What a scripted engine does next.
+#[derive(Clone)]
+pub enum ScriptStep {
+    Say(GenerationEvent),
+    /// Nothing, until the request is cancelled.
+    Hang,
+    /// Nothing, until the token is cancelled.
+    Until(CancellationToken),
+    /// Ends the stream with this status.
+    Break(tonic::Code, &'static str),
+}
+
+pub fn started() -> ScriptStep {
+    ScriptStep::Say(GenerationEvent::Started { prompt_tokens: 7, emitted_tokens: 0 })
+}
+
+pub fn token(text: &str) -> ScriptStep {
+    ScriptStep::Say(GenerationEvent::Token { id: 1, text: text.into() })
+}
+
+pub fn finished(reason: FinishReason) -> ScriptStep {
+    ScriptStep::Say(GenerationEvent::Finished {
+        reason,
+        usage: Usage { prompt_tokens: 7, completion_tokens: 3, cached_tokens: 2 },
+    })
+}
+
+/// A complete answer: `Hello there`.
+pub fn hello() -> Vec<ScriptStep> {
+    vec![started(), token("Hello"), token(""), token(" there"), finished(FinishReason::Stop)]
+}
+
+pub struct Certificates {
+    issuer: Issuer<'static, KeyPair>,
+    dir: tempfile::TempDir,
+}
+
+impl Certificates {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "test ca");
+        std::fs::write(dir.path().join("ca.crt"), params.clone().self_signed(&key).unwrap().pem()).unwrap();
+        Self { issuer: Issuer::new(params, key), dir }
+    }
+
+    pub fn gateway(&self) -> TlsFiles {
+        self.identity(tls::GATEWAY_USER, vec![])
+    }
+
+    /// What other machines see, valid for 127.0.0.1; written anew at every call.
+    pub fn server(&self) -> ServerFiles {
+        let folder = self.dir.path().join("server");
+        let _ = std::fs::remove_dir_all(&folder);
+        let files = self.identity("server", vec!["127.0.0.1".into()]);
+        ServerFiles { cert: files.cert, key: files.key }
+    }
+
+    pub fn ca_path(&self) -> std::path::PathBuf {
+        self.dir.path().join("ca.crt")
+    }
+
+    pub fn ca(&self) -> reqwest::Certificate {
+        reqwest::Certificate::from_pem(&std::fs::read(self.ca_path()).unwrap()).unwrap()
+    }
+
+    pub fn ca_der(&self) -> rustls::pki_types::CertificateDer<'static> {
+        use rustls::pki_types::pem::PemObject as _;
+        rustls::pki_types::CertificateDer::from_pem_file(self.ca_path()).unwrap()
+    }
+
+    fn identity(&self, user: &str, dns: Vec<String>) -> TlsFiles {
+        let folder = self.dir.path().join(user.replace(':', "-"));
+        let ca = self.dir.path().join("ca.crt");
+        if !folder.exists() {
+            std::fs::create_dir(&folder).unwrap();
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new(dns).unwrap();
+            params.distinguished_name.push(DnType::CommonName, user);
+            params.extended_key_usages =
+                vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+            let certificate = params.signed_by(&key, &self.issuer).unwrap();
+            std::fs::write(folder.join("tls.crt"), certificate.pem()).unwrap();
+            std::fs::write(folder.join("tls.key"), key.serialize_pem()).unwrap();
+        }
+        TlsFiles { ca, ..TlsFiles::in_dir(Path::new(&folder)) }
+    }
+}
+
+/// A scripted engine in a runtime of its own, so that killing it closes every socket at once, as the
+/// kernel does for a killed process.
+pub struct ScriptedEngine {
+    pub address: SocketAddr,
+    node: String,
+    pub received: Arc<Mutex<Vec<pb::GenerateRequest>>>,
+    pub callers: Arc<Mutex<Vec<String>>>,
+    running: watch::Receiver<usize>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl ScriptedEngine {
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Waits until exactly `count` requests hold a slot.
+    pub async fn running(&self, count: usize) {
+        let mut running = self.running.clone();
+        let waited = tokio::time::timeout(TEST_TIMEOUT, running.wait_for(|running| *running == count)).await;
+        assert!(waited.is_ok(), "{count} running requests never came; there are {}", *self.running.borrow());
+    }
+
+    pub fn requests(&self) -> usize {
+        self.received.lock().unwrap().len()
+    }
+}
+
+impl Drop for ScriptedEngine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+type ScriptFn = Box<dyn Fn(&pb::GenerateRequest) -> Vec<ScriptStep> + Send + Sync>;
+
+struct ScriptedService {
+    acts: ScriptFn,
+    received: Arc<Mutex<Vec<pb::GenerateRequest>>>,
+    callers: Arc<Mutex<Vec<String>>>,
+    running: watch::Sender<usize>,
+}
+
+struct RunningSlot(watch::Sender<usize>);
+
+impl Drop for RunningSlot {
+    fn drop(&mut self) {
+        self.0.send_modify(|running| *running -= 1);
+    }
+}
+
+type EventStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Service for ScriptedService {
+    type GenerateStream = EventStream<pb::GenerateEvent>;
+    type FollowStream = EventStream<pb::FollowReply>;
+    type PrefixesStream = EventStream<pb::PrefixesEvent>;
+
+    async fn describe(
+        &self,
+        _: Request<pb::DescribeRequest>,
+    ) -> Result<Response<pb::EngineDescription>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn follow(
+        &self,
+        _: Request<Streaming<pb::FollowCommand>>,
+    ) -> Result<Response<Self::FollowStream>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn prefixes(
+        &self,
+        _: Request<pb::PrefixesRequest>,
+    ) -> Result<Response<Self::PrefixesStream>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn generate(
+        &self,
+        request: Request<pb::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        self.callers.lock().unwrap().push(tls::peer_user(&request).unwrap_or_default());
+        let acts = (self.acts)(request.get_ref());
+        self.received.lock().unwrap().push(request.into_inner());
+        self.running.send_modify(|running| *running += 1);
+        let slot = RunningSlot(self.running.clone());
+        Ok(Response::new(Box::pin(async_stream::stream! {
+            let _slot = slot;
+            for act in acts {
+                match act {
+                    ScriptStep::Say(event) => yield Ok(event.into()),
+                    ScriptStep::Hang => std::future::pending().await,
+                    ScriptStep::Until(token) => token.cancelled().await,
+                    ScriptStep::Break(code, message) => {
+                        yield Err(Status::new(code, message));
+                        return;
+                    }
+                }
+            }
+        })))
+    }
+}
+
+/// An engine on `node` that answers every request by `acts`.
+pub fn script_engine(
+    certificates: &Certificates,
+    node: &str,
+    acts: impl Fn(&pb::GenerateRequest) -> Vec<ScriptStep> + Send + Sync + 'static,
+) -> ScriptedEngine {
+    let files = certificates.identity(&tls::node_user(node), vec![tls::node_dns_name(node)]);
+    let (running, watched) = watch::channel(0);
+    let seen = Arc::new(Mutex::new(vec![]));
+    let callers = Arc::new(Mutex::new(vec![]));
+    let script = ScriptedService { acts: Box::new(acts), received: seen.clone(), callers: callers.clone(), running };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = tonic::transport::Server::builder().add_service(EngineServer::new(script));
+    runtime.spawn(async move {
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        server.serve_with_incoming(files.incoming(listener, Protocol::Grpc).unwrap()).await
+    });
+    ScriptedEngine { address, node: node.into(), received: seen, callers, running: watched, runtime: Some(runtime) }
+}
+
+pub struct GatewayLab {
+    pub certificates: Certificates,
+    publish: watch::Sender<Arc<RoutingTable>>,
+    keyring: watch::Sender<Arc<Keyring>>,
+    pub address: SocketAddr,
+    /// The address of the door for other machines.
+    pub network: SocketAddr,
+    pub client: reqwest::Client,
+    pub stop: CancellationToken,
+    pub served: Option<tokio::task::JoinHandle<Result<(), russet_gateway::Error>>>,
+}
+
+fn client(certificates: &Certificates) -> reqwest::ClientBuilder {
+    reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().tls_certs_only([certificates.ca()])
+}
+
+impl GatewayLab {
+    pub async fn start(limits: DispatchLimits) -> Self {
+        Self::start_with(limits, ListenerLimits::default()).await
+    }
+
+    pub async fn start_with(limits: DispatchLimits, patience: ListenerLimits) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let certificates = Certificates::new();
+        let bind = || tokio::net::TcpListener::bind("127.0.0.1:0");
+        let (inside, outside) = (bind().await.unwrap(), bind().await.unwrap());
+        let (address, network) = (inside.local_addr().unwrap(), outside.local_addr().unwrap());
+        let certificate = Certificate::read(certificates.server()).unwrap();
+        let doors = vec![HttpListener::loopback(inside), HttpListener::network(outside, &certificate)];
+        let (publish, table) = watch::channel(Arc::new(RoutingTable::default()));
+        let (keyring, keys) = watch::channel(Arc::new(Keyring::default().updated([], 0)));
+        let stop = CancellationToken::new();
+        let gateway = GatewayServer::new(doors, table, keys, certificates.gateway(), limits, patience);
+        let served = tokio::spawn(gateway.serve(stop.clone().cancelled_owned()));
+        let client = client(&certificates).build().unwrap();
+        Self { certificates, publish, keyring, address, network, client, stop, served: Some(served) }
+    }
+
+    /// A client whose connections come from this address.
+    pub fn client_from(&self, address: impl Into<std::net::IpAddr>) -> reqwest::Client {
+        client(&self.certificates).local_address(address.into()).build().unwrap()
+    }
+
+    /// Makes these keys all there are.
+    pub fn keys(&self, keys: &[AccessKey]) {
+        let next = self.keyring.borrow().updated(keys, keys.len());
+        self.keyring.send_replace(Arc::new(next));
+    }
+
+    /// Forgets that the keys were ever read.
+    pub fn clear_keys(&self) {
+        self.keyring.send_replace(Arc::default());
+    }
+
+    /// An engine that answers every request by `acts`.
+    pub fn engine(
+        &self,
+        node: &str,
+        acts: impl Fn(&pb::GenerateRequest) -> Vec<ScriptStep> + Send + Sync + 'static,
+    ) -> ScriptedEngine {
+        script_engine(&self.certificates, node, acts)
+    }
+
+    /// An engine with one script for all, which is the only one of the model `m`.
+    pub fn only_engine(&self, acts: Vec<ScriptStep>) -> ScriptedEngine {
+        let engine = self.engine("a", move |_| acts.clone());
+        self.publish(&[("m", DeploymentState::Ready, &[&engine])]);
+        engine
+    }
+
+    /// Makes these deployments all there is.
+    pub fn publish(&self, deployments: &[(&str, DeploymentState, &[&ScriptedEngine])]) {
+        self.publish_with(deployments, vec![]);
+    }
+
+    /// The same with names of ModelRoutes.
+    pub fn publish_with(&self, deployments: &[(&str, DeploymentState, &[&ScriptedEngine])], names: Vec<ModelAlias>) {
+        let deployments = deployments
+            .iter()
+            .map(|(name, state, engines)| Deployment {
+                namespace: "default".into(),
+                name: (*name).into(),
+                created: 1_700_000_000,
+                context_tokens: 8192,
+                model: "small".into(),
+                state: state.clone(),
+                endpoints: engines
+                    .iter()
+                    .map(|engine| Endpoint {
+                        address: engine.address.to_string(),
+                        node: engine.node.clone(),
+                        group: format!("default/{name}-0"),
+                        model: "small".into(),
+                        epoch: 1,
+                    })
+                    .collect(),
+            })
+            .collect();
+        self.publish.send_replace(Arc::new(RoutingTable { synced: true, deployments, aliases: names }));
+    }
+
+    /// Changes what there is.
+    pub fn change(&self, change: impl FnOnce(&mut RoutingTable)) {
+        self.publish.send_modify(|table| change(Arc::make_mut(table)));
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// The same for other machines.
+    pub fn network_url(&self, path: &str) -> String {
+        format!("https://{}{path}", self.network)
+    }
+
+    /// A chat with the model `m`, with more fields.
+    pub fn chat(&self, more: Value) -> reqwest::RequestBuilder {
+        self.client.post(self.url("/v1/chat/completions")).json(&chat_body(more))
+    }
+
+    /// The same from another machine.
+    pub fn network_chat(&self, more: Value) -> reqwest::RequestBuilder {
+        self.client.post(self.network_url("/v1/chat/completions")).json(&chat_body(more))
+    }
+
+    pub async fn metrics(&self) -> String {
+        self.client.get(self.url("/metrics")).send().await.unwrap().text().await.unwrap()
+    }
+}
+
+fn chat_body(more: Value) -> Value {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// An AccessKey of the namespace `default` for this secret.
+pub fn access_key(name: &str, secret: &str, change: impl FnOnce(&mut AccessKeySpec)) -> AccessKey {
+    use sha2::Digest as _;
+    let secret_sha256 = hex::encode(sha2::Sha256::digest(secret));
+    let mut spec = AccessKeySpec { secret_sha256, ..Default::default() };
+    change(&mut spec);
+    let mut key = AccessKey::new(name, spec);
+    key.metadata.namespace = Some("default".into());
+    key
+}
+
+impl Drop for GatewayLab {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(served) = &self.served {
+            served.abort();
+        }
+    }
+}
+
+/// Waits until the metrics say this.
+pub async fn wait_for_metric(lab: &GatewayLab, line: &str) {
+    let shown = tokio::time::timeout(TEST_TIMEOUT, async {
+        while !lab.metrics().await.contains(line) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(shown.await.is_ok(), "{line} never came:\n{}", lab.metrics().await);
+}
+
+/// The events of a stream, what differs from run to run replaced; comments and `[DONE]` as texts.
+pub fn transcript(text: &str) -> Vec<Value> {
+    assert!(text.is_empty() || text.ends_with("\n\n"), "an event is cut off: {text:?}");
+    text.split_terminator("\n\n")
+        .map(|event| match event.strip_prefix("data: ") {
+            Some("[DONE]") => json!("[DONE]"),
+            Some(data) => normalize(serde_json::from_str(data).unwrap()),
+            None => json!(event),
+        })
+        .collect()
+}
+
+/// Replaces id and time, after a look at them.
+pub fn normalize(mut value: Value) -> Value {
+    if let Some(id) = value.get("id").and_then(Value::as_str) {
+        assert!(id.starts_with("chatcmpl-") && id.len() == "chatcmpl-".len() + 24, "{id}");
+        assert!(value["created"].as_u64().unwrap() > 1_700_000_000, "{value}");
+        value["id"] = json!("ID");
+        value["created"] = json!(0);
+    }
+    value
+}
+
+/// A chunk with this delta.
+pub fn chunk(delta: Value, reason: Option<&str>) -> Value {
+    json!({
+        "id": "ID", "object": "chat.completion.chunk", "created": 0, "model": "m",
+        "choices": [{"index": 0, "delta": delta, "logprobs": null, "finish_reason": reason}],
+    })
+}

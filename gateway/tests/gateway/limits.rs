@@ -1,0 +1,240 @@
+//! What a key and a request say of a request's turn, its time and its length: what engines are told of it, and what
+//! clients are once the time is over, wherever the request is then.
+
+use std::time::Duration;
+
+use russet_gateway::routes::DeploymentState;
+use russet_gateway::dispatch::DispatchLimits;
+use russet_rpc::engine::GenerateRequest;
+use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind};
+use serde_json::{Value, json};
+
+use crate::harness::{ScriptStep, GatewayLab, TEST_TIMEOUT, access_key, hello, limits, wait_for_metric, started, token, transcript};
+
+const TIMEOUT: &str = "x-request-timeout";
+
+/// Status, `code`, `param` and message of a refusal.
+async fn error(response: reqwest::Response) -> (u16, Value, Value, String) {
+    let status = response.status().as_u16();
+    let error = response.json::<Value>().await.unwrap()["error"].take();
+    (status, error["code"].clone(), error["param"].clone(), error["message"].as_str().unwrap().to_owned())
+}
+
+/// The error a stream ends with.
+fn last_error(events: &[Value]) -> &Value {
+    let last = &events.last().unwrap()["error"];
+    assert!(last.is_object(), "{events:?}");
+    last
+}
+
+#[tokio::test]
+async fn engine_receives_the_limits_of_key_and_request() {
+    let lab = GatewayLab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    let low = access_key("low", "s-low", |spec| {
+        spec.priority = -5;
+        spec.max_tokens_per_request = Some(50);
+        spec.max_request_seconds = Some(20);
+    });
+    lab.keys(&[
+        low,
+        access_key("high", "s-high", |spec| spec.priority = 90),
+        access_key("plain", "s", |_| {}),
+    ]);
+    for (secret, header, more, priority, most, milliseconds, tier) in [
+        ("s", None, json!({}), 0, None, None, None),
+        ("s", Some("30"), json!({"max_tokens": 70}), 0, Some(70), Some(30_000), None),
+        ("s", None, json!({"service_tier": "flex"}), -30, None, None, Some("flex")),
+        ("s-high", None, json!({}), 90, None, None, None),
+        ("s-high", Some("0.5"), json!({"service_tier": "auto"}), 90, None, Some(500), Some("default")),
+        ("s-high", None, json!({"priority": 40}), 50, None, None, None),
+        ("s-low", None, json!({}), -5, Some(50), Some(20_000), None),
+        ("s-low", Some("7.5"), json!({"max_tokens": 3, "priority": 1}), -6, Some(3), Some(7_500), None),
+        ("s-low", Some("500"), json!({"max_completion_tokens": 50}), -5, Some(50), Some(20_000), None),
+    ] {
+        let mut request = lab.chat(more.clone()).bearer_auth(secret);
+        if let Some(header) = header {
+            request = request.header(TIMEOUT, header);
+        }
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 200, "{secret} {more}");
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!(answer["service_tier"].as_str(), tier, "{secret} {more}");
+        let seen = engine.received.lock().unwrap().pop().unwrap();
+        assert_eq!((seen.priority, seen.max_tokens), (priority, most), "{secret} {more}");
+        // Some of it has passed on the way.
+        match (seen.deadline_milliseconds, milliseconds) {
+            (None, None) => {}
+            (Some(told), Some(given)) => {
+                assert!(told <= given && told > 0, "{secret} {more}: {told} of {given}")
+            }
+            (told, given) => panic!("{secret} {more}: {told:?} of {given:?}"),
+        }
+    }
+    for (more, expected) in [(json!({}), None), (json!({"service_tier": "flex"}), Some("flex"))] {
+        let mut stream = json!({"stream": true});
+        stream.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let text = lab.chat(stream).bearer_auth("s").send().await.unwrap().text().await.unwrap();
+        let events = transcript(&text);
+        let chunks = events.iter().filter(|event| event.is_object());
+        assert!(chunks.clone().count() > 2);
+        assert!(chunks.into_iter().all(|chunk| chunk["service_tier"].as_str() == expected), "{events:?}");
+    }
+    engine.received.lock().unwrap().clear();
+    for (secret, header, more, param, words) in [
+        (
+            "s",
+            None,
+            json!({"priority": -1}),
+            "priority",
+            "from 0 to 100, not -1: 0 is this key's own priority (0)",
+        ),
+        (
+            "s-low",
+            None,
+            json!({"priority": 96}),
+            "priority",
+            "from 0 to 95, not 96: 0 is this key's own priority (-5)",
+        ),
+        ("s-low", None, json!({"max_tokens": 51}), "max_tokens", "is 51, and this key has at most 50"),
+        ("s", None, json!({"service_tier": "express"}), "service_tier", "auto, default, flex or priority"),
+        (
+            "s",
+            Some("soon"),
+            json!({}),
+            TIMEOUT,
+            "more than 0 and at most 86400, such as 30 or 2.5, not `soon`",
+        ),
+        ("s", Some("0"), json!({}), TIMEOUT, "not `0`"),
+    ] {
+        let mut request = lab.chat(more.clone()).bearer_auth(secret);
+        if let Some(header) = header {
+            request = request.header(TIMEOUT, header);
+        }
+        let (status, code, at, message) = error(request.send().await.unwrap()).await;
+        assert_eq!((status, code, at), (400, Value::Null, json!(param)), "{secret} {more}");
+        assert!(message.contains(words), "{message}");
+    }
+    assert_eq!(engine.requests(), 0);
+}
+
+/// Before anything was told a deadline is a 504 of its own, and after that the last event of the stream.
+#[tokio::test]
+async fn a_request_ends_at_its_deadline_wherever_it_is() {
+    let given = "0.3";
+    let beat = Duration::from_millis(20);
+    let exceeded = |message: &str| {
+        ScriptStep::Say(GenerationEvent::Failed(GenerationFailure { kind: FailureKind::DeadlineExceeded, message: message.into() }))
+    };
+    for (story, acts, streamed_text, words) in [
+        ("it is held", None, "", "the deadline of 300ms has passed: model `m`: it sleeps"),
+        (
+            "the engine says nothing",
+            Some(vec![ScriptStep::Hang]),
+            "",
+            "the engine on node a had not completed the answer",
+        ),
+        (
+            "the engine says nothing more",
+            Some(vec![started(), token("Hel"), ScriptStep::Hang]),
+            "Hel",
+            "the engine on node a had not completed the answer",
+        ),
+        ("the engine says so", Some(vec![exceeded("cannot be met")]), "", "cannot be met (asked with 300ms)"),
+        (
+            "the engine says so later",
+            Some(vec![started(), token("Hel"), exceeded("has passed, with 1 tokens")]),
+            "Hel",
+            "has passed, with 1 tokens",
+        ),
+    ] {
+        let lab = GatewayLab::start(DispatchLimits { headers_timeout: beat, ..limits() }).await;
+        let engine = acts.map(|acts| lab.only_engine(acts));
+        if engine.is_none() {
+            lab.publish(&[("m", DeploymentState::Working("it sleeps".into()), &[])]);
+        }
+        let response = lab.chat(json!({})).header(TIMEOUT, given).send().await.unwrap();
+        assert_eq!(response.headers()["x-should-retry"], "false", "{story}");
+        let (status, code, _, message) = error(response).await;
+        assert_eq!((status, code), (504, json!("deadline_exceeded")), "{story}");
+        assert!(message.contains(words), "{story}: {message}");
+        let response = lab.chat(json!({"stream": true})).header(TIMEOUT, given).send().await.unwrap();
+        let text = response.text().await.unwrap();
+        // What failed before its headers went out has its status alone.
+        if let Ok(body) = serde_json::from_str::<Value>(&text) {
+            assert_eq!((&body["error"]["code"], streamed_text), (&json!("deadline_exceeded"), ""), "{story}");
+        } else {
+            let events = transcript(&text);
+            let told: String =
+                events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+            assert_eq!(told, streamed_text, "{story}");
+            let error = last_error(&events);
+            assert_eq!(
+                (&error["code"], &error["type"]),
+                (&json!("deadline_exceeded"), &json!("server_error"))
+            );
+            assert!(error["message"].as_str().unwrap().contains(words), "{story}: {error}");
+        }
+        if let Some(engine) = engine {
+            engine.running(0).await;
+        }
+        let counted =
+            "russet_gateway_request_error_total{error_code=\"deadline_exceeded\",model_name=\"m\"} 2\n";
+        wait_for_metric(&lab, counted).await;
+    }
+}
+
+/// What is held and what is begun anew has used some of its time.
+#[tokio::test]
+async fn every_engine_gets_the_remaining_deadline() {
+    /// To pass while a request is held, and again while its answer is given.
+    const PASSING: Duration = Duration::from_millis(200);
+    let lab = GatewayLab::start(limits()).await;
+    lab.publish(&[("m", DeploymentState::Working("it sleeps".into()), &[])]);
+    let asked = lab.chat(json!({"stream": true, "priority": 3})).header(TIMEOUT, "60");
+    let answer = tokio::spawn(async move { asked.send().await.unwrap().text().await.unwrap() });
+    let waiting = "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"}";
+    wait_for_metric(&lab, &format!("{waiting} 1\n")).await;
+    tokio::time::sleep(PASSING).await;
+    let mut first = lab.engine("a", |_| vec![started(), token("Hel"), ScriptStep::Hang]);
+    lab.publish(&[("m", DeploymentState::Ready, &[&first])]);
+    first.running(1).await;
+    tokio::time::sleep(PASSING).await;
+    lab.publish(&[("m", DeploymentState::Working("it is formed anew".into()), &[])]);
+    first.kill();
+    wait_for_metric(&lab, &format!("{waiting} 1\n")).await;
+    let second = lab.engine("b", |request: &GenerateRequest| {
+        let emitted_tokens = request.emitted.len() as u32;
+        let started = GenerationEvent::Started { prompt_tokens: 7, emitted_tokens };
+        [ScriptStep::Say(started)].into_iter().chain(hello().into_iter().skip(1)).collect()
+    });
+    lab.publish(&[("m", DeploymentState::Ready, &[&second])]);
+    assert!(answer.await.unwrap().ends_with("data: [DONE]\n\n"));
+    let seen = [&first, &second].map(|engine| engine.received.lock().unwrap()[0].clone());
+    let [left, then] = seen.each_ref().map(|request| {
+        assert_eq!(request.priority, -3);
+        Duration::from_millis(request.deadline_milliseconds.unwrap())
+    });
+    assert_eq!(seen[1].emitted, [1]);
+    assert!(left <= Duration::from_secs(60) - PASSING, "{left:?}");
+    assert!(then <= left - PASSING, "{then:?} after {left:?}");
+}
+
+#[tokio::test]
+async fn interrupted_answer_fails_at_its_deadline() {
+    let lab = GatewayLab::start(DispatchLimits { hold_timeout: TEST_TIMEOUT, ..limits() }).await;
+    let mut engine = lab.only_engine(vec![started(), token("Hel"), ScriptStep::Hang]);
+    let asked = lab.chat(json!({"stream": true})).header(TIMEOUT, "0.7");
+    let mut response = asked.send().await.unwrap();
+    let mut text = String::new();
+    while !text.contains("Hel") {
+        text.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
+    }
+    lab.publish(&[("m", DeploymentState::Working("it is formed anew".into()), &[])]);
+    engine.kill();
+    let events = transcript(&(text + &response.text().await.unwrap()));
+    let error = last_error(&events);
+    assert_eq!(error["code"], "deadline_exceeded");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("the deadline of 700ms has passed: model `m`: it is formed anew"), "{message}");
+}

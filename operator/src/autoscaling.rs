@@ -1,0 +1,228 @@
+//! Deployments with autoscaling: as many replicas as demand asks for, written through `/scale` as a
+//! HorizontalPodAutoscaler would write them, and the reason in the condition ScalingActive. How many that is, the
+//! planner says; what becomes of them is the deployment's own controller's business.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt as _};
+use parking_lot::Mutex;
+use russet_crds::conditions::{self, Reason, Type, get};
+use russet_crds::names::AUTOSCALER_MANAGER;
+use russet_crds::{Autoscaling, ModelDeployment};
+use russet_plan::demand::{until_stale, summarize};
+use russet_plan::placement::place_with;
+use russet_plan::autoscaling::{ScalingDecision, ScalingHistory, ScalingInput, scale};
+use russet_plan::joint_placement::JointPlan;
+use russet_plan::validate::read;
+use serde_json::json;
+use thiserror::Error;
+
+use crate::snapshot;
+use crate::context::Context;
+use crate::reconcile::requeue_after;
+use crate::ssa;
+
+/// What somebody else's write just overtook is decided again after this.
+const CONFLICT_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// What is remembered of deployments, by their UIDs; an operator that starts anew only stops replicas later.
+pub type ScalingHistories = Mutex<HashMap<String, ScalingHistory>>;
+
+/// Why a deployment could not be scaled.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The replicas were not written.
+    #[error("ModelDeployment {name}: its replicas could not be scaled to {replicas}")]
+    Scale {
+        /// The deployment.
+        name: String,
+        /// How many there should be.
+        replicas: i32,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The status was not written.
+    #[error("ModelDeployment {name}: its status could not be written")]
+    Report {
+        /// The deployment.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Looks after the replicas of one deployment.
+pub async fn reconcile(
+    deployment: Arc<ModelDeployment>,
+    memories: Arc<ScalingHistories>,
+    context: Arc<Context>,
+) -> Result<Action, Error> {
+    let uid = deployment.uid().unwrap_or_default();
+    let name = deployment.name_any();
+    let rules = deployment.spec.autoscaling.as_ref();
+    let Some(rules) = rules.filter(|_| deployment.metadata.deletion_timestamp.is_none()) else {
+        memories.lock().remove(&uid);
+        report(&context, &deployment, None).await?;
+        return Ok(requeue_after([]));
+    };
+    let now = Timestamp::now();
+    let decision = {
+        let mut memories = memories.lock();
+        let memory = memories.entry(uid).or_default();
+        decide(&deployment, rules, memory, now, |replicas| fits(&context, &deployment, replicas, now))
+    };
+    let replicas = decision.replicas;
+    if replicas != deployment.spec.replicas {
+        match write(&context, &deployment, replicas).await {
+            Ok(()) => {
+                let ScalingDecision { reason, message, .. } = &decision;
+                tracing::info!(deployment = name, replicas, "{message}");
+                context.record(deployment.as_ref(), true, *reason, "Scale", message).await;
+            }
+            // What was decided on is no more.
+            Err(error) if ssa::is_code(&error, 409) => return Ok(Action::requeue(CONFLICT_RETRY_DELAY)),
+            Err(error) if ssa::is_code(&error, 404) => return Ok(requeue_after([])),
+            Err(source) => return Err(Error::Scale { name, replicas, source }),
+        }
+    }
+    report(&context, &deployment, Some(&decision)).await?;
+    let demand = deployment.status.as_ref().map(|status| status.demand.as_slice()).unwrap_or_default();
+    Ok(requeue_after([decision.requeue_after, until_stale(demand, now)]))
+}
+
+/// Decides on what the deployment's status says.
+fn decide(
+    deployment: &ModelDeployment,
+    rules: &Autoscaling,
+    memory: &mut ScalingHistory,
+    now: Timestamp,
+    fits: impl FnOnce(i32) -> i32,
+) -> ScalingDecision {
+    let status = deployment.status.clone().unwrap_or_default();
+    let since = |kind| {
+        let condition = get(&status.conditions, kind).filter(|condition| condition.status == "True")?;
+        Some(Duration::try_from(now.duration_since(condition.last_transition_time.0)).unwrap_or_default())
+    };
+    let current = status.observed_generation == deployment.metadata.generation;
+    let seen = ScalingInput {
+        replicas: deployment.spec.replicas,
+        ready_for: since(Type::Available),
+        settled: current && since(Type::Ready).is_some() && since(Type::Progressing).is_none(),
+        demand: summarize(&status.demand, now),
+    };
+    scale(rules, &seen, memory, now, fits)
+}
+
+/// How many of so many replicas the planner finds a place for, beside all that runs.
+fn fits(context: &Context, deployment: &Arc<ModelDeployment>, replicas: i32, now: Timestamp) -> i32 {
+    let view = snapshot::snapshot(context, now);
+    let mut more = ModelDeployment::clone(deployment);
+    more.spec.replicas = replicas;
+    match read(&view, &more) {
+        Ok(valid) => {
+            let (placement, _) = place_with(&view, &valid, &JointPlan::default());
+            replicas - i32::try_from(placement.waiting.len()).unwrap_or(replicas)
+        }
+        // The deployment says why it makes no sense; more of it would make none either.
+        Err(_) => deployment.spec.replicas,
+    }
+}
+
+/// Writes the replicas, provided the deployment is still the one that was seen.
+async fn write(context: &Context, deployment: &ModelDeployment, replicas: i32) -> Result<(), kube::Error> {
+    let api: Api<ModelDeployment> = ssa::namespaced_api(&context.client, deployment);
+    let patch = json!({
+        "metadata": {"resourceVersion": deployment.resource_version()},
+        "spec": {"replicas": replicas},
+    });
+    let params = PatchParams { field_manager: Some(AUTOSCALER_MANAGER.to_owned()), ..PatchParams::default() };
+    api.patch_scale(&deployment.name_any(), &params, &Patch::Merge(patch)).await.map(drop)
+}
+
+/// Shows whether demand decides, and why there are as many replicas as there are: written with a change of mind, since
+/// requests come and go.
+async fn report(
+    context: &Context,
+    deployment: &ModelDeployment,
+    decision: Option<&ScalingDecision>,
+) -> Result<(), Error> {
+    let before = deployment.status.as_ref().and_then(|status| get(&status.conditions, Type::ScalingActive));
+    let conditions = match (before, decision) {
+        (None, None) => return Ok(()),
+        (Some(_), None) => Vec::new(),
+        (_, Some(ScalingDecision { replicas, reason, message, requeue_after: _ })) => {
+            let same = before.is_some_and(|before| before.reason == format!("{reason:?}"));
+            if *replicas == deployment.spec.replicas && same {
+                return Ok(());
+            }
+            let mut conditions: Vec<_> = before.cloned().into_iter().collect();
+            let active = *reason != Reason::ScalingDisabled;
+            let (kind, generation) = (Type::ScalingActive, deployment.metadata.generation);
+            conditions::set(&mut conditions, kind, active, *reason, message, generation, Timestamp::now());
+            conditions
+        }
+    };
+    let name = deployment.name_any();
+    let api: Api<ModelDeployment> = ssa::namespaced_api(&context.client, deployment);
+    ssa::apply_status_as(AUTOSCALER_MANAGER, &api, &name, &json!({"conditions": conditions}))
+        .await
+        .map_err(|source| Error::Report { name, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::ModelDeploymentSpec;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn deployment(replicas: i32, status: Value) -> ModelDeployment {
+        let autoscaling = Autoscaling {
+            min_replicas: 0,
+            max_replicas: 3,
+            target_queue: 2,
+            target_ttft_milliseconds: None,
+            idle_seconds: 60,
+        };
+        let spec = ModelDeploymentSpec { replicas, autoscaling: Some(autoscaling), ..Default::default() };
+        let mut deployment = ModelDeployment::new("chat", spec);
+        deployment.status = Some(serde_json::from_value(status).unwrap());
+        deployment
+    }
+
+    #[test]
+    fn the_status_of_a_deployment_says_how_many_replicas_it_needs() {
+        let condition = |kind: &str, at: i64| {
+            json!({"type": kind, "status": "True", "reason": "Serving", "message": "",
+                   "lastTransitionTime": Timestamp::from_second(at).unwrap()})
+        };
+        let demand = |waiting: u32, reported: i64| {
+            let at = Timestamp::from_second(reported).unwrap();
+            json!([{"gateway": "g", "reportedAt": at, "lastRequestTime": at, "waiting": waiting, "active": 0}])
+        };
+        let answers = json!([condition("Available", 0), condition("Ready", 0)]);
+        for (story, replicas, status, expected) in [
+            ("nothing is known yet", 1, json!({}), 1),
+            ("it sleeps", 0, json!({"conditions": answers}), 0),
+            ("one waits", 0, json!({"demand": demand(1, 1000)}), 1),
+            ("many wait", 1, json!({"conditions": answers, "demand": demand(5, 1000)}), 3),
+            ("the gateway that held them is gone", 0, json!({"demand": demand(5, 900)}), 0),
+            ("asked a moment ago", 1, json!({"conditions": answers, "demand": demand(0, 941)}), 1),
+            ("asked long ago", 1, json!({"conditions": answers, "demand": demand(0, 940)}), 0),
+            ("it woke a moment ago", 1, json!({"conditions": [condition("Available", 941)]}), 1),
+        ] {
+            let deployment = deployment(replicas, status);
+            let rules = deployment.spec.autoscaling.clone().unwrap();
+            let now = Timestamp::from_second(1000).unwrap();
+            let decision = decide(&deployment, &rules, &mut ScalingHistory::default(), now, |replicas| replicas);
+            assert_eq!(decision.replicas, expected, "{story}: {}", decision.message);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! A node that leaves: who deletes an InferenceNode asks it to go. What runs there moves away first,
+//! then everything that was made for the node is removed, then the object itself.
+//!
+//! ```text
+//! joined ── deleted ──▶ leaving (drains) ── nothing runs there (after 12 s), or it is silent, or 5 min ──▶ gone
+//! ```
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, ResourceExt as _};
+use russet_crds::conditions::{Type, is_true};
+use russet_crds::{InferenceNode, ModelCopy, names};
+
+use crate::context::Context;
+use crate::{node_accounts, ssa};
+
+/// Finalizer on InferenceNodes: what they run moves away first.
+const FINALIZER: &str = "russet.dev/leave";
+/// An agent reports every ten seconds; by then it has seen that it is to leave, and will not take the
+/// end of its credentials for a failure of the server.
+const MIN_DRAIN_TIME: Duration = Duration::from_secs(12);
+/// A node that could not be emptied by then goes all the same: whoever removed it insists.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);
+/// Between two looks at a node that is emptied.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What to do with a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum DecommissionStep {
+    /// Nothing: it stays, and it is guarded.
+    Stay,
+    /// Guard it, so that it cannot go without this module.
+    Guard,
+    /// Something still runs there.
+    Wait,
+    /// Let it go.
+    Release,
+}
+
+/// Looks after the coming and going of one node; returns when to look again.
+pub async fn reconcile(context: &Context, node: &InferenceNode) -> Result<Option<Duration>, kube::Error> {
+    let name = node.name_any();
+    let ranks = context.stores.shards.state().iter().filter(|shard| shard.spec.node_name == name).count();
+    let nodes: Api<InferenceNode> = Api::all(context.client.clone());
+    match step(node, ranks, Timestamp::now()) {
+        DecommissionStep::Stay => Ok(None),
+        DecommissionStep::Wait => Ok(Some(POLL_INTERVAL)),
+        DecommissionStep::Guard => {
+            let guarded = node.finalizers().iter().cloned().chain([FINALIZER.to_owned()]).collect();
+            set(&nodes, node, guarded).await.map(|done| (!done).then_some(POLL_INTERVAL))
+        }
+        DecommissionStep::Release => {
+            if ranks > 0 {
+                tracing::warn!(node = name, ranks, "the node goes although ranks are bound to it");
+            }
+            delete_node_objects(context, &name).await?;
+            let rest = node.finalizers().iter().filter(|it| *it != FINALIZER).cloned().collect();
+            if !set(&nodes, node, rest).await? {
+                return Ok(Some(POLL_INTERVAL));
+            }
+            // Last, because the agent makes its Lease again for as long as its node is there.
+            delete_lease(context, &name).await?;
+            tracing::info!(node = name, "the node has left");
+            Ok(None)
+        }
+    }
+}
+
+/// Replaces the finalizers; `false` when the node is another by now, which its agent's reports make it
+/// all the time.
+async fn set(
+    nodes: &Api<InferenceNode>,
+    node: &InferenceNode,
+    finalizers: Vec<String>,
+) -> Result<bool, kube::Error> {
+    match ssa::set_finalizers(nodes, node, finalizers).await {
+        Ok(()) => Ok(true),
+        Err(error) if ssa::is_code(&error, 409) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn step(node: &InferenceNode, ranks: usize, now: Timestamp) -> DecommissionStep {
+    let guarded = node.finalizers().iter().any(|it| it == FINALIZER);
+    let Some(since) = &node.metadata.deletion_timestamp else {
+        return if guarded { DecommissionStep::Stay } else { DecommissionStep::Guard };
+    };
+    if !guarded {
+        return DecommissionStep::Stay;
+    }
+    let alive = node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Reachable));
+    let age = now.duration_since(since.0).unsigned_abs();
+    let busy = ranks > 0 && age < DRAIN_TIMEOUT;
+    if alive && (busy || age < MIN_DRAIN_TIME) { DecommissionStep::Wait } else { DecommissionStep::Release }
+}
+
+/// Removes what was made for a node.
+async fn delete_node_objects(context: &Context, node: &str) -> Result<(), kube::Error> {
+    let copies: Api<ModelCopy> = Api::all(context.client.clone());
+    for copy in context.stores.copies.state().iter().filter(|copy| copy.spec.node_name == node) {
+        ssa::delete(&copies, copy.as_ref()).await?;
+    }
+    node_accounts::remove_account(&context.client, node).await
+}
+
+/// Removes a node's Lease.
+async fn delete_lease(context: &Context, node: &str) -> Result<(), kube::Error> {
+    context.leases.lock().remove(node);
+    let leases: Api<Lease> = Api::namespaced(context.client.clone(), names::SYSTEM_NAMESPACE);
+    match leases.delete(&names::node_lease(node), &Default::default()).await {
+        Ok(_) => Ok(()),
+        Err(error) if ssa::is_code(&error, 404) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use russet_crds::conditions::{self, Reason};
+    use russet_crds::{InferenceNodeSpec, InferenceNodeStatus};
+
+    use super::*;
+
+    #[test]
+    fn node_is_removed_when_empty_unreachable_or_timed_out() {
+        let at = |second: i64| Timestamp::from_second(1_000_000 + second).unwrap();
+        for (story, guarded, deleted, alive, ranks, want) in [
+            ("new", false, None, true, 0, DecommissionStep::Guard),
+            ("joined", true, None, true, 3, DecommissionStep::Stay),
+            ("leaving, has not noticed", true, Some(0), true, 0, DecommissionStep::Wait),
+            ("leaving, ranks run there", true, Some(-299), true, 1, DecommissionStep::Wait),
+            ("leaving, empty", true, Some(-12), true, 0, DecommissionStep::Release),
+            ("leaving, silent", true, Some(0), false, 1, DecommissionStep::Release),
+            ("leaving, never emptied", true, Some(-300), true, 1, DecommissionStep::Release),
+            ("leaving, another's finalizer keeps it", false, Some(0), true, 0, DecommissionStep::Stay),
+        ] {
+            let mut node = InferenceNode::new("a", InferenceNodeSpec::default());
+            node.metadata.finalizers = guarded.then(|| vec![FINALIZER.to_owned()]);
+            node.metadata.deletion_timestamp = deleted.map(|second| Time(at(second)));
+            let mut status = InferenceNodeStatus::default();
+            let reason = Reason::LeaseRenewed;
+            conditions::set(&mut status.conditions, Type::Reachable, alive, reason, "", None, at(0));
+            node.status = Some(status);
+            assert_eq!(step(&node, ranks, at(0)), want, "{story}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Questions to persons that a deployment has: they are put where they are needed, and taken back unanswered where
+//! they are needed no more. What is asked is the planner's.
+
+use jiff::{Timestamp, ToSpan as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{Api, Resource as _, ResourceExt as _};
+use russet_crds::{Approval, ApprovalSpec, LocalReference, ModelDeployment, names};
+use russet_plan::placement::ApprovalRequest;
+
+use super::Error;
+use crate::context::Context;
+use crate::ssa;
+
+/// How long a question, and its answer, counts.
+const APPROVAL_TTL_HOURS: i64 = 7 * 24;
+
+/// Brings the questions of a deployment to these.
+pub async fn apply(
+    context: &Context,
+    deployment: &ModelDeployment,
+    asks: &[ApprovalRequest],
+    now: Timestamp,
+) -> Result<(), Error> {
+    let api: Api<Approval> = ssa::namespaced_api(&context.client, deployment);
+    let name = deployment.name_any();
+    let failed = |approval: &str| {
+        let (name, approval) = (name.clone(), approval.to_owned());
+        move |source| Error::Approval { name, approval, source }
+    };
+    let mut known = context.stores.approvals.state();
+    known.retain(|approval| {
+        approval.namespace() == deployment.namespace() && approval.spec.deployment_ref.name == name
+    });
+    for approval in &known {
+        let asked = asks.iter().any(|ask| ask.hash == approval.spec.plan_hash);
+        // An answer is kept while it counts, also where it has been acted upon: people look things up.
+        if approval.spec.is_expired(now) || (!asked && approval.spec.decision.is_none()) {
+            ssa::delete(&api, approval.as_ref()).await.map_err(failed(&approval.name_any()))?;
+        }
+    }
+    for ask in asks {
+        if known.iter().any(|approval| approval.spec.plan_hash == ask.hash) {
+            continue;
+        }
+        let object = object(deployment, ask, now);
+        ssa::apply(&api, &object).await.map_err(failed(&object.name_any()))?;
+    }
+    Ok(())
+}
+
+fn object(deployment: &ModelDeployment, ask: &ApprovalRequest, now: Timestamp) -> Approval {
+    let ApprovalRequest { action, hash, affects, message } = ask;
+    let spec = ApprovalSpec {
+        deployment_ref: LocalReference::new(deployment.name_any()),
+        action: *action,
+        plan_hash: hash.clone(),
+        message: message.clone(),
+        affects: affects.clone(),
+        expires_at: now.checked_add(APPROVAL_TTL_HOURS.hours()).ok().map(Time),
+        decision: None,
+        decided_by: None,
+    };
+    let mut approval = Approval::new(&names::approval(&deployment.name_any(), hash), spec);
+    approval.metadata.namespace = deployment.namespace();
+    approval.metadata.owner_references = deployment.controller_owner_ref(&()).map(|owner| vec![owner]);
+    approval
+}

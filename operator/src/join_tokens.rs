@@ -1,0 +1,115 @@
+//! Join tokens: a bootstrap token of the API server in kube-system, and the right of the operator to
+//! see this one Secret and no other there. The Secret owns that right, so they go together.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::PostParams;
+use kube::{Api, Client, Resource as _};
+use rand::Rng as _;
+use serde_json::json;
+use thiserror::Error;
+
+/// Where bootstrap tokens lie.
+pub(crate) const NAMESPACE: &str = "kube-system";
+/// The group of machines whose token is one of Russet's; other bootstrap tokens may nothing here.
+const GROUP: &str = "system:bootstrappers:russet";
+
+/// A token that was made.
+#[derive(Clone)]
+pub struct BootstrapToken {
+    /// Its public part.
+    pub id: String,
+    /// Its secret part.
+    pub secret: String,
+    /// When it ends.
+    pub expires: Timestamp,
+}
+
+/// Why no token was made.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The server refused an object.
+    #[error("{kind} {NAMESPACE}/{name} could not be made; use an administrator's kubeconfig")]
+    Refused {
+        /// Kind of the object.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The clock is far off.
+    #[error("the end of the token's life cannot be written; set this machine's clock")]
+    Clock(#[source] jiff::Error),
+}
+
+/// Name of a token's Secret.
+pub(crate) fn secret_name(id: &str) -> String {
+    format!("bootstrap-token-{id}")
+}
+
+/// Makes a token with which one machine may join within `lifetime`.
+pub async fn create(client: &Client, lifetime: SignedDuration) -> Result<BootstrapToken, Error> {
+    let expires = Timestamp::now().checked_add(lifetime).map_err(Error::Clock)?;
+    let token = BootstrapToken { id: random(6), secret: random(16), expires };
+    let name = secret_name(&token.id);
+    let failed = |kind| {
+        let name = name.clone();
+        move |source| Error::Refused { kind, name, source }
+    };
+    let params = PostParams::default();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let made = secrets.create(&params, &secret(&token)).await.map_err(failed("Secret"))?;
+
+    let metadata = json!({"name": name, "namespace": NAMESPACE, "ownerReferences": [made.owner_ref(&())]});
+    let role = json!({
+        "metadata": metadata,
+        "rules": [{
+            "apiGroups": [""], "resources": ["secrets"], "resourceNames": [name],
+            "verbs": ["get", "patch", "delete"],
+        }],
+    });
+    let binding = json!({
+        "metadata": metadata,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [
+            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "russet:operator"},
+            {"kind": "ServiceAccount", "name": "russet-operator", "namespace": "russet-system"},
+        ],
+    });
+    let roles: Api<Role> = Api::namespaced(client.clone(), NAMESPACE);
+    let role = serde_json::from_value(role).map_err(kube::Error::SerdeError).map_err(failed("Role"))?;
+    roles.create(&params, &role).await.map_err(failed("Role"))?;
+    let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), NAMESPACE);
+    let binding =
+        serde_json::from_value(binding).map_err(kube::Error::SerdeError).map_err(failed("RoleBinding"))?;
+    bindings.create(&params, &binding).await.map_err(failed("RoleBinding"))?;
+    Ok(token)
+}
+
+fn secret(token: &BootstrapToken) -> Secret {
+    let entries = [
+        ("token-id", token.id.clone()),
+        ("token-secret", token.secret.clone()),
+        ("expiration", format!("{:.0}", token.expires)),
+        ("usage-bootstrap-authentication", "true".to_owned()),
+        ("auth-extra-groups", GROUP.to_owned()),
+        ("description", "one machine may join Russet with it".to_owned()),
+    ];
+    let mut secret = Secret {
+        type_: Some("bootstrap.kubernetes.io/token".to_owned()),
+        data: Some(entries.map(|(name, text)| (name.to_owned(), ByteString(text.into_bytes()))).into()),
+        ..Secret::default()
+    };
+    secret.metadata.name = Some(secret_name(&token.id));
+    secret
+}
+
+fn random(length: usize) -> String {
+    const ALPHABET: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    let mut random = rand::rng();
+    (0..length).map(|_| ALPHABET[random.random_range(0..ALPHABET.len())] as char).collect()
+}

@@ -1,0 +1,131 @@
+//! The caches as others may look at them while this process leads: its metrics, and Prometheus, which
+//! asks where machines and engines show theirs. Nobody decides anything by it.
+
+use std::sync::Arc;
+
+use kube::ResourceExt as _;
+use kube::runtime::reflector::ObjectRef;
+use parking_lot::Mutex;
+use russet_crds::Shard;
+use serde_json::{Value, json};
+
+use crate::context::Stores;
+
+/// What the leader watches; empty in a process that stands by, so that of several operators one speaks.
+#[derive(Clone, Default)]
+pub struct LeaderCaches(Arc<Mutex<Option<Stores>>>);
+
+/// Shows the caches for as long as it lives.
+pub(crate) struct PublishGuard(LeaderCaches);
+
+impl Drop for PublishGuard {
+    fn drop(&mut self) {
+        *self.0.0.lock() = None;
+    }
+}
+
+impl LeaderCaches {
+    /// Shows these, which are full.
+    pub(crate) fn publish(&self, stores: &Stores) -> PublishGuard {
+        *self.0.lock() = Some(stores.clone());
+        PublishGuard(self.clone())
+    }
+
+    /// The caches of a leader.
+    pub(crate) fn stores(&self) -> Option<Stores> {
+        self.0.lock().clone()
+    }
+
+    /// Where agents and engines show their metrics, as Prometheus' HTTP service discovery reads it. An
+    /// engine shows its own on its machine's loopback alone, so its agent hands them on.
+    pub fn targets(&self) -> String {
+        let Some(stores) = self.stores() else { return "[]".to_owned() };
+        let mut targets: Vec<Value> = Vec::new();
+        let mut nodes = stores.nodes.state();
+        nodes.sort_by_key(|node| node.name_any());
+        for node in nodes {
+            let address = node.status.as_ref().and_then(|status| status.metrics_address.as_deref());
+            let Some(address) = address else { continue };
+            targets.push(target(address, json!({"component": "agent", "node": node.name_any()})));
+        }
+        let mut shards = stores.shards.state();
+        shards.sort_by_key(|shard| (shard.namespace(), shard.name_any()));
+        for shard in shards {
+            let shows = shard.status.as_ref().is_some_and(|status| status.metrics_address.is_some());
+            let node = stores.nodes.get(&ObjectRef::new(&shard.spec.node_name));
+            let address = node.and_then(|node| node.status.as_ref()?.metrics_address.clone());
+            if let (true, Some(address), Some(uid)) = (shows, address, shard.uid()) {
+                targets.push(target(&address, engine(&shard, &uid)));
+            }
+        }
+        Value::from(targets).to_string()
+    }
+}
+
+fn target(address: &str, labels: Value) -> Value {
+    json!({"targets": [address], "labels": labels})
+}
+
+fn engine(shard: &Shard, uid: &str) -> Value {
+    let labels = shard.labels();
+    let label = |name: &str| labels.get(name).cloned().unwrap_or_default();
+    json!({
+        "__metrics_path__": format!("/engines/{uid}/metrics"),
+        "component": "engine",
+        "node": shard.spec.node_name,
+        "namespace": shard.namespace().unwrap_or_default(),
+        "deployment": label(russet_crds::names::LABEL_DEPLOYMENT),
+        "group": shard.spec.group_ref.name,
+        "rank": shard.spec.rank.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use russet_crds::{
+        InferenceNode, InferenceNodeSpec, InferenceNodeStatus, LocalReference, ShardSpec, ShardStatus, names,
+    };
+
+    use super::*;
+    use crate::metrics::tests::filled;
+
+    #[test]
+    fn scrape_targets_list_agents_and_their_engines_only() {
+        let mut node = InferenceNode::new("a", InferenceNodeSpec::default());
+        let address = Some("10.0.0.1:9100".to_owned());
+        node.status =
+            Some(InferenceNodeStatus { metrics_address: address, ..InferenceNodeStatus::default() });
+        let silent = InferenceNode::new("b", InferenceNodeSpec::default());
+        let shard = |name: &str, node: &str, shows: bool| {
+            let group_ref = LocalReference::new("chat-0-1234");
+            let spec = ShardSpec { node_name: node.to_owned(), group_ref, rank: 1, ..ShardSpec::default() };
+            let mut shard = Shard::new(name, spec);
+            shard.metadata.namespace = Some("default".to_owned());
+            shard.metadata.uid = Some(format!("uid-{name}"));
+            shard.metadata.labels =
+                Some(BTreeMap::from([(names::LABEL_DEPLOYMENT.to_owned(), "chat".to_owned())]));
+            let metrics_address = shows.then(|| "127.0.0.1:4".to_owned());
+            shard.status = Some(ShardStatus { metrics_address, ..ShardStatus::default() });
+            shard
+        };
+        let shards = vec![shard("here", "a", true), shard("starts", "a", false), shard("away", "b", true)];
+        let stores = filled(|objects| {
+            objects.nodes = vec![node, silent];
+            objects.shards = shards;
+        });
+        let watched = LeaderCaches::default();
+        assert_eq!(watched.targets(), "[]");
+        let shown = watched.publish(&stores);
+        let targets: Value = serde_json::from_str(&watched.targets()).unwrap();
+        let targets = targets.as_array().unwrap();
+        assert_eq!(targets.len(), 2, "{targets:?}");
+        assert_eq!(targets[0]["labels"], json!({"component": "agent", "node": "a"}));
+        assert_eq!(targets[1]["targets"], json!(["10.0.0.1:9100"]));
+        assert_eq!(targets[1]["labels"]["__metrics_path__"], "/engines/uid-here/metrics");
+        assert_eq!(targets[1]["labels"]["deployment"], "chat");
+        drop(shown);
+        assert_eq!(watched.targets(), "[]", "who stands by names nobody");
+    }
+}

@@ -1,0 +1,110 @@
+//! One look at the cluster in numbers: gauges that are filled once and handed out. Not where they come
+//! from, and nothing that outlives the look, so what is gone from the cluster is gone from the metrics.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use prometheus::core::Desc;
+use prometheus::proto::{Gauge, LabelPair, Metric, MetricFamily, MetricType};
+
+/// A gauge with `N` labels. A sample with any other number of them does not compile.
+pub struct GaugeFamily<const N: usize> {
+    /// Its name.
+    pub name: &'static str,
+    /// What it measures.
+    pub help: &'static str,
+    /// Its labels.
+    pub labels: [&'static str; N],
+}
+
+impl<const N: usize> GaugeFamily<N> {
+    /// What registers it.
+    pub fn desc(&self) -> Result<Desc, prometheus::Error> {
+        let labels = self.labels.iter().map(|label| (*label).to_owned()).collect();
+        Desc::new(self.name.to_owned(), self.help.to_owned(), labels, Default::default())
+    }
+}
+
+/// Gauges of one look. A `GaugeVec` would keep a copy of name, help and labels beside every value.
+#[derive(Default)]
+pub struct GaugeSnapshot(BTreeMap<&'static str, GaugeSamples>);
+
+struct GaugeSamples {
+    help: &'static str,
+    labels: &'static [&'static str],
+    /// By the values of the labels, in their order.
+    values: BTreeMap<Vec<Box<str>>, f64>,
+}
+
+impl GaugeSnapshot {
+    /// Writes a value down; the newer one wins.
+    pub fn set<const N: usize>(&mut self, family: &'static GaugeFamily<N>, labels: [&str; N], value: f64) {
+        let GaugeFamily { name, help, labels: names } = family;
+        let samples = self.0.entry(name);
+        let samples = samples.or_insert_with(|| GaugeSamples { help, labels: names, values: BTreeMap::new() });
+        samples.values.insert(labels.map(Box::from).into(), value);
+    }
+
+    /// 1 under the word that holds, 0 under the others.
+    pub fn set_state<const N: usize>(
+        &mut self,
+        family: &'static GaugeFamily<N>,
+        labels: impl Fn(&'static str) -> [String; N],
+        states: &[&'static str],
+        now: &str,
+    ) {
+        for state in states {
+            let labels = labels(state);
+            self.set(family, labels.each_ref().map(String::as_str), f64::from(u8::from(*state == now)));
+        }
+    }
+
+    /// 1 while a condition holds, else 0, with its reason; `labels` is told that.
+    pub fn set_condition<'a, const N: usize>(
+        &mut self,
+        family: &'static GaugeFamily<N>,
+        condition: Option<&'a Condition>,
+        labels: impl FnOnce(&'a str) -> [&'a str; N],
+    ) {
+        let reason = condition.map_or("Unknown", |condition| condition.reason.as_str());
+        let holds = condition.is_some_and(|condition| condition.status == "True");
+        self.set(family, labels(reason), f64::from(u8::from(holds)));
+    }
+
+    /// What a registry hands out.
+    pub fn families(self) -> Vec<MetricFamily> {
+        self.0.into_iter().map(|(name, samples)| samples.family(name)).collect()
+    }
+}
+
+impl GaugeSamples {
+    fn family(self, name: &str) -> MetricFamily {
+        let Self { help, labels, values } = self;
+        let metrics = values.into_iter().map(|(values, value)| {
+            let pairs = labels.iter().zip(values).map(|(name, value)| {
+                let mut pair = LabelPair::default();
+                pair.set_name((*name).to_owned());
+                pair.set_value(value.into());
+                pair
+            });
+            let mut pairs: Vec<LabelPair> = pairs.collect();
+            pairs.sort_by(|a, b| a.name().cmp(b.name()));
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            let mut metric = Metric::from_label(pairs);
+            metric.set_gauge(gauge);
+            metric
+        });
+        let mut family = MetricFamily::default();
+        family.set_name(name.to_owned());
+        family.set_help(help.to_owned());
+        family.set_field_type(MetricType::GAUGE);
+        family.set_metric(metrics.collect());
+        family
+    }
+}
+
+/// Bytes and counts as metrics have them; beyond 2^53 the last digits are rounded.
+pub fn number(value: u64) -> f64 {
+    value as f64
+}

@@ -1,0 +1,98 @@
+//! Who may read the Secret of a Model's source: the nodes that are to ask the source, for as long as they are.
+//!
+//! A RoleBinding in the Model's namespace names them and goes when none is left. The Role it binds is of whoever owns
+//! the Secrets; the operator may bind it and cannot read them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::rbac::v1::{RoleBinding, RoleRef, Subject};
+use kube::{Api, Resource as _, ResourceExt as _};
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{Model, ModelCopy, ModelSource, CopyMode, names};
+
+use super::source_selection::{self, PeerNode};
+use super::{Error, is_ready};
+use crate::node_accounts::{Credential, NODES_NAMESPACE};
+use crate::context::Context;
+use crate::ssa;
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+/// The nodes that are to ask the source: those that read headers, those that fetch, and those that were to receive
+/// the files from others and turned to the source in need. Pure.
+pub fn source_readers<'a>(
+    source: &ModelSource,
+    copies: &'a [Arc<ModelCopy>],
+    nodes: &BTreeMap<String, PeerNode>,
+    read_on: Option<&'a str>,
+) -> BTreeSet<&'a str> {
+    if source.secret_ref.is_none() {
+        return BTreeSet::new();
+    }
+    let supplies = source_selection::decide(source, copies, nodes);
+    let asks = |copy: &ModelCopy| match copy.spec.want {
+        CopyMode::Headers => true,
+        CopyMode::Files => supplies.get(&copy.name_any()).is_some_and(Option::is_none) || is_refused(copy),
+        CopyMode::Unknown => false,
+    };
+    let lacks = |copy: &&ModelCopy| copy.metadata.deletion_timestamp.is_none() && !is_ready(copy);
+    let copies = copies.iter().map(AsRef::as_ref).filter(lacks).filter(|copy| asks(copy));
+    copies.map(|copy| copy.spec.node_name.as_str()).chain(read_on).collect()
+}
+
+fn is_refused(copy: &ModelCopy) -> bool {
+    let conditions = copy.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let ready = conditions::get(conditions, Type::Ready);
+    ready.and_then(conditions::reason) == Some(Reason::SourceForbidden)
+}
+
+/// Lets these nodes read it, and no others.
+pub async fn apply(context: &Context, model: &Model, readers: &BTreeSet<&str>) -> Result<(), Error> {
+    // Where a source is closed is said once and for all when a Model is made.
+    if model.spec.source.secret_ref.is_none() {
+        return Ok(());
+    }
+    let name = names::source_binding(&model.name_any());
+    let failed = |source| Error::Grant { model: model.name_any(), binding: name.clone(), source };
+    let api: Api<RoleBinding> = ssa::namespaced_api(&context.client, model);
+    let there = api.get_opt(&name).await.map_err(failed)?;
+    let subjects: Vec<Subject> = readers.iter().map(|node| subject(context.credential, node)).collect();
+    match there {
+        Some(there) if subjects.is_empty() => ssa::delete(&api, &there).await.map_err(failed),
+        None if subjects.is_empty() => Ok(()),
+        Some(there) if there.subjects.as_deref() == Some(&subjects) => Ok(()),
+        _ => {
+            let mut binding = RoleBinding {
+                role_ref: RoleRef {
+                    api_group: Some(RBAC.to_owned()),
+                    kind: "Role".to_owned(),
+                    name: names::SOURCES_ROLE.to_owned(),
+                },
+                subjects: Some(subjects),
+                ..RoleBinding::default()
+            };
+            binding.metadata.name = Some(name.clone());
+            binding.metadata.owner_references = model.controller_owner_ref(&()).map(|owner| vec![owner]);
+            ssa::apply(&api, &binding).await.map(drop).map_err(failed)
+        }
+    }
+}
+
+/// A node, as the API server knows it.
+fn subject(credential: Credential, node: &str) -> Subject {
+    match credential {
+        Credential::Certificate => Subject {
+            kind: "User".to_owned(),
+            api_group: Some(RBAC.to_owned()),
+            name: format!("russet:node:{node}"),
+            namespace: None,
+        },
+        Credential::Account => Subject {
+            kind: "ServiceAccount".to_owned(),
+            api_group: None,
+            name: node.to_owned(),
+            namespace: Some(NODES_NAMESPACE.to_owned()),
+        },
+    }
+}

@@ -1,0 +1,113 @@
+//! The cluster as the planner reads it: from the caches, or, before anything is promised to anybody, with what
+//! the server itself holds of promises.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::api::ListParams;
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Resource, ResourceExt as _};
+use russet_crds::{Model, ModelDeployment, Shard, ShardGroup, Tier};
+use russet_plan::{ClusterObjects, Snapshot};
+use serde::de::DeserializeOwned;
+
+use crate::context::Context;
+
+/// A view that many looks share.
+#[derive(Clone, Debug)]
+pub struct CachedSnapshot {
+    generation: u64,
+    at: Timestamp,
+    until: Option<Timestamp>,
+    view: Arc<Snapshot>,
+}
+
+impl CachedSnapshot {
+    fn is_current(&self, edition: u64, now: Timestamp) -> bool {
+        self.generation == edition && self.at <= now && self.until.is_none_or(|until| now < until)
+    }
+}
+
+/// The view from the caches, with every Model. One change wakes many, and all of them look at the same one.
+pub fn snapshot(context: &Context, now: Timestamp) -> Arc<Snapshot> {
+    // What changes while the caches are read belongs to the next edition, so that nothing of it is missed.
+    let edition = context.stores.generation();
+    let mut shared = context.snapshot.lock();
+    if let Some(seen) = shared.as_ref().filter(|seen| seen.is_current(edition, now)) {
+        return seen.view.clone();
+    }
+    let cluster = cached(context, context.stores.models.state());
+    let view = Arc::new(cluster.snapshot(now));
+    let until = cluster.valid_until(&view, now);
+    *shared = Some(CachedSnapshot { generation: edition, at: now, until, view: view.clone() });
+    view
+}
+
+/// From the caches, with these models.
+pub fn cached(context: &Context, models: Vec<Arc<Model>>) -> ClusterObjects {
+    let stores = &context.stores;
+    ClusterObjects {
+        nodes: stores.nodes.state(),
+        models,
+        strategies: stores.strategies.state(),
+        pools: stores.pools.state(),
+        tiers: stores.tiers.state(),
+        groups: stores.groups.state(),
+        shards: stores.shards.state(),
+        copies: Some(stores.copies.state()),
+        approvals: stores.approvals.state(),
+    }
+}
+
+/// The same with groups, ranks and tiers as the server holds them. One that cannot be read keeps its memory
+/// all the same: its node has granted it, and no known group accounts for that.
+pub async fn live(context: &Context, models: Vec<Arc<Model>>) -> Result<ClusterObjects, kube::Error> {
+    let (groups, shards, tiers) =
+        tokio::try_join!(list_all::<ShardGroup>(context), list_all::<Shard>(context), list_all::<Tier>(context))?;
+    Ok(ClusterObjects { groups, shards, tiers, ..cached(context, models) })
+}
+
+/// The Models a deployment names, those there are, and those of what answered last.
+pub fn models(context: &Context, deployment: &ModelDeployment) -> Vec<Arc<Model>> {
+    let namespace = deployment.namespace().unwrap_or_default();
+    let rollout = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
+    let proven = rollout.and_then(|rollout| rollout.proven.as_ref());
+    let before = proven.map(|proven| [Some(&proven.model_ref), proven.draft_model_ref.as_ref()]);
+    let before = before.into_iter().flatten().flatten().map(|model| model.name.as_str());
+    let names: BTreeSet<&str> = deployment.spec.models().chain(before).collect();
+    let find = |name| context.stores.models.get(&ObjectRef::new(name).within(&namespace));
+    names.into_iter().filter_map(find).collect()
+}
+
+/// Every object of a kind that can be read, as the server holds it.
+pub async fn list_all<K>(context: &Context) -> Result<Vec<Arc<K>>, kube::Error>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let api = Api::<DeserializeGuard<K>>::all(context.client.clone());
+    let listed = api.list(&ListParams::default()).await?;
+    Ok(listed.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshot_is_cached_until_an_object_or_the_time_changes_it() {
+        let at = |second: i64| Timestamp::from_second(second).unwrap();
+        for (story, edition, now, until, holds) in [
+            ("the same moment", 1, 10, None, true),
+            ("later", 1, 1000, None, true),
+            ("before something is over", 1, 19, Some(20), true),
+            ("when it is over", 1, 20, Some(20), false),
+            ("after a change", 2, 10, None, false),
+            ("a clock that was set back", 1, 9, None, false),
+        ] {
+            let seen = CachedSnapshot { generation: 1, at: at(10), until: until.map(at), view: Arc::default() };
+            assert_eq!(seen.is_current(edition, at(now)), holds, "{story}");
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Who looks again when something changes. Waking too much is harmless, waking too little is a stall, so the rules
+//! here are generous.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Resource, ResourceExt as _};
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{
+    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelDeploymentStatus, ModelRoute, NodePool,
+    Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
+};
+
+use crate::context::Stores;
+use crate::work_queue::QueueSender;
+use crate::{model, node};
+
+/// What a controller is told to look at.
+pub struct Triggers {
+    pub stores: Stores,
+    pub nodes: QueueSender<InferenceNode>,
+    pub pools: QueueSender<NodePool>,
+    pub strategies: QueueSender<ShardingStrategy>,
+    pub tiers: QueueSender<Tier>,
+    pub approvals: QueueSender<Approval>,
+    pub models: QueueSender<Model>,
+    pub deployments: QueueSender<ModelDeployment>,
+    pub scales: QueueSender<ModelDeployment>,
+    pub groups: QueueSender<ShardGroup>,
+    pub routes: QueueSender<ModelRoute>,
+    pub requests: QueueSender<CertificateSigningRequest>,
+    /// Whether the caches were full once; whoever was woken before would be woken again then.
+    pub synced: AtomicBool,
+}
+
+/// Something happened to an object.
+pub enum ObjectChange<K> {
+    /// It is there, and was this before, if it was there before.
+    Applied(Option<Arc<K>>),
+    /// It is gone.
+    Deleted,
+}
+
+impl<K> ObjectChange<K> {
+    /// Whether others care. They do where it is new or gone; else `differs` tells by what it was.
+    fn is_relevant(&self, differs: impl Fn(&K) -> bool) -> bool {
+        !matches!(self, Self::Applied(Some(_))) || self.differs(differs)
+    }
+
+    /// Whether it was there before and was something else.
+    fn differs(&self, differs: impl Fn(&K) -> bool) -> bool {
+        matches!(self, Self::Applied(Some(before)) if differs(before))
+    }
+
+    fn is_deletion(&self) -> bool {
+        matches!(self, Self::Deleted)
+    }
+}
+
+/// Has the controller of these objects look at those for which `whom` is true.
+fn enqueue<K>(store: &Store<K>, queue: &QueueSender<K>, whom: impl Fn(&K) -> bool)
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    for object in store.state().iter().filter(|object| whom(object.as_ref())) {
+        queue.add(ObjectRef::from_obj(object.as_ref()));
+    }
+}
+
+/// What a rank says of the ways to its neighbours.
+fn over_cables(shard: &Shard) -> Option<(&str, &str)> {
+    let condition = conditions::get(&shard.status.as_ref()?.conditions, Type::OverCables)?;
+    Some((&condition.status, &condition.message))
+}
+
+impl Triggers {
+    /// Everything is looked at once: what happened before nobody knows.
+    pub fn enqueue_all(&self) {
+        let Self { stores, .. } = self;
+        enqueue(&stores.nodes, &self.nodes, |_| true);
+        enqueue(&stores.approvals, &self.approvals, |_| true);
+        enqueue(&stores.deployments, &self.scales, |_| true);
+        enqueue(&stores.groups, &self.groups, |_| true);
+        enqueue(&stores.routes, &self.routes, |_| true);
+        enqueue(&stores.requests, &self.requests, |_| true);
+        self.enqueue_pools();
+        self.enqueue_strategies();
+        self.enqueue_tiers();
+        self.enqueue_models();
+        self.enqueue_deployments();
+    }
+
+    pub fn node(&self, node: &InferenceNode, change: ObjectChange<InferenceNode>) {
+        self.nodes.add(ObjectRef::from_obj(node));
+        // Who sees it over a cable, or saw it.
+        if change.is_relevant(|before| node::links_changed(before, node)) {
+            enqueue(&self.stores.nodes, &self.nodes, node::has_ports);
+        }
+        // Agents report more often than it matters.
+        if !change.is_relevant(|before| node::fingerprint(before) != node::fingerprint(node)) {
+            return;
+        }
+        let name = node.name_any();
+        self.enqueue_deployments();
+        self.enqueue_pools();
+        self.enqueue_tiers();
+        self.enqueue_models();
+        enqueue(&self.stores.groups, &self.groups, |group| {
+            group.spec.plan.members.iter().any(|member| member.node_name == name)
+        });
+    }
+
+    pub fn lease(&self, lease: &Lease, _: ObjectChange<Lease>) {
+        if let Some(node) = lease.name_any().strip_prefix(&names::node_lease("")) {
+            self.nodes.add(ObjectRef::new(node));
+        }
+    }
+
+    pub fn pool(&self, pool: &NodePool, _: ObjectChange<NodePool>) {
+        self.pools.add(ObjectRef::from_obj(pool));
+        let name = pool.name_any();
+        enqueue(&self.stores.deployments, &self.deployments, |deployment| {
+            deployment.spec.pool_refs.iter().any(|reference| reference.name == name)
+                || deployment.spec.tier_ref.is_some()
+        });
+        self.enqueue_tiers();
+        self.enqueue_models();
+    }
+
+    pub fn strategy(&self, strategy: &ShardingStrategy, _: ObjectChange<ShardingStrategy>) {
+        self.strategies.add(ObjectRef::from_obj(strategy));
+        let name = strategy.name_any();
+        enqueue(&self.stores.deployments, &self.deployments, |deployment| {
+            deployment.spec.strategy_ref.as_ref().is_some_and(|reference| reference.name == name)
+                || deployment.spec.tier_ref.is_some()
+        });
+        self.enqueue_tiers();
+    }
+
+    /// Whose nodes are whose matters to everybody.
+    pub fn tier(&self, _: &Tier, _: ObjectChange<Tier>) {
+        self.enqueue_tiers();
+        self.enqueue_models();
+        self.enqueue_deployments();
+    }
+
+    /// The answer is what its deployment waits for.
+    pub fn approval(&self, approval: &Approval, _: ObjectChange<Approval>) {
+        self.approvals.add(ObjectRef::from_obj(approval));
+        let deployment = ObjectRef::new(&approval.spec.deployment_ref.name);
+        self.deployments.add(deployment.within(&approval.namespace().unwrap_or_default()));
+    }
+
+    pub fn model(&self, model: &Model, _: ObjectChange<Model>) {
+        self.models.add(ObjectRef::from_obj(model));
+        self.enqueue_strategies();
+        self.enqueue_tiers();
+        self.deployments_of_model(model.namespace().as_deref(), &model.name_any());
+        self.enqueue_models_without_space();
+    }
+
+    pub fn copy(&self, copy: &ModelCopy, change: ObjectChange<ModelCopy>) {
+        let reference = &copy.spec.model_ref;
+        let pinned = |copy: &ModelCopy| copy.spec.retention.unwrap_or_default().pinned;
+        // Its room may be what another model's files wait for, and a replica for them. A new one only takes.
+        if change.is_deletion() || change.differs(|before| pinned(before) != pinned(copy)) {
+            self.enqueue_models();
+            self.enqueue_deployments();
+        }
+        self.models.add(ObjectRef::new(&reference.name).within(&reference.namespace));
+        // A transfer tells of itself every few seconds; what others wait for is that it comes to an end.
+        if change.is_relevant(|before| model::is_ready(before) != model::is_ready(copy)) {
+            self.deployments_of_model(Some(&reference.namespace), &reference.name);
+        }
+        // How far it has come is told where its model is to run.
+        for group in self.stores.groups.state() {
+            let here = (reference.name.as_str(), copy.spec.node_name.as_str());
+            if group.namespace().as_deref() == Some(&reference.namespace)
+                && group.spec.plan.files(&group.spec.model_ref.name).any(|files| files == here)
+            {
+                let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
+                self.deployments.add(deployment.within(&reference.namespace));
+                self.groups.add(ObjectRef::from_obj(group.as_ref()));
+            }
+        }
+    }
+
+    pub fn deployment(&self, deployment: &ModelDeployment, change: ObjectChange<ModelDeployment>) {
+        self.deployments.add(ObjectRef::from_obj(deployment));
+        self.scales.add(ObjectRef::from_obj(deployment));
+        // Gateways report demand more often than it matters to others.
+        let told = |deployment: &ModelDeployment| {
+            let status = deployment.status.clone().unwrap_or_default();
+            (deployment.metadata.generation, ModelDeploymentStatus { demand: Vec::new(), ..status })
+        };
+        if !change.is_relevant(|before| told(before) != told(deployment)) {
+            return;
+        }
+        self.enqueue_outweighed();
+        // How long files are kept, and where they are worth most, is also its deployments' business.
+        let namespace = deployment.namespace().unwrap_or_default();
+        for model in deployment.spec.models() {
+            self.models.add(ObjectRef::new(model).within(&namespace));
+        }
+        // Also those it named before, which nobody remembers.
+        self.enqueue_strategies();
+        self.enqueue_tiers();
+        enqueue(&self.stores.routes, &self.routes, |route| {
+            route.namespace() == deployment.namespace()
+                && route.spec.targets.iter().any(|target| target.deployment_ref.name == deployment.name_any())
+        });
+    }
+
+    pub fn group(&self, group: &ShardGroup, change: ObjectChange<ShardGroup>) {
+        self.groups.add(ObjectRef::from_obj(group));
+        // Pools show what is promised, and a group promises the same for as long as it lives.
+        if change.is_deletion() || group.status.is_none() {
+            self.enqueue_pools();
+            self.enqueue_tiers();
+            self.enqueue_outweighed();
+            // What a replica reads stays, and what nobody reads any more may make room.
+            self.enqueue_models();
+        }
+        if change.is_deletion() {
+            // Its memory may be what another deployment waits for.
+            self.enqueue_deployments();
+        } else {
+            let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
+            self.deployments.add(deployment.within(&group.namespace().unwrap_or_default()));
+        }
+    }
+
+    pub fn shard(&self, shard: &Shard, change: ObjectChange<Shard>) {
+        let group = ObjectRef::new(&shard.spec.group_ref.name);
+        self.groups.add(group.within(&shard.namespace().unwrap_or_default()));
+        // A draining node shows what is still bound to it, and any node what meets others beside its cables.
+        let node = ObjectRef::new(&shard.spec.node_name);
+        let draining = |node: &InferenceNode| node.spec.scheduling == Scheduling::Draining;
+        let other_way = change.is_relevant(|before| over_cables(before) != over_cables(shard));
+        if other_way || self.stores.nodes.get(&node).is_some_and(|node| draining(&node)) {
+            self.nodes.add(node);
+        }
+        if change.is_deletion() {
+            self.enqueue_deployments();
+            self.enqueue_pools();
+            self.enqueue_tiers();
+            self.enqueue_models();
+        }
+    }
+
+    pub fn route(&self, route: &ModelRoute, _: ObjectChange<ModelRoute>) {
+        self.routes.add(ObjectRef::from_obj(route));
+    }
+
+    pub fn request(&self, request: &CertificateSigningRequest, _: ObjectChange<CertificateSigningRequest>) {
+        self.requests.add(ObjectRef::from_obj(request));
+    }
+
+    fn enqueue_pools(&self) {
+        enqueue(&self.stores.pools, &self.pools, |_| true);
+    }
+
+    fn enqueue_tiers(&self) {
+        enqueue(&self.stores.tiers, &self.tiers, |_| true);
+    }
+
+    fn enqueue_models(&self) {
+        enqueue(&self.stores.models, &self.models, |_| true);
+    }
+
+    /// What one model asks for no longer, another may have.
+    fn enqueue_models_without_space(&self) {
+        enqueue(&self.stores.models, &self.models, |model| {
+            let preloaded =
+                model.status.as_ref().and_then(|it| conditions::get(&it.conditions, Type::Preloaded));
+            preloaded.and_then(conditions::reason) == Some(Reason::DiskPressure)
+        });
+        for copy in self.stores.copies.state().iter().filter(|copy| model::lacks_space(copy)) {
+            let reference = &copy.spec.model_ref;
+            self.models.add(ObjectRef::new(&reference.name).within(&reference.namespace));
+        }
+    }
+
+    fn enqueue_strategies(&self) {
+        enqueue(&self.stores.strategies, &self.strategies, |_| true);
+    }
+
+    fn enqueue_deployments(&self) {
+        enqueue(&self.stores.deployments, &self.deployments, |_| true);
+    }
+
+    /// Those that wait for others to have their places.
+    fn enqueue_outweighed(&self) {
+        let reason = format!("{:?}", Reason::Outweighed);
+        enqueue(&self.stores.deployments, &self.deployments, |deployment| {
+            let status = deployment.status.as_ref();
+            status.is_some_and(|status| status.conditions.iter().any(|condition| condition.reason == reason))
+        });
+    }
+
+    fn deployments_of_model(&self, namespace: Option<&str>, model: &str) {
+        enqueue(&self.stores.deployments, &self.deployments, |deployment| {
+            deployment.namespace().as_deref() == namespace
+                && deployment.spec.models().any(|named| named == model)
+        });
+    }
+}

@@ -1,0 +1,191 @@
+//! What is planned in place of something that never came to answer: what answered last, until the spec is edited.
+//! How one plan gives way to the next is `place`'s business.
+//!
+//! ```text
+//! asked for ─ answers ─▶ proven
+//!     └─ forms anew three times and never answers, while something else is proven ─▶ failed: that is planned again
+//! ```
+
+use crate::digest::digest;
+use crate::validate::ValidDeployment;
+use russet_crds::{AutoRevert, FailedRollout, LocalReference, ModelDeploymentSpec, LastKnownGood, RolloutStatus};
+
+/// So often a group that never answered is formed anew before its plan has failed.
+pub const MAX_ATTEMPTS: u32 = 3;
+/// The longest message kept; the schema says the same.
+const MAX_MESSAGE_BYTES: usize = 2048;
+
+/// Digest of what decides about a plan: the model, the split, the engine options and the draft model that are asked for.
+pub fn spec_digest(desired: &ValidDeployment) -> String {
+    let (split, engine) = ((&desired.model, &desired.sharding), &desired.capacity.engine);
+    // Digests that were stored before there were options, or draft models, stay what they are.
+    match &desired.draft {
+        Some(draft) => digest(&(split, engine, &draft.name)),
+        None if engine.is_default() => digest(&split),
+        None => digest(&(split, engine)),
+    }
+}
+
+/// What to plan in place of `spec`, whose digest is `intent`, and why; nothing where it has not failed.
+pub fn rolled_back_spec(
+    spec: &ModelDeploymentSpec,
+    status: Option<&RolloutStatus>,
+    intent: &str,
+) -> Option<(ModelDeploymentSpec, String)> {
+    let RolloutStatus { proven, failed } = status?;
+    let (proven, failed) = (proven.as_ref()?, failed.as_ref()?);
+    let enabled = spec.rollout.clone().unwrap_or_default().auto_revert == AutoRevert::Enabled;
+    if !enabled || failed.intent != intent || proven.intent == intent {
+        return None;
+    }
+    let before = ModelDeploymentSpec {
+        model_ref: proven.model_ref.clone(),
+        draft_model_ref: proven.draft_model_ref.clone(),
+        sharding: Some(proven.sharding.clone()),
+        strategy_ref: None,
+        engine: proven.engine,
+        ..spec.clone()
+    };
+    Some((before, failed.message.clone()))
+}
+
+/// What is known once this is seen: whether all that is wanted answers, or what a group says that was formed anew
+/// too often. `want` is what was planned.
+pub fn record_outcome(
+    before: Option<RolloutStatus>,
+    desired: &ValidDeployment,
+    answers: bool,
+    failing: Option<&str>,
+) -> Option<RolloutStatus> {
+    let RolloutStatus { mut proven, mut failed } = before.unwrap_or_default();
+    failed = failed.filter(|failed| failed.intent == desired.spec_digest);
+    let known = proven.as_ref().is_some_and(|proven| proven.intent == desired.spec_digest);
+    match failing {
+        _ if desired.rollback_reason.is_some() => {}
+        _ if answers => {
+            proven = Some(LastKnownGood {
+                intent: desired.spec_digest.clone(),
+                model_ref: LocalReference::new(&desired.model),
+                draft_model_ref: desired.draft.as_ref().map(|draft| LocalReference::new(&draft.name)),
+                sharding: desired.sharding.clone(),
+                engine: desired.capacity.engine,
+            });
+            failed = None;
+        }
+        // What answered once and fails now is not helped by what came before it.
+        Some(message) if proven.is_some() && !known => {
+            let message = message.chars().take(MAX_MESSAGE_BYTES).collect();
+            failed = Some(FailedRollout { intent: desired.spec_digest.clone(), message });
+        }
+        _ => {}
+    }
+    let status = RolloutStatus { proven, failed };
+    (status != RolloutStatus::default()).then_some(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{EngineOptions, KvCacheType, KvCapacity, Rollout, Sharding};
+    use russet_wire::shape::ModelShape;
+
+    use super::*;
+    use crate::snapshot::Snapshot;
+    use crate::validate::validate;
+
+    fn spec(context_tokens: u32, auto_revert: AutoRevert) -> ModelDeploymentSpec {
+        let kv = KvCapacity { context_tokens, ..KvCapacity::default() };
+        ModelDeploymentSpec {
+            model_ref: LocalReference::new("m"),
+            sharding: Some(Sharding { kv, ..Sharding::default() }),
+            rollout: Some(Rollout { auto_revert, ..Rollout::default() }),
+            replicas: 1,
+            ..ModelDeploymentSpec::default()
+        }
+    }
+
+    fn valid(spec: &ModelDeploymentSpec) -> ValidDeployment {
+        let shape = ModelShape {
+            architecture: "llama".to_owned(),
+            layers: 2,
+            layer_bytes: vec![1; 2],
+            head_dim: 64,
+            ..ModelShape::default()
+        };
+        let mut view = Snapshot::default();
+        for name in ["m", "d", "e"] {
+            view.models.insert(("ns".to_owned(), name.to_owned()), shape.clone());
+        }
+        validate(&view, "ns", "chat", spec).unwrap()
+    }
+
+    #[test]
+    fn failed_spec_is_rolled_back_until_it_is_edited() {
+        let (old, new, other) = (
+            spec(1024, AutoRevert::Enabled),
+            spec(2048, AutoRevert::Enabled),
+            spec(4096, AutoRevert::Enabled),
+        );
+        let proven = record_outcome(None, &valid(&old), true, None);
+        let intent = |spec: &ModelDeploymentSpec| valid(spec).spec_digest;
+        assert_eq!(proven.as_ref().unwrap().proven.as_ref().unwrap().intent, intent(&old));
+
+        let failed = record_outcome(proven.clone(), &valid(&new), false, Some("rank 0: out of luck"));
+        let (planned, why) = rolled_back_spec(&new, failed.as_ref(), &intent(&new)).unwrap();
+        assert_eq!((planned.sharding.clone(), why.as_str()), (old.sharding.clone(), "rank 0: out of luck"));
+        // While that is planned, its answers prove nothing of what is asked for.
+        let mut desired = valid(&planned);
+        (desired.spec_digest, desired.rollback_reason) = (intent(&new), Some(why));
+        assert_eq!(record_outcome(failed.clone(), &desired, true, None), failed);
+
+        for (story, spec, status, wanted) in [
+            ("nothing failed", &new, &proven, false),
+            ("it failed", &new, &failed, true),
+            ("another edit is tried", &other, &failed, false),
+            ("back by hand", &old, &failed, false),
+            ("its owner wants to see it fail", &self::spec(2048, AutoRevert::Disabled), &failed, false),
+        ] {
+            assert_eq!(rolled_back_spec(spec, status.as_ref(), &intent(spec)).is_some(), wanted, "{story}");
+        }
+        let after = record_outcome(failed, &valid(&other), false, None).unwrap();
+        assert_eq!(after.failed, None, "an edit begins anew");
+    }
+
+    #[test]
+    fn engine_options_change_the_digest_and_are_rolled_back() {
+        let kept = |kv_cache| ModelDeploymentSpec {
+            engine: EngineOptions { kv_cache, ..EngineOptions::default() },
+            ..spec(1024, AutoRevert::Enabled)
+        };
+        let (old, new) = (kept(KvCacheType::Int8), kept(KvCacheType::Int4));
+        let proven = record_outcome(None, &valid(&old), true, None);
+        let failed = record_outcome(proven, &valid(&new), false, Some("out of luck"));
+        let (planned, _) = rolled_back_spec(&new, failed.as_ref(), &valid(&new).spec_digest).unwrap();
+        assert_eq!(planned.engine, old.engine);
+        // What was stored before there were options is still what it was.
+        let default = valid(&kept(KvCacheType::AsComputed));
+        assert_eq!(default.spec_digest, digest(&("m", &default.sharding)));
+    }
+
+    #[test]
+    fn rollback_restores_the_draft_model() {
+        let guessed = |draft: Option<&str>| ModelDeploymentSpec {
+            draft_model_ref: draft.map(LocalReference::new),
+            ..spec(1024, AutoRevert::Enabled)
+        };
+        for (old, new) in [(Some("d"), Some("e")), (None, Some("d")), (Some("d"), None)] {
+            let (old, new) = (guessed(old), guessed(new));
+            let proven = record_outcome(None, &valid(&old), true, None);
+            let failed = record_outcome(proven, &valid(&new), false, Some("out of luck"));
+            let (planned, _) = rolled_back_spec(&new, failed.as_ref(), &valid(&new).spec_digest).unwrap();
+            assert_eq!(planned.draft_model_ref, old.draft_model_ref);
+        }
+    }
+
+    #[test]
+    fn the_first_plan_and_one_that_answered_once_are_not_reverted() {
+        let new = spec(2048, AutoRevert::Enabled);
+        assert_eq!(record_outcome(None, &valid(&new), false, Some("no")), None);
+        let proven = record_outcome(None, &valid(&new), true, None);
+        assert_eq!(record_outcome(proven.clone(), &valid(&new), false, Some("no")), proven);
+    }
+}

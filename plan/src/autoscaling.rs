@@ -1,0 +1,182 @@
+//! How many replicas demand asks for. Whether there is a place for them is told by the caller, and who writes them
+//! is the operator's business.
+//!
+//! ```text
+//! requests / targetQueue ─┐
+//! slow first tokens ──────┴─▶ need ─┬─ more than there are ─▶ at once, as many as fit
+//!                                   ├─ fewer ───────────────▶ the most that were needed for five minutes
+//!                                   └─ nobody asks ─────────▶ none, after idleSeconds, where minReplicas is 0
+//! ```
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use russet_crds::Autoscaling;
+use russet_crds::conditions::Reason;
+
+use crate::demand::DemandSummary;
+
+/// Fewer are needed for so long before there are fewer: a replica is quickly stopped and slowly loaded. The same as a
+/// HorizontalPodAutoscaler's.
+const SCALE_DOWN_DELAY: Duration = Duration::from_secs(300);
+/// Between two replicas that are added for slow first tokens, and after everything that was asked for answers: those
+/// of the last minute are what is measured.
+const TTFT_SCALE_UP_INTERVAL: Duration = Duration::from_secs(60);
+/// When there was no room, it is looked for again.
+const PLACEMENT_RETRY_INTERVAL: Duration = Duration::from_secs(30);
+
+/// A deployment as it is now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScalingInput {
+    /// `spec.replicas`.
+    pub replicas: i32,
+    /// For how long some replica has answered; `None` while none does.
+    pub ready_for: Option<Duration>,
+    /// Whether all replicas answer and nothing is being changed.
+    pub settled: bool,
+    /// Its demand.
+    pub demand: DemandSummary,
+}
+
+/// What is remembered of a deployment from one look to the next. Lost, it only takes longer until there are fewer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScalingHistory {
+    /// Since when fewer replicas are needed, and the most that were meanwhile.
+    scale_down_since: Option<(Timestamp, i32)>,
+    /// When something was last being changed.
+    last_change: Option<Timestamp>,
+}
+
+/// What demand comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScalingDecision {
+    /// Replicas there should be.
+    pub replicas: i32,
+    /// Whether demand decides, in a word.
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+    /// When to look again though nothing changes.
+    pub requeue_after: Option<Duration>,
+}
+
+/// Decides; `fits` says how many of so many replicas have a place.
+pub fn scale(
+    rules: &Autoscaling,
+    seen: &ScalingInput,
+    memory: &mut ScalingHistory,
+    now: Timestamp,
+    fits: impl FnOnce(i32) -> i32,
+) -> ScalingDecision {
+    let Autoscaling { min_replicas, max_replicas, target_queue, target_ttft_milliseconds, idle_seconds } =
+        *rules;
+    let ScalingInput { replicas, ready_for: answering, settled, demand: wanted } = *seen;
+    let said = |replicas, reason, message: String, again| ScalingDecision { replicas, reason, message, requeue_after: again };
+    if replicas == 0 && min_replicas > 0 {
+        let message = "spec.replicas is 0, which stops it; set it to 1 or more and demand decides again";
+        return said(0, Reason::ScalingDisabled, message.to_owned(), None);
+    }
+    if !settled {
+        memory.last_change = Some(now);
+    }
+    let requests = wanted.waiting.saturating_add(wanted.active);
+    let by_queue = i32::try_from(requests.div_ceil(target_queue.max(1))).unwrap_or(i32::MAX);
+    let slow = wanted.ttft_milliseconds.zip(target_ttft_milliseconds).filter(|(took, target)| took > target);
+    let rested = memory.last_change.map_or(TTFT_SCALE_UP_INTERVAL, |moved| since(moved, now));
+    let by_ttft = match slow {
+        Some(_) if settled && rested >= TTFT_SCALE_UP_INTERVAL => replicas.saturating_add(1),
+        Some(_) => replicas,
+        None => 0,
+    };
+    let why = match slow {
+        Some((took, target)) if by_ttft > by_queue => {
+            format!("first tokens take {took} ms, more than {target}")
+        }
+        _ => format!("{requests} requests ({} of them held), {target_queue} a replica", wanted.waiting),
+    };
+
+    if min_replicas == 0 && requests == 0 {
+        let idle_for = wanted.idle_for.into_iter().chain(answering).min();
+        let until = Duration::from_secs(idle_seconds.into());
+        if replicas == 0 {
+            return said(0, Reason::Idle, "nobody asks for it; the next request wakes it".to_owned(), None);
+        }
+        if let Some(idle_for) = idle_for.filter(|_| answering.is_some()) {
+            if idle_for >= until {
+                *memory = ScalingHistory::default();
+                let message = format!("nobody asked for it for {idle_seconds} s; the next request wakes it");
+                return said(0, Reason::Idle, message, None);
+            }
+            let decision = steer(rules, seen, memory, now, by_queue.max(by_ttft), &why, fits);
+            let again = [decision.requeue_after, Some(until - idle_for)].into_iter().flatten().min();
+            return ScalingDecision { requeue_after: again, ..decision };
+        }
+    }
+    let decision = steer(rules, seen, memory, now, by_queue.max(by_ttft), &why, fits);
+    debug_assert!((0..=max_replicas).contains(&decision.replicas));
+    let pause = slow.and_then(|_| TTFT_SCALE_UP_INTERVAL.checked_sub(rested)).filter(|pause| settled && !pause.is_zero());
+    ScalingDecision { requeue_after: [decision.requeue_after, pause].into_iter().flatten().min(), ..decision }
+}
+
+/// From what is needed to what there should be.
+fn steer(
+    rules: &Autoscaling,
+    seen: &ScalingInput,
+    memory: &mut ScalingHistory,
+    now: Timestamp,
+    need: i32,
+    why: &str,
+    fits: impl FnOnce(i32) -> i32,
+) -> ScalingDecision {
+    let Autoscaling { min_replicas, max_replicas, .. } = *rules;
+    let replicas = seen.replicas;
+    let need = need.clamp(min_replicas.clamp(1, max_replicas), max_replicas);
+    let moves = |to: i32, why: &str| format!("from {replicas} to {to} replicas: {why}");
+    let said = |replicas, reason, message, again| ScalingDecision { replicas, reason, message, requeue_after: again };
+    if replicas > max_replicas {
+        let why = format!("maxReplicas is {max_replicas}");
+        return said(max_replicas, Reason::ScaledByDemand, moves(max_replicas, &why), None);
+    }
+    if need > replicas {
+        memory.scale_down_since = None;
+        // The first one is asked for also where it has no place: then the planner says why.
+        let to = fits(need).clamp(replicas.max(1), need);
+        let reason = if to < need { Reason::NothingFits } else { Reason::ScaledByDemand };
+        let short = if to < need { format!("; {need} are needed, {to} fit") } else { String::new() };
+        let message = match to > replicas {
+            true => moves(to, &format!("{why}{short}")),
+            false => format!("{replicas} replicas{short}"),
+        };
+        if to > replicas {
+            memory.last_change = Some(now);
+        }
+        return said(to, reason, message, (to < need).then_some(PLACEMENT_RETRY_INTERVAL));
+    }
+    if need == replicas {
+        memory.scale_down_since = None;
+        return said(
+            replicas,
+            Reason::ScaledByDemand,
+            format!("{replicas} replicas are what demand asks for"),
+            None,
+        );
+    }
+    let (since_when, most) = memory.scale_down_since.map_or((now, need), |(since, most)| (since, most.max(need)));
+    memory.scale_down_since = Some((since_when, most));
+    let waited = since(since_when, now);
+    if waited < SCALE_DOWN_DELAY {
+        let message = format!("{replicas} replicas; fewer are needed, and stopped once that lasts");
+        return said(replicas, Reason::ScaledByDemand, message, Some(SCALE_DOWN_DELAY - waited));
+    }
+    memory.scale_down_since = None;
+    memory.last_change = Some(now);
+    let why = format!("no more were needed for {} s", SCALE_DOWN_DELAY.as_secs());
+    said(most, Reason::ScaledByDemand, moves(most, &why), None)
+}
+
+fn since(then: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(then)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

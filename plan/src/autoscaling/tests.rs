@@ -1,0 +1,209 @@
+//! Stories of a deployment whose replicas follow its demand, a look a line.
+
+use super::*;
+
+/// From 0 or 1 to 4 replicas, 2 requests each, slow beyond 500 ms, asleep after 600 s.
+fn rules(min: i32) -> Autoscaling {
+    Autoscaling {
+        min_replicas: min,
+        max_replicas: 4,
+        target_queue: 2,
+        target_ttft_milliseconds: Some(500),
+        idle_seconds: 600,
+    }
+}
+
+/// One look: at which second, what is seen, and what comes of it.
+struct ScalingStep {
+    at: i64,
+    seen: ScalingInput,
+    room: i32,
+    then: (i32, Reason),
+}
+
+/// All replicas that are wanted answer, and have for an hour.
+fn runs(replicas: i32, waiting: u32, active: u32) -> ScalingInput {
+    let idle_for = (waiting + active > 0).then_some(Duration::ZERO).or(Some(Duration::from_secs(1)));
+    let wanted = DemandSummary { waiting, active, idle_for, ttft_milliseconds: None };
+    ScalingInput { replicas, ready_for: Some(Duration::from_secs(3600)), settled: true, demand: wanted }
+}
+
+fn scaling_step(at: i64, seen: ScalingInput, replicas: i32, reason: Reason) -> ScalingStep {
+    ScalingStep { at, seen, room: 64, then: (replicas, reason) }
+}
+
+fn idle(replicas: i32, seconds: u64) -> ScalingInput {
+    let mut seen = runs(replicas, 0, 0);
+    seen.demand.idle_for = Some(Duration::from_secs(seconds));
+    seen
+}
+
+fn slow(replicas: i32, millis: u32) -> ScalingInput {
+    let mut seen = runs(replicas, 0, 1);
+    seen.demand.ttft_milliseconds = Some(millis);
+    seen
+}
+
+fn loads(seen: ScalingInput) -> ScalingInput {
+    ScalingInput { settled: false, ..seen }
+}
+
+/// Nothing answers yet.
+fn starts(seen: ScalingInput) -> ScalingInput {
+    ScalingInput { ready_for: None, settled: false, ..seen }
+}
+
+fn asleep(waiting: u32) -> ScalingInput {
+    let mut seen = starts(runs(0, waiting, 0));
+    seen.settled = true;
+    seen
+}
+
+#[test]
+fn replicas_follow_demand_between_their_bounds() {
+    use Reason::{Idle, NothingFits, ScaledByDemand as Demand, ScalingDisabled};
+    for (story, min, looks) in [
+        ("nothing to do", 1, vec![scaling_step(0, runs(1, 0, 2), 1, Demand)]),
+        ("up at once, by as many as are needed", 1, vec![scaling_step(0, runs(1, 3, 2), 3, Demand)]),
+        ("never beyond the most", 1, vec![scaling_step(0, runs(1, 900, 4), 4, Demand)]),
+        ("never below the fewest", 2, vec![scaling_step(0, runs(1, 0, 0), 2, Demand)]),
+        ("the most became fewer", 1, vec![scaling_step(0, runs(9, 90, 4), 4, Demand)]),
+        (
+            "up no further than fits, and once it fits, further",
+            1,
+            vec![
+                ScalingStep { room: 2, ..scaling_step(0, runs(1, 8, 0), 2, NothingFits) },
+                ScalingStep { room: 2, ..scaling_step(9, loads(runs(2, 8, 0)), 2, NothingFits) },
+                scaling_step(18, runs(2, 8, 0), 4, Demand),
+            ],
+        ),
+        ("nothing fits, nothing goes", 1, vec![ScalingStep { room: 0, ..scaling_step(0, runs(3, 8, 0), 3, NothingFits) }]),
+        (
+            "what loads is not counted twice",
+            1,
+            vec![scaling_step(0, runs(1, 6, 0), 3, Demand), scaling_step(5, loads(runs(3, 6, 0)), 3, Demand)],
+        ),
+        (
+            "down after five minutes, to the most that was needed",
+            1,
+            vec![
+                scaling_step(0, runs(4, 0, 2), 4, Demand),
+                scaling_step(100, runs(4, 0, 4), 4, Demand),
+                scaling_step(299, runs(4, 0, 1), 4, Demand),
+                scaling_step(300, runs(4, 0, 1), 2, Demand),
+                scaling_step(301, runs(2, 0, 1), 2, Demand),
+                scaling_step(601, runs(2, 0, 1), 1, Demand),
+            ],
+        ),
+        (
+            "a moment of need begins the five minutes anew",
+            1,
+            vec![
+                scaling_step(0, runs(2, 0, 1), 2, Demand),
+                scaling_step(200, runs(2, 0, 4), 2, Demand),
+                scaling_step(301, runs(2, 0, 1), 2, Demand),
+                scaling_step(600, runs(2, 0, 1), 2, Demand),
+                scaling_step(601, runs(2, 0, 1), 1, Demand),
+            ],
+        ),
+        (
+            "asleep after idleSeconds, however many there are",
+            0,
+            vec![
+                scaling_step(0, idle(2, 599), 2, Demand),
+                scaling_step(1, idle(2, 600), 0, Idle),
+                scaling_step(2, asleep(0), 0, Idle),
+            ],
+        ),
+        ("woken by one that waits", 0, vec![scaling_step(0, asleep(1), 1, Demand)]),
+        ("woken by many", 0, vec![scaling_step(0, asleep(5), 3, Demand)]),
+        (
+            "woken though there is no room, so that the planner says why",
+            0,
+            vec![ScalingStep { room: 0, ..scaling_step(0, asleep(5), 1, NothingFits) }],
+        ),
+        (
+            "it does not sleep while it loads, whoever asked gave up",
+            0,
+            vec![scaling_step(0, starts(idle(1, 9000)), 1, Demand)],
+        ),
+        (
+            "it does not sleep right after it woke",
+            0,
+            vec![scaling_step(0, ScalingInput { ready_for: Some(Duration::from_secs(599)), ..idle(1, 9000) }, 1, Demand)],
+        ),
+        ("with at least one it never sleeps", 1, vec![scaling_step(0, idle(1, 9000), 1, Demand)]),
+        ("a person stopped it", 1, vec![scaling_step(0, asleep(7), 0, ScalingDisabled)]),
+        (
+            "slow first tokens: one more a minute, once all answer",
+            1,
+            vec![
+                scaling_step(0, slow(1, 501), 2, Demand),
+                scaling_step(1, loads(slow(2, 900)), 2, Demand),
+                scaling_step(100, loads(slow(2, 900)), 2, Demand),
+                scaling_step(159, slow(2, 900), 2, Demand),
+                scaling_step(160, slow(2, 900), 3, Demand),
+            ],
+        ),
+        ("quick enough", 1, vec![scaling_step(0, slow(1, 500), 1, Demand)]),
+        (
+            "none goes while first tokens are slow",
+            1,
+            vec![scaling_step(0, loads(slow(3, 900)), 3, Demand), scaling_step(301, loads(slow(3, 900)), 3, Demand)],
+        ),
+    ] {
+        let mut memory = ScalingHistory::default();
+        for ScalingStep { at, seen, room, then } in looks {
+            let now = Timestamp::from_second(at).unwrap();
+            let ScalingDecision { replicas, reason, message, .. } =
+                scale(&rules(min), &seen, &mut memory, now, |wanted| wanted.min(room));
+            assert_eq!((replicas, reason), then, "{story}, at {at}: {message}");
+        }
+    }
+}
+
+#[test]
+fn the_message_says_from_how_many_to_how_many_and_why() {
+    let now = Timestamp::UNIX_EPOCH;
+    for (min, seen, room, expected) in [
+        (1, runs(1, 3, 2), 64, "from 1 to 3 replicas: 5 requests (3 of them held), 2 a replica"),
+        (1, slow(1, 900), 64, "from 1 to 2 replicas: first tokens take 900 ms, more than 500"),
+        (
+            1,
+            runs(1, 8, 0),
+            2,
+            "from 1 to 2 replicas: 8 requests (8 of them held), 2 a replica; 4 are needed, 2 fit",
+        ),
+        (1, runs(2, 8, 0), 2, "2 replicas; 4 are needed, 2 fit"),
+        (0, idle(1, 600), 64, "nobody asked for it for 600 s; the next request wakes it"),
+        (
+            1,
+            asleep(1),
+            64,
+            "spec.replicas is 0, which stops it; set it to 1 or more and demand decides again",
+        ),
+    ] {
+        let decision = scale(&rules(min), &seen, &mut ScalingHistory::default(), now, |wanted| wanted.min(room));
+        assert_eq!(decision.message, expected);
+    }
+}
+
+#[test]
+fn autoscaler_requeues_when_a_deadline_is_due() {
+    let again = |min, seen, room: i32, memory: &mut ScalingHistory| {
+        let decision = scale(&rules(min), &seen, memory, Timestamp::UNIX_EPOCH, |wanted| wanted.min(room));
+        decision.requeue_after.map(|again| again.as_secs())
+    };
+    let mut fresh = ScalingHistory::default();
+    assert_eq!(again(1, runs(2, 0, 1), 64, &mut fresh), Some(300), "to be fewer");
+    assert_eq!(again(0, idle(1, 400), 64, &mut ScalingHistory::default()), Some(200), "to sleep");
+    assert_eq!(
+        again(0, idle(2, 400), 64, &mut ScalingHistory::default()),
+        Some(200),
+        "to sleep, before there are fewer"
+    );
+    assert_eq!(again(1, runs(1, 9, 0), 1, &mut ScalingHistory::default()), Some(30), "for room");
+    assert_eq!(again(1, runs(1, 0, 1), 64, &mut ScalingHistory::default()), None);
+    let mut moved = ScalingHistory { last_change: Some(Timestamp::UNIX_EPOCH), ..ScalingHistory::default() };
+    assert_eq!(again(1, slow(1, 900), 64, &mut moved), Some(60), "for first tokens");
+}

@@ -1,0 +1,418 @@
+//! What a placement asks of disks: whether a model's files are on a node, can come there, or certainly cannot. What
+//! goes for them is decided in `copies`, once they are wanted; here it is only found out whether that could ever
+//! be enough. A disk that nobody has measured has room.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use russet_crds::conditions::{Type, is_true};
+use russet_crds::{InferenceNode, Model, ModelCopy, ModelCopySpec, NodeDisk, PreloadPolicy, CopyMode};
+use russet_wire::shape::ModelShape;
+
+use super::Shortage;
+use super::disk_budget::check_space;
+use crate::note::Note;
+use crate::pool::EligibleNodes;
+use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
+
+/// What agents of an older release leave free; newer ones say it themselves.
+const LEGACY_RESERVE_BYTES: u64 = 1 << 30;
+
+/// Names the bytes of a Model: two of one source share them.
+pub fn files_id(model: &Model) -> String {
+    let source = &model.spec.source;
+    let commit = model.status.as_ref().and_then(|status| status.commit.as_deref()).unwrap_or_default();
+    format!("{} {commit} {}", source.uri, source.sha256.as_deref().unwrap_or_default())
+}
+
+/// Bytes all models together may take on a disk where they have `held`.
+pub fn limit(disk: &NodeDisk, held: u64) -> u64 {
+    let old = || disk.free_bytes.saturating_add(held).saturating_sub(LEGACY_RESERVE_BYTES);
+    disk.models_limit_bytes.unwrap_or_else(old)
+}
+
+/// Every disk, and what is there or on its way.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DiskState {
+    /// Which files each model has, in the order of the models.
+    models: Vec<(ObjectKey, usize)>,
+    /// Their bytes; 0 while unknown.
+    bytes: Vec<u64>,
+    nodes: BTreeMap<String, DiskContents>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct DiskContents {
+    limit: Option<u64>,
+    entries: Vec<DiskEntry>,
+}
+
+/// Files on a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct DiskEntry {
+    files: usize,
+    bytes: u64,
+    done: u64,
+    ready: bool,
+    /// Whether somebody has said that they never go.
+    protected: bool,
+}
+
+impl DiskEntry {
+    fn bytes_present(&self) -> u64 {
+        if self.ready { self.bytes } else { self.done.min(self.bytes) }
+    }
+}
+
+impl DiskContents {
+    fn insert(&mut self, new: DiskEntry) {
+        // Few files are on a disk, and mostly of one Model each.
+        match self.entries.iter_mut().find(|held| held.files == new.files) {
+            None => self.entries.push(new),
+            Some(held) => {
+                held.bytes = held.bytes.max(new.bytes);
+                held.done = held.done.max(new.done);
+                held.ready |= new.ready;
+                held.protected |= new.protected;
+            }
+        }
+    }
+}
+
+impl DiskState {
+    /// What these objects say. Copies of a Model that is not among them may go, unless they say otherwise
+    /// themselves.
+    pub fn from_objects<'a>(
+        copies: &'a [Arc<ModelCopy>],
+        nodes: &'a [Arc<InferenceNode>],
+        models: &'a [Arc<Model>],
+        pools: &BTreeMap<String, Result<EligibleNodes, Note>>,
+    ) -> Self {
+        let mut ids: BTreeMap<(&'a str, &'a str), usize> = BTreeMap::new();
+        let mut bytes = Vec::new();
+        let mut sources: BTreeMap<String, usize> = BTreeMap::new();
+        let mut preloads = Vec::new();
+        for model in models {
+            let Some(name) = model.metadata.name.as_deref() else { continue };
+            let id = *sources.entry(files_id(model)).or_insert(bytes.len());
+            if id == bytes.len() {
+                bytes.push(0);
+            }
+            ids.insert((model.metadata.namespace.as_deref().unwrap_or_default(), name), id);
+            let shape = model.status.as_ref().and_then(|status| status.shape.as_ref());
+            bytes[id] = shape.map_or(0, |shape| shape.total_bytes()).max(bytes[id]);
+            if let Some(preload) =
+                model.spec.preload.as_ref().filter(|_| model.metadata.deletion_timestamp.is_none())
+            {
+                preloads.push((id, preload));
+            }
+        }
+        let named = nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, DiskContents::default())));
+        let mut shelves: BTreeMap<&str, DiskContents> = named.collect();
+        for copy in copies {
+            let ModelCopySpec { model_ref, node_name, want: CopyMode::Files, retention, .. } = &copy.spec else {
+                continue;
+            };
+            let Some(shelf) = shelves.get_mut(node_name.as_str()) else { continue };
+            if copy.metadata.deletion_timestamp.is_some() {
+                continue;
+            }
+            let id = *ids.entry((&model_ref.namespace, &model_ref.name)).or_insert(bytes.len());
+            if id == bytes.len() {
+                bytes.push(0);
+            }
+            let status = copy.status.as_ref();
+            let held = DiskEntry {
+                files: id,
+                bytes: status.map_or(0, |status| status.bytes_total),
+                done: status.map_or(0, |status| status.bytes_done),
+                ready: status.is_some_and(|status| is_true(&status.conditions, Type::Ready)),
+                protected: retention.is_some_and(|retention| retention.pinned),
+            };
+            bytes[id] = held.bytes.max(bytes[id]);
+            shelf.insert(held);
+        }
+        for node in nodes {
+            let disk = node.status.as_ref().and_then(|status| status.disk.as_ref());
+            let name = node.metadata.name.as_deref().unwrap_or_default();
+            if let (Some(disk), Some(shelf)) = (disk, shelves.get_mut(name)) {
+                let held = shelf.entries.iter().fold(0, |sum: u64, held| sum.saturating_add(held.done));
+                shelf.limit = Some(limit(disk, held));
+            }
+        }
+        // Until an agent has asked its source, a copy is as large as the headers say.
+        for held in shelves.values_mut().flat_map(|contents| &mut contents.entries).filter(|held| held.bytes == 0) {
+            held.bytes = bytes[held.files];
+        }
+        let owned =
+            |((namespace, name), id): ((&str, &str), usize)| ((namespace.to_owned(), name.to_owned()), id);
+        let nodes = shelves.into_iter().map(|(name, contents)| (name.to_owned(), contents)).collect();
+        let mut disks = Self { models: ids.into_iter().map(owned).collect(), bytes, nodes };
+        for (id, preload) in preloads {
+            disks.protect_preloaded(id, preload, pools);
+        }
+        disks
+    }
+
+    /// Of a pinned model nothing goes, and of one that is always to be there nothing while no more copies are
+    /// there than it asks for. Where there are more, some may go, and nobody knows here which.
+    fn protect_preloaded(
+        &mut self,
+        files: usize,
+        preload: &russet_crds::Preload,
+        pools: &BTreeMap<String, Result<EligibleNodes, Note>>,
+    ) {
+        let area = preload.pool_ref.as_ref().and_then(|pool| pools.get(&pool.name)?.as_ref().ok());
+        let inside = |node: &str| match &preload.pool_ref {
+            None => true,
+            Some(_) => area.is_some_and(|area| area.contains(node)),
+        };
+        let least = preload.copies.map_or(usize::MAX, |copies| copies as usize);
+        let held = |contents: &DiskContents| contents.entries.iter().any(|held| held.files == files && held.ready);
+        let there = self.nodes.iter().filter(|(node, contents)| inside(node) && held(contents)).count();
+        for (node, contents) in &mut self.nodes {
+            let stays = match preload.policy {
+                PreloadPolicy::Pinned => true,
+                PreloadPolicy::Always => there <= least && inside(node),
+                PreloadPolicy::OnDemand | PreloadPolicy::Unknown => false,
+            };
+            let own = contents.entries.iter_mut().filter(|held| held.files == files);
+            own.for_each(|held| {
+                held.protected |= stays && (held.ready || preload.policy == PreloadPolicy::Pinned)
+            });
+        }
+    }
+
+    fn files_index(&self, namespace: &str, model: &str) -> Option<usize> {
+        let at = self
+            .models
+            .binary_search_by(|((space, name), _)| (space.as_str(), name.as_str()).cmp(&(namespace, model)));
+        self.models.get(at.ok()?).map(|(_, files)| *files)
+    }
+
+    /// Whether every byte of a model is on a node, and verified.
+    pub fn holds(&self, namespace: &str, model: &str, node: &str) -> bool {
+        let Some(files) = self.files_index(namespace, model) else { return false };
+        let contents = self.nodes.get(node);
+        contents.is_some_and(|shelf| shelf.entries.iter().any(|held| held.files == files && held.ready))
+    }
+}
+
+impl DiskState {
+    /// Every byte of a model has come to these nodes.
+    pub fn mark_present(&mut self, namespace: &str, model: &str, nodes: &[String]) {
+        let files = self.files_index(namespace, model).unwrap_or_else(|| {
+            let key = (namespace.to_owned(), model.to_owned());
+            let at = self.models.partition_point(|(known, _)| *known < key);
+            self.models.insert(at, (key, self.bytes.len()));
+            self.bytes.push(0);
+            self.bytes.len() - 1
+        });
+        let bytes = self.bytes.get(files).copied().unwrap_or(0);
+        for node in nodes {
+            let held = DiskEntry { files, bytes, done: bytes, ready: true, protected: false };
+            self.nodes.entry(node.clone()).or_default().insert(held);
+        }
+    }
+}
+
+impl DiskState {
+    /// What models may take on a node, and the bytes of what never goes there while ranks read these models: their
+    /// files and what somebody has said so of. Nothing where its disk is not measured.
+    pub fn limit_and_pinned<'m>(
+        &self,
+        node: &str,
+        read: impl Iterator<Item = (&'m str, &'m str)>,
+    ) -> Option<(u64, u64)> {
+        let contents = self.nodes.get(node)?;
+        let mut kept: BTreeMap<usize, u64> = BTreeMap::new();
+        for held in contents.entries.iter().filter(|held| held.protected) {
+            kept.insert(held.files, held.bytes_present());
+        }
+        for files in read.filter_map(|(namespace, model)| self.files_index(namespace, model)) {
+            kept.insert(files, self.bytes.get(files).copied().unwrap_or(0));
+        }
+        Some((contents.limit?, kept.into_values().fold(0, u64::saturating_add)))
+    }
+}
+
+/// What it means for each node to get one model's files, as things are in a view.
+pub struct DiskOutlook<'v, W> {
+    view: &'v Snapshot,
+    disks: &'v DiskState,
+    files: usize,
+    bytes: u64,
+    without: W,
+    /// Files that come to whichever node these come to.
+    companion: Option<usize>,
+    /// Files that ranks wait for, by node.
+    pending: BTreeMap<&'v str, BTreeSet<usize>>,
+    /// Files that ranks read or wait for, by node; asked for where a disk is full only.
+    used: OnceCell<BTreeMap<&'v str, BTreeSet<usize>>>,
+}
+
+impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
+    /// Of a model, as if the groups for which `without` is true were gone that do not answer. Those that do go on
+    /// until the files are there: nothing stops for a model that is not. `None` where nobody says anything of
+    /// disks, or of this model's size.
+    pub fn for_model(view: &'v Snapshot, namespace: &str, model: &str, without: W) -> Option<Self> {
+        let disks: &DiskState = view.disks.as_ref()?;
+        let known =
+            view.models.get(&(namespace.to_owned(), model.to_owned())).map_or(0, ModelShape::total_bytes);
+        // Nobody has asked for a copy of a model that is not known to the disks.
+        let files = disks.files_index(namespace, model).unwrap_or(usize::MAX);
+        let bytes = disks.bytes.get(files).copied().unwrap_or(0).max(known);
+        let mut coming: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        for (key, group) in view.groups.iter().filter(|(_, group)| !group.ready && !group.deleting) {
+            if !without(key) {
+                disks.collect_read_files(key, group, &mut coming);
+            }
+        }
+        let (together, used) = (None, OnceCell::new());
+        (bytes > 0).then(|| Self { view, disks, files, bytes, without, companion: together, pending: coming, used })
+    }
+
+    /// The same where the files of another model are to be on the same node.
+    pub fn with_companion(self, namespace: &str, model: &str) -> Self {
+        Self { companion: self.disks.files_index(namespace, model), ..self }
+    }
+
+    /// What it costs to have them on a node: from 0, where they are, over up to ½, where they have room, to 1, where
+    /// others have to go for it; or why they cannot come.
+    pub fn fetch_cost(&self, node: &str) -> Result<f64, Shortage> {
+        let Some(shelf) = self.disks.nodes.get(node) else { return Ok(0.0) };
+        let own = shelf.entries.iter().find(|held| held.files == self.files);
+        let mut coming = self.pending.get(node).cloned().unwrap_or_default();
+        coming.extend(self.companion);
+        // What is there may have to go for what others wait for, if nobody reads it.
+        let there = |files: &usize| shelf.entries.iter().any(|held| held.files == *files && held.ready);
+        let stays = own.is_some_and(|held| held.ready) && coming.iter().all(there);
+        if stays || coming.contains(&self.files) {
+            return Ok(0.0);
+        }
+        let bytes = own.map_or(self.bytes, |held| held.bytes);
+        let done = own.map_or(0, DiskEntry::bytes_present);
+        let missing = bytes.saturating_sub(done) as f64 / bytes.max(1) as f64;
+        let others = || shelf.entries.iter().filter(|held| held.files != self.files);
+        let sum = |all: &mut dyn Iterator<Item = u64>| all.fold(0, u64::saturating_add);
+        let new = |files: &usize| !shelf.entries.iter().any(|held| held.files == *files);
+        let bytes_of = |files: &usize| self.disks.bytes.get(*files).copied().unwrap_or(0);
+        let expected = sum(&mut coming.iter().filter(|files| new(files)).map(bytes_of));
+        let all = sum(&mut others().map(|held| held.bytes)).saturating_add(expected);
+        let Some(limit) = shelf.limit.filter(|limit| all.saturating_add(bytes) > *limit) else {
+            return Ok(missing / 2.0);
+        };
+        let used = self.used.get_or_init(|| self.used()).get(node);
+        let read =
+            |files: usize| self.companion == Some(files) || used.is_some_and(|used| used.contains(&files));
+        let (mut kept, mut spare) = (expected, 0_u64);
+        for held in others() {
+            match held.protected {
+                _ if read(held.files) => kept = kept.saturating_add(held.bytes),
+                true => kept = kept.saturating_add(held.bytes_present()),
+                false => spare = spare.saturating_add(held.bytes),
+            }
+        }
+        let own = own.map_or(0, |held| if held.protected { held.bytes_present() } else { held.bytes });
+        let free = limit.saturating_sub(kept.saturating_add(spare).saturating_add(own));
+        check_space(node, limit, kept, bytes, || (bytes.saturating_sub(done), free, spare))?;
+        let goes = kept.saturating_add(spare).saturating_add(bytes) > limit;
+        Ok(if goes { missing } else { missing / 2.0 })
+    }
+
+    fn used(&self) -> BTreeMap<&'v str, BTreeSet<usize>> {
+        let mut used = BTreeMap::new();
+        for (key, group) in self.view.groups.iter().filter(|(_, group)| !group.deleting) {
+            if group.ready || !(self.without)(key) {
+                self.disks.collect_read_files(key, group, &mut used);
+            }
+        }
+        used
+    }
+}
+
+impl DiskState {
+    /// Adds the files that the ranks of a group read, where they do.
+    fn collect_read_files<'v>(&self, key: &ObjectKey, group: &'v GroupInfo, by_node: &mut BTreeMap<&'v str, BTreeSet<usize>>) {
+        for (model, node) in group.files() {
+            let Some(files) = self.files_index(&key.0, model) else { continue };
+            by_node.entry(node).or_default().insert(files);
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::super::disk_budget::{DiskBudget, FileSet};
+    use super::*;
+    use crate::test_rng::TestRng;
+
+    /// Files on disks, as a story has them: `(node, limit)`, and `(model, node, bytes, done, stays)` of models in
+    /// namespace `ns`.
+    pub fn disks(limits: &[(&str, Option<u64>)], copies: &[(&str, &str, u64, u64, bool)]) -> DiskState {
+        let mut models: Vec<&str> = copies.iter().map(|(model, ..)| *model).collect();
+        models.sort_unstable();
+        models.dedup();
+        let id = |model: &str| models.iter().position(|known| *known == model).unwrap();
+        let mut bytes = vec![0; models.len()];
+        let contents = |limit: &Option<u64>| DiskContents { limit: *limit, entries: Vec::new() };
+        let mut nodes: BTreeMap<String, DiskContents> =
+            limits.iter().map(|(node, limit)| ((*node).to_owned(), contents(limit))).collect();
+        for (model, node, size, done, stays) in copies {
+            bytes[id(model)] = *size;
+            let held =
+                DiskEntry { files: id(model), bytes: *size, done: *done, ready: done == size, protected: *stays };
+            nodes.entry((*node).to_owned()).or_default().insert(held);
+        }
+        let key = |model: &&str| (("ns".to_owned(), (*model).to_owned()), id(model));
+        DiskState { models: models.iter().map(key).collect(), bytes, nodes }
+    }
+
+    #[test]
+    fn disk_state_frees_space_as_the_copy_plan_does() {
+        let mut seeded = TestRng(7);
+        let names = ["m", "n", "o", "p"];
+        let mut refused = 0;
+        for round in 0..2000 {
+            let limit = seeded.below(100);
+            let mut copies = Vec::new();
+            for model in &names[1..] {
+                let size = 1 + seeded.below(40);
+                let done = [0, size / 2, size][seeded.below(3) as usize];
+                if seeded.below(3) > 0 {
+                    copies.push((*model, "a", size, done, seeded.below(3) == 0));
+                }
+            }
+            let bytes = 1 + seeded.below(60);
+            if seeded.below(3) == 0 {
+                copies.push(("m", "a", bytes, bytes / 2, seeded.below(4) == 0));
+            }
+            let mut view = Snapshot::default();
+            let shape = ModelShape { layers: 1, layer_bytes: vec![bytes], ..ModelShape::default() };
+            view.models.insert(("ns".to_owned(), "m".to_owned()), shape);
+            view.disks = Some(disks(&[("a", Some(limit))], &copies).into());
+            let fetch = DiskOutlook::for_model(&view, "ns", "m", |_: &ObjectKey| false).unwrap().fetch_cost("a");
+            let mut room = DiskBudget::new(Some(limit));
+            for (model, _, size, done, stays) in &copies {
+                let unit = FileSet {
+                    bytes: *size,
+                    done: *done,
+                    ready: done == size,
+                    last_used: None,
+                    priority: 0,
+                    models: BTreeSet::new(),
+                };
+                room.add((*model).to_owned(), unit, *stays);
+            }
+            let free = room.free();
+            let key = ("ns".to_owned(), "m".to_owned());
+            let taken = room.reserve("a", &key, "m", bytes);
+            refused += u32::from(taken.is_err());
+            assert_eq!(fetch.clone().map(|_| ()), taken, "round {round}: {limit} {bytes} {copies:?}");
+            let goes = fetch.is_ok_and(|cost| cost > 0.5);
+            assert!(!goes || free < bytes, "round {round}: {free} are free, and something goes for {bytes}");
+        }
+        assert!((200..1800).contains(&refused), "{refused} of 2000 were refused");
+    }
+}

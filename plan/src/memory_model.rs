@@ -1,0 +1,525 @@
+//! The memory model: what a part of a model takes on the node that runs it. It reserves the whole
+//! KV cache up front, so that a full house of conversations never takes memory nobody granted.
+//!
+//! ```text
+//! rank = weights of its layers (+ embedding, + head, + embedding again for a tied head elsewhere)
+//!      + KV per token per layer, as it is kept, × its layers × the room: context × sequences, or less as asked
+//!        (of a tensor group: its share of projections and KV; norms, embedding and head are whole)
+//!      + max(headroom % of the two, the engine itself + work)
+//! rank 0 besides = weights, KV as computed and work of the draft model, where there is one, in the same room
+//! work = hidden states, MLP and projections of a piece of prompt (the last two a share in a tensor group)
+//!      + attention scores, bounded by the engine + the last step of every cache + caches that grow + logits
+//! ```
+
+use std::fmt;
+use std::ops::Range;
+
+use russet_crds::{EngineOptions, KvCacheType};
+use russet_wire::kv_quantization::kv_group;
+use russet_wire::partition::RankPart;
+use russet_wire::shape::ModelShape;
+
+use crate::quantity::show;
+
+/// Bytes an engine takes before it holds a weight: its program, MLX, the tokenizer, gRPC buffers.
+/// An engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
+pub const ENGINE_BASE_BYTES: u64 = 192 << 20;
+/// Tokens of a prompt that are computed at once (the engine's `PROMPT_STEP`); it bounds the activations.
+const PREFILL_TOKENS: u64 = 2048;
+// What is alive at the same time was measured on MLX's CPU backend, with models in which one of these widths
+// outweighs all others (docs/planner-memory.md). MLX makes room for results about a layer ahead of the one it
+// computes, so everything a layer makes counts, and what several layers make does not.
+/// Hidden states: nine in and between the norms, which compute in 32 bits whatever the model's type, and
+/// one each that came from and goes to another rank.
+const HIDDEN_STATES: u64 = 11;
+/// Values as wide as the MLP: gate, its sigmoid, up and their product.
+const MLP_STATES: u64 = 4;
+/// Values as wide as all query heads: projected, rotated, scaled, attended, joined, and the same in pieces.
+const QUERY_STATES: u64 = 7;
+/// Values as wide as all key heads: keys and values, projected and on their way into the cache.
+const KEY_STATES: u64 = 4;
+/// Most bytes of attention scores at once, the engine's bound of that name (engine/src/layers/sdpa.rs).
+/// A GPU writes none, but an estimate that is smaller for some nodes would have to know them.
+const MAX_SCORE_BYTES: u64 = 64 << 20;
+/// Positions by which a cache grows (the engine's `STEP`): the last of them may be all but empty.
+const CACHE_STEP: u64 = 256;
+/// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
+const GROWING_LAYERS: u64 = 2;
+/// Bytes of one word's logits of one sequence: as computed, normalised and widened, and what sampling makes of them
+/// (without banned words, sorted, their places, masses and sums, noise, and what is kept), four bytes each.
+const LOGIT_BYTES: u64 = 64;
+
+/// Room for conversations, resolved against the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServingCapacity {
+    /// Longest conversation, tokens; never more than the model's own limit.
+    pub context_tokens: u32,
+    /// Conversations at once.
+    pub max_sequences: u32,
+    /// Tokens of all conversations together, where that is less than all of them may have.
+    pub kv_tokens: Option<u64>,
+    /// Reserved on top, percent.
+    pub headroom_percent: u32,
+    /// How the engines compute, which decides what a token takes.
+    pub engine: EngineOptions,
+}
+
+impl ServingCapacity {
+    /// Tokens for which KV cache is reserved, all conversations together.
+    pub fn reserved_tokens(&self) -> u64 {
+        let most = u64::from(self.context_tokens) * u64::from(self.max_sequences);
+        self.kv_tokens.map_or(most, |tokens| tokens.min(most))
+    }
+}
+
+/// A model that guesses the next tokens of another one; rank 0 holds all of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DraftModelShape {
+    /// Name of the Model, of the same namespace.
+    pub name: String,
+    /// Its sizes.
+    pub shape: ModelShape,
+}
+
+/// What one rank takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// Bytes of weights.
+    pub weights: u64,
+    /// Bytes of KV cache.
+    pub kv: u64,
+    /// Bytes on top.
+    pub overhead: u64,
+}
+
+impl fmt::Display for MemoryEstimate {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryEstimate { weights, kv, overhead } = *self;
+        let parts = [weights, kv, overhead].map(show);
+        write!(
+            out,
+            "{} on one node: {} weights + {} KV cache + {} workspace and headroom",
+            show(self.total()),
+            parts[0],
+            parts[1],
+            parts[2]
+        )
+    }
+}
+
+impl MemoryEstimate {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.kv).saturating_add(self.overhead)
+    }
+}
+
+/// What a draft model adds on the node of rank 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraftOverhead {
+    /// Name of its Model.
+    pub model: String,
+    /// Bytes, as part of rank 0's.
+    pub estimate: MemoryEstimate,
+}
+
+impl fmt::Display for DraftOverhead {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DraftOverhead { model, estimate: need } = self;
+        write!(out, "{} for the draft model {model}, beside rank 0", show(need.total()))
+    }
+}
+
+/// A model and its room, prepared so that any run of layers is summed at once.
+#[derive(Clone, Debug)]
+pub struct MemoryModel<'a> {
+    shape: &'a ModelShape,
+    capacity: ServingCapacity,
+    /// `sums[i]` is the bytes of the first `i` layers.
+    cumulative_bytes: Vec<u64>,
+    draft: Option<DraftOverhead>,
+}
+
+impl<'a> MemoryModel<'a> {
+    /// Prepares `shape`; its `layer_bytes` must be one per layer, which validation ensures.
+    pub fn new(shape: &'a ModelShape, capacity: ServingCapacity) -> Self {
+        let mut cumulative_bytes = vec![0_u64];
+        for bytes in &shape.layer_bytes {
+            cumulative_bytes.push(cumulative_bytes.last().copied().unwrap_or(0).saturating_add(*bytes));
+        }
+        Self { shape, capacity, cumulative_bytes, draft: None }
+    }
+
+    /// The same with a model that guesses, which rank 0 holds too.
+    pub fn with_draft(self, draft: Option<&DraftModelShape>) -> Self {
+        let addition = |DraftModelShape { name, shape }: &DraftModelShape| {
+            // Engines keep its caches as computed, in whatever form they keep the model's.
+            let room = ServingCapacity { engine: EngineOptions::default(), headroom_percent: 0, ..self.capacity };
+            let MemoryEstimate { weights, kv, overhead } = MemoryModel::new(shape, room).whole_model();
+            // One engine has both.
+            let need = MemoryEstimate { weights, kv, overhead: overhead.saturating_sub(ENGINE_BASE_BYTES) };
+            DraftOverhead { model: name.clone(), estimate: need }
+        };
+        let draft = draft.map(addition);
+        Self { draft, ..self }
+    }
+
+    /// What the model that guesses adds to rank 0.
+    pub fn draft(&self) -> Option<&DraftOverhead> {
+        self.draft.as_ref()
+    }
+
+    /// Layers of the model.
+    pub fn layers(&self) -> u32 {
+        self.cumulative_bytes.len() as u32 - 1
+    }
+
+    /// The room this was prepared for.
+    pub fn capacity(&self) -> ServingCapacity {
+        self.capacity
+    }
+
+    /// What one rank with everything takes.
+    pub fn whole_model(&self) -> MemoryEstimate {
+        self.estimate(0..self.layers(), true, true)
+    }
+
+    /// What a rank with these layers takes that shares them with nobody.
+    pub fn estimate(&self, layers: Range<u32>, embedding: bool, head: bool) -> MemoryEstimate {
+        self.sharded_estimate(layers, embedding, head, 1)
+    }
+
+    /// What `part` takes.
+    pub fn rank_estimate(&self, part: &RankPart) -> MemoryEstimate {
+        let RankPart {
+            rank: _,
+            size: _,
+            stage: _,
+            stages: _,
+            tensor_index: _,
+            tensor_size,
+            layers,
+            embedding,
+            head,
+        } = part;
+        self.sharded_estimate(layers.clone(), *embedding, *head, *tensor_size)
+    }
+
+    /// What one of `size` ranks that share these layers takes, with or without embedding and head.
+    pub fn sharded_estimate(&self, layers: Range<u32>, embedding: bool, head: bool, size: u32) -> MemoryEstimate {
+        let count = u64::from(layers.end.saturating_sub(layers.start));
+        let size = u64::from(size.max(1));
+        let mut weights = self.shared_bytes(layers, size);
+        if embedding || (head && self.shape.tied) {
+            weights = weights.saturating_add(self.shape.embedding_bytes);
+        }
+        if head {
+            weights = weights.saturating_add(self.shape.head_bytes);
+        }
+        let kv = self.kv_bytes_per_token().saturating_mul(count).saturating_mul(self.capacity.reserved_tokens()).div_ceil(size);
+        // The rank that has the head is rank 0.
+        let draft = self.draft.as_ref().filter(|_| head).map(|draft| draft.estimate).unwrap_or_default();
+        let need = MemoryEstimate {
+            weights: weights.saturating_add(draft.weights),
+            kv: kv.saturating_add(draft.kv),
+            overhead: 0,
+        };
+        let work = self.base_overhead(count, head, size).saturating_add(draft.overhead);
+        MemoryEstimate { overhead: self.headroom(&need).max(work), ..need }
+    }
+
+    /// What is asked for on top of weights and KV cache.
+    pub fn headroom(&self, need: &MemoryEstimate) -> u64 {
+        let both = u128::from(need.weights.saturating_add(need.kv));
+        u64::try_from(both * u128::from(self.capacity.headroom_percent) / 100).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes one of `size` ranks that share these layers reads for every token: what a stage of a
+    /// pipeline is slow by. The embedding is a look-up and costs nothing; the head is a product with
+    /// the whole vocabulary.
+    pub fn bytes_read_per_token(&self, layers: Range<u32>, head: bool, size: u32) -> u64 {
+        let mut bytes = self.shared_bytes(layers, u64::from(size.max(1)));
+        if head {
+            bytes = bytes.saturating_add(self.shape.head_bytes);
+            if self.shape.tied {
+                bytes = bytes.saturating_add(self.shape.embedding_bytes);
+            }
+        }
+        bytes
+    }
+
+    /// Bytes that one layer keeps of one token, in the form that is asked for.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        let computed = self.shape.kv_bytes_per_token_per_layer;
+        let bits = match self.capacity.engine.kv_cache {
+            KvCacheType::AsComputed | KvCacheType::Unknown => return computed,
+            KvCacheType::Int8 => 8,
+            KvCacheType::Int4 => 4,
+        };
+        // Validation lets no other heads pass.
+        let Some(group) = kv_group(self.shape.head_dim) else { return computed };
+        let [heads, head_dim] = [self.shape.key_value_heads, self.shape.head_dim].map(u64::from);
+        let numbers = heads.saturating_mul(head_dim).saturating_mul(2);
+        let scale_and_bias = computed.checked_div(numbers).unwrap_or(4).saturating_mul(2);
+        let groups = (numbers / u64::from(group)).saturating_mul(scale_and_bias);
+        numbers.saturating_mul(bits).div_ceil(8).saturating_add(groups)
+    }
+
+    fn layer_bytes(&self, layers: Range<u32>) -> u64 {
+        let at = |index: u32| self.cumulative_bytes.get(index as usize).or(self.cumulative_bytes.last()).copied().unwrap_or(0);
+        at(layers.end).saturating_sub(at(layers.start))
+    }
+
+    /// What one of `size` ranks holds of these layers: norms whole, the rest in equal parts.
+    fn shared_bytes(&self, layers: Range<u32>, size: u64) -> u64 {
+        let count = u64::from(layers.end.saturating_sub(layers.start));
+        let all = self.layer_bytes(layers);
+        let whole = self.shape.whole_layer_bytes.saturating_mul(count).min(all);
+        whole.saturating_add((all - whole).div_ceil(size))
+    }
+
+    /// The engine itself and what it computes with, on one of `size` ranks that share `count` layers.
+    fn base_overhead(&self, count: u64, head: bool, size: u64) -> u64 {
+        let ModelShape { hidden_size, attention_heads, key_value_heads, head_dim, vocabulary, .. } =
+            *self.shape;
+        let [hidden, heads, kv_heads, head_dim] =
+            [hidden_size, attention_heads, key_value_heads, head_dim].map(u64::from);
+        let (queries, keys) = (heads.saturating_mul(head_dim), kv_heads.saturating_mul(head_dim));
+        // Headers that an older release read do not tell; a Llama's is 3.5 times as wide as the state.
+        let mlp = match self.shape.intermediate_size {
+            0 => hidden.saturating_mul(4),
+            width => u64::from(width),
+        };
+        // Bytes of a value as the model computes it.
+        let value = self.shape.kv_bytes_per_token_per_layer.checked_div(keys.saturating_mul(2)).unwrap_or(4);
+        let kept = self.kv_bytes_per_token();
+        let context = u64::from(self.capacity.context_tokens);
+        let sequences = u64::from(self.capacity.max_sequences);
+        let tokens = context.min(PREFILL_TOKENS);
+
+        let shared = [(mlp, MLP_STATES), (queries, QUERY_STATES), (keys, KEY_STATES)]
+            .map(|(width, states)| width.saturating_mul(states).saturating_mul(value))
+            .into_iter()
+            .fold(0, u64::saturating_add);
+        let states = hidden
+            .saturating_mul(HIDDEN_STATES * 4)
+            .saturating_add(shared.div_ceil(size))
+            .saturating_mul(tokens);
+        // One position attends to the whole context, whatever the bound.
+        let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value);
+        let scores = row.saturating_mul(tokens).min(MAX_SCORE_BYTES.max(row));
+        // So many can be as long as they may be at the same time; where that is fewer than all, another one's last step
+        // may reach beyond the room.
+        let room = self.capacity.reserved_tokens();
+        let full = room.checked_div(context).unwrap_or(0);
+        let last = if full < sequences { CACHE_STEP - 1 } else { 0 };
+        let unused =
+            (context.next_multiple_of(CACHE_STEP) - context).saturating_mul(full).saturating_add(last);
+        let unused = unused.saturating_mul(count);
+        let growing = context.saturating_mul(count.min(GROWING_LAYERS));
+        let caches = kept.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
+        let words = u64::from(vocabulary).saturating_mul(sequences);
+        let logits = if head { words.saturating_mul(LOGIT_BYTES) } else { 0 };
+        [states, scores, caches, logits].into_iter().fold(ENGINE_BASE_BYTES, u64::saturating_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(tied: bool) -> ModelShape {
+        ModelShape {
+            architecture: "llama".to_owned(),
+            layers: 4,
+            hidden_size: 0,
+            embedding_bytes: 1000,
+            head_bytes: if tied { 10 } else { 1010 },
+            tied,
+            layer_bytes: vec![100, 200, 300, 400],
+            kv_bytes_per_token_per_layer: 2,
+            ..ModelShape::default()
+        }
+    }
+
+    #[test]
+    fn every_rank_pays_for_what_it_holds() {
+        let room = ServingCapacity { context_tokens: 10, max_sequences: 3, headroom_percent: 0, ..ServingCapacity::default() };
+        for (tied, layers, embedding, head, weights, kv) in [
+            (false, 0..4, true, true, 3010, 240),
+            (true, 0..4, true, true, 2010, 240), // a tied head costs nothing where the embedding is
+            (true, 2..4, false, true, 1710, 120), // and the embedding again where it is not
+            (false, 2..4, false, true, 1710, 120),
+            (true, 0..2, true, false, 1300, 120),
+            (true, 1..2, false, false, 200, 60),
+        ] {
+            let shape = shape(tied);
+            let need = MemoryModel::new(&shape, room).estimate(layers.clone(), embedding, head);
+            assert_eq!((need.weights, need.kv), (weights, kv), "tied {tied}, layers {layers:?}");
+            // 246 more positions in each of three caches, and two layers of a cache that grows.
+            let count = u64::from(layers.end - layers.start);
+            assert_eq!(need.overhead, ENGINE_BASE_BYTES + 2 * (246 * count * 3 + 10 * count.min(2)));
+        }
+    }
+
+    #[test]
+    fn tensor_ranks_hold_a_share_of_layers_and_the_rest_whole() {
+        let room = ServingCapacity { context_tokens: 10, max_sequences: 3, headroom_percent: 0, ..ServingCapacity::default() };
+        for (embedding, head, size, weights, kv) in [
+            (true, true, 1, 1000 + 1000 + 1010, 240),
+            (true, true, 2, 40 + 480 + 1000 + 1010, 120), // ten bytes of each layer are norms
+            (true, false, 2, 40 + 480 + 1000, 120),
+            (false, false, 4, 40 + 240, 60),
+        ] {
+            let shape = ModelShape { whole_layer_bytes: 10, ..shape(false) };
+            let need = MemoryModel::new(&shape, room).sharded_estimate(0..4, embedding, head, size);
+            assert_eq!((need.weights, need.kv), (weights, kv), "{size} ranks");
+        }
+    }
+
+    #[test]
+    fn rank_0_pays_for_the_draft_model_and_one_engine_for_both() {
+        let room = ServingCapacity { context_tokens: 10, max_sequences: 3, headroom_percent: 0, ..ServingCapacity::default() };
+        let (shape, draft) = (shape(false), DraftModelShape { name: "d".to_owned(), shape: shape(true) });
+        let alone = MemoryModel::new(&draft.shape, room).whole_model();
+        for (kv_cache, kv_tokens) in
+            [(KvCacheType::AsComputed, None), (KvCacheType::Int8, None), (KvCacheType::AsComputed, Some(12))]
+        {
+            let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
+            let room = ServingCapacity { engine, kv_tokens, ..room };
+            let (without, with) = (MemoryModel::new(&shape, room), MemoryModel::new(&shape, room).with_draft(Some(&draft)));
+            assert_eq!(with.estimate(0..2, true, false), without.estimate(0..2, true, false), "rank 1");
+            let (before, after) = (without.estimate(2..4, false, true), with.estimate(2..4, false, true));
+            assert_eq!(after.weights - before.weights, 2010);
+            assert_eq!(after.kv - before.kv, 2 * 4 * room.reserved_tokens(), "as computed, whatever is asked for");
+            assert_eq!(with.draft().unwrap().estimate.total() + before.total(), after.total());
+            if kv_tokens.is_none() {
+                assert_eq!(after.overhead - before.overhead, alone.overhead - ENGINE_BASE_BYTES);
+            }
+        }
+        let roomy = ServingCapacity { headroom_percent: 1000, ..room };
+        let need =
+            MemoryModel::new(&shape, ServingCapacity { context_tokens: 1 << 20, ..roomy }).with_draft(Some(&draft)).whole_model();
+        assert_eq!(need.overhead, 10 * (need.weights + need.kv), "headroom is asked for on both");
+    }
+
+    #[test]
+    fn work_memory_covers_prefill_decode_and_growing_caches() {
+        // Llama 3 8B in 16 bits.
+        let shape = ModelShape {
+            hidden_size: 4096,
+            attention_heads: 32,
+            key_value_heads: 8,
+            head_dim: 128,
+            intermediate_size: 14336,
+            vocabulary: 128_256,
+            layer_bytes: vec![1; 32],
+            kv_bytes_per_token_per_layer: 4096,
+            ..ModelShape::default()
+        };
+        let work = |context_tokens, head, size| {
+            let room = ServingCapacity { context_tokens, max_sequences: 4, headroom_percent: 0, ..ServingCapacity::default() };
+            MemoryModel::new(&shape, room).sharded_estimate(0..32, false, head, size).overhead - ENGINE_BASE_BYTES
+        };
+        let hidden = 2048 * 4096 * 11 * 4;
+        let shared = 2048 * 2 * (4 * 14336 + 7 * 4096 + 4 * 1024);
+        let growing = 2 * 4096 * 8192;
+        let scores = 64 << 20;
+        let logits = 64 * 4 * 128_256;
+        for (context, head, size, bytes) in [
+            (8192, true, 1, hidden + shared + scores + growing + logits),
+            (8192, false, 1, hidden + shared + scores + growing),
+            (8192, false, 2, hidden + shared / 2 + scores + growing / 2),
+            // One position sees a million, which is more than the bound on many.
+            (1 << 20, false, 1, hidden + shared + 32 * 2 * (1 << 20) + growing * 128),
+            // A conversation shorter than a piece of prompt: all of it at once, and caches of 256 positions.
+            (64, false, 1, (hidden + shared) / 32 + 32 * 2 * 64 * 64 + 4096 * (192 * 32 * 4 + 2 * 64)),
+        ] {
+            assert_eq!(work(context, head, size), bytes, "{context} tokens, {size} ranks");
+        }
+    }
+
+    #[test]
+    fn kv_tokens_below_the_maximum_limit_the_reservation() {
+        let taken = |kv_tokens| {
+            let shape = shape(false);
+            let room = ServingCapacity { context_tokens: 1000, max_sequences: 8, kv_tokens, ..ServingCapacity::default() };
+            let need = MemoryModel::new(&shape, room).whole_model();
+            // Beside what grows: two layers of one conversation.
+            (need.kv, (need.overhead - ENGINE_BASE_BYTES) / 2 - 2 * 1000)
+        };
+        for (kv_tokens, tokens, unused) in [
+            // 24 positions of each conversation in each of four layers, its cache being 1,024 long.
+            (None, 8000, 4 * 8 * 24),
+            (Some(9000), 8000, 4 * 8 * 24),
+            // Three can be as long as they may be, and the last step of another reaches beyond.
+            (Some(3500), 3500, 4 * (3 * 24 + 255)),
+            (Some(1000), 1000, 4 * (24 + 255)),
+        ] {
+            assert_eq!(taken(kv_tokens), (2 * 4 * tokens, unused), "{kv_tokens:?}");
+        }
+    }
+
+    #[test]
+    fn fewer_kv_bits_fit_more_context_in_the_same_memory() {
+        // Llama 3 8B: 8 heads of 128, so 2,048 keys and values of a token, in 16 or 32 bits.
+        let kept = |kv_cache, head_dim, value| {
+            let shape = ModelShape {
+                key_value_heads: 8,
+                head_dim,
+                kv_bytes_per_token_per_layer: u64::from(2 * 8 * head_dim * value),
+                layer_bytes: vec![1; 32],
+                ..ModelShape::default()
+            };
+            let room = ServingCapacity {
+                context_tokens: 1000,
+                max_sequences: 2,
+                engine: EngineOptions { kv_cache, ..EngineOptions::default() },
+                ..ServingCapacity::default()
+            };
+            let fit = MemoryModel::new(&shape, room);
+            assert_eq!(fit.sharded_estimate(0..32, false, false, 2).kv, fit.kv_bytes_per_token() * 32 * 1000 * 2 / 2);
+            fit.kv_bytes_per_token()
+        };
+        for (kv_cache, head_dim, value, bytes) in [
+            (KvCacheType::AsComputed, 128, 2, 4096),
+            // A byte each, and 32 groups with a scale and a bias of two bytes.
+            (KvCacheType::Int8, 128, 2, 2048 + 32 * 4),
+            (KvCacheType::Int4, 128, 2, 1024 + 32 * 4),
+            (KvCacheType::Int8, 128, 4, 2048 + 32 * 8),
+            // Heads of 96 have groups of 32.
+            (KvCacheType::Int4, 96, 2, 768 + 48 * 4),
+        ] {
+            assert_eq!(kept(kv_cache, head_dim, value), bytes, "{kv_cache:?}, {head_dim}, {value}");
+        }
+    }
+
+    #[test]
+    fn headroom_counts_once_it_exceeds_the_engine_itself() {
+        let mut shape = shape(false);
+        shape.layer_bytes = vec![1 << 33; 4];
+        let fit = MemoryModel::new(
+            &shape,
+            ServingCapacity { context_tokens: 16, max_sequences: 1, headroom_percent: 5, ..ServingCapacity::default() },
+        );
+        let need = fit.whole_model();
+        assert_eq!(need.overhead, (need.weights + need.kv) / 20);
+    }
+
+    #[test]
+    fn absurd_sizes_saturate_instead_of_wrapping() {
+        let mut shape = shape(true);
+        shape.layer_bytes = vec![u64::MAX; 4];
+        shape.kv_bytes_per_token_per_layer = u64::MAX;
+        let fit = MemoryModel::new(
+            &shape,
+            ServingCapacity { context_tokens: 1, max_sequences: 1, headroom_percent: 100, ..ServingCapacity::default() },
+        );
+        assert_eq!(fit.whole_model().total(), u64::MAX);
+        (shape.key_value_heads, shape.head_dim) = (u32::MAX, u32::MAX - 63);
+        let engine = EngineOptions { kv_cache: KvCacheType::Int8, ..EngineOptions::default() };
+        let room =
+            ServingCapacity { context_tokens: 1, max_sequences: 1, kv_tokens: None, headroom_percent: 100, engine };
+        assert_eq!(MemoryModel::new(&shape, room).whole_model().total(), u64::MAX);
+    }
+}

@@ -1,0 +1,263 @@
+//! The performance model: how fast a group will answer, from what its machines read and compute, what the
+//! model makes them read, and what a message costs on their links. Prediction only: placing uses it, and what
+//! running groups measure corrects it (`measured`). `docs/planner-speed.md` holds the formula and its
+//! errors; `tests/throughput.rs` checks both against published measurements.
+//!
+//! ```text
+//! step(B) = Σ stages  max over members { bytes(B) / (0.85 bandwidth)           weights once, KV of B streams
+//!                                      + extra products of B streams / flops
+//!                                      + layers × cycles / clock                a chain of small kernels
+//!                                      + attention over the context / flops }
+//!                     + 2 × layers × (all-reduce + fence)                       where layers are cut
+//!         + hop × (stages − 1)
+//! decode = 1 / step(B)          total = B / step(B)          TTFT = prefill of the prompt + step(1)
+//! ```
+
+pub mod engine;
+pub mod link;
+pub mod calibration;
+pub mod model;
+
+pub use engine::{Coefficients, EngineFamily};
+pub use link::{FenceMode, LinkProfile};
+pub use calibration::Calibration;
+pub use model::{Experts, ModelProfile, WeightFormat, Window};
+
+/// Share of the stated bandwidth that a long read reaches: 340 of 400 GB/s seen on GPUs of these chips.
+/// Fitting it instead gives 0.85 for MLX as well.
+const READ_EFFICIENCY: f64 = 0.85;
+/// Rows of a tile of the matrix kernels: a product with fewer rows costs as much as one with this many.
+const MATMUL_TILE_ROWS: u32 = 32;
+/// Tokens of a prompt that engines compute at once.
+const PREFILL_CHUNK_TOKENS: u32 = 2048;
+/// Operations for one quantised weight and one stream beyond the first, which unpacks the weights anew: on an
+/// M3 Ultra a product of 2, 4 and 8 rows costs 1.8, 3.3 and 6.1 times that of one (MLX's issue 4265), which is
+/// 13 with 60 cores and 17 with 80. Fitting it to batched rates gives 16.
+const UNPACK_OPS: f64 = 15.0;
+/// Flops a core of the GPU does in a cycle: 128 lanes that multiply and add.
+const FLOPS_PER_CORE_CYCLE: f64 = 256.0;
+/// Bytes of one value of the hidden state on a link.
+const HIDDEN_VALUE_BYTES: f64 = 2.0;
+
+/// What a machine's GPU can do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GpuProfile {
+    /// Bytes it reads in a second at best.
+    pub bandwidth: f64,
+    /// Flops of its shaders in a second.
+    pub flops: f64,
+    /// Cores of its GPU.
+    pub cores: f64,
+    /// How much faster than its shaders it multiplies large matrices.
+    pub matmul_speedup: f64,
+}
+
+impl GpuProfile {
+    /// Seconds in which MLX reads `bytes` and runs the kernels of `layers`, for one token.
+    pub fn step(&self, bytes: f64, layers: u32) -> f64 {
+        let by = EngineFamily::Mlx.coefficients();
+        let cycles = by.layer + by.core * self.cores;
+        bytes / (READ_EFFICIENCY * self.bandwidth) + f64::from(layers) * cycles / self.clock()
+    }
+
+    /// Cycles of the GPU in a second.
+    pub fn clock(&self) -> f64 {
+        self.flops / (self.cores * FLOPS_PER_CORE_CYCLE)
+    }
+}
+
+/// Machines that hold the same layers, each an equal part of every one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageProfile {
+    /// The members.
+    pub gpus: Vec<GpuProfile>,
+    /// Layers they hold.
+    pub layers: u32,
+}
+
+/// A replica as it is spread: one stage of one machine, a pipeline, a tensor group, or both.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupTopology {
+    /// The stages; the first holds the head, as rank 0 does.
+    pub stages: Vec<StageProfile>,
+    /// The worst link between members of a stage.
+    pub member_link: LinkProfile,
+    /// The worst link between neighbouring stages.
+    pub stage_link: LinkProfile,
+    /// How MLX waits for a collective on Metal.
+    pub fence: FenceMode,
+}
+
+/// What is asked of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens in the cache while answering, on average.
+    pub context: u32,
+    /// Streams answered at once.
+    pub streams: u32,
+}
+
+/// How fast a group answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Tokens a second of every stream.
+    pub decode: f64,
+    /// Tokens a second of all streams together.
+    pub total: f64,
+    /// Seconds from the prompt to the first token, nobody else being served.
+    pub ttft: f64,
+    /// Tokens of the prompt computed in a second.
+    pub prefill: f64,
+}
+
+impl GroupTopology {
+    /// A replica on one machine.
+    pub fn single(machine: GpuProfile, layers: u32) -> Self {
+        Self::tensor(vec![machine], layers, LinkProfile::RDMA, FenceMode::Fast)
+    }
+
+    /// Machines that share every layer.
+    pub fn tensor(machines: Vec<GpuProfile>, layers: u32, link: LinkProfile, fence: FenceMode) -> Self {
+        Self { stages: vec![StageProfile { gpus: machines, layers }], member_link: link, stage_link: link, fence }
+    }
+
+    /// A pipeline of machines, each with its number of layers.
+    pub fn pipeline(stages: &[(GpuProfile, u32)], link: LinkProfile, fence: FenceMode) -> Self {
+        let stages = stages
+            .iter()
+            .map(|(machine, layers)| StageProfile { gpus: vec![*machine], layers: *layers })
+            .collect();
+        Self { stages, member_link: link, stage_link: link, fence }
+    }
+}
+
+/// How fast `group` runs `model` under `load`; `None` for a group without machines or a model without layers.
+pub fn predict(engine: EngineFamily, model: &ModelProfile, group: &GroupTopology, load: Load) -> Option<Speed> {
+    predict_with(engine, &engine.coefficients(), model, group, load)
+}
+
+/// What `predict` does, with other coefficients, which is how they are fitted.
+pub fn predict_with(
+    engine: EngineFamily,
+    coefficients: &Coefficients,
+    model: &ModelProfile,
+    group: &GroupTopology,
+    load: Load,
+) -> Option<Speed> {
+    let empty = group.stages.is_empty() || group.stages.iter().any(|stage| stage.gpus.is_empty());
+    if empty || model.layers == 0 {
+        return None;
+    }
+    let run = Estimator { engine, coefficients, model, group };
+    let streams = load.streams.max(1);
+    let step = run.step(load.context, streams);
+    let prefill = run.prefill(load.prompt.max(1));
+    Some(Speed {
+        decode: 1.0 / step,
+        total: f64::from(streams) / step,
+        ttft: prefill + run.step(load.prompt, 1),
+        prefill: f64::from(load.prompt.max(1)) / prefill,
+    })
+}
+
+/// One prediction's arguments.
+struct Estimator<'a> {
+    engine: EngineFamily,
+    coefficients: &'a Coefficients,
+    model: &'a ModelProfile,
+    group: &'a GroupTopology,
+}
+
+impl Estimator<'_> {
+    /// Seconds of one step that gives each of `streams` a token.
+    fn step(&self, context: u32, streams: u32) -> f64 {
+        let read = self.model.kv_read(context) * f64::from(streams);
+        let attended = self.model.attention * f64::from(context) * f64::from(streams);
+        self.stages(|stage, machine, first| {
+            let part = self.member_share(stage);
+            let bytes = self.weights(f64::from(streams), part, first) + read * part;
+            bytes / (READ_EFFICIENCY * machine.bandwidth)
+                + self.extra_products(streams, machine) * self.model.active * part / machine.flops
+                + self.latency(stage, machine)
+                + self.coefficients.attention * 2.0 * attended * part / machine.flops
+        }) + self.message_seconds(streams, 1)
+    }
+
+    /// Seconds until the whole prompt is in the cache.
+    fn prefill(&self, prompt: u32) -> f64 {
+        let (whole, rest) = (prompt / PREFILL_CHUNK_TOKENS, prompt % PREFILL_CHUNK_TOKENS);
+        let tokens = f64::from(prompt);
+        let products = f64::from(whole * PREFILL_CHUNK_TOKENS + rest.div_ceil(MATMUL_TILE_ROWS) * MATMUL_TILE_ROWS);
+        // Every token attends to those before it, half the prompt on average.
+        let attended = self.model.attention * tokens * tokens / 2.0;
+        let chunks = whole + u32::from(rest > 0);
+        self.stages(|stage, machine, first| {
+            let part = self.member_share(stage);
+            let reads = f64::from(whole) * self.weights(f64::from(PREFILL_CHUNK_TOKENS), part, first)
+                + if rest > 0 { self.weights(f64::from(rest), part, first) } else { 0.0 };
+            reads / (READ_EFFICIENCY * machine.bandwidth)
+                + 2.0 * products * self.model.active * part / (self.coefficients.gemm * machine.matmul_speedup * machine.flops)
+                + 2.0 * attended * part / (self.coefficients.gemm * machine.flops)
+                + f64::from(chunks) * self.latency(stage, machine)
+        }) + self.message_seconds(prompt, chunks)
+    }
+
+    /// The stages one after another, each as slow as its slowest member. `cost` is told whether the
+    /// stage is the first.
+    fn stages(&self, cost: impl Fn(&StageProfile, &GpuProfile, bool) -> f64) -> f64 {
+        let stages = self.group.stages.iter().enumerate();
+        stages
+            .map(|(index, stage)| {
+                stage.gpus.iter().map(|machine| cost(stage, machine, index == 0)).fold(0.0, f64::max)
+            })
+            .sum()
+    }
+
+    /// What one member holds of the whole body.
+    fn member_share(&self, stage: &StageProfile) -> f64 {
+        f64::from(stage.layers) / f64::from(self.model.layers) / stage.gpus.len() as f64
+    }
+
+    /// Bytes of weights one member reads for `tokens` computed together. Different tokens choose different
+    /// experts; the head is not cut.
+    fn weights(&self, tokens: f64, part: f64, first: bool) -> f64 {
+        let model = self.model;
+        let head = if first { model.head_bytes } else { 0.0 };
+        let experts = model.experts.map_or(0.0, |experts| experts.bytes * (experts.read_factor(tokens) - 1.0));
+        (model.bytes - model.head_bytes + experts) * part + head
+    }
+
+    /// Operations for each weight of the products that streams beyond the first add. A few rows run as
+    /// many vector products, each unpacking the weights anew, until a tile of the matrix kernel is cheaper.
+    fn extra_products(&self, streams: u32, machine: &GpuProfile) -> f64 {
+        let matrix = 2.0 / self.coefficients.gemm;
+        let each = if self.model.quantised { UNPACK_OPS } else { matrix };
+        let tiles = matrix * f64::from(streams.div_ceil(MATMUL_TILE_ROWS) * MATMUL_TILE_ROWS);
+        (each * f64::from(streams - 1)).min(tiles) / machine.matmul_speedup
+    }
+
+    /// Seconds of the chain of kernels that every layer is, whatever they read.
+    fn latency(&self, stage: &StageProfile, machine: &GpuProfile) -> f64 {
+        let expert = if self.model.experts.is_some() { self.coefficients.expert } else { 0.0 };
+        let cycles = self.coefficients.layer + expert + self.coefficients.core * machine.cores;
+        f64::from(stage.layers) * cycles / machine.clock()
+    }
+
+    /// Seconds of messages for `tokens` computed together in `passes`.
+    fn message_seconds(&self, tokens: u32, passes: u32) -> f64 {
+        let (tokens, passes) = (f64::from(tokens), f64::from(passes));
+        let state = f64::from(self.model.hidden) * HIDDEN_VALUE_BYTES * tokens / passes;
+        let fence = self.engine.fence(self.group.fence);
+        let reduces = self.group.stages.iter().filter(|stage| stage.gpus.len() > 1).map(|stage| {
+            let ranks = stage.gpus.len() as u32;
+            2.0 * f64::from(stage.layers) * (self.group.member_link.all_reduce(ranks, state) + fence)
+        });
+        let hop = self.group.stage_link.hop(state) + self.coefficients.hop;
+        passes * (reduces.sum::<f64>() + hop * (self.group.stages.len() as f64 - 1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,243 @@
+//! What a model makes machines read and compute for a token, from its headers, or estimated from its
+//! parameters where nobody has its config. Not its memory: `fit` adds that up from the real tensors.
+
+use russet_wire::shape::ModelShape;
+
+/// A model as the performance model sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ModelProfile {
+    /// Layers, each one attention (or what stands for it) and one MLP.
+    pub layers: u32,
+    /// Width of the hidden state.
+    pub hidden: u32,
+    /// Parameters every token is multiplied with: the head counts, the embedding is a look-up.
+    pub active: f64,
+    /// Bytes of these parameters.
+    pub bytes: f64,
+    /// Bytes of the head among them, which no member of a tensor group cuts.
+    pub head_bytes: f64,
+    /// Experts, where layers choose among some.
+    pub experts: Option<Experts>,
+    /// Bytes of KV cache that one stream reads for every token of its context.
+    pub kv_bytes: f64,
+    /// Layers that look back a limited number of tokens.
+    pub window: Option<Window>,
+    /// Query heads × (width of keys + width of values), summed over the layers that see the whole context.
+    pub attention: f64,
+    /// Whether the weights are unpacked before they are multiplied.
+    pub quantised: bool,
+}
+
+/// Experts of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// Of each layer.
+    pub count: u32,
+    /// Chosen for a token in each layer.
+    pub used: u32,
+    /// Bytes of those a token chooses, in all layers.
+    pub bytes: f64,
+}
+
+/// Layers with a sliding window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Tokens they look back.
+    pub tokens: u32,
+    /// Bytes of their KV cache for every one of these tokens.
+    pub kv_bytes: u32,
+}
+
+impl Experts {
+    /// How many times more experts `tokens` that choose independently read than one token does.
+    pub fn read_factor(&self, tokens: f64) -> f64 {
+        let share = f64::from(self.used) / f64::from(self.count.max(1));
+        if share <= 0.0 || share >= 1.0 { 1.0 } else { (1.0 - (1.0 - share).powf(tokens)) / share }
+    }
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightFormat {
+    /// F16 or BF16.
+    Half,
+    /// MLX's affine groups: a scale and a bias of 16 bits for every group.
+    Affine {
+        /// Bits of a value.
+        bits: u32,
+        /// Values of a group.
+        group: u32,
+    },
+    /// Four bits, a scale of 8 bits for 32 values.
+    Mxfp4,
+    /// Eight bits, a scale of 8 bits for 32 values.
+    Mxfp8,
+    /// GGUF's Q3_K_M.
+    Q3KM,
+    /// GGUF's Q4_0.
+    Q4_0,
+    /// GGUF's Q4_K.
+    Q4K,
+    /// GGUF's Q4_K_M: Q4_K with a few tensors in Q6_K.
+    Q4KM,
+    /// GGUF's Q5_K_M.
+    Q5KM,
+    /// GGUF's Q6_K.
+    Q6K,
+    /// GGUF's Q8_0.
+    Q8_0,
+    /// GGUF's mixture of IQ2_XXS and Q2_K, as used for experts.
+    Q2,
+}
+
+impl WeightFormat {
+    /// Bits a weight takes, its share of scales included.
+    pub fn bits(self) -> f64 {
+        match self {
+            WeightFormat::Half => 16.0,
+            WeightFormat::Affine { bits, group } => f64::from(bits) + 32.0 / f64::from(group.max(1)),
+            WeightFormat::Mxfp4 => 4.25,
+            WeightFormat::Mxfp8 => 8.25,
+            WeightFormat::Q3KM => 3.91,
+            WeightFormat::Q4_0 | WeightFormat::Q4K => 4.5,
+            WeightFormat::Q4KM => 4.85,
+            WeightFormat::Q5KM => 5.69,
+            WeightFormat::Q6K => 6.56,
+            WeightFormat::Q8_0 => 8.5,
+            WeightFormat::Q2 => 2.4,
+        }
+    }
+
+    /// Bytes of `parameters`.
+    pub fn bytes(self, parameters: f64) -> f64 {
+        parameters * self.bits() / 8.0
+    }
+}
+
+/// Counts of a model's parameters, from which an estimate is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ParameterCounts {
+    /// All of them.
+    pub total: f64,
+    /// Those a token uses; equal to `total` where there are no experts.
+    pub active: f64,
+}
+
+/// Bytes of a value in the cache.
+const KV_VALUE_BYTES: f64 = 2.0;
+
+impl ModelProfile {
+    /// A model whose headers were read. The architectures that can be read so far have no experts.
+    pub fn from_shape(shape: &ModelShape) -> Self {
+        let embedding = f64::from(shape.vocabulary) * f64::from(shape.hidden_size);
+        let (active, head_bytes) = if shape.tied {
+            (shape.parameters as f64, shape.head_bytes.saturating_add(shape.embedding_bytes) as f64)
+        } else {
+            (shape.parameters as f64 - embedding, shape.head_bytes as f64)
+        };
+        let heads = f64::from(shape.attention_heads) * f64::from(shape.head_dim);
+        Self {
+            layers: shape.layers,
+            hidden: shape.hidden_size,
+            active: active.max(0.0),
+            bytes: shape.layer_bytes.iter().map(|bytes| *bytes as f64).sum::<f64>() + head_bytes,
+            head_bytes,
+            experts: None,
+            kv_bytes: shape.kv_bytes_per_token() as f64,
+            window: None,
+            attention: f64::from(shape.layers) * heads * 2.0,
+            quantised: shape.quantization_group_size > 0,
+        }
+    }
+
+    /// A model of which nobody knows more than its parameters. The powers are fits to about 50 published
+    /// configs: layers come out within 11 % (dense) and 18 % (experts) for half of them.
+    pub fn estimate(size: ParameterCounts, weights: WeightFormat) -> Self {
+        let ParameterCounts { total, active } = size;
+        // Models with experts use a fifth of themselves; half is a dense one with embeddings in every layer.
+        let sparse = active < 0.35 * total;
+        let billions = total / 1e9;
+        let (layers, hidden) = if sparse {
+            (18.2 * billions.powf(0.2), 950.0 * billions.powf(0.27))
+        } else {
+            (21.6 * billions.powf(0.28), 1600.0 * billions.powf(0.39))
+        };
+        let layers = layers.round().max(1.0);
+        // 150,000 words are usual, and models below 5 billion parameters tie the head to the embedding.
+        let head = 150e3 * hidden;
+        let active = if sparse || billions < 5.0 { active } else { active - head };
+        Self {
+            layers: layers as u32,
+            hidden: hidden as u32,
+            active,
+            bytes: weights.bytes(active),
+            head_bytes: weights.bytes(head.min(active / 2.0)),
+            // Half of what a token uses are experts, 8 of about 160.
+            experts: sparse.then(|| Experts { count: 160, used: 8, bytes: weights.bytes(active * 0.53) }),
+            // Eight KV heads of 128, keys and values.
+            kv_bytes: layers * 2048.0 * KV_VALUE_BYTES,
+            window: None,
+            attention: layers * hidden * 2.0,
+            quantised: weights != WeightFormat::Half,
+        }
+    }
+
+    /// Bytes of KV cache one stream reads for a token after `context` others.
+    pub(super) fn kv_read(&self, context: u32) -> f64 {
+        let window = self
+            .window
+            .map_or(0.0, |window| f64::from(window.tokens.min(context)) * f64::from(window.kv_bytes));
+        self.kv_bytes * f64::from(context) + window
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_count() {
+        for (weights, bits) in [
+            (WeightFormat::Affine { bits: 4, group: 64 }, 4.5),
+            (WeightFormat::Affine { bits: 4, group: 32 }, 5.0),
+            (WeightFormat::Affine { bits: 8, group: 64 }, 8.5),
+            (WeightFormat::Mxfp4, 4.25),
+            (WeightFormat::Half, 16.0),
+        ] {
+            assert_eq!(weights.bits(), bits, "{weights:?}");
+        }
+        assert_eq!(WeightFormat::Mxfp8.bytes(800.0), 825.0);
+    }
+
+    #[test]
+    fn tokens_that_choose_alone_spread_over_all_experts() {
+        let experts = Experts { count: 128, used: 8, bytes: 1.0 };
+        assert_eq!(experts.read_factor(1.0), 1.0);
+        assert!((experts.read_factor(4.0) - 3.65).abs() < 0.01);
+        assert!((experts.read_factor(10_000.0) - 16.0).abs() < 1e-6, "all of them, and no more");
+        assert_eq!(Experts { count: 0, used: 0, bytes: 1.0 }.read_factor(9.0), 1.0);
+    }
+
+    #[test]
+    fn headers_give_the_bytes_read_per_token() {
+        let shape = ModelShape {
+            layers: 2,
+            hidden_size: 8,
+            vocabulary: 100,
+            parameters: 2000,
+            attention_heads: 2,
+            head_dim: 4,
+            embedding_bytes: 1600,
+            head_bytes: 16,
+            tied: true,
+            layer_bytes: vec![1200, 1200],
+            kv_bytes_per_token_per_layer: 32,
+            ..ModelShape::default()
+        };
+        let tied = ModelProfile::from_shape(&shape);
+        assert_eq!((tied.active, tied.bytes, tied.head_bytes, tied.kv_bytes), (2000.0, 4016.0, 1616.0, 64.0));
+        let own = ModelProfile::from_shape(&ModelShape { tied: false, head_bytes: 1616, parameters: 2800, ..shape });
+        assert_eq!((own.active, own.bytes, own.head_bytes), (2000.0, 4016.0, 1616.0));
+        assert_eq!(own.attention, 32.0);
+    }
+}

@@ -1,0 +1,356 @@
+//! One deployment's turn: what becomes of each of its replicas, one after the other, on a view that changes with
+//! what was decided for those before it.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use russet_crds::{ApprovalAction, names};
+
+use super::selection::{Selection, RankedCandidates, find_candidates};
+use super::running::{GroupReadiness, has_lost_node, may_keep_nodes, rollout_in_progress, outside_pools_note, lost_cable_note, current_and_outdated};
+use super::preempt::{self, ApprovalRequest, PreemptOutcome, Victims};
+use super::failure_domains::{SiblingDomains, desired_and_surplus};
+use super::score::ScoredCandidate;
+use super::{NewGroup, RemovedGroup, Placement, RemovalReason, MAX_SHOWN_NODES, plan_hash};
+use crate::copies::Shortage;
+use crate::memory_model::MemoryModel;
+use crate::note::{DrainReason, Note};
+use crate::quantity::show;
+use crate::shard::SplitCandidate;
+use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
+use crate::joint_placement::JointPlan;
+use crate::validate::ValidDeployment;
+
+/// A deployment being placed.
+pub struct ReplicaSteps<'a> {
+    view: Cow<'a, Snapshot>,
+    desired: &'a ValidDeployment,
+    memory: MemoryModel<'a>,
+    joint_plan: &'a JointPlan,
+    /// What was decided so far.
+    pub placement: Placement,
+    /// Why.
+    pub notes: Vec<Note>,
+    /// What was found for replicas that come.
+    pub selections: Vec<(i32, Selection)>,
+    /// The replicas there are to be.
+    pub desired_replicas: BTreeSet<i32>,
+    /// Groups of those there are too many, in the order in which they go.
+    surplus: Vec<ObjectKey>,
+}
+
+impl<'a> ReplicaSteps<'a> {
+    /// Nothing is decided yet. Of a large cluster nothing is copied while nothing changes.
+    pub fn new(view: &'a Snapshot, desired: &'a ValidDeployment, joint_plan: &'a JointPlan) -> Self {
+        let memory = desired.memory_model();
+        let own = view.groups_of(&desired.namespace, &desired.name).filter(|(_, group)| !group.deleting);
+        let own: Vec<(&ObjectKey, &GroupInfo)> = own.collect();
+        let (desired_replicas, surplus) = desired_and_surplus(view, &own, desired.replicas, &desired.topology_key);
+        let of = |index: i32| own.iter().filter(move |(_, group)| group.replica == index);
+        let surplus = surplus.into_iter().flat_map(of).map(|(key, _)| (*key).clone()).collect();
+        let (placement, notes, selections) = (Placement::default(), Vec::new(), Vec::new());
+        Self { view: Cow::Borrowed(view), desired: desired, memory, joint_plan: joint_plan, placement, notes, selections, desired_replicas, surplus }
+    }
+
+    /// Replicas that nobody wants go.
+    pub fn remove_surplus(&mut self) {
+        let why = if self.desired.idle_reason.is_some() { RemovalReason::Idle } else { RemovalReason::ScaledDown };
+        for key in std::mem::take(&mut self.surplus) {
+            self.remove(&key, why);
+        }
+    }
+
+    /// Decides for one replica.
+    pub fn step(&mut self, replica: i32) {
+        let (current, outdated) = current_and_outdated(&self.view, self.desired, &self.memory, replica);
+        if let Some(((kept, ready), surplus)) = current.split_first() {
+            return self.keep(kept, *ready, surplus, outdated);
+        }
+        if let Some(note) = self.approval_note(replica, &outdated) {
+            self.notes.push(note);
+            return self.wait(replica, outdated);
+        }
+        let goes_first = self.desired.drain_first && any_ready(&outdated);
+        let fit = self.memory.clone();
+        let beside = match goes_first {
+            true => Err(Vec::new()),
+            false => find_candidates(&self.view, self.desired, &fit, replica, true, |_| false),
+        };
+        match beside {
+            Ok(choices) if self.fewer_nodes_soon(replica, &choices, &outdated) => {
+                self.wait_for_release(replica, outdated)
+            }
+            Ok(choices) => self.create(replica, choices, outdated),
+            Err(refusal) => self.make_room(replica, outdated, refusal, goes_first),
+        }
+    }
+
+    /// It runs; its predecessors go once it answers.
+    fn keep(&mut self, kept: &ObjectKey, ready: bool, surplus: &[GroupReadiness], outdated: Vec<GroupReadiness>) {
+        self.notes.extend(outside_pools_note(&self.view, self.desired, kept));
+        self.notes.extend(lost_cable_note(&self.view, kept));
+        self.placement.keep.push(kept.clone());
+        for (key, _) in surplus {
+            self.remove(key, RemovalReason::Replaced);
+        }
+        for (key, old_ready) in outdated {
+            if ready || !old_ready {
+                self.remove(&key, RemovalReason::Replaced);
+            } else {
+                self.placement.keep.push(key);
+            }
+        }
+    }
+
+    /// There is room for it.
+    fn create(&mut self, replica: i32, choices: RankedCandidates<'_>, outdated: Vec<GroupReadiness>) {
+        let desired = self.desired;
+        let advised = self.joint_plan.splits.get(&(desired.key(), replica));
+        if advised == Some(&None) {
+            self.notes.push(Note::Outweighed { replica, by: self.joint_plan.preferred() });
+            return self.wait(replica, outdated);
+        }
+        let Some(choice) = choices.select(&self.view, advised.and_then(Option::as_ref)) else { return };
+        let new = new_group(desired, &self.memory, replica, &choice.candidate);
+        let key = (desired.namespace.clone(), new.name.clone());
+        if self.view.groups.contains_key(&key) {
+            // The same plan, being deleted: its name is free once its agents let go.
+            let holders = vec![format!("ShardGroup {}", new.name)];
+            self.notes.push(Note::WaitingForRelease { replica, holders });
+            return self.wait(replica, outdated);
+        }
+        self.notes.push(Note::Placed { replica, decision: choice.candidate.show() });
+        let nodes = choice.candidate.ranks.iter().map(|rank| rank.node.as_str());
+        let (domains, with) = SiblingDomains::for_replica(&self.view, desired, replica, |_| false).shared_domains(nodes);
+        if !with.is_empty() {
+            let (key, apart) = (desired.topology_key.clone(), choice.best_apart.clone());
+            self.notes.push(Note::SharedFailureDomain { replica, key, domains, with, apart });
+        }
+        for (old, old_ready) in outdated {
+            if old_ready {
+                self.placement.keep.push(old);
+            } else {
+                self.remove(&old, RemovalReason::Replaced);
+            }
+        }
+        self.view.to_mut().groups.insert(key, desired.new_group(new.replica, new.plan.clone()));
+        self.placement.create.push(new);
+        self.selections.push((replica, choice));
+    }
+
+    /// Whether fewer nodes will do once agents have let go of what was deleted, and of what a predecessor still holds
+    /// that has lost a node. Cut over more of them it would stay so for as long as it lives.
+    fn fewer_nodes_soon(&self, replica: i32, choices: &RankedCandidates<'_>, outdated: &[GroupReadiness]) -> bool {
+        let Self { view, desired: want, memory: fit, .. } = self;
+        let leaves = |key: &ObjectKey| {
+            let own = || outdated.iter().any(|(old, _)| old == key);
+            view.groups.get(key).is_some_and(|group| group.deleting || (own() && has_lost_node(view, group)))
+        };
+        let passing =
+            || view.nodes.values().any(|node| node.unreleased > 0) || view.groups.keys().any(leaves);
+        choices.best_node_count() > 1
+            && passing()
+            && find_candidates(view, want, fit, replica, false, leaves).is_ok_and(|soon| soon.best_node_count() < choices.best_node_count())
+    }
+
+    /// It waits for memory that comes free by itself; a predecessor that has lost a node goes for it.
+    fn wait_for_release(&mut self, replica: i32, outdated: Vec<GroupReadiness>) {
+        let of = |(key, _): &GroupReadiness| self.view.groups.get(key).is_some_and(|group| has_lost_node(&self.view, group));
+        let (broken, rest): (Vec<GroupReadiness>, Vec<GroupReadiness>) = outdated.into_iter().partition(of);
+        for (key, _) in broken {
+            self.notes.push(Note::DrainFirst { group: key.1.clone(), why: DrainReason::NodeLost });
+            self.remove(&key, RemovalReason::Drained);
+        }
+        self.notes.push(Note::WaitingForRelease { replica, holders: memory_holders(&self.view) });
+        self.wait(replica, rest);
+    }
+
+    /// There is none, or its predecessor goes first.
+    fn make_room(&mut self, replica: i32, outdated: Vec<GroupReadiness>, refusal: Vec<Note>, goes_first: bool) {
+        let (fit, desired) = (self.memory.clone(), self.desired);
+        let view = &self.view;
+        let gone = |key: &ObjectKey| view.groups.get(key).is_some_and(|group| group.deleting);
+        if !goes_first && find_candidates(view, desired, &fit, replica, false, gone).is_ok() {
+            let holders = memory_holders(view);
+            self.notes.push(Note::WaitingForRelease { replica, holders });
+            return self.wait(replica, outdated);
+        }
+        let drained = |key: &ObjectKey| gone(key) || outdated.iter().any(|(old, _)| old == key);
+        // Memory that agents have not released may stay so: nothing is taken down for it.
+        let after = find_candidates(view, desired, &fit, replica, true, drained).ok().filter(|_| !outdated.is_empty());
+        if let Some(after) = after {
+            let ports = refusal.iter().any(|note| matches!(note, Note::PortsBusy { .. }));
+            let why = match (goes_first, ports) {
+                (true, _) => DrainReason::Requested,
+                (false, true) => DrainReason::Ports,
+                (false, false) => DrainReason::Memory,
+            };
+            return self.drain(replica, outdated, &after, why);
+        }
+        let outcome = preempt::preempt(view, desired, &fit, replica, drained);
+        let full = refusal.iter().filter_map(|note| match note {
+            Note::Disk { shortage: Shortage::Space { node, .. } } => Some(node.clone()),
+            _ => None,
+        });
+        let full = full.take(MAX_SHOWN_NODES).collect();
+        let ports = refusal.iter().any(|note| matches!(note, Note::PortsTaken { .. }));
+        self.notes.extend(refusal);
+        let remedy = match outcome {
+            Some(PreemptOutcome::Preempt(victims)) => return self.preempt(replica, outdated, victims),
+            Some(PreemptOutcome::RequestApproval(ask, note)) => {
+                self.placement.approval_requests.push(ask);
+                Some(note)
+            }
+            Some(PreemptOutcome::Wait(note)) => Some(note),
+            None => None,
+        };
+        let (needed, draft) = (fit.whole_model(), fit.draft().cloned().map(Box::new));
+        let closed = unavailable_nodes(&self.view, desired, needed.total());
+        self.notes.push(Note::NothingFits { replica, needed, draft, closed, full, ports });
+        // Last, because it is what will help.
+        self.notes.extend(remedy);
+        let kept = self.ready_group(&outdated).map(|key| Note::OutdatedStays { group: key.1.clone() });
+        self.notes.extend(kept);
+        self.wait(replica, outdated);
+    }
+
+    /// It fits once its predecessor is gone: one replica at a time, and its files first.
+    fn drain(&mut self, replica: i32, outdated: Vec<GroupReadiness>, after: &RankedCandidates<'_>, why: DrainReason) {
+        if !self.placement.create.is_empty()
+            || rollout_in_progress(&self.view, self.desired, &self.memory, &self.desired_replicas, replica)
+        {
+            self.notes.push(Note::WaitsForRollout { replica });
+            return self.wait(replica, outdated);
+        }
+        let nodes = after.candidates().next().map(ScoredCandidate::nodes).unwrap_or_default();
+        if any_ready(&outdated) && self.prefetch(replica, nodes) {
+            return self.wait(replica, outdated);
+        }
+        self.placement.waiting.push(replica);
+        for (key, _) in &outdated {
+            self.notes.push(Note::DrainFirst { group: key.1.clone(), why });
+            self.remove(key, RemovalReason::Drained);
+        }
+    }
+
+    /// It fits once others are gone, and its files are there.
+    fn preempt(&mut self, replica: i32, outdated: Vec<GroupReadiness>, victims: Victims) {
+        let Victims { groups, deployments, freed_bytes: frees, nodes } = victims;
+        if !self.prefetch(replica, nodes) {
+            let seen = &mut self.view.to_mut().groups;
+            for key in &groups {
+                seen.entry(key.clone()).and_modify(|group| group.deleting = true);
+            }
+            self.notes.push(Note::Preempts { replica, deployments, frees });
+            self.placement.preempt.extend(groups);
+        }
+        self.wait(replica, outdated);
+    }
+
+    /// Whether some of these nodes lack the model's files, which then come first: nothing stops for a model that
+    /// is not there yet.
+    fn prefetch(&mut self, replica: i32, nodes: Vec<String>) -> bool {
+        let Self { view, desired: want, .. } = self;
+        let Some(disks) = &view.disks else { return false };
+        // Rank 0 is the first.
+        let draft = want.draft.iter().zip(nodes.first()).map(|(draft, node)| (&draft.name, node));
+        let files = nodes.iter().map(|node| (&want.model, node)).chain(draft);
+        let lacking = files.filter(|(model, node)| !disks.holds(&want.namespace, model, node));
+        let lacking: Vec<(String, String)> =
+            lacking.map(|(model, node)| (model.clone(), node.clone())).collect();
+        if lacking.is_empty() {
+            return false;
+        }
+        let lacks = |node: &String| lacking.iter().any(|(_, lacks)| lacks == node);
+        let nodes = nodes.iter().filter(|node| lacks(node)).cloned().collect();
+        self.notes.push(Note::FetchFirst { replica, nodes });
+        self.placement.prefetch.extend(lacking);
+        true
+    }
+
+    /// It waits, and what runs in its place goes on. Of several that were asked for one after the other, and are not
+    /// any more, one that answers will do.
+    fn wait(&mut self, replica: i32, outdated: Vec<GroupReadiness>) {
+        self.placement.waiting.push(replica);
+        let answering = self.ready_group(&outdated).cloned();
+        for (key, _) in outdated {
+            if answering.as_ref().is_none_or(|one| *one == key) {
+                self.placement.keep.push(key);
+            } else {
+                self.remove(&key, RemovalReason::Replaced);
+            }
+        }
+    }
+
+    /// The first of these groups that answers.
+    fn ready_group<'n>(&self, groups: &'n [GroupReadiness]) -> Option<&'n ObjectKey> {
+        let answers = |(key, ready): &&GroupReadiness| {
+            *ready && self.view.groups.get(key).is_some_and(|group| !has_lost_node(&self.view, group))
+        };
+        groups.iter().find(answers).map(|(key, _)| key)
+    }
+
+    /// What keeps a replica that answers from being replaced: its tier wants that approved. One that cannot stay
+    /// where it is needs nobody's word.
+    fn approval_note(&mut self, replica: i32, outdated: &[GroupReadiness]) -> Option<Note> {
+        let Self { view, desired: want, .. } = self;
+        let tier = view.tiers.get(want.tier.as_ref()?)?;
+        let answers = |(key, ready): &GroupReadiness| {
+            *ready && view.groups.get(key).is_some_and(|group| may_keep_nodes(view, want, group))
+        };
+        if !tier.approvals.contains(&ApprovalAction::Rollout) || !outdated.iter().any(answers) {
+            return None;
+        }
+        let hash = preempt::approval_hash(want, ApprovalAction::Rollout, &[]);
+        if want.approved.contains(&hash) {
+            return None;
+        }
+        if want.denied.contains(&hash) {
+            return Some(Note::Denied { replica, hash });
+        }
+        let note = Note::AwaitsApproval { replica, hash: hash.clone(), deployments: Vec::new(), frees: 0 };
+        let message = note.to_string();
+        self.placement.approval_requests.push(ApprovalRequest { action: ApprovalAction::Rollout, hash, affects: Vec::new(), message });
+        Some(note)
+    }
+
+    fn remove(&mut self, key: &ObjectKey, why: RemovalReason) {
+        if let Some(group) = self.view.to_mut().groups.get_mut(key) {
+            // It keeps its memory until its agents say otherwise; only a later view shows that free.
+            group.deleting = true;
+        }
+        self.placement.delete.push(RemovedGroup { name: key.1.clone(), reason: why });
+    }
+}
+
+/// Whether one of them answers.
+fn any_ready(groups: &[GroupReadiness]) -> bool {
+    groups.iter().any(|(_, ready)| *ready)
+}
+
+/// Nodes it may have that would hold so much if nothing else ran there, and take no work.
+fn unavailable_nodes(view: &Snapshot, desired: &ValidDeployment, needed: u64) -> Vec<String> {
+    let holds = view.nodes.iter().filter(|(name, node)| {
+        let shut = node.availability != Availability::Open && node.serving_limit >= needed;
+        shut && desired.allows(std::iter::once(name.as_str()))
+    });
+    holds.take(MAX_SHOWN_NODES).map(|(name, _)| name.clone()).collect()
+}
+
+fn new_group(desired: &ValidDeployment, fit: &MemoryModel<'_>, replica: i32, candidate: &SplitCandidate) -> NewGroup {
+    let mut plan = candidate.plan(fit);
+    plan.hash = plan_hash(&desired.model, &plan);
+    NewGroup { name: names::shard_group(&desired.name, replica, &plan.hash), replica, plan }
+}
+
+/// Who holds memory that comes free by itself, or should.
+fn memory_holders(view: &Snapshot) -> Vec<String> {
+    let leaving = view.groups.iter().filter(|(_, group)| group.deleting);
+    let groups = leaving.map(|(key, group)| format!("ShardGroup {} {}", key.1, show(group.reserved_bytes())));
+    let nodes = view
+        .nodes
+        .iter()
+        .filter(|(_, node)| node.unreleased > 0 && node.availability == Availability::Open)
+        .map(|(name, node)| format!("node {name} {}", show(node.unreleased)));
+    groups.chain(nodes).collect()
+}

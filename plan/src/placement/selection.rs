@@ -1,0 +1,161 @@
+//! The choice among the ways to run one replica, and its reasons in words.
+
+use super::report::MAX_SHOWN_CANDIDATES;
+use super::candidates::{Candidates, enumerate};
+use super::score::{ENOUGH_SPEED, ScoreScale, ScoredCandidate};
+use crate::memory_model::MemoryModel;
+use crate::prediction::{Predictor, show_rate};
+use crate::note::Note;
+use crate::quantity::show;
+use crate::shard::SplitCandidate;
+use crate::snapshot::{ObjectKey, Snapshot};
+use crate::validate::{Split, ValidDeployment};
+
+/// Ways to choose from, the best first.
+pub struct RankedCandidates<'a> {
+    want: &'a ValidDeployment,
+    fit: &'a MemoryModel<'a>,
+    candidates: Vec<ScoredCandidate>,
+    notes: Vec<Note>,
+}
+
+/// A choice and what it was chosen from.
+pub struct Selection {
+    /// The split.
+    pub candidate: SplitCandidate,
+    /// Why this one.
+    pub why: String,
+    /// The others, best first, with their numbers.
+    pub alternatives: Vec<String>,
+    /// The best one that fails together with fewer replicas of the same deployment, where there is one.
+    pub best_apart: Option<String>,
+}
+
+/// The room there is for one replica, as if the groups for which `without` is true were gone, and with
+/// or without what agents have not released.
+pub fn find_candidates<'a>(
+    view: &Snapshot,
+    desired: &'a ValidDeployment,
+    fit: &'a MemoryModel<'a>,
+    replica: i32,
+    count_unreleased: bool,
+    without: impl Fn(&ObjectKey) -> bool + Copy,
+) -> Result<RankedCandidates<'a>, Vec<Note>> {
+    let Candidates { found: mut ways, notes } = enumerate(view, desired, fit, replica, count_unreleased, without)?;
+    if let Some(scale) = ScoreScale::from_candidates(ways.iter()) {
+        ways.sort_by(|a, b| scale.compare(a, b));
+    }
+    Ok(RankedCandidates { want: desired, fit, candidates: ways, notes })
+}
+
+impl RankedCandidates<'_> {
+    /// The ways, the best first.
+    pub fn candidates(&self) -> impl Iterator<Item = &ScoredCandidate> {
+        self.candidates.iter()
+    }
+
+    /// Nodes of the best.
+    pub fn best_node_count(&self) -> usize {
+        self.candidates.first().map_or(0, |scored| scored.candidate.ranks.len())
+    }
+
+    /// The best, or the one that is best for all that wait together.
+    pub fn select(self, view: &Snapshot, advised: Option<&SplitCandidate>) -> Option<Selection> {
+        let Self { want, fit, candidates: mut ways, notes } = self;
+        let mut together = false;
+        if let Some(split) = advised {
+            let at = ways.iter().position(|scored| scored.candidate.is_same_split(split));
+            let scored = at.map(|at| ways.remove(at)).unwrap_or_else(|| {
+                // Smaller splits, which others get the room of, kept this one from being looked at.
+                let rate = Predictor::new(view, &want.shape, want.capacity).rate(&split.plan(fit));
+                ScoredCandidate { candidate: split.clone(), rate, wifi: false, fragmentation: 0.0, domain_siblings: 0, fetch_cost: 0.0 }
+            });
+            together = at != Some(0);
+            ways.insert(0, scored);
+        }
+        let mut why = selection_reason(want, fit, &ways, ways.first()?);
+        let fetch = ways.first()?.fetch_cost;
+        if fetch == 0.0 && ways.iter().any(|scored| scored.fetch_cost > 0.0) {
+            why.push_str("; the model's files are there already");
+        } else if fetch > 0.5 {
+            why.push_str("; other files have to go for the model's");
+        }
+        if together {
+            why.push_str("; best together with what else waits for a place");
+        }
+        let best = ways.remove(0);
+        let known = |scored: &ScoredCandidate| scored.candidate.ranks.iter().all(|rank| has_known_gpu(view, &rank.node));
+        let shown = |scored: &ScoredCandidate| {
+            let rate = if known(scored) { format!(", {} tokens/s", show_rate(scored.rate)) } else { String::new() };
+            format!("{}, {} left{rate}", scored.candidate.show(), show(scored.candidate.min_free_after()))
+        };
+        let others =
+            ways.iter().map(shown).chain(notes.iter().map(ToString::to_string)).take(MAX_SHOWN_CANDIDATES).collect();
+        let apart = ways.iter().find(|scored| scored.domain_siblings < best.domain_siblings).map(shown);
+        Some(Selection { candidate: best.candidate, why, alternatives: others, best_apart: apart })
+    }
+}
+
+fn has_known_gpu(view: &Snapshot, node: &str) -> bool {
+    view.nodes.get(node).is_some_and(|node| node.gpu.is_some())
+}
+
+/// Why the best way is the best.
+fn selection_reason(desired: &ValidDeployment, fit: &MemoryModel<'_>, candidates: &[ScoredCandidate], best: &ScoredCandidate) -> String {
+    let at = &desired.split_source;
+    match &desired.split {
+        Split::Auto | Split::Single => automatic_reason(desired, fit, candidates, best),
+        Split::Pipeline => {
+            format!("{at}.mode asks for a pipeline; these are the fewest nodes that hold it")
+        }
+        Split::Ranks(ranks) => format!(
+            "{at}.ranks asks for {ranks}; layers are balanced by the time each rank takes for a token"
+        ),
+        Split::Layers(_) => format!("{at}.layersPerRank asks for exactly this split"),
+        Split::Tensor(Some(size)) => {
+            format!("{at} asks for a tensor group of {size}; every rank holds 1/{size} of every layer")
+        }
+        Split::Tensor(None) => {
+            format!("{at}.mode asks for a tensor group; these are the fewest nodes that hold it")
+        }
+        Split::Hybrid(_) => {
+            format!("{at} asks for stages of tensor groups; these are the fewest nodes that hold them")
+        }
+    }
+}
+
+/// The reasons where nothing is prescribed.
+fn automatic_reason(desired: &ValidDeployment, fit: &MemoryModel<'_>, candidates: &[ScoredCandidate], best: &ScoredCandidate) -> String {
+    let nodes = |scored: &ScoredCandidate| scored.candidate.ranks.len();
+    let of = |single: bool| candidates.iter().filter(move |scored| (nodes(scored) == 1) == single);
+    let fastest = |single: bool| of(single).max_by(|a, b| a.rate.total_cmp(&b.rate));
+    let size = show(fit.whole_model().total());
+    match (fastest(true), fastest(false)) {
+        (Some(single), several) if nodes(best) == 1 => {
+            let slower = of(true).any(|scored| scored.rate < ENOUGH_SPEED * single.rate);
+            let which = match &desired.dedicated_group {
+                Some((_, group)) => format!("a node of workload group {group}'s own"),
+                None if slower => "of those that answer about as soon as any, the tightest fit".to_owned(),
+                None => "the tightest fit keeps larger nodes free".to_owned(),
+            };
+            let spare = show(best.candidate.min_free_after());
+            let mut why = format!("one node holds the model's {size} with {spare} to spare; {which}");
+            if let Some(several) = several.filter(|several| several.rate > best.rate) {
+                let (count, gain) = (nodes(several), several.rate / best.rate);
+                why.push_str(&format!(
+                    "; {count} nodes together would answer {gain:.2} times as fast, less than they are worth by themselves"
+                ));
+            }
+            why
+        }
+        (Some(single), _) => format!(
+            "{} nodes together answer {:.2} times as fast as one that holds the model's {size}",
+            nodes(best),
+            best.rate / single.rate
+        ),
+        (None, _) if best.candidate.tensor_size > 1 => format!(
+            "no single node holds the model's {size}; these are the fewest that do and meet over RDMA, where a tensor group answers sooner than a pipeline"
+        ),
+        (None, _) => format!("no single node holds the model's {size}; these are the fewest that do"),
+    }
+}

@@ -1,0 +1,107 @@
+//! What keeps a deployment from being planned whatever it asks for: a Model that is not there, goes, or was not
+//! read yet, its own or the one that guesses for it.
+
+use russet_crds::conditions::{self, Reason, Type, is_true};
+use russet_crds::{Model, ModelDeploymentSpec};
+
+const DRAFT_FIELD: &str = "spec.draftModelRef";
+
+/// What keeps a deployment from being planned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnmetPrecondition {
+    /// The reason for conditions.
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+    /// Whether only a person can remove it.
+    pub stalled: bool,
+}
+
+/// The first thing in the way of a deployment in `namespace` that names these Models, of which `find` knows those there
+/// are.
+pub fn unmet_precondition<'m>(
+    namespace: &str,
+    spec: &ModelDeploymentSpec,
+    find: impl Fn(&str) -> Option<&'m Model>,
+) -> Option<UnmetPrecondition> {
+    let fields = ["spec.modelRef", DRAFT_FIELD];
+    spec.models().zip(fields).find_map(|(name, field)| model_precondition(namespace, name, field, find(name)))
+}
+
+fn model_precondition(namespace: &str, name: &str, field: &str, model: Option<&Model>) -> Option<UnmetPrecondition> {
+    let Some(model) = model else {
+        let message = format!(
+            "Model {name:?} does not exist in namespace {namespace}; create it, or correct {field}.name"
+        );
+        return Some(UnmetPrecondition { reason: Reason::ModelNotFound, message, stalled: true });
+    };
+    if model.metadata.deletion_timestamp.is_some() {
+        let without = if field == DRAFT_FIELD { "leave spec.draftModelRef out, or " } else { "" };
+        let message = format!(
+            "Model {name} is being deleted and waits for this deployment; {without}delete or scale down the deployment"
+        );
+        return Some(UnmetPrecondition { reason: Reason::ModelNotFound, message, stalled: true });
+    }
+    let status = model.status.clone().unwrap_or_default();
+    if status.shape.is_some() {
+        return None;
+    }
+    let ready = conditions::get(&status.conditions, Type::Ready);
+    let why = ready.map_or_else(|| "its headers are not read yet".to_owned(), |ready| ready.message.clone());
+    Some(UnmetPrecondition {
+        reason: Reason::WaitingForModel,
+        message: format!("Model {name}: {why}"),
+        stalled: is_true(&status.conditions, Type::Stalled),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{LocalReference, ModelSpec, ModelStatus};
+    use russet_wire::shape::ModelShape;
+
+    use super::*;
+
+    fn model(name: &str, read: bool, goes: bool) -> Model {
+        let mut model = Model::new(name, ModelSpec::default());
+        let goes = goes.then_some("2026-01-01T00:00:00Z");
+        model.metadata.deletion_timestamp = serde_json::from_value(serde_json::json!(goes)).unwrap();
+        let shape = read.then(ModelShape::default);
+        model.status = Some(ModelStatus { shape, ..ModelStatus::default() });
+        model
+    }
+
+    #[test]
+    fn model_and_draft_model_preconditions_are_checked_alike() {
+        let ready = |name: &str| model(name, true, false);
+        let unread = "Model d: its headers are not read yet";
+        for (there, draft, want) in [
+            (vec![ready("m")], None, None),
+            (vec![ready("m"), ready("d")], Some("d"), None),
+            (vec![], None, Some((true, "correct spec.modelRef.name"))),
+            (vec![ready("d")], Some("d"), Some((true, "correct spec.modelRef.name"))),
+            (vec![ready("m")], Some("d"), Some((true, "Model \"d\" does not exist in namespace ns"))),
+            (vec![ready("m")], Some("d"), Some((true, "correct spec.draftModelRef.name"))),
+            (vec![ready("m"), model("d", false, false)], Some("d"), Some((false, unread))),
+            (
+                vec![ready("m"), model("d", true, true)],
+                Some("d"),
+                Some((true, "leave spec.draftModelRef out")),
+            ),
+        ] {
+            let spec = ModelDeploymentSpec {
+                model_ref: LocalReference::new("m"),
+                draft_model_ref: draft.map(LocalReference::new),
+                ..ModelDeploymentSpec::default()
+            };
+            let find = |name: &str| there.iter().find(|model| model.metadata.name.as_deref() == Some(name));
+            match (unmet_precondition("ns", &spec, find), want) {
+                (None, None) => {}
+                (Some(UnmetPrecondition { message, stalled, .. }), Some((person, words))) => {
+                    assert!(message.contains(words) && stalled == person, "{stalled} {message}");
+                }
+                (got, want) => panic!("{got:?}, not {want:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What a deployment may count on by its Tier: pools, a strategy, a priority, and nodes of its own or those that
+//! nobody has for himself.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use russet_crds::{LocalReference, TierMode};
+
+use super::invalid;
+use crate::note::Note;
+use crate::pool::EligibleNodes;
+use crate::snapshot::Snapshot;
+use crate::tier::{TierInfo, node_owners};
+
+/// Why a deployment's replicas are not to run for now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IdleReason {
+    /// It is not a time of its tier's schedules.
+    Schedule {
+        /// The tier.
+        tier: String,
+        /// When the next one begins.
+        opens: Option<Timestamp>,
+    },
+    /// Nobody asks for it.
+    Idle {
+        /// The tier.
+        tier: String,
+    },
+}
+
+impl std::fmt::Display for IdleReason {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            IdleReason::Schedule { tier, opens: Some(opens) } => {
+                write!(out, "stopped by the schedules of Tier {tier} until {opens}")
+            }
+            IdleReason::Schedule { tier, opens: None } => write!(
+                out,
+                "stopped by the schedules of Tier {tier}, which have no time within a week; edit its spec.schedules"
+            ),
+            IdleReason::Idle { tier } => {
+                write!(
+                    out,
+                    "nobody asks for it, so Tier {tier} (OnDemand) keeps no room for it; it starts with the next request"
+                )
+            }
+        }
+    }
+}
+
+/// A deployment's tier, if it names one, and its workload group.
+pub struct TierTerms<'a> {
+    tier: Option<(&'a str, &'a TierInfo)>,
+    group: Option<&'a str>,
+}
+
+impl<'a> TierTerms<'a> {
+    /// Looks the tier up; the notes say what is wrong with the names.
+    pub fn for_deployment(
+        view: &'a Snapshot,
+        tier_ref: Option<&'a LocalReference>,
+        group: Option<&'a str>,
+    ) -> Result<Self, Vec<Note>> {
+        let Some(LocalReference { name }) = tier_ref else {
+            return match group {
+                Some(_) => Err(invalid_group("is one of a tier's; name the tier in spec.tierRef")),
+                None => Ok(Self { tier: None, group: None }),
+            };
+        };
+        let Some(tier) = view.tiers.get(name) else {
+            let known = view.tiers.keys().cloned().collect();
+            return Err(vec![Note::TierUnknown { tier: name.clone(), known }]);
+        };
+        if let Some(wrong) = &tier.schedule_error {
+            return Err(vec![wrong.clone()]);
+        }
+        let there_is = || tier.groups.join(", ");
+        match (tier.mode, group) {
+            (TierMode::Unknown, _) => {
+                return Err(vec![Note::Newer { field: format!("Tier {name} spec.mode") }]);
+            }
+            (TierMode::Cluster, Some(_)) => {
+                return Err(invalid_group(&format!("Tier {name} is a Cluster tier and has none; leave it out")));
+            }
+            (TierMode::Dedicated, None) => {
+                return Err(invalid_group(&format!(
+                    "Tier {name} is Dedicated; name one of its groups: {}",
+                    there_is()
+                )));
+            }
+            (TierMode::Dedicated, Some(group)) if !tier.groups.iter().any(|known| known == group) => {
+                return Err(invalid_group(&format!("Tier {name} has no group {group:?}; it has {}", there_is())));
+            }
+            (TierMode::Dedicated, Some(_)) | (TierMode::Cluster, None) => {}
+        }
+        Ok(Self { tier: Some((name, tier)), group })
+    }
+
+    /// The pools of the tier, or those that the deployment names itself.
+    pub fn pools<'p>(&self, own: &'p [LocalReference]) -> &'p [LocalReference]
+    where
+        'a: 'p,
+    {
+        self.tier.map_or(own, |(_, tier)| &tier.pools)
+    }
+
+    /// The strategy of a deployment that names none.
+    pub fn strategy(&self) -> Option<&'a LocalReference> {
+        self.tier.and_then(|(_, tier)| tier.strategy.as_ref())
+    }
+
+    /// Its name.
+    pub fn name(&self) -> Option<String> {
+        self.tier.map(|(name, _)| name.to_owned())
+    }
+
+    /// Whether its replicas may have those of lower priority make room.
+    pub fn preempts(&self) -> bool {
+        self.tier.is_some_and(|(_, tier)| tier.preempts)
+    }
+
+    /// Why nothing is to run now.
+    pub fn idle_reason(&self) -> Option<IdleReason> {
+        let (name, tier) = self.tier.filter(|(_, tier)| !tier.active_hours.open)?;
+        Some(IdleReason::Schedule { tier: name.to_owned(), opens: tier.active_hours.until })
+    }
+
+    /// What its replicas count.
+    pub fn priority(&self) -> i32 {
+        self.tier.map_or(0, |(_, tier)| tier.priority)
+    }
+
+    /// The tier and the workload group whose nodes it shares.
+    pub fn dedicated_group(&self) -> Option<(String, String)> {
+        let ((tier, _), group) = (self.tier?, self.group?);
+        Some((tier.to_owned(), group.to_owned()))
+    }
+
+    /// The part of an area that is its own, or nobody's.
+    pub fn restrict(&self, view: &Snapshot, area: EligibleNodes) -> EligibleNodes {
+        let owners = node_owners(view);
+        let own = self.dedicated_group();
+        if owners.is_empty() && own.is_none() {
+            return area;
+        }
+        let nodes: BTreeSet<String> = view
+            .nodes
+            .keys()
+            .filter(|node| area.contains(node) && owners.get(node.as_str()) == own.as_ref())
+            .cloned()
+            .collect();
+        EligibleNodes { nodes: Some(Arc::new(nodes)), ..area }
+    }
+}
+
+fn invalid_group(why: &str) -> Vec<Note> {
+    vec![invalid("spec.workloadGroup".to_owned(), why.to_owned())]
+}

@@ -1,0 +1,160 @@
+//! Where one rank's agent writes down what it runs, and its engine what it does: how far a rank has come is seen there
+//! soon enough to strike it, which it would not be at the API server.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use russet_tests::cluster::{TestCluster, WAIT_TIMEOUT};
+use serde_json::Value;
+
+/// How far a rank had come when it was struck.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankStage {
+    /// Nobody has heard of it yet.
+    Starts,
+    /// It listens, and its weights are not all in memory.
+    Loads,
+    /// It waits for the others, meets them, and tries the smoke prompt with them.
+    Joins,
+    /// It serves, and nobody's prompt is being read.
+    Serves,
+    /// It serves, and a prompt is being read.
+    Reads,
+}
+
+impl fmt::Display for RankStage {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Starts => "as it starts",
+            Self::Loads => "as it loads",
+            Self::Joins => "as it joins",
+            Self::Serves => "in answers",
+            Self::Reads => "in prompts",
+        })
+    }
+}
+
+/// What is waited for before the strike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankMilestone {
+    /// Its process.
+    Born,
+    /// Its sockets.
+    Listens,
+    /// Its weights.
+    Loaded,
+    /// Its way to the others' rings.
+    Joins,
+    /// All rings.
+    Joined,
+}
+
+impl RankMilestone {
+    /// The words of the engine's log.
+    fn words(self) -> &'static str {
+        match self {
+            // The line itself is where the part of this process begins.
+            Self::Born | Self::Listens => "",
+            Self::Loaded => LOADED,
+            Self::Joins => "joins the rings",
+            Self::Joined => "joined the rings",
+        }
+    }
+}
+
+impl fmt::Display for RankMilestone {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Born => "just born",
+            Self::Listens => "listening",
+            Self::Loaded => "loaded",
+            Self::Joins => "joining the rings",
+            Self::Joined => "in all rings",
+        })
+    }
+}
+
+const LOADED: &str = "the weights are in memory";
+const SERVES: &str = "serving";
+
+/// One rank's folder on its node.
+pub struct RankFolder {
+    /// The rank.
+    pub rank: i64,
+    folder: PathBuf,
+}
+
+impl RankFolder {
+    /// Those of all ranks.
+    pub async fn all(cluster: &TestCluster) -> Result<Vec<Self>> {
+        let shards = path_of_smoke(cluster).await?;
+        let seat = |shard: &Value| {
+            let node = match shard["spec"]["nodeName"].as_str() {
+                Some("node-a") => cluster.near_dir(),
+                _ => cluster.far_dir(),
+            };
+            let uid = shard["metadata"]["uid"].as_str().context("a Shard without a UID")?;
+            let rank = shard["spec"]["rank"].as_i64().context("a Shard without a rank")?;
+            Ok(Self { rank, folder: node.join("agent/engines").join(uid) })
+        };
+        shards.iter().map(seat).collect()
+    }
+
+    /// Epoch and process of its engine, as its agent wrote them down.
+    pub fn engine(&self) -> Option<(i64, i32)> {
+        let record: Value =
+            serde_json::from_slice(&std::fs::read(self.folder.join("state.json")).ok()?).ok()?;
+        Some((record["epoch"].as_i64()?, record["process"]["pid"].as_i64()? as i32))
+    }
+
+    /// What the engine with this process id has written since it listens for the epoch it is to be of; `None` before
+    /// that: a process may be of several, one after the other.
+    fn log_since_listening(&self, pid: i32) -> Option<String> {
+        let (epoch, _) = self.engine()?;
+        let text = std::fs::read(self.folder.join("engine.log")).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        let marks = [format!("pid={pid}"), format!("epoch={epoch}")];
+        let listens = |line: &str| {
+            line.contains("listening")
+                && marks.iter().all(|mark| line.split_whitespace().any(|word| word == mark))
+        };
+        let lines: Vec<&str> = text.lines().collect();
+        let from = lines.iter().rposition(|line| listens(line))?;
+        Some(lines[from..].join("\n"))
+    }
+
+    /// How far it has come.
+    pub fn stage(&self, pid: i32) -> RankStage {
+        match self.log_since_listening(pid) {
+            None => RankStage::Starts,
+            Some(said) if said.contains(SERVES) => RankStage::Serves,
+            Some(said) if said.contains(LOADED) => RankStage::Joins,
+            Some(_) => RankStage::Loads,
+        }
+    }
+
+    /// Waits until the engine of a later epoch than this one has come so far; its process id.
+    pub async fn until(&self, cluster: &TestCluster, epoch: i64, mark: &RankMilestone) -> Result<i32> {
+        let begun = Instant::now();
+        loop {
+            if let Some((now, pid)) = self.engine()
+                && now > epoch
+                && (*mark == RankMilestone::Born || self.log_since_listening(pid).is_some_and(|said| said.contains(mark.words())))
+            {
+                return Ok(pid);
+            }
+            if begun.elapsed() > WAIT_TIMEOUT {
+                let diagnosis = cluster.diagnostics().await;
+                ensure!(false, "rank {} was not {mark} again after epoch {epoch}\n{diagnosis}", self.rank);
+            }
+            // Loading a small model takes a few dozen milliseconds.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+async fn path_of_smoke(cluster: &TestCluster) -> Result<Vec<Value>> {
+    crate::path::shards_of(cluster, "smoke").await
+}
