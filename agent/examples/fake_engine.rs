@@ -1,7 +1,8 @@
-//! An engine without a model, for this crate's tests: it takes the real arguments, serves the real
-//! control socket, goes through the real phases and beats. It computes nothing; after SIGUSR1 it seems to compute the
-//! same batch for ever, after SIGUSR2 to hold 64 GiB. One that serves a model `again` leaves its group when asked and is a rank of the next one; where
-//! the model is called `mute` it does not answer the second question; else it knows neither, as a release before.
+//! Fake engine without a model, for this crate's tests: it takes the real arguments, serves the real control
+//! socket, goes through the real phases and sends heartbeats. It computes nothing. After SIGUSR1 it reports
+//! the same running batch forever, after SIGUSR2 64 GiB of memory. One that serves a model called `again`
+//! leaves its group when asked and reforms; with a model called `mute` it does not answer the second call;
+//! otherwise it knows neither call, as older releases.
 
 use std::collections::HashMap;
 use std::os::unix::process::CommandExt as _;
@@ -18,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
-/// Nobody may leave one of these behind: unwatched, it ends by itself.
+/// Exits by itself when unwatched, so that no test leaves one behind.
 const UNWATCHED_TIMEOUT: Duration = Duration::from_secs(15);
 
 struct FakeEngine {
@@ -49,7 +50,7 @@ impl FakeEngine {
     }
 }
 
-/// Counts a watcher for as long as its stream is open.
+/// Counts a watcher while its stream is open.
 struct Watcher(Arc<AtomicUsize>);
 
 impl Drop for Watcher {
@@ -68,7 +69,8 @@ impl Control for FakeEngine {
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let states =
             [pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving].map(|phase| self.state(phase));
-        let (last, hangs, left) = (self.state(pb::Phase::Serving), self.hangs.clone(), self.left_group.clone());
+        let (last, hangs, left) =
+            (self.state(pb::Phase::Serving), self.hangs.clone(), self.left_group.clone());
         let grown = self.overgrown.clone();
         tokio::spawn(async move {
             let _watcher = watcher;
@@ -112,7 +114,7 @@ impl Control for FakeEngine {
             std::future::pending::<()>().await;
         }
         tokio::spawn(async move {
-            // The answer is sent first; this stays the same process.
+            // The reply is sent first; the process id stays the same.
             tokio::time::sleep(Duration::from_millis(100)).await;
             let program = std::env::current_exe().expect("a program has a path");
             std::process::Command::new(program).args(request.into_inner().arguments).exec()
@@ -121,7 +123,7 @@ impl Control for FakeEngine {
     }
 }
 
-/// Whether a signal has come.
+/// Whether a signal has arrived.
 fn on_signal(kind: SignalKind) -> Arc<AtomicBool> {
     let mut signals = signal(kind).expect("signals are heard");
     let told = Arc::new(AtomicBool::new(false));
@@ -139,7 +141,7 @@ async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let flags: HashMap<&str, &str> =
         arguments.chunks(2).map(|pair| (pair[0].trim_start_matches("--"), pair[1].as_str())).collect();
-    // A real engine would fail here as well: its model, its identity and its port must be there.
+    // A real engine would fail here as well: its model, its identity and its port must exist.
     assert!(PathBuf::from(flags["model-dir"]).join("config.json").exists(), "no model");
     assert!(PathBuf::from(flags["tls-dir"]).join("tls.key").exists(), "no identity");
     let _port = tokio::net::TcpListener::bind(flags["listen"]).await.expect("the port is free");

@@ -1,7 +1,7 @@
-//! Copies one model into a folder and ends: the store of an agent as a process of its own, so that a
-//! test can kill it. Arguments: the hub's URL, the model's URI, the folder.
+//! Copies one model into a directory and exits: an agent's store as a separate process, so that a test can
+//! kill it. Arguments: the hub's URL, the model's URI, the directory.
 
-use russet_agent::store::{Context, TransferProgress, Store, SourceSpec};
+use russet_agent::store::{Context, SourceSpec, Store, TransferProgress};
 
 #[tokio::main]
 async fn main() {

@@ -1,12 +1,12 @@
-//! The root helper as a program of its own that answers one request, for tests that kill it, and one that asks.
+//! The root helper as a program that handles one request, for tests that kill it, and a client for it.
 //!
 //! ```text
-//! helper STATE PREFIX BOOT REQUEST     begins with the journal in STATE, answers, and prints the answer
-//! helper ask SOCKET                    asks a helper what it holds, and prints the answer or why there is none
+//! helper STATE PREFIX BOOT REQUEST     opens the journal in STATE, handles the request, prints the reply
+//! helper ask SOCKET                    asks a helper for its changes, prints the reply or the error
 //! ```
 //!
-//! Interfaces whose names begin with PREFIX play Thunderbolt. With `RUSSET_KILL=point:count` in its environment it is
-//! killed when it comes to that point for that time.
+//! Interfaces whose names begin with PREFIX simulate Thunderbolt. `RUSSET_KILL=point:count` in its
+//! environment kills it when it reaches that point for that time.
 
 #![allow(clippy::unwrap_used, reason = "a program of tests fails by panicking")]
 
@@ -15,7 +15,7 @@ mod kill;
 
 use std::path::Path;
 
-use russet_agent::helper::{Helper, HostController, HelperPolicy, HelperRequest, send_request};
+use russet_agent::helper::{Helper, HelperPolicy, HelperRequest, HostController, send_request};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {

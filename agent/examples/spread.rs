@@ -1,21 +1,21 @@
-//! Agents' stores as programs of their own, that give, receive and remove a model, for `cargo xtask bench spread` in its
-//! network namespaces, and for tests that kill them; and what the bench compares them with.
+//! Agents' stores as separate programs that serve, download and remove a model, for `cargo xtask bench
+//! spread` in its network namespaces and for tests that kill them; and the baselines of the bench.
 //!
 //! ```text
-//! make DIR MIB NODE…               identities of the nodes, and a model of so many MiB that `seed` has
-//! fetch DIR NODE                   has NODE take the model from the folder it was made in
+//! make DIR MIB NODE…               identities of the nodes, and a model of this many MiB on `seed`
+//! fetch DIR NODE                   has NODE fetch the model from the directory it was made in
 //! collect DIR NODE                 has NODE remove it
-//! serve DIR NODE ADDRESS…          gives what NODE has, at each ip:port
-//! pull DIR NODE PEER=FROM>TO…      receives the model as NODE over these ways, and tells seconds, CPU and bytes
-//! pour FILE ADDRESS…               sendfile(2) of the file to whoever connects, again and again
-//! drain MIB FROM>TO…               reads so many MiB of what is poured, from three connections a way
+//! serve DIR NODE ADDRESS…          serves NODE's models at each ip:port
+//! pull DIR NODE PEER=FROM>TO…      downloads the model as NODE over these paths; prints time, CPU and bytes
+//! pour FILE ADDRESS…               sendfile(2) of the file to every client, again and again
+//! drain MIB FROM>TO…               reads this many MiB from `pour`, over three connections per path
 //! keep MIB FILE FROM>TO…           the same, and writes them into a file
 //! ranges FILE ADDRESS…             the file over HTTP, with ranges
 //! ```
 //!
-//! With `RUSSET_KILL=point:count` in its environment a program is killed when it comes to that point of the store for
-//! that time; with `RUSSET_STOP` it is stopped there until somebody lets it go on; with `RUSSET_FULL` the disk is full
-//! from then on.
+//! `RUSSET_KILL=point:count` in its environment kills a program when it reaches that point of the store for
+//! that time; `RUSSET_STOP` stops it there until it gets SIGCONT; with `RUSSET_FULL` the disk is full from
+//! then on.
 
 #[cfg(target_os = "linux")]
 #[path = "spread/programs.rs"]

@@ -1,6 +1,5 @@
-//! The address other machines reach this node at, looked after while the agent runs: a lease of a
-//! DHCP server ends, a cable moves, a laptop changes its network. What becomes of ranks at an
-//! address that is gone is decided elsewhere.
+//! The address at which other machines reach this node, updated while the agent runs: a DHCP lease ends, a
+//! cable moves, a laptop changes networks. Not here: what happens to ranks at a lost address.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -10,15 +9,15 @@ use tokio::sync::watch;
 
 use crate::hardware;
 
-/// Between two looks.
+/// Poll interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// A change counts once it was seen so often: a renewed lease takes an address away for a moment.
+/// Consecutive polls that confirm a change: a renewed lease removes an address for a moment.
 const CONFIRMATIONS: u32 = 2;
 
-/// The address as it is now.
+/// The current address.
 pub(crate) type Address = watch::Receiver<IpAddr>;
 
-/// The address to begin with, as told or as found.
+/// The initial address: configured or discovered.
 pub(crate) async fn initial(configured: Option<IpAddr>, server: &str) -> IpAddr {
     match configured {
         Some(told) => told,
@@ -26,7 +25,7 @@ pub(crate) async fn initial(configured: Option<IpAddr>, server: &str) -> IpAddr 
     }
 }
 
-/// Keeps `address` true for ever.
+/// Updates `address` until the agent exits.
 pub(crate) async fn run(configured: Option<IpAddr>, server: String, address: watch::Sender<IpAddr>) {
     let mut seen = Confirmation::default();
     loop {
@@ -43,9 +42,14 @@ pub(crate) async fn run(configured: Option<IpAddr>, server: String, address: wat
     }
 }
 
-/// The address to use. One that a person named is kept while the machine has it; one that was found
-/// follows the route to the API server, and is kept while there is none.
-fn choose(configured: Option<IpAddr>, current: IpAddr, found: IpAddr, is_here: impl Fn(IpAddr) -> bool) -> IpAddr {
+/// The address to use. A configured address is kept while the machine has it. A discovered address follows
+/// the route to the API server, and is kept while there is no route.
+fn choose(
+    configured: Option<IpAddr>,
+    current: IpAddr,
+    found: IpAddr,
+    is_here: impl Fn(IpAddr) -> bool,
+) -> IpAddr {
     match configured {
         Some(told) if is_here(told) => told,
         _ if found.is_loopback() && is_here(current) => current,
@@ -55,20 +59,20 @@ fn choose(configured: Option<IpAddr>, current: IpAddr, found: IpAddr, is_here: i
 
 /// Whether this machine has the address.
 pub(crate) fn is_here(address: IpAddr) -> bool {
-    // Binding a UDP socket sends nothing and disturbs nobody.
+    // Binding a UDP socket sends nothing.
     match UdpSocket::bind(SocketAddr::new(address, 0)) {
         Ok(_) => true,
-        // Anything else, descriptors that ran out say, tells nothing about the address.
+        // Other errors, such as exhausted file descriptors, say nothing about the address.
         Err(error) => error.kind() != std::io::ErrorKind::AddrNotAvailable,
     }
 }
 
-/// Addresses that ranks were published at and the machine has lost.
+/// Published addresses of ranks that the machine has lost.
 #[derive(Debug, Default)]
 pub(crate) struct LostAddresses(BTreeMap<IpAddr, u32>);
 
 impl LostAddresses {
-    /// Looks at the addresses ranks use, once a tick; returns whether one is newly lost.
+    /// Checks the addresses of ranks, once a tick; returns whether one is newly lost.
     pub fn update(&mut self, used: impl Iterator<Item = IpAddr>, is_here: impl Fn(IpAddr) -> bool) -> bool {
         let mut missing = BTreeMap::new();
         for address in used.filter(|address| !is_here(*address)) {
@@ -91,7 +95,7 @@ pub(crate) fn ip_of(address: &str) -> Option<IpAddr> {
     address.parse::<SocketAddr>().ok().map(|address| address.ip())
 }
 
-/// How often in a row the same was seen.
+/// An address, and how many times in a row it was seen.
 #[derive(Debug, Default)]
 struct Confirmation(Option<(IpAddr, u32)>);
 

@@ -1,5 +1,6 @@
-//! This node's ModelCopies: one task each, which reads headers or copies files until done, from their source or from
-//! other nodes as the operator says, reports as it goes and tries again for as long as the object is there.
+//! Controller of this node's ModelCopies: one task each, which reads headers or copies files, from the source
+//! or from other nodes as the operator says. It reports progress and retries for as long as the object
+//! exists.
 
 mod progress;
 mod secret;
@@ -13,33 +14,33 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt as _};
 use russet_crds::conditions::Reason;
-use russet_crds::{CopyPeer, Link, ModelCopy, ModelCopySpec, ModelCopyStatus, CopySource, CopyMode};
+use russet_crds::{CopyMode, CopyPeer, CopySource, Link, ModelCopy, ModelCopySpec, ModelCopyStatus};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use self::progress::{REPORT_INTERVAL, Throttle};
 use crate::address::Address;
 use crate::metrics::AgentMetrics;
-use crate::transfer_limits::{TransferLimiter, TransferLimiters};
-use crate::status_writer::StatusQueue;
 use crate::peer_download::{self, PeerDownloader};
 use crate::status;
-use crate::store::{self, Credentials, TransferProgress, Published, Store, StoreError, SourceSpec};
+use crate::status_writer::StatusQueue;
+use crate::store::{self, Credentials, Published, SourceSpec, Store, StoreError, TransferProgress};
+use crate::transfer_limits::{TransferLimiter, TransferLimiters};
 
-/// Between two looks whether there is room now; it costs a question to the file system.
+/// Poll interval for free disk space; each poll is one file system call.
 const SPACE_POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// Between two notes that files are still in use: nobody removes them meanwhile anyway.
+/// Between two reports that files are in use: files in use are never removed in between.
 const USE_REPORT_INTERVAL: SignedDuration = SignedDuration::from_mins(10);
-/// So often other nodes are asked in vain before the source is.
+/// Failed attempts with other nodes before the source is used.
 const MAX_PEER_ATTEMPTS: u32 = 3;
-/// Longest pause between two tries of a copy that failed as a whole.
+/// Maximum backoff between two attempts of a copy that failed as a whole.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// The status last reported; who downloads and who reads the files both add to it.
+/// The status last reported; the downloading task and the supervisor both update it.
 type SharedStatus = Arc<Mutex<ModelCopyStatus>>;
 type ReadyCopies = Arc<Mutex<BTreeMap<String, Published>>>;
 
-/// How this agent gets to others.
+/// How this agent connects to other agents.
 #[derive(Clone)]
 pub(crate) struct PeerAccess {
     pub downloader: PeerDownloader,
@@ -47,7 +48,7 @@ pub(crate) struct PeerAccess {
     pub links: watch::Receiver<Vec<Link>>,
 }
 
-/// Every copy wanted here.
+/// All copies that this node should have.
 pub(crate) struct Copies {
     shared: CopyContext,
     tasks: BTreeMap<String, Task>,
@@ -56,10 +57,10 @@ pub(crate) struct Copies {
 
 struct Task {
     uid: Option<String>,
-    /// The work, whatever is to become of the files afterwards.
+    /// The spec, whatever should become of the files afterwards.
     spec: ModelCopySpec,
     status: SharedStatus,
-    /// What names the copy's bytes; unknown until its commit is.
+    /// Key of the copy; unknown until its commit is.
     key: Option<String>,
     supply: watch::Sender<Option<CopySource>>,
     handle: AbortHandle,
@@ -74,15 +75,15 @@ struct CopyContext {
     metrics: AgentMetrics,
     ready: ReadyCopies,
     changed: Arc<Notify>,
-    /// Told when files were removed.
+    /// Notified when files were removed.
     space_freed: Arc<Notify>,
-    /// One writer per source: two Models may name the same one.
+    /// One writer per source: two Models may use the same one.
     writers: Arc<Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>>,
     limiters: TransferLimiters,
 }
 
 impl Copies {
-    /// `kept` is the file whose presence says that no files are to be removed, whatever is wanted.
+    /// `no_gc_marker` is a file whose presence disables removal of files.
     pub fn new(
         client: Client,
         reach: PeerAccess,
@@ -106,7 +107,7 @@ impl Copies {
         Self { shared, tasks: BTreeMap::new(), no_gc_marker }
     }
 
-    /// Starts what is new, restarts what changed and ends what is gone.
+    /// Starts tasks of new copies, restarts changed ones and stops those of removed ones.
     pub fn sync(&mut self, copies: &[Arc<ModelCopy>]) {
         let live = copies.iter().filter(|copy| copy.metadata.deletion_timestamp.is_none());
         let wanted: BTreeMap<String, &Arc<ModelCopy>> = live.map(|copy| (copy.name_any(), copy)).collect();
@@ -147,17 +148,17 @@ impl Copies {
         }
     }
 
-    /// The published folder of a ModelCopy.
+    /// The published directory of a ModelCopy.
     pub fn published(&self, name: &str) -> Option<Published> {
         locked(&self.shared.ready).get(name).cloned()
     }
 
-    /// Notes that an engine has the files of a ModelCopy open.
+    /// Records that an engine has the files of a ModelCopy open.
     pub fn note_use(&self, name: &str, now: Timestamp) {
         let Some(task) = self.tasks.get(name) else { return };
         let mut status = locked(&task.status);
         let recent = |time: &Time| now.duration_since(time.0) < USE_REPORT_INTERVAL;
-        // Before its first report there is nothing yet that a note could be added to.
+        // Before the first report there is no status to add it to.
         if status.conditions.is_empty() || status.last_used_time.as_ref().is_some_and(recent) {
             return;
         }
@@ -165,12 +166,12 @@ impl Copies {
         self.shared.status_queue.copy(name, &status);
     }
 
-    /// Waits until a copy was published.
+    /// Waits until a copy is published.
     pub async fn changed(&self) {
         self.shared.changed.notified().await;
     }
 
-    /// Removes files that no ModelCopy wants and no engine reads.
+    /// Garbage collection: removes files that no ModelCopy wants and no engine reads.
     pub async fn collect(&self, mut in_use: BTreeSet<String>) {
         if self.no_gc_marker.exists() {
             return;
@@ -178,7 +179,7 @@ impl Copies {
         for task in self.tasks.values() {
             match &task.key {
                 Some(key) => drop(in_use.insert(key.clone())),
-                // Whose bytes these are is not known yet, so none are removed.
+                // The key of this copy is not known yet, so nothing is removed.
                 None => return,
             }
             in_use.extend(task.supply.borrow().as_ref().and_then(|supply| supply.content.clone()));
@@ -205,8 +206,8 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the store is asked for: the operator's commit, else the one this node resolved before, else
-/// the branch. Nothing yet of what opens it.
+/// The store's spec of a copy: the operator's commit, else the one this node resolved before, else the
+/// branch. Without credentials yet.
 fn source_spec(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>) -> SourceSpec {
     let commit = spec.commit.clone().or_else(|| status.and_then(|status| status.commit.clone()));
     SourceSpec {
@@ -218,13 +219,13 @@ fn source_spec(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>) -> Source
     }
 }
 
-/// Why a try ended.
+/// Why an attempt failed.
 struct CopyError {
     reason: Reason,
     message: String,
-    /// What lacks room, and how much.
+    /// Key that lacks disk space, and the bytes it needs.
     missing_space: Option<(String, u64)>,
-    /// Before this has passed the source wants no other question.
+    /// Minimum time until the next request to the source.
     retry_after: Duration,
 }
 
@@ -240,18 +241,23 @@ impl From<StoreError> for CopyError {
             StoreError::DiskPressure { key, need, .. } => Some((key.clone(), *need)),
             _ => None,
         };
-        Self { reason: error.reason(), message: error.chain(), missing_space: room, retry_after: error.retry_after() }
+        Self {
+            reason: error.reason(),
+            message: error.chain(),
+            missing_space: room,
+            retry_after: error.retry_after(),
+        }
     }
 }
 
-/// Where a copy's bytes come from.
+/// Where the bytes of a copy come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum CopyOrigin {
-    /// From their source.
+    /// From the source.
     Source,
-    /// From nowhere yet: another node fetches them.
+    /// Not known yet: another node fetches them.
     Pending,
-    /// From other nodes, under this id.
+    /// From other nodes, under this content id.
     Peers(String),
 }
 
@@ -265,7 +271,7 @@ impl CopyOrigin {
     }
 }
 
-/// Works on one copy until it is done.
+/// Runs one copy until it is complete.
 async fn run(
     shared: CopyContext,
     copy: Arc<ModelCopy>,
@@ -274,7 +280,15 @@ async fn run(
 ) {
     let generation = copy.metadata.generation;
     let seldom = Throttle::new(REPORT_INTERVAL);
-    let job = CopyWorker { name: copy.name_any(), generation, status, copy, supply: supply.clone(), shared, throttle: seldom };
+    let job = CopyWorker {
+        name: copy.name_any(),
+        generation,
+        status,
+        copy,
+        supply: supply.clone(),
+        shared,
+        throttle: seldom,
+    };
     loop {
         let part = CopyOrigin::from_supply(supply.borrow_and_update().as_ref());
         tokio::select! {
@@ -291,7 +305,7 @@ struct CopyWorker {
     generation: Option<i64>,
     status: SharedStatus,
     supply: watch::Receiver<Option<CopySource>>,
-    /// How seldom it is told how far the files have come.
+    /// Limits how often progress is reported.
     throttle: Throttle,
 }
 
@@ -310,8 +324,8 @@ impl CopyWorker {
         }
     }
 
-    /// Waits until so many bytes find room, and says how much is missing. The source is not asked again
-    /// meanwhile: nothing there would change that.
+    /// Waits until this many bytes fit on the disk, and reports how many are missing. The source is not asked
+    /// again in between: nothing there would change that.
     async fn wait_for_space(&self, key: &str, need: u64) {
         loop {
             tokio::select! {
@@ -325,13 +339,13 @@ impl CopyWorker {
         }
     }
 
-    /// Works until the copy is done, from where its bytes come from now.
+    /// Runs until the copy is complete, from its current origin.
     async fn run(&self, origin: &CopyOrigin) {
         let mut pause = Duration::from_secs(1);
         let mut refused = 0;
         loop {
             let before = self.status().bytes_done;
-            // Where something keeps the machines from each other, the source is better than nothing.
+            // If the machines cannot reach each other, fall back to the source.
             let part = if refused < MAX_PEER_ATTEMPTS { origin } else { &CopyOrigin::Source };
             if self.is_published() {
                 return;
@@ -344,7 +358,9 @@ impl CopyWorker {
                 }
                 tried = self.attempt(part) => tried,
             };
-            let Err(CopyError { reason, message, missing_space: room, retry_after: after }) = tried else { return };
+            let Err(CopyError { reason, message, missing_space: room, retry_after: after }) = tried else {
+                return;
+            };
             refused = if self.status().bytes_done > before { 0 } else { refused + 1 };
             tracing::warn!(copy = self.name, ?reason, message, "copy failed; tried again");
             self.report(&status::CopyState::Failed(reason, &message));
@@ -360,7 +376,7 @@ impl CopyWorker {
         }
     }
 
-    /// What the store is asked for where the source is not.
+    /// The store's spec where no request to the source is needed.
     fn source_spec(&self) -> SourceSpec {
         source_spec(&self.copy.spec, Some(&self.status()))
     }
@@ -370,7 +386,7 @@ impl CopyWorker {
         published.map(|published| self.finish(published)).is_some()
     }
 
-    /// What bounds the transfer of files, where they come from another machine.
+    /// The rate limiter for this origin, if it has one.
     fn limiter(&self, origin: &CopyOrigin) -> Option<&TransferLimiter> {
         let spec = &self.copy.spec;
         match origin {
@@ -381,7 +397,7 @@ impl CopyWorker {
         }
     }
 
-    /// Waits for hours in which nothing may come, which may be now.
+    /// Waits until quiet hours begin, which may be now.
     async fn wait_quiet_hours_begin(&self, origin: &CopyOrigin) {
         match self.limiter(origin) {
             Some(pace) => pace.wait_until_quiet().await,
@@ -389,7 +405,7 @@ impl CopyWorker {
         }
     }
 
-    /// Says that these are such hours, and waits for their end.
+    /// Reports quiet hours, and waits until they end.
     async fn wait_quiet_hours_end(&self, origin: &CopyOrigin) {
         let Some(pace) = self.limiter(origin) else { return };
         if let Some(message) = pace.quiet_message() {
@@ -404,7 +420,7 @@ impl CopyWorker {
         let offline = self.source_spec();
         if spec.want == CopyMode::Files && *origin == CopyOrigin::Pending {
             self.report(&status::CopyState::Waiting);
-            // Until the operator says otherwise.
+            // Until the operator sets another origin.
             return std::future::pending().await;
         }
         let writer = {
@@ -422,7 +438,12 @@ impl CopyWorker {
                 let progress = watch::Sender::new(TransferProgress::default());
                 let published = match origin {
                     CopyOrigin::Peers(id) => {
-                        let pull = self.shared.peer_access.downloader.download(&offline, id, || self.paths(), &progress);
+                        let pull = self.shared.peer_access.downloader.download(
+                            &offline,
+                            id,
+                            || self.paths(),
+                            &progress,
+                        );
                         self.with_progress(pull, &progress).await?
                     }
                     CopyOrigin::Source | CopyOrigin::Pending => {
@@ -430,7 +451,7 @@ impl CopyWorker {
                         self.with_progress(self.shared.store.fetch(&wanted, &progress), &progress).await?
                     }
                 };
-                // Small ones are here before anybody was told where they come from.
+                // Small models are complete before the origin was reported.
                 self.report(&status::CopyState::Transferring(&progress.borrow(), 0));
                 self.finish(published);
             }
@@ -451,7 +472,7 @@ impl CopyWorker {
         self.shared.changed.notify_one();
     }
 
-    /// The ways to the nodes that have the files, as they are now.
+    /// Current paths to the nodes that have the files.
     fn paths(&self) -> BTreeSet<peer_download::PeerPath> {
         let PeerAccess { downloader: _, address, links } = &self.shared.peer_access;
         let supply = self.supply.borrow();
@@ -459,16 +480,20 @@ impl CopyWorker {
         peer_download::paths(from, *address.borrow(), &links.borrow())
     }
 
-    /// Reports on files as they come.
+    /// Reports progress while files are transferred.
     async fn with_progress(
         &self,
         coming: impl Future<Output = Result<Published, StoreError>>,
         progress: &watch::Sender<TransferProgress>,
     ) -> Result<Published, StoreError> {
-        self.throttle.report_while(coming, progress, |now, rate| self.report(&status::CopyState::Transferring(now, rate))).await
+        self.throttle
+            .report_while(coming, progress, |now, rate| {
+                self.report(&status::CopyState::Transferring(now, rate))
+            })
+            .await
     }
 
-    /// What opens the source, read only when it is about to be used.
+    /// Credentials of the source, read only when they are about to be used.
     async fn credentials(&self) -> Result<Credentials, CopyError> {
         let source = &self.copy.spec.source;
         let keys = store::scheme_of(&source.uri)?.keys;

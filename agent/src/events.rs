@@ -1,5 +1,5 @@
-//! What happened on this machine, as Events about its InferenceNode. A group tells of the first loss it hears of, which
-//! may be a consequence; here the machine tells what its own engines came to.
+//! Kubernetes Events about this machine's InferenceNode. A group reports the first loss that reaches it,
+//! which may be a consequence; here the machine reports failures of its own engines.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -13,10 +13,11 @@ use tokio::task::JoinSet;
 use crate::oom_guard::panics::RecordedPanic;
 use crate::process::record::EngineRecord;
 
-/// So many wait for an API server that is away; what else happens is in the log, and in metrics.
+/// Maximum number of Events that wait for an unreachable API server; further ones are only in the log and
+/// metrics.
 const MAX_PENDING_EVENTS: usize = 64;
 
-/// Where Events are left. Cloning shares it.
+/// Queue of Events. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct EventRecorder(mpsc::Sender<Event>);
 
@@ -28,7 +29,7 @@ impl EventRecorder {
         Self(sender)
     }
 
-    /// A rank of this machine is of no more use to its group.
+    /// A rank of this machine can no longer serve its group.
     pub fn rank_lost(&self, rank: &EngineRecord, reason: Reason, message: &str) {
         let note = format!("Shard {}/{}: {message}", rank.namespace, rank.name);
         let event = Event {
@@ -36,7 +37,7 @@ impl EventRecorder {
             reason: format!("{reason:?}"),
             note: Some(event_note(&note).to_owned()),
             action: "GiveUp".to_owned(),
-            // Events are one where all but their notes is the same; two Shards are not.
+            // Events that differ only in their notes are merged; those of two Shards must not be.
             secondary: Some(ObjectReference {
                 kind: Some("Shard".to_owned()),
                 namespace: Some(rank.namespace.clone()),
@@ -48,7 +49,7 @@ impl EventRecorder {
         self.0.try_send(event).ok();
     }
 
-    /// This machine's kernel went down, and came back.
+    /// This machine's kernel panicked and the machine restarted.
     pub fn kernel_panicked(&self, seen: &RecordedPanic) {
         let under = seen.deployment.as_ref().map(|name| format!(" under {name}")).unwrap_or_default();
         let note = format!("the kernel panicked{under}: {} ({})", seen.message, seen.report);
@@ -63,7 +64,8 @@ impl EventRecorder {
     }
 }
 
-/// Records for ever. An Event is a courtesy, the Shard's condition says the same: what cannot be written is only logged.
+/// Records Events until the agent exits. The Shard's condition says the same, so a failed write is only
+/// logged.
 async fn run(client: Client, node: String, mut waiting: mpsc::Receiver<Event>) {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     let reporter = Reporter { controller: AGENT_MANAGER.to_owned(), instance: Some(node.clone()) };

@@ -1,10 +1,11 @@
-//! Ports of this machine that cables can join to others, and whether RDMA can run over each. Pure but for [`probe`]: what
-//! tools printed comes in as facts ([`crate::macos`], [`crate::linux`]). Which node is at the other end the operator
-//! finds, who hears of all machines (`operator/src/node/cables.rs`); which machines make a group, the planner.
+//! Ports of this machine that can be cabled to other machines, and whether RDMA can run over each. Pure
+//! except for [`probe`]: tool output arrives as facts ([`crate::macos`], [`crate::linux`]). The operator
+//! finds the node at the other end from all nodes' reports (`operator/src/node/cables.rs`); the planner
+//! decides which machines form a group.
 //!
 //! ```text
 //! buses ─ receptacle ─ hardware ports ─ interface ─┬─ addresses, bridges
-//!                                                  └─ RDMA devices ─▶ can it, or why not
+//!                                                  └─ RDMA devices ─▶ usable, or why not
 //! ```
 
 pub(crate) mod measure;
@@ -21,14 +22,14 @@ use crate::macos::thunderbolt::Bus;
 
 pub use rdma::NoRdma;
 
-/// What the tools of a Mac said, each read by itself.
+/// Facts from a Mac's tools, each parsed independently.
 #[derive(Clone, Debug, Default)]
 pub struct PortFacts {
     /// `Mac Studio`.
     pub machine: String,
     /// Its Thunderbolt buses.
     pub buses: Vec<Bus>,
-    /// Which interface a port is.
+    /// The interface of each hardware port.
     pub hardware_ports: Vec<HardwarePort>,
     /// All interfaces.
     pub interfaces: Vec<Interface>,
@@ -36,12 +37,12 @@ pub struct PortFacts {
     pub rdma_enabled: Option<bool>,
     /// RDMA devices.
     pub devices: Vec<RdmaDevice>,
-    /// Interfaces that a default route goes over, the one that is used first.
+    /// Interfaces with a default route, the preferred one first.
     pub default_routes: Vec<String>,
 }
 
-/// Machines at the other end of one port that are told of, and characters of a name: people name machines as they like,
-/// and the API refuses what is longer.
+/// Maximum number of reported peers per port, and of characters of a name: machine names are free text, and
+/// the API rejects longer ones.
 const MAX_PEERS: usize = 8;
 const MAX_NAME_CHARS: usize = 100;
 
@@ -49,8 +50,8 @@ fn truncated(name: &str) -> String {
     name.chars().take(MAX_NAME_CHARS).collect()
 }
 
-/// The Thunderbolt ports of a Mac, in the order of their numbers. A bus without a number, or whose number no interface
-/// has, is no port that anything could be sent over.
+/// The Thunderbolt ports of a Mac, by number. A bus without a number, or with one that no interface has,
+/// cannot carry traffic.
 pub fn ports(facts: &PortFacts) -> Vec<FabricPort> {
     let mut ports: Vec<(u32, FabricPort)> =
         facts.buses.iter().filter_map(|bus| Some((bus.receptacle?, port(facts, bus)?))).collect();
@@ -64,7 +65,7 @@ fn port(facts: &PortFacts, bus: &Bus) -> Option<FabricPort> {
     let known = facts.interfaces.iter().find(|one| one.name == *interface);
     let bridge = facts.interfaces.iter().find(|one| one.members.contains(interface));
     let bridge = bridge.map(|bridge| bridge.name.as_str());
-    // What was given counts before what the port gave itself.
+    // A configured address takes precedence over a link-local one.
     let given = |addresses: &[Address]| addresses.iter().find(|address| !address.ip.is_link_local()).copied();
     let address = known.and_then(|one| given(&one.addresses).or_else(|| one.addresses.first().copied()));
     let rdma = rdma::device(
@@ -85,7 +86,7 @@ fn port(facts: &PortFacts, bus: &Bus) -> Option<FabricPort> {
         peers: peers.collect(),
         address: address.map(|address| address.ip.to_string()),
         prefix_length: address.and_then(|address| address.prefix),
-        // The first alone is used; a bridge's may go by any of its members.
+        // Only the first default route is used; a bridge's route may use any of its members.
         default_route: facts
             .default_routes
             .first()
@@ -95,8 +96,8 @@ fn port(facts: &PortFacts, bus: &Bus) -> Option<FabricPort> {
     })
 }
 
-/// The Thunderbolt connections of a Linux machine; `addresses` are those of its interfaces. A port without a cable the
-/// kernel does not show.
+/// The Thunderbolt connections of a Linux machine; `addresses` are those of its interfaces. The kernel does
+/// not list ports without a cable.
 pub fn connections(hosts: &[Host], addresses: &[(String, Address)]) -> Vec<FabricPort> {
     let port = |host: &Host| {
         let interface = host.interface.clone()?;
@@ -120,7 +121,7 @@ pub fn connections(hosts: &[Host], addresses: &[(String, Address)]) -> Vec<Fabri
     hosts.iter().filter_map(port).collect()
 }
 
-/// A port with nothing but what is known of RDMA over it.
+/// A port with only its RDMA state filled in.
 fn port_with_rdma(rdma: Result<String, NoRdma>) -> FabricPort {
     match rdma {
         Ok(device) => FabricPort { rdma_device: Some(device), ..FabricPort::default() },
@@ -137,13 +138,13 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::macos::thunderbolt::{ThunderboltPeer, Plug};
+    use crate::macos::thunderbolt::{Plug, ThunderboltPeer};
 
     fn at(ip: [u8; 4]) -> Address {
         Address { ip: Ipv4Addr::from(ip), prefix: Some(30) }
     }
 
-    /// A Mac Studio whose port 2 (en3) is joined to another Mac at 80 Gb/s, with everything RDMA needs.
+    /// A Mac Studio whose port 2 (en3) is cabled to another Mac at 80 Gb/s, with everything that RDMA needs.
     pub(super) fn joined() -> PortFacts {
         let peer = ThunderboltPeer {
             name: "studio-b".to_owned(),

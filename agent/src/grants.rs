@@ -1,31 +1,30 @@
-//! The node's memory as its agent gives it away: never the same byte twice, and not given back
-//! before the process that held it is gone. Bookkeeping only; who measures and who kills is
-//! elsewhere.
+//! Memory grants of this node: no byte is granted twice, and none is released before the process that used it
+//! has exited. Bookkeeping only. Not here: measuring and killing.
 
 use std::collections::BTreeMap;
 
 use russet_plan::quantity;
 use thiserror::Error;
 
-/// Share of the memory a machine keeps for its user and system when the owner says nothing: what
-/// macOS itself keeps from the GPU on larger machines.
+/// The default reserve for user and system is the memory divided by this: the share that macOS itself
+/// withholds from the GPU on larger machines.
 const USER_SHARE: u64 = 4;
-/// More than this need not be kept, however large the machine.
+/// Maximum default reserve, however large the machine.
 const MAX_USER_RESERVE: u64 = 32 << 30;
 
-/// Memory and what it may be used for.
+/// Memory of the machine and its bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Bytes built in, or the size the machine plays.
+    /// Installed bytes, or the simulated size.
     pub total: u64,
-    /// The owner's bound on all models together.
+    /// The owner's limit for all models together.
     pub serving: Option<u64>,
-    /// Bytes the owner keeps for the machine's user.
+    /// Bytes that the owner reserves for the machine's user.
     pub user_reserve: Option<u64>,
 }
 
 impl MemoryLimits {
-    /// Bytes all Shards together may hold.
+    /// Bytes that all Shards together may use.
     pub fn serving_limit(&self) -> u64 {
         let reserve = self.user_reserve.unwrap_or((self.total / USER_SHARE).min(MAX_USER_RESERVE));
         let limit = self.total.saturating_sub(reserve);
@@ -33,7 +32,7 @@ impl MemoryLimits {
     }
 }
 
-/// Too little memory, in numbers.
+/// Insufficient memory.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum GrantRefusal {
     /// The limit would be exceeded.
@@ -43,30 +42,30 @@ pub enum GrantRefusal {
         quantity::write(.needed.saturating_sub(.limit.saturating_sub(*.granted)))
     )]
     Limit {
-        /// Bytes asked for.
+        /// Bytes requested.
         needed: u64,
-        /// Bytes models may take in all.
+        /// Bytes that models may use in total.
         limit: u64,
         /// Bytes granted to others.
         granted: u64,
     },
-    /// The limit allows it, but the machine is full of something else.
+    /// The limit allows it, but other programs use the memory.
     #[error(
         "needs {} ({needed} bytes), but only {} are really free: {} available, {} of it promised to engines that still load; close other programs or set spec.memory.userReserve",
         quantity::write(*.needed), quantity::write(.available.saturating_sub(*.promised)),
         quantity::write(*.available), quantity::write(*.promised)
     )]
     Available {
-        /// Bytes asked for.
+        /// Bytes requested.
         needed: u64,
-        /// Bytes the system says are available.
+        /// Bytes available according to the system.
         available: u64,
         /// Bytes granted but not in use yet.
         promised: u64,
     },
 }
 
-/// Who was granted how much.
+/// All grants, by holder.
 #[derive(Clone, Debug, Default)]
 pub struct Grants {
     grants: BTreeMap<String, Grant>,
@@ -79,8 +78,8 @@ struct Grant {
 }
 
 impl Grants {
-    /// Grants `bytes` to `holder`, or says why not. What the holder had before counts as free:
-    /// it asks anew for the same thing, and what it uses of it need not be available once more.
+    /// Grants `bytes` to `holder`, or refuses. The holder's earlier grant counts as free: it requests the
+    /// same memory again, and the part it already uses need not be available a second time.
     pub fn grant(
         &mut self,
         holder: &str,
@@ -103,24 +102,24 @@ impl Grants {
         Ok(())
     }
 
-    /// Records a grant that an earlier run of the agent made to a process that still lives.
+    /// Restores the grant of a process that an earlier run of the agent started.
     pub fn restore(&mut self, holder: &str, bytes: u64) {
         self.grants.insert(holder.to_owned(), Grant { bytes, used: 0 });
     }
 
-    /// Notes how much of its grant a holder uses, so that it is not counted as still to come.
+    /// Records how many bytes of its grant a holder uses, so that they do not count as still to come.
     pub fn set_used(&mut self, holder: &str, used: u64) {
         if let Some(grant) = self.grants.get_mut(holder) {
             grant.used = used;
         }
     }
 
-    /// Takes a grant back; only for holders whose process is gone.
+    /// Releases a grant; only for holders whose process has exited.
     pub fn release(&mut self, holder: &str) {
         self.grants.remove(holder);
     }
 
-    /// Bytes granted in all.
+    /// Total bytes granted.
     pub fn total(&self) -> u64 {
         self.grants.values().map(|grant| grant.bytes).sum()
     }
@@ -180,9 +179,9 @@ mod tests {
         assert_eq!(grants.grant("a", 500, &LIMITS, 40), Err(refusal));
         grants.grant("a", 500, &LIMITS, 60).unwrap();
         assert_eq!(grants.total(), 500);
-        // What it uses is still not counted as still to come.
+        // The used part does not count as still to come.
         grants.grant("b", 50, &LIMITS, 100).unwrap();
-        // Its process is gone.
+        // Its process has exited.
         grants.set_used("a", 0);
         assert!(grants.grant("a", 500, &LIMITS, 60).is_err());
     }

@@ -1,6 +1,6 @@
-//! What this machine is: chip, cores, memory, disk, system, addresses. Measured here, judged
-//! elsewhere. One file per operating system; both parse texts with pure functions that are tested
-//! everywhere.
+//! Hardware of this machine: chip, cores, memory, disk, system, addresses. Measured here, evaluated
+//! elsewhere. One file per operating system; both parse text with pure functions that are tested on every
+//! platform.
 
 pub mod linux;
 pub mod macos;
@@ -14,18 +14,18 @@ use linux as system;
 #[cfg(target_os = "macos")]
 use macos as system;
 
-/// A machine as measured once at start.
+/// Hardware as measured once at start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
     /// Name of the processor.
     pub chip: Option<String>,
     /// Logical cores.
     pub cores: u32,
-    /// Bytes built in.
+    /// Installed bytes of memory.
     pub memory: u64,
     /// Operating system and build.
     pub os: String,
-    /// Identity of this boot; a restarted machine has another one.
+    /// Boot id; changes with every restart of the machine.
     pub boot_id: String,
 }
 
@@ -37,29 +37,29 @@ impl Hardware {
     }
 }
 
-/// Bytes that a process has to itself, as far as the system tells.
+/// Private memory of a process in bytes, if the system reports it.
 pub fn process_memory(pid: u32) -> Option<u64> {
     system::process_memory(pid)
 }
 
-/// Whether the system itself says that memory is critically short.
+/// Whether the system reports critical memory pressure.
 pub fn memory_is_critical() -> bool {
     system::memory_is_critical()
 }
 
-/// Bytes of memory that new work could take now.
+/// Bytes of memory that new work could use now.
 pub fn available_memory() -> io::Result<u64> {
     system::available_memory()
 }
 
-/// When process `pid` started, in the system's own terms; `None` when it is gone or only waits to
-/// be reaped. A pid alone may be somebody else's by now; with its start time it may not.
+/// Start time of process `pid` in the system's own format; `None` when it has exited or is a zombie. A pid
+/// alone may have been reused; a pid with its start time has not.
 pub fn process_start(pid: u32) -> Option<String> {
     system::process_start(pid)
 }
 
-/// Whether process `pid` was stopped by a signal (SIGSTOP, Ctrl-Z) and not let go on yet. One that a debugger holds is
-/// not: somebody looks at it.
+/// Whether process `pid` is stopped by a signal (SIGSTOP, Ctrl-Z). A process stopped by a debugger does not
+/// count: it is being inspected.
 pub fn process_stopped(pid: u32) -> bool {
     system::process_stopped(pid)
 }
@@ -70,10 +70,10 @@ pub fn disk(path: &Path) -> io::Result<(u64, u64)> {
     Ok((stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize))
 }
 
-/// The address other machines reach this one at: the local end of the route to the API server, or,
+/// The address at which other machines reach this one: the local end of the route to the API server, or,
 /// when that is this machine, the first global IPv4 address of an interface that is up.
 pub fn source_address(server: Option<SocketAddr>) -> IpAddr {
-    // Connecting a UDP socket sends nothing; it only asks the routing table.
+    // Connecting a UDP socket sends nothing; it only queries the routing table.
     let routed = server.and_then(|server| {
         let any: SocketAddr =
             if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };

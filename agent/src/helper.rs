@@ -1,20 +1,21 @@
-//! The root helper: the one process of Russet that changes a machine's network and its limit of wired memory, and that
-//! can always take both back. It does what is in a closed set and within its bounds ([`check`]), writes down how to
-//! undo a change before it makes it ([`journal`]), and takes no command from anybody: it builds its own ([`deed`]).
-//! Which addresses there should be is not its business, nor is any API server: an agent asks over a unix socket.
+//! The root helper: the only process of Russet that changes a machine's network and its wired memory limit,
+//! and that can always undo both. It applies a closed set of changes within its bounds ([`check`]), records
+//! how to undo a change before it applies it ([`journal`]), and executes no caller's commands: it builds its
+//! own ([`change`]). It does not choose addresses and does not use the API server: an agent sends requests
+//! over a unix socket.
 //!
 //! ```text
 //! agent ─ a line of JSON ─▶ serve ─▶ check ─▶ decide ─▶ journal ─▶ machine (ifconfig, networksetup, sysctl | ip)
 //! ```
 
-mod check;
-pub(crate) mod reconcile;
-mod decide;
 mod change;
+mod check;
+mod current_state;
+mod decide;
 mod journal;
 mod machine;
-mod current_state;
 mod protocol;
+pub(crate) mod reconcile;
 mod serve;
 
 use std::io;
@@ -27,16 +28,18 @@ use tokio::net::UnixStream;
 
 pub use self::check::{HelperPolicy, HelperRefusal};
 pub use self::machine::HostController;
-pub use self::protocol::{HelperReply, UnchangedParts, Network, Port, HelperRequest, RestartPolicy, MachineRequest};
+pub use self::protocol::{
+    HelperReply, HelperRequest, MachineRequest, Network, Port, RestartPolicy, UnchangedParts,
+};
 pub use self::serve::{Helper, HelperError, HelperSocket};
 
-/// Where it listens unless somebody says otherwise.
+/// Default path of its socket.
 pub const SOCKET: &str = "/var/run/russet/helper.sock";
-/// Where its journal lies unless somebody says otherwise: not below an agent's folder, which is not root's.
+/// Default directory of its journal: not below an agent's directory, which is not root's.
 pub const STATE: &str =
     if cfg!(target_os = "macos") { "/var/db/russet-helper" } else { "/var/lib/russet-helper" };
-/// What makes it run for the agent of this user on a machine that has none. The user of Russet's services it hears
-/// without being told.
+/// The command that installs it for this user's agent. The helper accepts the user of Russet's services
+/// without `--user`.
 fn install_command(user: Option<&str>) -> String {
     let letters = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     match user.filter(|user| !matches!(*user, "" | "russet" | "_russet") && user.chars().all(letters)) {
@@ -45,33 +48,33 @@ fn install_command(user: Option<&str>) -> String {
     }
 }
 
-/// The user this runs as, as far as its environment says.
+/// The user of this process, according to its environment.
 fn own_user() -> Option<String> {
     ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok())
 }
 
-/// Bytes of a request or an answer.
+/// Maximum bytes of a request or a reply.
 const MAX_MESSAGE_BYTES: u64 = 64 << 10;
-/// A wish of many ports takes some tools, each of which may be slow after sleep.
+/// Reply timeout: a request with many ports runs several tools, each of which may be slow after sleep.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Why the helper did not answer.
+/// Why there is no reply from the helper.
 #[derive(Debug, Error)]
 pub enum HelperClientError {
-    /// Nobody listens there.
+    /// No process listens on the socket.
     #[error("no helper answers at {0}: {1}; install it there: {install}", install = install_command(own_user().as_deref()))]
     Absent(String, #[source] io::Error),
-    /// It does not speak to us.
+    /// The helper closed the connection.
     #[error(
         "the helper at {0} ended the connection: {1}; it takes requests of root and of the user after its --user alone"
     )]
     Closed(String, String),
-    /// It has not said yet what became of it.
+    /// The helper has not replied in time.
     #[error("the helper at {0} did not answer within {seconds} s; it may still be at work", seconds = REPLY_TIMEOUT.as_secs())]
     Timeout(String),
 }
 
-/// Asks the helper at `socket`.
+/// Sends a request to the helper at `socket`.
 pub async fn send_request(socket: &Path, request: &HelperRequest) -> Result<HelperReply, HelperClientError> {
     let at = socket.display().to_string();
     let stream = UnixStream::connect(socket).await.map_err(|error| match error.kind() {

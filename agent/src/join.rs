@@ -1,9 +1,9 @@
-//! Joining a cluster: pin the CA, make a key, have the cluster sign it, find out how the API server
-//! knows this node, keep the result. Joining again with the same files is a no-op, so a service may
-//! call it at every start; a machine that lost its answer asks again with the same key.
+//! Joining a cluster: pin the CA, create a key, have the cluster sign it, find out which credential the API
+//! server accepts, store the result. Joining again with the same files is a no-op, so a service may call it
+//! at every start; a machine that lost the reply requests again with the same key.
 //!
 //! ```text
-//! token ─▶ CA (pinned) ─▶ key, kept ─▶ CSR ─▶ certificate ─▶ believed by the API server? ─yes─▶ identity
+//! token ─▶ CA (pinned) ─▶ key, stored ─▶ CSR ─▶ certificate ─▶ accepted by the API server? ─yes─▶ identity
 //!                                                                   └─ no ─▶ ServiceAccount's token ─┘
 //! ```
 
@@ -21,40 +21,40 @@ use russet_crds::InferenceNode;
 use thiserror::Error;
 
 use self::access::Access;
-use self::identity::{NodeIdentity, IdentityError, Material};
+use self::identity::{IdentityError, Material, NodeIdentity};
 use self::pin::PinError;
-use self::request::{RequestError, CertificateRequest};
+use self::request::{CertificateRequest, RequestError};
 use crate::token::{JoinToken, TokenError};
 
-/// The key of a join that is not finished: the token is written down as used with it, so another
-/// attempt must show the same one.
+/// Key file of an unfinished join: the cluster records the token as used with this key, so another attempt
+/// must use the same one.
 const PENDING_KEY: &str = "joining.key";
-/// An API server that hangs must not hang the join.
+/// Read timeout: an API server that hangs must not hang the join.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What joining needs.
+/// Configuration of a join.
 #[derive(Clone, Debug)]
 pub struct JoinConfig {
-    /// URLs of the API server, such as `https://10.0.0.5:6443`; the first that answers is joined
-    /// through, and all are kept.
+    /// URLs of the API server, such as `https://10.0.0.5:6443`; the join goes through the first that answers,
+    /// and all are stored.
     pub servers: Vec<String>,
     /// The line `russet token create` printed.
     pub token: String,
-    /// Folder of this machine's state; the agent's own part is `agent/` in it.
+    /// State directory of this machine; the agent uses `agent/` in it.
     pub data_dir: PathBuf,
     /// Name of the node.
     pub node_name: String,
-    /// How the API server is to know this node; found out when absent.
+    /// Credential for the API server; detected when absent.
     pub access: Option<Access>,
 }
 
 /// Why a machine could not join.
 #[derive(Debug, Error)]
 pub enum JoinError {
-    /// The token is none.
+    /// The token is malformed.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The name cannot be a node's.
+    /// The node name is invalid.
     #[error(
         "`{0}` cannot be a node's name: use up to 63 lower-case letters, digits, hyphens and dots, and choose one with --node-name"
     )]
@@ -62,10 +62,10 @@ pub enum JoinError {
     /// The server could not be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// Files of the identity.
+    /// The identity's files cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The certificate was not had.
+    /// The certificate could not be obtained.
     #[error(transparent)]
     Request(#[from] RequestError),
     /// The token is unknown, used up or expired.
@@ -77,7 +77,7 @@ pub enum JoinError {
         server: String,
         /// Public part of the token.
         id: String,
-        /// What it said.
+        /// Its message.
         message: String,
     },
     /// The API server failed.
@@ -87,7 +87,7 @@ pub enum JoinError {
         server: String,
         /// The node.
         node: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: Box<kube::Error>,
     },
@@ -96,7 +96,7 @@ pub enum JoinError {
     Key {
         /// The node.
         node: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: rcgen::Error,
     },
@@ -107,11 +107,11 @@ pub async fn join(config: JoinConfig) -> Result<NodeIdentity, JoinError> {
     let JoinConfig { servers, token, data_dir, node_name: node, access } = config;
     let token = JoinToken::decode(&token)?;
     check_name(&node)?;
-    // Another part of the process may have installed it already, which is as good.
+    // Another part of the process may have installed it already, which is fine.
     rustls::crypto::ring::default_provider().install_default().ok();
     let folder = crate::agent_dir(&data_dir);
     if let Some(kept) = stored_identity(&folder, &node, &token)? {
-        // The cluster may have moved to another address; who it is did not change.
+        // The cluster may have moved to another address; the node name is the same.
         let kept = kept.with_servers(&servers)?;
         if is_known(&kept).await {
             return Ok(kept);
@@ -119,7 +119,7 @@ pub async fn join(config: JoinConfig) -> Result<NodeIdentity, JoinError> {
         tracing::warn!(node, "the cluster has removed this node; it joins anew");
     }
     let (server, ca) = reach(&servers, &token).await?;
-    // The one that answers is asked first from now on.
+    // The server that answers is tried first from now on.
     let others = servers.iter().filter(|other| **other != server).cloned();
     let servers: Vec<String> = std::iter::once(server.clone()).chain(others).collect();
     let failed =
@@ -157,8 +157,8 @@ pub async fn join(config: JoinConfig) -> Result<NodeIdentity, JoinError> {
     Ok(identity)
 }
 
-/// The first server that is there, and its CA. One that is there and is not the token's ends the join:
-/// somebody may be in between.
+/// The first reachable server, and its CA. A reachable server with another CA than the token's ends the join:
+/// it may be a man in the middle.
 async fn reach(servers: &[String], token: &JoinToken) -> Result<(String, Vec<u8>), PinError> {
     let mut last = PinError::Url(String::new());
     for server in servers {
@@ -174,14 +174,14 @@ async fn reach(servers: &[String], token: &JoinToken) -> Result<(String, Vec<u8>
     Err(last)
 }
 
-/// An earlier identity of the same node in the same cluster that is still good.
+/// A stored identity of the same node in the same cluster that is still valid.
 fn stored_identity(folder: &Path, node: &str, token: &JoinToken) -> Result<Option<NodeIdentity>, JoinError> {
     let Some(kept) = NodeIdentity::load(folder)? else { return Ok(None) };
     let same = kept.node == node && pin::is_in(&kept.server_ca_pem()?, &token.ca_pin);
     Ok((same && kept.is_valid()?).then_some(kept))
 }
 
-/// Whether the cluster still has this node; one that cannot be asked has.
+/// Whether the cluster still has this node; true when it cannot be reached.
 async fn is_known(identity: &NodeIdentity) -> bool {
     let Ok(client) = identity.client(|config| config.read_timeout = Some(READ_TIMEOUT)).await else {
         return true;
@@ -189,13 +189,13 @@ async fn is_known(identity: &NodeIdentity) -> bool {
     let nodes: Api<InferenceNode> = Api::all(client);
     match nodes.get_opt(&identity.node).await {
         Ok(found) => found.is_some(),
-        // The ServiceAccount went with the node.
+        // The ServiceAccount was removed together with the node.
         Err(kube::Error::Api(answer)) => answer.code != 401,
         Err(_) => true,
     }
 }
 
-/// A client configuration that trusts only the pinned CA and shows nothing.
+/// A client configuration that trusts only the pinned CA and sends no credentials.
 fn pinned_config(server: &str, ca: &[u8]) -> Result<Config, kube::Error> {
     let url = server.parse().map_err(|error| kube::Error::Service(Box::new(error)))?;
     let mut config = Config::new(url);
@@ -204,7 +204,7 @@ fn pinned_config(server: &str, ca: &[u8]) -> Result<Config, kube::Error> {
     Ok(config)
 }
 
-/// The key of an earlier attempt, or a new one, which is kept before anybody sees its public half.
+/// The key of an earlier attempt, or a new one, stored before its public half is sent.
 fn pending_key(folder: &Path, node: &str) -> Result<KeyPair, JoinError> {
     let path = folder.join(PENDING_KEY);
     if let Ok(text) = std::fs::read_to_string(&path)
@@ -219,7 +219,7 @@ fn pending_key(folder: &Path, node: &str) -> Result<KeyPair, JoinError> {
     Ok(key)
 }
 
-/// What a refusal means to somebody who holds a token.
+/// Converts a failed request into the error for the user of a token.
 fn join_error(error: RequestError, server: &str, token: &JoinToken) -> JoinError {
     match error {
         RequestError::Api { source, .. } if matches!(&*source, kube::Error::Api(answer) if matches!(answer.code, 401 | 403)) =>

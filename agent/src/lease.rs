@@ -1,5 +1,5 @@
-//! The node's Lease: renewed while the agent lives, held by the machine's boot. A second machine of
-//! the same name finds it held and waits instead of fighting. A node that was removed renews nothing.
+//! The node's Lease: renewed while the agent runs, held by the machine's boot id. A second machine with the
+//! same name finds it held and waits. A removed node does not renew it.
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,12 @@ use serde_json::json;
 
 use crate::metrics::AgentMetrics;
 
-/// Between two renewals.
+/// Renew interval.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
-/// After which the operator calls the node unreachable: three renewals may be lost.
+/// Lease duration, after which the operator considers the node unreachable: three renewals may be lost.
 const DURATION_SECONDS: i32 = 20;
 
-/// Renews the Lease of `node` for ever.
+/// Renews the Lease of `node` until the agent exits.
 pub(crate) async fn run(client: Client, node: String, boot_id: String, metrics: AgentMetrics) {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
@@ -40,7 +40,7 @@ pub(crate) async fn run(client: Client, node: String, boot_id: String, metrics: 
             }
             Err(error) => {
                 tracing::warn!(lease = name, %error, "the Lease could not be renewed; tried again");
-                // Soon at first, so that a restart of the control plane costs no renewal.
+                // Short at first, so that a restart of the control plane costs no renewal.
                 (pause / 2).max(Duration::from_secs(1))
             }
         };
@@ -48,7 +48,7 @@ pub(crate) async fn run(client: Client, node: String, boot_id: String, metrics: 
     }
 }
 
-/// Renews, or returns who else holds the Lease.
+/// Renews the Lease, or returns its other holder.
 async fn renew(
     nodes: &Api<InferenceNode>,
     leases: &Api<Lease>,
@@ -60,11 +60,12 @@ async fn renew(
     let name = &node_lease(node);
     let found = leases.get_opt(name).await?;
     let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
-    if let Some(holder) = spec.and_then(|spec| other_holder(spec, boot_id, now, watched.unchanged_for(spec))) {
+    if let Some(holder) = spec.and_then(|spec| other_holder(spec, boot_id, now, watched.unchanged_for(spec)))
+    {
         return Ok(Some(holder));
     }
     let version = match &found {
-        // Exactly the one that was seen: one that goes meanwhile is not made again.
+        // Updates exactly the observed version: a Lease deleted meanwhile is not created again.
         Some(lease) => lease.resource_version(),
         None => nodes.get(node).await.map(|_| None)?,
     };
@@ -82,10 +83,10 @@ async fn renew(
     Ok(None)
 }
 
-/// Somebody else whose hold has not run out.
+/// The other holder of the Lease, if its hold has not expired.
 ///
-/// A hold has run out by the clocks, or because it was not renewed while we watched for as long: the
-/// clock of a machine that has just started may be hours behind.
+/// A hold expires by the clocks, or because no renewal was observed for as long: the clock of a machine that
+/// has just started may be hours behind.
 fn other_holder(spec: &LeaseSpec, own: &str, now: Timestamp, watched: Duration) -> Option<String> {
     let holder = spec.holder_identity.as_ref().filter(|holder| *holder != own)?;
     let MicroTime(renewed) = spec.renew_time.as_ref()?;
@@ -94,12 +95,12 @@ fn other_holder(spec: &LeaseSpec, own: &str, now: Timestamp, watched: Duration) 
     (age < seconds && (watched.as_secs() as i64) < seconds).then(|| holder.clone())
 }
 
-/// A renewal of somebody else, and when it was seen first.
+/// A renewal by another holder, and when it was first observed.
 #[derive(Default)]
 struct ObservedRenewal(Option<(MicroTime, Instant)>);
 
 impl ObservedRenewal {
-    /// How long this Lease has been seen as it is.
+    /// How long this Lease has been unchanged.
     fn unchanged_for(&mut self, spec: &LeaseSpec) -> Duration {
         match (&self.0, &spec.renew_time) {
             (Some((time, first)), Some(now)) if time == now => first.elapsed(),

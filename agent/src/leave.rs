@@ -1,8 +1,8 @@
-//! Leaving a cluster, on the machine itself: the node asks to be removed, waits until what runs on it
-//! has moved away, stops its engines and forgets who it was. Model files stay unless they are to go.
+//! Leaving a cluster, on the machine itself: requests the node's removal, waits until it is drained, stops
+//! its engines and removes its identity. Model files stay unless they are to be removed.
 //!
 //! ```text
-//! marked ─▶ InferenceNode deleted ─▶ drained and gone ─▶ agent ends ─▶ identity removed
+//! marked ─▶ InferenceNode deleted ─▶ drained and removed ─▶ agent exits ─▶ identity removed
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -14,45 +14,45 @@ use russet_crds::InferenceNode;
 use thiserror::Error;
 
 use crate::helper::reconcile::release;
-use crate::join::identity::{self, NodeIdentity, IdentityError};
+use crate::join::identity::{self, IdentityError, NodeIdentity};
 use crate::{agent_dir, lock, stop_engines};
 
-/// Says that this machine is leaving: its agent keeps its hands off the model files.
+/// Marker file: this machine is leaving, so its agent does not remove model files.
 const LEAVING_MARKER: &str = "leaving";
-/// Says that this machine leaves whatever the cluster says: its agent ends at once.
+/// Marker file: this machine leaves without the cluster's consent, so its agent exits at once.
 const FORCED_MARKER: &str = "left";
-/// The operator drains a node for five minutes before it lets it go anyway.
+/// Drain timeout. The operator drains a node for up to five minutes before it removes it anyway.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(360);
-/// An agent whose node is gone ends within seconds.
+/// Exit timeout of the agent, which ends within seconds after its node was removed.
 const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks.
+/// Poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// An API server that hangs must not hang the leaving.
+/// Read timeout: an API server that hangs must not hang `russet leave`.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How to leave.
+/// Configuration of `russet leave`.
 #[derive(Clone, Debug)]
 pub struct LeaveConfig {
-    /// Folder of this machine's state.
+    /// State directory of this machine.
     pub data_dir: PathBuf,
     /// Whether to leave without asking the cluster.
     pub force: bool,
     /// Whether to remove the model files too.
     pub purge: bool,
-    /// Socket of the root helper, which takes back what it did for the node.
+    /// Socket of the root helper, which undoes its changes for the node.
     pub helper: PathBuf,
 }
 
 /// Why a machine could not leave.
 #[derive(Debug, Error)]
 pub enum LeaveError {
-    /// There is no identity.
+    /// The machine has no identity.
     #[error("{0} holds no identity of a node; this machine has not joined a cluster, or has left it")]
     NotJoined(PathBuf),
     /// Files.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The cluster did not answer, or refused.
+    /// The identity's files cannot be used.
     #[error(
         "node {node} could not ask {server} to be removed; try again when it answers, or leave with --force and remove the node there: kubectl delete inferencenode {node}"
     )]
@@ -61,11 +61,11 @@ pub enum LeaveError {
         node: String,
         /// The API server.
         server: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: Box<kube::Error>,
     },
-    /// The cluster has not let the node go.
+    /// The node was not drained in time.
     #[error(
         "node {node} is still being drained after {} s; run `russet leave` again, or leave with --force",
         DRAIN_TIMEOUT.as_secs()
@@ -74,17 +74,17 @@ pub enum LeaveError {
         /// The node.
         node: String,
     },
-    /// The agent does not end.
+    /// The agent does not exit.
     #[error("the agent that runs with {0} does not end; stop it and run `russet leave` again")]
     AgentRuns(PathBuf),
 }
 
-/// The file whose presence says that the machine is leaving.
+/// Path of the marker file of a leaving machine.
 pub(crate) fn leaving_marker(folder: &Path) -> PathBuf {
     folder.join(LEAVING_MARKER)
 }
 
-/// Waits until somebody insists on leaving.
+/// Waits until a forced leave is requested.
 pub(crate) async fn wait_forced(folder: &Path) {
     let left = folder.join(FORCED_MARKER);
     while !left.exists() {
@@ -92,7 +92,7 @@ pub(crate) async fn wait_forced(folder: &Path) {
     }
 }
 
-/// Leaves; returns the name the node had.
+/// Leaves the cluster; returns the name of the node.
 pub async fn leave(config: LeaveConfig) -> Result<String, LeaveError> {
     let LeaveConfig { data_dir, force, purge, helper } = config;
     rustls::crypto::ring::default_provider().install_default().ok();
@@ -104,29 +104,31 @@ pub async fn leave(config: LeaveConfig) -> Result<String, LeaveError> {
     };
     identity::write(&leaving_marker(&folder), "this machine leaves its cluster\n")?;
     if !force && let Err(error) = request_removal(&identity).await {
-        // The machine stays for now, and its agent minds its model files again.
+        // The machine stays for now, and its agent manages model files again.
         std::fs::remove_file(leaving_marker(&folder)).ok();
         return Err(error);
     }
     identity::write(&folder.join(FORCED_MARKER), "this machine has left its cluster\n")?;
     let held = wait_agent_exit(&folder).await?;
     stop_engines(&data_dir).await;
-    // Its agent has done so where one ran.
+    // A running agent has done this already.
     release(&helper, &identity.node).await;
     identity::remove(&folder)?;
-    // Before what may fail or be interrupted: a mark that stayed would end the agent of the next joining.
+    // Before steps that may fail or be interrupted: a marker left behind would end the agent of the next
+    // join.
     for name in ["joining.key", LEAVING_MARKER, FORCED_MARKER] {
         ignore_not_found(std::fs::remove_file(folder.join(name))).map_err(io(&folder.join(name)))?;
     }
     if purge {
-        ignore_not_found(std::fs::remove_dir_all(folder.join("models"))).map_err(io(&folder.join("models")))?;
+        ignore_not_found(std::fs::remove_dir_all(folder.join("models")))
+            .map_err(io(&folder.join("models")))?;
     }
     ignore_not_found(std::fs::remove_dir_all(folder.join("engines"))).map_err(io(&folder.join("engines")))?;
     drop(held);
     Ok(identity.node)
 }
 
-/// Asks the cluster to let the node go, and waits until it has.
+/// Requests the node's removal, and waits for it.
 async fn request_removal(identity: &NodeIdentity) -> Result<(), LeaveError> {
     let NodeIdentity { node, server, .. } = identity;
     let failed =
@@ -143,7 +145,7 @@ async fn request_removal(identity: &NodeIdentity) -> Result<(), LeaveError> {
         match nodes.get_opt(node).await {
             Ok(None) => return Ok(()),
             Err(error) if is_gone(&error) => return Ok(()),
-            // Tried again: the request to leave was heard.
+            // Retried: the request to leave was accepted.
             Ok(Some(_)) | Err(_) if tokio::time::Instant::now() < deadline => {}
             Ok(Some(_)) => return Err(LeaveError::StillThere { node: node.clone() }),
             Err(error) => return Err(failed(error)),
@@ -152,12 +154,12 @@ async fn request_removal(identity: &NodeIdentity) -> Result<(), LeaveError> {
     }
 }
 
-/// A node that is gone is not found, and its ServiceAccount is nobody any more.
+/// A removed node is not found (404), and its ServiceAccount is unknown (401).
 fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(answer) if matches!(answer.code, 401 | 404))
 }
 
-/// Waits until no agent holds the folder, and holds it.
+/// Waits until no agent holds the lock of the directory, and takes it.
 async fn wait_agent_exit(folder: &Path) -> Result<std::fs::File, LeaveError> {
     let deadline = tokio::time::Instant::now() + AGENT_EXIT_TIMEOUT;
     loop {

@@ -8,12 +8,9 @@
 
 mod address;
 mod copies;
-pub mod shard_actions;
 mod events;
-mod metrics_proxy;
 pub mod fabric;
 pub mod grants;
-pub mod oom_guard;
 pub mod hardware;
 pub mod helper;
 pub mod join;
@@ -22,20 +19,23 @@ pub mod leave;
 pub mod linux;
 pub mod machine_load;
 pub mod macos;
-mod throughput_report;
 mod metrics;
-mod node;
-pub mod transfer_limits;
-pub mod peers;
+mod metrics_proxy;
 pub mod mqtt;
+mod node;
+pub mod oom_guard;
+pub mod peer_download;
+pub mod peers;
 pub mod process;
 mod renew;
-mod status_writer;
-pub mod peer_download;
+pub mod shard_actions;
 pub mod status;
+mod status_writer;
 pub mod store;
 mod supervise;
+mod throughput_report;
 pub mod token;
+pub mod transfer_limits;
 mod watcher;
 
 use std::future::Future;
@@ -50,69 +50,70 @@ use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
-use russet_rpc::tls::{TlsFiles, Protocol, TlsError};
+use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
 
 use self::fabric::measure::{self, LinkMonitor};
-use self::fabric::probe::{self, Probe, PortScan};
+use self::fabric::probe::{self, PortScan, Probe};
+pub use self::join::access::Access;
+use self::join::identity::{IdentityError, NodeIdentity};
+pub use self::join::{JoinConfig, JoinError, join};
+pub use self::mqtt::MqttConfig;
+use self::mqtt::MqttPresence;
 use self::oom_guard::Headroom;
 use self::oom_guard::panics::{self, Panics};
-pub use self::join::access::Access;
-use self::join::identity::{NodeIdentity, IdentityError};
-pub use self::join::{JoinConfig, JoinError, join};
 use self::peers::PeerListener;
-use self::mqtt::MqttPresence;
-pub use self::mqtt::MqttConfig;
 use self::store::StoreError;
 
-/// Where macOS leaves reports of panics.
+/// Where macOS stores kernel panic reports.
 const MACOS_REPORTS: &str = "/Library/Logs/DiagnosticReports";
 
-/// How an agent runs.
+/// Configuration of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// Folder of this machine's state; the agent's own part is `agent/` in it.
+    /// State directory of this machine; the agent uses `agent/` in it.
     pub data_dir: PathBuf,
     /// Name the node joined under.
     pub node_name: String,
-    /// Memory to play, in bytes; the real size when absent.
+    /// Memory size to simulate, in bytes; the real size when absent.
     pub memory: Option<u64>,
-    /// Folders that `file://` models may come from.
+    /// Directories that `file://` models may be read from.
     pub allow_file_roots: Vec<PathBuf>,
-    /// Address other machines reach this node at; found when absent.
+    /// Address at which other machines reach this node; discovered when absent.
     pub address: Option<IpAddr>,
-    /// The engine's program; `RUSSET_ENGINE` or the one beside this program when absent.
+    /// Path of the engine program; `RUSSET_ENGINE` or the one beside this program when absent.
     pub engine_binary: Option<PathBuf>,
-    /// Where `/metrics`, `/healthz` and `/readyz` are served.
+    /// Listen address of `/metrics`, `/healthz` and `/readyz`.
     pub metrics_listen: SocketAddr,
-    /// Programs to ask for this machine's ports in place of the system's, to play a Mac; the real machine when absent.
+    /// Directory of stub programs that replace the system's port tools, to simulate a Mac; the real
+    /// machine when absent.
     pub fabric_tools: Option<PathBuf>,
-    /// Who is told that this node and its deployments are there.
+    /// MQTT broker to which this node and its deployments announce that they are online.
     pub mqtt: Option<MqttConfig>,
     /// Socket of this machine's root helper.
     pub helper: PathBuf,
 }
 
-/// Why an agent could not start. Once it runs, nothing but its shutdown ends it.
+/// Why an agent could not start. Once it runs, only its shutdown or its node's removal ends it.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// There is no identity.
+    /// No identity exists.
     #[error(
         "{0} holds no identity of a node; join a cluster first: `russet join URL --token T`, with a token of `russet token create`"
     )]
     NotJoined(PathBuf),
-    /// The identity is another node's.
+    /// The identity belongs to another node.
     #[error(
         "{folder} belongs to node {found}, not to {asked}; use --node-name {found} or another --data-dir"
     )]
     DifferentNode {
-        /// The agent's folder.
+        /// The agent's directory.
         folder: PathBuf,
-        /// Whose it is.
+        /// Node name in the identity.
         found: String,
-        /// Who was asked for.
+        /// Node name that was configured.
         asked: String,
     },
-    /// Another agent uses the folder.
+    /// Another agent uses the directory.
     #[error("another agent runs with {0}; stop it, or give this one its own --data-dir")]
     Locked(PathBuf),
     /// The identity cannot be used.
@@ -121,18 +122,18 @@ pub enum Error {
     /// The model store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The machine cannot be measured.
+    /// The hardware cannot be read.
     #[error("this machine's hardware cannot be read")]
     Hardware(#[source] std::io::Error),
     /// The metrics port is taken.
     #[error("metrics cannot be served at {address}: {source}; choose another port with --metrics-listen")]
     Metrics {
-        /// Where.
+        /// Listen address.
         address: SocketAddr,
-        /// Why.
+        /// System error.
         source: std::io::Error,
     },
-    /// No port is left for other agents.
+    /// No port is free for other agents to connect to.
     #[error(
         "no port from 20000 to 29999 is free at which other agents could reach this one; stop what uses them"
     )]
@@ -147,7 +148,7 @@ pub enum Error {
     Removed(String),
 }
 
-/// The agent's own folder in a data directory.
+/// The agent's directory in a data directory.
 pub(crate) fn agent_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("agent")
 }
@@ -156,7 +157,7 @@ fn engines_dir(data_dir: &Path) -> PathBuf {
     agent_dir(data_dir).join("engines")
 }
 
-/// Runs the agent until `shutdown` completes. Engines go on without it; [`stop_engines`] ends them.
+/// Runs the agent until `shutdown` completes. Engines keep running; [`stop_engines`] kills them.
 pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     rustls::crypto::ring::default_provider().install_default().ok();
     let folder = agent_dir(&config.data_dir);
@@ -178,7 +179,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let listener = tokio::net::TcpListener::bind(config.metrics_listen)
         .await
         .map_err(|source| Error::Metrics { address: config.metrics_listen, source })?;
-    // Everywhere is no address to be asked at.
+    // An unspecified address (0.0.0.0) cannot be scraped: publish the node's address.
     let metrics_address = listener.local_addr().ok().map(|at| match at.ip().is_unspecified() {
         true => SocketAddr::new(*address.borrow(), at.port()).to_string(),
         false => at.to_string(),
@@ -257,7 +258,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     });
     let outbox = status_writer::StatusQueue::start(client.clone(), &mut tasks);
     let events = events::EventRecorder::start(client.clone(), identity.node.clone(), &mut tasks);
-    let (free, left) = watch::channel(Headroom { total: machine.memory, available: u64::MAX, critical: false });
+    let (free, left) =
+        watch::channel(Headroom { total: machine.memory, available: u64::MAX, critical: false });
     tasks.spawn(oom_guard::run(machine.memory, free));
     let (panicked, panics) = watch::channel(Panics::default());
     let reading = panics::PanicScanner {
@@ -267,7 +269,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         panicked,
         events: events.clone(),
     };
-    // Before anybody claims, and before it is noted who ran no more.
+    // Before any claim, and before it is recorded which ranks were lost.
     reading.scan();
     tasks.spawn(reading.run());
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
@@ -277,8 +279,14 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         address: address.clone(),
         links: links.clone(),
     };
-    let copies =
-        copies::Copies::new(client, reach, paces, outbox.clone(), metrics.clone(), leave::leaving_marker(&folder));
+    let copies = copies::Copies::new(
+        client,
+        reach,
+        paces,
+        outbox.clone(),
+        metrics.clone(),
+        leave::leaving_marker(&folder),
+    );
     let presence = MqttPresence::start(config.mqtt, &identity.node, &folder);
     let supervisor = supervise::Supervisor::new(supervise::Setup {
         engines: engines_dir(&config.data_dir),
@@ -308,32 +316,36 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     if removed {
         stop_engines(&config.data_dir).await;
         helper::reconcile::release(&config.helper, &identity.node).await;
-        // Who asked for it is told by `russet leave`.
-        return if leave::leaving_marker(&folder).exists() { Ok(()) } else { Err(Error::Removed(identity.node)) };
+        // `russet leave` reports a removal that it requested itself.
+        return if leave::leaving_marker(&folder).exists() {
+            Ok(())
+        } else {
+            Err(Error::Removed(identity.node))
+        };
     }
     tracing::info!("agent ends; engines go on for a minute, waiting to be adopted");
     Ok(())
 }
 
-/// Kills every engine an agent of `data_dir` left running.
+/// Kills every engine that an agent of `data_dir` left running.
 pub async fn stop_engines(data_dir: &Path) {
     let engines = engines_dir(data_dir);
     let records = process::record::load(&engines);
     for record in &records {
         if let Some(process) = &record.process {
-            // The record's own boot: after a reboot no start time matches.
+            // The record's own boot id: after a reboot no start time matches.
             process.kill(&process.boot_id);
         }
         process::record::remove(&engines, &record.shard);
     }
 }
 
-/// One client for requests, which must fail when the server hangs, and one for watches, which may
-/// be silent for as long as they last.
+/// Two clients: one for requests, which must fail when the server hangs, and one for watches, which
+/// may be silent for as long as they last.
 async fn clients(identity: &NodeIdentity) -> Result<(Client, Client), Error> {
     fn common(config: &mut kube::Config) {
         config.connect_timeout = Some(Duration::from_secs(5));
-        // Retries are ours: a busy server must not hold up what is newer.
+        // The agent retries itself: a busy server must not delay newer reports.
         config.default_retry = false;
     }
     let requests = identity.client(|config| {
@@ -343,13 +355,13 @@ async fn clients(identity: &NodeIdentity) -> Result<(Client, Client), Error> {
     });
     let watching = identity.client(|config| {
         common(config);
-        // Longer than a watch without events: a list has no end of its own.
+        // Longer than a watch without events: a list has no timeout of its own.
         config.read_timeout = Some(watcher::WATCH_TIMEOUT + Duration::from_secs(10));
     });
     Ok((requests.await?, watching.await?))
 }
 
-/// How often a folder's lock is tried for, and how long between.
+/// Attempts to lock a file, and the time between them.
 const MAX_LOCK_ATTEMPTS: u32 = 20;
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -364,8 +376,9 @@ pub(crate) fn lock(folder: &Path) -> Result<std::fs::File, Error> {
     }
 }
 
-/// Locks a file, within a second. Blocks. A program that is being started has its parent's files for a moment, an agent
-/// that was killed may have been starting one, and what writes to a disk does not end at once when it is dropped.
+/// Locks a file, within a second. Blocks. Retries because the lock may be held for a moment longer: a child
+/// process inherits its parent's files until it executes, a killed agent may have been starting one, and a
+/// dropped disk write does not end at once.
 pub(crate) fn lock_file(file: &std::fs::File) -> Result<(), std::fs::TryLockError> {
     for _ in 1..MAX_LOCK_ATTEMPTS {
         match file.try_lock() {

@@ -1,6 +1,6 @@
-//! What Linux tells in `/sys` and `/proc`, read by functions that are told where these lie, so that tests read folders
-//! of their own. Nothing here judges what it reads. The machines this was written on have neither Thunderbolt nor
-//! InfiniBand: both follow the kernel's documentation (`Documentation/ABI`) and were never run on a real one.
+//! Parsers for Linux's `/sys` and `/proc`. Their root is an argument, so that tests read directories of their
+//! own. Nothing here evaluates the results. The machines this was written on have neither Thunderbolt nor
+//! InfiniBand: both follow the kernel's documentation (`Documentation/ABI`) and were never run on real ones.
 
 pub mod infiniband;
 pub mod nvidia;
@@ -11,7 +11,7 @@ pub mod thunderbolt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders in `folder` in the order of their names; none where it is not there.
+/// Subdirectories of `folder`, by name; empty if it does not exist.
 fn folders(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
@@ -19,7 +19,7 @@ fn folders(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The text of a file without its last line break; `None` where it is not there or empty.
+/// The text of a file without its last line break; `None` if it is missing or empty.
 fn word(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?.trim().to_owned();
     (!text.is_empty()).then_some(text)

@@ -1,5 +1,6 @@
-//! How busy and how warm this machine is, for its metrics: on a Mac what the crate `macmon` reads from the system without
-//! root, on Linux `/sys/class/thermal`, and `nvidia-smi` where there is one. What a machine does not tell has no series.
+//! Load and temperature of this machine, for its metrics: on a Mac from the system through the crate
+//! `macmon`, without root; on Linux from `/sys/class/thermal`, and from `nvidia-smi` if present. Unknown
+//! values have no series.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,15 +13,15 @@ use crate::linux::{nvidia, thermal};
 use crate::macos;
 use crate::metrics::AgentMetrics;
 
-/// Between two looks: two within the period of most Prometheuses.
+/// Sample interval: two samples per scrape interval of most Prometheus servers.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
-/// A driver that hangs is not waited for.
+/// Timeout of a tool: a driver may hang.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a machine does, as far as it was told. Ratios are between 0 and 1.
+/// Load of a machine, as far as known. Ratios are between 0 and 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MachineLoad {
-    /// Of the time, how much the GPU works.
+    /// Utilisation of the GPU.
     pub gpu: Option<f64>,
     /// Watts of the whole machine.
     pub watts: Option<f64>,
@@ -36,7 +37,7 @@ pub struct MachineLoad {
     pub swap_used: Option<u64>,
 }
 
-/// Looks for ever.
+/// Samples until the agent exits.
 pub(crate) async fn run(tools: Option<PathBuf>, metrics: AgentMetrics) {
     #[cfg(target_os = "macos")]
     if tools.is_none() {
@@ -48,7 +49,7 @@ pub(crate) async fn run(tools: Option<PathBuf>, metrics: AgentMetrics) {
     }
 }
 
-/// What the machine says now, or the Mac that the programs in `tools` make it.
+/// The machine's current load, or that of the Mac that the programs in `tools` simulate.
 async fn sample(tools: Option<&Path>) -> MachineLoad {
     if let Some(folder) = tools {
         let printed = run_tool(&folder.join("macmon"), &[]).await;
@@ -56,7 +57,8 @@ async fn sample(tools: Option<&Path>) -> MachineLoad {
     }
     let cpu_celsius = thermal::warmest(Path::new("/sys")).map(|(_, celsius)| celsius);
     let nvidia_smi = Path::new("/usr/bin/nvidia-smi");
-    let printed = if nvidia_smi.exists() { run_tool(nvidia_smi, &nvidia::QUERY_ARGUMENTS).await } else { None };
+    let printed =
+        if nvidia_smi.exists() { run_tool(nvidia_smi, &nvidia::QUERY_ARGUMENTS).await } else { None };
     let gpu = printed.and_then(|printed| nvidia::load(&printed)).unwrap_or_default();
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let bytes = |name| hardware::linux::field(&meminfo, name).ok();
@@ -71,7 +73,7 @@ async fn run_tool(program: &Path, arguments: &[&str]) -> Option<Vec<u8>> {
     output.status.success().then_some(output.stdout)
 }
 
-/// The sampler belongs to one thread and blocks it for as long as it measures.
+/// The sampler is bound to one thread and blocks it while it measures.
 #[cfg(target_os = "macos")]
 async fn mac(metrics: AgentMetrics) {
     let (sender, mut loads) = tokio::sync::mpsc::channel(1);
@@ -88,7 +90,7 @@ async fn mac(metrics: AgentMetrics) {
                 memory_used: Some(told.memory.ram_usage),
                 swap_used: Some(told.memory.swap_usage),
             };
-            // The agent ends.
+            // The agent exits.
             if sender.blocking_send(load).is_err() {
                 return Ok::<(), String>(());
             }

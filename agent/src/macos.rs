@@ -1,5 +1,5 @@
-//! What the tools of macOS print, each read by pure functions in a file of its own: bytes in, facts or a reason out.
-//! Nothing here runs a tool, and nothing judges what it says. All of it was written from outputs that people posted
+//! Parsers for the tools of macOS, each a file of pure functions: bytes in, facts or an error out. Nothing
+//! here runs a tool, and nothing evaluates the results. All of it was written from outputs that people posted
 //! (`shared/data/macos`, tested by `tests/recorded.rs`); none was run on a Mac by us.
 //!
 //! ```text
@@ -23,13 +23,13 @@ pub mod thunderbolt;
 
 use thiserror::Error;
 
-/// An output that is not what the tool is known to print.
+/// A tool's output that cannot be parsed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{tool} printed {what}")]
 pub struct ParseError {
     /// The tool and its arguments.
     pub tool: &'static str,
-    /// What it printed instead, and what to do if that is known.
+    /// What it printed instead, and the remedy if known.
     pub what: String,
 }
 
@@ -39,8 +39,8 @@ impl ParseError {
     }
 }
 
-/// The output as text. Tools print UTF-8; a name that is none would be a device's, and one odd letter in it is no
-/// reason to know nothing.
+/// The output as text. Tools print UTF-8; only a device's name could contain something else, and one odd
+/// character in it is no reason to drop the output.
 fn text(output: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(output)
 }
@@ -53,7 +53,7 @@ fn json(tool: &'static str, output: &[u8]) -> Result<serde_json::Value, ParseErr
     })
 }
 
-/// Lines of `key: value`, without what surrounds them; others are left out.
+/// Trimmed `key: value` lines; others are skipped.
 fn fields(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let pairs = text.lines().filter_map(|line| line.split_once(':'));
     pairs.map(|(key, value)| (key.trim(), value.trim()))

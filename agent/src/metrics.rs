@@ -1,4 +1,4 @@
-//! What the agent counts. Names begin with `russet_`; objects are labels, requests never are.
+//! Metrics of the agent. Names begin with `russet_`; objects are labels, requests never are.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use russet_crds::conditions::Reason;
 
 use crate::machine_load::MachineLoad;
 
-/// The agent's metrics; cloning shares them.
+/// The agent's metrics. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentMetrics {
     memory_total: IntGauge,
@@ -42,12 +42,15 @@ impl AgentMetrics {
     pub fn new() -> (Registry, Self) {
         let registry = Registry::new();
         let gauge = |name: &str, help: &str| registered(IntGauge::new(name, help));
-        let gauges =
-            |name: &str, help: &str, labels: &[&str]| registered(IntGaugeVec::new(Opts::new(name, help), labels));
-        let floats =
-            |name: &str, help: &str, labels: &[&str]| registered(GaugeVec::new(Opts::new(name, help), labels));
-        let counters =
-            |name: &str, help: &str, labels: &[&str]| registered(IntCounterVec::new(Opts::new(name, help), labels));
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            registered(IntGaugeVec::new(Opts::new(name, help), labels))
+        };
+        let floats = |name: &str, help: &str, labels: &[&str]| {
+            registered(GaugeVec::new(Opts::new(name, help), labels))
+        };
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            registered(IntCounterVec::new(Opts::new(name, help), labels))
+        };
         let metrics = Self {
             memory_total: gauge(
                 "russet_node_memory_total_bytes",
@@ -201,12 +204,12 @@ impl AgentMetrics {
 
     pub fn remove_copy(&self, copy: &str) {
         for state in ["done", "wanted"] {
-            // It may never have been counted.
+            // The series may not exist.
             self.copy_bytes.remove_label_values(&[copy, state]).ok();
         }
     }
 
-    /// The number of engines in each state of `words`.
+    /// Sets the number of engines in each state.
     pub fn engines<'a>(&self, words: impl Iterator<Item = &'a str>) {
         for word in ["starting", "loading", "loaded", "serving", "failed"] {
             self.engines.with_label_values(&[word]).set(0);
@@ -236,14 +239,15 @@ impl AgentMetrics {
         self.refusals.with_label_values(&[shard]).inc();
     }
 
-    /// The node's certificate ends then, in seconds since 1970.
+    /// Sets the expiry of the node's certificate, in seconds since 1970.
     pub fn certificate(&self, end: i64) {
         self.certificate.set(end);
     }
 
-    /// How busy and warm the machine is; what it does not tell has no series.
+    /// Sets load and temperature of the machine; unknown values have no series.
     pub fn load(&self, load: &MachineLoad) {
-        let MachineLoad { gpu, watts, gpu_watts, cpu_celsius, gpu_celsius, memory_used: _, swap_used } = *load;
+        let MachineLoad { gpu, watts, gpu_watts, cpu_celsius, gpu_celsius, memory_used: _, swap_used } =
+            *load;
         let values: [(&GaugeVec, &[&str], Option<f64>); 6] = [
             (&self.gpu, &[], gpu),
             (&self.watts, &["machine"], watts),
@@ -255,13 +259,13 @@ impl AgentMetrics {
         for (family, labels, value) in values {
             match value {
                 Some(value) => family.with_label_values(labels).set(value),
-                // It may never have been there.
+                // The series may not exist.
                 None => drop(family.remove_label_values(labels)),
             }
         }
     }
 
-    /// A link was asked, and answered after so long or not at all.
+    /// Counts a ping of a link: its round-trip time, or a loss.
     pub fn link_pinged(&self, peer: &str, interface: &str, took: Option<Duration>) {
         let result = if took.is_some() { "answered" } else { "lost" };
         self.link_pings.with_label_values(&[peer, interface, result]).inc();
@@ -274,7 +278,7 @@ impl AgentMetrics {
         self.link_bits.with_label_values(&[peer, interface]).set(bits_per_second as i64);
     }
 
-    /// A link is no more. It may never have answered.
+    /// Removes the series of a removed link. The latency series may not exist.
     pub fn remove_link(&self, peer: &str, interface: &str) {
         self.link_trip.remove_label_values(&[peer, interface]).ok();
         self.link_bits.remove_label_values(&[peer, interface]).ok();

@@ -1,5 +1,5 @@
-//! The metrics of this machine's engines, handed on: an engine shows them on loopback, at a port of its own
-//! for every start, where nobody outside can follow. Not the agent's own metrics.
+//! Proxy for the metrics of this machine's engines: each engine serves them on loopback at a port that
+//! changes with every start and is unreachable from outside. Not here: the agent's own metrics.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use russet_telemetry::admin::{Page, Pages};
 
-/// An engine answers from memory; one that does not within this is in trouble, and Prometheus gives up too.
+/// Scrape timeout. A healthy engine answers from memory, and Prometheus gives up too.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where each engine shows its metrics, by its Shard's UID; cloning shares it.
+/// Metrics address of each engine, by its Shard's UID. Clones share it.
 #[derive(Clone, Default)]
 pub(crate) struct MetricsProxy(Arc<Mutex<BTreeMap<String, String>>>);
 
 impl MetricsProxy {
-    /// These engines live, and no others.
+    /// Replaces the set of running engines.
     pub fn set(&self, engines: BTreeMap<String, String>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = engines;
     }
@@ -23,7 +23,7 @@ impl MetricsProxy {
     /// `/engines/UID/metrics` of every engine.
     pub fn pages(&self) -> Pages {
         let engines = self.clone();
-        // Proxies are for what lies outside.
+        // Loopback must not go through a configured proxy.
         let client = reqwest::Client::builder().no_proxy().timeout(SCRAPE_TIMEOUT).build();
         let client =
             client.inspect_err(|error| tracing::error!(%error, "metrics of engines are not handed on"));

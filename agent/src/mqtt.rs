@@ -1,17 +1,17 @@
-//! Whether this node and the deployments that it answers for are there, told to an MQTT broker and so to Home Assistant.
-//! Nothing here is heard by anybody else of Russet: a broker that is away, slow or wrong costs a line of the log.
+//! MQTT presence: publishes to a broker, and so to Home Assistant, whether this node and its deployments are
+//! online. The rest of Russet does not depend on it: an unreachable, slow or faulty broker costs a log line.
 //!
 //! ```text
-//! supervise ─▶ which deployments answer here ─▶ one session each, and one for the node ─▶ broker
-//! agent ends, is killed, its machine is lost ─▶ connections end ─▶ broker publishes each one's last will: offline
+//! supervise ─▶ deployments served here ─▶ one connection each, and one for the node ─▶ broker
+//! agent exits, is killed, its machine is lost ─▶ connections end ─▶ broker publishes each last will: offline
 //! ```
 //!
-//! A connection has one last will, so everybody who is present has a connection of his own.
+//! An MQTT connection has one last will, so every entity has its own connection.
 
 pub mod broker;
-pub mod topics;
 mod connection;
 mod tls_bridge;
+pub mod topics;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,32 +22,32 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::broker::Broker;
+use self::connection::{BrokerTransport, MqttConnection};
 use self::topics::TopicNames;
-use self::connection::{MqttConnection, BrokerTransport};
 
-/// So long a broker is given to take back what it was told of a node that is no more.
+/// Time for the broker to remove the retained messages of a removed node.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whom presence is told, and how.
+/// Configuration of the MQTT presence.
 #[derive(Clone, Debug)]
 pub struct MqttConfig {
     /// The broker.
     pub broker: Broker,
-    /// How topics begin.
+    /// Topic prefixes.
     pub names: TopicNames,
-    /// After half as much time again the broker calls somebody silent lost.
+    /// MQTT keep-alive; the broker considers a client lost after one and a half times this.
     pub keep_alive: Duration,
 }
 
 /// A deployment by namespace and name.
 pub type DeploymentKey = (String, String);
 
-/// Where the supervisor says which deployments answer here. Nobody may listen.
+/// The supervisor's handle to set the deployments served here. There may be no broker.
 #[derive(Clone, Debug)]
 pub(crate) struct MqttHandle(Arc<watch::Sender<BTreeSet<DeploymentKey>>>);
 
 impl MqttHandle {
-    /// These answer here, and no others.
+    /// Sets the deployments served here.
     pub fn set(&self, answering: BTreeSet<DeploymentKey>) {
         self.0.send_if_modified(|known| {
             let other = *known != answering;
@@ -57,7 +57,7 @@ impl MqttHandle {
     }
 }
 
-/// The presence of one node; it ends with this.
+/// Presence of one node; ends when dropped.
 #[derive(Debug)]
 pub struct MqttPresence {
     serving: Arc<watch::Sender<BTreeSet<DeploymentKey>>>,
@@ -66,8 +66,8 @@ pub struct MqttPresence {
 }
 
 impl MqttPresence {
-    /// Tells that `node` is there, if anybody is to be told. The agent's own folder holds the socket of a connection
-    /// over TLS.
+    /// Starts the presence of `node`, if configured. The agent's directory holds the socket of a TLS
+    /// connection.
     pub fn start(config: Option<MqttConfig>, node: &str, folder: &Path) -> Self {
         let (answering, wanted) = watch::channel(BTreeSet::new());
         let (removed, forget) = watch::channel(false);
@@ -82,29 +82,29 @@ impl MqttPresence {
         Self { serving: Arc::new(answering), removed, tasks }
     }
 
-    /// Where to say which deployments answer here.
+    /// Handle to set the deployments served here.
     pub(crate) fn handle(&self) -> MqttHandle {
         MqttHandle(self.serving.clone())
     }
 
-    /// Says that these deployments answer here, and no others.
+    /// Sets the deployments served here.
     pub fn set_serving(&self, deployments: BTreeSet<DeploymentKey>) {
         self.handle().set(deployments);
     }
 
-    /// Ends. Of a node that was removed from its cluster nothing is left at the broker, where that can be reached; any
-    /// other is offline, which its last will says.
+    /// Stops. Retained messages of a node that was removed from its cluster are removed from the broker, if
+    /// reachable; any other node goes offline by its last will.
     pub async fn end(mut self, removed: bool) {
         if removed && !self.tasks.is_empty() {
             self.removed.send_replace(true);
-            // The node's own session ends first, by itself; nobody else does.
+            // The node's own connection ends first, by itself; the others are aborted.
             tokio::time::timeout(DISCONNECT_TIMEOUT, self.tasks.join_next()).await.ok();
         }
         self.tasks.shutdown().await;
     }
 }
 
-/// Keeps a session for each deployment that answers here.
+/// Keeps a connection for each deployment served here.
 async fn run(
     config: MqttConfig,
     node: String,
@@ -118,7 +118,7 @@ async fn run(
         running.retain(|deployment, session| {
             let stays = answering.contains(deployment);
             if !stays {
-                // Its connection ends without a farewell, and its last will is what is said of it.
+                // Its connection ends without DISCONNECT, so the broker publishes its last will.
                 session.abort();
             }
             stays
@@ -130,7 +130,7 @@ async fn run(
             let start = || sessions.spawn(session.run_until_dropped());
             running.entry(deployment).or_insert_with(start);
         }
-        // Whoever ended has to be taken out of the set.
+        // Remove ended tasks from the set.
         while sessions.try_join_next().is_some() {}
         if wanted.changed().await.is_err() {
             return;

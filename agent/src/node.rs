@@ -1,5 +1,5 @@
-//! The InferenceNode of this machine, made by the operator when the machine joined: its status is kept
-//! true here. The owner's bounds on memory are read from the same answers.
+//! Reporter of this machine's InferenceNode, which the operator created at the join: keeps its status up to
+//! date. The owner's memory bounds are read from the same responses.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,53 +25,53 @@ use crate::fabric::measure::LinkMeasurements;
 use crate::fabric::probe::PortScan;
 use crate::grants::MemoryLimits;
 use crate::hardware::{self, Hardware};
-use crate::helper::reconcile::{HelperSpec, CONDITION_TYPES, HelperCondition};
+use crate::helper::reconcile::{CONDITION_TYPES, HelperCondition, HelperSpec};
 use crate::metrics::AgentMetrics;
-use crate::transfer_limits::TransferLimiters;
 use crate::store::{DiskUsage, Store};
+use crate::transfer_limits::TransferLimiters;
 
-/// Between two reports when nothing changes.
+/// Report interval when nothing changes.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Less available memory than this is pressure, whatever the size of the machine.
 const MEMORY_PRESSURE_BYTES: u64 = 512 << 20;
-/// So often in a row the node must be missing before it counts as removed.
+/// Consecutive "not found" responses before the node counts as removed.
 const MISSING_BEFORE_REMOVAL: u32 = 3;
-/// Disk is reported in steps, or every log line would make a new version of the object.
+/// Disk space is reported in steps; otherwise every log line would update the object.
 const MAX_DISK_STEP_BYTES: u64 = 256 << 20;
-/// The steps of what is nearly full, where a small model more or less counts.
+/// Step size on a nearly full disk, where a small model more or less counts.
 const MIN_DISK_STEP_BYTES: u64 = 1 << 20;
 
-/// The reporting end of [`channel`].
+/// The reporter's end of [`memory_channel`].
 pub(crate) struct ReporterChannel {
     granted: watch::Receiver<u64>,
     limits: watch::Sender<MemoryLimits>,
 }
 
 impl ReporterChannel {
-    /// How much is granted.
+    /// Bytes granted.
     pub fn granted(&self) -> watch::Receiver<u64> {
         self.granted.clone()
     }
 }
 
-/// The supervising end of [`channel`].
+/// The supervisor's end of [`memory_channel`].
 pub(crate) struct SupervisorChannel {
     granted: watch::Sender<u64>,
     limits: watch::Receiver<MemoryLimits>,
 }
 
 impl SupervisorChannel {
-    /// The bounds as last heard.
+    /// The last known bounds.
     pub fn limits(&self) -> MemoryLimits {
         *self.limits.borrow()
     }
 
-    /// Tells how much is granted.
+    /// Publishes how many bytes are granted.
     pub fn set_granted(&self, bytes: u64) {
         self.granted.send_if_modified(|granted| std::mem::replace(granted, bytes) != bytes);
     }
 
-    /// Waits for other bounds.
+    /// Waits until the bounds change.
     pub async fn limits_changed(&mut self) {
         if self.limits.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -79,14 +79,17 @@ impl SupervisorChannel {
     }
 }
 
-/// What the reporter and the supervisor of one node tell each other.
+/// Connects the reporter and the supervisor of a node.
 pub(crate) fn memory_channel(total: u64) -> (ReporterChannel, SupervisorChannel) {
     let (granted_sender, granted) = watch::channel(0);
     let (limits, limits_receiver) = watch::channel(MemoryLimits { total, ..MemoryLimits::default() });
-    (ReporterChannel { granted, limits }, SupervisorChannel { granted: granted_sender, limits: limits_receiver })
+    (
+        ReporterChannel { granted, limits },
+        SupervisorChannel { granted: granted_sender, limits: limits_receiver },
+    )
 }
 
-/// What is reported, and to whom.
+/// State and connections of the reporter.
 pub(crate) struct NodeReporter {
     pub client: Client,
     pub name: String,
@@ -95,35 +98,35 @@ pub(crate) struct NodeReporter {
     pub address: Address,
     pub metrics_address: Option<String>,
     pub ports: watch::Receiver<PortScan>,
-    /// What was found out about its links.
+    /// Measurements of its links.
     pub link_measurements: watch::Receiver<LinkMeasurements>,
-    /// Told which links it has.
+    /// Publishes the node's links.
     pub links: watch::Sender<Vec<Link>>,
-    /// Port at which other agents reach this one.
+    /// Port on which other agents reach this one.
     pub peer_port: u16,
     pub store: Store,
-    /// Told when files may come, and how fast.
+    /// Receives quiet hours and transfer limits.
     pub limiters: TransferLimiters,
     pub metrics: AgentMetrics,
     pub ready: Arc<AtomicBool>,
     pub channel: ReporterChannel,
-    /// Told what the spec asks of the root helper.
+    /// Publishes what the spec asks of the root helper.
     pub helper_spec: watch::Sender<Option<HelperSpec>>,
-    /// What became of that.
+    /// Conditions of the root helper.
     pub helper_conditions: watch::Receiver<Vec<HelperCondition>>,
-    /// Told once the node is no longer one of the cluster's.
+    /// Signals that the node was removed from the cluster.
     pub removed: oneshot::Sender<()>,
 }
 
-/// What the node reported before this agent began.
+/// The status that the node reported before this agent started.
 pub(crate) async fn last_status(client: &Client, node: &str) -> InferenceNodeStatus {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
-    // Engines wait for this agent; an API server that is away is not waited for.
+    // Engines wait for this agent, so it does not wait for an unreachable API server.
     let asked = tokio::time::timeout(Duration::from_secs(1), nodes.get(node)).await;
     asked.ok().and_then(Result::ok).and_then(|node| node.status).unwrap_or_default()
 }
 
-/// Keeps the InferenceNode true until it is gone.
+/// Reports the InferenceNode's status until the node is removed.
 pub(crate) async fn run(mut node: NodeReporter) {
     let mut conditions: Vec<Condition> = Vec::new();
     let mut last: Option<InferenceNodeStatus> = None;
@@ -150,7 +153,7 @@ pub(crate) async fn run(mut node: NodeReporter) {
         set_helper_conditions(&mut conditions, helped);
         let limits = *node.channel.limits.borrow();
         let status = status(&node, &limits, granted, &disk, seen, conditions.clone());
-        // The operator makes links of ports within a moment.
+        // The operator derives links from ports within a moment.
         let joined = last.as_ref().is_none_or(|last| last.ports != status.ports);
         node.metrics.memory(limits.total, limits.serving_limit(), granted);
         let pause = match publish(&node, &status).await {
@@ -164,10 +167,11 @@ pub(crate) async fn run(mut node: NodeReporter) {
                 node.helper_spec.send_if_modified(|known| std::mem::replace(known, asked.clone()) != asked);
                 node.limiters.set(found.spec.transfers.as_ref());
                 let reserve = found.spec.disk.reserve.as_deref();
-                let other = node.store.disk_reserve().set(reserve.and_then(|text| quantity::parse(text).ok()));
+                let other =
+                    node.store.disk_reserve().set(reserve.and_then(|text| quantity::parse(text).ok()));
                 let links = found.status.map(|status| status.links).unwrap_or_default();
                 node.links.send_if_modified(|known| std::mem::replace(known, links.clone()) != links);
-                // Other bounds change what was just reported.
+                // Changed bounds change what was just reported.
                 match told != limits || other {
                     true => Duration::from_millis(10),
                     false if joined => Duration::from_secs(1),
@@ -178,7 +182,7 @@ pub(crate) async fn run(mut node: NodeReporter) {
                 missing += 1;
                 if missing >= MISSING_BEFORE_REMOVAL {
                     tracing::error!(node = node.name, "the cluster has removed this node");
-                    // The receiver goes only with the agent itself.
+                    // The receiver is dropped only with the agent itself.
                     node.removed.send(()).ok();
                     return;
                 }
@@ -186,7 +190,7 @@ pub(crate) async fn run(mut node: NodeReporter) {
             }
             Err(error) => {
                 if is_unknown(&error) {
-                    // Not taken for a removal: a server that lost its keys must not stop what serves.
+                    // Not taken for a removal: a server that lost its keys must not stop running engines.
                     tracing::error!(
                         node = node.name,
                         "the API server no longer knows this machine's credentials; if the node was removed while its agent was away, run `russet leave --force` and join again with a new token"
@@ -209,7 +213,7 @@ pub(crate) async fn run(mut node: NodeReporter) {
     }
 }
 
-/// Conditions of what the root helper does; none where there is nothing to say.
+/// Sets the root helper's conditions; removes them where there are none.
 fn set_helper_conditions(conditions: &mut Vec<Condition>, helped: Vec<HelperCondition>) {
     conditions.retain(|condition| {
         let of = |kind: &Type| condition.type_ == format!("{kind:?}");
@@ -228,8 +232,8 @@ async fn publish(node: &NodeReporter, status: &InferenceNodeStatus) -> Result<In
     nodes.patch_status(&node.name, &params, &Patch::Apply(&patch)).await
 }
 
-/// Whether the server answers that there is no such node; that it does not serve the kind, or that a
-/// proxy finds no server, is something else. The credentials of a node that was leaving go with it.
+/// Whether the server answers that the node does not exist. A server that does not serve the kind, or a proxy
+/// that finds no server, is another case. A leaving node's credentials are removed with it.
 fn is_missing(error: &kube::Error, node: &str, leaving: bool) -> bool {
     match error {
         kube::Error::Api(answer) => {
@@ -240,20 +244,20 @@ fn is_missing(error: &kube::Error, node: &str, leaving: bool) -> bool {
     }
 }
 
-/// Whether the server answers that it does not know who asks.
+/// Whether the server answers that the credentials are unknown (401).
 fn is_unknown(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(answer) if answer.code == 401)
 }
 
-/// The owner's bounds; one that does not parse is ignored rather than taken for none at all.
+/// The owner's bounds; an unparsable bound is ignored rather than taken for unlimited.
 fn bounds(total: u64, memory: &NodeMemoryLimits) -> MemoryLimits {
-    // The last is the root helper's.
+    // The wired limit belongs to the root helper.
     let NodeMemoryLimits { serving_limit, user_reserve, wired_limit: _ } = memory;
     let read = |text: &Option<String>| text.as_deref().and_then(|text| quantity::parse(text).ok());
     MemoryLimits { total, serving: read(serving_limit), user_reserve: read(user_reserve) }
 }
 
-/// Bytes of disk as they are reported: within a sixteenth, and never more than there are.
+/// Rounds bytes of disk for reports: within a sixteenth, and never more than the true value.
 fn round_disk(bytes: u64) -> u64 {
     let exact = (bytes / 16).clamp(MIN_DISK_STEP_BYTES, MAX_DISK_STEP_BYTES);
     let step = 1_u64 << exact.ilog2();
@@ -298,7 +302,7 @@ fn status(
         engine_options: ENGINE_OPTIONS.iter().map(|option| (*option).to_owned()).collect(),
         backends: backends(seen.rdma),
         ports: seen.ports,
-        // Who is at the other end, the operator knows.
+        // The operator knows the node at the other end.
         links: Vec::new(),
         peer_port: Some(node.peer_port.into()),
         agent_version: Some(env!("CARGO_PKG_VERSION").into()),
@@ -308,13 +312,13 @@ fn status(
     }
 }
 
-/// MLX's backends that the engine can use: those over RDMA are macOS's.
+/// MLX backends that the engine can use; those over RDMA exist on macOS only.
 fn backends(rdma: bool) -> Vec<String> {
     let names = if rdma && cfg!(target_os = "macos") { &["ring", "jaccl"][..] } else { &["ring"] };
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Whether this machine's ports are known.
+/// Condition that this machine's ports could be read.
 fn ports_condition(seen: &PortScan) -> (bool, Reason, String) {
     match &seen.error {
         None => (true, Reason::PortsRead, format!("{} ports", seen.ports.len())),
@@ -324,8 +328,7 @@ fn ports_condition(seen: &PortScan) -> (bool, Reason, String) {
     }
 }
 
-/// Whether memory and disk are short, and in which words. The words hold no moving numbers: a
-/// condition is no gauge.
+/// Memory and disk pressure, with messages. Messages contain no changing numbers: a condition is not a gauge.
 fn pressure(node: &NodeReporter, disk: &DiskUsage) -> ((bool, String), (bool, String)) {
     let available = hardware::available_memory().unwrap_or(u64::MAX);
     node.metrics.free_resources(available, disk.free);
@@ -336,12 +339,13 @@ fn pressure(node: &NodeReporter, disk: &DiskUsage) -> ((bool, String), (bool, St
             false => (false, format!("at least {least} of {what} left")),
         }
     };
-    // A played size says nothing of the real machine's; its own real memory is what can run out.
+    // A simulated size says nothing of the real machine; its own real memory can run out.
     let memory = match node.memory_override {
         Some(played) if played > node.machine.memory => (false, "the node plays a larger size".to_owned()),
         _ => say("memory", available, MEMORY_PRESSURE_BYTES),
     };
-    // Models leave the whole reserve; when half of it is gone all the same, something else fills the disk.
+    // Models leave the whole reserve free; when half of it is used all the same, something else fills the
+    // disk.
     (memory, say("disk", disk.free, disk.reserve / 2))
 }
 

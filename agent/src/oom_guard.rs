@@ -1,8 +1,8 @@
-//! Who keeps the machine alive: a kernel that runs out of memory kills whom it likes, and on a Mac the whole machine goes
-//! down with the GPU's memory (ml-explore/mlx#3186). So the agent ends a rank before that, and after two panics under the
-//! same deployment it grants it nothing more ([`panics`]).
+//! OOM guard: kills a rank before the machine runs out of memory. An out-of-memory kernel kills arbitrary
+//! processes, and a Mac panics when the GPU's memory is exhausted (ml-explore/mlx#3186). After two panics
+//! under the same deployment the guard refuses it further memory ([`panics`]).
 //!
-//! What is judged here is pure; [`measure`] asks the system once a second.
+//! Decisions here are pure; `run` samples the system once a second.
 
 pub mod panics;
 
@@ -15,48 +15,48 @@ use tokio::sync::watch;
 
 use crate::hardware;
 
-/// Between two looks.
+/// Between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// A trouble counts once it was seen so often in a row.
+/// Consecutive checks that must fail before a kill.
 const CHECKS_BEFORE_KILL: u32 = 3;
-/// What an engine may hold above its grant: an eighth and this. Loading holds the largest tensor twice.
+/// An engine may exceed its grant by an eighth and this. Loading holds the largest tensor twice.
 const GRANT_MARGIN_BYTES: u64 = 1 << 30;
-/// Less memory than a 64th of the machine is too little, within these bounds.
+/// Available memory below a 64th of the machine is too little, within these bounds.
 const FLOOR_BYTES: (u64, u64) = (256 << 20, 2 << 30);
 
-/// What is left of the machine's memory.
+/// Remaining memory of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Headroom {
-    /// Bytes built in.
+    /// Installed bytes.
     pub total: u64,
-    /// Bytes that the system could hand out now.
+    /// Bytes that the system could allocate now.
     pub available: u64,
-    /// Whether the system itself says that memory is critically short.
+    /// Whether the system reports critical memory pressure.
     pub critical: bool,
 }
 
 impl Headroom {
-    /// Bytes below which the kernel may do something at any moment.
+    /// Bytes below which the kernel may kill or panic at any moment.
     fn floor(&self) -> u64 {
         (self.total / 64).clamp(FLOOR_BYTES.0, FLOOR_BYTES.1)
     }
 
     fn is_short(&self) -> bool {
-        // Pressure alone may be somebody's who swaps on purpose.
+        // Pressure alone may come from a program that swaps on purpose.
         self.available < self.floor() || (self.critical && self.available < 4 * self.floor())
     }
 }
 
-/// A rank of this machine whose engine runs.
+/// A rank of this machine with a running engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankUsage {
     /// UID of its Shard.
     pub shard: String,
-    /// Bytes its engine holds.
+    /// Bytes its engine uses.
     pub used: u64,
-    /// Bytes it was granted.
+    /// Bytes granted.
     pub granted: u64,
-    /// How long ago it claimed them.
+    /// Time since its claim.
     pub age: Duration,
 }
 
@@ -66,18 +66,18 @@ impl RankUsage {
     }
 }
 
-/// A rank to end, and why.
+/// A rank to kill, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kill {
     /// UID of its Shard.
     pub shard: String,
-    /// For conditions and metrics.
+    /// Reason for conditions and metrics.
     pub reason: Reason,
-    /// For people.
+    /// Message for users.
     pub message: String,
 }
 
-/// What was seen at the last looks.
+/// Results of the last checks.
 #[derive(Debug, Default)]
 pub struct OomGuard {
     checks_over_grant: BTreeMap<String, u32>,
@@ -85,15 +85,18 @@ pub struct OomGuard {
 }
 
 impl OomGuard {
-    /// Looks once. `ranks` are those whose engines nobody has ended yet; while one that was ended still has a process
-    /// (`ending`), its memory is on its way.
+    /// Runs one check. `ranks` are those not yet being killed; while a killed one's process still exists
+    /// (`ending`), its memory is about to be freed.
     pub fn check(&mut self, headroom: &Headroom, ranks: &[RankUsage], ending: bool) -> Option<Kill> {
         let over = ranks.iter().filter(|rank| rank.used > rank.max_bytes());
-        let over =
-            over.map(|rank| (rank.shard.clone(), self.checks_over_grant.get(&rank.shard).map_or(1, |seen| seen + 1)));
+        let over = over.map(|rank| {
+            (rank.shard.clone(), self.checks_over_grant.get(&rank.shard).map_or(1, |seen| seen + 1))
+        });
         self.checks_over_grant = over.collect();
         self.checks_short = if headroom.is_short() && !ending { self.checks_short + 1 } else { 0 };
-        if let Some(rank) = ranks.iter().find(|rank| self.checks_over_grant.get(&rank.shard) >= Some(&CHECKS_BEFORE_KILL)) {
+        if let Some(rank) =
+            ranks.iter().find(|rank| self.checks_over_grant.get(&rank.shard) >= Some(&CHECKS_BEFORE_KILL))
+        {
             self.checks_over_grant.remove(&rank.shard);
             return Some(Kill {
                 shard: rank.shard.clone(),
@@ -108,7 +111,8 @@ impl OomGuard {
         if self.checks_short < CHECKS_BEFORE_KILL {
             return None;
         }
-        // Who takes more than was agreed comes first, then who came last: the others had room until then.
+        // First the rank furthest over its grant, then the newest: the others had enough memory until it
+        // came.
         let above = |rank: &RankUsage| rank.used.saturating_sub(rank.granted);
         let rank = ranks.iter().max_by_key(|rank| (above(rank), std::cmp::Reverse(rank.age)))?;
         self.checks_short = 0;
@@ -127,11 +131,11 @@ impl OomGuard {
     }
 }
 
-/// Asks the system for ever.
+/// Samples the system until the agent exits.
 pub(crate) async fn run(total: u64, headroom: watch::Sender<Headroom>) {
     loop {
         let asked = tokio::task::spawn_blocking(move || {
-            // What cannot be asked is no reason to end anybody.
+            // A failed measurement is no reason to kill a rank.
             let available = hardware::available_memory().unwrap_or(u64::MAX);
             Headroom { total, available, critical: hardware::memory_is_critical() }
         });
@@ -156,8 +160,13 @@ mod tests {
         Headroom { total: 64 * GIB, available, critical: false }
     }
 
-    /// Looks again and again at the same; what came at which look.
-    fn check_times(guard: &mut OomGuard, headroom: Headroom, ranks: &[RankUsage], times: u32) -> Vec<(u32, String, Reason)> {
+    /// Repeats the same check; returns the kills, each with the number of its check.
+    fn check_times(
+        guard: &mut OomGuard,
+        headroom: Headroom,
+        ranks: &[RankUsage],
+        times: u32,
+    ) -> Vec<(u32, String, Reason)> {
         let seen = (1..=times).filter_map(|look| Some((look, guard.check(&headroom, ranks, false)?)));
         seen.map(|(look, end)| (look, end.shard, end.reason)).collect()
     }
@@ -171,8 +180,8 @@ mod tests {
         assert!(check_times(&mut guard, headroom(30 * GIB), &ranks, 2).is_empty());
         assert!(check_times(&mut guard, headroom(30 * GIB), &ranks[..1], 1).is_empty());
         assert!(check_times(&mut guard, headroom(30 * GIB), &ranks, 2).is_empty(), "it is counted anew");
-        let message =
-            OomGuard { checks_over_grant: BTreeMap::from([("b".to_owned(), 2)]), checks_short: 0 }.check(&headroom(GIB), &ranks, false);
+        let message = OomGuard { checks_over_grant: BTreeMap::from([("b".to_owned(), 2)]), checks_short: 0 }
+            .check(&headroom(GIB), &ranks, false);
         let message = message.unwrap().message;
         assert!(message.starts_with("its engine holds 10") && message.contains("was granted 8"), "{message}");
     }
@@ -189,8 +198,14 @@ mod tests {
             (0..9).all(|_| waits.check(&headroom(0), &ranks, true).is_none()),
             "one that was ended still goes"
         );
-        assert!(check_times(&mut OomGuard::default(), headroom(GIB), &ranks, 9).is_empty(), "a 64th is enough");
-        assert!(check_times(&mut OomGuard::default(), headroom(0), &[], 9).is_empty(), "nobody of ours is here");
+        assert!(
+            check_times(&mut OomGuard::default(), headroom(GIB), &ranks, 9).is_empty(),
+            "a 64th is enough"
+        );
+        assert!(
+            check_times(&mut OomGuard::default(), headroom(0), &[], 9).is_empty(),
+            "nobody of ours is here"
+        );
         let mut guard = OomGuard::default();
         for _ in 0..9 {
             assert!(check_times(&mut guard, headroom(0), &ranks, 2).is_empty());

@@ -1,14 +1,15 @@
-//! A model from the machines that have it to this one, over every way between them at once. Each connection asks for
-//! the next piece as soon as it has one, so that each way carries what it can; every chunk is held against the
-//! manifest, and the manifest against the id that the operator names, so that no machine has to be trusted.
+//! Peer download: a model from other nodes to this one, over all paths between them at once. Each connection
+//! requests the next piece as soon as it has one, so that each path carries what it can. Every chunk is
+//! verified against the manifest, and the manifest against the content id from the operator, so that no peer
+//! has to be trusted.
 //!
 //! ```text
-//! ways ─▶ connections ─▶ board: which piece next ─▶ write ─▶ read again, check ─▶ publish
+//! paths ─▶ connections ─▶ piece picker ─▶ write ─▶ read again, verify ─▶ publish
 //! ```
 
-mod piece_picker;
 mod connection;
 mod path;
+mod piece_picker;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,65 +21,67 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use self::piece_picker::PiecePicker;
 pub use self::path::PeerPath;
 pub(crate) use self::path::paths;
-use crate::transfer_limits::TransferLimiter;
+use self::piece_picker::PiecePicker;
 use crate::peers::client::{DialError, PeerClient};
 use crate::peers::models;
-use crate::store::{Manifest, TransferProgress, Published, IncomingModel, TransferStage, Store, StoreError, SourceSpec};
+use crate::store::{
+    IncomingModel, Manifest, Published, SourceSpec, Store, StoreError, TransferProgress, TransferStage,
+};
+use crate::transfer_limits::TransferLimiter;
 
-/// Connections of one way: enough that one always has bytes on the way while another one asks.
+/// Connections per path: enough that one always has bytes in flight while another sends its request.
 const CONNECTIONS_PER_PATH: usize = 3;
-/// Between two looks which ways there are.
+/// Poll interval for paths.
 const PATH_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Without a byte for so long, the machines that should have the model are given up for now.
+/// Time without a byte after which the download fails for now.
 const STALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Most bytes of a manifest: one of a trillion parameters has some five.
+/// Maximum size of a manifest: that of a model with a trillion parameters has some five megabytes.
 const MAX_MANIFEST_BYTES: usize = 64 << 20;
 
-/// Brings models from other machines.
+/// Downloads models from other nodes.
 #[derive(Clone)]
 pub struct PeerDownloader {
-    /// Where they go.
+    /// Destination.
     pub store: Store,
-    /// What this machine shows the others.
+    /// TLS connector with this node's identity.
     pub connector: Connector,
-    /// How fast bytes may come from other machines.
+    /// Rate limit for bytes from other nodes.
     pub limiter: TransferLimiter,
 }
 
-/// What the connections of one transfer share.
+/// State shared by the connections of one download.
 struct Transfer {
     id: String,
     incoming: IncomingModel,
     limiter: TransferLimiter,
     picker: Mutex<PiecePicker>,
-    /// Something may be asked for again, or the end is reached.
+    /// Notified when a piece may be requested again, or the download is complete.
     changed: Notify,
-    /// Connections over ways that are not spare, by machine.
+    /// Active connections over non-fallback paths, by peer.
     active_connections: Mutex<BTreeMap<String, usize>>,
     errors: Mutex<TransferErrors>,
-    /// Machines that sent what is not in the manifest.
+    /// Peers that sent data which does not match the manifest.
     corrupt_peers: Mutex<BTreeSet<String>>,
     progress: watch::Sender<TransferProgress>,
 }
 
 struct TransferErrors {
-    /// When bytes came last.
+    /// Time of the last received bytes.
     last_received: Instant,
     last_error: Option<String>,
-    /// The disk, with which nothing goes on.
+    /// A disk error, which ends the download.
     fatal: Option<StoreError>,
 }
 
 impl PeerDownloader {
-    /// Receives the model with these bytes over the ways that there are, and publishes it as `wanted`. Goes on where
-    /// an earlier try stopped.
+    /// Downloads the model with this content id over the available paths, and publishes it as `wanted`.
+    /// Resumes an earlier attempt.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Peers`] where no machine gives it, and whatever the disk does.
+    /// [`StoreError::Peers`] where no peer sends it, and disk errors.
     pub async fn download(
         &self,
         wanted: &SourceSpec,
@@ -100,7 +103,7 @@ impl PeerDownloader {
         self.store.publish_received(wanted, &transfer.incoming).await
     }
 
-    /// What the files are, from the first machine that says so rightly.
+    /// The manifest, from the first peer that has the right one.
     async fn manifest(&self, id: &str, paths: &BTreeSet<PeerPath>) -> Result<Manifest, StoreError> {
         let mut trouble = None;
         for way in paths {
@@ -117,7 +120,7 @@ impl PeerDownloader {
         Err(peers_error(id, trouble))
     }
 
-    /// Keeps connections over all ways until every chunk is here.
+    /// Keeps connections over all paths until every chunk is complete.
     async fn transfer_chunks(
         &self,
         transfer: &Arc<Transfer>,
@@ -162,7 +165,12 @@ fn peers_error(id: &str, trouble: Option<String>) -> StoreError {
 }
 
 impl Transfer {
-    fn new(id: &str, incoming: IncomingModel, limiter: TransferLimiter, progress: watch::Sender<TransferProgress>) -> Self {
+    fn new(
+        id: &str,
+        incoming: IncomingModel,
+        limiter: TransferLimiter,
+        progress: watch::Sender<TransferProgress>,
+    ) -> Self {
         let held = incoming.local_chunks();
         let lengths: Vec<u64> = held.chunks().iter().map(|chunk| chunk.length).collect();
         let mut order: Vec<u64> = (0..lengths.len() as u64).collect();
@@ -192,13 +200,13 @@ impl Transfer {
         lock(&self.picker)
     }
 
-    /// Ways to machines that did not lie.
+    /// Paths to peers that sent no corrupt data.
     fn exclude_corrupt(&self, ways: BTreeSet<PeerPath>) -> BTreeSet<PeerPath> {
         let liars = lock(&self.corrupt_peers);
         ways.into_iter().filter(|way| !liars.contains(&way.peer)).collect()
     }
 
-    /// Forgets what machines have to which there is no way any more.
+    /// Removes peers without a path from the picker.
     fn remove_unreachable(&self, running: &BTreeMap<PeerPath, JoinSet<()>>) {
         let mut board = self.picker();
         let gone = board.peers().filter(|peer| !running.keys().any(|way| way.peer == **peer));
@@ -208,7 +216,7 @@ impl Transfer {
         }
     }
 
-    /// Whether nothing comes any more, and why.
+    /// Fails when the download has stalled, with the last error.
     fn check_stalled(&self, alone: bool) -> Result<(), StoreError> {
         let mut trouble = lock(&self.errors);
         if let Some(fatal) = trouble.fatal.take() {
@@ -221,7 +229,7 @@ impl Transfer {
         Err(peers_error(&self.id, trouble.last_error.take()))
     }
 
-    /// Waits until the last chunk is here, the disk fails, or a machine is no longer asked.
+    /// Waits until the download is complete, the disk fails, or a peer is excluded.
     async fn wait_end(&self) {
         let liars = lock(&self.corrupt_peers).len();
         loop {

@@ -1,14 +1,14 @@
-//! What agents ask each other without the API server, over every way between their machines: HTTP/1.1 inside mutual TLS,
-//! between nodes of one cluster alone.
+//! Protocol between agents, without the API server, over every path between their machines: HTTP/1.1 inside
+//! mutual TLS, only between nodes of one cluster.
 //!
 //! ```text
-//! GET /ping     204 at once: how long a way is
-//! GET /flood    zeros for a second or two: what a way carries; 503 where it would disturb somebody
-//! GET /models/  what this machine has of a model, for those that want it too (`models.rs`)
+//! GET /ping     204 at once: latency of a path
+//! GET /flood    zeros for a second or two: bandwidth of a path; 503 where a machine is busy
+//! GET /models/  chunks of a model on this machine, for other nodes that need it (`models.rs`)
 //! ```
 
-pub mod client;
 mod bandwidth_probe;
+pub mod client;
 mod listen;
 pub(crate) mod models;
 
@@ -19,16 +19,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty, Full, combinators::UnsyncBoxBody};
 use hyper::{Method, Request, Response, StatusCode};
-use russet_rpc::tls::{self, TlsFiles, NODE_USER_PREFIX};
+use russet_rpc::tls::{self, NODE_USER_PREFIX, TlsFiles};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::{Semaphore, watch};
 
 pub(crate) use self::listen::{PeerListener, run};
 use crate::store::Store;
 
-/// Asks whether the other agent is there.
+/// Path of a ping.
 pub(crate) const PING: &str = "/ping";
-/// Asks for bytes.
+/// Path of a bandwidth probe.
 pub(crate) const BANDWIDTH: &str = "/flood";
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -36,9 +36,9 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// When this machine may be kept busy for a second.
 #[derive(Clone, Debug)]
 pub(crate) struct IdleGate {
-    /// Bytes granted to Shards: what has some serves, or soon will.
+    /// Bytes granted to Shards: with any, an engine is running or will be soon.
     granted: watch::Receiver<u64>,
-    /// One flood at a time, in or out: two share cores and cables, and measure each other.
+    /// One probe at a time, in or out: two would share cores and cables, and measure each other.
     permits: Arc<Semaphore>,
 }
 
@@ -47,31 +47,31 @@ impl IdleGate {
         Self { granted, permits: Arc::new(Semaphore::new(1)) }
     }
 
-    /// The machine, if nobody else needs it, until this is dropped.
+    /// Reserves the machine until this is dropped, if it is idle.
     pub fn try_acquire(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
         (*self.granted.borrow() == 0).then(|| self.permits.clone().try_acquire_owned().ok())?
     }
 
-    /// Waits until somebody needs it.
+    /// Waits until the machine is no longer idle.
     pub async fn wait_busy(&mut self) {
         // The sender lives as long as the agent.
         self.granted.wait_for(|granted| *granted > 0).await.ok();
     }
 }
 
-/// What agents are answered from.
+/// State of the server for other agents.
 #[derive(Clone)]
 pub(crate) struct PeerServer {
     pub idle_gate: IdleGate,
     pub store: Store,
 }
 
-/// Gives what a store has to nodes that ask at one address, for as long as what is returned is polled: the part of an
-/// agent that a bench needs.
+/// Serves a store's models to other nodes at one address, for as long as the returned future is polled: the
+/// part of an agent that a bench needs.
 ///
 /// # Errors
 ///
-/// Where nobody can listen there.
+/// If listening at the address fails.
 pub async fn serve(
     files: TlsFiles,
     at: SocketAddr,
@@ -81,12 +81,12 @@ pub async fn serve(
     listen::listen(at, &files, &PeerServer { idle_gate: IdleGate::new(granted), store }).await
 }
 
-/// Whose certificate this is, if it is a node's.
+/// The node of a certificate, if it is a node's.
 fn node_name(certificate: &CertificateDer<'_>) -> Option<String> {
     tls::common_name(certificate)?.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
 }
 
-/// Answers a node.
+/// Handles a node's request.
 async fn handle<B>(
     request: Request<B>,
     PeerServer { idle_gate: idle, store }: PeerServer,

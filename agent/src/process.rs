@@ -1,13 +1,13 @@
-//! One engine process as its agent sees it. The machine below is pure; starting, watching, killing
-//! and finding it again after the agent was away live in the files beside.
+//! One engine process as its agent sees it. The state machine below is pure; starting, watching, killing and
+//! adopting the process are in the modules beside it.
 //!
 //! ```text
 //! Starting ─▶ Loading ─▶ Loaded ─▶ Serving
-//!     └──────────┴─────────┴──────────┴──▶ Failed (said so itself, or stood still) ─▶ Gone
-//!                                     └──▶ Gone   (the process ended)
+//!     └──────────┴─────────┴──────────┴──▶ Failed (reported by itself, or hung) ─▶ Exited
+//!                                     └──▶ Exited (the process ended)
 //! ```
 //!
-//! A process that outlives its group ([`again`]) begins anew at Starting, for the next formation.
+//! A process that outlives its group ([`reform`]) starts again at Starting, for the next formation.
 
 pub mod record;
 pub mod reform;
@@ -21,42 +21,42 @@ use russet_rpc::engine as pb;
 
 use self::watchdog::HangError;
 
-/// Where an engine is in its life.
+/// State of an engine process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum ProcessState {
-    /// The process runs and has not spoken yet.
+    /// The process runs and has not reported yet.
     #[default]
     Starting,
-    /// Reads weights.
+    /// Loads weights.
     Loading,
-    /// Has its weights, waits for its peers and the smoke prompt.
+    /// Has loaded its weights; waits for its peers and the smoke prompt.
     Loaded,
-    /// Joined; rank 0 answers.
+    /// Joined its group; rank 0 answers requests.
     Serving,
-    /// Said that it is of no more use, and what it failed at; or it stood still.
+    /// Reported a fatal failure and its cause, or hung.
     Failed(Reason, String),
-    /// The process is gone; the text says how.
+    /// The process has exited; the text says how.
     Exited(String),
 }
 
-/// Something an engine did.
+/// An event of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProcessEvent {
-    /// It reported itself.
+    /// It reported its state.
     Reported(Box<pb::EngineState>),
-    /// It stands still and is of no more use.
+    /// It hangs and cannot be used any more.
     Hung(HangError),
-    /// It begins the next formation.
+    /// It joins the next formation.
     Reformed,
-    /// It does not do what was asked of it for another formation, for this reason.
+    /// It refused to leave its group or to reform, for this reason.
     ReformRefused(String),
-    /// Its process ended.
+    /// Its process exited.
     Exited(String),
 }
 
 impl ProcessState {
-    /// The next state. Whatever ended stays ended: a report that was under way when the process
-    /// died must not bring it back.
+    /// The next state. A process that has ended stays so: a report that was under way when the process exited
+    /// must not revive it.
     pub fn step(self, event: &ProcessEvent) -> Self {
         match (self, event) {
             (Self::Exited(how), _) => Self::Exited(how),
@@ -79,7 +79,7 @@ impl ProcessState {
         !matches!(self, Self::Exited(_))
     }
 
-    /// One word, for metrics.
+    /// Label for metrics.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -92,7 +92,7 @@ impl ProcessState {
     }
 }
 
-/// What people are told an engine failed at.
+/// Condition reason of an engine's failure.
 fn reason(cause: pb::FailureCause) -> Reason {
     match cause {
         pb::FailureCause::Unspecified => Reason::EngineFailed,
@@ -120,7 +120,9 @@ mod tests {
 
     #[test]
     fn process_state_moves_forward_and_the_end_is_final() {
-        let run = |events: &[ProcessEvent]| events.iter().fold(ProcessState::default(), |state, event| state.step(event));
+        let run = |events: &[ProcessEvent]| {
+            events.iter().fold(ProcessState::default(), |state, event| state.step(event))
+        };
         let gone = ProcessEvent::Exited("signal 9".into());
         let trouble = HangError::Silent { silent: std::time::Duration::from_secs(2) };
         let (stalled, silent) = (ProcessEvent::Hung(trouble.clone()), trouble.to_string());

@@ -1,6 +1,6 @@
-//! Renewal of what proves who this node is: its certificate and, where the API server asks for one,
-//! its ServiceAccount's token, both at two thirds of their life, and the certificate at once when another
-//! CA signs from now on. Whoever uses them reads them again.
+//! Renewal of the node's credentials: its certificate and, if the API server requires one, its ServiceAccount
+//! token, both at two thirds of their lifetime; the certificate also as soon as another CA signs. Users of
+//! the files read them again.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use russet_crds::names::{CA_SECRET, SYSTEM_NAMESPACE};
 use thiserror::Error;
 
 use crate::join::access;
-use crate::join::identity::{NodeIdentity, IdentityError};
-use crate::join::request::{self, RequestError, CertificateRequest};
+use crate::join::identity::{IdentityError, NodeIdentity};
+use crate::join::request::{self, CertificateRequest, RequestError};
 use crate::metrics::AgentMetrics;
 
-/// The longest sleep: clocks jump, laptops are put away, and another CA may be there.
+/// Maximum sleep: clocks jump, laptops are suspended, and the CA may be rotated.
 const MAX_SLEEP: Duration = Duration::from_secs(600);
-/// The shortest pause after a failure; it doubles.
+/// Initial backoff after a failure; it doubles.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
-/// The longest pause after a failure.
+/// Maximum backoff after a failure.
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
-/// Why nothing was renewed.
+/// Why a renewal failed.
 #[derive(Debug, Error)]
 enum RenewError {
     #[error(transparent)]
@@ -37,7 +37,7 @@ enum RenewError {
     Authority,
 }
 
-/// Renews for ever.
+/// Renews credentials until the agent exits.
 pub(crate) async fn run(identity: NodeIdentity, metrics: AgentMetrics) {
     let mut pause = INITIAL_BACKOFF;
     let mut jitter: f64 = rand::random();
@@ -64,7 +64,7 @@ pub(crate) async fn run(identity: NodeIdentity, metrics: AgentMetrics) {
     }
 }
 
-/// Renews what is due; else says when something will be.
+/// Renews what is due; otherwise returns the time until the next renewal.
 async fn renew(identity: &NodeIdentity, jitter: f64) -> Result<Option<Duration>, RenewError> {
     let client = identity
         .client(|config| {

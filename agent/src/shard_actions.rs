@@ -1,12 +1,11 @@
-//! What to do about the Shards of this node: a pure function from what is wanted and what runs to
-//! the next actions. It is called after every change; doing what it says, however late, never
-//! does harm.
+//! What to do about the Shards of this node: a pure function from desired and actual state to the next
+//! actions. It is called after every change; applying an action late never does harm.
 //!
 //! ```text
-//! no slot ──Claim──▶ claimed ──(peers known, files here)──Start──▶ engine
-//! older epoch: Stop, then Claim anew        failed: wait for a higher epoch
-//!   with weights: Disband, then Claim with the process that has them; instead of Start it is told to Form
-//! Shard gone:  Drain, then Forget (only now the memory is free)
+//! no state ──Claim──▶ claimed ──(peers known, files here)──Start──▶ engine
+//! older epoch: Stop, then Claim again       failed: wait for a higher epoch
+//!   with weights: LeaveGroup, then Claim with the same process; it gets Reform instead of Start
+//! Shard gone:  Drain, then Release (only now the memory is free)
 //! ```
 
 use std::collections::BTreeMap;
@@ -14,78 +13,78 @@ use std::collections::BTreeMap;
 use russet_crds::conditions::Reason;
 use russet_crds::{Peer, Rendezvous};
 
-/// A Shard as the API server has it.
+/// Desired state of a Shard, from the API server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DesiredShard {
-    /// Incarnation.
+    /// Epoch of the group.
     pub epoch: i64,
     /// This rank.
     pub rank: u32,
     /// Ranks in the group.
     pub size: usize,
-    /// Where all ranks meet; empty until all have claimed.
+    /// Rendezvous addresses of all ranks; empty until all have claimed.
     pub peers: Vec<Peer>,
     /// Whether the model's files are published here.
     pub files_ready: bool,
 }
 
-/// What this node has for a Shard.
+/// Actual state of a Shard on this node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ActualShard {
-    /// Incarnation it belongs to.
+    /// Epoch it was claimed for.
     pub epoch: i64,
-    /// Where this rank meets the others; absent when the claim was refused.
+    /// Rendezvous address of this rank; absent when the claim was refused.
     pub rendezvous: Option<Rendezvous>,
-    /// The engine's process.
+    /// State of the engine's process.
     pub engine: EngineState,
     /// Whether the rank failed at this epoch.
     pub failed: bool,
-    /// Whether the rank is where others reach it.
+    /// Whether other ranks can reach the rank at its address.
     pub address_state: AddressState,
 }
 
-/// Whether a rank is where others reach it.
+/// Whether other ranks can reach a rank at its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AddressState {
     /// At the node's address.
     #[default]
     Current,
-    /// At an address of this machine that is no longer its best.
+    /// At an address of this machine that is no longer its best one.
     Stale,
-    /// At an address this machine does not have any more.
+    /// At an address that this machine has lost.
     Lost,
 }
 
-/// A process as decisions see it.
+/// State of an engine process, as far as decisions need it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineState {
-    /// Not started, or gone.
+    /// Not started, or exited.
     #[default]
     None,
-    /// Alive, without its weights, or failed and of no use to another formation.
+    /// Alive without its weights, or failed and unable to reform.
     Alive,
     /// Alive, with its weights in memory.
     Loaded,
-    /// Leaving its group, which is lost.
+    /// Leaving its lost group.
     LeavingGroup,
-    /// Without a group: its weights are there for the next one.
+    /// Without a group; its weights stay in memory for the next one.
     Detached,
-    /// Told the next formation, and has not answered yet.
+    /// Received the next formation and has not answered yet.
     Forming,
-    /// Asked for another formation in vain.
+    /// Did not accept another formation.
     ReformRefused,
-    /// Alive, and told to go.
+    /// Alive, and asked to stop.
     Stopping,
 }
 
-/// One thing to do.
+/// One action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShardAction {
-    /// Grant memory, allocate addresses and say so, or refuse.
+    /// Grant memory, allocate addresses and report them, or refuse.
     Claim {
         /// UID of the Shard.
         shard: String,
-        /// Incarnation to claim for.
+        /// Epoch to claim for.
         epoch: i64,
     },
     /// Start the engine.
@@ -93,17 +92,17 @@ pub enum ShardAction {
         /// UID of the Shard.
         shard: String,
     },
-    /// Have the engine, which has its weights and no group, begin the next formation.
+    /// Have the engine, which has weights and no group, join the next formation.
     Reform {
         /// UID of the Shard.
         shard: String,
     },
-    /// Have the engine leave a group that formed anew without it.
+    /// Have the engine leave a group that was formed again without it.
     LeaveGroup {
         /// UID of the Shard.
         shard: String,
     },
-    /// Let the engine answer what it is asked already, then end it.
+    /// Let the engine finish its requests, then stop it.
     Drain {
         /// UID of the Shard.
         shard: String,
@@ -112,16 +111,16 @@ pub enum ShardAction {
     Stop {
         /// UID of the Shard.
         shard: String,
-        /// Why, for the log.
+        /// Reason, for the log.
         why: &'static str,
     },
     /// Report that the rank cannot serve at this epoch.
     Fail {
         /// UID of the Shard.
         shard: String,
-        /// The reason for conditions.
+        /// Reason for conditions.
         reason: Reason,
-        /// Why.
+        /// Explanation.
         message: String,
     },
     /// Release the memory and remove the state.
@@ -131,20 +130,26 @@ pub enum ShardAction {
     },
 }
 
-/// The next actions. `wanted` is `None` until the Shards were listed once: what was not seen yet
-/// must not be taken for deleted.
-pub fn decide(desired: Option<&BTreeMap<String, DesiredShard>>, actual: &BTreeMap<String, ActualShard>) -> Vec<ShardAction> {
+/// The next actions. `desired` is `None` until the Shards were listed once: unseen Shards must not be taken
+/// for deleted ones.
+pub fn decide(
+    desired: Option<&BTreeMap<String, DesiredShard>>,
+    actual: &BTreeMap<String, ActualShard>,
+) -> Vec<ShardAction> {
     let Some(wanted) = desired else { return Vec::new() };
     let gone = actual.iter().filter(|(uid, _)| !wanted.contains_key(*uid)).filter_map(|(uid, held)| {
         let shard = uid.clone();
         match held.engine {
             EngineState::None => Some(ShardAction::Release { shard }),
-            // Its group goes as a whole and on purpose: nobody waits for these ranks to form anew.
+            // The whole group is removed on purpose: these ranks will not reform.
             EngineState::Alive | EngineState::Loaded if held.failed => {
                 Some(ShardAction::Stop { shard, why: "the rank failed" })
             }
             EngineState::Alive | EngineState::Loaded => Some(ShardAction::Drain { shard }),
-            EngineState::LeavingGroup | EngineState::Detached | EngineState::Forming | EngineState::ReformRefused => {
+            EngineState::LeavingGroup
+            | EngineState::Detached
+            | EngineState::Forming
+            | EngineState::ReformRefused => {
                 Some(ShardAction::Stop { shard, why: "the Shard was deleted, and the rank has no group" })
             }
             EngineState::Stopping => None,
@@ -154,7 +159,7 @@ pub fn decide(desired: Option<&BTreeMap<String, DesiredShard>>, actual: &BTreeMa
         None => Some(ShardAction::Claim { shard: uid.clone(), epoch: wanted.epoch }),
         Some(held) => decide_shard(uid, wanted, held),
     });
-    // What frees memory comes before what needs it.
+    // Actions that free memory come before those that need it.
     gone.chain(rest).collect()
 }
 
@@ -166,8 +171,10 @@ fn decide_shard(uid: &str, desired: &DesiredShard, actual: &ActualShard) -> Opti
     }
     if actual.epoch < desired.epoch {
         return match actual.engine {
-            EngineState::None | EngineState::Detached => Some(ShardAction::Claim { shard, epoch: desired.epoch }),
-            // What it has read may be of use.
+            EngineState::None | EngineState::Detached => {
+                Some(ShardAction::Claim { shard, epoch: desired.epoch })
+            }
+            // Its loaded weights may be reused.
             EngineState::Loaded if desired.size > 1 => Some(ShardAction::LeaveGroup { shard }),
             EngineState::Alive | EngineState::Loaded | EngineState::ReformRefused => {
                 Some(ShardAction::Stop { shard, why: "the group has a higher epoch" })
@@ -194,8 +201,10 @@ fn decide_shard(uid: &str, desired: &DesiredShard, actual: &ActualShard) -> Opti
     if !matches!(actual.engine, EngineState::None | EngineState::Detached) {
         return None;
     }
-    // Nobody was told the old address yet, or nobody can reach it any more.
-    if actual.address_state == AddressState::Lost || (actual.address_state == AddressState::Stale && desired.peers.is_empty()) {
+    // The old address is not published yet, or nothing can reach it any more.
+    if actual.address_state == AddressState::Lost
+        || (actual.address_state == AddressState::Stale && desired.peers.is_empty())
+    {
         return Some(ShardAction::Claim { shard, epoch: desired.epoch });
     }
     let Some(rendezvous) = &actual.rendezvous else {
@@ -270,7 +279,12 @@ mod tests {
                 Some(actual(1)),
                 "",
             ),
-            ("it waits for its files", Some(DesiredShard { files_ready: false, ..ready.clone() }), Some(actual(1)), ""),
+            (
+                "it waits for its files",
+                Some(DesiredShard { files_ready: false, ..ready.clone() }),
+                Some(actual(1)),
+                "",
+            ),
             ("with both it starts", Some(ready.clone()), Some(actual(1)), "Start"),
             ("a running engine is left alone", Some(ready.clone()), Some(alive.clone()), ""),
             (
@@ -335,7 +349,12 @@ mod tests {
             ),
             ("that takes a moment", Some(desired(2)), Some(does(EngineState::LeavingGroup)), ""),
             ("it may be in vain", Some(desired(2)), Some(does(EngineState::ReformRefused)), "Stop"),
-            ("who has left is claimed for, as it is", Some(desired(2)), Some(does(EngineState::Detached)), "Claim"),
+            (
+                "who has left is claimed for, as it is",
+                Some(desired(2)),
+                Some(does(EngineState::Detached)),
+                "Claim",
+            ),
             ("it waits for its peers like others", Some(desired(1)), Some(does(EngineState::Detached)), ""),
             (
                 "and for its files",
@@ -346,7 +365,12 @@ mod tests {
             ("then it is told to form", Some(ready.clone()), Some(does(EngineState::Detached)), "Form"),
             ("once", Some(ready.clone()), Some(does(EngineState::Forming)), ""),
             ("also if the epoch rises meanwhile", Some(desired(2)), Some(does(EngineState::Forming)), ""),
-            ("and if it does not, it goes", Some(ready.clone()), Some(does(EngineState::ReformRefused)), "Stop"),
+            (
+                "and if it does not, it goes",
+                Some(ready.clone()),
+                Some(does(EngineState::ReformRefused)),
+                "Stop",
+            ),
             (
                 "where it listens moves with its machine",
                 Some(desired(1)),
@@ -361,13 +385,23 @@ mod tests {
             ),
             ("also while it leaves", Some(ready.clone()), Some(failed(EngineState::LeavingGroup)), ""),
             ("but not if it cannot", Some(ready.clone()), Some(failed(EngineState::ReformRefused)), "Stop"),
-            ("a deleted Shard's engine without a group goes", None, Some(failed(EngineState::Detached)), "Stop"),
+            (
+                "a deleted Shard's engine without a group goes",
+                None,
+                Some(failed(EngineState::Detached)),
+                "Stop",
+            ),
             ("whatever it was asked", None, Some(does(EngineState::Forming)), "Stop"),
             ("a serving engine is left alone", Some(ready.clone()), Some(does(EngineState::Loaded)), ""),
             ("a deleted Shard's serving engine answers", None, Some(does(EngineState::Loaded)), "Drain"),
             ("once", Some(desired(2)), Some(stopping.clone()), ""),
             ("and is claimed when it is gone", Some(desired(2)), Some(actual(1)), "Claim"),
-            ("even after a failure", Some(desired(2)), Some(ActualShard { failed: true, ..actual(1) }), "Claim"),
+            (
+                "even after a failure",
+                Some(desired(2)),
+                Some(ActualShard { failed: true, ..actual(1) }),
+                "Claim",
+            ),
             (
                 "a lower epoch is old news",
                 Some(desired(1)),
@@ -398,7 +432,8 @@ mod tests {
         ] {
             let wanted: BTreeMap<String, DesiredShard> =
                 wanted.map(|wanted| ("u".to_owned(), wanted)).into_iter().collect();
-            let held: BTreeMap<String, ActualShard> = held.map(|held| ("u".to_owned(), held)).into_iter().collect();
+            let held: BTreeMap<String, ActualShard> =
+                held.map(|held| ("u".to_owned(), held)).into_iter().collect();
             let actions = decide(Some(&wanted), &held);
             let names: Vec<String> = actions
                 .iter()
@@ -410,7 +445,8 @@ mod tests {
 
     #[test]
     fn nothing_is_deleted_before_the_first_list() {
-        let held = BTreeMap::from([("u".to_owned(), ActualShard { engine: EngineState::Alive, ..actual(1) })]);
+        let held =
+            BTreeMap::from([("u".to_owned(), ActualShard { engine: EngineState::Alive, ..actual(1) })]);
         assert_eq!(decide(None, &held), vec![]);
     }
 }

@@ -1,5 +1,5 @@
-//! The statuses of Shards and ModelCopies as pure functions of what the agent knows. Whoever calls
-//! them decides when they are sent.
+//! The statuses of Shards and ModelCopies as pure functions of the agent's state. Not here: when they are
+//! written.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -7,41 +7,43 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{Backend, MeasuredThroughput, ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Transport, CopyMode};
+use russet_crds::{
+    Backend, CopyMode, MeasuredThroughput, ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Transport,
+};
 use russet_plan::quantity;
 use russet_rpc::engine as pb;
 use russet_wire::partition::Partition;
 
-use crate::throughput_report::update;
 use crate::process::ProcessState;
-use crate::store::{Headers, TransferProgress, Published, TransferStage};
+use crate::store::{Headers, Published, TransferProgress, TransferStage};
+use crate::throughput_report::update;
 
-/// What the agent knows of a rank.
+/// State of a rank.
 #[derive(Clone, Debug, Default)]
 pub struct RankReport<'a> {
-    /// Incarnation this is about.
+    /// Epoch.
     pub epoch: i64,
-    /// Where the rank meets the others, once claimed.
+    /// Rendezvous addresses of the rank, once claimed.
     pub rendezvous: Option<&'a Rendezvous>,
     /// Why the claim was refused.
     pub refusal: Option<(Reason, &'a str)>,
-    /// Whether the model's files are here.
+    /// Whether the model's files are published on this node.
     pub files: bool,
     /// The engine's process and state.
     pub engine: Option<(u32, &'a ProcessState)>,
-    /// What the engine reported last.
+    /// The engine's last report.
     pub report: Option<&'a pb::EngineState>,
-    /// What was shown last of how fast the group answers.
+    /// The group's throughput as last published.
     pub measured: Option<&'a MeasuredThroughput>,
-    /// Why the rank is of no more use.
+    /// Why the rank cannot serve any more.
     pub failure: Option<(Reason, &'a str)>,
-    /// Nodes to which cables lead over which a ring could run, with the address at the other end.
+    /// Nodes with a cable that can carry a ring, with the address at the other end.
     pub cabled: &'a [(String, IpAddr)],
-    /// Which interface of this machine has an address.
+    /// Returns the interface of this machine that has an address.
     pub interface: Option<fn(IpAddr) -> Option<String>>,
 }
 
-/// The status of a Shard. `before` are its conditions so far; their times stay where nothing moved.
+/// The status of a Shard. `before` are its conditions so far; transition times stay where nothing changed.
 pub fn shard(
     spec: &ShardSpec,
     rank: &RankReport<'_>,
@@ -68,8 +70,8 @@ pub fn shard(
     }
     let report = rank.report.cloned().unwrap_or_default();
     let serves = matches!(rank.engine, Some((_, ProcessState::Serving)));
-    let over =
-        over_cables(&report.ways, rank.interface).or_else(|| serves.then(|| not_over_known_cables(spec, rank.cabled))?);
+    let over = over_cables(&report.ways, rank.interface)
+        .or_else(|| serves.then(|| not_over_known_cables(spec, rank.cabled))?);
     match over {
         Some((over, reason, message)) => {
             conditions::set(&mut all, Type::OverCables, over, reason, message, generation, now);
@@ -113,7 +115,7 @@ fn progress(spec: &ShardSpec, rank: &RankReport<'_>) -> [ConditionValue; 4] {
         return all(no(reason, message));
     };
     let loading = || no(Reason::Loading, "the engine reads its weights");
-    // The engine knows which peer it cannot reach and why: a closed firewall is found by these words.
+    // The engine's message names the unreachable peer and the cause: users find a closed firewall by it.
     let told = rank.report.map(|report| report.message.as_str()).filter(|message| !message.is_empty());
     let joining = || no(Reason::Joining, told.unwrap_or("the engine waits for its peers"));
     match state {
@@ -128,13 +130,13 @@ fn progress(spec: &ShardSpec, rank: &RankReport<'_>) -> [ConditionValue; 4] {
     }
 }
 
-/// What there is to say of a group that runs beside cables which nobody knew of when it formed.
+/// Condition of a group that runs beside cables which were unknown when it formed.
 fn not_over_known_cables(spec: &ShardSpec, cabled: &[(String, IpAddr)]) -> Option<ConditionValue> {
     let met = next_ranks(spec).filter_map(|rank| spec.peers.iter().find(|peer| peer.rank == rank));
     let beside = met.filter(|peer| {
         let published = peer.ring.parse::<SocketAddr>().ok().map(|address| address.ip());
         let mut leads = cabled.iter().filter(|(node, _)| *node == peer.node_name).peekable();
-        // Where the other machine is known by its end of the cable, the cable is the way.
+        // If the other machine is published at its end of the cable, the ring uses the cable.
         leads.peek().is_some() && leads.all(|(_, end)| Some(*end) != published)
     });
     let late: BTreeSet<&str> = beside.map(|peer| peer.node_name.as_str()).collect();
@@ -148,7 +150,7 @@ fn not_over_known_cables(spec: &ShardSpec, cabled: &[(String, IpAddr)]) -> Optio
     })
 }
 
-/// The ranks that come next in the rings of one: none where it is alone, or where RDMA carries them.
+/// The next ranks in the rings of this rank: none for a single rank, or where RDMA carries them.
 fn next_ranks(spec: &ShardSpec) -> impl Iterator<Item = u32> {
     let size = spec.layers_per_rank.len() as u32;
     let members = spec.tensor_size.max(1);
@@ -160,7 +162,7 @@ fn next_ranks(spec: &ShardSpec) -> impl Iterator<Item = u32> {
     pipeline.into_iter().chain(tensor)
 }
 
-/// Whether the next ranks are met over the cables that lead to their nodes; nothing where none does.
+/// Whether the next ranks are reached over the cables to their nodes; `None` where no cable leads there.
 fn over_cables(ways: &[pb::Way], interface: Option<fn(IpAddr) -> Option<String>>) -> Option<ConditionValue> {
     let named = |from: &str| {
         let name = interface?(from.parse::<SocketAddr>().ok()?.ip())?;
@@ -195,14 +197,14 @@ fn layers(spec: &ShardSpec) -> Option<String> {
     Some(format!("{share}{}-{} of {total}", part.layers.start, part.layers.end - 1))
 }
 
-/// Where a copy stands.
+/// State of a copy.
 #[derive(Clone, Debug)]
 pub enum CopyState<'a> {
     /// Another node fetches the same files.
     Waiting,
-    /// Being worked on, at so many bytes per second.
+    /// In progress, at this many bytes per second.
     Transferring(&'a TransferProgress, u64),
-    /// Stopped for now.
+    /// Failed for now.
     Failed(Reason, &'a str),
     /// The headers were read.
     HeadersRead(&'a Headers),
@@ -315,7 +317,7 @@ pub fn copy(
     status
 }
 
-/// Seconds for people: `4m10s`.
+/// A duration for users: `4m10s`.
 fn duration(seconds: u64) -> String {
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     match (hours, minutes) {
@@ -350,12 +352,18 @@ mod tests {
         let ends = |nodes: &str, end: &str| -> Vec<(String, IpAddr)> {
             nodes.chars().map(|node| (node.to_string(), end.parse().unwrap())).collect()
         };
-        let told = |spec: &ShardSpec, nodes| not_over_known_cables(spec, &ends(nodes, "192.0.2.1")).map(|(.., words)| words);
-        // Rank 1 is followed by rank 0 in its stage, and by rank 3 of the next one.
+        let told = |spec: &ShardSpec, nodes| {
+            not_over_known_cables(spec, &ends(nodes, "192.0.2.1")).map(|(.., words)| words)
+        };
+        // Rank 1 is followed by rank 0 in its stage, and by rank 3 of the next stage.
         assert!(told(&spec, "ac").unwrap().starts_with("node a is met over the network"));
         assert!(told(&spec, "abcd").unwrap().starts_with("node a, node d is met"));
         assert_eq!(told(&spec, "bc"), None, "no ring of its runs there");
-        assert_eq!(not_over_known_cables(&spec, &ends("a", "10.0.0.0")), None, "it is known by its end of the cable");
+        assert_eq!(
+            not_over_known_cables(&spec, &ends("a", "10.0.0.0")),
+            None,
+            "it is known by its end of the cable"
+        );
         let rdma = ShardSpec { backend: Backend::Jaccl, ..spec.clone() };
         assert!(told(&rdma, "abcd").unwrap().starts_with("node d is met"));
         assert_eq!(told(&ShardSpec { transport: Transport::Direct, ..spec.clone() }, "abcd"), None);
@@ -474,7 +482,8 @@ mod tests {
             last_error: None,
         };
         let (files, now) = (CopyMode::Files, Timestamp::UNIX_EPOCH);
-        let working = copy(&CopyState::Transferring(&progress, 9), files, &ModelCopyStatus::default(), Some(1), now);
+        let working =
+            copy(&CopyState::Transferring(&progress, 9), files, &ModelCopyStatus::default(), Some(1), now);
         assert_eq!(working.progress.as_deref(), Some("1Mi / 4Mi"));
         assert_eq!(working.bytes_per_second, 9);
         assert_eq!(

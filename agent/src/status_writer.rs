@@ -1,5 +1,5 @@
-//! What the agent has to say of Shards and ModelCopies, sent by server-side apply. Only the newest
-//! word on each object is kept while the API server is away, and it is sent until it arrives.
+//! Writer of the statuses of Shards and ModelCopies, by server-side apply. While the API server is
+//! unreachable, only the newest status of each object is kept, and it is retried until it succeeds.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,35 +12,35 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// Longest pause between two tries; a returning control plane hears of this node within it.
+/// Maximum backoff between two attempts; a returning control plane gets this node's statuses within it.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// The object a report is of.
+/// The object of a status.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum StatusObject {
     Shard(String, String),
     Copy(String),
 }
 
-/// Where reports are left. Cloning shares it.
+/// Queue of statuses. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct StatusQueue(mpsc::UnboundedSender<(StatusObject, Value)>);
 
 impl StatusQueue {
-    /// Starts sending with `client`.
+    /// Starts writing with `client`.
     pub fn start(client: Client, tasks: &mut JoinSet<()>) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         tasks.spawn(run(client, receiver));
         Self(sender)
     }
 
-    /// Leaves the newest status of a Shard.
+    /// Queues the newest status of a Shard.
     pub fn shard(&self, namespace: &str, name: &str, status: &ShardStatus) {
-        // The sending side ends only with the agent.
+        // The receiver ends only with the agent.
         self.0.send((StatusObject::Shard(namespace.to_owned(), name.to_owned()), json!(status))).ok();
     }
 
-    /// Leaves the newest status of a ModelCopy.
+    /// Queues the newest status of a ModelCopy.
     pub fn copy(&self, name: &str, status: &ModelCopyStatus) {
         self.0.send((StatusObject::Copy(name.to_owned()), json!(status))).ok();
     }

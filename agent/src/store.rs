@@ -1,29 +1,29 @@
-//! Model files on this machine: where they come from (one file per scheme and one line in
-//! [`SCHEMES`]), what their headers say, and how they become a published folder whose every byte
-//! was hashed after the last write. Knows nothing of Kubernetes but the reasons it reports.
+//! Model store of this machine: sources (one file per scheme and one line in [`SCHEMES`]), headers,
+//! downloads, verification and publishing. Every byte of a published directory was hashed after its last
+//! write. Knows nothing of Kubernetes but the reasons it reports.
 //!
 //! ```text
 //! uri ─▶ scheme lists ─▶ headers ─▶ shape
 //!                   └──▶ download (*.part, resumed) ─▶ verify (re-read) ─▶ publish (one rename)
-//! other machines ──────▶ receive (chunks, each re-read) ────────────────────┘        │
-//!                                                        held ◀── for other machines ┘
+//! other machines ──────▶ incoming (chunks, each re-read) ───────────────────┘        │
+//!                                                local_chunks ◀── served to machines ┘
 //! ```
 
 mod builtin;
 pub mod chunks;
 mod credentials;
+pub mod disk_space;
 pub mod download;
 mod error;
 mod file;
 pub mod headers;
-mod local_chunks;
 mod https;
 mod hub;
+mod incoming;
+mod local_chunks;
+pub mod model_dirs;
 mod object;
 mod oci;
-pub mod model_dirs;
-mod incoming;
-pub mod disk_space;
 mod source;
 pub mod verify;
 mod web;
@@ -40,24 +40,24 @@ use russet_wire::shape::ModelShape;
 use tokio::sync::watch;
 
 pub use self::credentials::Credentials;
+use self::disk_space::DiskReservations;
+pub use self::disk_space::{DiskReserve, DiskUsage};
 pub use self::error::StoreError;
+pub use self::incoming::IncomingModel;
 pub use self::local_chunks::LocalChunks;
 use self::model_dirs::ModelDirs;
 pub use self::model_dirs::{Manifest, Published};
-pub use self::incoming::IncomingModel;
-use self::disk_space::DiskReservations;
-pub use self::disk_space::{DiskUsage, DiskReserve};
 use self::source::{FileLocation, read_headers};
-pub use self::source::{SourceListing, SourceFile};
+pub use self::source::{SourceFile, SourceListing};
 use crate::transfer_limits::TransferLimiter;
 
-/// A place to fetch weights from. A new one is one file and one line in [`SCHEMES`].
+/// A kind of source for weights. A new one is one file and one line in [`SCHEMES`].
 pub struct Scheme {
-    /// Beginning of its URIs.
+    /// Prefix of its URIs.
     pub prefix: &'static str,
-    /// Whether a revision is resolved to a commit, which names the bytes.
+    /// Whether a revision is resolved to a commit, which identifies the bytes.
     pub pinned: bool,
-    /// What it reads of a Secret, by their keys; one of them at least must be there. Empty for those that need none.
+    /// Secret keys it reads, of which at least one must be present. Empty for schemes without credentials.
     pub keys: &'static [&'static str],
     list: for<'a> fn(&'a Context, &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>>,
 }
@@ -74,24 +74,24 @@ pub const SCHEMES: &[Scheme] = &[
     builtin::SCHEME,
 ];
 
-/// Of sources that want a bearer token.
+/// Secret keys of sources that use a bearer token.
 const TOKEN: &[&str] = &["token"];
 
-/// What every scheme may use.
+/// Configuration and HTTP client shared by all schemes.
 #[derive(Clone)]
 pub struct Context {
-    /// Folders that `file://` may read; empty allows none.
+    /// Directories that `file://` may read; empty allows none.
     pub allow_file_roots: Vec<PathBuf>,
     /// Base URL of the hub.
     pub hf_endpoint: reqwest::Url,
-    /// First pause after a failed transfer; doubles up to 30 s while nothing arrives.
+    /// First backoff after a failed transfer; doubles up to 30 s while nothing arrives.
     pub retry: Duration,
-    /// How fast bytes may come from outside the cluster.
+    /// Rate limit for bytes from outside the cluster.
     pub limiter: TransferLimiter,
     client: reqwest::Client,
 }
 
-/// One model as somebody asked for it.
+/// A model as a user specified it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceSpec {
     /// The source's URI.
@@ -100,56 +100,56 @@ pub struct SourceSpec {
     pub revision: Option<String>,
     /// Whether `revision` is a commit.
     pub pinned: bool,
-    /// What opens the source.
+    /// Credentials for the source.
     pub credentials: Credentials,
-    /// SHA-256 the manifest must have.
+    /// Required SHA-256 of the manifest.
     pub sha256: Option<String>,
 }
 
-/// What the headers of a source say.
+/// Contents of a source's headers.
 #[derive(Clone, Debug)]
 pub struct Headers {
     /// Sizes and layers.
     pub shape: ModelShape,
     /// Commit, for schemes that have one.
     pub commit: Option<String>,
-    /// Bytes of all files that will be fetched.
+    /// Bytes of all files to fetch.
     pub bytes_total: u64,
 }
 
-/// Where a copy stands; watched by whoever reports it.
+/// Progress of a copy, watched by the status reporter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TransferProgress {
-    /// What is being done.
+    /// Current stage.
     pub stage: TransferStage,
     /// Bytes on disk.
     pub done: u64,
-    /// Bytes wanted; 0 while unknown.
+    /// Bytes required; 0 while unknown.
     pub total: u64,
-    /// Commit once resolved.
+    /// Commit, once resolved.
     pub commit: Option<String>,
-    /// Shape once read.
+    /// Shape, once read.
     pub shape: Option<ModelShape>,
-    /// Nodes that bytes came from; none where they come from the source.
+    /// Nodes that sent bytes; empty when they come from the source.
     pub from: BTreeSet<String>,
-    /// What holds the transfer up, until bytes flow again.
+    /// Why the transfer is stalled, until bytes flow again.
     pub last_error: Option<(Reason, String)>,
 }
 
-/// What is being done for a copy.
+/// Stage of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransferStage {
     /// Listing and reading headers.
     #[default]
     Resolving,
-    /// Bytes are on their way.
+    /// Transferring bytes.
     Downloading,
-    /// Bytes are read again and hashed.
+    /// Reading the bytes again and hashing them.
     Verifying,
 }
 
-/// Whether Russet takes a file of that name: weights are data, so nothing that could be code is
-/// fetched, and nothing outside the model's own folder can be named.
+/// Whether Russet fetches a file of that name. Weights are data: files that could be code are never fetched,
+/// and a name cannot point outside the model's own directory.
 pub fn is_allowed_file(name: &str) -> bool {
     let plain = !name.is_empty()
         && name.len() <= 200
@@ -191,16 +191,16 @@ pub struct Store {
     dirs: ModelDirs,
     disk_reserve: DiskReserve,
     reservations: DiskReservations,
-    /// What is on its way from other machines, by the id of its bytes.
+    /// Models being received from other machines, by content id.
     incoming: Arc<Mutex<BTreeMap<String, Weak<LocalChunks>>>>,
-    /// What others asked for of what is published, by the id of its bytes: a manifest is not read for each piece.
+    /// Published models that peers requested, by content id; saves reading the manifest for each piece.
     shared: Arc<Mutex<BTreeMap<String, Arc<LocalChunks>>>>,
-    /// Files that are not what a manifest of other machines says, by the manifest's id.
+    /// Files whose SHA-256 differs from a peer's manifest, by the manifest's id.
     mismatches: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 impl Store {
-    /// A store under `root`, made if absent.
+    /// Opens the store under `root` and creates it if absent.
     pub fn open(root: PathBuf, context: Context) -> Result<Self, StoreError> {
         Ok(Self {
             context,
@@ -213,7 +213,7 @@ impl Store {
         })
     }
 
-    /// What the machine's owner wants left of the disk.
+    /// Free disk space that the machine's owner reserves.
     pub fn disk_reserve(&self) -> &DiskReserve {
         &self.disk_reserve
     }
@@ -224,24 +224,24 @@ impl Store {
         Ok(DiskUsage { total, free, models: self.dirs.bytes(), reserve: self.disk_reserve.bytes_for(total) })
     }
 
-    /// Whether the missing bytes of a copy would find their room now.
+    /// Checks that the missing bytes of a copy fit on the disk now.
     pub fn check_space(&self, key: &str, need: u64) -> Result<(), StoreError> {
         self.reservations.check(&self.dirs, &self.disk_reserve, key, need)
     }
 
-    /// The published folder of `wanted`, without asking its source; `None` when it is not complete
-    /// or when only the source could say which commit is meant.
+    /// The published directory of `wanted`, without a request to its source. `None` when it is incomplete, or
+    /// when only the source could resolve the commit.
     pub fn published(&self, wanted: &SourceSpec) -> Option<Published> {
         self.dirs.published(&self.dirs.id_of(&self.key(wanted)?)?)
     }
 
-    /// What is here of the model with these bytes, whole or not, for other machines. Blocks.
+    /// The complete or partial chunks of the model with this content id, to send to other machines. Blocks.
     pub fn local_chunks(&self, id: &str) -> Option<Arc<LocalChunks>> {
         if let Some(held) = lock(&self.incoming).get(id).and_then(Weak::upgrade) {
             return Some(held);
         }
         let mut given = lock(&self.shared);
-        // What was removed meanwhile is not given, and not kept in memory.
+        // Removed models are neither served nor kept in memory.
         given.retain(|_, held| held.folder().exists());
         if let Some(held) = given.get(id) {
             return Some(held.clone());
@@ -252,7 +252,7 @@ impl Store {
         Some(held)
     }
 
-    /// What names the bytes of `wanted` in this store; `None` while the commit is unknown.
+    /// The key of `wanted` in this store; `None` while the commit is unknown.
     pub fn key(&self, wanted: &SourceSpec) -> Option<String> {
         let scheme = scheme_of(&wanted.uri).ok()?;
         let commit = match (scheme.pinned, wanted.pinned) {
@@ -263,8 +263,8 @@ impl Store {
         Some(model_dirs::key(&wanted.uri, commit, wanted.sha256.as_deref()))
     }
 
-    /// Removes published folders and partial ones that `keep` names neither by their key nor by the id of their
-    /// bytes; returns the ids of the published ones.
+    /// Removes published and partial directories whose key and content id are not in `keep`; returns the ids
+    /// of the removed published ones.
     pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
         self.dirs.collect(keep)
     }
@@ -276,8 +276,8 @@ impl Store {
         Ok(Headers { shape, commit: source.commit.clone(), bytes_total: source.bytes() })
     }
 
-    /// Copies `wanted` here and publishes it, resuming whatever an earlier try left. Transfers that
-    /// break are resumed for as long as the caller polls; everything else is returned.
+    /// Copies `wanted` to this machine and publishes it, resuming what an earlier attempt left. Interrupted
+    /// transfers are resumed for as long as the caller polls; every other error is returned.
     pub async fn fetch(
         &self,
         wanted: &SourceSpec,
@@ -330,17 +330,17 @@ impl Store {
             self.dirs.remove_partial(&key)?;
             return Err(error);
         }
-        // The name first: nobody may take the folder for one that nobody wants.
+        // Record the name first, so that the directory is never taken for an unused one.
         let id = manifest.id();
         self.dirs.record_id(&key, &id)?;
         let published = self.dirs.publish(&key, &manifest)?;
-        // What came of it from other machines before they were lost.
+        // Partial data from other machines, received before they were lost.
         self.dirs.remove_partial(&id)?;
         Ok(published)
     }
 
-    /// Makes ready to receive the bytes of `manifest`, which [`Manifest::is_of`] the id that is wanted, or goes on
-    /// with what an earlier try left. Blocks for as long as it takes to read that again.
+    /// Prepares to receive the bytes of `manifest`, which [`Manifest::matches_id`] of the wanted id, or
+    /// resumes an earlier attempt. Blocks while it reads the existing data again.
     pub fn receive(&self, wanted: &SourceSpec, manifest: Manifest) -> Result<IncomingModel, StoreError> {
         manifest.check_pin(wanted)?;
         let id = manifest.id();
@@ -356,9 +356,13 @@ impl Store {
         Ok(receiving)
     }
 
-    /// Publishes what was received, for the source it would have come from. Every chunk of it was read again after it
-    /// was written.
-    pub async fn publish_received(&self, wanted: &SourceSpec, received: &IncomingModel) -> Result<Published, StoreError> {
+    /// Publishes what was received, under the source it belongs to. Every chunk was read again after it was
+    /// written.
+    pub async fn publish_received(
+        &self,
+        wanted: &SourceSpec,
+        received: &IncomingModel,
+    ) -> Result<Published, StoreError> {
         let held = received.local_chunks().clone();
         let own_sha256 = wanted.sha256.is_some();
         if own_sha256 && let Err(error) = self.verify_sha256(held.folder(), held.manifest()).await {
@@ -366,7 +370,7 @@ impl Store {
             return Err(error);
         }
         let source = SourceListing::from_local(&held);
-        // What the sending machine says of the shape nobody vouches for.
+        // The sending machine's statement of the shape is not trusted.
         let (_, shape) = read_headers(source).await?;
         let pinned = wanted.revision.clone().filter(|_| wanted.pinned);
         let commit = pinned.or_else(|| held.manifest().commit.clone());
@@ -383,7 +387,7 @@ impl Store {
         let published = tokio::task::spawn_blocking(move || {
             shelf.record_id(&key, &id)?;
             let published = shelf.publish(&id, &manifest)?;
-            // What came of it from the source before another machine had it.
+            // Partial data from the source, fetched before another machine had the model.
             shelf.remove_partial(&key)?;
             Ok::<_, StoreError>(published)
         });
@@ -395,7 +399,7 @@ impl Store {
         Ok(published)
     }
 
-    /// Takes over what is here already under the bytes' id, for a source that was never fetched here.
+    /// Reuses files that exist here under the content id, for a source that was never fetched here.
     pub async fn adopt(&self, wanted: &SourceSpec, id: &str) -> Result<Option<Published>, StoreError> {
         let (Some(key), Some(published)) = (self.key(wanted), self.dirs.published(id)) else {
             return Ok(None);
@@ -408,8 +412,9 @@ impl Store {
         Ok(Some(published))
     }
 
-    /// Whether the files have the SHA-256 that another machine says they have. The id of a model binds its manifest,
-    /// not its maker: a pin is worth something only where each machine holds the bytes themselves against it.
+    /// Checks the SHA-256 of the files against another machine's manifest. The id of a model binds its
+    /// manifest, not the manifest's author: a pin is worth something only if each machine verifies the bytes
+    /// itself.
     async fn verify_sha256(&self, folder: &Path, manifest: &Manifest) -> Result<(), StoreError> {
         let id = manifest.id();
         let known = lock(&self.mismatches).get(&id).cloned();
@@ -554,7 +559,7 @@ mod tests {
                 assert!(is_allowed_file(name), "{name}");
                 let (stem, suffix) = name.rsplit_once('.').unwrap();
                 let within = format!("{stem}{bad}x.{suffix}");
-                // A dot within a name is any other character; at its beginning it hides the file.
+                // A dot within a name is like any other character; at the beginning it hides the file.
                 for tried in [format!("{bad}{name}"), within] {
                     if tried.trim_start_matches('.').len() == tried.len() && matches!(bad, "." | "..") {
                         continue;

@@ -1,6 +1,5 @@
-//! The loop that makes decisions true: it gathers what is wanted and what runs, asks [`decide`],
-//! and carries out the answer. It makes no choices of its own, and an API server that is away only
-//! means that nothing new is wanted.
+//! Supervisor loop: gathers desired and actual state, calls [`decide`], and executes the actions. It takes no
+//! decisions of its own. An unreachable API server only means that the desired state does not change.
 
 mod claim;
 mod engine_events;
@@ -21,33 +20,33 @@ use tokio::time::MissedTickBehavior;
 
 use crate::address::{self, Address, LostAddresses};
 use crate::copies::Copies;
-use crate::shard_actions::{ShardAction, ActualShard, DesiredShard, decide};
 use crate::events::EventRecorder;
-use crate::metrics_proxy::MetricsProxy;
 use crate::grants::Grants;
-use crate::oom_guard::panics::Panics;
-use crate::oom_guard::{self, OomGuard, Headroom};
 use crate::hardware;
 use crate::metrics::AgentMetrics;
-use crate::node::SupervisorChannel;
+use crate::metrics_proxy::MetricsProxy;
 use crate::mqtt::MqttHandle;
-use crate::process::record::{self, ProcessIdentity, EngineRecord};
+use crate::node::SupervisorChannel;
+use crate::oom_guard::panics::Panics;
+use crate::oom_guard::{self, Headroom, OomGuard};
+use crate::process::record::{self, EngineRecord, ProcessIdentity};
 use crate::process::reform::ReformRequest;
-use crate::process::spawn::{self, ReservedAddresses, Launch, PrefixCacheDir};
+use crate::process::spawn::{self, Launch, PrefixCacheDir, ReservedAddresses};
 use crate::process::stop;
 use crate::process::watch::{EngineEvent, WatchTarget};
 use crate::process::{self, ProcessState};
-use crate::status_writer::StatusQueue;
+use crate::shard_actions::{ActualShard, DesiredShard, ShardAction, decide};
 use crate::status;
+use crate::status_writer::StatusQueue;
 use crate::store::Published;
 use crate::watcher::ObjectList;
 
 use self::shard_state::{EngineRole, RunningEngine, ShardState, serving_deployments, should_send};
 
-/// A refused claim is tried again this often: memory comes free without telling anybody.
+/// Tick interval, at which refused claims are retried: memory becomes free without a notification.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a supervisor works with.
+/// Dependencies of the supervisor.
 pub(crate) struct Setup {
     pub engines: PathBuf,
     pub tls_dir: PathBuf,
@@ -62,11 +61,11 @@ pub(crate) struct Setup {
     pub copies: Copies,
     /// The links of this node.
     pub links: watch::Receiver<Vec<Link>>,
-    /// What is left of the machine's memory.
+    /// Remaining memory of the machine.
     pub headroom: watch::Receiver<Headroom>,
-    /// Panics of the machine's kernel.
+    /// Kernel panics of the machine.
     pub panics: watch::Receiver<Panics>,
-    /// Told which deployments answer here.
+    /// Receives the deployments served here.
     pub mqtt: MqttHandle,
 }
 
@@ -76,7 +75,7 @@ pub(crate) struct Supervisor {
     states: BTreeMap<String, ShardState>,
     grants: Grants,
     oom_guard: OomGuard,
-    /// Addresses of ranks that this machine does not have any more.
+    /// Rank addresses that this machine has lost.
     lost_addresses: LostAddresses,
     /// Whether files may have become unwanted.
     collect_files: bool,
@@ -89,10 +88,20 @@ impl Supervisor {
         let (events, inbox) = mpsc::unbounded_channel();
         let (states, grants) = (BTreeMap::new(), Grants::default());
         let (oom_guard, lost_addresses) = (OomGuard::default(), LostAddresses::default());
-        Self { setup, shards: None, states, grants, oom_guard, lost_addresses, collect_files: false, events, inbox }
+        Self {
+            setup,
+            shards: None,
+            states,
+            grants,
+            oom_guard,
+            lost_addresses,
+            collect_files: false,
+            events,
+            inbox,
+        }
     }
 
-    /// Works for ever.
+    /// Runs until the agent exits.
     pub async fn run(mut self, mut shards: ObjectList<Shard>, mut copies: ObjectList<ModelCopy>) {
         self.adopt();
         let mut ticks = tokio::time::interval(TICK_INTERVAL);
@@ -116,7 +125,7 @@ impl Supervisor {
                     self.check_memory();
                 }
             }
-            // Reports come in bursts; one decision answers them all.
+            // Reports arrive in bursts; one decision handles them all.
             while let Ok(notice) = self.inbox.try_recv() {
                 self.handle_event(notice);
             }
@@ -129,7 +138,7 @@ impl Supervisor {
             self.apply();
             self.report();
             self.note_file_use();
-            // What nobody was heard to want yet must not be taken for unwanted.
+            // Before the first list of copies, nothing may be taken for unwanted.
             if copies_known && std::mem::take(&mut self.collect_files) {
                 let slots = self.states.values();
                 let in_use: BTreeSet<String> =
@@ -139,7 +148,7 @@ impl Supervisor {
         }
     }
 
-    /// Finds the engines of an earlier run of this agent again, before anything is claimed.
+    /// Adopts the engines of an earlier run of this agent, before any claim.
     fn adopt(&mut self) {
         for record in record::load(&self.setup.engines) {
             let mut slot = ShardState::new(record.clone());
@@ -155,8 +164,9 @@ impl Supervisor {
                     );
                     let mut running = self.running(&record, process.clone(), None);
                     if record.kept {
-                        // It waits to be told of this epoch, or was told and did not begin yet. Another one starts in
-                        // its place: who of the two is heard next could not be told.
+                        // It waits for this epoch's formation, or received it and has not started. Another
+                        // process replaces it, because the agent cannot tell which of the two its next report
+                        // would come from.
                         process.kill(&self.setup.boot_id);
                         running.stopping = true;
                     }
@@ -174,7 +184,7 @@ impl Supervisor {
                     );
                     slot.failure = Some((Reason::EngineExited, message));
                     slot.record.process = None;
-                    // Or it would be suspected of what the system came to later.
+                    // Otherwise it would be a suspect in a later kernel panic.
                     if let Err(error) = record::save(&self.setup.engines, &slot.record) {
                         tracing::warn!(shard = record.name, %error, "the end of an engine could not be noted");
                     }
@@ -194,14 +204,19 @@ impl Supervisor {
         }
     }
 
-    fn running(&self, record: &EngineRecord, process: ProcessIdentity, child: Option<tokio::process::Child>) -> RunningEngine {
+    fn running(
+        &self,
+        record: &EngineRecord,
+        process: ProcessIdentity,
+        child: Option<tokio::process::Child>,
+    ) -> RunningEngine {
         let watching =
             process::watch::watch(target(&self.setup.engines, record, &process), child, self.events.clone());
         let (state, part) = (ProcessState::default(), EngineRole::Member);
         RunningEngine { process, state, stopping: false, shutdown: None, role: part, watch: watching }
     }
 
-    /// An engine that serves for months must not fill the disk either.
+    /// Rotates logs, so that an engine that runs for months does not fill the disk.
     fn rotate_logs(&self) {
         for (uid, _) in self.states.iter().filter(|(_, slot)| slot.engine.is_some()) {
             let log = spawn::log_path(&record::folder(&self.setup.engines, uid));
@@ -216,9 +231,9 @@ impl Supervisor {
         }
     }
 
-    /// Ends a rank that would take the machine down.
+    /// Kills a rank that would take the machine down.
     fn check_memory(&mut self) {
-        // What was measured before says nothing twice.
+        // Each measurement counts once.
         if !self.setup.headroom.has_changed().unwrap_or(false) {
             return;
         }
@@ -229,7 +244,7 @@ impl Supervisor {
         let ending = self.states.values().any(|slot| slot.engine.is_some() && over(slot));
         let running = self.states.iter().filter_map(|(uid, slot)| {
             let engine = slot.engine.as_ref().filter(|_| !over(slot))?;
-            // MLX's own count has the GPU's memory, the system's has all else.
+            // MLX's own count includes the GPU's memory, the system's everything else.
             let told = slot.report.as_ref().map_or(0, |report| report.memory_bytes);
             let holds = told.max(hardware::process_memory(engine.process.pid).unwrap_or(0));
             let (granted, age) = (slot.record.reserved, slot.since.elapsed());
@@ -261,8 +276,11 @@ impl Supervisor {
             wanted.collect::<BTreeMap<String, DesiredShard>>()
         });
         let best = *self.setup.address.borrow();
-        let held: BTreeMap<String, ActualShard> =
-            self.states.iter().map(|(uid, slot)| (uid.clone(), slot.actual(best, &self.lost_addresses))).collect();
+        let held: BTreeMap<String, ActualShard> = self
+            .states
+            .iter()
+            .map(|(uid, slot)| (uid.clone(), slot.actual(best, &self.lost_addresses)))
+            .collect();
         for action in decide(wanted.as_ref(), &held) {
             match action {
                 ShardAction::Claim { shard, epoch } => self.claim(&shard, epoch),
@@ -274,7 +292,7 @@ impl Supervisor {
                 ShardAction::Release { shard } => {
                     self.grants.release(&shard);
                     self.states.remove(&shard);
-                    // Its copy may have gone before it, while it still read the files.
+                    // Its copy may have been removed before it, while it still read the files.
                     self.collect_files = true;
                     record::remove(&self.setup.engines, &shard);
                 }
@@ -288,12 +306,12 @@ impl Supervisor {
         self.setup.metrics_proxy.set(shown.collect());
         let states = self.states.values().filter_map(|slot| slot.engine.as_ref());
         self.setup.metrics.engines(states.map(|engine| engine.state.label()));
-        self.setup
-            .mqtt
-            .set(self.shards.as_ref().map(|shards| serving_deployments(&self.states, shards)).unwrap_or_default());
+        self.setup.mqtt.set(
+            self.shards.as_ref().map(|shards| serving_deployments(&self.states, shards)).unwrap_or_default(),
+        );
     }
 
-    /// Files that living engines read are in use.
+    /// Marks files of running engines as in use.
     fn note_file_use(&self) {
         let now = Timestamp::now();
         for (uid, _) in self.states.iter().filter(|(_, slot)| slot.engine.is_some()) {
@@ -317,7 +335,7 @@ impl Supervisor {
         self.shards.as_ref()?.get(uid).cloned()
     }
 
-    /// Begins the engine's part in this epoch: with the process that is there, or with a new one.
+    /// Starts the engine's rank in this epoch: with the existing process, or with a new one.
     fn start(&mut self, uid: &str) {
         let Some(shard) = self.shard(uid) else { return };
         let Some((published, draft)) = published(&self.setup.copies, &shard) else { return };
@@ -349,7 +367,8 @@ impl Supervisor {
         if let Some(engine) = &mut slot.engine {
             engine.role = EngineRole::Forming;
             let (process, notices) = (engine.process.clone(), self.events.clone());
-            let asking = ReformRequest { shard: uid.to_owned(), process, socket: socket.clone(), events: notices };
+            let asking =
+                ReformRequest { shard: uid.to_owned(), process, socket: socket.clone(), events: notices };
             return asking.reform(spawn::arguments(&launch));
         }
         let child = match spawn::start(&launch, &folder) {
@@ -362,10 +381,14 @@ impl Supervisor {
                 return self.fail(uid, Reason::EngineNotStarted, message);
             }
         };
-        // A child that ended in this very moment has no start time; its end is noticed by waiting.
+        // A child that has just exited has no start time; waiting for it reports the exit.
         let pid = child.id().unwrap_or_default();
         let boot_id = self.setup.boot_id.clone();
-        let process = ProcessIdentity::from_pid(pid, &boot_id).unwrap_or(ProcessIdentity { pid, start: String::new(), boot_id });
+        let process = ProcessIdentity::from_pid(pid, &boot_id).unwrap_or(ProcessIdentity {
+            pid,
+            start: String::new(),
+            boot_id,
+        });
         tracing::info!(shard = slot.record.name, pid, epoch = slot.record.epoch, "engine started");
         slot.record.process = Some(process.clone());
         let record = slot.record.clone();
@@ -377,7 +400,7 @@ impl Supervisor {
         self.save(uid);
     }
 
-    /// Has an engine leave a group that begins anew without it.
+    /// Has an engine leave a group that is formed again without it.
     fn leave_group(&mut self, uid: &str) {
         let socket = record::socket(&self.setup.engines, uid);
         let Some(slot) = self.states.get_mut(uid) else { return };
@@ -388,7 +411,7 @@ impl Supervisor {
         asking.leave_group("the group has a higher epoch");
     }
 
-    /// Lets an engine answer what runs. Its memory stays granted until its process is gone.
+    /// Lets an engine finish its requests. Its memory stays granted until its process has exited.
     fn drain(&mut self, uid: &str) {
         let socket = record::socket(&self.setup.engines, uid);
         let Some(slot) = self.states.get_mut(uid) else { return };
@@ -419,14 +442,15 @@ impl Supervisor {
         self.save(uid);
     }
 
-    /// Reports every Shard that has news.
+    /// Reports every Shard whose status changed.
     fn report(&mut self) {
         let Some(shards) = &self.shards else { return };
         let links = self.setup.links.borrow().clone();
-        let cabled: Vec<_> = spawn::carrying_ring(&links).map(|(link, _, end)| (link.peer.clone(), end)).collect();
+        let cabled: Vec<_> =
+            spawn::carrying_ring(&links).map(|(link, _, end)| (link.peer.clone(), end)).collect();
         for (uid, slot) in &mut self.states {
             let Some(shard) = shards.get(uid) else { continue };
-            // Of an epoch that passed nobody wants to hear.
+            // Statuses of an earlier epoch are not reported.
             if slot.record.epoch < shard.spec.epoch {
                 continue;
             }
@@ -435,7 +459,7 @@ impl Supervisor {
                 rendezvous: slot.claimed.then_some(&slot.record.rendezvous),
                 refusal: slot.refusal.as_ref().map(|(reason, why)| (*reason, why.as_str())),
                 files: published(&self.setup.copies, shard).is_some(),
-                // One that waits to be told of this epoch is no part of it yet.
+                // An engine that waits for this epoch's formation is not part of it yet.
                 engine: slot
                     .engine
                     .as_ref()
@@ -463,7 +487,7 @@ impl Supervisor {
     }
 }
 
-/// What a process is watched for.
+/// The watch target of a process.
 fn target(engines: &Path, record: &EngineRecord, process: &ProcessIdentity) -> WatchTarget {
     WatchTarget {
         shard: record.shard.clone(),
@@ -474,14 +498,14 @@ fn target(engines: &Path, record: &EngineRecord, process: &ProcessIdentity) -> W
     }
 }
 
-/// The model of a Shard and its draft model, where it has one, once all files that it reads are here.
+/// The model of a Shard and its draft model, if it has one, once all their files are published.
 fn published(copies: &Copies, shard: &Shard) -> Option<(Published, Option<Published>)> {
     let all: Option<Vec<Published>> = copies_of(shard).map(|copy| copies.published(&copy)).collect();
     let mut all = all?.into_iter();
     Some((all.next()?, all.next()))
 }
 
-/// Names of the ModelCopies that it reads: the model's, then the draft model's.
+/// Names of the ModelCopies of a Shard: the model's, then the draft model's.
 fn copies_of(shard: &Shard) -> impl Iterator<Item = String> {
     let namespace = shard.namespace().unwrap_or_default();
     shard.spec.models().map(move |model| names::model_copy(&namespace, model, &shard.spec.node_name))

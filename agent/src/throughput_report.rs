@@ -1,15 +1,18 @@
-//! How fast a group answers, as its rank 0 shows it: rounded, and the same for as long as it hardly changes,
-//! because a status that follows every token is telemetry. Pure.
+//! Throughput of a group, as its rank 0 reports it: rounded, and updated only when it changes noticeably,
+//! because a status that follows every token would be telemetry. Pure.
 
 use russet_crds::MeasuredThroughput;
 use russet_plan::prediction::show_rate;
 use russet_rpc::engine as pb;
 
-/// Share by which a rate must move before another one is shown.
+/// Relative change of a rate before it is updated.
 const CHANGE_THRESHOLD: f64 = 0.05;
 
-/// What to show of what the engine reports; `shown` is what the status says.
-pub(crate) fn update(shown: Option<&MeasuredThroughput>, report: &pb::EngineState) -> Option<MeasuredThroughput> {
+/// The throughput to publish, from the engine's report; `shown` is the published one.
+pub(crate) fn update(
+    shown: Option<&MeasuredThroughput>,
+    report: &pb::EngineState,
+) -> Option<MeasuredThroughput> {
     let pb::Measured { tokens_per_second, streams, context_tokens, prompt_tokens_per_second } =
         report.measured?;
     let prompts = (prompt_tokens_per_second > 0.0).then_some(prompt_tokens_per_second);

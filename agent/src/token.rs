@@ -1,15 +1,15 @@
-//! The join token: what `russet token create` prints and `russet join` reads. It names a bootstrap
-//! token of the API server and pins the cluster's CA; it is no credential of its own.
+//! The join token, printed by `russet token create` and read by `russet join`. It contains a bootstrap token
+//! of the API server and pins the cluster's CA; it is not a credential of its own.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Marks the format, so that a later one can be told apart.
+/// Prefix of the format, to recognise later ones.
 const PREFIX: &str = "rst1.";
 
-/// A bootstrap token and the CA it is good for.
+/// A bootstrap token, and the CA of its cluster.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct JoinToken {
@@ -19,12 +19,12 @@ pub struct JoinToken {
     pub secret: String,
     /// `sha256:<hex>` of the CA's subject public key info.
     pub ca_pin: String,
-    /// The CA's certificate itself, DER in Base64, for an API server that does not send it.
+    /// The CA's certificate, DER in Base64, for an API server that does not send it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<String>,
 }
 
-/// A text that is no join token.
+/// A malformed join token.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "this is no join token ({problem}); copy the whole line that `russet token create` printed, it begins with `{PREFIX}`"
@@ -34,14 +34,14 @@ pub struct TokenError {
 }
 
 impl JoinToken {
-    /// The one-line form.
+    /// Encodes the token as one line.
     pub fn encode(&self) -> String {
         // A struct of three strings always serialises; an empty object would fail to decode.
         let json = serde_json::to_vec(self).unwrap_or_default();
         format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(json))
     }
 
-    /// Reads the one-line form.
+    /// Decodes the one-line form.
     pub fn decode(text: &str) -> Result<Self, TokenError> {
         let wrong = |problem| TokenError { problem };
         let body = text.trim().strip_prefix(PREFIX).ok_or(wrong("the beginning is missing"))?;
@@ -64,12 +64,12 @@ impl JoinToken {
         Ok(token)
     }
 
-    /// The CA's certificate, when the token brings it.
+    /// The CA's certificate, if the token contains it.
     pub fn ca_der(&self) -> Option<Vec<u8>> {
         STANDARD.decode(self.ca.as_ref()?).ok()
     }
 
-    /// The bearer token the API server knows.
+    /// The bearer token for the API server.
     pub fn bearer(&self) -> String {
         format!("{}.{}", self.id, self.secret)
     }

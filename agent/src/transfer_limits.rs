@@ -1,5 +1,5 @@
-//! How fast files may come, and when they may not: what an InferenceNode's `spec.transfers` says of one kind of
-//! transfers, which all of them on this machine share.
+//! Rate limits and quiet hours of file transfers: an InferenceNode's `spec.transfers` for one kind of
+//! transfer, shared by all such transfers of this machine.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,25 +11,25 @@ use russet_plan::quantity;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Less would look like a source that has fallen silent.
+/// Minimum rate: a lower one would look like a stalled source.
 const MIN_BITS_PER_SECOND: u64 = 1_000_000;
-/// Between two looks at the clock, which may be set.
+/// Poll interval for the clock, which may be set.
 const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(20);
 
 const DAY_MINUTES: u32 = 24 * 60;
 const WEEK_MINUTES: u32 = 7 * DAY_MINUTES;
 
-/// The bounds of both kinds of transfers.
+/// Limits of both kinds of transfer.
 #[derive(Clone, Default)]
 pub struct TransferLimiters {
-    /// From sources.
+    /// Transfers from sources.
     pub sources: TransferLimiter,
-    /// From other nodes.
+    /// Transfers from other nodes.
     pub nodes: TransferLimiter,
 }
 
 impl TransferLimiters {
-    /// From now on these bounds hold, also for what is on its way.
+    /// Sets the limits, also for running transfers.
     pub fn set(&self, transfers: Option<&NodeTransfers>) {
         let limits = |kind: fn(&NodeTransfers) -> &Option<TransferLimits>| {
             transfers.and_then(|transfers| kind(transfers).clone()).unwrap_or_default()
@@ -39,13 +39,13 @@ impl TransferLimiters {
     }
 }
 
-/// The bounds of one kind of transfers; clones share them.
+/// Limits of one kind of transfer. Clones share them.
 #[derive(Clone)]
 pub struct TransferLimiter(Arc<LimiterState>);
 
 struct LimiterState {
     limits: watch::Sender<TransferLimits>,
-    /// When everything that was let through so far has come at the rate that holds.
+    /// When all admitted bytes will have been transferred at the current rate.
     next_free: Mutex<Option<Instant>>,
 }
 
@@ -57,7 +57,7 @@ impl Default for TransferLimiter {
 }
 
 impl TransferLimiter {
-    /// From now on these bounds hold.
+    /// Sets the limits.
     pub fn set(&self, limits: TransferLimits) {
         self.0.limits.send_if_modified(|known| {
             let changed = *known != limits;
@@ -66,7 +66,7 @@ impl TransferLimiter {
         });
     }
 
-    /// Waits for its turn to take so many bytes.
+    /// Waits until this many bytes may be transferred.
     pub async fn acquire(&self, bytes: u64) {
         let mut limits = self.0.limits.subscribe();
         let Some(rate) = bits_per_second(&limits.borrow_and_update()) else { return };
@@ -78,7 +78,7 @@ impl TransferLimiter {
         };
         tokio::select! {
             () = tokio::time::sleep_until(turn) => {}
-            // Who waits for a turn at the old rate does not wait any longer, and owes nothing.
+            // A new rate cancels waits at the old one, and clears the debt.
             _ = limits.changed() => *self.next_free() = None,
         }
     }
@@ -87,7 +87,7 @@ impl TransferLimiter {
         self.0.next_free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What to tell people where nothing may come now.
+    /// Message for users during quiet hours.
     pub fn quiet_message(&self) -> Option<String> {
         let limits = self.0.limits.borrow();
         let now = Zoned::now();
@@ -102,12 +102,12 @@ impl TransferLimiter {
         Some(format!("spec.transfers of this node says that nothing comes in these hours: {text}"))
     }
 
-    /// Waits until nothing may come.
+    /// Waits until quiet hours begin.
     pub async fn wait_until_quiet(&self) {
         self.wait_until(|pace| pace.quiet_message().is_some()).await;
     }
 
-    /// Waits until something may come.
+    /// Waits until transfers are allowed.
     pub async fn wait_until_allowed(&self) {
         self.wait_until(|pace| pace.quiet_message().is_none()).await;
     }
@@ -115,22 +115,22 @@ impl TransferLimiter {
     async fn wait_until(&self, is_so: impl Fn(&Self) -> bool) {
         let mut limits = self.0.limits.subscribe();
         while !is_so(self) {
-            // The sender is this one's own.
+            // The sender belongs to this struct.
             tokio::time::timeout(CLOCK_POLL_INTERVAL, limits.changed()).await.ok();
         }
     }
 }
 
-/// When so many bytes may begin to come, and when the next ones may.
+/// When this many bytes may start, and when the next ones may.
 fn reserve(free: Option<Instant>, now: Instant, bytes: u64, rate: u64) -> (Instant, Instant) {
     let turn = free.map_or(now, |free| free.max(now));
     (turn, turn + Duration::from_secs_f64(bytes as f64 * 8.0 / rate as f64))
 }
 
-/// Bits in a second.
+/// The limit in bits per second.
 fn bits_per_second(limits: &TransferLimits) -> Option<u64> {
     let text = limits.max_bits_per_second.as_deref()?;
-    // The server lets nothing else through.
+    // The API server rejects invalid values.
     Some(quantity::parse(text).ok()?.max(MIN_BITS_PER_SECOND))
 }
 
@@ -142,20 +142,23 @@ fn minute_of_week(now: &Zoned) -> u32 {
     u32::try_from(minutes).unwrap_or(0)
 }
 
-/// For how many more minutes it is quiet, if it is; [`WEEK`] where that has no end.
+/// Remaining minutes of quiet hours, if they apply now; [`WEEK_MINUTES`] where they never end.
 fn quiet_minutes_left(hours: &[QuietHours], minute: u32) -> Option<u32> {
     let parts: Vec<(u32, u32)> = hours.iter().flat_map(quiet_intervals).collect();
     let is_quiet = |minute: u32| {
-        // What began last week may not have ended.
+        // An interval from last week may not have ended.
         parts.iter().any(|(begin, length)| (minute + WEEK_MINUTES - begin) % WEEK_MINUTES < *length)
     };
-    let end = (0..WEEK_MINUTES).find(|later| !is_quiet((minute + later) % WEEK_MINUTES)).unwrap_or(WEEK_MINUTES);
+    let end =
+        (0..WEEK_MINUTES).find(|later| !is_quiet((minute + later) % WEEK_MINUTES)).unwrap_or(WEEK_MINUTES);
     (end > 0).then_some(end)
 }
 
-/// When in the week it begins, and how many minutes it lasts.
+/// Start minutes in the week, and lengths in minutes.
 fn quiet_intervals(hours: &QuietHours) -> Vec<(u32, u32)> {
-    let (Some(from), Some(until)) = (minute_of_day(&hours.from), minute_of_day(&hours.until)) else { return Vec::new() };
+    let (Some(from), Some(until)) = (minute_of_day(&hours.from), minute_of_day(&hours.until)) else {
+        return Vec::new();
+    };
     let length = if until > from { until - from } else { until + DAY_MINUTES - from };
     let begins = |day: Day| {
         let is_it = |word: &Weekday| civil_weekday(*word) == Some(day);
@@ -248,7 +251,7 @@ mod tests {
     async fn waiting_transfer_proceeds_when_the_rate_changes() {
         let pace = TransferLimiter::default();
         pace.set(TransferLimits { max_bits_per_second: Some("8M".into()), ..Default::default() });
-        // Years of bytes, behind which the next one waits.
+        // Years of bytes; the next one waits behind them.
         pace.acquire(1 << 50).await;
         let (mut limits, waits) = (pace.0.limits.subscribe(), pace.acquire(1));
         let mut waits = std::pin::pin!(waits);

@@ -1,6 +1,5 @@
-//! This node's Shards and ModelCopies as the API server has them. A broken object is left out and
-//! logged; a broken connection is taken up again within seconds, and what was last heard stays true
-//! until then.
+//! Watches this node's Shards and ModelCopies. An invalid object is left out and logged. A broken connection
+//! is retried within seconds, and the last known objects stay valid until then.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -20,12 +19,12 @@ use tokio::task::JoinSet;
 /// The objects, or `None` until they were listed once.
 pub(crate) type ObjectList<K> = watch::Receiver<Option<Vec<Arc<K>>>>;
 
-/// Pause after a failed watch. Short: a control plane that restarts is to be heard at once, and
-/// there are as many agents as machines, not thousands.
+/// Retry interval after a failed watch. Short, so that a restarted control plane is seen at once; there are
+/// as many agents as machines, not thousands.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long one watch lasts. A control plane that lost its power closes no connection; that it is gone
-/// is noticed when a watch outlives its time, and this node hears nothing until then.
+/// Duration of one watch. A control plane that lost power closes no connection; its loss is noticed when a
+/// watch exceeds its duration, and this node gets no updates until then.
 pub(crate) const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn shards(client: Client, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<Shard> {
@@ -41,8 +40,9 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let (sender, receiver) = watch::channel(None);
-    let config =
-        watcher::Config::default().fields(&format!("spec.nodeName={node}")).timeout(WATCH_TIMEOUT.as_secs() as u32);
+    let config = watcher::Config::default()
+        .fields(&format!("spec.nodeName={node}"))
+        .timeout(WATCH_TIMEOUT.as_secs() as u32);
     tasks.spawn(async move {
         let kind = K::kind(&());
         let (store, mut writer) = reflector::store::<DeserializeGuard<K>>();
@@ -76,8 +76,8 @@ where
 /// Objects in order of namespace and name, by UID.
 type KnownObjects<K> = BTreeMap<(Option<String>, String, Option<String>), Arc<K>>;
 
-/// What can be read. An object that could be read before stays as it was: whoever took it for gone
-/// would end its engine.
+/// The valid objects. An object that was valid before stays as it was: treating it as deleted would stop its
+/// engine.
 fn valid<K>(store: &reflector::Store<DeserializeGuard<K>>, last: &KnownObjects<K>) -> KnownObjects<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + 'static,

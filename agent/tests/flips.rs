@@ -1,7 +1,7 @@
-//! A proxy between two agents that changes one bit of each connection, somewhere: every one of them is caught, and
-//! costs no more than a piece or two.
+//! A proxy between two agents that flips one bit of each connection at a random place: every flip is
+//! detected, and costs no more than a piece or two.
 //!
-//! `RUSSET_FLIPS` bits; a hundred where it is not said.
+//! `RUSSET_FLIPS` bits, by default a hundred.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
@@ -14,23 +14,24 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use russet_agent::transfer_limits::TransferLimiter;
-use russet_agent::peers;
 use russet_agent::peer_download::{PeerDownloader, PeerPath};
-use russet_agent::store::{Context, TransferProgress, Store, SourceSpec};
-use russet_rpc::tls::{TlsFiles, Protocol};
+use russet_agent::peers;
+use russet_agent::store::{Context, SourceSpec, Store, TransferProgress};
+use russet_agent::transfer_limits::TransferLimiter;
+use russet_rpc::tls::{Protocol, TlsFiles};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Of the model, in MiB.
+/// Size of the model, in MiB.
 const MODEL_MIB: u64 = 40;
-/// Within so many bytes of a connection its bit is changed: sometimes while the machines still greet each other.
+/// The flip is within this many bytes of a connection: sometimes during the TLS handshake.
 const FLIP_INTERVAL_BYTES: u64 = 4 << 20;
-/// A piece, and one that was asked for twice at the end, may come again; less than the chunk they are of.
+/// Maximum bytes received twice: a piece, and another one requested twice in the endgame; less than their
+/// chunk.
 const MAX_REPEATED_BYTES: u64 = 2 << 20;
 
-/// What the proxy did.
+/// Counters of the proxy.
 #[derive(Default)]
 struct FlipCount {
     bits: AtomicU64,
@@ -77,7 +78,8 @@ async fn every_bit_flip_in_transit_is_detected() {
     let own = std::env::current_exe().unwrap();
     let program = own.parent().unwrap().parent().unwrap().join("examples/spread");
     let path = folder.path();
-    let made = Command::new(program).arg("make").arg(path).args([&MODEL_MIB.to_string(), "seed", "one"]).output();
+    let made =
+        Command::new(program).arg("make").arg(path).args([&MODEL_MIB.to_string(), "seed", "one"]).output();
     assert!(made.unwrap().status.success());
     let source = std::fs::read(path.join("source/model.safetensors")).unwrap();
     let id = std::fs::read_to_string(path.join("id")).unwrap();
@@ -89,8 +91,12 @@ async fn every_bit_flip_in_transit_is_detected() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (to, flipped) = (listener.local_addr().unwrap(), Arc::new(FlipCount::default()));
     tokio::spawn(proxy(listener, at, flipped.clone()));
-    let way =
-        |last| PeerPath { peer: "seed".into(), egress: IpAddr::from([127, 0, 0, last]).into(), to, fallback: false };
+    let way = |last| PeerPath {
+        peer: "seed".into(),
+        egress: IpAddr::from([127, 0, 0, last]).into(),
+        to,
+        fallback: false,
+    };
     let ways: BTreeSet<PeerPath> = (1..=4).map(way).collect();
 
     let (mut rounds, mut refused) = (0, 0);
@@ -104,7 +110,7 @@ async fn every_bit_flip_in_transit_is_detected() {
         let published = loop {
             match puller.download(&wanted, &id, || ways.clone(), &progress).await {
                 Ok(published) => break published,
-                // The manifest is asked for once over each way, and all of them may have had their bit changed.
+                // The manifest is requested once over each path, and all of these may have been flipped.
                 Err(error) => {
                     refused += 1;
                     assert!(refused < 10 * (rounds + 1), "{error}");

@@ -1,5 +1,5 @@
-//! The root helper on interfaces that are real, in a network namespace of its own, killed at every step; and on a Mac
-//! that programs play, over its socket.
+//! The root helper on real interfaces in a network namespace of its own, killed at every step; and on a Mac
+//! simulated by stub tools, over its socket.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
@@ -13,11 +13,14 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use russet_agent::helper::{HelperReply, UnchangedParts, Network, Port, HelperRequest, RestartPolicy, HelperSocket, MachineRequest, send_request};
+use russet_agent::helper::{
+    HelperReply, HelperRequest, HelperSocket, MachineRequest, Network, Port, RestartPolicy, UnchangedParts,
+    send_request,
+};
 
 use self::changing::Mac;
 
-/// A network namespace, for as long as a process of ours is in it.
+/// A network namespace, kept by a process of the test.
 struct NetworkNamespace {
     holder: Child,
     state: tempfile::TempDir,
@@ -31,7 +34,7 @@ impl Drop for NetworkNamespace {
 }
 
 impl NetworkNamespace {
-    /// `None`, with the reason printed, where namespaces cannot be made.
+    /// `None`, with the reason printed, where namespaces cannot be created.
     fn new() -> Option<Self> {
         if !rustix::process::getuid().is_root() {
             println!("skipped: only root makes network namespaces");
@@ -50,7 +53,8 @@ impl NetworkNamespace {
             println!("skipped: network namespaces cannot be made here");
             return None;
         }
-        // A port in a bridge and one with an address of somebody else's network, which is down; both play Thunderbolt.
+        // A port in a bridge, and a port that is down with an address in another network; both simulate
+        // Thunderbolt.
         for words in [
             "link add tb0 type veth peer name far0",
             "link add tb1 type veth peer name far1",
@@ -74,7 +78,8 @@ impl NetworkNamespace {
         command
     }
 
-    /// What there is, less what counts or settles by itself: IPv6 addresses come a moment after an interface is up.
+    /// Network state without counters and self-settling parts: IPv6 addresses appear a moment after an
+    /// interface is up.
     fn network_state(&self) -> String {
         let output = self.run("ip", ["-4", "-o", "addr", "show"]).output().unwrap().stdout;
         let links = self.run("ip", ["-o", "link", "show"]).output().unwrap().stdout;
@@ -94,7 +99,7 @@ impl NetworkNamespace {
         command.envs(kill.map(|kill| ("RUSSET_KILL", kill))).output().unwrap()
     }
 
-    /// Takes everything back at the machine, and has the node ask for nothing any more.
+    /// Reverts everything at the machine, and empties the node's request.
     fn revert(&self) {
         self.apply(&HelperRequest::Revert {}, "one");
         self.apply(&empty_request(), "one");
@@ -164,20 +169,26 @@ fn helper_changes_apply_once_and_revert_completely() {
     assert_eq!(changed, held);
     let applied = space.network_state();
     assert!(applied.contains("172.31.240.1/30") && !applied.contains("192.168.7.1"), "{applied}");
-    assert_eq!(space.apply(&two_port_request(RestartPolicy::Drop), "one").0, Vec::<String>::new(), "it is so already");
+    assert_eq!(
+        space.apply(&two_port_request(RestartPolicy::Drop), "one").0,
+        Vec::<String>::new(),
+        "it is so already"
+    );
     assert_eq!(space.network_state(), applied);
 
-    // Another wish takes back what it has no use for, and nothing else.
+    // Another request undoes only what it does not contain.
     let (changed, _) = space.apply(&apply_request(&[("tb0", "172.31.240.9/30")], RestartPolicy::Drop), "one");
     assert_eq!(changed.first().map(String::as_str), Some("taken back: tb1 has 172.31.240.5/30"));
     assert_eq!(changed.last().map(String::as_str), Some("tb0 has 172.31.240.9/30"));
     assert_eq!(changed.len(), 5, "{changed:?}");
 
-    // Nobody takes back what another node asked for, and who asks for nothing takes his own back.
+    // A node cannot undo another node's changes; an empty request undoes its own.
     let other = HelperRequest::Apply(MachineRequest { node: "b".to_owned(), ..MachineRequest::default() });
     assert_eq!(space.apply(&other, "one").0, Vec::<String>::new());
-    let (changed, held) =
-        space.apply(&HelperRequest::Apply(MachineRequest { node: "a".to_owned(), ..MachineRequest::default() }), "one");
+    let (changed, held) = space.apply(
+        &HelperRequest::Apply(MachineRequest { node: "a".to_owned(), ..MachineRequest::default() }),
+        "one",
+    );
     assert_eq!((changed.len(), held.len()), (2, 0), "{changed:?}");
     assert_eq!(space.network_state(), before);
 }
@@ -195,8 +206,15 @@ fn helper_killed_at_any_step_can_revert_everything() {
     let mut kills = 0;
     for point in ["helper-journalled", "helper-made"] {
         for count in 1..=5 {
-            assert!(space.apply_with_kill(&apply, point, count), "{point} is never come to for the {count}th time");
-            assert_ne!(count > 1 || point == "helper-made", space.network_state() == before, "{point} {count}");
+            assert!(
+                space.apply_with_kill(&apply, point, count),
+                "{point} is never come to for the {count}th time"
+            );
+            assert_ne!(
+                count > 1 || point == "helper-made",
+                space.network_state() == before,
+                "{point} {count}"
+            );
             space.revert();
             assert_eq!(space.network_state(), before, "reverted after a kill at {point} {count}");
 
@@ -227,7 +245,7 @@ fn reboot_drops_temporary_settings_and_reapplies_kept_ones() {
         let before = space.network_state();
         space.apply(&two_port_request(after_restart), "one");
         let applied = space.network_state();
-        // What a restart does to the network: everything that was said to it is gone.
+        // Simulate a restart: the network's configuration is lost.
         for words in [
             "addr flush dev tb0",
             "addr flush dev tb1",
@@ -246,12 +264,17 @@ fn reboot_drops_temporary_settings_and_reapplies_kept_ones() {
     }
 }
 
-/// What a Mac is asked for in these tests.
+/// The request for a Mac in these tests.
 fn mac_request() -> HelperRequest {
     let ports = vec![Port { interface: "en4".to_owned(), address: "172.31.240.1/30".to_owned() }];
     let network = Some(Network { ports, cables_last: true, after_restart: RestartPolicy::Drop });
     let wired_limit_mebibytes = Some(20_000);
-    HelperRequest::Apply(MachineRequest { node: "a".to_owned(), network, wired_limit_mebibytes, ..MachineRequest::default() })
+    HelperRequest::Apply(MachineRequest {
+        node: "a".to_owned(),
+        network,
+        wired_limit_mebibytes,
+        ..MachineRequest::default()
+    })
 }
 
 #[tokio::test]
@@ -264,7 +287,9 @@ async fn mac_network_is_changed_over_the_socket_and_reverted() {
     let serving = tokio::spawn(mac.helper("one").serve(socket, async {
         ended.await.ok();
     }));
-    let HelperReply::Done { changed, .. } = send_request(&at, &mac_request()).await.unwrap() else { panic!() };
+    let HelperReply::Done { changed, .. } = send_request(&at, &mac_request()).await.unwrap() else {
+        panic!()
+    };
     assert_eq!(
         changed,
         [
@@ -278,11 +303,11 @@ async fn mac_network_is_changed_over_the_socket_and_reverted() {
     let again = send_request(&at, &mac_request()).await.unwrap();
     assert!(matches!(&again, HelperReply::Done { changed, held } if changed.is_empty() && held.len() == 4));
 
-    // What is no line, no request or too long is answered and harms nobody.
+    // Incomplete, unknown and oversized requests are answered and do no harm.
     for line in [&b"{\"op\":\"run\"}\n"[..], b"no end", b"\xff\n", &[b' '; 100_000]] {
         let mut stream = tokio::net::UnixStream::connect(&at).await.unwrap();
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        // It may have said no before the last byte came.
+        // It may have refused before the last byte arrived.
         stream.write_all(line).await.ok();
         stream.shutdown().await.ok();
         let mut answer = Vec::new();
@@ -298,7 +323,8 @@ async fn mac_network_is_changed_over_the_socket_and_reverted() {
         panic!()
     };
     assert_eq!(why, "`sysctl iogpu.wired_limit_mb=0` failed: Operation not permitted");
-    // It keeps nobody from the rest, and what was taken back at the machine is not made again for who still asks.
+    // A refused part does not block the others, and reverted changes are not applied again for a repeated
+    // request.
     assert_eq!(mac.state(), ["Cable\nEthernet\n", "", "en4\n", "20000\n"].map(str::to_owned));
     let HelperReply::Refused { why } = send_request(&at, &mac_request()).await.unwrap() else { panic!() };
     assert!(why.contains("taken back at the machine itself"), "{why}");
@@ -306,7 +332,8 @@ async fn mac_network_is_changed_over_the_socket_and_reverted() {
     serving.await.unwrap();
     assert!(!at.exists());
 
-    // What could not be taken back is, once it can: the order of services outlasts a restart, all else does not.
+    // A failed undo is retried when possible: the order of services survives a restart, everything else does
+    // not.
     std::fs::write(mac.0.path().join("addresses"), "").unwrap();
     std::fs::write(mac.0.path().join("members"), "en4\n").unwrap();
     std::fs::write(mac.0.path().join("wired"), "0\n").unwrap();
@@ -330,14 +357,14 @@ async fn helper_reapplies_only_requested_changes() {
     done(helper.handle(mac_request()).await);
     let applied = mac.state();
     let leave = |network, wired_limit| UnchangedParts { network, wired_limit };
-    // Nobody says anything of the network; then nobody of the limit.
+    // A request without the network, then one without the limit.
     let wired = MachineRequest { network: None, leave: leave(true, false), ..whole.clone() };
     let network = MachineRequest { wired_limit_mebibytes: None, leave: leave(false, true), ..whole.clone() };
     for wish in [wired, network] {
         assert_eq!(done(helper.handle(HelperRequest::Apply(wish)).await), Vec::<String>::new());
         assert_eq!(mac.state(), applied);
     }
-    // All of it is still wished for when the helper begins anew.
+    // The whole request is still in force when the helper restarts.
     assert_eq!(done(helper.handle(mac_request()).await), Vec::<String>::new());
 
     done(helper.handle(HelperRequest::Revert {}).await);
@@ -345,7 +372,10 @@ async fn helper_reapplies_only_requested_changes() {
     for leave in [leave(false, false), leave(true, false), leave(false, true)] {
         let wish = MachineRequest { leave, ..whole.clone() };
         let refused = helper.handle(HelperRequest::Apply(wish)).await;
-        assert!(matches!(&refused, HelperReply::Refused { why } if why.contains("taken back")), "{refused:?}");
+        assert!(
+            matches!(&refused, HelperReply::Refused { why } if why.contains("taken back")),
+            "{refused:?}"
+        );
     }
     done(helper.handle(empty_request()).await);
     assert_eq!(done(helper.handle(mac_request()).await).len(), 4);
@@ -363,7 +393,7 @@ async fn helper_refuses_other_users() {
     let open = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(mac.0.path(), open.clone()).unwrap();
     let socket = HelperSocket::bind(&at, 4321).unwrap();
-    // Everybody may knock here, so that it is the kernel's word that counts and not the file's mode.
+    // Every user may connect here, so that the kernel's peer credentials decide and not the file's mode.
     std::fs::set_permissions(&at, open).unwrap();
     let serving = tokio::spawn(mac.helper("one").serve(socket, std::future::pending()));
     let asker = mac.0.path().join("asker");

@@ -1,8 +1,7 @@
-//! Stores that are killed, as by `kill -9`, at every step that changes what is on the disk, and whose disk is full in the
-//! middle. What is published is whole and right at every moment, and whoever begins again goes on with what was found
-//! right.
+//! Stores killed with SIGKILL at every step that changes the disk, and stores whose disk fills up. Published
+//! models are complete and valid at every moment, and a restarted store resumes with the verified data.
 //!
-//! `RUSSET_FAULT_ROUNDS` rounds; one where it is not said. Each prints what it found.
+//! `RUSSET_FAULT_ROUNDS` rounds, by default one. Each prints its result.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
@@ -15,14 +14,14 @@ use std::process::{Child, Command, Stdio};
 use russet_agent::store::chunks::CHUNK_BYTES;
 use russet_agent::store::{Context, Store};
 
-/// Of the model, in MiB: four chunks and a half.
+/// Size of the model, in MiB: four and a half chunks.
 const MODEL_MIB: u64 = 72;
 
 fn iterations() -> u64 {
     std::env::var("RUSSET_FAULT_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap())
 }
 
-/// A figure, for `cargo xtask proof store`.
+/// Prints a figure for `cargo xtask proof store`.
 fn log(point: &str, meanwhile: &str) {
     let what = format!("killed at {point} while it {meanwhile}, went on");
     println!("{}", serde_json::json!({"what": what, "ours": iterations(), "unit": "kills"}));
@@ -37,15 +36,15 @@ fn program(words: &[&str]) -> Command {
     command
 }
 
-/// A folder with a model that the node `seed` has, and its agent.
+/// A directory with a model on the node `seed`, and its agent.
 struct KillLab {
-    /// Ends before its folder goes.
+    /// Dropped before its directory.
     _seed: ChildGuard,
     folder: tempfile::TempDir,
     address: String,
 }
 
-/// A program that ends with this, also where a signal has stopped it.
+/// A program that is killed when this is dropped, even if a signal has stopped it.
 struct ChildGuard(Child);
 
 impl Drop for ChildGuard {
@@ -83,7 +82,8 @@ impl KillLab {
         self.folder.path().join("models-one")
     }
 
-    /// Runs a program until it is done, or was killed at `point` for the `count`th time; whether it was.
+    /// Runs a program until it exits or is killed at `point` for the `count`th time; returns whether it was
+    /// killed.
     fn run_with_kill(&self, words: &[&str], point: &str, count: u64) -> bool {
         let mut command = program(words);
         let output = command.env("RUSSET_KILL", format!("{point}:{count}")).output().unwrap();
@@ -101,7 +101,7 @@ impl KillLab {
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Every folder that engines could be given is whole and right; how many there are.
+    /// Verifies every published directory; returns their number.
     fn published(&self) -> usize {
         let is_id = |name: &str| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
         let Ok(entries) = std::fs::read_dir(self.models()) else { return 0 };
@@ -116,7 +116,7 @@ impl KillLab {
         folders.len()
     }
 
-    /// Bytes that a journal names, of chunks that were found right.
+    /// Bytes of verified chunks in a journal.
     fn journalled(&self) -> u64 {
         let partial = std::fs::read_dir(self.models().join(".partial")).unwrap().flatten().next();
         let journal = partial.map(|it| std::fs::read(it.path().join("JOURNAL")).unwrap_or_default());
@@ -132,7 +132,7 @@ fn same(one: &Path, other: &Path) -> bool {
     std::fs::read(one).unwrap() == std::fs::read(other).unwrap()
 }
 
-/// Bytes of `one`'s chunks that another try finds there.
+/// Bytes of `one`'s chunks that another attempt finds.
 fn largest_found(lab: &KillLab) -> u64 {
     let context = Context::new("https://huggingface.co", Vec::new()).unwrap();
     let seed = Store::open(lab.folder.path().join("models-seed"), context.clone()).unwrap();
@@ -159,7 +159,10 @@ fn store_killed_while_receiving_resumes_verified_chunks() {
         for round in 0..iterations() {
             lab.clear();
             let count = 1 + round * 7 % most;
-            assert!(lab.run_with_kill(&pull, point, count), "{point} is never come to for the {count}th time");
+            assert!(
+                lab.run_with_kill(&pull, point, count),
+                "{point} is never come to for the {count}th time"
+            );
             let published = lab.published();
             assert_eq!(published, usize::from(point == "published"), "{point}");
             if matches!(point, "data-write" | "chunk-checked" | "journal-appended") {
@@ -210,8 +213,8 @@ fn store_killed_while_removing_leaves_no_complete_model() {
     }
 }
 
-/// Has the disk be full in the middle as `fill` does it in each round, and free again as `free` does: nothing is published,
-/// and the next try goes on. Where `fill` cannot, that was said.
+/// In each round fills the disk in the middle with `fill`, and frees it with `free`: nothing is published,
+/// and the next attempt resumes. `fill` returns `None` where it is not possible, after printing the reason.
 fn full_in_the_middle<D>(
     what: &str,
     fill: impl Fn(&KillLab, &[&str], &str, u64) -> Option<D>,
@@ -249,14 +252,15 @@ fn full_disk_publishes_nothing_and_resumes_with_space() {
     full_in_the_middle("disk", fill, |()| {});
 }
 
-/// A file system in memory, of so many bytes.
+/// A tmpfs of this many bytes.
 struct TmpfsMount(PathBuf);
 
 impl TmpfsMount {
-    /// Where this user may make one.
+    /// `None` where this user cannot mount one.
     fn new(at: PathBuf) -> Option<Self> {
         std::fs::create_dir_all(&at).unwrap();
-        let made = mount(&["-t", "tmpfs", "-o", &format!("size={ENOUGH_BYTES}"), "tmpfs", at.to_str().unwrap()]);
+        let made =
+            mount(&["-t", "tmpfs", "-o", &format!("size={ENOUGH_BYTES}"), "tmpfs", at.to_str().unwrap()]);
         made.then_some(Self(at))
     }
 
@@ -282,7 +286,7 @@ fn mount(words: &[&str]) -> bool {
     output.status.success()
 }
 
-/// The model, and what a store leaves free.
+/// Space for the model and the store's reserve.
 const ENOUGH_BYTES: u64 = (1 << 30) + ((2 * MODEL_MIB) << 20);
 
 /// Waits until a signal has stopped a process.
@@ -306,7 +310,7 @@ fn full_file_system_behaves_like_an_injected_full_disk() {
             println!("skipped: no file system can be mounted here");
             return None;
         };
-        // Enough is to come after it that does not fit any more.
+        // Enough must follow that no longer fits.
         let count = 1 + round * 7 % (MODEL_MIB / 2);
         let mut command = program(words);
         command.env("RUSSET_STOP", format!("{point}:{count}")).stderr(Stdio::piped());

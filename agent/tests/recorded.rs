@@ -1,6 +1,6 @@
-//! Every output in the folder of recorded ones is read, or refused for a stated reason. They are what people posted of
-//! their Macs and stay where they are: `RUSSET_RECORDED` names the folder. Without it nothing is tested, and each test
-//! says so.
+//! Parses every output in the folder of recorded ones, or expects a stated error. They are outputs of Macs
+//! that people posted and are not part of this repository: `RUSSET_RECORDED` names the folder. Without it
+//! nothing is tested, and each test prints so.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -13,14 +13,14 @@ use russet_agent::macos::{
     ParseError, load, memory, network, overview, panic, ports, power, rdma, services, system,
 };
 
-/// Reads an output; what came of it, for people who look at the log.
+/// Parses an output; returns a text for the log.
 type ToolParser = fn(&[u8]) -> Result<String, ParseError>;
 
 fn debug_text<T: Debug>(found: Result<T, ParseError>) -> Result<String, ParseError> {
     found.map(|found| format!("{found:?}"))
 }
 
-/// Which function reads files whose names begin so, the prefix of a file's kind left out.
+/// Parsers by the prefix of file names; the prefix of a file's kind is left out.
 const PARSERS: &[(&str, ToolParser)] = &[
     ("thunderbolt-", |output| debug_text(buses(output))),
     ("networksetup-listallhardwareports-", |output| debug_text(ports::hardware_ports(output))),
@@ -43,9 +43,9 @@ const PARSERS: &[(&str, ToolParser)] = &[
     ("panic-", |output| debug_text(panic::panic(output))),
 ];
 
-/// What is refused, and words of the reason.
+/// Files with an expected error, and words of it.
 const REFUSED: &[(&str, &str)] = &[
-    // system_profiler without -json, which nobody asks.
+    // system_profiler without -json, which is not used.
     ("thunderbolt-m1-pro-mbp-tb4-idle.txt", "no JSON"),
     ("thunderbolt-m4-pro-mini-tb5-studio-peer-rdma-service.txt", "no JSON"),
     ("thunderbolt-mac-mini-tb5-idle.txt", "no JSON"),
@@ -53,18 +53,18 @@ const REFUSED: &[(&str, &str)] = &[
     ("thunderbolt-mbp-two-mini-peers-40g.txt", "no JSON"),
     ("thunderbolt-tb4-idle-device-name-ios-receptacles-1-2-4.txt", "no JSON"),
     ("spdisplays-m1-pro-text-three-displays.txt", "no JSON"),
-    // Cut out of a larger output by who posted it, with a comma too many.
+    // Cut from a larger output when posted, with a comma too many.
     ("sphardware-m4-air-excerpt-as-posted.txt", "no JSON"),
     // Documentation, with remarks in it.
     ("macmon-readme-2026-06-transition-example.jsonc", "no JSON"),
     ("macmon-readme-v0.5-example.jsonc", "no JSON"),
     ("macmon-readme-v0.7-example.jsonc", "no JSON"),
     ("macmon-readme-v0.8.1-example.jsonc", "no JSON"),
-    // Asked with -n: values without names.
+    // Printed with -n: values without names.
     ("sysctl-n-m3-ultra-512gb-memsize-brand.txt", "no line \"name: value\""),
 ];
 
-/// What is no output of a tool of macOS, and why it is not read here.
+/// Files that are not outputs of a macOS tool, and why they are not parsed here.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("SOURCES.md", "says where the others come from"),
     (
@@ -75,7 +75,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("mlx-distributed_config-", "words of MLX's own set-up tool, which nobody runs"),
 ];
 
-/// Who reads a file of this name.
+/// The parser of files with this name.
 fn parser(name: &str) -> Option<ToolParser> {
     let kind =
         ["modelled-", "anonymised-"].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
@@ -138,7 +138,7 @@ fn recorded_tool_outputs_parse_or_fail_for_stated_reasons() {
     assert_eq!(refused, REFUSED.len(), "each that is to be refused is there");
 }
 
-/// What is cut off or damaged on its way is read or refused; it ends nobody.
+/// Truncated or damaged outputs are parsed or refused, without a panic.
 #[test]
 fn damaged_tool_output_never_panics_its_parser() {
     let Some(folder) = folder() else { return };
@@ -170,7 +170,7 @@ fn machines_on_one_cable_see_each_other() {
             "thunderbolt-m5-max-mbp-a-tb5-mac-peer-and-tb5-hub.json",
             "thunderbolt-m5-max-mbp-b-tb5-mac-peer-and-tb3-nvme.json",
             80_000_000_000,
-            // RDMA is enabled on the second one alone, so the first one alone is offered it.
+            // RDMA is enabled on the second Mac only, so only the first Mac is offered it.
             [Some(true), Some(false)],
         ),
         (
@@ -206,7 +206,9 @@ fn mac_behind_a_dock_is_found_and_the_dock_named() {
     assert_eq!((peers[1].0, &peers[1].1.through[..]), (Some(3), &["ThunderBay Flex 8".to_owned()][..]));
     assert_eq!(peers[1].1.bits_per_second, Some(40_000_000_000));
     assert!(peers.iter().all(|(_, peer)| peer.model == "Mac16,5"));
-    let idle = found.iter().filter(|bus| matches!(bus.plug, Plug::Idle { max_bits_per_second: Some(120_000_000_000) }));
+    let idle = found
+        .iter()
+        .filter(|bus| matches!(bus.plug, Plug::Idle { max_bits_per_second: Some(120_000_000_000) }));
     assert_eq!(idle.count(), 3);
 }
 

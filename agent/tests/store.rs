@@ -1,5 +1,5 @@
-//! The store against a hub that misbehaves: bytes that stop, bytes that lie, doors that are shut.
-//! The hub is served on loopback by the test itself.
+//! The store against a misbehaving hub: stalled transfers, wrong bytes, refused requests. The test itself
+//! serves the hub on loopback.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
@@ -14,7 +14,9 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use axum::routing::get;
-use russet_agent::store::{Context, Credentials, TransferProgress, TransferStage, Store, StoreError, SourceSpec};
+use russet_agent::store::{
+    Context, Credentials, SourceSpec, Store, StoreError, TransferProgress, TransferStage,
+};
 use russet_crds::conditions::Reason;
 use tokio::sync::watch;
 
@@ -25,26 +27,26 @@ const LATER: &str = "fedcba9876543210fedcba9876543210fedcba98";
 #[derive(Default)]
 struct HubServer {
     files: BTreeMap<String, Vec<u8>>,
-    /// Bytes after which an answer to this file breaks off, and how often.
+    /// Bytes after which a response for this file breaks off, and how often.
     cut: Mutex<HashMap<String, (usize, u32)>>,
-    /// Bytes after which an answer goes on only when this is lifted.
+    /// Bytes after which a response stalls until this is cleared.
     stall: Mutex<Option<usize>>,
     /// Digest announced for a file instead of the true one.
     lie: Mutex<HashMap<String, String>>,
-    /// Statuses that transfers are answered with first, the first of them last.
+    /// Error statuses of the next transfers; the last one is used first.
     refusals: Mutex<Vec<StatusCode>>,
     /// Whether files redirect to themselves.
     circle: AtomicBool,
-    /// Whether each transfer that is resumed finds another file than it began with.
+    /// Whether each resumed transfer finds another version of the file.
     changes: bool,
     /// Whether files are served by another host, as large ones are.
     redirect: bool,
     token: Option<String>,
-    /// The commit `main` stands for.
+    /// The commit that `main` points to.
     head: Mutex<String>,
-    /// Ranges asked for, by file.
+    /// Requested ranges, by file.
     ranges: Mutex<Vec<(String, String)>>,
-    /// Tokens the second host was shown.
+    /// How often the second host received a token.
     leaked: AtomicU64,
     served: AtomicU64,
     cdn: Mutex<String>,
@@ -58,7 +60,7 @@ impl HubServer {
             .route("/{owner}/{name}/resolve/{commit}/{file}", get(resolve))
             .route("/cdn/{file}", get(cdn))
             .with_state(hub.clone());
-        // Two listeners are two origins: the second one plays the host of the large files.
+        // Two listeners are two origins: the second one acts as the host of the large files.
         let mut addresses = Vec::new();
         for _ in 0..2 {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -127,7 +129,11 @@ async fn resolve(
         .unwrap()
 }
 
-async fn cdn(State(hub): State<Arc<HubServer>>, Path(file): Path<String>, headers: HeaderMap) -> Response<Body> {
+async fn cdn(
+    State(hub): State<Arc<HubServer>>,
+    Path(file): Path<String>,
+    headers: HeaderMap,
+) -> Response<Body> {
     if headers.contains_key("authorization") {
         hub.leaked.fetch_add(1, Ordering::SeqCst);
     }
@@ -157,7 +163,7 @@ fn serve(hub: &HubServer, file: &str, headers: &HeaderMap) -> Response<Body> {
     let mut part = bytes[from..to].to_vec();
     let length = part.len();
     let mut broken = false;
-    // Probes and headers are short reads; only transfers are cut.
+    // Probes and headers are short reads; only transfers are interrupted.
     if let Some((after, times)) = hub.cut.lock().unwrap().get_mut(file)
         && *times > 0
         && length > *after
@@ -186,8 +192,8 @@ fn serve(hub: &HubServer, file: &str, headers: &HeaderMap) -> Response<Body> {
         .unwrap()
 }
 
-/// The bytes and, if `broken`, an error after them, or nothing ever if `stalled`. The server only
-/// sends what it has when the next part is not there yet.
+/// The bytes and, if `broken`, an error after them, or no end if `stalled`. The server sends only
+/// what is available while the next part is pending.
 fn async_stream(
     part: Vec<u8>,
     broken: bool,
@@ -255,27 +261,30 @@ fn names(path: &PathBuf) -> Vec<String> {
     names
 }
 
-/// One where it is not said.
+/// Number of rounds, by default one.
 fn iterations() -> u64 {
     std::env::var("RUSSET_FAULT_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap())
 }
 
-/// A figure, for `cargo xtask proof store`.
+/// Prints a figure for `cargo xtask proof store`.
 fn log(what: &str) {
     println!("{}", serde_json::json!({"what": what, "ours": iterations(), "unit": "times"}));
 }
 
 #[tokio::test]
 async fn model_downloads_via_redirects_without_code_or_token_leak() {
-    let (hub, endpoint) = HubServer { redirect: true, token: Some("hf_secret".into()), ..hub() }.start().await;
+    let (hub, endpoint) =
+        HubServer { redirect: true, token: Some("hf_secret".into()), ..hub() }.start().await;
     let folder = tempfile::tempdir().unwrap();
     let store = store(&folder, &endpoint);
     let refused = store.headers(&wanted()).await.unwrap_err();
     assert_eq!(refused.reason(), Reason::SourceForbidden);
     assert!(refused.to_string().contains("secretRef"));
 
-    let wanted =
-        SourceSpec { credentials: Credentials::new([("token".to_owned(), b"hf_secret".to_vec())]), ..wanted() };
+    let wanted = SourceSpec {
+        credentials: Credentials::new([("token".to_owned(), b"hf_secret".to_vec())]),
+        ..wanted()
+    };
     let headers = store.headers(&wanted).await.unwrap();
     assert_eq!(headers.commit.as_deref(), Some(COMMIT));
     assert_eq!((headers.shape.layers, headers.shape.layer_bytes[0]), (1, 400_000));
@@ -354,7 +363,7 @@ async fn download_of_an_aborted_agent_resumes_from_its_bytes() {
     assert!(hub.served.load(Ordering::SeqCst) < all as u64 - kept + 5_000, "bytes were fetched twice");
 }
 
-/// Kill -9 keeps what reached the disk: a process of its own is killed in the middle.
+/// Kill -9 keeps the bytes on disk: a separate process is killed in the middle.
 #[tokio::test]
 async fn download_resumes_after_kill_9_from_bytes_on_disk() {
     let (hub, endpoint) = HubServer { files: model(1_000_000), ..hub() }.start().await;
@@ -457,7 +466,8 @@ async fn unreachable_source_error_names_address_and_cause() {
     let error = store.headers(&wanted()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceUnreachable);
     assert!(error.to_string().contains(&address.to_string()), "{error}");
-    let error = store.headers(&SourceSpec { uri: "ftp://host/x".into(), ..SourceSpec::default() }).await.unwrap_err();
+    let error =
+        store.headers(&SourceSpec { uri: "ftp://host/x".into(), ..SourceSpec::default() }).await.unwrap_err();
     assert!(error.to_string().contains("hf://"), "{error}");
 }
 
@@ -502,7 +512,7 @@ async fn busy_source_is_retried_after_its_retry_after() {
             hub.files["model.safetensors"]
         );
         assert!(hub.refusals.lock().unwrap().is_empty());
-        // The pauses of this store are 10 ms; what it was asked for is a second.
+        // This store's backoff is 10 ms; the server asked for a second.
         assert!(began.elapsed() >= Duration::from_secs(1));
     }
     log("a source that answered 502, 503 and 429, asked again when it wants");

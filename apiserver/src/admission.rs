@@ -1,8 +1,8 @@
-//! What is admitted beyond what roles allow: ValidatingAdmissionPolicies and their bindings, evaluated on every write before
-//! it is stored, and in force as soon as they are.
+//! Admission: ValidatingAdmissionPolicies and their bindings, evaluated on every write before it is stored. A
+//! policy is in force as soon as it is stored.
 //!
-//! Policies are not asked about policies, so that one that refuses everything can still be taken away, and not about what
-//! the server writes by itself. Not here: mutating policies and webhooks, which this server does not have.
+//! Policies do not apply to policies, so that one that denies everything can still be deleted, and not to the
+//! server's own writes. Not here: mutating policies and webhooks, which this server does not have.
 
 pub mod authorizer;
 pub mod check;
@@ -18,34 +18,34 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use http::StatusCode;
 use serde_json::Value;
 
-use crate::state::ServerState;
 use crate::auth::User;
 use crate::kinds::{self, Resource};
 use crate::object;
+use crate::state::ServerState;
 use crate::status::{ApiError, Cause, Result};
-use crate::store::{StoredObject, Store};
+use crate::store::{Store, StoredObject};
 use crate::verbs::Call;
 use inputs::Inputs;
-use policy::{ValidationAction, Binding, Denial, Policy};
+use policy::{Binding, Denial, Policy, ValidationAction};
 
 /// The API group of policies and bindings.
 pub const GROUP: &str = "admissionregistration.k8s.io";
-/// Where they are stored.
+/// Storage prefix of policies and bindings.
 pub const PREFIX: &str = "/registry/admissionregistration.k8s.io/";
 
-/// What a request does to an object.
+/// The operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Makes it.
+    /// Creates it.
     Create,
-    /// Changes it, in whatever way.
+    /// Updates it, by update, patch or apply.
     Update,
     /// Deletes it.
     Delete,
 }
 
 impl Operation {
-    /// As rules and requests spell it.
+    /// The name in rules and requests.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Create => "CREATE",
@@ -58,31 +58,31 @@ impl Operation {
 /// A write that is about to be stored.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionRequest<'a> {
-    /// Who asks, on what.
+    /// The request with its user and resource.
     pub call: &'a Call,
-    /// What for.
+    /// The operation.
     pub operation: Operation,
-    /// The state asked for; none for a deletion.
+    /// The requested state; `None` for a deletion.
     pub new: Option<&'a Value>,
-    /// The state before; none for a creation.
+    /// The state before; `None` for a creation.
     pub old: Option<&'a Value>,
     /// Whether nothing will be stored.
     pub dry_run: bool,
 }
 
 impl AdmissionRequest<'_> {
-    /// Whether the request is written in this version of its resource.
+    /// Whether the request uses this version of its resource.
     fn is_of(&self, resource: &Resource) -> bool {
         let own = &self.call.resource;
         own.group == resource.group && own.version == resource.version && own.plural == resource.plural
     }
 }
 
-/// The policies in force, each with its bindings, in order of their names.
+/// The policies in force, each with its bindings, sorted by name.
 #[derive(Debug, Default)]
 struct PolicySet {
     policies: Vec<(Arc<Policy>, Vec<Binding>)>,
-    /// The policies by the key and revision they were read at, for the next reading.
+    /// The compiled policies by key and revision, reused by the next refresh.
     read: BTreeMap<(Arc<str>, u64), Arc<Policy>>,
 }
 
@@ -114,16 +114,16 @@ impl PolicySet {
     }
 }
 
-/// The policies in force; replaced whole when one changes.
+/// The policies in force; the whole set is replaced when one changes.
 #[derive(Debug)]
 pub struct Admission {
     current: RwLock<Arc<PolicySet>>,
-    /// Held while a book is made, so that of two the one read later is also set later, and readers wait for neither.
+    /// Serialises refreshes: of two, the one that reads later also publishes later. Readers wait for neither.
     refreshing: Mutex<()>,
 }
 
 impl Admission {
-    /// The policies that the store holds now.
+    /// The policies in the store.
     pub fn load(store: &dyn Store) -> Self {
         let admission = Self { current: RwLock::default(), refreshing: Mutex::new(()) };
         admission.refresh(store);
@@ -148,7 +148,7 @@ impl Admission {
     }
 }
 
-/// Asks every policy in force; the warnings of those that only warn.
+/// Evaluates every policy in force; returns the warnings of policies whose action is to warn.
 pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<String>> {
     let call = attempt.call;
     let book = api.admission.policies();
@@ -172,7 +172,12 @@ pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<St
             let params = match parameters::find(api, policy, binding, &call.namespace) {
                 Ok(params) => params,
                 Err(why) if policy.fails => {
-                    return Err(denial_error(attempt, policy, Some(binding), &misconfigured_denial("binding", &why)));
+                    return Err(denial_error(
+                        attempt,
+                        policy,
+                        Some(binding),
+                        &misconfigured_denial("binding", &why),
+                    ));
                 }
                 Err(_) => continue,
             };
@@ -184,7 +189,9 @@ pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<St
                 for denial in &denials {
                     for action in &binding.actions {
                         match action {
-                            ValidationAction::Deny => return Err(denial_error(attempt, policy, Some(binding), denial)),
+                            ValidationAction::Deny => {
+                                return Err(denial_error(attempt, policy, Some(binding), denial));
+                            }
                             ValidationAction::Warn => warnings.push(format!(
                                 "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
                                 policy.name, binding.name, denial.message
@@ -226,7 +233,12 @@ fn misconfigured_denial(what: &str, why: &str) -> Denial {
     Denial { message: format!("failed to configure {what}: {why}"), reason: "Invalid".into() }
 }
 
-fn denial_error(attempt: &AdmissionRequest<'_>, policy: &Policy, binding: Option<&Binding>, denial: &Denial) -> ApiError {
+fn denial_error(
+    attempt: &AdmissionRequest<'_>,
+    policy: &Policy,
+    binding: Option<&Binding>,
+    denial: &Denial,
+) -> ApiError {
     let resource = &attempt.call.resource;
     let bound = binding.map(|binding| format!(" with binding '{}'", binding.name)).unwrap_or_default();
     let message =

@@ -1,5 +1,5 @@
-//! Who asks, and whether they may: client certificates, tokens, impersonation, RBAC. Handlers see a [`User`] and never how
-//! it was proved.
+//! Authentication and authorization: client certificates, tokens, impersonation, RBAC. Handlers see a
+//! [`User`] and never how it was authenticated.
 
 pub mod defaults;
 pub mod rbac;
@@ -19,28 +19,28 @@ use crate::store::Store;
 use crate::verbs::Call;
 use rbac::{Attributes, Policy, RbacRule};
 
-/// The group that may do everything.
+/// The group with all permissions.
 pub const MASTERS: &str = "system:masters";
-/// The group of everybody known.
+/// The group of all authenticated users.
 pub const AUTHENTICATED: &str = "system:authenticated";
-/// The group of everybody else.
+/// The group of all unauthenticated users.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-/// Who asks.
+/// The user of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
     /// The name.
     pub name: String,
-    /// A unique id, when the proof carries one.
+    /// A unique id, if the credential carries one.
     pub uid: String,
     /// The groups.
     pub groups: Vec<String>,
-    /// Anything else the proof says.
+    /// Further attributes from the credential.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
-    /// Somebody known by this name, in these groups and among the authenticated.
+    /// An authenticated user with this name and these groups.
     pub fn authenticated(name: &str, groups: Vec<String>) -> Self {
         let mut groups = groups;
         if !groups.iter().any(|group| group == AUTHENTICATED) {
@@ -54,17 +54,17 @@ impl User {
         Self::authenticated("system:apiserver", vec![MASTERS.into()])
     }
 
-    /// Nobody known.
+    /// The anonymous user.
     pub fn anonymous() -> Self {
         Self { name: "system:anonymous".into(), groups: vec![UNAUTHENTICATED.into()], ..Self::default() }
     }
 
-    /// Whether this is nobody known.
+    /// Whether this is the anonymous user.
     pub fn is_anonymous(&self) -> bool {
         self.groups.iter().any(|group| group == UNAUTHENTICATED)
     }
 
-    /// The user as reviews show it.
+    /// The user in the format of reviews.
     pub fn to_value(&self) -> Value {
         let mut value = serde_json::json!({"username": self.name, "groups": self.groups});
         if !self.uid.is_empty() {
@@ -77,23 +77,23 @@ impl User {
     }
 }
 
-/// The policy in force; replaced whole when a role or binding changes.
+/// The RBAC policy in force; replaced as a whole when a role or binding changes.
 #[derive(Debug)]
 pub struct Policies {
     current: RwLock<Arc<Policy>>,
-    /// Held while a policy is made, so that of two the one read later is also set later, and readers wait for neither.
+    /// Serialises refreshes: of two, the one that reads later also publishes later. Readers wait for neither.
     refreshing: Mutex<()>,
 }
 
 impl Policies {
-    /// The policy for what the store holds now.
+    /// The policy from the roles and bindings in the store.
     pub fn load(store: &dyn Store) -> Self {
         let policies = Self { current: RwLock::new(Arc::new(Policy::default())), refreshing: Mutex::new(()) };
         policies.refresh(store);
         policies
     }
 
-    /// The policy now.
+    /// The current policy.
     pub fn policy(&self) -> Arc<Policy> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -112,7 +112,7 @@ impl Policies {
     }
 }
 
-/// Finds out who asks: `certified` by the connection's client certificate, else by a bearer token.
+/// Authenticates a request: `certified` by the connection's client certificate, else by a bearer token.
 pub fn authenticate(api: &ServerState, certified: Option<&User>, headers: &HeaderMap) -> Result<User> {
     let bearer = headers
         .get(AUTHORIZATION)
@@ -127,7 +127,7 @@ pub fn authenticate(api: &ServerState, certified: Option<&User>, headers: &Heade
     impersonate(api, user, headers)
 }
 
-/// Acts as somebody else when the headers say so and the user may.
+/// Switches to another user when the headers request it and the user may impersonate.
 fn impersonate(api: &ServerState, user: User, headers: &HeaderMap) -> Result<User> {
     let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_string();
     let Some(name) = headers.get("impersonate-user").map(text) else {
@@ -145,7 +145,7 @@ fn impersonate(api: &ServerState, user: User, headers: &HeaderMap) -> Result<Use
     Ok(User::authenticated(&name, groups))
 }
 
-/// Refuses what the policy does not allow.
+/// An error if the policy does not allow the request.
 pub fn authorize(api: &ServerState, user: &User, asked: &Attributes<'_>) -> Result<()> {
     if api.policies.policy().allows(user, asked) {
         return Ok(());
@@ -180,7 +180,8 @@ fn denial(user: &User, asked: &Attributes<'_>) -> String {
     )
 }
 
-/// Refuses to let a user hand out what they do not have: roles by the `escalate` rule, bindings by the `bind` rule.
+/// Rejects privilege escalation: users may not grant permissions that they do not have, except by the
+/// `escalate` verb on roles and the `bind` verb on bindings.
 pub fn check_escalation(api: &ServerState, call: &Call, new: &Value, old: Option<&Value>) -> Result<()> {
     if call.resource.group != rbac::GROUP || call.user.groups.iter().any(|group| group == MASTERS) {
         return Ok(());

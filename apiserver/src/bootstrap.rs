@@ -1,5 +1,5 @@
-//! The objects every control plane has: its namespaces, default roles, the authority's Secret. Missing ones are written at
-//! start; present ones are left as they are.
+//! Bootstraps the objects every control plane has: namespaces, default roles, the CA's Secret. Missing ones
+//! are created at start; existing ones are left unchanged.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::state::ServerState;
 use crate::auth::defaults;
 use crate::gc;
 use crate::kinds::builtin;
 use crate::object;
 use crate::pki::Authority;
+use crate::state::ServerState;
 use crate::status::{ApiError, Result};
-use crate::store::{TxnChange, Expect, TxnOutcome, Txn};
+use crate::store::{Expect, Txn, TxnChange, TxnOutcome};
 use crate::verbs::write::WriteOrigin;
 use crate::verbs::{Call, create, list};
 
@@ -22,7 +22,7 @@ use crate::verbs::{Call, create, list};
 pub const NAMESPACES: &[&str] =
     &["default", "kube-system", "kube-public", "kube-node-lease", "russet-system"];
 
-/// Writes what is missing.
+/// Creates the missing objects.
 pub async fn run(api: &Arc<ServerState>, authority: &Authority) -> Result<()> {
     for name in NAMESPACES {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
@@ -39,7 +39,7 @@ pub async fn run(api: &Arc<ServerState>, authority: &Authority) -> Result<()> {
             "tls.key": STANDARD.encode(authority.key_pem()),
         },
     });
-    // An authority made anew, its files having been lost, replaces the one that nobody can sign with any more.
+    // A new CA, created because its files were lost, replaces the one whose key is gone.
     let key = format!("{}russet-system/russet-ca", builtin::prefix("", "secrets"));
     gc::edit(api, &key, |stored| {
         let differs = stored["data"] != secret["data"];
@@ -66,8 +66,8 @@ pub async fn ensure(api: &Arc<ServerState>, namespace: &str, object: Value) -> R
     }
 }
 
-/// `services/kubernetes`, which some clients take as proof that a cluster is up. Services are read-only here, so it goes
-/// straight to the store.
+/// `services/kubernetes`, which some clients take as proof that a cluster is up. Services are read-only here,
+/// so it is written directly to the store.
 async fn seed_service(api: &Arc<ServerState>) -> Result<()> {
     let key = format!("{}default/kubernetes", builtin::prefix("", "services"));
     if api.store.get(&key).is_some() {

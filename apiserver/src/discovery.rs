@@ -1,5 +1,5 @@
-//! What clients ask before they ask for anything else: groups, versions, resources, schemas, the server's version and
-//! health. Everything is derived from the table of kinds.
+//! Discovery: groups, versions, resources, schemas, the server's version and health. Everything is derived
+//! from the table of kinds.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use crate::output::{self, Body};
 use crate::status::{ApiError, Result};
 use crate::store::StoreError;
 
-/// The Kubernetes version whose API this is; clients parse it as semantic version.
+/// The Kubernetes version of this API; clients parse it as a semantic version.
 pub const GIT_VERSION: &str = "v1.36.3+russet";
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
@@ -29,7 +29,8 @@ pub fn version() -> Value {
     })
 }
 
-/// `/healthz`, `/livez` and `/readyz`, also with `?verbose`: a server whose store failed is neither alive nor ready.
+/// `/healthz`, `/livez` and `/readyz`, also with `?verbose`: a server whose store failed is neither live nor
+/// ready.
 pub fn health(path: &str, query: &str, failure: Option<StoreError>) -> Response<Body> {
     let verbose = query.split('&').any(|part| part == "verbose" || part.starts_with("verbose="));
     let name = path.trim_matches('/');
@@ -216,7 +217,7 @@ fn aggregated_resource(resource: &Resource) -> Value {
     entry
 }
 
-/// A response whose content a client may keep as long as its tag stays the same.
+/// A response with an ETag, which a client may cache.
 fn tagged(body: Bytes, content_type: &'static str, headers: &HeaderMap) -> Response<Body> {
     let tag = format!("\"{}\"", hex::encode_upper(Sha512::digest(&body)));
     let same = headers.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
@@ -235,7 +236,7 @@ fn tagged(body: Bytes, content_type: &'static str, headers: &HeaderMap) -> Respo
     response
 }
 
-/// The OpenAPI documents, made when somebody asks and kept until the table changes.
+/// The OpenAPI documents, built on first request and cached until the table changes.
 #[derive(Debug, Default)]
 pub struct OpenApiDocuments {
     cached: Mutex<Option<CachedDocuments>>,
@@ -282,7 +283,7 @@ impl OpenApiDocuments {
         documents
     }
 
-    /// `/openapi/v3` and everything under it.
+    /// Handles `/openapi/v3` and all paths under it.
     pub fn answer(&self, table: &Arc<Table>, path: &str, headers: &HeaderMap) -> Result<Response<Body>> {
         let documents = self.get(table);
         let rest = path.trim_start_matches("/openapi/v3").trim_matches('/');

@@ -1,14 +1,14 @@
-//! What happens to objects without anybody asking: dependents go with their owners, a namespace's objects with the
-//! namespace, a definition's objects with the definition, news with time; new namespaces get what every namespace has.
-//! One task each, all driven by watches of the store.
+//! Controllers of the API server: garbage collection of dependents, deletion of namespaces and of custom
+//! resources with their definitions, expiry of Events, and the default objects of new namespaces. One task
+//! each, all driven by watches of the store.
 
+pub mod cache_refresh;
+mod controller;
 pub mod definitions;
 pub mod expiry;
-pub mod cache_refresh;
 pub mod namespaces;
 pub mod owners;
 pub mod roles;
-mod controller;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
-use crate::state::{self, ServerState};
 use crate::object;
+use crate::state::{self, ServerState};
 use crate::status::Result;
-use crate::store::{TxnChange, Expect, TxnOutcome, StoredObject, Txn};
+use crate::store::{Expect, StoredObject, Txn, TxnChange, TxnOutcome};
 use crate::verbs::delete::{self, Options};
 use crate::verbs::{Call, list, write};
 
@@ -47,8 +47,9 @@ pub(crate) fn until_stopped(
     })
 }
 
-/// Changes a stored object past admission: what is taken away here is bookkeeping that no rule of the kind concerns. An
-/// object that nothing holds any more is removed. `change` returns false to leave the object as it is.
+/// Edits a stored object without admission: removing finalizers or owners is bookkeeping that no rule of the
+/// kind concerns. A terminating object without finalizers is removed. `change` returns false to leave the
+/// object unchanged.
 pub async fn edit(api: &ServerState, key: &str, change: impl Fn(&mut Value) -> bool) -> Result<()> {
     loop {
         let Some(record) = api.store.get(key) else { return Ok(()) };
@@ -89,7 +90,7 @@ async fn release(api: &ServerState, key: &str, finalizer: &str) -> Result<()> {
     .await
 }
 
-/// Deletes a stored object, unless it is gone or another of its name took its place.
+/// Deletes a stored object, unless it is gone or was replaced by another of the same name.
 async fn remove(api: &Arc<ServerState>, record: &StoredObject, propagation: &str) -> Result<()> {
     let Some(resource) = api.kinds.table().of_key(&record.key) else { return Ok(()) };
     let object = record.object();
@@ -97,7 +98,7 @@ async fn remove(api: &Arc<ServerState>, record: &StoredObject, propagation: &str
     let options = Options {
         propagation: propagation.into(),
         uid: Some(object::uid(object).to_string()),
-        // What was decided about this state need not hold of a later one, which others may have written meanwhile.
+        // The decision is about this revision; it may not hold for a later one.
         resource_version: Some(record.revision.to_string()),
         ..Options::default()
     };

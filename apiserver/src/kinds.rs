@@ -1,5 +1,5 @@
-//! What is served: one table of resources, built in or defined by the custom resource definitions in the store. Everything
-//! else in this crate asks this table and knows no kind by itself.
+//! The table of served resources: built in, or defined by the custom resource definitions in the store. The
+//! rest of this crate looks kinds up in this table and hard-codes none.
 
 pub mod builtin;
 pub mod definition;
@@ -13,13 +13,13 @@ use serde_json::Value;
 
 use crate::object;
 use crate::schema::Schema;
-use crate::store::{StoredObject, Store};
+use crate::store::{Store, StoredObject};
 use crate::table::Column;
 
-/// Where the definitions are stored.
+/// Storage prefix of the definitions.
 pub const DEFINITIONS: &str = "/registry/apiextensions.k8s.io/customresourcedefinitions/";
 
-/// How a resource is answered.
+/// How a resource is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Objects in the store.
@@ -39,24 +39,24 @@ pub struct Scale {
     pub selector: Option<String>,
 }
 
-/// What a definition says about one version of its resource.
+/// A version of a custom resource, from its definition.
 #[derive(Clone, Debug)]
 pub struct CustomResource {
     /// Name of the definition.
     pub definition: String,
     /// The structural schema.
     pub schema: Schema,
-    /// The schema as written, for OpenAPI.
+    /// The schema as written in the definition, for OpenAPI.
     pub openapi: Value,
     /// `group/version` in which objects are stored.
     pub stored_as: String,
-    /// `/scale`, when there is one.
+    /// The `/scale` subresource, if it is enabled.
     pub scale: Option<Scale>,
     /// JSON paths that field selectors may use, such as `.spec.nodeName`.
     pub selectable: Vec<String>,
-    /// Whether the definition is being deleted, which refuses creates.
+    /// Whether the definition is being deleted; creates are rejected then.
     pub terminating: bool,
-    /// The revision of the definition: objects written before it may lack what its schema now defaults.
+    /// The revision of the definition: objects written before it may lack defaults of its schema.
     pub revision: u64,
 }
 
@@ -85,11 +85,11 @@ pub struct Resource {
     pub verbs: &'static [&'static str],
     /// Subresources such as `status`.
     pub subresources: Vec<&'static str>,
-    /// How requests are answered.
+    /// How requests are served.
     pub backing: Backing,
     /// Start of every storage key, ending in a slash.
     pub prefix: String,
-    /// What tables print.
+    /// Columns of its Table.
     pub columns: Vec<Column>,
     /// Present for custom resources.
     pub custom: Option<CustomResource>,
@@ -101,7 +101,8 @@ impl Resource {
         if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
     }
 
-    /// Whether a stored object can be shown as it is: written in this version, and under the current schema.
+    /// Whether a stored object can be served unchanged: written in this version, and under the current
+    /// schema.
     pub fn serves_as_stored(&self, record: &StoredObject) -> bool {
         let written = record.api_version();
         let same = match written.split_once('/') {
@@ -125,12 +126,12 @@ impl Resource {
         if namespace.is_empty() { self.prefix.clone() } else { format!("{}{namespace}/", self.prefix) }
     }
 
-    /// Whether there is such a subresource.
+    /// Whether the resource has this subresource.
     pub fn has_subresource(&self, name: &str) -> bool {
         self.subresources.contains(&name)
     }
 
-    /// The schema objects obey; built-in kinds we hold no schema for obey the open one.
+    /// The schema of its objects; built-in kinds without a schema have the open one.
     pub fn schema(&self) -> &Schema {
         static OPEN: std::sync::LazyLock<Schema> = std::sync::LazyLock::new(|| {
             Schema::from_openapi(
@@ -144,7 +145,7 @@ impl Resource {
         }
     }
 
-    /// A stored object as this version shows it.
+    /// A stored object in this version.
     pub fn view(&self, record: &StoredObject) -> Arc<Value> {
         let object = record.object();
         if self.serves_as_stored(record) {
@@ -153,7 +154,7 @@ impl Resource {
         Arc::new(self.convert(Value::clone(object)))
     }
 
-    /// An object of any version of this resource, in this version.
+    /// Converts an object of any version of this resource to this version.
     pub fn convert(&self, mut object: Value) -> Value {
         match &self.custom {
             Some(custom) => {
@@ -167,7 +168,7 @@ impl Resource {
         object
     }
 
-    /// An object of this version in the version that is stored.
+    /// Converts an object of this version to the storage version.
     pub fn to_stored(&self, mut object: Value) -> Value {
         match &self.custom {
             Some(custom) => object["apiVersion"] = Value::String(custom.stored_as.clone()),
@@ -225,7 +226,7 @@ impl Table {
             .cloned()
     }
 
-    /// Each stored resource once, whichever versions show it.
+    /// Each stored resource once, whatever versions serve it.
     pub fn stored(&self) -> Vec<Arc<Resource>> {
         let mut seen = std::collections::BTreeSet::new();
         let stored = self.resources.iter().filter(|resource| resource.backing == Backing::Stored);
@@ -233,28 +234,28 @@ impl Table {
     }
 }
 
-/// The current table; replaced whole when a definition changes.
+/// The current table; replaced as a whole when a definition changes.
 #[derive(Debug)]
 pub struct Kinds {
     current: RwLock<Arc<Table>>,
-    /// Held while a table is made, so that of two the one read later is also set later, and readers wait for neither.
+    /// Serialises refreshes: of two, the one that reads later also publishes later. Readers wait for neither.
     refreshing: Mutex<()>,
 }
 
 impl Kinds {
-    /// The table for what the store defines now.
+    /// The table of the definitions in the store.
     pub fn load(store: &dyn Store) -> Self {
         let kinds = Self { current: RwLock::new(Arc::new(Table::default())), refreshing: Mutex::new(()) };
         kinds.refresh(store);
         kinds
     }
 
-    /// The table now.
+    /// The current table.
     pub fn table(&self) -> Arc<Table> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the definitions again; of those that did not change, the compiled schemas are kept.
+    /// Reads the definitions again; the compiled schemas of unchanged ones are reused.
     pub fn refresh(&self, store: &dyn Store) {
         let refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         let snapshot = match store.range(DEFINITIONS, None, None) {

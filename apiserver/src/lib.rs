@@ -1,14 +1,14 @@
 //! The embedded Kubernetes-style API server.
 //!
-//! A request comes in through [`server`] (TLS, routing), is attributed and judged by [`auth`], finds its resource in the
-//! table of [`kinds`], and is answered by its verb in [`verbs`]. A write is read ([`protobuf`], [`schema::strict`]), made
-//! ([`patch`]), settled (pruned, completed, validated: [`schema`], [`kinds::rules`]), admitted ([`admission`]) and stored
-//! ([`store`]) if nobody else was faster. Everything else follows from watching the store: watchers, [`gc`].
+//! A request enters through [`server`] (TLS, routing), is authenticated and authorized by [`auth`], finds its
+//! resource in the table of [`kinds`], and is handled by its verb in [`verbs`]. A write is decoded
+//! ([`protobuf`], [`schema::strict`]), applied ([`patch`]), normalized (pruned, defaulted, validated:
+//! [`schema`], [`kinds::rules`]), admitted ([`admission`]) and stored ([`store`]) unless the object changed
+//! in the meantime. Watches and controllers ([`gc`]) follow the store.
 //!
-//! Not here: any kind of ours; they arrive as custom resource definitions.
+//! Not here: Russet's own kinds; they are custom resource definitions.
 
 pub mod admission;
-pub mod state;
 pub mod auth;
 pub mod bootstrap;
 pub mod discovery;
@@ -25,6 +25,7 @@ pub mod request;
 pub mod schema;
 pub mod selector;
 pub mod server;
+pub mod state;
 pub mod status;
 pub mod store;
 pub mod table;
@@ -43,36 +44,36 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 use crate::admission::Admission;
-use crate::state::ServerState;
 use crate::auth::tokens::Signer;
 use crate::auth::{MASTERS, Policies};
 use crate::kinds::Kinds;
 use crate::metrics::Metrics;
 use crate::pki::{Authority, PkiError};
-use crate::server::listen::{self, LanListener, ConnectionService};
+use crate::server::listen::{self, ConnectionService, LanListener};
 use crate::server::tls::{self, Resolver};
+use crate::state::ServerState;
 use crate::store::embedded::Embedded;
 use crate::store::etcd::{Etcd, EtcdConfig};
 use crate::store::{Store, StoreError};
 
-/// The administrator's certificate is made anew at every start.
+/// Validity of the administrator's certificate, in days; it is reissued at every start.
 const ADMIN_DAYS: i64 = 365;
 
-/// How a server is started.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct ApiServerConfig {
-    /// Where the store, the keys and the kubeconfig live.
+    /// Directory of the store, the keys and the kubeconfig.
     pub data_dir: PathBuf,
-    /// Where to listen; port 0 takes any free one.
+    /// Address to listen on; port 0 takes any free port.
     pub listen: SocketAddr,
-    /// Where metrics are registered; a registry of its own when there is none.
+    /// Registry of metrics; `None` creates one.
     pub registry: Option<prometheus::Registry>,
-    /// Where objects live: here, when etcd is named; else in a file of the data directory.
+    /// Storage in etcd; `None` stores objects in a file of the data directory.
     pub etcd: Option<EtcdConfig>,
 }
 
 impl ApiServerConfig {
-    /// A server in `data_dir` on loopback's usual port.
+    /// A server in `data_dir` on loopback and the default port.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
             data_dir: data_dir.into(),
@@ -82,21 +83,21 @@ impl ApiServerConfig {
         }
     }
 
-    /// The same, listening elsewhere.
+    /// Sets the listen address.
     #[must_use]
     pub fn listen(mut self, listen: SocketAddr) -> Self {
         self.listen = listen;
         self
     }
 
-    /// The same, with its metrics in this registry.
+    /// Sets the metrics registry.
     #[must_use]
     pub fn registry(mut self, registry: prometheus::Registry) -> Self {
         self.registry = Some(registry);
         self
     }
 
-    /// The same, with its objects in etcd, perhaps one of several servers there.
+    /// Stores objects in etcd, which several servers may share.
     #[must_use]
     pub fn etcd(mut self, etcd: EtcdConfig) -> Self {
         self.etcd = Some(etcd);
@@ -107,40 +108,40 @@ impl ApiServerConfig {
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The data directory.
+    /// The data directory is unusable.
     #[error("cannot use the data directory {}: {source}; make it, or choose another with --data-dir", .path.display())]
     DataDir {
-        /// Which.
+        /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The port.
+    /// Listening failed.
     #[error("cannot listen on {address}: {source}; if another server holds port {}, stop it or choose another port with --api-port", .address.port())]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Keys and certificates.
+    /// Keys or certificates are unusable.
     #[error(transparent)]
     Pki(#[from] PkiError),
-    /// Keys that several servers share.
+    /// The keys that several servers share are unusable.
     #[error(transparent)]
     Shared(#[from] pki::shared::SharedError),
-    /// Metrics.
+    /// Metrics could not be registered.
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// The first objects.
+    /// The bootstrap objects could not be written.
     #[error("cannot write the first objects: {0}")]
     Bootstrap(#[from] status::ApiError),
 }
 
-/// A server that runs.
+/// A running server.
 pub struct RunningServer {
     addr: SocketAddr,
     authority: Arc<Authority>,
@@ -151,33 +152,33 @@ pub struct RunningServer {
 }
 
 impl RunningServer {
-    /// Where it listens.
+    /// Its listen address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// `https://…` of where it listens.
+    /// Its `https://…` URL.
     pub fn url(&self) -> String {
         format!("https://{}", self.addr)
     }
 
-    /// The certificate of its authority.
+    /// The certificate of its CA.
     pub fn ca_pem(&self) -> &str {
         self.authority.cert_pem()
     }
 
-    /// Its authority.
+    /// Its CA.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
 
-    /// The administrator's kubeconfig.
+    /// The path of the administrator's kubeconfig.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// Stops: watches end, connections finish, the store closes. Its file is free afterwards, unless a request takes
-    /// more than 5 s.
+    /// Stops the server: watches end, connections drain, the store closes. Its file is released, unless a
+    /// request takes more than 5 s.
     pub async fn shutdown(self) {
         let Self { stop, tasks, mut closed, .. } = self;
         stop.send_replace(true);
@@ -188,22 +189,25 @@ impl RunningServer {
                 tracing::error!(%error, "a task of the server panicked");
             }
         }
-        // Handlers run to their ends although their connections were cut.
+        // Handlers run to completion even after their connections are closed.
         if tokio::time::timeout(REQUEST_DRAIN_TIMEOUT, closed.recv()).await.is_err() {
-            tracing::warn!("a request still runs {} s after the server stopped", REQUEST_DRAIN_TIMEOUT.as_secs());
+            tracing::warn!(
+                "a request still runs {} s after the server stopped",
+                REQUEST_DRAIN_TIMEOUT.as_secs()
+            );
         }
     }
 }
 
-/// How long requests may take that run when the server stops, once their connections are cut.
+/// How long running requests may take after their connections are closed at shutdown.
 const REQUEST_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Starts a server: it answers once this returns.
+/// Starts a server; it serves requests once this returns.
 pub async fn start(config: ApiServerConfig) -> Result<RunningServer, Error> {
     let data = |source| Error::DataDir { path: config.data_dir.clone(), source };
     let pki_dir = config.data_dir.join("pki");
     std::fs::create_dir_all(&pki_dir).map_err(data)?;
-    // Keys and every Secret lie here; a folder made by somebody else may have been open to all.
+    // Keys and every Secret are stored here; an existing directory may be readable by other users.
     for folder in [&config.data_dir, &pki_dir] {
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)).map_err(data)?;
     }

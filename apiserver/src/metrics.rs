@@ -1,4 +1,4 @@
-//! What the server counts about itself, under the names operators of Kubernetes already know.
+//! Metrics of the API server, under the names Kubernetes uses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl Metrics {
         Ok(Self { registry, requests, durations, watches, commits, revision })
     }
 
-    /// Counts an answer.
+    /// Counts a response.
     pub fn request(&self, verb: &str, resource: &str, code: u16, took: Duration) {
         self.requests.with_label_values(&[verb, resource, &code.to_string()]).inc();
         if verb != "watch" {
@@ -72,7 +72,7 @@ impl Metrics {
         OpenWatch(self.watches.clone())
     }
 
-    /// Everything in the registry as text.
+    /// All metrics of the registry as text.
     pub fn render(&self, store: &Arc<dyn Store>) -> String {
         self.commits.inc_by(store.commits().saturating_sub(self.commits.get()));
         self.revision.set(i64::try_from(store.revision()).unwrap_or(i64::MAX));

@@ -1,4 +1,4 @@
-//! Reading and writing the metadata every object has. It knows the shape of `metadata` and nothing of any kind.
+//! Access to the metadata every object has. It knows the fields of `metadata` and no kinds.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ pub fn name(object: &Value) -> &str {
     meta(object, "name")
 }
 
-/// The namespace; empty for objects of the cluster.
+/// The namespace; empty for cluster-scoped objects.
 pub fn namespace(object: &Value) -> &str {
     meta(object, "namespace")
 }
@@ -26,17 +26,17 @@ pub fn uid(object: &Value) -> &str {
     meta(object, "uid")
 }
 
-/// The revision as clients see it.
+/// The `resourceVersion`.
 pub fn resource_version(object: &Value) -> &str {
     meta(object, "resourceVersion")
 }
 
-/// Whether deletion has been asked for.
+/// Whether the object has a deletion timestamp.
 pub fn is_terminating(object: &Value) -> bool {
     !meta(object, "deletionTimestamp").is_empty()
 }
 
-/// The finalizers that still hold the object.
+/// The finalizers that block deletion.
 pub fn finalizers(object: &Value) -> Vec<&str> {
     object["metadata"]["finalizers"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
@@ -46,7 +46,7 @@ pub fn owners(object: &Value) -> &[Value] {
     object["metadata"]["ownerReferences"].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The metadata for writing; an object without any gets some.
+/// The metadata for writing; created if missing.
 pub fn metadata_mut(object: &mut Value) -> &mut Map<String, Value> {
     if !object.is_object() {
         *object = json!({});
@@ -68,12 +68,12 @@ pub fn set_meta(object: &mut Value, field: &str, value: Value) {
     }
 }
 
-/// Copies a metadata field from another object, removing it when that has none.
+/// Copies a metadata field from another object, or removes it if that object has none.
 pub fn copy_meta(object: &mut Value, from: &Value, field: &str) {
     set_meta(object, field, from["metadata"][field].clone());
 }
 
-/// Sets or replaces the finalizers; none at all leaves no field.
+/// Sets or replaces the finalizers; an empty list removes the field.
 pub fn set_finalizers(object: &mut Value, finalizers: Vec<String>) {
     let value = if finalizers.is_empty() { Value::Null } else { json!(finalizers) };
     set_meta(object, "finalizers", value);
@@ -86,7 +86,7 @@ pub fn remove(object: &mut Value, field: &str) {
     }
 }
 
-/// Sets a top-level field as another object has it, or removes it when that has none.
+/// Copies a top-level field from another object, or removes it if that object has none.
 pub fn copy_field(object: &mut Value, from: &Value, field: &str) {
     match from.get(field) {
         Some(value) => object[field] = value.clone(),
@@ -103,14 +103,14 @@ pub fn new_uid() -> String {
     format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
 }
 
-/// The five characters `generateName` adds: no vowels, so that no word appears.
+/// The five characters that `generateName` appends: no vowels, so that no word appears.
 pub fn name_suffix() -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut rng = rand::rng();
     (0..5).map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())])).collect()
 }
 
-/// The time of metadata: whole seconds, UTC.
+/// A metadata timestamp: whole seconds, UTC.
 pub fn timestamp(now: jiff::Timestamp) -> String {
     now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 pub use builtin::{builtin_schema, object_meta};
 
-/// A served resource, as far as OpenAPI shows it.
+/// A served resource, as OpenAPI needs it.
 #[derive(Debug, Clone)]
 pub struct Resource<'a> {
     /// Empty for the core group.
@@ -50,7 +50,8 @@ impl Resource<'_> {
     }
 }
 
-/// The OpenAPI v3 document of `group_version` (`v1`, `apps/v1`); resources of other groups and versions are left out.
+/// The OpenAPI v3 document of `group_version` (`v1`, `apps/v1`); resources of other groups and versions are
+/// left out.
 pub fn document(group_version: &str, resources: &[Resource<'_>]) -> Value {
     let (group, version) = group_version.split_once('/').unwrap_or(("", group_version));
     let mut all_paths = Map::new();
@@ -129,7 +130,7 @@ fn references(schema: &Value, found: &mut BTreeSet<String>) {
     }
 }
 
-/// A reference with the siblings that OpenAPI 3.0 only allows beside `allOf`.
+/// A `$ref` with sibling fields, which OpenAPI 3.0 only allows beside `allOf`.
 fn refer(component: &str, description: &str) -> Value {
     json!({"allOf": [{"$ref": format!("{COMPONENTS}{component}")}], "description": description, "default": {}})
 }
@@ -138,7 +139,7 @@ const API_VERSION: &str = "APIVersion defines the versioned schema of this repre
 const KIND: &str =
     "Kind is the REST resource that this object represents, in CamelCase; it cannot be updated.";
 
-/// What a CRD's schema looks like to clients: with apiVersion, kind and metadata.
+/// The published schema of a CRD: with apiVersion, kind and metadata.
 fn published(resource: &Resource<'_>, schema: &Value) -> Value {
     let mut schema = schema.clone();
     if !schema.is_object() {
@@ -147,7 +148,7 @@ fn published(resource: &Resource<'_>, schema: &Value) -> Value {
     schema["type"] = "object".into();
     if !schema["properties"].is_object() {
         schema["properties"] = json!({});
-        // Nothing is known below, so nothing may look forbidden.
+        // The schema is unknown, so no field may be reported as unknown.
         if resource.schema.is_none() {
             schema["x-kubernetes-preserve-unknown-fields"] = true.into();
         }
@@ -203,7 +204,8 @@ mod tests {
         }
     }
 
-    /// What kubectl does before it validates an apply: find the PATCH of a kind and look for `fieldValidation` in the query.
+    /// kubectl's check before it validates an apply: finds the PATCH of a kind and looks for
+    /// `fieldValidation` in the query parameters.
     fn patch_takes(document: &Value, kind: &str, parameter: &str) -> bool {
         document["paths"].as_object().expect("paths").values().any(|path| {
             path["patch"]["x-kubernetes-group-version-kind"]["kind"] == kind

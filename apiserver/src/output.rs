@@ -1,4 +1,5 @@
-//! What a reader asked to see: whole objects, metadata alone, or a Table; and the responses that carry it.
+//! Output formats that a client can request (whole objects, metadata only, or a Table), and the responses
+//! with them.
 
 use std::convert::Infallible;
 
@@ -19,13 +20,13 @@ use crate::table::{self, Include};
 /// Every response body of this server.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Bytes of a list that are handed to the connection at once.
+/// Bytes of a list that are passed to the connection at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// How objects are shown.
+/// The requested format of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// As they are.
+    /// Unchanged.
     Object,
     /// Only their metadata.
     Metadata,
@@ -66,7 +67,7 @@ impl Shape {
         Err(Self::not_acceptable())
     }
 
-    /// 406: no shape asked for can be sent.
+    /// 406: none of the requested formats is supported.
     pub fn not_acceptable() -> ApiError {
         ApiError::new(
             StatusCode::NOT_ACCEPTABLE,
@@ -76,7 +77,7 @@ impl Shape {
     }
 }
 
-/// The metadata of an object as its own kind.
+/// The metadata of an object, with the object's own kind.
 pub fn metadata_only(object: &Value) -> Value {
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
@@ -90,7 +91,7 @@ pub fn parse_include(text: &str) -> Include {
     }
 }
 
-/// One object in the shape asked for.
+/// One object in the requested format.
 pub fn to_shape(
     resource: &Resource,
     object: &Value,
@@ -104,13 +105,20 @@ pub fn to_shape(
         Shape::Table => {
             let metadata = json!({"resourceVersion": object::resource_version(object)});
             let now = jiff::Timestamp::now();
-            table::render(&resource.columns, &[object], metadata, parse_include(include_object), headings, now)
+            table::render(
+                &resource.columns,
+                &[object],
+                metadata,
+                parse_include(include_object),
+                headings,
+                now,
+            )
         }
     }
 }
 
-/// A list whose items are encoded one by one as the client takes them in: thousands of objects are never in memory as
-/// one text. A short list is a single piece.
+/// A list whose items are encoded one by one as the client reads them: thousands of objects are never in
+/// memory as one text. A short list is a single chunk.
 pub fn list(
     api_version: &str,
     kind: &str,
@@ -134,9 +142,9 @@ pub fn list(
     response
 }
 
-/// The text of a list, piece by piece.
+/// The text of a list, chunk by chunk.
 struct ListChunks<I> {
-    /// What is not handed out yet.
+    /// Encoded text that was not passed on yet.
     text: BytesMut,
     items: I,
     first: bool,
@@ -194,7 +202,7 @@ pub fn error(error: &ApiError) -> Response<Body> {
     response
 }
 
-/// Adds warnings as clients expect them.
+/// Adds `Warning` headers.
 pub fn warn(response: &mut Response<Body>, warnings: &[String]) {
     for warning in warnings {
         let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], " ");

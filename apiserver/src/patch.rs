@@ -1,6 +1,6 @@
-//! What a PATCH body does to an object: one file per patch format, all pure functions over JSON.
+//! Patch formats: applies a PATCH body to an object. One file per format, all pure functions over JSON.
 //!
-//! Not here: reading the live object, admission, storing the result, or deciding which formats a resource takes.
+//! Not here: reading the live object, admission, storing the result, or which formats a resource accepts.
 
 pub mod apply;
 pub mod json;

@@ -1,5 +1,5 @@
-//! The certificate authority of one control plane: its files, the certificates it issues, the kubeconfig that carries
-//! them. Who may ask for a certificate is decided by the callers.
+//! The certificate authority of one control plane: its files, the certificates it issues, the kubeconfig that
+//! contains them. Not here: which callers may request a certificate.
 
 pub mod shared;
 
@@ -17,15 +17,15 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
 
-/// The authority outlives every machine it serves; a new one means joining every node again.
+/// Validity of the CA in days. It outlives every machine it serves; a new one means joining every node again.
 const CA_DAYS: i64 = 3650;
-/// Certificates of servers are made anew at every start.
+/// Validity of server certificates in days; they are reissued at every start.
 pub const SERVER_DAYS: i64 = 365;
 
-/// The attribute of a subject in which Kubernetes, too, looks for a user's unique id.
+/// The subject attribute in which Kubernetes stores a user's unique id, too.
 const UID: x509_parser::der_parser::Oid<'static> = x509_parser::der_parser::oid!(1.3.6.1.4.1.57683.2);
 
-/// Why a certificate could not be had.
+/// Why a certificate is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A file could not be read or written.
@@ -33,17 +33,17 @@ pub enum PkiError {
     File {
         /// `read` or `write`.
         action: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A certificate or key is not what it should be.
+    /// A certificate or key is invalid.
     #[error("the {what} is unusable: {why}")]
     Unusable {
-        /// Which.
+        /// The certificate or key.
         what: String,
-        /// Why.
+        /// The cause.
         why: String,
     },
 }
@@ -52,7 +52,7 @@ fn unusable(what: &str, why: impl ToString) -> PkiError {
     PkiError::Unusable { what: what.into(), why: why.to_string() }
 }
 
-/// A certificate authority: what it needs to sign.
+/// A certificate authority with its key.
 pub struct Authority {
     cert_pem: String,
     key_pem: String,
@@ -66,7 +66,7 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// The authority in `dir` (`ca.crt`, `ca.key`), made if there is none.
+    /// Loads the CA in `dir` (`ca.crt`, `ca.key`), or creates it.
     pub fn ensure(dir: &Path) -> Result<Self, PkiError> {
         let (cert, key) = (dir.join("ca.crt"), dir.join("ca.key"));
         if cert.exists() && key.exists() {
@@ -78,13 +78,13 @@ impl Authority {
             source,
         })?;
         let authority = Self::generate("russet-ca")?;
-        // The key first: a certificate without its key would look like an authority that lost it.
+        // The key first: a certificate without its key would look like a CA that lost its key.
         write_private(&key, authority.key_pem.as_bytes())?;
         write_private(&cert, authority.cert_pem.as_bytes())?;
         Ok(authority)
     }
 
-    /// A new authority in memory.
+    /// Generates a CA in memory.
     pub fn generate(name: &str) -> Result<Self, PkiError> {
         let key = KeyPair::generate().map_err(|error| unusable("new CA key", error))?;
         let mut params = params(name, &[], CA_DAYS);
@@ -95,7 +95,7 @@ impl Authority {
         Self::from_pem(&cert.pem(), &key.serialize_pem())
     }
 
-    /// An authority from its PEM texts.
+    /// A CA from PEM texts.
     pub fn from_pem(cert_pem: &str, key_pem: &str) -> Result<Self, PkiError> {
         let key = KeyPair::from_pem(key_pem).map_err(|error| unusable("CA key", error))?;
         let first = certificate(cert_pem)?;
@@ -111,30 +111,31 @@ impl Authority {
         Ok(Self { cert_pem: cert_pem.into(), key_pem: key_pem.into(), issuer })
     }
 
-    /// The certificate, for everyone.
+    /// The certificate, which is public.
     pub fn cert_pem(&self) -> &str {
         &self.cert_pem
     }
 
-    /// The key, for whoever signs.
+    /// The private key, for signing.
     pub fn key_pem(&self) -> &str {
         &self.key_pem
     }
 
-    /// `sha256:` and the hex digest of the authority's public key, by which a joining machine recognises it.
+    /// `sha256:` and the hex digest of the CA's public key, which a joining machine compares with its token.
     pub fn pin(&self) -> Result<String, PkiError> {
         let cert = certificate(&self.cert_pem)?;
         pin(&cert)
     }
 
-    /// A certificate for a client: `cn` is the user, `orgs` the groups (at most two). Returns certificate and key.
+    /// Issues a client certificate: `cn` is the user, `orgs` the groups (at most two). Returns certificate
+    /// and key.
     pub fn issue_client(&self, cn: &str, orgs: &[&str], days: i64) -> Result<(String, String), PkiError> {
         let mut params = params(cn, orgs, days);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.issue(params)
     }
 
-    /// A certificate for a server known by these names and addresses. Returns certificate and key.
+    /// Issues a server certificate for these names and addresses. Returns certificate and key.
     pub fn issue_server(
         &self,
         cn: &str,
@@ -152,8 +153,8 @@ impl Authority {
         self.issue(params)
     }
 
-    /// A certificate for both ends of a connection: a component that serves others under `names` and calls
-    /// them as `cn`. Returns certificate and key.
+    /// Issues a certificate for both sides of a connection: a component that serves under `names` and calls
+    /// others as `cn`. Returns certificate and key.
     pub fn issue_peer(
         &self,
         cn: &str,
@@ -188,14 +189,14 @@ pub fn pin(cert: &CertificateDer<'_>) -> Result<String, PkiError> {
     Ok(format!("sha256:{}", hex::encode(Sha256::digest(parsed.public_key().raw))))
 }
 
-/// Whom a certificate is about, as Kubernetes reads it.
+/// The subject of a certificate, as Kubernetes reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertificateSubject {
     /// The common name: the user.
     pub name: String,
     /// The organizations: the groups.
     pub orgs: Vec<String>,
-    /// The unique id, which tells users of one name apart; empty in most certificates.
+    /// The unique id, which distinguishes users with the same name; empty in most certificates.
     pub uid: String,
 }
 
@@ -230,7 +231,7 @@ pub fn private_key(pem: &str) -> Result<PrivateKeyDer<'static>, PkiError> {
     PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| unusable("private key", error))
 }
 
-/// Writes a kubeconfig with one cluster, one user and one context, readable by its owner alone.
+/// Writes a kubeconfig with one cluster, one user and one context, readable by its owner only.
 pub fn write_kubeconfig(
     path: &Path,
     server: &str,
@@ -272,7 +273,7 @@ pub fn read(path: &Path) -> Result<String, PkiError> {
     })
 }
 
-/// Writes a file only its owner may read, replacing it in one step.
+/// Writes a file that only its owner may read, replacing it atomically.
 pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), PkiError> {
     let failed = |source| PkiError::File { action: "write", path: path.to_path_buf(), source };
     let draft = path.with_extension(format!("{}.tmp", std::process::id()));
@@ -285,7 +286,7 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), PkiError> {
     std::fs::rename(&draft, path).map_err(failed)
 }
 
-/// Sets from when to when a certificate is valid.
+/// Sets the validity period of a certificate.
 fn set_validity(params: &mut CertificateParams, days: i64) {
     let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
     let day = |date: jiff::civil::Date| {
@@ -300,7 +301,8 @@ fn set_validity(params: &mut CertificateParams, days: i64) {
 fn params(cn: &str, orgs: &[&str], days: i64) -> CertificateParams {
     let mut params = CertificateParams::default();
     let mut name = DistinguishedName::new();
-    // A name holds one attribute of each type; the second organization is written as its bare object identifier.
+    // A name holds one attribute of each type; the second organization is written with its bare object
+    // identifier.
     for (index, org) in orgs.iter().take(2).enumerate() {
         let kind =
             if index == 0 { DnType::OrganizationName } else { DnType::CustomDnType(vec![2, 5, 4, 10]) };

@@ -1,4 +1,5 @@
-//! `application/vnd.kubernetes.protobuf` request bodies, transcoded to JSON for the kinds that clients send typed.
+//! `application/vnd.kubernetes.protobuf` request bodies, transcoded to JSON for the kinds that clients send
+//! typed.
 //!
 //! Not here: protobuf responses; every client that sends protobuf also accepts JSON.
 
@@ -13,13 +14,13 @@ use serde_json::{Map, Value};
 use messages::Type;
 use wire::{Fields, Payload};
 
-/// Why a protobuf body was refused.
+/// Why a protobuf body is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtobufError {
     /// No `k8s\0` prefix or broken wire data (400).
     #[error("the protobuf body is malformed: {0}")]
     Malformed(String),
-    /// A kind outside our tables (415).
+    /// A kind without a message definition here (415).
     #[error("no protobuf encoding of {api_version} {kind} is known here; send application/json")]
     UnknownKind {
         /// `v1`.
@@ -35,7 +36,7 @@ impl From<String> for ProtobufError {
     }
 }
 
-/// How every Kubernetes protobuf body begins.
+/// Prefix of every Kubernetes protobuf body.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// Decodes `k8s\0` + `runtime.Unknown` to a JSON object with apiVersion and kind.
@@ -76,7 +77,7 @@ fn base64(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-/// Messages inside messages: schemas nest, and what nests without end would use up the stack.
+/// Maximum nesting of messages: schemas nest, and unlimited nesting would overflow the stack.
 const MAX_DEPTH: usize = 100;
 
 fn decode(message: &str, bytes: &[u8], depth: usize) -> Result<Map<String, Value>, String> {
@@ -92,9 +93,10 @@ fn decode(message: &str, bytes: &[u8], depth: usize) -> Result<Map<String, Value
     Ok(object)
 }
 
-/// Puts one field into the JSON object of its message.
+/// Sets one field in the JSON object of its message.
 ///
-/// Typed clients write fields that are not pointers even when they are empty; JSON leaves those out, and so do we.
+/// Typed clients send non-pointer fields even when they are empty; JSON omits those, and so does this
+/// function.
 fn set(
     object: &mut Map<String, Value>,
     name: &str,
@@ -166,7 +168,7 @@ fn append(object: &mut Map<String, Value>, name: &str, item: Value) -> Result<()
     Ok(())
 }
 
-/// What a schema allows in place of a schema: a list of them, or a truth value.
+/// The alternatives to a schema that a schema field allows: a list of schemas, or a boolean.
 fn union(kind: Type, message: &str, bytes: &[u8], depth: usize) -> Result<Value, String> {
     let (mut schema, mut many, mut allows) = (None, Vec::new(), false);
     for field in Fields::new(bytes) {
@@ -189,7 +191,7 @@ fn union(kind: Type, message: &str, bytes: &[u8], depth: usize) -> Result<Value,
     })
 }
 
-/// Whole numbers are written whole, as JSON from a person would be.
+/// Whole numbers become JSON integers, as in JSON written by a person.
 fn double(bytes: &[u8]) -> Result<Value, String> {
     let bytes: [u8; 8] = bytes.try_into().map_err(|_| "a number is not eight bytes long".to_owned())?;
     let number = f64::from_le_bytes(bytes);
@@ -201,12 +203,12 @@ fn double(bytes: &[u8]) -> Result<Value, String> {
         .ok_or_else(|| format!("{number} is no number JSON has"))
 }
 
-/// Varints carry negative numbers in two's complement.
+/// Varints encode negative numbers in two's complement.
 fn signed(number: u64) -> i64 {
     number as i64
 }
 
-/// A map entry: the key is field 1, the value field 2; either may be left out when empty.
+/// A map entry: the key is field 1, the value field 2; either is omitted when empty.
 fn raw_entry(bytes: &[u8]) -> Result<(String, &[u8]), String> {
     let (mut key, mut raw) = (String::new(), &[][..]);
     for field in Fields::new(bytes) {
@@ -239,7 +241,7 @@ fn entry(kind: Type, bytes: &[u8]) -> Result<(String, Value), String> {
     Ok((key, value))
 }
 
-/// Seconds and nanoseconds; an empty message is no time at all.
+/// Seconds and nanoseconds; an empty message is no time.
 fn time(bytes: &[u8], format: &str) -> Result<Option<Value>, String> {
     if bytes.is_empty() {
         return Ok(None);

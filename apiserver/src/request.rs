@@ -1,11 +1,10 @@
-//! From a method, a path and a query to what is being asked. It parses; whether the answer is allowed or possible is
-//! decided elsewhere.
+//! Parses method, path and query of a request. Not here: whether the request is allowed or possible.
 
 use http::Method;
 
 use crate::status::{ApiError, Cause, Result};
 
-/// What a path points at.
+/// The resource a path addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestTarget {
     /// Empty for the core group.
@@ -22,7 +21,7 @@ pub struct RequestTarget {
     pub subresource: String,
 }
 
-/// Reads a path under `/api/v1/` or `/apis/GROUP/VERSION/`; `None` when it names no resource.
+/// Parses a path under `/api/v1/` or `/apis/GROUP/VERSION/`; `None` when it addresses no resource.
 pub fn target(path: &str) -> Option<RequestTarget> {
     let mut parts = path.trim_matches('/').split('/').map(decode_percent);
     let (group, version) = match parts.next()?.as_str() {
@@ -63,7 +62,7 @@ pub fn target(path: &str) -> Option<RequestTarget> {
     })
 }
 
-/// The verb of a request on a resource, as RBAC names it; `None` for methods the API has no use for.
+/// The RBAC verb of a request on a resource; `None` for methods that the API does not use.
 pub fn verb(method: &Method, target: &RequestTarget, query: &Query) -> Option<&'static str> {
     Some(match (method.as_str(), target.name.is_empty()) {
         ("GET" | "HEAD", _) if query.watch && target.subresource.is_empty() => "watch",
@@ -78,19 +77,19 @@ pub fn verb(method: &Method, target: &RequestTarget, query: &Query) -> Option<&'
     })
 }
 
-/// What to do about fields nobody knows.
+/// Handling of unknown fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FieldValidation {
     /// Drop them silently.
     Ignore,
-    /// Drop them and say so.
+    /// Drop them with a warning.
     #[default]
     Warn,
-    /// Refuse the request.
+    /// Reject the request.
     Strict,
 }
 
-/// The query parameters the API knows.
+/// The query parameters of the API.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     /// `watch`
@@ -132,7 +131,7 @@ pub struct Query {
 }
 
 impl Query {
-    /// Reads a query string.
+    /// Parses a query string.
     pub fn parse(text: &str) -> Result<Self> {
         let mut query = Self::default();
         for (key, value) in pairs(text) {
@@ -189,7 +188,7 @@ impl Query {
                 "gracePeriodSeconds" => query.grace_seconds = value.parse().ok(),
                 "includeObject" => query.include_object = value,
                 "pretty" => query.pretty = truth(),
-                // Parameters of other versions and of other subresources are ignored, as the real server does.
+                // Parameters of other versions and subresources are ignored, as Kubernetes does.
                 _ => {}
             }
         }
@@ -197,7 +196,7 @@ impl Query {
         Ok(query)
     }
 
-    /// The combinations of list and watch options that contradict each other.
+    /// Rejects contradictory combinations of list and watch options.
     fn check(&self) -> Result<()> {
         let refuse = |field: &str, message: &str| {
             Err(ApiError::invalid(
@@ -264,7 +263,7 @@ impl Query {
         Ok(())
     }
 
-    /// The revision asked for; none when unset or "0".
+    /// The requested revision; `None` when unset or "0".
     pub fn revision(&self) -> Result<Option<u64>> {
         match self.resource_version.as_str() {
             "" | "0" => Ok(None),
@@ -284,7 +283,7 @@ fn pairs(text: &str) -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// `%41` to `A`; broken escapes stay as they are.
+/// `%41` to `A`; invalid escapes stay unchanged.
 pub fn decode_percent(text: &str) -> String {
     if !text.contains('%') {
         return text.to_string();
@@ -334,14 +333,15 @@ mod tests {
             ("/apis/g.io/v1", None),
             ("/healthz", None),
         ] {
-            let expected = expected.map(|(group, version, namespace, resource, name, subresource)| RequestTarget {
-                group: group.into(),
-                version: version.into(),
-                namespace: namespace.into(),
-                resource: resource.into(),
-                name: name.into(),
-                subresource: subresource.into(),
-            });
+            let expected =
+                expected.map(|(group, version, namespace, resource, name, subresource)| RequestTarget {
+                    group: group.into(),
+                    version: version.into(),
+                    namespace: namespace.into(),
+                    resource: resource.into(),
+                    name: name.into(),
+                    subresource: subresource.into(),
+                });
             assert_eq!(target(path), expected, "{path}");
         }
     }

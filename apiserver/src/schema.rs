@@ -1,4 +1,5 @@
-//! The schema of a kind: what a CRD's `openAPIV3Schema` says, read once, then used to prune, default, validate and apply.
+//! The schema of a kind: a CRD's `openAPIV3Schema`, compiled once, then used to prune, default, validate and
+//! apply.
 //!
 //! Not here: the lifecycle of CRDs (names, conditions), publishing OpenAPI.
 
@@ -22,34 +23,34 @@ use serde_json::Value;
 pub struct Schema {
     /// The JSON type.
     pub kind: SchemaType,
-    /// Whether `null` is a value.
+    /// Whether `null` is allowed.
     pub nullable: bool,
     /// Named fields.
     pub properties: BTreeMap<String, Schema>,
-    /// The values of a map.
+    /// The schema of other fields (`additionalProperties`).
     pub additional: Additional,
-    /// The elements of a list.
+    /// The schema of a list's elements.
     pub items: Option<Box<Schema>>,
-    /// What a missing field becomes.
+    /// The default of a missing field.
     pub default: Option<Value>,
-    /// Free content below here is kept (`x-kubernetes-preserve-unknown-fields`).
+    /// Unknown fields are preserved (`x-kubernetes-preserve-unknown-fields`).
     pub preserve_unknown: bool,
-    /// A whole object of its own, with apiVersion, kind and metadata.
+    /// An embedded object, with apiVersion, kind and metadata.
     pub embedded_resource: bool,
-    /// How the elements of a list are told apart.
+    /// The list type.
     pub list: ListKind,
-    /// Whether a map is owned as one value (`x-kubernetes-map-type: atomic`).
+    /// Whether a map has a single owner (`x-kubernetes-map-type: atomic`).
     pub atomic_map: bool,
-    /// Restrictions of the value.
+    /// Value validations.
     pub checks: Checks,
     /// The compiled `x-kubernetes-validations` of this node.
     pub rules: Option<Arc<cel::Rules>>,
 }
 
-/// A JSON type, as structural schemas know them.
+/// A JSON type of structural schemas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SchemaType {
-    /// Not said: value validations, and nodes that preserve unknown fields.
+    /// No type: in value validations, and in nodes that preserve unknown fields.
     #[default]
     Any,
     /// `object`
@@ -68,19 +69,19 @@ pub enum SchemaType {
     IntOrString,
 }
 
-/// What `additionalProperties` says.
+/// The value of `additionalProperties`.
 #[derive(Debug, Clone, Default)]
 pub enum Additional {
-    /// Nothing: no other fields.
+    /// Absent: no other fields.
     #[default]
     Denied,
-    /// `true`: anything, without a schema.
+    /// `true`: any value, without a schema.
     Anything,
-    /// Every other value has this schema.
+    /// Every other field has this schema.
     Typed(Box<Schema>),
 }
 
-/// How the elements of a list are told apart (`x-kubernetes-list-type`).
+/// The list type (`x-kubernetes-list-type`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ListKind {
     /// The list is one value.
@@ -88,53 +89,53 @@ pub enum ListKind {
     Atomic,
     /// Scalars, each at most once.
     Set,
-    /// Objects, told apart by these fields.
+    /// Objects identified by these key fields.
     Map(Vec<String>),
 }
 
-/// Restrictions of a value.
+/// Value validations.
 #[derive(Debug, Clone, Default)]
 pub struct Checks {
-    /// A named format; unknown names restrict nothing.
+    /// A named format; unknown names validate nothing.
     pub format: String,
     /// The allowed values.
     pub one_value_of: Option<Vec<Value>>,
-    /// A regular expression, with its source.
+    /// A compiled regular expression.
     pub pattern: Option<regex::Regex>,
-    /// The least number, and whether it is excluded.
+    /// The minimum, and whether it is exclusive.
     pub minimum: Option<(f64, bool)>,
-    /// The greatest number, and whether it is excluded.
+    /// The maximum, and whether it is exclusive.
     pub maximum: Option<(f64, bool)>,
-    /// A number that divides the value.
+    /// The value must be a multiple of this number.
     pub multiple_of: Option<f64>,
-    /// Bounds of a string's length in characters.
+    /// Length of a string in characters.
     pub length: SizeRange,
-    /// Bounds of a list's length.
+    /// Number of elements of a list.
     pub items: SizeRange,
-    /// Bounds of a map's size.
+    /// Number of fields of a map.
     pub properties: SizeRange,
-    /// Fields that must be there.
+    /// Required fields.
     pub required: Vec<String>,
-    /// All of these hold.
+    /// All of these must hold.
     pub all_of: Vec<Schema>,
-    /// At least one of these holds.
+    /// At least one of these must hold.
     pub any_of: Vec<Schema>,
-    /// Exactly one of these holds.
+    /// Exactly one of these must hold.
     pub one_of: Vec<Schema>,
-    /// This does not hold.
+    /// This must not hold.
     pub not: Option<Box<Schema>>,
 }
 
 /// An inclusive range of sizes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SizeRange {
-    /// No fewer.
+    /// The minimum.
     pub min: Option<u64>,
-    /// No more.
+    /// The maximum.
     pub most: Option<u64>,
 }
 
-/// Why a schema is refused at CRD registration.
+/// Why a CRD's schema is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Issue {
     /// Path below `openAPIV3Schema`, such as `properties[spec].type`; empty for the schema itself.
@@ -149,7 +150,7 @@ impl fmt::Display for Issue {
     }
 }
 
-/// One validation failure, in the shape of a `StatusCause`.
+/// One validation failure, in the format of a `StatusCause`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldError {
     /// `FieldValueInvalid`, `FieldValueRequired`, `FieldValueNotSupported`, `FieldValueDuplicate`, …
@@ -167,9 +168,9 @@ impl fmt::Display for FieldError {
 }
 
 impl Schema {
-    /// Reads a CRD version's `openAPIV3Schema`, checks the structural rules and compiles its CEL rules.
+    /// Compiles a CRD version's `openAPIV3Schema`: checks the structural rules and compiles its CEL rules.
     ///
-    /// The result also describes apiVersion, kind and metadata, whatever the source says of them.
+    /// The result also describes apiVersion, kind and metadata, whatever the source declares for them.
     pub fn from_openapi(source: &Value) -> Result<Schema, Vec<Issue>> {
         let issues = structural::check(source);
         if !issues.is_empty() {
@@ -184,14 +185,14 @@ impl Schema {
         Ok(schema)
     }
 
-    /// The schema of an object of which nothing is known but its metadata.
+    /// The schema of an object of which only the metadata is known.
     pub fn open() -> Schema {
         let mut schema = Schema { kind: SchemaType::Object, preserve_unknown: true, ..Default::default() };
         read::complete_root(&mut schema);
         schema
     }
 
-    /// The schema of the field `name`, if the schema has a say about it.
+    /// The schema of the field `name`, if the schema describes it.
     pub fn field(&self, name: &str) -> Option<&Schema> {
         match (self.properties.get(name), &self.additional) {
             (Some(schema), _) => Some(schema),
@@ -205,12 +206,13 @@ impl Schema {
         prune::prune(self, object)
     }
 
-    /// Drops nulls that mean nothing, then fills in defaults.
+    /// Drops nulls without meaning, then fills in defaults.
     pub fn default(&self, object: &mut Value) {
         default::fill(self, object);
     }
 
-    /// Validates a whole object; with `old`, runs transition rules and forgives errors on unchanged values.
+    /// Validates a whole object. With `old`, runs transition rules and ignores errors of unchanged values
+    /// (ratcheting).
     pub fn validate(&self, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
         validate::validate_object(self, new, old)
     }

@@ -1,18 +1,18 @@
-//! Label and field selectors: parsing and matching. Which fields may be selected is the resource's business and is asked
-//! of it here.
+//! Label and field selectors: parsing and matching. Not here: which fields are selectable; the resource
+//! defines that.
 
 use serde_json::Value;
 
 use crate::kinds::Resource;
 use crate::status::{ApiError, Result};
 
-/// One demand on one label.
+/// One requirement on one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Requirement {
     Exists,
     Absent,
     In(Vec<String>),
-    /// An absent label is not in the list either.
+    /// Also matches objects without the label.
     NotIn(Vec<String>),
     Greater(i64),
     Less(i64),
@@ -22,7 +22,7 @@ enum Requirement {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     labels: Vec<(String, Requirement)>,
-    /// Path, whether it must equal, value.
+    /// Path, whether it must be equal, value.
     fields: Vec<(String, bool, String)>,
 }
 
@@ -36,12 +36,12 @@ impl Selector {
         Ok(Self { labels, fields })
     }
 
-    /// Whether everything matches.
+    /// Whether it matches everything.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// The one name that can match, when a field selector names it.
+    /// The only name that can match, if a field selector requires one.
     pub fn only_name(&self) -> Option<&str> {
         self.fields
             .iter()
@@ -56,7 +56,7 @@ impl Selector {
     }
 }
 
-/// Whether a label selector as written in objects (`matchLabels`, `matchExpressions`) matches these labels.
+/// Whether a label selector of an object (`matchLabels`, `matchExpressions`) matches these labels.
 pub fn matches_labels(selector: &Value, labels: &Value) -> bool {
     let equal =
         selector["matchLabels"].as_object().into_iter().flatten().all(|(key, value)| labels[key] == *value);
@@ -203,7 +203,7 @@ fn selectable(resource: &Resource, path: &str) -> bool {
         "Secret" => path == "type",
         "Namespace" => path == "status.phase",
         "CertificateSigningRequest" => path == "spec.signerName",
-        // Kinds of which there are no objects: any selector selects nothing.
+        // Kinds without objects: any selector matches nothing.
         "Pod" | "Node" | "Service" => true,
         _ => false,
     }

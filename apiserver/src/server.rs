@@ -1,5 +1,5 @@
-//! From connections to calls: TLS, HTTP/1.1 and HTTP/2, who asks, where the path leads. Listeners are opened by
-//! [`listen`]; what a call does is in [`crate::verbs`].
+//! HTTP server: TLS, HTTP/1.1 and HTTP/2, authentication, routing by path. Not here: sockets, see [`listen`];
+//! handling of requests on resources, see [`crate::verbs`].
 
 mod handshakes;
 pub mod listen;
@@ -14,7 +14,6 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 
-use crate::state::ServerState;
 use crate::auth::rbac::Attributes;
 use crate::auth::{self, User};
 use crate::discovery;
@@ -22,16 +21,18 @@ use crate::object;
 use crate::openapi;
 use crate::output::{self, Body};
 use crate::request::{self, Query, RequestTarget};
+use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 use crate::verbs::{self, Call};
 
-/// The largest body read, as on the real server.
+/// Maximum body size in bytes, as in Kubernetes.
 pub const BODY_LIMIT: usize = 3 * 1024 * 1024;
 
-/// How long a body may take to arrive: 3 MiB over a poor link, and no more for those who only hold connections open.
+/// Timeout of reading a body: enough for 3 MiB over a slow link, and short for clients that only hold
+/// connections open.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Answers one request; never fails, because an error is an answer.
+/// Handles one request. Infallible: errors become responses.
 pub async fn handle(
     api: Arc<ServerState>,
     certified: Option<User>,
@@ -97,7 +98,7 @@ async fn route(
         .table()
         .find(&target.group, &target.version, &target.resource)
         .ok_or_else(ApiError::no_such_path)?;
-    // Counted only once it is known to exist: what clients make up must not become a label.
+    // The metric label is set only once the resource is known to exist: clients must not invent labels.
     counted_resource.clone_from(&resource.plural);
     check_scope(&target, &resource)?;
     let reading = Limited::new(body, BODY_LIMIT).collect();
@@ -114,7 +115,7 @@ async fn route(
     let headers = parts.headers;
     let deadline = tokio::time::Instant::now() + verbs::REQUEST_TIMEOUT;
     let call = Call { user, resource, namespace, name, subresource, query, headers, body, deadline };
-    // A handler runs to its end even when its client goes away: a write that is durable is also accounted for.
+    // A handler runs to completion even when its client disconnects: a durable write is also recorded.
     let (api, verb) = (api.clone(), verb);
     let handler = tokio::spawn(async move { verbs::dispatch(&api, verb, call).await });
     handler.await.unwrap_or_else(|error| Err(ApiError::internal(format!("the handler stopped: {error}"))))
@@ -132,8 +133,13 @@ fn check_scope(target: &RequestTarget, resource: &crate::kinds::Resource) -> Res
     Ok(())
 }
 
-/// Paths that are not resources.
-fn non_resource(api: &ServerState, path: &str, query: &str, headers: &http::HeaderMap) -> Result<Response<Body>> {
+/// Handles non-resource paths.
+fn non_resource(
+    api: &ServerState,
+    path: &str,
+    query: &str,
+    headers: &http::HeaderMap,
+) -> Result<Response<Body>> {
     let table = api.kinds.table();
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {

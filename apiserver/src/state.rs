@@ -1,4 +1,4 @@
-//! What every handler shares: the store, the table of kinds, the policies, the keys. It only holds them.
+//! State shared by all handlers: the store, the table of kinds, the policies, the keys. No logic.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use crate::store::Store;
 
 /// The state of one server.
 pub struct ServerState {
-    /// Where objects live.
+    /// Storage of objects.
     pub store: Arc<dyn Store>,
-    /// What is served.
+    /// The served kinds.
     pub kinds: Kinds,
-    /// Who may do what.
+    /// RBAC policies.
     pub policies: Policies,
-    /// What is admitted beyond that.
+    /// Admission policies.
     pub admission: Admission,
     /// Signs and checks the tokens of service accounts.
     pub signer: Signer,
     /// The OpenAPI documents.
     pub documents: crate::discovery::OpenApiDocuments,
-    /// What is counted.
+    /// Metrics.
     pub metrics: Metrics,
-    /// Turns true when the server stops; watches end then.
+    /// Becomes true when the server stops; watches end then.
     pub stopping: watch::Receiver<bool>,
-    /// The last to be dropped of all this: whoever listens knows then that the store is closed.
+    /// Dropped last of all fields: its receiver knows then that the store is closed.
     pub closed: mpsc::Sender<Infallible>,
 }
 
 /// Waits until the server stops.
 pub async fn stopped(mut stopping: watch::Receiver<bool>) {
-    // The sender gone means the server is gone, too.
+    // If the sender is gone, the server is gone too.
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }

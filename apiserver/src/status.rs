@@ -1,24 +1,24 @@
-//! Errors as Kubernetes sends them: one type that becomes a `Status` object. It decides nothing; the verbs choose which
-//! error an object deserves.
+//! API errors: one type that becomes a Kubernetes `Status` object. Not here: which error a request gets; the
+//! verbs decide.
 
 use std::ops::{Deref, DerefMut};
 
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-/// One reason among the causes of a `Status`, for example one invalid field.
+/// One cause in a `Status`, for example one invalid field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// Machine-readable reason, such as `FieldValueInvalid`; empty when the message says it all.
+    /// Machine-readable reason, such as `FieldValueInvalid`; empty when the message is enough.
     pub reason: String,
-    /// What a person reads.
+    /// Message for people.
     pub message: String,
-    /// Path of the field, such as `spec.replicas`; empty when no field is to blame.
+    /// Path of the field, such as `spec.replicas`; empty when the cause is not a field.
     pub field: String,
 }
 
-/// A refused request: becomes a `Status` with `status: Failure`. Boxed, because almost every function here may refuse and
-/// almost no request is.
+/// An error response: becomes a `Status` with `status: Failure`. Boxed, because almost every function here
+/// can fail and almost no request does.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}", .0.message)]
 pub struct ApiError(Box<ErrorBody>);
@@ -37,14 +37,14 @@ impl DerefMut for ApiError {
     }
 }
 
-/// What a refusal says.
+/// The contents of an error.
 #[derive(Clone, Debug)]
 pub struct ErrorBody {
     /// HTTP status code.
     pub code: StatusCode,
     /// Kubernetes reason, such as `NotFound`.
     pub reason: &'static str,
-    /// What a person reads.
+    /// Message for people.
     pub message: String,
     /// API group of the object, for the details.
     pub group: String,
@@ -54,13 +54,13 @@ pub struct ErrorBody {
     pub name: String,
     /// The causes, for the details.
     pub causes: Vec<Cause>,
-    /// Seconds after which asking again makes sense.
+    /// Seconds after which the client should retry.
     pub retry_after: Option<u64>,
-    /// With an expired list: a token that continues it at the current state.
+    /// For an expired list: a token that continues it at the current state.
     pub continue_token: Option<String>,
 }
 
-/// What every handler returns.
+/// The result of every handler.
 pub type Result<T> = std::result::Result<T, ApiError>;
 
 fn qualified(group: &str, resource: &str) -> String {
@@ -83,7 +83,7 @@ impl ApiError {
         }))
     }
 
-    /// The same error, naming the object it is about.
+    /// Adds the object the error is about.
     #[must_use]
     pub fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
         self.group = group.to_string();
@@ -92,7 +92,7 @@ impl ApiError {
         self
     }
 
-    /// The same error with causes.
+    /// Adds causes.
     #[must_use]
     pub fn with_causes(mut self, causes: Vec<Cause>) -> Self {
         self.causes = causes;
@@ -124,7 +124,7 @@ impl ApiError {
         .about(group, resource, name)
     }
 
-    /// 409: the object changed since it was read, or the operation contradicts its state.
+    /// 409: the object changed since it was read, or the operation conflicts with its state.
     pub fn conflict(group: &str, resource: &str, name: &str, why: &str) -> Self {
         Self::new(
             StatusCode::CONFLICT,
@@ -134,7 +134,7 @@ impl ApiError {
         .about(group, resource, name)
     }
 
-    /// 409 in the words every client knows for a lost race.
+    /// 409 with the message that clients know for an optimistic-concurrency conflict.
     pub fn modified(group: &str, resource: &str, name: &str) -> Self {
         Self::conflict(
             group,
@@ -144,7 +144,7 @@ impl ApiError {
         )
     }
 
-    /// 422: the object breaks its schema or a rule.
+    /// 422: the object violates its schema or a rule.
     pub fn invalid(group: &str, kind: &str, name: &str, causes: Vec<Cause>) -> Self {
         let told: Vec<String> = causes
             .iter()
@@ -185,17 +185,17 @@ impl ApiError {
         )
     }
 
-    /// 400: the request makes no sense.
+    /// 400: the request is malformed.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
     }
 
-    /// 401: nobody we know.
+    /// 401: the user is not authenticated.
     pub fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "Unauthorized", message)
     }
 
-    /// 403: somebody we know who may not.
+    /// 403: the user is authenticated but not authorized.
     pub fn forbidden(group: &str, resource: &str, name: &str, why: impl std::fmt::Display) -> Self {
         let what = qualified(group, resource);
         let message = if name.is_empty() {
@@ -206,7 +206,7 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message).about(group, resource, name)
     }
 
-    /// 405: the resource has no such verb.
+    /// 405: the resource does not have the verb.
     pub fn method_not_allowed() -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -215,12 +215,12 @@ impl ApiError {
         )
     }
 
-    /// 410: the revision asked for is gone.
+    /// 410: the requested revision is no longer available.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GONE, "Expired", message)
     }
 
-    /// 415: a body or patch type we do not read.
+    /// 415: an unsupported body or patch type.
     pub fn unsupported_media_type(given: &str, supported: &str) -> Self {
         Self::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -231,7 +231,7 @@ impl ApiError {
         )
     }
 
-    /// 413: a body beyond the limit.
+    /// 413: the body exceeds the limit.
     pub fn too_large(limit: usize) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -240,7 +240,7 @@ impl ApiError {
         )
     }
 
-    /// 504: a revision of the future.
+    /// 504: the requested revision is in the future.
     pub fn revision_too_large(asked: u64, current: u64) -> Self {
         let mut error = Self::new(
             StatusCode::GATEWAY_TIMEOUT,
@@ -256,7 +256,7 @@ impl ApiError {
         error
     }
 
-    /// 500: our own failure.
+    /// 500: an internal error.
     pub fn internal(message: impl std::fmt::Display) -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -308,7 +308,7 @@ impl ApiError {
     }
 }
 
-/// The `Status` of a deletion that left nothing behind.
+/// The `Status` of a completed deletion.
 pub fn deleted(group: &str, resource: &str, name: &str, uid: &str) -> Value {
     let mut details = json!({"name": name, "kind": resource, "uid": uid});
     if !group.is_empty() {

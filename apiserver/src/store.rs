@@ -1,5 +1,6 @@
-//! Where objects live: one trait with optimistic transactions, reads at a revision and watches. It knows bytes and keys,
-//! not kinds. Two implementations, a file of one server and an etcd of several, feed the same [`cache::Cache`].
+//! Storage: one trait with optimistic transactions, reads at a revision and watches. It knows bytes and keys,
+//! not kinds. Two implementations feed the same [`cache::Cache`]: an embedded database for one server, and
+//! etcd for several.
 
 pub mod cache;
 pub mod embedded;
@@ -13,10 +14,10 @@ use futures::future::BoxFuture;
 use serde_json::Value;
 use tokio::time::Instant;
 
-pub use cache::{StoreEvent, EventKind, Snapshot, Watch};
+pub use cache::{EventKind, Snapshot, StoreEvent, Watch};
 
-/// One stored object at one revision, in use: decoded and encoded at most once, however many readers and watchers share
-/// it. When nobody uses it any more only its bytes are kept ([`cache`]).
+/// One stored object at one revision, in use: decoded and encoded at most once, shared by all readers and
+/// watchers. When it is no longer in use only its bytes are kept ([`cache`]).
 #[derive(Debug)]
 pub struct StoredObject {
     /// The storage key, such as `/registry/apps/things/ns/name`.
@@ -25,7 +26,7 @@ pub struct StoredObject {
     pub create_revision: u64,
     /// The revision that wrote (or deleted) it: the object's `resourceVersion`.
     pub revision: u64,
-    /// The stored bytes, which carry no `resourceVersion`.
+    /// The stored bytes, which contain no `resourceVersion`.
     pub value: Bytes,
     object: OnceLock<Arc<Value>>,
     json: OnceLock<Bytes>,
@@ -33,7 +34,7 @@ pub struct StoredObject {
 }
 
 impl StoredObject {
-    /// A record as it came from storage.
+    /// An object read from storage.
     pub fn new(key: Arc<str>, create_revision: u64, revision: u64, value: Bytes) -> Self {
         let (object, json, api_version) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         Self { key, create_revision, revision, value, object, json, api_version }
@@ -42,7 +43,8 @@ impl StoredObject {
     /// The decoded object with its `resourceVersion`.
     pub fn object(&self) -> &Arc<Value> {
         self.object.get_or_init(|| {
-            // Only this server writes these bytes and it writes objects; anything else reads as an empty object.
+            // Only this server writes these bytes, and it writes objects; anything else decodes to an empty
+            // object.
             let mut object: Value =
                 serde_json::from_slice(&self.value).unwrap_or_else(|_| Value::Object(serde_json::Map::new()));
             if let Some(fields) = object.as_object_mut() {
@@ -56,7 +58,8 @@ impl StoredObject {
         })
     }
 
-    /// The encoded object with its `resourceVersion`, which is put among the stored bytes without decoding them.
+    /// The encoded object with its `resourceVersion`, which is inserted into the stored bytes without
+    /// decoding them.
     pub fn json(&self) -> &Bytes {
         self.json.get_or_init(|| match splice::with_resource_version(&self.value, self.revision) {
             Some(json) => json,
@@ -64,47 +67,48 @@ impl StoredObject {
         })
     }
 
-    /// The version the object was written in; empty if it says none.
+    /// The `apiVersion` the object was written in; empty if it has none.
     pub fn api_version(&self) -> &str {
         self.api_version.get_or_init(|| splice::api_version(&self.value))
     }
 }
 
-/// What a transaction demands of the current state of its key.
+/// The precondition of a transaction on its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// Nothing is stored under the key.
+    /// The key does not exist.
     Absent,
     /// The key was last written at this revision.
     Revision(u64),
 }
 
-/// What a transaction does when its demand holds.
+/// The change of a transaction whose precondition holds.
 #[derive(Clone, Debug)]
 pub enum TxnChange {
     /// Store these bytes.
     Put(Bytes),
-    /// Remove the key.
+    /// Delete the key.
     Delete,
 }
 
-/// A compare-and-change on one key.
+/// A compare-and-swap on one key.
 #[derive(Clone, Debug)]
 pub struct Txn {
     /// The key.
     pub key: String,
-    /// The demand.
+    /// The precondition.
     pub expect: Expect,
     /// The change.
     pub change: TxnChange,
 }
 
-/// What became of a transaction.
+/// The result of a transaction.
 #[derive(Clone, Debug)]
 pub enum TxnOutcome {
-    /// Durable. The record written, or for a deletion the last state at the deletion's revision.
+    /// Committed and durable. The object written, or for a deletion the last state at the deletion's
+    /// revision.
     Committed(Arc<StoredObject>),
-    /// The demand did not hold; this is what the key holds now.
+    /// The precondition did not hold; this is the current state of the key.
     Conflict(Option<Arc<StoredObject>>),
 }
 
@@ -118,64 +122,64 @@ pub enum StoreError {
     Open {
         /// The database file.
         path: String,
-        /// What the database said.
+        /// The database's error.
         why: String,
     },
-    /// A commit failed; nothing more is written, because what the disk holds is unknown until it is read again.
+    /// A commit failed; no more is written, because the state of the disk is unknown until it is read again.
     #[error(
         "the store could not commit to disk ({why}); free space or repair the disk, then restart the server"
     )]
     Commit {
-        /// What the database said.
+        /// The database's error.
         why: String,
     },
-    /// How etcd is to be reached makes no sense.
+    /// The etcd settings are invalid.
     #[error("the settings of etcd are unusable: {why}")]
     Settings {
-        /// What is wrong.
+        /// The cause.
         why: String,
     },
-    /// No member of etcd answers, or they have no majority; nothing was written.
+    /// No etcd member responds, or they have no quorum; nothing was written.
     #[error(
         "etcd does not answer ({why}); nothing was changed. Look whether most of its members run and are reachable: {endpoints}"
     )]
     Unreachable {
         /// All members.
         endpoints: String,
-        /// What the last one tried said.
+        /// The error of the last member tried.
         why: String,
     },
-    /// A write was sent and not answered.
+    /// A write was sent, but no response came.
     #[error(
         "etcd did not say whether the change was made ({why}); read the object before trying again. Look whether most of its members run: {endpoints}"
     )]
     Undecided {
         /// All members.
         endpoints: String,
-        /// What the last one tried said.
+        /// The error of the last member tried.
         why: String,
     },
-    /// etcd refuses.
+    /// etcd rejected the request.
     #[error("etcd refuses: {why}")]
     Refused {
-        /// What it said.
+        /// etcd's error.
         why: String,
     },
     /// The server is stopping.
     #[error("the store is closed because the server is stopping; ask again once it runs")]
     Closed,
-    /// The history no longer reaches back that far.
+    /// The history no longer contains the revision.
     #[error("too old resource version: {asked} ({oldest})")]
     Compacted {
-        /// The revision asked for.
+        /// The requested revision.
         asked: u64,
-        /// The oldest revision still known.
+        /// The oldest available revision.
         oldest: u64,
     },
-    /// That revision has not happened yet.
+    /// The revision is in the future.
     #[error("Too large resource version: {asked}, current: {current}")]
     Future {
-        /// The revision asked for.
+        /// The requested revision.
         asked: u64,
         /// The newest revision.
         current: u64,
@@ -186,30 +190,30 @@ pub enum StoreError {
 pub trait Store: Send + Sync + 'static {
     /// Compares and changes one key; resolves once the change is durable and visible to readers and watchers.
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, StoreError>>;
-    /// The same, of which nothing is sent after `deadline`. A store with one writer needs none: what was asked earlier is
-    /// written earlier, so a late write still precedes the Lease that somebody else takes after it.
+    /// The same, but sends nothing after `deadline`. A store with one writer needs no deadline: it writes in
+    /// the order of requests, so a late write still precedes the Lease that another holder acquires after it.
     fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, Result<TxnOutcome, StoreError>> {
         let _ = deadline;
         self.txn(txn)
     }
-    /// Waits until reads show everything that was acknowledged before this call, also by other servers. A store with one
-    /// writer always does.
+    /// Waits until reads show everything that was acknowledged before this call, also by other servers. In a
+    /// store with one writer they always do.
     fn read_barrier(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(std::future::ready(Ok(())))
     }
     /// The current state of one key.
     fn get(&self, key: &str) -> Option<Arc<StoredObject>>;
-    /// Every record under `prefix` whose key is at least `start`, at `revision` or now.
+    /// All objects under `prefix` whose key is at least `start`, at `revision` or now.
     fn range(&self, prefix: &str, start: Option<&str>, revision: Option<u64>)
     -> Result<Snapshot, StoreError>;
     /// Every change under `prefix` after revision `from`.
     fn watch(&self, prefix: &str, from: u64) -> Result<Watch, StoreError>;
     /// The newest revision.
     fn revision(&self) -> u64;
-    /// Forgets history up to and including `revision`.
+    /// Compacts the history up to and including `revision`.
     fn compact(&self, revision: u64);
-    /// Commits made since start, each one fsync.
+    /// Commits since start, each with one fsync.
     fn commits(&self) -> u64;
-    /// Why nothing more can be written, if so.
+    /// Why the store accepts no more writes, if so.
     fn failure(&self) -> Option<StoreError>;
 }

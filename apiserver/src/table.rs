@@ -1,6 +1,6 @@
-//! `meta.k8s.io/v1` Tables: what `kubectl get` prints, for custom resources and the built-in kinds.
+//! `meta.k8s.io/v1` Tables: the output of `kubectl get`, for custom resources and built-in kinds.
 //!
-//! Not here: choosing Table over JSON (the Accept header), pages, watches.
+//! Not here: choosing Table over JSON (the Accept header), pagination, watches.
 
 mod builtin;
 pub mod jsonpath;
@@ -26,7 +26,7 @@ pub enum Include {
 /// One printed column.
 #[derive(Debug, Clone)]
 pub struct Column {
-    /// The heading as declared (`Age`).
+    /// The heading.
     pub name: String,
     /// `string`, `integer`, `number`, `boolean`, `date`.
     pub kind: String,
@@ -34,22 +34,23 @@ pub struct Column {
     pub format: String,
     /// Help text.
     pub description: String,
-    /// Zero prints always, more only with `-o wide`.
+    /// Zero is always printed, larger ones only with `-o wide`.
     pub priority: i64,
-    /// Where the cell comes from.
+    /// The source of the cells.
     pub source: ColumnSource,
 }
 
-/// Where a cell comes from.
+/// The source of a cell.
 #[derive(Debug, Clone)]
 pub enum ColumnSource {
-    /// A JSONPath of a CRD; one that did not parse prints nothing.
+    /// A JSONPath of a CRD; an invalid one prints nothing.
     Path(Option<JsonPath>),
-    /// Code, for the built-in kinds.
+    /// A function, for built-in kinds.
     Code(fn(&Value, Timestamp) -> Value),
 }
 
-/// The columns of a CRD version (an element of `spec.versions`): Name, then its printer columns, or Age without any.
+/// The columns of a CRD version (an element of `spec.versions`): Name, then its printer columns, or Age
+/// without any.
 pub fn custom_columns(version: &Value) -> Vec<Column> {
     let declared = version["additionalPrinterColumns"].as_array().map_or(&[][..], Vec::as_slice);
     let mut columns = vec![name_column()];
@@ -99,7 +100,7 @@ fn age_column() -> Column {
 
 /// A Table of `objects`; `list_metadata` (resourceVersion, continue, remainingItemCount) is copied into it.
 ///
-/// `with_headings: false` leaves `columnDefinitions` out, as watches do after their first event.
+/// `with_headings: false` omits `columnDefinitions`, as in watches after the first event.
 pub fn render(
     columns: &[Column],
     objects: &[&Value],
@@ -177,7 +178,7 @@ impl Column {
     }
 }
 
-/// A timestamp as the time since it; `<unknown>` for none, `<invalid>` for a broken one.
+/// A timestamp as the age since it; `<unknown>` without one, `<invalid>` for a malformed one.
 pub fn age(timestamp: &Value, now: Timestamp) -> Value {
     match timestamp.as_str() {
         None => "<unknown>".into(),
@@ -188,7 +189,7 @@ pub fn age(timestamp: &Value, now: Timestamp) -> Value {
     }
 }
 
-/// Two or three significant figures, as kubectl prints ages.
+/// Two or three significant figures, as in kubectl's ages.
 pub fn human_duration(seconds: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;

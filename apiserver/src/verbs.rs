@@ -1,5 +1,5 @@
-//! What a request on a resource does: one file per verb, and `write` for what every write shares. Requests arrive here
-//! parsed, authenticated and authorized.
+//! Handlers of requests on resources: one file per verb, and `write` for the parts that writes share.
+//! Requests arrive parsed, authenticated and authorized.
 
 pub mod create;
 pub mod delete;
@@ -21,22 +21,22 @@ use http::{HeaderMap, Response, header};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::state::ServerState;
 use crate::auth::{self, User};
 use crate::kinds::{Backing, Resource};
 use crate::object;
 use crate::output::{Body, Shape};
 use crate::request::Query;
+use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 
 /// One request on a resource.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Who asks.
+    /// The user.
     pub user: User,
-    /// On what.
+    /// The resource.
     pub resource: Arc<Resource>,
-    /// Empty for the cluster or for all namespaces.
+    /// Empty for cluster scope or all namespaces.
     pub namespace: String,
     /// Empty for the collection.
     pub name: String,
@@ -52,13 +52,13 @@ pub struct Call {
     pub deadline: Instant,
 }
 
-/// How long a request may take to read what is current and to write, however often it has to begin anew because others
-/// were faster. Less than what lies between the end of one leader's term and the beginning of the next one's
-/// (`operator::leader`), so that no write of the former lands among those of the latter.
+/// How long a request may retry its read-modify-write when other writers conflict. Shorter than the time
+/// between the end of one leader's term and the start of the next (`operator::leader`), so that no write of
+/// the old leader lands among those of the new one.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(6);
 
 impl Call {
-    /// A call the server makes by itself.
+    /// A request that the server makes itself.
     pub fn internal(resource: Arc<Resource>, namespace: &str, name: &str) -> Self {
         Self {
             user: User::server(),
@@ -73,12 +73,12 @@ impl Call {
         }
     }
 
-    /// A header as text, or nothing.
+    /// A header as text, or empty.
     pub fn header(&self, name: header::HeaderName) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// The shape the client wants to see.
+    /// The requested output format.
     pub fn shape(&self) -> Result<Shape> {
         Shape::negotiate(self.header(header::ACCEPT))
     }
@@ -88,7 +88,7 @@ impl Call {
         self.resource.key(&self.namespace, &self.name)
     }
 
-    /// The field manager: as given, else the client's own name.
+    /// The field manager: the query parameter, else the first part of the user agent.
     pub fn manager(&self) -> String {
         if !self.query.field_manager.is_empty() {
             return self.query.field_manager.clone();
@@ -114,7 +114,7 @@ impl Call {
     }
 }
 
-/// Answers a request.
+/// Dispatches a request to its handler.
 pub async fn dispatch(api: &Arc<ServerState>, verb: &str, call: Call) -> Result<Response<Body>> {
     if call.resource.backing == Backing::Computed {
         if call.shape()? != Shape::Object {
@@ -126,7 +126,8 @@ pub async fn dispatch(api: &Arc<ServerState>, verb: &str, call: Call) -> Result<
             Err(ApiError::method_not_allowed())
         };
     }
-    // Who names a revision is content with what is at least as new; everybody else sees what was acknowledged before.
+    // A read with a resourceVersion accepts any state at least as new; all others must see everything
+    // acknowledged before.
     let content = matches!(verb, "get" | "list" | "watch") && !call.query.resource_version.is_empty();
     if !content {
         api.store.read_barrier().await.map_err(list::storage_error)?;
@@ -152,7 +153,7 @@ pub async fn dispatch(api: &Arc<ServerState>, verb: &str, call: Call) -> Result<
     }
 }
 
-/// Whether a write happens in a namespace that takes no new objects.
+/// Rejects a write in a namespace that accepts no new objects.
 fn check_namespace(api: &ServerState, call: &Call) -> Result<()> {
     if !call.resource.namespaced {
         return Ok(());
@@ -176,7 +177,7 @@ fn check_namespace(api: &ServerState, call: &Call) -> Result<()> {
     }
 }
 
-/// Responds with one object in the shape asked for.
+/// A response with one object in the requested format.
 fn respond(
     call: &Call,
     code: http::StatusCode,

@@ -9,7 +9,7 @@ use crate::data_dir::DataDir;
 use crate::mqtt::MqttArguments;
 use crate::signals::{self, StopSignal};
 
-/// What `join` and `agent` have in common.
+/// Options shared by `join` and `agent`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct NodeArguments {
     /// Folder for models, engines and keys; default ~/.russet.
@@ -18,23 +18,24 @@ pub struct NodeArguments {
     /// Name of the node; default the host name.
     #[arg(long)]
     pub node_name: Option<String>,
-    /// Memory the node claims to have, such as 64Gi; lets a small machine play another size.
+    /// Memory the node claims to have, such as 64Gi; lets a small machine simulate another size.
     #[arg(long)]
     pub memory: Option<String>,
-    /// Folder that `file://` models may come from; may be given several times.
+    /// Folder that `file://` models may be read from; may be given several times.
     #[arg(long = "allow-file-root")]
     pub allow_file_roots: Vec<PathBuf>,
-    /// Address other machines reach this node at.
+    /// Address at which other machines reach this node.
     #[arg(long)]
     pub address: Option<IpAddr>,
-    /// The engine; default `russet-engine` beside this program.
+    /// Engine program; default `russet-engine` beside this program.
     #[arg(long, env = "RUSSET_ENGINE")]
     pub engine_binary: Option<PathBuf>,
-    /// Where the agent serves its metrics.
+    /// Address on which the agent serves its metrics.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
-    /// Folder of programs (`system_profiler`, `networksetup`, `ifconfig`, `netstat`, `rdma_ctl`, `ibv_devices`, `ibv_devinfo`) to ask
-    /// for this machine's ports in place of the system's; lets a machine play a Mac.
+    /// Folder of programs (`system_profiler`, `networksetup`, `ifconfig`, `netstat`, `rdma_ctl`,
+    /// `ibv_devices`, `ibv_devinfo`) to query for this machine's ports instead of the system's; lets a
+    /// machine simulate a Mac.
     #[arg(long, env = "RUSSET_FABRIC_TOOLS")]
     pub fabric_tools: Option<PathBuf>,
     /// Socket of this machine's root helper, which `russet fabric apply` needs.
@@ -45,7 +46,7 @@ pub struct NodeArguments {
     /// Log as JSON.
     #[arg(long)]
     pub json_logs: bool,
-    /// End when standard input closes.
+    /// Exit when standard input closes.
     #[arg(long, hide = true)]
     pub exit_with_parent: bool,
 }
@@ -58,7 +59,7 @@ pub struct Arguments {
 }
 
 impl NodeArguments {
-    /// The node's name: given, or the host's, made a valid object name.
+    /// The node's name: as given, or the host name made a valid object name.
     pub fn name(&self) -> String {
         let raw = self
             .node_name
@@ -85,14 +86,14 @@ impl NodeArguments {
     }
 }
 
-/// Runs the agent until a signal. Engines go on when the agent alone is stopped; Ctrl-C ends them.
+/// Runs the agent until a signal. Engines keep running when only the agent is stopped; Ctrl-C stops them.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let node = arguments.node;
     russet_telemetry::logs::init("agent", node.json_logs);
     run_node(node).await
 }
 
-/// The agent of this machine, which has joined before.
+/// Runs the agent of this machine, which has already joined.
 pub async fn run_node(node: NodeArguments) -> Result<()> {
     let layout = DataDir::open(node.data_dir.clone())?;
     let config = russet_agent::AgentConfig {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::client::Connection;
 use crate::{manifests, resources};
 
-/// Between two attempts while the server cannot.
+/// Interval between two attempts while the server is temporarily unavailable.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Arguments of `russet apply`.
@@ -18,13 +18,13 @@ pub struct Arguments {
     /// YAML file, folder of YAML files, or `-` for standard input; may be given several times.
     #[arg(short, long = "filename", required = true)]
     filename: Vec<PathBuf>,
-    /// Take over fields that somebody else manages.
+    /// Take over fields that another field manager owns.
     #[arg(long)]
     force_conflicts: bool,
     /// Check on the server without storing anything.
     #[arg(long)]
     dry_run: bool,
-    /// Try again for so long altogether while the server says that it cannot just now.
+    /// Total seconds to retry while the server answers that it is temporarily unavailable.
     #[arg(long, default_value_t = 60)]
     timeout_seconds: u64,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             .as_str()
             .with_context(|| format!("{document}: {kind} without metadata.name"))?;
         if resources::of_kind(&all, api_version, kind).is_err() {
-            // A CRD of this very call may have brought the kind.
+            // A CRD applied by this call may have added the kind.
             all = resources::discover(&client).await?;
         }
         let resource = resources::of_kind(&all, api_version, kind)
@@ -86,7 +86,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-/// With a server that says it cannot just now: its words are told once, and there is an end to it.
+/// Retries against a server that is temporarily unavailable: its message is printed once, and there is a
+/// deadline.
 struct ApplyRetry {
     deadline: Instant,
     interval: Duration,
@@ -124,8 +125,8 @@ impl ApplyRetry {
     }
 }
 
-/// Whether an answer's code says that the same request may be granted later: too many requests, out of
-/// service, too late, no room.
+/// Whether an HTTP status allows a retry of the same request: too many requests, unavailable, timeout,
+/// insufficient storage.
 fn is_retryable(code: u16) -> bool {
     matches!(code, 429 | 503 | 504 | 507)
 }

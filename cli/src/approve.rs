@@ -1,5 +1,5 @@
-//! `russet approve` and `russet deny`: a person's answer to what the operator asks. It is given under the name by
-//! which the server knows whoever asks it, and a policy sees to that.
+//! `russet approve` and `russet deny`: a person's decision on an Approval. It is recorded under the user name
+//! that the server authenticates; an admission policy enforces that.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
@@ -14,13 +14,13 @@ use crate::get::format_table;
 /// Arguments of `russet approve` and `russet deny`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Name of the Approval, or of the deployment that waits for it; without it what is asked is listed.
+    /// Name of the Approval, or of the deployment that waits for it; without it, list open Approvals.
     name: Option<String>,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// Answers, or lists what is asked.
+/// Writes the decision, or lists open Approvals.
 pub async fn run(arguments: Arguments, decision: ApprovalDecision) -> Result<()> {
     let Arguments { name, connection } = arguments;
     let client = connection.client().await?;
@@ -78,7 +78,7 @@ fn list(asked: &[Approval], namespace: &str) {
     print!("{}", format_table(&std::iter::once(header).chain(rows).collect::<Vec<_>>()));
 }
 
-/// The name by which the server knows whoever asks.
+/// The user name under which the server authenticates this client.
 async fn who_am_i(client: Client) -> Result<String> {
     let api: Api<SelfSubjectReview> = Api::all(client);
     let review = api

@@ -1,5 +1,6 @@
-//! `russet catalog`: a list of models that comes with this program, what they need and whether this release runs
-//! them; a search of the hub; and a Model made of an entry. The list itself is `catalog/models.csv` (docs/catalog.md).
+//! `russet catalog`: a built-in list of models, what they need and whether this release runs them; a search
+//! of the Hugging Face hub; and a Model made from an entry. The list is `catalog/models.csv`
+//! (docs/catalog.md).
 
 pub mod entry;
 mod hub;
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use crate::client::Connection;
 use entry::CatalogEntry;
 
-/// Who writes what people ask for, as `russet apply` does.
+/// Field manager, the same as that of `russet apply`.
 const MANAGER: &str = "russet";
 
 /// Arguments of `russet catalog`.
@@ -29,30 +30,31 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum CatalogAction {
-    /// List the entries in which every word occurs; without words all of them.
+    /// List the entries that contain every word; without words, list all entries.
     Search {
-        /// Words of a name, a repository, a family or an architecture; `runs` leaves out what this release cannot run.
+        /// Words of a name, a repository, a family or an architecture; `runs` leaves out models that this
+        /// release cannot run.
         words: Vec<String>,
-        /// Ask the hub ($HF_ENDPOINT, else huggingface.co) in place of the list.
+        /// Search the hub ($HF_ENDPOINT, else huggingface.co) instead of the list.
         #[arg(long)]
         hub: bool,
     },
-    /// Show what an entry says.
+    /// Show the details of an entry.
     Show {
         /// Name of the entry, or its repository.
         name: String,
     },
-    /// Make a Model of an entry; what is there already stays as it is.
+    /// Create a Model from an entry; an existing Model is not changed.
     Add {
         /// Name of the entry, or its repository.
         name: String,
-        /// `yaml`: print the Model and ask no server.
+        /// `yaml`: print the Model without contacting a server.
         #[arg(short, long, value_parser = ["yaml"])]
         output: Option<String>,
     },
 }
 
-/// Does it.
+/// Runs the subcommand.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { action, connection } = arguments;
     let entries = entry::all()?;
@@ -89,7 +91,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The Model of a name and a source.
+/// A Model with a name and a source.
 pub fn model(namespace: &str, name: &str, uri: &str) -> Value {
     json!({
         "apiVersion": format!("{GROUP}/{VERSION}"),
@@ -99,7 +101,7 @@ pub fn model(namespace: &str, name: &str, uri: &str) -> Value {
     })
 }
 
-/// Adds a Model. One of that name with another source is left as it is.
+/// Adds a Model. An existing one of that name with another source is not changed.
 pub async fn add(connection: &Connection, name: &str, model: &Value) -> Result<()> {
     let namespace = &connection.namespace;
     let models: Api<Model> = Api::namespaced(connection.client().await?, namespace);
@@ -114,10 +116,12 @@ pub async fn add(connection: &Connection, name: &str, model: &Value) -> Result<(
             model["spec"]["source"]["uri"].as_str().unwrap_or_default()
         );
     }
-    server_side_apply(&models, name, model).await.with_context(|| format!("Model {namespace}/{name} was not taken"))
+    server_side_apply(&models, name, model)
+        .await
+        .with_context(|| format!("Model {namespace}/{name} was not taken"))
 }
 
-/// Server-side apply that takes nobody's fields over.
+/// Server-side apply without force: fields of other managers are not taken over.
 pub async fn server_side_apply<K>(api: &Api<K>, name: &str, object: &Value) -> Result<()>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
@@ -126,7 +130,7 @@ where
     let params = params.validation_strict();
     match api.patch(name, &params, &Patch::Apply(object)).await {
         Ok(_) => Ok(()),
-        // The server's words say it all; the client's repeat them twice.
+        // The server's message is enough; the client's error repeats it twice.
         Err(kube::Error::Api(status)) => Err(anyhow!(status.message)),
         Err(error) => Err(error.into()),
     }

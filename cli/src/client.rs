@@ -1,5 +1,4 @@
-//! The API connection of the people's verbs: which kubeconfig, and requests that answer with the
-//! server's own tables.
+//! The API connection of the client commands: which kubeconfig, and requests for the server's own tables.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +8,13 @@ use serde_json::Value;
 
 use crate::data_dir::DataDir;
 
-/// How a verb finds its cluster.
+/// Options that select the cluster.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Connection {
-    /// Kubeconfig file; else $KUBECONFIG, else the one `russet up` wrote.
+    /// Kubeconfig file; default $KUBECONFIG, then the one that `russet up` wrote.
     #[arg(long, global = true)]
     pub kubeconfig: Option<PathBuf>,
-    /// Folder of a control plane on this machine.
+    /// Data folder of a control plane on this machine.
     #[arg(long, global = true)]
     pub data_dir: Option<PathBuf>,
     /// Namespace.
@@ -24,17 +23,18 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects, naming the file and the remedy when it cannot.
+    /// Connects; an error names the file and the remedy.
     pub async fn client(&self) -> Result<Client> {
         client_from(&self.path()?).await
     }
 
-    /// The same, without the minutes of silence in which the client tries again what a server says it cannot just now.
+    /// The same without client-side retries, which would silently wait for minutes while the server is
+    /// unavailable.
     pub async fn client_without_retry(&self) -> Result<Client> {
         client_with_config(&self.path()?, |config| config.default_retry = false).await
     }
 
-    /// The folder of the kubeconfig; where `russet up` wrote it, everything else it wrote lies there too.
+    /// The folder of the kubeconfig; where `russet up` wrote it, its other files are in it too.
     pub fn folder(&self) -> Result<PathBuf> {
         Ok(self.path()?.parent().unwrap_or_else(|| Path::new(".")).to_owned())
     }
@@ -48,8 +48,8 @@ impl Connection {
     }
 }
 
-/// A client for one kubeconfig file. Where the file `servers` beside it lists several API servers, one a
-/// line, each is asked in turn when another cannot be reached.
+/// A client for one kubeconfig file. If the file `servers` beside it lists several API servers, one per line,
+/// the client fails over between them.
 pub async fn client_from(path: &Path) -> Result<Client> {
     client_with_config(path, |_| {}).await
 }
@@ -63,7 +63,7 @@ async fn client_with_config(path: &Path, tune: fn(&mut Config)) -> Result<Client
     })
 }
 
-/// A client of the pod this runs in, as its ServiceAccount; the token is read again when the kubelet has renewed it.
+/// A client with the ServiceAccount of this pod; the token is reloaded when the kubelet renews it.
 pub fn client_in_pod() -> Result<Client> {
     let mut config = Config::incluster().context(
         "no API server is known: this is no pod with a ServiceAccount; name a kubeconfig with --kubeconfig",
@@ -72,7 +72,7 @@ pub fn client_in_pod() -> Result<Client> {
     Client::try_from(config).context("cannot set up the API client")
 }
 
-/// GET with an Accept header; JSON back.
+/// GET with an Accept header; returns JSON.
 pub async fn get_json(client: &Client, path: &str, accept: &str) -> Result<Value> {
     let request = http::Request::get(path)
         .header("accept", accept)

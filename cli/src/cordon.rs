@@ -1,4 +1,4 @@
-//! `russet cordon` and `russet uncordon`: whether a node takes new work. What runs there stays.
+//! `russet cordon` and `russet uncordon`: whether a node takes new work. Running replicas stay.
 
 use anyhow::{Context, Result};
 use kube::api::{Patch, PatchParams};
@@ -17,7 +17,7 @@ pub struct Arguments {
     connection: Connection,
 }
 
-/// Takes a node out of planning.
+/// Cordons a node.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { node, connection } = arguments;
     schedule(&connection.client().await?, &node, Scheduling::Cordoned).await?;
@@ -25,7 +25,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Lets a node take work again.
+/// Uncordons a node.
 pub async fn undo(arguments: Arguments) -> Result<()> {
     let Arguments { node, connection } = arguments;
     schedule(&connection.client().await?, &node, Scheduling::Enabled).await?;
@@ -33,7 +33,7 @@ pub async fn undo(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Writes `spec.scheduling` as `kubectl patch` would.
+/// Patches `spec.scheduling`.
 pub async fn schedule(client: &Client, node: &str, scheduling: Scheduling) -> Result<()> {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     let patch = json!({"spec": {"scheduling": scheduling}});

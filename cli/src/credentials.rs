@@ -1,5 +1,5 @@
-//! `russet credentials`: the Secrets that open sources of models. The Role `russet-sources` of a namespace names them;
-//! the operator binds it to a node while that one fetches.
+//! `russet credentials`: Secrets with credentials of model sources. The Role `russet-sources` of a namespace
+//! lists them; the operator binds it to a node while that node fetches.
 
 use std::io::{BufRead as _, IsTerminal as _, stdin};
 
@@ -13,7 +13,7 @@ use russet_crds::names::SOURCES_ROLE;
 
 use crate::client::Connection;
 
-/// Times that a Role which somebody else changes meanwhile is read anew.
+/// Maximum attempts to update a Role that is being changed concurrently.
 const MAX_ATTEMPTS: usize = 5;
 
 /// Arguments of `russet credentials`.
@@ -27,7 +27,8 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum CredentialsAction {
-    /// Make a Secret of what is typed, or of one line of standard input for each key, and let nodes fetch with it.
+    /// Create a Secret from typed values, or from one line of standard input per key, and let nodes fetch
+    /// with it.
     Add {
         /// Name of the Secret; a Model names it in spec.source.secretRef.
         name: String,
@@ -35,12 +36,12 @@ enum CredentialsAction {
         #[arg(default_value = "token")]
         keys: Vec<String>,
     },
-    /// Let nodes fetch with a Secret that exists.
+    /// Let nodes fetch with an existing Secret.
     Allow {
         /// Name of the Secret.
         name: String,
     },
-    /// Let no node fetch with a Secret any more; it stays.
+    /// Stop nodes from fetching with a Secret; the Secret is not deleted.
     Forbid {
         /// Name of the Secret.
         name: String,
@@ -49,14 +50,14 @@ enum CredentialsAction {
     List,
 }
 
-/// Does it.
+/// Runs the subcommand.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { action, connection } = arguments;
     let client = connection.client().await?;
     let namespace = connection.namespace.as_str();
     match action {
         CredentialsAction::Add { name, keys } => {
-            // Asked for first: who gives up here has changed nothing.
+            // Prompt first: a user who gives up here has changed nothing.
             let values = keys.iter().map(|key| Ok((key.clone(), prompt_value(&name, key)?)));
             let values = values.collect::<Result<Vec<_>>>()?;
             create(&client, namespace, &name, values).await?;
@@ -93,7 +94,7 @@ fn roles(client: &Client, namespace: &str) -> Api<Role> {
     Api::namespaced(client.clone(), namespace)
 }
 
-/// A value that nobody looking over the shoulder sees.
+/// Reads a value without echo.
 fn prompt_value(name: &str, key: &str) -> Result<String> {
     let terminal = Term::stderr();
     let text = if stdin().is_terminal() && terminal.is_term() {
@@ -124,7 +125,7 @@ async fn create(client: &Client, namespace: &str, name: &str, values: Vec<(Strin
     }
 }
 
-/// Changes which Secrets nodes may fetch with.
+/// Changes the list of Secrets that nodes may fetch with.
 async fn update_role(client: &Client, namespace: &str, change: impl Fn(&mut Vec<String>)) -> Result<()> {
     let api = roles(client, namespace);
     let what = || format!("cannot change Role {namespace}/{SOURCES_ROLE}");
@@ -138,7 +139,7 @@ async fn update_role(client: &Client, namespace: &str, change: impl Fn(&mut Vec<
         };
         match written {
             Ok(_) => return Ok(()),
-            // Somebody else was quicker; what they wrote stays.
+            // A concurrent update won; it is kept, and this one is retried.
             Err(kube::Error::Api(error)) if error.code == 409 => {}
             Err(error) => return Err(error).with_context(what),
         }
@@ -146,7 +147,7 @@ async fn update_role(client: &Client, namespace: &str, change: impl Fn(&mut Vec<
     bail!("{}: somebody else changes it all the time; try again", what())
 }
 
-/// The Role with other names in it; rules that are not about reading named Secrets stay.
+/// The Role with changed names; rules that do not grant reading of named Secrets stay.
 fn with_names(there: Option<Role>, change: impl Fn(&mut Vec<String>)) -> Role {
     let mut role = there.unwrap_or_default();
     role.metadata.name = Some(SOURCES_ROLE.to_owned());
@@ -154,7 +155,7 @@ fn with_names(there: Option<Role>, change: impl Fn(&mut Vec<String>)) -> Role {
         role.rules.take().unwrap_or_default().into_iter().partition(is_sources_rule);
     let mut names: Vec<String> = own.iter().flat_map(secret_names).cloned().collect();
     change(&mut names);
-    // A rule without names would be about all Secrets.
+    // A rule without names would grant all Secrets.
     if !names.is_empty() {
         let text = |text: &str| vec![text.to_owned()];
         rules.push(PolicyRule {
@@ -176,7 +177,7 @@ fn insert(names: &mut Vec<String>, name: &str) {
     }
 }
 
-/// Whether a rule is about reading named Secrets.
+/// Whether a rule grants reading of named Secrets.
 fn is_sources_rule(rule: &PolicyRule) -> bool {
     let is = |words: &Option<Vec<String>>, word: &str| words.as_deref().is_some_and(|words| words == [word]);
     is(&rule.api_groups, "")
@@ -196,7 +197,13 @@ mod tests {
     use super::*;
 
     fn names(role: &Role) -> Vec<&str> {
-        role.rules.iter().flatten().filter(|rule| is_sources_rule(rule)).flat_map(secret_names).map(String::as_str).collect()
+        role.rules
+            .iter()
+            .flatten()
+            .filter(|rule| is_sources_rule(rule))
+            .flat_map(secret_names)
+            .map(String::as_str)
+            .collect()
     }
 
     #[test]

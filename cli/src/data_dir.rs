@@ -1,4 +1,4 @@
-//! Where things lie under a data directory. Nothing else in the binary spells these paths.
+//! Paths under a data directory. No other module of the binary contains them.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// The folder named on the command line, else `~/.russet`; made (0700) when missing.
+    /// The folder given on the command line, else `~/.russet`; created (0700) if missing.
     pub fn open(root: Option<PathBuf>) -> Result<Self> {
         let layout = Self::resolve(root)?;
         make_private(&layout.root)?;
@@ -39,7 +39,7 @@ impl DataDir {
         self.root.join("serve")
     }
 
-    /// Where the control plane serves its metrics, `ip:port`.
+    /// File with the address of the control plane's metrics, `ip:port`.
     pub fn metrics_address(&self) -> PathBuf {
         self.serve().join("metrics-address")
     }
@@ -54,7 +54,7 @@ impl DataDir {
         self.root.join("gateway")
     }
 
-    /// Where programs of this machine reach the gateway, a URL; `up` writes it for `run`.
+    /// File with the gateway's URL for programs on this machine; `up` writes it for `run`.
     pub fn gateway_address(&self) -> PathBuf {
         self.gateway().join("address")
     }
@@ -64,13 +64,13 @@ impl DataDir {
         self.root.join("agent")
     }
 
-    /// Logs of the processes `up` supervises.
+    /// Logs of the processes that `up` supervises.
     pub fn logs(&self) -> PathBuf {
         self.root.join("logs")
     }
 }
 
-/// Makes a folder only its owner can enter.
+/// Creates a folder that only its owner can enter.
 pub fn make_private(folder: &Path) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new()

@@ -15,7 +15,7 @@ pub struct Arguments {
     connection: Connection,
 }
 
-/// Asks the server; finalizers and dependants are the server's business.
+/// Asks the server to delete the object. Finalizers and dependants are left to the server.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let client = arguments.connection.client().await?;
     let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace).await?;

@@ -59,7 +59,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         }
     }
     let uid = object["metadata"]["uid"].as_str().unwrap_or("");
-    let path = format!("/api/v1/events?fieldSelector={}", percent_encode(&format!("involvedObject.uid={uid}")));
+    let path =
+        format!("/api/v1/events?fieldSelector={}", percent_encode(&format!("involvedObject.uid={uid}")));
     let events = client::get_json(&client, &path, "application/json").await?;
     let events = events["items"].as_array().cloned().unwrap_or_default();
     println!("\nEvents:");

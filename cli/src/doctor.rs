@@ -1,5 +1,5 @@
-//! `russet doctor`: what is wrong with a cluster and what to do about it, and with `--prove` whether its machines really
-//! answer, each alone and every two together.
+//! `russet doctor`: finds problems of a cluster and their remedies. With `--prove` it also runs a model on
+//! each machine and on every pair of machines.
 
 mod diagnose;
 mod selftest;
@@ -15,32 +15,32 @@ use crate::plan::text::wrap;
 
 /// Columns of a terminal.
 const WIDTH: usize = 110;
-/// Columns of what is spoken of.
+/// Columns of the subject.
 const SUBJECT_WIDTH: usize = 22;
 
 /// Arguments of `russet doctor`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Also run the smoke model, which agents carry, on every node and across every two, one after the other. It takes
-    /// no room that something else has, and is taken away again.
+    /// Also run the smoke model, which is built into agents, on every node and on every pair of nodes, one
+    /// after the other. It uses only free memory and is removed afterwards.
     #[arg(long)]
     prove: bool,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// How something is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// As it should be.
     Good,
     /// Worth knowing.
     Note,
-    /// To be mended.
+    /// Needs to be fixed.
     Bad,
 }
 
-/// What was found about something.
+/// A finding about one subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub mark: Mark,
@@ -53,14 +53,14 @@ impl Finding {
         Self { mark, subject: subject.into(), words: words.into() }
     }
 
-    /// As lines: what is long goes on below.
+    /// Text lines, wrapped.
     fn show(&self) -> String {
         let mark = match self.mark {
             Mark::Good => '✓',
             Mark::Note => '·',
             Mark::Bad => '✗',
         };
-        // People name things as they like, and a machine may report anything.
+        // Names come from people and machines and may contain anything.
         let clean = |text: &str| text.replace(char::is_control, "?");
         let mut lines = self.words.lines().flat_map(|words| wrap(&clean(words), WIDTH - SUBJECT_WIDTH - 4));
         let first = lines.next().unwrap_or_default();
@@ -72,7 +72,7 @@ impl Finding {
     }
 }
 
-/// Looks, and proves if asked to; fails where something is to be mended.
+/// Diagnoses, and runs the proof if asked to; fails if anything needs to be fixed.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let client = arguments.connection.client().await?;
     let (params, began) = (ListParams::default(), std::time::Instant::now());

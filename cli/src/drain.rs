@@ -1,5 +1,5 @@
-//! `russet drain`: moves everything off a node and returns once it is empty. Replacements start
-//! elsewhere first where they fit; what runs answers for up to half a minute before it goes.
+//! `russet drain`: moves all replicas off a node and returns once it is empty. Replacements start elsewhere
+//! first if they fit; the old replica serves for up to half a minute before it stops.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::cordon::schedule;
 pub struct Arguments {
     /// Name of the node.
     node: String,
-    /// Seconds to wait at most; the node goes on draining afterwards.
+    /// Maximum seconds to wait; the node continues to drain afterwards.
     #[arg(long, default_value_t = 600)]
     timeout_seconds: u64,
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub struct Arguments {
 /// A group by namespace and name.
 type GroupKey = (String, String);
 
-/// Drains, with a line for every group that has moved.
+/// Drains the node, with a line for every group that has moved.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { node, timeout_seconds, connection } = arguments;
     let client = connection.client().await?;
@@ -60,7 +60,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
 }
 
-/// Whether the node is empty and what it says; groups that left since the last look are told of.
+/// Whether the node is empty, and its message; prints groups that left since the last poll.
 async fn poll(client: &Client, node: &str, here: &mut BTreeMap<GroupKey, String>) -> Result<(bool, String)> {
     let shards: Api<Shard> = Api::all(client.clone());
     let groups: Api<ShardGroup> = Api::all(client.clone());
@@ -99,7 +99,7 @@ async fn poll(client: &Client, node: &str, here: &mut BTreeMap<GroupKey, String>
         Some(condition) => condition.message.clone(),
         None => "the operator has not looked at the node yet".to_owned(),
     };
-    // What fits nowhere else stays, and its deployment says why.
+    // A replica that fits nowhere else stays, and its deployment says why.
     for ((namespace, _), deployment) in &now {
         let stuck = deployments
             .items
@@ -114,7 +114,7 @@ async fn poll(client: &Client, node: &str, here: &mut BTreeMap<GroupKey, String>
     Ok((current.is_some_and(|condition| condition.status == "True"), message))
 }
 
-/// Where the groups of a deployment are now.
+/// The current nodes of a deployment's groups.
 fn destinations(groups: &[ShardGroup], namespace: &str, deployment: &str) -> String {
     let living = groups.iter().filter(|group| {
         group.namespace().as_deref() == Some(namespace)

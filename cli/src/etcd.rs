@@ -1,26 +1,27 @@
-//! The flags that name an etcd, which `serve` takes and `up` hands on.
+//! The etcd flags, which `serve` takes and `up` passes on.
 
 use std::path::PathBuf;
 
 use russet_apiserver::store::etcd::{EtcdConfig, PREFIX};
 
-/// Where objects live when several API servers share them.
+/// etcd store, for several API servers that share their objects.
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct EtcdArguments {
-    /// Members of the etcd that holds the objects, such as https://a:2379,https://b:2379; without it a file does.
+    /// Endpoints of the etcd that stores the objects, such as https://a:2379,https://b:2379; without them a
+    /// file does.
     #[arg(long, value_delimiter = ',', value_name = "URL")]
     etcd_endpoints: Vec<String>,
-    /// Authority that signed etcd's certificates.
+    /// CA that signed etcd's certificates.
     #[arg(long, requires = "etcd_endpoints", value_name = "FILE")]
     etcd_cafile: Option<PathBuf>,
-    /// Certificate with which the API server reaches etcd.
+    /// Client certificate of the API server for etcd.
     #[arg(long, requires = "etcd_keyfile", value_name = "FILE")]
     etcd_certfile: Option<PathBuf>,
     /// Key of that certificate.
     #[arg(long, requires = "etcd_certfile", value_name = "FILE")]
     etcd_keyfile: Option<PathBuf>,
-    /// Start of every key in etcd.
+    /// Prefix of every key in etcd.
     #[arg(long, default_value = PREFIX)]
     etcd_prefix: String,
 }

@@ -1,5 +1,5 @@
-//! `russet explain`: what a deployment needs, where it runs and why, and what keeps it from running. The planner
-//! says it, about the cluster as the server has it now; nothing is written.
+//! `russet explain`: what a deployment needs, where it runs and why, and what keeps it from running. The
+//! planner computes it from the cluster's current state; nothing is written.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::plan::{read_server, text};
 /// Arguments of `russet explain`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Name of the ModelDeployment; without it all of the namespace.
+    /// Name of the ModelDeployment; without it, all of the namespace.
     name: Option<String>,
     #[command(flatten)]
     connection: Connection,
@@ -29,7 +29,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let cluster = read_server(&connection).await?.cluster();
     let api = Api::<DeserializeGuard<ModelDeployment>>::all(connection.client().await?);
     let all = api.list(&ListParams::default()).await.context("the deployments could not be listed")?;
-    // All of them are asked about, since what waits is placed together.
+    // All deployments, since pending replicas are placed jointly.
     let deployments: Vec<Arc<ModelDeployment>> =
         all.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect();
     let namespace = &connection.namespace;

@@ -1,6 +1,6 @@
-//! `russet fabric`: which ports the machines have, where their cables lead, whether RDMA can run over each, and if not,
-//! why not and what to do (`show`); which changes to their networks would let it (`plan`); and these asked for and taken
-//! back ([`apply`]).
+//! `russet fabric`: the machines' ports, where their cables lead, whether RDMA can run over each, and if not,
+//! why not and the remedy (`show`); changes to their networks that enable it (`plan`); and these changes
+//! applied and reverted ([`apply`]).
 
 mod apply;
 
@@ -14,13 +14,13 @@ use kube::core::DeserializeGuard;
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
 use russet_crds::{FabricPort, InferenceNode, InferenceNodeStatus, LinkMeasured};
-use russet_plan::fabric::{address_plan, show_bits, network_spec};
+use russet_plan::fabric::{address_plan, network_spec, show_bits};
 
 use crate::client::Connection;
 use crate::get::format_table;
 use crate::plan::text::wrap;
 
-/// Columns a terminal has at least.
+/// Minimum columns of a terminal.
 const WIDTH: usize = 100;
 
 /// Arguments of `russet fabric`.
@@ -32,53 +32,57 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum FabricVerb {
-    /// Show the ports, where their cables lead, and what keeps RDMA from each.
+    /// Show the ports, where their cables lead, and what prevents RDMA on each.
     Show {
-        /// Name of the node; without it all of them.
+        /// Name of the node; without it, all nodes.
         node: Option<String>,
         #[command(flatten)]
         connection: Connection,
     },
-    /// Show what to change in the machines' networks so that RDMA can run over every cable.
+    /// Show the changes to the machines' networks that enable RDMA over every cable.
     Plan {
-        /// Where networks for cables come from: the first address of 4096.
+        /// Range for the cables' networks: the first of 4096 addresses.
         #[arg(long, default_value_t = address_plan::DEFAULT_RANGE)]
         range: Ipv4Addr,
         #[command(flatten)]
         connection: Connection,
     },
-    /// Have the machines make these changes, by their root helpers, and wait until they have.
+    /// Let the machines' root helpers make these changes, and wait until they have.
     Apply {
-        /// Where networks for cables come from: the first address of 4096.
+        /// Range for the cables' networks: the first of 4096 addresses.
         #[arg(long, default_value_t = address_plan::DEFAULT_RANGE)]
         range: Ipv4Addr,
-        /// Have the changes outlast restarts of the machines.
+        /// Keep the changes after restarts of the machines.
         #[arg(long)]
         keep: bool,
         #[command(flatten)]
         asking: apply::ApplyOptions,
     },
-    /// Have the machines take back all that was applied, and wait until they have.
+    /// Let the machines revert all applied changes, and wait until they have.
     Revert {
         #[command(flatten)]
         asking: apply::ApplyOptions,
     },
 }
 
-/// Prints what was asked for.
+/// Runs the subcommand.
 pub async fn run(arguments: Arguments) -> Result<()> {
     match arguments.verb {
         FabricVerb::Show { node, connection } => print!("{}", show(&nodes(&connection, node).await?)),
-        FabricVerb::Plan { range, connection } => print!("{}", plan(&nodes(&connection, None).await?, range)?),
+        FabricVerb::Plan { range, connection } => {
+            print!("{}", plan(&nodes(&connection, None).await?, range)?)
+        }
         FabricVerb::Apply { range, keep, asking } => {
             apply::apply(&nodes(&asking.connection, None).await?, range, keep, &asking).await?;
         }
-        FabricVerb::Revert { asking } => apply::revert(&nodes(&asking.connection, None).await?, &asking).await?,
+        FabricVerb::Revert { asking } => {
+            apply::revert(&nodes(&asking.connection, None).await?, &asking).await?
+        }
     }
     Ok(())
 }
 
-/// The nodes, or the one.
+/// All nodes, or the named one.
 async fn nodes(connection: &Connection, node: Option<String>) -> Result<Vec<Arc<InferenceNode>>> {
     let api = Api::<DeserializeGuard<InferenceNode>>::all(connection.client().await?);
     let all = api.list(&ListParams::default()).await.context("the nodes could not be listed")?;
@@ -125,7 +129,7 @@ fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
     Ok(text)
 }
 
-/// The ports as a table, and under it what is said of each node's.
+/// The ports as a table, followed by each node's messages.
 fn show(nodes: &[Arc<InferenceNode>]) -> String {
     let head = ["NODE", "PORT", "INTERFACE", "ADDRESS", "LEADS TO", "SPEED", "MEASURED", "RDMA"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
@@ -172,11 +176,11 @@ fn port_row(node: &str, port: &FabricPort, status: &InferenceNodeStatus) -> Vec<
     let measured = link.and_then(|link| link.measured).map_or_else(nothing, show_measured);
     let cells =
         [node.to_owned(), port.name.clone(), port.interface.clone(), address, leads, speed, measured, rdma];
-    // People name machines as they like, and a machine may report anything.
+    // Names come from people and machines and may contain anything.
     cells.map(|cell| cell.replace(char::is_control, "?")).to_vec()
 }
 
-/// What came over TLS, and how long the way there and back is.
+/// Bandwidth measured over TLS, and the round-trip time.
 fn show_measured(measured: LinkMeasured) -> String {
     let carries = measured.bits_per_second.map(show_bits);
     let trip = match measured.round_trip_microseconds {

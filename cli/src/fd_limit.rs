@@ -1,11 +1,11 @@
-//! How many files and sockets this process may have open: the defaults of shells are those of another time.
+//! Limit on open files and sockets of this process: the defaults of shells are too low.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// More than any process of ours opens, and as much as macOS grants.
+/// More than any Russet process opens, and as much as macOS grants.
 const TARGET_LIMIT: u64 = 10_240;
 
-/// Raises the limit as far as is allowed without anybody's rights. Where it cannot be, fewer connections fit.
+/// Raises the soft limit as far as is allowed without privileges. If that fails, fewer connections fit.
 pub fn raise() {
     let limit = getrlimit(Resource::Nofile);
     if let Some(current) = raised_limit(limit) {

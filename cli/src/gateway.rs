@@ -1,4 +1,4 @@
-//! `russet gateway`: the OpenAI-compatible front as a process; `up` starts it.
+//! `russet gateway`: the OpenAI-compatible gateway as a process; `up` starts it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,9 +12,9 @@ use russet_gateway::listen::ServerFiles;
 use russet_rpc::kube_client;
 use russet_rpc::tls::{TlsFiles, identity_dir};
 
-use crate::gateway_certificate;
 use crate::client::client_in_pod;
 use crate::data_dir::DataDir;
+use crate::gateway_certificate;
 use crate::signals;
 
 /// Arguments of `russet gateway`.
@@ -23,30 +23,30 @@ pub struct Arguments {
     /// Folder of the control plane, or of this gateway's own certificate.
     #[arg(long)]
     data_dir: Option<PathBuf>,
-    /// Kubeconfig of a control plane that somebody else runs; default the one that `russet serve` wrote for
-    /// the gateway, else the ServiceAccount of the pod this runs in.
+    /// Kubeconfig of an external control plane; default the one that `russet serve` wrote for the gateway,
+    /// else the ServiceAccount of this pod.
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
-    /// Where clients connect; may repeat. Without TLS on loopback, with TLS and keys elsewhere.
+    /// Addresses to listen on; may repeat. Without TLS on loopback, with TLS and keys elsewhere.
     #[arg(long, default_value = "127.0.0.1:52415")]
     listen: Vec<SocketAddr>,
     #[command(flatten)]
     certificate: CertificateArguments,
-    /// Where metrics are served without TLS; listeners on loopback serve them anyway.
+    /// Address that serves metrics without TLS; listeners on loopback always serve them.
     #[arg(long)]
     metrics_listen: Option<SocketAddr>,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
-    /// End when standard input closes.
+    /// Exit when standard input closes.
     #[arg(long, hide = true)]
     exit_with_parent: bool,
 }
 
-/// The certificate that clients of other machines see.
+/// The certificate for clients on other machines.
 #[derive(clap::Args, Clone)]
 pub struct CertificateArguments {
-    /// Certificate chain for clients of other machines, PEM; read again when it changes.
+    /// Certificate chain for clients on other machines, PEM; reloaded when it changes.
     #[arg(long, requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Its private key, PEM.
@@ -55,7 +55,7 @@ pub struct CertificateArguments {
 }
 
 impl CertificateArguments {
-    /// The two files, when they were named.
+    /// The two files, if given.
     pub fn files(&self) -> Option<ServerFiles> {
         Some(ServerFiles { cert: self.tls_cert.clone()?, key: self.tls_key.clone()? })
     }
@@ -67,7 +67,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let layout = DataDir::resolve(arguments.data_dir)?;
     let (client, asked) = connect(&layout, arguments.kubeconfig).await?;
     let identity = TlsFiles::in_dir(&layout.gateway());
-    // Better than none where the cluster signed it: it names `gateway.russet.dev`.
+    // Better than no certificate where the cluster signed it: it names `gateway.russet.dev`.
     let signed = asked.then(|| ServerFiles { cert: identity.cert.clone(), key: identity.key.clone() });
     let config = GatewayConfig {
         listen: arguments.listen,
@@ -83,9 +83,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-/// A client as the gateway. On a control plane of `russet serve` its identity lies in its folder;
-/// elsewhere a kubeconfig or the pod's ServiceAccount says who it is, and the certificate that engines
-/// know it by is asked for and renewed here; the second value says whether it is.
+/// A client with the gateway's identity. On a control plane of `russet serve` the identity is in its folder.
+/// Elsewhere the kubeconfig or the pod's ServiceAccount is the identity, and the certificate for engines is
+/// requested and renewed here; the second value says whether it is.
 async fn connect(layout: &DataDir, kubeconfig: Option<PathBuf>) -> Result<(Client, bool)> {
     let kept = layout.gateway().join(identity_dir::KUBECONFIG);
     let client = match kubeconfig {

@@ -1,6 +1,6 @@
-//! The gateway's own certificate, where no `serve` makes it: asked of the cluster by CSR, kept in the
-//! gateway's folder, and renewed at two thirds of its life, or at once when another CA signs from now on.
-//! Whoever uses it reads it again.
+//! The gateway's own certificate where `serve` does not issue it: requested from the cluster by CSR, stored
+//! in the gateway's folder, and renewed at two thirds of its lifetime, or at once when the CA changes. Its
+//! users reload it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,19 +11,19 @@ use russet_agent::join::identity::Validity;
 use russet_agent::join::request::{self, CertificateRequest};
 use russet_rpc::tls::identity_dir;
 
-/// The longest sleep: clocks jump, and another CA may be there.
+/// Maximum sleep: clocks jump, and the CA may change.
 const MAX_SLEEP: Duration = Duration::from_secs(600);
-/// Between two tries while the cluster does not sign.
+/// Retry interval while the cluster does not sign.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// The longest pause while another CA signs than the one published first: every try is one more request.
+/// Maximum retry interval while another CA signs than the one published first: every attempt is one more CSR.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Makes sure that `dir` holds a certificate of the gateway that is not about to end.
+/// Ensures that `dir` holds a gateway certificate that is not about to expire.
 pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
     renew(client, dir, 0.0).await
 }
 
-/// Renews what is due; `jitter` (0 to 1) says how much earlier than it must be.
+/// Renews the certificate if due; `jitter` (0 to 1) says how much earlier than necessary.
 async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
     if let Ok(kept) = std::fs::read_to_string(dir.join(identity_dir::CA))
         && let Some(ca) = request::changed_authority(client, &kept).await
@@ -60,10 +60,9 @@ fn publish(dir: &Path, files: &[(&str, &[u8])]) -> Result<()> {
         .with_context(|| format!("cannot keep the gateway's certificate in {}", dir.display()))
 }
 
-/// Renews for ever.
+/// Renews the certificate for ever.
 pub async fn run(client: Client, dir: PathBuf) {
-    // Renewed a little earlier than it must be, each gateway at a moment of its own, so that several do not
-    // ask together.
+    // Jitter: gateways renew a little early and at different times, so that they do not all ask at once.
     let jitter: f64 = rand::random();
     let mut vain = 0;
     loop {
@@ -81,8 +80,8 @@ pub async fn run(client: Client, dir: PathBuf) {
     }
 }
 
-/// How long to sleep before the next look; `vain` counts the certificates that are none of the CA published
-/// first, and each of them doubles the pause.
+/// Time until the next check; `vain` counts certificates not signed by the CA published first, and each of
+/// them doubles the interval.
 fn next_wait(due: Option<Duration>, mismatches: &mut u32) -> Duration {
     if let Some(due) = due {
         *mismatches = 0;
@@ -93,8 +92,8 @@ fn next_wait(due: Option<Duration>, mismatches: &mut u32) -> Duration {
     pause
 }
 
-/// How long until the certificate in `dir` is to be renewed; `None` without one, or with one that the CA
-/// which signs now did not sign.
+/// Time until the certificate in `dir` has to be renewed; `None` without one, or if the current CA did not
+/// sign it.
 fn renewal_due(dir: &Path, jitter: f64) -> Option<Duration> {
     let read = |name| std::fs::read_to_string(dir.join(name)).ok();
     let certificate = read(identity_dir::CERTIFICATE)?;

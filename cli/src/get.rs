@@ -58,10 +58,15 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                     print!("{text}");
                 }
             }
-            "json" => println!("{}", serde_json::to_string_pretty(&without_managed_fields(&client, &path).await?)?),
+            "json" => {
+                println!("{}", serde_json::to_string_pretty(&without_managed_fields(&client, &path).await?)?)
+            }
             "yaml" => {
                 let between = if index > 0 { "---\n" } else { "" };
-                print!("{between}{}", serde_norway::to_string(&without_managed_fields(&client, &path).await?)?);
+                print!(
+                    "{between}{}",
+                    serde_norway::to_string(&without_managed_fields(&client, &path).await?)?
+                );
             }
             other => bail!("output \"{other}\" is not known; use table, wide, yaml or json"),
         }
@@ -93,7 +98,7 @@ pub fn percent_encode(value: &str) -> String {
         .collect()
 }
 
-/// Lays a meta.k8s.io Table out in columns, three spaces apart.
+/// Formats a meta.k8s.io Table in columns, three spaces apart.
 pub fn render(table: &Value, wide: bool, with_namespace: bool) -> String {
     let no_list = Vec::new();
     let columns = table["columnDefinitions"].as_array().unwrap_or(&no_list);
@@ -124,7 +129,7 @@ pub fn render(table: &Value, wide: bool, with_namespace: bool) -> String {
     format_table(&lines)
 }
 
-/// Lays lines of equally many cells out in columns, three spaces apart.
+/// Formats rows of equally many cells in columns, three spaces apart.
 pub fn format_table(lines: &[Vec<String>]) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..lines.first().map_or(0, Vec::len)).map(width).collect();

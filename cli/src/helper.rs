@@ -1,12 +1,15 @@
-//! `russet helper`: the root helper of this machine as a process. It alone changes the machine's network, for agents that
-//! ask over a unix socket and within the bounds that stand here.
+//! `russet helper`: the root helper of this machine as a process. It alone changes the machine's network, for
+//! agents that ask over a unix socket, and within the bounds set by its flags.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use russet_agent::hardware;
-use russet_agent::helper::{HelperReply, Helper, HostController, HelperPolicy, HelperRequest, SOCKET, STATE, HelperSocket, send_request};
+use russet_agent::helper::{
+    Helper, HelperPolicy, HelperReply, HelperRequest, HelperSocket, HostController, SOCKET, STATE,
+    send_request,
+};
 
 use crate::service;
 use crate::signals;
@@ -14,31 +17,32 @@ use crate::signals;
 /// Arguments of `russet helper`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Where agents ask.
+    /// Socket on which agents send their requests.
     #[arg(long, default_value = SOCKET)]
     socket: PathBuf,
-    /// Folder of the journal that says how to take everything back.
+    /// Folder of the journal, which records how to revert every change.
     #[arg(long, default_value = STATE)]
     state: PathBuf,
-    /// The user whose agent may ask, by name or number, beside root.
+    /// The user whose agent may send requests, by name or number, beside root.
     #[arg(long, default_value = service::USER)]
     user: String,
-    /// Let the limit of wired memory be set, up to so many percent of this machine's memory; without it nobody may.
+    /// Allow the wired memory limit to be set, up to this percentage of the machine's memory; without it, no
+    /// request may set it.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=95))]
     allow_wired_limit: Option<u8>,
-    /// Take everything back, say what that was, and end.
+    /// Revert all changes, print them, and exit.
     #[arg(long)]
     revert: bool,
-    /// Let interfaces whose names begin so count as Thunderbolt, on a machine that only plays one.
+    /// Treat interfaces with this name prefix as Thunderbolt, on a machine that only simulates it.
     #[arg(long, hide = true)]
     interface_prefix: Option<String>,
-    /// Folder of programs to run in place of macOS's own; lets a machine play a Mac.
+    /// Folder of programs to run instead of macOS's own; lets a machine simulate a Mac.
     #[arg(long, hide = true)]
     tools: Option<PathBuf>,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
-    /// End when standard input closes.
+    /// Exit when standard input closes.
     #[arg(long, hide = true)]
     exit_with_parent: bool,
 }
@@ -80,19 +84,21 @@ fn print_reverted(answer: HelperReply) -> Result<()> {
     match answer {
         HelperReply::Done { changed, .. } if changed.is_empty() => println!("nothing was to be taken back"),
         HelperReply::Done { changed, .. } => println!("{}", changed.join("\n")),
-        HelperReply::Refused { why } | HelperReply::Failed { why } => bail!("not all could be taken back: {why}"),
+        HelperReply::Refused { why } | HelperReply::Failed { why } => {
+            bail!("not all could be taken back: {why}")
+        }
     }
     Ok(())
 }
 
-/// The number of a user.
+/// The numeric id of a user.
 fn user_id(user: &str) -> Result<u32> {
     if let Ok(number) = user.parse() {
         return Ok(number);
     }
     let letters = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     ensure!(!user.starts_with('-') && user.chars().all(letters), "--user {user:?} is no name of a user");
-    // What directory services know of users, no file says.
+    // Users of directory services are in no file.
     let output = Command::new("/usr/bin/id").args(["-u", user]).env_clear().output();
     let output = output.context("/usr/bin/id could not be run; give --user a number")?;
     let printed = String::from_utf8_lossy(&output.stdout);

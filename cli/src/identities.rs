@@ -1,31 +1,31 @@
-//! The identities of a control plane's own parts, made with its CA by `serve`: the operator's, the
-//! gateway's, the administrator's, and at first that of the node on the same machine. They are made
-//! anew at every start and long before they end; who uses them reads them again.
+//! Identities of the control plane's own components, issued by `serve` with its CA: the operator's, the
+//! gateway's, the administrator's, and initially that of the node on the same machine. They are reissued at
+//! every start and long before they expire; their users reload them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use russet_agent::Access;
-use russet_agent::join::identity::{NodeIdentity, Material, kubeconfig};
+use russet_agent::join::identity::{Material, NodeIdentity, kubeconfig};
 use russet_apiserver::auth::MASTERS;
 use russet_apiserver::pki;
 use russet_rpc::tls::{self, identity_dir};
 
 use crate::data_dir;
 
-/// Days an identity is good for, as those of nodes.
+/// Lifetime of an identity in days, as for nodes.
 const DAYS: i64 = 30;
-/// Days the administrator's kubeconfig is good for: people copy it.
+/// Lifetime of the administrator's kubeconfig in days: people copy it.
 const ADMIN_DAYS: i64 = 365;
-/// Between two looks at their age.
+/// Interval between two checks of their age.
 const POLL_INTERVAL: Duration = Duration::from_secs(3600);
-/// Two thirds of the life of an identity.
+/// Two thirds of an identity's lifetime.
 const RENEW_AFTER: Duration = Duration::from_secs(20 * 24 * 3600);
-/// Between two tries when the disk is full, say.
+/// Retry interval, for example when the disk is full.
 const RETRY_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Who is given identities, and where.
+/// The identities to issue, and where they are stored.
 pub struct Identities {
     /// The CA.
     pub authority: pki::Authority,
@@ -40,7 +40,7 @@ pub struct Identities {
 }
 
 impl Identities {
-    /// Makes them all anew; the administrator's last.
+    /// Issues all of them; the administrator's last.
     pub fn issue(&self) -> Result<()> {
         let Self { authority, server, operator, gateway, admin } = self;
         self.component(operator, tls::OPERATOR_USER, &[])?;
@@ -49,11 +49,11 @@ impl Identities {
         Ok(pki::write_kubeconfig(admin, server, authority.cert_pem(), &cert, &key)?)
     }
 
-    /// Makes them anew for ever, in time.
+    /// Reissues them in time, for ever.
     pub async fn run(self) {
         let mut made = SystemTime::now();
         loop {
-            // Looked at by the wall clock: the other one stands still while a machine sleeps.
+            // By the wall clock: the monotonic clock stops while a machine sleeps.
             tokio::time::sleep(POLL_INTERVAL).await;
             if made.elapsed().is_ok_and(|age| age < RENEW_AFTER) {
                 continue;
@@ -67,8 +67,8 @@ impl Identities {
         }
     }
 
-    /// The identity of this machine's node, unless it has a good one: from then on its agent renews it. One with
-    /// which this machine once joined has a life, and a control plane's own node has none.
+    /// The identity of this machine's node, unless it has a valid one: from then on its agent renews it. An
+    /// identity from a join carries a node incarnation; that of a control plane's own node carries none.
     pub fn local_node(&self, dir: &Path, node: &str) -> Result<()> {
         data_dir::make_private(dir)?;
         let servers = [self.server.clone()];

@@ -8,26 +8,26 @@ use crate::data_dir::DataDir;
 /// Arguments of `russet join`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The control plane, such as https://studio.local:6443; several, if it has several API servers.
+    /// URL of the control plane, such as https://studio.local:6443; several, if it has several API servers.
     #[arg(required = true)]
     servers: Vec<String>,
-    /// What `russet token create` printed.
+    /// The token that `russet token create` printed.
     #[arg(long, env = "RUSSET_TOKEN", hide_env_values = true)]
     token: String,
-    /// How the API server is to know this node, instead of finding out.
+    /// How the API server authenticates this node; default: detected.
     #[arg(long, hide = true)]
     access: Option<Access>,
-    /// Only join: the agent is run by a service (`russet service install agent`).
+    /// Only join; a service runs the agent (`russet service install agent`).
     #[arg(long)]
     no_agent: bool,
     #[command(flatten)]
     node: NodeArguments,
 }
 
-/// How an API server knows a node.
+/// How an API server authenticates a node.
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum Access {
-    /// By its certificate.
+    /// By its client certificate.
     Certificate,
     /// By a token of its ServiceAccount.
     Token,

@@ -1,4 +1,4 @@
-//! `russet key`: the keys that open the gateway. A new key is shown once; the cluster keeps its hash.
+//! `russet key`: API keys for the gateway. A new key is shown once; the cluster stores its hash.
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -22,29 +22,29 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum KeyAction {
-    /// Make a key and print it, once. From the first key on, nobody is answered without one.
+    /// Create a key and print it, once. From the first key on, the gateway rejects requests without a key.
     Create {
-        /// Name of the AccessKey; logs and metrics show it.
+        /// Name of the AccessKey, shown in logs and metrics.
         name: String,
-        /// Requests for an answer in a minute; default no limit.
+        /// Rate limit, in requests per minute; default no limit.
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         requests_per_minute: Option<u32>,
-        /// Whose requests come first where not all can be answered at once: -100 to 100, higher first.
+        /// Priority of the key's requests when an engine is busy: -100 to 100, higher first.
         #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
         priority: i32,
-        /// Most tokens of one answer; default as many as the context holds.
+        /// Maximum output tokens of one request; default as many as the context holds.
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
         max_tokens_per_request: Option<u32>,
-        /// Longest time for one answer, waiting included; default no limit.
+        /// Maximum seconds for one request, queueing included; default no limit.
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=86_400))]
         max_request_seconds: Option<u32>,
-        /// Names of models of the namespace, with `*` for any characters; default all of them.
+        /// Model names of the namespace, with `*` for any characters; default all of them.
         #[arg(long, value_delimiter = ',')]
         models: Vec<String>,
-        /// How long the key is good for, such as 12h or 30d; default for ever.
+        /// Lifetime of the key, such as 12h or 30d; default unlimited.
         #[arg(long)]
         expires: Option<String>,
-        /// Who holds the key.
+        /// Holder of the key.
         #[arg(long)]
         owner: Option<String>,
     },
@@ -54,14 +54,14 @@ enum KeyAction {
         #[arg(short = 'A', long)]
         all_namespaces: bool,
     },
-    /// Refuse a key from now on. It stays in the list, and keys stay required.
+    /// Disable a key. It stays in the list, and keys stay required.
     Revoke {
         /// Name of the AccessKey.
         name: String,
     },
 }
 
-/// Does it.
+/// Runs the subcommand.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { action, connection } = arguments;
     let client = connection.client().await?;
@@ -116,7 +116,7 @@ async fn create(client: Client, namespace: &str, name: &str, spec: AccessKeySpec
         ),
         Err(error) => return Err(error).context(format!("cannot store AccessKey {namespace}/{name}")),
     }
-    // The key alone goes to standard output, so that `KEY=$(russet key create …)` works.
+    // Only the key goes to standard output, so that `KEY=$(russet key create …)` works.
     println!("{}", secret.expose());
     eprintln!(
         "This is the key of AccessKey {namespace}/{name}. It is shown this once; only its hash is kept."
@@ -144,7 +144,7 @@ async fn revoke(client: Client, namespace: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The end of a time such as `90m`, `12h` or `30d` from `now`.
+/// The time `text` (such as `90m`, `12h` or `30d`) after `now`.
 fn until(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp> {
     let wrong = || format!("--expires {text} is not a time; write for example 90m, 12h or 30d");
     let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).with_context(wrong)?;

@@ -1,4 +1,4 @@
-//! The name under which this process stands for leader among operators.
+//! Identity of this process in the operators' leader election.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use rand::Rng as _;
 
-/// A name and, where it is kept in a file, the lock that keeps it this process's alone.
+/// An identity and, if it is stored in a file, the lock that makes it exclusive to this process.
 pub struct LeaderIdentity {
     /// The holder identity in the Lease.
     pub identity: String,
@@ -14,9 +14,9 @@ pub struct LeaderIdentity {
 }
 
 impl LeaderIdentity {
-    /// The name kept in `folder`, made when there is none. A process that comes back has it again and need
-    /// not wait for its own old Lease to run out; two at once would both believe they lead, so the second
-    /// is refused.
+    /// Loads the identity stored in `folder`, or creates one. A restarted process gets the same identity and
+    /// need not wait for its own old Lease to expire. Two processes with one identity would both believe that
+    /// they lead, so the second one is refused.
     pub fn load_or_create(folder: &Path) -> Result<Self> {
         let path = folder.join("identity");
         let open = File::options().create(true).truncate(false).read(true).write(true).open(&path);
@@ -41,13 +41,13 @@ impl LeaderIdentity {
         Ok(Self { identity, _lock: Some(lock) })
     }
 
-    /// A name of this process's life alone.
+    /// An identity for the lifetime of this process.
     pub fn ephemeral() -> Self {
         Self { identity: generate(), _lock: None }
     }
 }
 
-/// The host's name, for people, and chance.
+/// A new identity: the host name, for people, and a random part.
 fn generate() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     format!("{host}_{:08x}", rand::rng().random::<u32>())

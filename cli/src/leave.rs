@@ -9,21 +9,21 @@ use crate::data_dir::DataDir;
 /// Arguments of `russet leave`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Folder the machine joined with; default ~/.russet.
+    /// Folder that the machine joined with; default ~/.russet.
     #[arg(long)]
     data_dir: Option<PathBuf>,
-    /// Leave at once and without asking the cluster, which still has to be told.
+    /// Leave at once without contacting the cluster, which then has to be told.
     #[arg(long)]
     force: bool,
-    /// Remove the model files too.
+    /// Delete the model files too.
     #[arg(long)]
     purge: bool,
-    /// Socket of this machine's root helper, which gives the machine's network back.
+    /// Socket of this machine's root helper, which restores the machine's network.
     #[arg(long, env = "RUSSET_HELPER", default_value = russet_agent::helper::SOCKET)]
     helper: PathBuf,
 }
 
-/// Leaves, and returns once nothing of this node runs any more.
+/// Leaves the cluster, and returns once no process of this node runs any more.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { data_dir, force, purge, helper } = arguments;
     russet_telemetry::logs::init("leave", false);

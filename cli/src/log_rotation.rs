@@ -1,22 +1,22 @@
-//! A service's own log where nobody else keeps it short: launchd opens a file for the process's words and leaves it to
-//! grow. Not the logs of children and engines, which their parents keep short.
+//! Rotation of a service's own log where the service manager does not do it: launchd opens a file for the
+//! output and lets it grow. Not here: logs of children and engines, which their parents rotate.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use russet_telemetry::logfile;
 
-/// The variable that names the file this process's words go to.
+/// Environment variable that names this process's log file.
 pub const LOG_FILE_VARIABLE: &str = "RUSSET_LOG_FILE";
 
-/// Between two looks; at full speed a process writes some megabytes in it.
+/// Interval between two checks; at full speed a process writes some megabytes in it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Keeps the file short for as long as the process runs, if one is named.
+/// Rotates the log for as long as the process runs, if the variable is set.
 pub fn start() {
     let Some(path) = std::env::var_os(LOG_FILE_VARIABLE).map(PathBuf::from) else { return };
     logfile::rotate(&path, logfile::MAX_LOG_BYTES);
-    // A thread of its own: it sleeps and writes files, and ends with the process.
+    // A separate thread: it sleeps and writes files, and ends with the process.
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(CHECK_INTERVAL);

@@ -1,5 +1,5 @@
-//! `russet logs`: what the processes and engines of this machine wrote. Logs of other machines stay
-//! there; the error says which machine to ask.
+//! `russet logs`: logs of the processes and engines of this machine. Logs of other machines stay there; the
+//! error says on which machine to look.
 
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use crate::data_dir::DataDir;
 /// Arguments of `russet logs`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// `serve`, `gateway`, `agent`, or `engine/UID` as listed; without a name the list is printed.
+    /// `serve`, `gateway`, `agent`, or `engine/UID` as listed; without a name, list the logs.
     name: Option<String>,
-    /// Lines from the end.
+    /// Number of lines from the end.
     #[arg(long, default_value_t = 100)]
     tail: usize,
-    /// Go on printing what is added.
+    /// Continue to print new lines.
     #[arg(short, long)]
     follow: bool,
-    /// Folder of this machine's Russet.
+    /// Data folder of this machine.
     #[arg(long)]
     data_dir: Option<PathBuf>,
 }
@@ -91,7 +91,7 @@ fn follow(path: &Path) -> Result<()> {
         buffer.clear();
         file.read_to_end(&mut buffer)?;
         if buffer.is_empty() {
-            // A log that grew too long was emptied and begins anew.
+            // The log was truncated by rotation and starts from the beginning.
             if file.metadata()?.len() < file.stream_position()? {
                 file.rewind()?;
                 continue;

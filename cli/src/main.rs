@@ -1,37 +1,37 @@
-//! `russet`: one binary for the control plane, the node agent, the gateway and the people who use
-//! them. Each verb is one file; a new verb is one file, one variant and one line in `main`.
+//! `russet`: one binary for the control plane, the node agent, the gateway and the client commands. Each verb
+//! is one file; a new verb is one file, one variant and one line in `main`.
 
 mod agent;
 mod apply;
 mod approve;
-mod leader_identity;
 mod catalog;
-mod gateway_certificate;
 mod client;
 mod cordon;
 mod credentials;
+mod data_dir;
 mod delete;
 mod describe;
-mod fd_limit;
 mod doctor;
-mod manifests;
 mod drain;
 mod etcd;
 mod explain;
 mod fabric;
+mod fd_limit;
 mod gateway;
+mod gateway_certificate;
 mod get;
 mod helper;
 mod identities;
 mod join;
 mod key;
-mod data_dir;
+mod leader_identity;
 mod leave;
 mod log_rotation;
 mod logs;
+mod manifests;
+mod mqtt;
 mod operator;
 mod plan;
-mod mqtt;
 mod resources;
 mod run;
 mod serve;
@@ -60,19 +60,19 @@ enum Verb {
     Join(join::Arguments),
     /// Take this machine out of the cluster it joined.
     Leave(leave::Arguments),
-    /// Have systemd or launchd run a verb from the machine's start on.
+    /// Run a verb as a systemd or launchd service, from the machine's start on.
     Service(service::Arguments),
-    /// Make tokens with which machines join.
+    /// Create tokens that let machines join.
     Token(token::Arguments),
-    /// Make, list and revoke the keys that open the gateway.
+    /// Create, list and revoke API keys for the gateway.
     Key(key::Arguments),
-    /// Say which Secrets open closed sources of models.
+    /// Manage the Secrets with credentials of model sources.
     Credentials(credentials::Arguments),
     /// List objects as the server's own tables.
     Get(get::Arguments),
     /// Create or change objects from YAML files, by server-side apply.
     Apply(apply::Arguments),
-    /// Show a list of models and what they need, search the hub, and add a model to the cluster.
+    /// List known models and what they need, search the hub, and add a model to the cluster.
     Catalog(catalog::Arguments),
     /// Add a model, deploy it and chat with it.
     Run(run::Arguments),
@@ -80,26 +80,28 @@ enum Verb {
     Plan(plan::Arguments),
     /// Show why a deployment runs where it does, or what keeps it from running.
     Explain(explain::Arguments),
-    /// Say yes to something the operator asks; without a name, list what it asks.
+    /// Approve an action of the operator that waits for it; without a name, list open Approvals.
     Approve(approve::Arguments),
-    /// Say no to something the operator asks.
+    /// Deny an action of the operator that waits for approval.
     Deny(approve::Arguments),
     /// Delete one object.
     Delete(delete::Arguments),
     /// Show one object with its conditions and events.
     Describe(describe::Arguments),
-    /// Let a node keep what it runs and take nothing new.
+    /// Keep a node's running replicas and place nothing new on it.
     Cordon(cordon::Arguments),
     /// Let a node take new work again.
     Uncordon(cordon::Arguments),
-    /// Move everything off a node and wait until it is empty.
+    /// Move all replicas off a node and wait until it is empty.
     Drain(drain::Arguments),
-    /// Show the machines' ports and cables, what keeps RDMA from each, and which changes would let it; make them.
+    /// Show the machines' ports and cables, what prevents RDMA on each, and the changes that enable it; apply
+    /// them.
     Fabric(fabric::Arguments),
-    /// Change this machine's network for its agent, as root, within bounds, and take it back (a service: `russet service install helper`).
+    /// Run the root helper, which changes this machine's network for its agent within bounds (as a service:
+    /// `russet service install helper`).
     #[command(hide = true)]
     Helper(helper::Arguments),
-    /// Say what is wrong with the cluster and what to do, and prove its machines by having them answer.
+    /// Find problems of the cluster and their remedies, and test its machines by running a model on them.
     Doctor(doctor::Arguments),
     /// Wait until objects have a condition.
     Wait(wait::Arguments),
@@ -108,7 +110,7 @@ enum Verb {
     /// Run the API server and the operator (started by `up`).
     #[command(hide = true)]
     Serve(serve::Arguments),
-    /// Run the operator alone, against an API server that is there already.
+    /// Run only the operator, against an existing API server.
     Operator(operator::Arguments),
     /// Run the gateway (started by `up`).
     #[command(hide = true)]
@@ -118,13 +120,14 @@ enum Verb {
     Agent(agent::Arguments),
 }
 
-/// The operator and the API server make and drop many small things on all threads; the C library's allocator keeps
-/// the room of them for long: five times as much at 1,000 machines (`cargo xtask bench operator`).
+/// The operator and the API server allocate and free many small objects on all threads; the C library's
+/// allocator retains their memory for long: five times as much at 1,000 machines (`cargo xtask bench
+/// operator`).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
-    // Ring is the one provider; the call only fails when it has been made before.
+    // Ring is the only provider; the call fails only if it was made before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     fd_limit::raise();
     log_rotation::start();
@@ -138,7 +141,7 @@ fn main() -> std::process::ExitCode {
     };
     let result = runtime.block_on(async {
         let done = match arguments.verb {
-            // Its exit says whether everything has a place.
+            // Its exit code says whether everything is placed.
             Verb::Plan(arguments) => return plan::run(arguments).await,
             Verb::Up(arguments) => up::run(arguments).await,
             Verb::Join(arguments) => join::run(arguments).await,
@@ -171,7 +174,7 @@ fn main() -> std::process::ExitCode {
         };
         done.map(|()| std::process::ExitCode::SUCCESS)
     });
-    // Tasks that still wait on a peer must not keep a process that has said its last word.
+    // Tasks that still wait for a peer must not delay the exit of a finished process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     match result {
         Ok(code) => code,

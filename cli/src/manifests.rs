@@ -1,5 +1,5 @@
-//! Objects in YAML files, folders and on standard input, as `russet apply` and `russet plan` read them. A
-//! list is its items; what else an object is nobody looks at here.
+//! Manifests: objects in YAML files, folders and on standard input, for `russet apply` and `russet plan`. A
+//! list is expanded to its items. Not here: the content of objects.
 
 use std::fmt;
 use std::io::Read as _;
@@ -12,14 +12,14 @@ use serde_json::Value;
 /// The path that means standard input.
 pub const STANDARD_INPUT: &str = "-";
 
-/// An object and where it stands.
+/// An object and its location.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
     /// The file.
     pub file: PathBuf,
-    /// Which document of the file, from 1.
+    /// Number of the document in the file, from 1.
     number: usize,
-    /// Which item of the list the document is, from 1.
+    /// Number of the item in the list, from 1.
     item: Option<usize>,
     /// The object.
     pub object: Value,
@@ -60,7 +60,7 @@ fn display_path(file: &Path) -> String {
     if is_standard_input(file) { "standard input".to_owned() } else { file.display().to_string() }
 }
 
-/// The YAML files of a path; `kustomization.yaml` is kustomize's business and left out.
+/// The YAML files of a path, without `kustomization.yaml`, which is for kustomize.
 fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if is_standard_input(path) || !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -93,7 +93,7 @@ fn parse(file: &Path, text: &str) -> Result<Vec<Document>> {
                 let items = items.as_ref().and_then(Value::as_array).cloned().unwrap_or_default();
                 for (item, mut object) in items.into_iter().enumerate() {
                     if let (Some(fields), false) = (object.as_object_mut(), kind.is_empty()) {
-                        // A server names the kind of a list of one kind once.
+                        // A server names the kind only once in a list of one kind.
                         fields.entry("kind").or_insert_with(|| Value::String(kind.clone()));
                         fields.entry("apiVersion").or_insert_with(|| version.clone().unwrap_or_default());
                     }
@@ -106,7 +106,7 @@ fn parse(file: &Path, text: &str) -> Result<Vec<Document>> {
     Ok(found)
 }
 
-/// The kind of a list's items, which is empty where each says its own; `None` for what is no list.
+/// The kind of a list's items, empty if each item names its own; `None` if the object is no list.
 fn list_of(object: &Value) -> Option<String> {
     let kind = object["kind"].as_str()?.strip_suffix("List")?;
     (kind.is_empty() || object["items"].is_array()).then(|| kind.to_owned())

@@ -1,4 +1,4 @@
-//! The flags that name an MQTT broker, which `agent` and `join` take and `up` hands on.
+//! The MQTT flags, which `agent` and `join` take and `up` passes on.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,33 +8,33 @@ use russet_agent::MqttConfig;
 use russet_agent::mqtt::broker::Broker;
 use russet_agent::mqtt::topics::TopicNames;
 
-/// Whom this node's presence is told.
+/// MQTT broker to which this node publishes its state.
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct MqttArguments {
-    /// MQTT broker that is told whether this node and its deployments are there, such as mqtt://me@homeassistant.local
-    /// or mqtts://me@host:8883; nobody is told without it.
+    /// MQTT broker to which this node publishes whether it and its deployments are online, such as
+    /// mqtt://me@homeassistant.local or mqtts://me@host:8883; without it, nothing is published.
     #[arg(long, value_name = "URL")]
     mqtt: Option<String>,
     /// File with the password of the broker's user.
     #[arg(long, requires = "mqtt", value_name = "FILE")]
     mqtt_password_file: Option<PathBuf>,
-    /// Authority that signed the certificate of a broker at mqtts://, PEM.
+    /// CA that signed the certificate of a broker at mqtts://, PEM.
     #[arg(long, requires = "mqtt", value_name = "FILE")]
     mqtt_ca_file: Option<PathBuf>,
-    /// Start of every topic.
+    /// Prefix of every topic.
     #[arg(long, default_value = "russet")]
     mqtt_prefix: String,
-    /// Where Home Assistant looks for what there is; empty tells it nothing.
+    /// Discovery prefix of Home Assistant; empty disables discovery.
     #[arg(long, default_value = "homeassistant")]
     mqtt_discovery_prefix: String,
-    /// After half as much time again the broker calls a silent machine offline.
+    /// Keep-alive interval; after one and a half of it the broker publishes a silent machine as offline.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=3600), value_name = "SECONDS")]
     mqtt_keep_alive: u16,
 }
 
 impl MqttArguments {
-    /// Whom to tell, if anybody.
+    /// The broker's configuration, if one is given.
     pub fn config(&self) -> Result<Option<MqttConfig>> {
         let Self {
             mqtt,

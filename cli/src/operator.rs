@@ -1,5 +1,5 @@
-//! `russet operator`: the operator alone, for a control plane that somebody else runs. The kinds and
-//! the roles must be installed there already; the chart does that, and this process may not.
+//! `russet operator`: only the operator, for an external control plane. The kinds and the roles must be
+//! installed already; the chart does that, and this process has no permission to.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,27 +11,27 @@ use kube::Client;
 use russet_operator::LeaderCaches;
 use russet_telemetry::admin::{Page, Pages};
 
-use crate::leader_identity::LeaderIdentity;
 use crate::client::{client_from, client_in_pod};
+use crate::leader_identity::LeaderIdentity;
 use crate::signals;
 
 /// Arguments of `russet operator`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Kubeconfig file; without it the ServiceAccount of the pod this runs in.
+    /// Kubeconfig file; without it, the ServiceAccount of this pod.
     #[arg(long, env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// Where `/metrics`, `/targets`, `/healthz` and `/readyz` are served, without TLS.
+    /// Address that serves `/metrics`, `/targets`, `/healthz` and `/readyz`, without TLS.
     #[arg(long, default_value = "127.0.0.1:8080")]
     metrics_listen: SocketAddr,
-    /// Name of this operator among those that take turns; the pod's name where there is one. It stays the
-    /// same when the process is restarted, and no two at once may share it. Default: made up.
+    /// Identity of this operator in leader election; the pod's name if there is one. It must stay the same
+    /// across restarts, and no two operators may share it at a time. Default: generated.
     #[arg(long, env = "POD_NAME")]
     identity: Option<String>,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
-    /// End when standard input closes.
+    /// Exit when standard input closes.
     #[arg(long, hide = true)]
     exit_with_parent: bool,
 }
@@ -65,7 +65,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     result.context("the operator ended")
 }
 
-/// `/targets`: where agents and engines show their metrics, for Prometheus' HTTP service discovery.
+/// `/targets`: metrics addresses of agents and engines, for Prometheus' HTTP service discovery.
 pub fn pages(watched: &LeaderCaches) -> Pages {
     let watched = watched.clone();
     Arc::new(move |path| {
@@ -77,7 +77,7 @@ pub fn pages(watched: &LeaderCaches) -> Pages {
     })
 }
 
-/// A client of the file named, or of the pod's own ServiceAccount.
+/// A client for the given file, or for the pod's own ServiceAccount.
 async fn connect(kubeconfig: Option<PathBuf>) -> Result<Client> {
     match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
         Some(path) => client_from(&path).await,

@@ -1,5 +1,5 @@
-//! `russet plan`: what the planner would do with YAML files, on the cluster of a server or on one that is
-//! only described. It writes nothing and decides nothing; that is `russet_plan::proposal`.
+//! `russet plan`: what the planner would do with YAML files, on a server's cluster or on a described one. It
+//! writes nothing. Not here: decisions (`russet_plan::proposal`).
 
 pub mod text;
 
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use russet_crds::{GROUP, VERSION};
-use russet_plan::manifests::{ManifestSet, KINDS, ManifestOrigin};
+use russet_plan::manifests::{KINDS, ManifestOrigin, ManifestSet};
 use russet_plan::placement::RemovalReason;
 use russet_plan::proposal::{Proposal, ProposedReplica, propose};
 use serde_json::{Value, json};
@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use crate::client::{self, Connection};
 use crate::manifests::{self, Document, is_standard_input};
 
-/// The exit when something cannot be read.
+/// Exit code if an input cannot be read.
 const UNREADABLE: u8 = 2;
-/// The exit when something has no place.
+/// Exit code if a replica is not placed.
 const NOT_PLACED: u8 = 3;
 
 /// Arguments of `russet plan`.
@@ -28,11 +28,11 @@ const NOT_PLACED: u8 = 3;
     after_help = "Exits with 0 when everything has a place, 3 when something has none, 2 when a file cannot be read."
 )]
 pub struct Arguments {
-    /// What would be applied: a YAML file, a folder of them, or `-`; may be given several times.
+    /// Objects to plan as if applied: a YAML file, a folder of them, or `-`; may be given several times.
     #[arg(short, long = "filename", required = true)]
     filename: Vec<PathBuf>,
-    /// The cluster, as `kubectl get inferencenodes,models,shardgroups,… -A -o yaml` prints it, in place of
-    /// a server's.
+    /// The cluster, as `kubectl get inferencenodes,models,shardgroups,… -A -o yaml` prints it, instead of a
+    /// server's.
     #[arg(long)]
     cluster: Vec<PathBuf>,
     /// `table`, `yaml` or `json`.
@@ -46,10 +46,14 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     let Arguments { filename, cluster, output, connection } = arguments;
     let seen = match read(&filename, &cluster, &connection.namespace) {
-        // A description says since when a node is silent and not when it was looked at, so a silent one is
-        // unreachable, and never for so long that its work would move away.
-        Ok((spec, Some(described))) => with_spec(described, spec).map(|described| (described, Timestamp::MIN)),
-        Ok((spec, None)) => with_spec(read_server(&connection).await?, spec).map(|listed| (listed, Timestamp::now())),
+        // A description says since when a node is unreachable and not when it was written. An unreachable
+        // node thus never counts as unreachable for so long that its replicas would move.
+        Ok((spec, Some(described))) => {
+            with_spec(described, spec).map(|described| (described, Timestamp::MIN))
+        }
+        Ok((spec, None)) => {
+            with_spec(read_server(&connection).await?, spec).map(|listed| (listed, Timestamp::now()))
+        }
         Err(error) => Err(error),
     };
     let (described, now) = match seen {
@@ -71,7 +75,7 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     Ok(if placed { ExitCode::SUCCESS } else { ExitCode::from(NOT_PLACED) })
 }
 
-/// What is to be applied, and the cluster where it is described.
+/// The objects to plan, and the cluster if it is described.
 fn read(
     filename: &[PathBuf],
     cluster: &[PathBuf],
@@ -88,7 +92,7 @@ fn read(
     Ok((spec, Some(described)))
 }
 
-/// The cluster with what is to be applied.
+/// The cluster with the objects to plan.
 fn with_spec(cluster: ManifestSet, spec: Vec<Document>) -> Result<ManifestSet> {
     let described = add_all(cluster, ManifestOrigin::Spec, spec)?;
     if described.deployments().is_empty() {
@@ -99,8 +103,12 @@ fn with_spec(cluster: ManifestSet, spec: Vec<Document>) -> Result<ManifestSet> {
     Ok(described)
 }
 
-/// Takes all documents, or says of every one that cannot be read why.
-fn add_all(mut described: ManifestSet, origin: ManifestOrigin, documents: Vec<Document>) -> Result<ManifestSet> {
+/// Adds all documents, or lists the error of each one that cannot be read.
+fn add_all(
+    mut described: ManifestSet,
+    origin: ManifestOrigin,
+    documents: Vec<Document>,
+) -> Result<ManifestSet> {
     let mut wrong = Vec::new();
     for document in documents {
         let place = document.to_string();
@@ -112,7 +120,7 @@ fn add_all(mut described: ManifestSet, origin: ManifestOrigin, documents: Vec<Do
     }
 }
 
-/// The cluster of the server.
+/// Reads the cluster from the server.
 pub async fn read_server(connection: &Connection) -> Result<ManifestSet> {
     let client = connection.client().await?;
     let mut described = ManifestSet::new(&connection.namespace);
@@ -127,7 +135,7 @@ pub async fn read_server(connection: &Connection) -> Result<ManifestSet> {
                 fields.insert("apiVersion".to_owned(), json!(format!("{GROUP}/{VERSION}")));
                 fields.insert("kind".to_owned(), json!(kind));
             }
-            // One that a newer release wrote does not hide the others, as for the operator.
+            // An object of a newer release does not hide the others, as in the operator.
             if let Err(misfit) = described.add(ManifestOrigin::Server, "the server", item) {
                 eprintln!("warning: {misfit}");
             }

@@ -1,5 +1,5 @@
-//! From what a person types (`mdeploy`, `modeldeployments.russet.dev`, `Model`) to the path of a
-//! resource, by the server's discovery; no kind is known by name here.
+//! Resolves what a person types (`mdeploy`, `modeldeployments.russet.dev`, `Model`) to the path of a
+//! resource, with the server's discovery; no kind is hard-coded.
 
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
@@ -83,7 +83,7 @@ pub async fn discover(client: &Client) -> Result<Vec<Resource>> {
     Ok(found)
 }
 
-/// The resources a word names: one, or all of a category.
+/// The resources that a word names: one, or all of a category.
 pub fn named<'a>(all: &'a [Resource], word: &str) -> Result<Vec<&'a Resource>> {
     if let Some(resource) = all.iter().find(|resource| resource.matches(word)) {
         return Ok(vec![resource]);
@@ -97,7 +97,7 @@ pub fn named<'a>(all: &'a [Resource], word: &str) -> Result<Vec<&'a Resource>> {
     Ok(category)
 }
 
-/// The path of an object that a person names as `resource/name`.
+/// The path of an object given as `resource/name`.
 pub async fn path_of(client: &Client, object: &str, namespace: &str) -> Result<String> {
     let (word, name) = object.split_once('/').context("name the object as resource/name")?;
     let all = discover(client).await?;

@@ -1,5 +1,5 @@
-//! `russet run`: adds a Model where there is none, deploys it where nothing serves it, waits until it answers and chats
-//! with it through the gateway. What it made stays.
+//! `russet run`: adds a Model if there is none, deploys it if no deployment serves it, waits until it is
+//! ready and chats with it through the gateway. The objects it created stay.
 
 mod chat;
 mod status;
@@ -20,7 +20,7 @@ use crate::client::Connection;
 use crate::data_dir::DataDir;
 use target::KnownModel;
 
-/// Where `russet up` has the gateway listen unless it is told otherwise.
+/// Default address of the gateway of `russet up`.
 const DEFAULT_GATEWAY: &str = "http://127.0.0.1:52415";
 
 /// Arguments of `russet run`.
@@ -29,29 +29,30 @@ pub struct Arguments {
     /// A Model of the namespace, a name of the catalogue (russet catalog search), or a source: hf://OWNER/NAME,
     /// https://…, s3://…, gs://…, az://…, oci://REGISTRY/NAME:TAG, file:///…, builtin://smoke.
     model: String,
-    /// Ask this once and end; without it, each line of standard input is asked.
+    /// Send this one prompt and exit; without it, every line of standard input is a prompt.
     #[arg(long)]
     prompt: Option<String>,
-    /// Where the gateway answers; default where the `russet up` that wrote the kubeconfig has it, else http://127.0.0.1:52415.
+    /// URL of the gateway; default that of the `russet up` that wrote the kubeconfig, else
+    /// http://127.0.0.1:52415.
     #[arg(long, env = "RUSSET_GATEWAY")]
     gateway: Option<String>,
-    /// Key of the gateway (russet key create).
+    /// API key for the gateway (russet key create).
     #[arg(long, env = "RUSSET_KEY", hide_env_values = true)]
     key: Option<String>,
-    /// Most tokens of one answer; default as many as the context holds.
+    /// Maximum output tokens of one answer; default as many as the context holds.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
-    /// From 0, which always takes the likeliest token, to 2; default the gateway's.
+    /// Sampling temperature, from 0 (greedy) to 2; default the gateway's.
     #[arg(long)]
     temperature: Option<f32>,
-    /// Wait for so long until the model answers; large ones take long to fetch.
+    /// Seconds to wait until the model is ready; large models take long to download.
     #[arg(long, default_value_t = 7200)]
     timeout_seconds: u64,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// Adds, deploys, waits, chats.
+/// Adds the Model, deploys it, waits and chats.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { model, prompt, gateway, key, max_tokens, temperature, timeout_seconds, connection } =
         arguments;
@@ -80,7 +81,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
 }
 
-/// The Model that is meant; made where there is none.
+/// The requested Model; created if there is none.
 async fn ensure_model(client: &Client, connection: &Connection, word: &str) -> Result<String> {
     let namespace = &connection.namespace;
     let models: Vec<Model> = list(client, namespace).await.context("the Models could not be listed")?;
@@ -100,7 +101,7 @@ async fn ensure_model(client: &Client, connection: &Connection, word: &str) -> R
     Ok(target.name)
 }
 
-/// The deployment that serves a Model; made where there is none.
+/// The deployment that serves a Model; created if there is none.
 async fn ensure_deployment(client: &Client, connection: &Connection, model: &str) -> Result<String> {
     let namespace = &connection.namespace;
     let all: Vec<ModelDeployment> =
@@ -132,7 +133,7 @@ async fn ensure_deployment(client: &Client, connection: &Connection, model: &str
     Ok(model.to_owned())
 }
 
-/// What a namespace has of a kind, without what an older program cannot read.
+/// The objects of a kind in a namespace, without those that this version cannot parse.
 async fn list<K>(client: &Client, namespace: &str) -> Result<Vec<K>>
 where
     K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>,
@@ -143,7 +144,7 @@ where
     Ok(all.items.into_iter().filter_map(|one| one.0.ok()).collect())
 }
 
-/// Where the `russet up` that wrote the kubeconfig has its gateway listen.
+/// URL of the gateway of the `russet up` that wrote the kubeconfig.
 fn nearest_gateway(connection: &Connection) -> Result<String> {
     let told = std::fs::read_to_string(DataDir::resolve(Some(connection.folder()?))?.gateway_address());
     Ok(told.map_or_else(|_| DEFAULT_GATEWAY.to_owned(), |address| address.trim().to_owned()))

@@ -10,11 +10,11 @@ use russet_apiserver::pki;
 use russet_rpc::kube_client;
 use russet_rpc::tls::identity_dir;
 
-use crate::leader_identity::LeaderIdentity;
 use crate::client::client_from;
+use crate::data_dir::DataDir;
 use crate::etcd::EtcdArguments;
 use crate::identities::Identities;
-use crate::data_dir::DataDir;
+use crate::leader_identity::LeaderIdentity;
 use crate::signals;
 
 /// Arguments of `russet serve`.
@@ -26,23 +26,24 @@ pub struct Arguments {
     /// Port of the API server.
     #[arg(long, default_value_t = 6443)]
     api_port: u16,
-    /// Make the identity of this machine's own node, which then needs no token.
+    /// Issue the identity of this machine's own node, which then needs no token.
     #[arg(long)]
     local_node: Option<String>,
     #[command(flatten)]
     etcd: EtcdArguments,
-    /// Where metrics and `/targets` are served without TLS; a free port is written to serve/metrics-address.
+    /// Address that serves metrics and `/targets` without TLS; a free port is written to
+    /// serve/metrics-address.
     #[arg(long, default_value = "127.0.0.1:0")]
     metrics_listen: SocketAddr,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
-    /// End when standard input closes.
+    /// Exit when standard input closes.
     #[arg(long, hide = true)]
     exit_with_parent: bool,
 }
 
-/// An operator that has not ended by then is left behind; its Lease runs out.
+/// Time for the operator to stop; afterwards the process exits without it, and its Lease expires.
 const OPERATOR_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
 
 /// Serves until a signal.
@@ -77,7 +78,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             .await
             .with_context(|| format!("cannot make the InferenceNode of {node}"))?;
     }
-    // The administrator's file comes last: who sees it finds everything in place.
+    // The administrator's file comes last: once it exists, everything else is in place.
     identities.issue()?;
 
     let operator = kube_client::client(&operator_dir.join(identity_dir::KUBECONFIG), |_| {}).await?;
@@ -107,7 +108,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     tokio::select! {
         _ = signals::stop_signal(arguments.exit_with_parent) => {
             let _ = stop.send(());
-            // It gives its Lease back, for which the API server must still answer.
+            // The operator releases its Lease, for which the API server must still respond.
             let _ = tokio::time::timeout(OPERATOR_STOP_TIMEOUT, &mut operator).await;
         }
         result = &mut operator => {

@@ -1,6 +1,6 @@
-//! `russet service`: has systemd or launchd run a verb of this program from the machine's start on, as a user of its own;
-//! the root helper alone as root.
-//! Files are written and removed here, and nothing is started or stopped: which commands do that is said.
+//! `russet service`: makes a verb of this program a systemd or launchd service that starts with the machine
+//! and runs as its own user; only the root helper runs as root. Files are written and removed here. Nothing
+//! is started or stopped: the commands for that are printed.
 
 mod files;
 mod launchd;
@@ -17,7 +17,7 @@ use self::files::WriteOutcome;
 use self::manager::Manager;
 use self::spec::{ServiceSpec, Verb};
 
-/// The user of this system's services, unless another is named.
+/// Default user of this system's services.
 pub const USER: &str = Manager::OF_THIS_SYSTEM.user();
 
 /// Arguments of `russet service`.
@@ -29,33 +29,33 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum ServiceAction {
-    /// Write the files that make a verb of this program a service, and say which command starts it.
+    /// Write the files that make a verb of this program a service, and print the command that starts it.
     Install(Install),
-    /// Remove the files of a service that was stopped.
+    /// Remove the files of a stopped service.
     Uninstall {
         /// The service.
         #[arg(value_enum)]
         verb: Verb,
         #[command(flatten)]
         place: ServiceLocation,
-        /// Remove files also where something else wrote them.
+        /// Remove the files even if another program wrote them.
         #[arg(long)]
         force: bool,
     },
-    /// Show which services are installed here, and what the system says of them.
+    /// Show the installed services and their state according to the service manager.
     Status {
         #[command(flatten)]
         place: ServiceLocation,
     },
 }
 
-/// Where services are.
+/// Where service files are.
 #[derive(clap::Args)]
 struct ServiceLocation {
-    /// Folder to take for the root of the file system; the system's manager is not asked about it.
+    /// Folder to use as the root of the file system; the service manager is then not queried.
     #[arg(long)]
     root: Option<PathBuf>,
-    /// Whose files; default this system's own.
+    /// Service manager whose files to use; default this system's own.
     #[arg(long, value_enum)]
     system: Option<Manager>,
 }
@@ -64,24 +64,26 @@ struct ServiceLocation {
 struct Install {
     #[command(flatten)]
     place: ServiceLocation,
-    /// Print what would be written, and write nothing.
+    /// Print the files instead of writing them.
     #[arg(long, visible_alias = "dry-run")]
     print: bool,
-    /// User that runs it, or for `helper` the one that may ask it; default `russet`, on macOS `_russet`.
+    /// User that runs the service, or for `helper` the user that may send requests; default `russet`, on
+    /// macOS `_russet`.
     #[arg(long)]
     user: Option<String>,
-    /// The program; default this one.
+    /// Program to run; default this one.
     #[arg(long)]
     program: Option<PathBuf>,
-    /// Variable of its environment, NAME=VALUE; may be given several times.
+    /// Environment variable of the service, NAME=VALUE; may be given several times.
     #[arg(long = "env")]
     environment: Vec<String>,
-    /// The verb: `agent` on a machine that has joined, `up`, `gateway`, `operator` or `helper`; then its options.
+    /// The verb: `agent` on a machine that has joined, `up`, `gateway`, `operator` or `helper`; then its
+    /// options.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "VERB")]
     command: Vec<String>,
 }
 
-/// Does what was asked for.
+/// Runs the subcommand.
 pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.action {
         ServiceAction::Install(asked) => install(asked),
@@ -99,7 +101,7 @@ impl ServiceLocation {
         self.root.clone().unwrap_or_else(|| "/".into())
     }
 
-    /// The manager, where it can be asked about these files.
+    /// The service manager, if it can be queried about these files.
     fn live_manager(&self) -> Option<Manager> {
         let manager = self.manager();
         (self.root.is_none() && manager.runs_here()).then_some(manager)
@@ -115,7 +117,7 @@ fn install(asked: Install) -> Result<()> {
             .and_then(std::fs::canonicalize)
             .context("cannot tell where this program is; name it with --program")?,
     };
-    // Not what is no text: it stands for nothing that is asked for here.
+    // Ignore files that are not text: they are not services of ours.
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
     let wanted = spec::ServiceRequest {
@@ -154,11 +156,15 @@ fn uninstall(verb: Verb, place: &ServiceLocation, force: bool) -> Result<()> {
         && let Some(state) = manager.query(verb)?
         && state.loaded
     {
-        bail!("{name} is {}; stop it first:\n{}", state.words, manager::indented(&manager.stop_command(verb)));
+        bail!(
+            "{name} is {}; stop it first:\n{}",
+            state.words,
+            manager::indented(&manager.stop_command(verb))
+        );
     }
     let path = manager.path(verb);
     let mut removed = files::remove(&root, &path, |text| manager.is_ours(verb, text), force)?;
-    // The user is shared by all services of the machine.
+    // All services of the machine share the user.
     let others = Verb::ALL.iter().any(|other| files::under_root(&root, &manager.path(*other)).exists());
     if let Some(shared) = manager.shared().filter(|_| !others) {
         removed |= files::remove(&root, &shared, systemd::is_ours, force)?;

@@ -1,28 +1,28 @@
-//! When a process should end: a signal, or the end of the process that started it.
+//! Shutdown of a process: on a signal, or when the process that started it ends.
 
 use tokio::io::AsyncReadExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Why the process ends.
+/// Why the process stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopSignal {
-    /// A person pressed Ctrl-C: everything started here should end as well.
+    /// Ctrl-C: the processes started here stop as well.
     Interrupted,
-    /// A supervisor stops or restarts this process alone; what outlives it may go on.
+    /// A supervisor stops or restarts only this process; engines that outlive it may continue.
     Terminated,
 }
 
-/// Resolves at Ctrl-C, at SIGTERM and, when `with_parent` is set, when standard input closes: a
-/// child whose supervisor was killed must not live on unseen.
+/// Resolves at Ctrl-C, at SIGTERM and, with `with_parent`, when standard input closes: a child whose
+/// supervisor was killed must not keep running.
 pub async fn stop_signal(with_parent: bool) -> StopSignal {
     let (Ok(mut interrupt), Ok(mut terminate)) =
         (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
     else {
-        // Without handlers the defaults hold: both signals end the process at once.
+        // Without handlers the defaults apply: both signals end the process at once.
         return std::future::pending().await;
     };
     tokio::select! {
-        // A supervisor that interrupts its child and then closes the pipe means the interrupt.
+        // If a supervisor interrupts its child and then closes the pipe, the interrupt counts.
         biased;
         _ = interrupt.recv() => StopSignal::Interrupted,
         _ = terminate.recv() => StopSignal::Terminated,

@@ -1,5 +1,5 @@
-//! `russet token create`: a token with which one more machine may join, once and within a day. Making
-//! the first one opens an embedded API server to the network.
+//! `russet token create`: a token with which one more machine may join, once and within a day. The first
+//! token opens an embedded API server to the network.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use rustls::pki_types::pem::PemObject as _;
 use crate::client::client_from;
 use crate::data_dir::DataDir;
 
-/// Hours a token is good: long enough to walk to the other machine, short enough to forget about.
+/// Token lifetime in hours: enough to walk to the other machine, and then it expires.
 const LIFETIME_HOURS: u32 = 24;
 
 /// Arguments of `russet token`.
@@ -34,26 +34,27 @@ enum TokenAction {
 /// Arguments of `russet token create`.
 #[derive(clap::Args)]
 struct CreateArguments {
-    /// Folder of the control plane.
+    /// Data folder of the control plane.
     #[arg(long)]
     data_dir: Option<PathBuf>,
-    /// Kubeconfig of an administrator of any API server that Russet runs on.
+    /// Administrator's kubeconfig of any API server that Russet uses.
     #[arg(long, conflicts_with = "data_dir")]
     kubeconfig: Option<PathBuf>,
     /// Address at which the other machine reaches the API server; may repeat.
     #[arg(long = "server")]
     servers: Vec<String>,
-    /// Hours the token is good for.
+    /// Lifetime of the token in hours.
     #[arg(long, default_value_t = LIFETIME_HOURS, value_parser = clap::value_parser!(u32).range(1..=720))]
     hours: u32,
-    /// Print the token alone.
+    /// Print only the token.
     #[arg(long)]
     quiet: bool,
 }
 
-/// Makes the token.
+/// Creates the token.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let TokenAction::Create(CreateArguments { data_dir, kubeconfig, servers, hours, quiet }) = arguments.action;
+    let TokenAction::Create(CreateArguments { data_dir, kubeconfig, servers, hours, quiet }) =
+        arguments.action;
     let path = match kubeconfig {
         Some(path) => path,
         None => DataDir::resolve(data_dir)?.admin_kubeconfig(),
@@ -101,7 +102,7 @@ fn cluster(path: &Path) -> Result<(String, Vec<CertificateDer<'static>>)> {
     Ok((server, authorities))
 }
 
-/// The pin of the CA that vouches for the server; with the CA itself when the server does not send it,
+/// The pin of the CA that signed the server's certificate; with the CA itself if the server does not send it,
 /// as most do not.
 async fn authority(
     server: &str,
@@ -112,7 +113,7 @@ async fn authority(
         let Some(pin) = pin::of_der(ca) else { continue };
         match pin::fetch(server, &pin, None).await {
             Ok(_) => return Ok((pin, None)),
-            // It does not send its CA, or has another one.
+            // The server does not send its CA, or sends another one.
             Err(PinError::Mismatch { .. }) => {}
             Err(error) => return Err(error).context("the kubeconfig's server cannot be pinned"),
         }
@@ -127,7 +128,7 @@ async fn authority(
     }
 }
 
-/// The server's address as other machines see it: a loopback one is this machine's.
+/// The server's address for other machines: a loopback address is replaced by this machine's.
 fn reachable(server: &str) -> String {
     let Ok(url) = server.parse::<http::Uri>() else { return server.to_owned() };
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']);

@@ -1,4 +1,4 @@
-//! `russet up`: supervises `serve`, `gateway` and `agent` as children and restarts each alone.
+//! `russet up`: supervises `serve`, `gateway` and `agent` as children and restarts each separately.
 
 mod certificate;
 
@@ -15,23 +15,23 @@ use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
 use crate::client;
+use crate::data_dir::{self, DataDir};
 use crate::etcd::EtcdArguments;
 use crate::gateway::CertificateArguments;
-use crate::data_dir::{self, DataDir};
 use crate::log_rotation;
 use crate::mqtt::MqttArguments;
 use crate::signals::{self, StopSignal};
 
-/// Pause before the first restart; doubled up to [`LONGEST_PAUSE`] while a child keeps failing.
+/// Backoff before the first restart; doubled up to [`MAX_BACKOFF`] while a child keeps failing.
 const MIN_BACKOFF: Duration = Duration::from_millis(200);
-/// A child that cannot start is tried this seldom at least: often enough to notice a freed port.
+/// Maximum backoff: short enough to notice a freed port.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
-/// A child that ran this long had started well, so the pauses begin anew.
+/// A child that ran this long had started well, so the backoff is reset.
 const HEALTHY_AFTER: Duration = Duration::from_secs(30);
-/// How long children may take to end before they are killed: open streams get the gateway's ten seconds.
+/// Time for children to stop before they are killed: open streams get the gateway's ten seconds.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Between two looks at the gateway's certificate.
+/// Interval between two checks of the gateway's certificate.
 const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Arguments of `russet up`.
@@ -46,30 +46,30 @@ pub struct Arguments {
     /// Port of the gateway.
     #[arg(long, default_value_t = 52415)]
     gateway_port: u16,
-    /// Where clients of other machines connect, with TLS and a key, such as 0.0.0.0:8443; may repeat.
+    /// Address for clients on other machines, with TLS and a key, such as 0.0.0.0:8443; may repeat.
     #[arg(long)]
     gateway_listen: Vec<SocketAddr>,
     #[command(flatten)]
     certificate: CertificateArguments,
     #[command(flatten)]
     etcd: EtcdArguments,
-    /// Run no node agent: this machine only controls.
+    /// Run no node agent; this machine is only a control plane.
     #[arg(long)]
     no_agent: bool,
     /// Name of this machine's node; default the host name.
     #[arg(long)]
     node_name: Option<String>,
-    /// Memory this machine's node claims to have, such as 64Gi.
+    /// Memory that this machine's node claims to have, such as 64Gi.
     #[arg(long)]
     memory: Option<String>,
-    /// Address other machines reach this machine's node at.
+    /// Address at which other machines reach this machine's node.
     #[arg(long)]
     address: Option<IpAddr>,
     /// The engine of this machine's node; default `russet-engine` beside this program.
     #[arg(long)]
     engine_binary: Option<PathBuf>,
-    /// Where the control plane serves `/metrics` and `/targets`, without TLS; this machine's node does at the same
-    /// address and a free port.
+    /// Address that serves the control plane's `/metrics` and `/targets`, without TLS; this machine's node
+    /// uses the same address and a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     metrics_listen: SocketAddr,
     #[command(flatten)]
@@ -77,7 +77,7 @@ pub struct Arguments {
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
-    /// End when standard input closes.
+    /// Exit when standard input closes.
     #[arg(long, hide = true)]
     exit_with_parent: bool,
 }
@@ -102,7 +102,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         exit_with_parent: false,
     };
     names.memory_bytes()?;
-    // A child that cannot read it would only say so in its log.
+    // Check here: a child would report the error only in its log.
     names.presence.config()?;
     let node = names.name();
 
@@ -122,7 +122,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     gateway.arguments.extend(["--listen".into(), format!("127.0.0.1:{}", arguments.gateway_port)]);
     let own_certificate = open_gateway(&mut gateway, &layout, &arguments);
     let mut agent = ChildProcess::new("agent", &layout, &common);
-    // Whoever runs `up` owns this machine; its own agent may read what its user may read.
+    // The user of `up` owns this machine, so its own agent may read whatever that user may.
     agent.arguments.extend(["--node-name".into(), node, "--allow-file-root".into(), "/".into()]);
     agent.arguments.extend(arguments.presence.to_flags());
     let beside = SocketAddr::new(arguments.metrics_listen.ip(), 0);
@@ -170,14 +170,14 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         }
     };
     eprintln!("stopping …");
-    // The agent ends first, so that it can still report; the store ends last.
+    // The agent stops first, so that it can still report; the store stops last.
     for child in children.iter_mut().rev() {
         child.stop(ending).await;
     }
     Ok(())
 }
 
-/// Tells the gateway to listen for other machines, if it should; whether the certificate for that is
+/// Makes the gateway listen for other machines, if configured; returns whether the certificate for that is
 /// Russet's own.
 fn open_gateway(gateway: &mut ChildProcess, layout: &DataDir, arguments: &Arguments) -> bool {
     for address in &arguments.gateway_listen {
@@ -196,7 +196,7 @@ fn listen_addresses(arguments: &Arguments) -> Vec<IpAddr> {
     arguments.gateway_listen.iter().map(SocketAddr::ip).collect()
 }
 
-/// Keeps the gateway's certificate fresh, for ever: it ages, and addresses of the machine change.
+/// Renews the gateway's certificate for ever: it ages, and the machine's addresses change.
 async fn renew_certificate(layout: &DataDir, arguments: &Arguments) {
     loop {
         tokio::time::sleep(CERTIFICATE_CHECK_INTERVAL).await;
@@ -206,7 +206,7 @@ async fn renew_certificate(layout: &DataDir, arguments: &Arguments) {
     }
 }
 
-/// One control plane per folder: two would fight over the store.
+/// One control plane per folder: two would corrupt the store.
 fn lock(layout: &DataDir) -> Result<std::fs::File> {
     let path = layout.root().join("up.lock");
     let file = std::fs::OpenOptions::new()
@@ -227,8 +227,8 @@ fn lock(layout: &DataDir) -> Result<std::fs::File> {
     }
 }
 
-/// Waits for the first start of the API server; a child that ends before that ends `up` with its
-/// last words, because a wrong port or folder is a person's to mend.
+/// Waits for the first start of the API server. A child that exits before that ends `up` with its last log
+/// lines, because a wrong port or folder needs a person.
 async fn wait_ready(serve: &mut ChildProcess, layout: &DataDir) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -245,7 +245,7 @@ async fn wait_ready(serve: &mut ChildProcess, layout: &DataDir) -> Result<()> {
     }
 }
 
-/// Whether the API server answers the administrator and knows Russet's kinds.
+/// Whether the API server responds to the administrator and has Russet's kinds.
 async fn is_serving(layout: &DataDir) -> bool {
     let Ok(client) = client::client_from(&layout.admin_kubeconfig()).await else { return false };
     let Ok(request) = http::Request::get("/apis/russet.dev/v1alpha1").body(Vec::new()) else { return false };
@@ -272,12 +272,12 @@ fn announce(layout: &DataDir, arguments: &Arguments) {
         Ok(default) if default.root() == layout.root() => String::new(),
         _ => format!(" --data-dir {}", layout.root().display()),
     };
-    // Nobody presses keys at a service.
+    // A service has no keyboard.
     let stop = if std::io::stdout().is_terminal() { "; stop with Ctrl-C." } else { "" };
     println!("  Add a machine: russet token create{place}{stop}");
 }
 
-/// How clients of other machines reach the gateway, and why they may trust it.
+/// How clients on other machines reach and verify the gateway.
 fn announce_network(layout: &DataDir, arguments: &Arguments, address: SocketAddr) {
     let host = match address.ip() {
         ip if !ip.is_unspecified() => SocketAddr::new(ip, address.port()).to_string(),
@@ -295,7 +295,7 @@ fn announce_network(layout: &DataDir, arguments: &Arguments, address: SocketAddr
     }
 }
 
-/// Waits until a child has ended and starts it anew after its pause.
+/// Waits until a child has exited and restarts it after its backoff.
 async fn supervise(children: &mut [ChildProcess]) {
     loop {
         for child in children.iter_mut() {
@@ -305,7 +305,7 @@ async fn supervise(children: &mut [ChildProcess]) {
     }
 }
 
-/// A child and how it has fared.
+/// A child process and its restart history.
 struct ChildProcess {
     name: &'static str,
     arguments: Vec<String>,
@@ -337,13 +337,13 @@ impl ChildProcess {
             .with_context(|| format!("cannot open the log {}", self.log.display()))?;
         let child = Command::new(program)
             .args(&self.arguments)
-            // That file is this process's alone.
+            // That file belongs to this process only.
             .env_remove(log_rotation::LOG_FILE_VARIABLE)
-            // Closing this pipe ends the child, also when `up` is killed.
+            // Closing this pipe stops the child, also when `up` is killed.
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // A terminal's Ctrl-C is for `up`, which ends its children in order.
+            // A terminal's Ctrl-C goes to `up` only, which stops its children in order.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {}", self.name))?;
@@ -395,8 +395,8 @@ impl ChildProcess {
     async fn stop(&mut self, ending: StopSignal) {
         self.restart_at = None;
         let Some(mut child) = self.child.take() else { return };
-        // Waiting would close the pipe, which tells the child that its supervisor died: something else
-        // than the signal that follows.
+        // Waiting would close the pipe, which tells the child that its supervisor died: not the same as the
+        // signal that follows.
         let _input = child.stdin.take();
         let signal = match ending {
             StopSignal::Interrupted => rustix::process::Signal::INT,

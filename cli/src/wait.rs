@@ -1,4 +1,4 @@
-//! `russet wait`: until a condition holds, showing what it waits for.
+//! `russet wait`: waits until a condition holds and shows its reason meanwhile.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ pub struct Arguments {
     /// `condition=Ready` (or `condition=Ready=False`), or `delete`.
     #[arg(long = "for", default_value = "condition=Ready")]
     wanted: String,
-    /// Seconds to wait at most.
+    /// Maximum seconds to wait.
     #[arg(long, default_value_t = 300)]
     timeout_seconds: u64,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// Waits; an error names the condition's last reason and message.
+/// Waits; an error has the condition's last reason and message.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let client = arguments.connection.client().await?;
     let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace).await?;

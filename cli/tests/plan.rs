@@ -1,5 +1,5 @@
-//! `russet plan` as people and pipelines call it, without a server and without an environment. What
-//! `docs/plan.md` and `docs/tiers.md` show is what the program prints; `RUSSET_UPDATE_GOLDENS=1` writes it anew.
+//! `russet plan` as a program, without a server and without an environment. The examples in `docs/plan.md`
+//! and `docs/tiers.md` are its output; `RUSSET_UPDATE_GOLDENS=1` rewrites them.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -34,7 +34,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Exit, standard output, standard error.
+/// Exit code, standard output, standard error.
 fn plan(arguments: &[&str], input: &str) -> (i32, String, String) {
     let output = russet(&[&["plan"], arguments].concat(), input);
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))

@@ -1,5 +1,5 @@
-//! `russet service` as people call it, below folders of this test: nothing of the machine is touched, and no manager is
-//! asked. The files in `tests/service` are what it writes; `RUSSET_UPDATE_GOLDENS=1` writes them anew.
+//! `russet service` as a program, under temporary folders: it touches nothing of the machine and queries no
+//! service manager. The files in `tests/service` are its output; `RUSSET_UPDATE_GOLDENS=1` rewrites them.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -26,13 +26,13 @@ fn output_text(output: &Output) -> String {
     String::from_utf8(both).unwrap()
 }
 
-/// Exit and everything it said.
+/// Exit status and all output.
 fn service(arguments: &[&str]) -> (bool, String) {
     let output = russet(&[&["service"], arguments].concat(), &[]);
     (output.status.success(), output_text(&output))
 }
 
-/// Every option that a machine with a broker and models of its own has.
+/// All options of a machine with a broker and models of its own.
 const AGENT: &[&str] = &[
     "agent",
     "--node-name",
@@ -70,7 +70,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Installs below `folder`, and what was said.
+/// Installs under `folder`; returns the output.
 fn install(folder: &Path, system: &str, command: &[&str]) -> String {
     let folder = folder.to_str().unwrap();
     let before =
@@ -87,7 +87,7 @@ fn path(system: &str, command: &[&str]) -> String {
     }
 }
 
-/// Compares with the file of that name, or writes it.
+/// Compares with the golden file of that name, or writes it.
 fn golden(name: &str, text: &str) {
     let file = root().join("tests/service").join(name);
     if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
@@ -185,7 +185,7 @@ fn values_of_variables_become_environment_lines() {
     assert!(!printed.contains("HOME"), "{printed}");
 }
 
-/// The property list of a service, read again.
+/// The property list of a service, parsed.
 fn list(folder: &Path, command: &[&str]) -> plist::Dictionary {
     let file = folder.join(path("launchd", command));
     Value::from_file(file).unwrap().into_dictionary().unwrap()
@@ -205,7 +205,7 @@ fn a_property_list_says_what_launchd_needs() {
     }
     assert_eq!(agent["UserName"].as_string(), Some("_russet"));
     assert_eq!(agent["Umask"].as_unsigned_integer(), Some(0o077));
-    // Where `russet logs` looks, and told to the process, which keeps it short.
+    // Where `russet logs` looks; also passed to the process, which rotates it.
     let log = agent["StandardErrorPath"].as_string().unwrap();
     let told = agent["EnvironmentVariables"].as_dictionary().unwrap();
     assert_eq!((log, told["RUSSET_LOG_FILE"].as_string()), ("/var/db/russet/logs/agent.log", Some(log)));
@@ -224,7 +224,8 @@ fn process_rotates_its_own_log_file() {
     assert_eq!(std::fs::metadata(&older).unwrap().len(), (10 << 20) + 1);
 }
 
-/// A command line as systemd splits it, for what our units hold: words, double quotes, `\`, `%%` and `$$`.
+/// A command line split as systemd does, for the syntax of our units: words, double quotes, `\`, `%%` and
+/// `$$`.
 fn split(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted, mut begun) = (Vec::new(), String::new(), false, false);
     let mut letters = line.chars();
@@ -259,7 +260,7 @@ fn the_command_of_a_unit_is_one_this_program_takes() {
         let words = split(line);
         assert_eq!(words[..=command.len()], [&[PROGRAM], command].concat());
     }
-    // The agent's really starts, as far as one can that has joined nothing.
+    // The agent's unit really starts, as far as that works without a join.
     let data = folder.path().join("state 1%");
     let data_dir = data.to_str().unwrap();
     install(folder.path(), "systemd", &["agent", "--data-dir", data_dir]);
@@ -276,8 +277,8 @@ fn the_command_of_a_unit_is_one_this_program_takes() {
     assert!(data.is_dir(), "it looked where it was told to");
 }
 
-/// Checks units without loading or starting anything, and never with an administrator's rights: root's own systemd-analyze
-/// is run as nobody.
+/// Checks units without loading or starting them, and without privileges: as root, systemd-analyze runs as
+/// the user nobody.
 fn systemd_analyze(arguments: &[&str]) -> Option<Output> {
     let mut command = Command::new("systemd-analyze");
     command.args(arguments).env_clear().env("PATH", "/usr/bin:/bin").env("SYSTEMD_PAGER", "");
@@ -299,18 +300,23 @@ fn systemd_itself_finds_nothing_wrong_with_a_unit() {
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     for command in ALL {
         let at = folder.path().to_str().unwrap();
-        // It looks whether the program is there.
+        // systemd-analyze checks that the program exists.
         let before = ["install", "--root", at, "--system", "systemd", "--program", "/bin/true"];
         let (well, said_here) = service(&[&before, command].concat());
         assert!(well, "{said_here}");
         let unit = folder.path().join(path("systemd", command));
         let unit = unit.to_str().unwrap();
-        let Some(judged) = systemd_analyze(&["verify", "--man=no", "--generators=no", "--recursive-errors=no", unit])
+        let Some(judged) =
+            systemd_analyze(&["verify", "--man=no", "--generators=no", "--recursive-errors=no", unit])
         else {
             return;
         };
-        assert!(judged.status.success() && output_text(&judged).is_empty(), "{unit}: {}", output_text(&judged));
-        // Of ten, ten is everything to lose; below what units of distributions mostly have.
+        assert!(
+            judged.status.success() && output_text(&judged).is_empty(),
+            "{unit}: {}",
+            output_text(&judged)
+        );
+        // On a scale to ten, where ten is fully exposed; less than most units of distributions.
         let threshold = if matches!(command[0], "agent" | "up") { "30" } else { "20" };
         let Some(judged) =
             systemd_analyze(&["security", "--no-pager", "--offline=yes", "--threshold", threshold, unit])

@@ -1,14 +1,15 @@
-//! AccessKey: who may ask the models of a namespace, how often, how soon and for how much. It holds the hash of a key,
-//! never the key. A key has 256 random bits, so its hash can be neither guessed nor looked up in a
-//! table: a slow, salted hash would protect nothing and cost every request.
+//! AccessKey: an API key of a namespace: its models, rate limit, priority and per-request limits. The object
+//! holds the SHA-256 of the key, never the key. A key has 256 random bits, so a fast, unsalted hash is
+//! enough: the key can be neither guessed nor found in a table. A slow, salted hash would add no protection
+//! and would cost time on every request.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A key that opens the models of this namespace. While any AccessKey exists, in any namespace and
-/// in any state, the gateway answers nobody without a key.
+/// An API key for the models of this namespace. While any AccessKey exists, in any namespace and any state,
+/// the gateway rejects requests without a key.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "russet.dev",
@@ -40,77 +41,77 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AccessKeySpec {
-    /// SHA-256 of the whole key as clients send it, in hexadecimal. Immutable, so that a name in logs
-    /// and metrics always means one secret: another secret is another AccessKey.
+    /// SHA-256 of the whole key as clients send it, in hexadecimal. Immutable, so that a name in logs and
+    /// metrics always means one secret. For another secret, create another AccessKey.
     #[schemars(regex(pattern = r"^[0-9a-f]{64}$"), extend("x-kubernetes-validations" = [{
         "rule": "self == oldSelf",
         "message": "secretSha256 is immutable; create another AccessKey for another secret"
     }]))]
     pub secret_sha256: String,
-    /// Who holds the key, for people.
+    /// The holder of the key, for information only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub owner: Option<String>,
-    /// Names of models the key may ask, as its holder writes them: deployments and names of
-    /// ModelRoutes of this namespace; `*` matches any run of characters. Empty: all of this namespace.
-    /// Models of other namespaces are never open to it.
+    /// Model names that the key may use, as its holder writes them: deployments and names of ModelRoutes of
+    /// this namespace; `*` matches any run of characters. Empty: all models of this namespace. The key never
+    /// grants access to models of other namespaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 253)))]
     pub models: Vec<String>,
-    /// Requests for an answer in a minute: that many at once, then one more every 60 s divided by this
-    /// number. Each replica of the gateway counts for itself. Absent: no limit.
+    /// Rate limit, in requests per minute: a burst of that many, then one more every 60 s divided by this
+    /// number. Each replica of the gateway counts separately. Absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests_per_minute: Option<u32>,
-    /// Whose requests an engine answers first where it cannot answer all: higher first. To have waited ten seconds
-    /// is worth one level. A request may ask to come later than its key says, never earlier.
+    /// Scheduling priority of the key's requests; engines answer higher ones first. Ten seconds of waiting
+    /// count as one level. A request may ask for a lower priority than its key's, never for a higher one.
     #[serde(default)]
     #[schemars(range(min = -100, max = 100))]
     pub priority: i32,
-    /// Most tokens of one answer: what a request that names no number gets at most, and one that names more is
-    /// refused. Absent: what the context holds.
+    /// Maximum output tokens of one request: the limit of a request that names none. A request that names
+    /// more is rejected. Absent: up to the context length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16_777_216))]
     pub max_tokens_per_request: Option<u32>,
-    /// Longest time from a request's arrival to the end of its answer; one that asks for more gets this. Absent: no
-    /// limit.
+    /// Maximum time from a request's arrival to the end of its response. A request that asks for more gets
+    /// this. Absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86_400))]
     pub max_request_seconds: Option<u32>,
-    /// From then on the key is refused. Absent: never.
+    /// From this time on the gateway rejects the key. Absent: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Time>,
-    /// Whether the key is taken. A disabled key still counts: it keeps loopback closed to clients
-    /// without keys.
+    /// Whether the gateway accepts the key. A disabled key still counts: while it exists, clients without a
+    /// key are rejected on loopback too.
     #[serde(default)]
     pub state: KeyState,
 }
 
-/// Whether a key is taken.
+/// Whether the gateway accepts a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KeyState {
-    /// It is.
+    /// The key is accepted.
     #[default]
     Enabled,
-    /// It is refused, like one nobody knows.
+    /// The key is rejected, like an unknown one.
     Disabled,
-    /// A word of a newer release; refused as well.
+    /// A value from a newer release; the key is rejected.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What the gateway made of the key.
+/// Status of a key, as the gateway reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AccessKeyStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// When the key was last accepted; written once a minute at most.
+    /// When the key was last accepted; updated at most once a minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_used: Option<Time>,
-    /// Ready: whether the gateway takes the key.
+    /// Ready: whether the gateway accepts the key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -1,5 +1,5 @@
-//! Approval: a question to a person, asked by the operator before it does what a Tier wants approved, and the
-//! answer. It is about one plan: a plan that asks for anything else is another question.
+//! Approval: a request for a person's approval, created by the operator before an action for which a Tier
+//! requires one, and the decision. An Approval covers one plan; another plan needs another Approval.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::LocalReference;
 
-/// Something that a deployment needs and that waits for a person's word. The operator asks, a person sets
-/// `decision` and `decidedBy`: `russet approve NAME`.
+/// A request for a person's approval of an action that a deployment needs. The operator creates it; a person
+/// sets `decision` and `decidedBy`: `russet approve NAME`.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "russet.dev",
@@ -47,81 +47,83 @@ use crate::LocalReference;
      "message": "a decision is somebody's: set decision and decidedBy together, or use `russet approve`"},
 ]))]
 pub struct ApprovalSpec {
-    /// The ModelDeployment it serves, in the same namespace.
+    /// The ModelDeployment that needs the action, in the same namespace.
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "deploymentRef is immutable; another question is another Approval"}]))]
     pub deployment_ref: LocalReference,
-    /// What is to be done.
+    /// The action to approve.
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "action is immutable; another question is another Approval"}]))]
     pub action: ApprovalAction,
-    /// Digest of what is to run and of who has to stop for it.
+    /// Digest of the plan to run and of the replicas that have to stop for it.
     #[schemars(regex(pattern = r"^[0-9a-f]{16}$"), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "planHash is immutable; another question is another Approval"}]))]
     pub plan_hash: String,
-    /// The question, for people.
+    /// The request as a sentence.
     #[serde(default)]
     #[schemars(length(max = 2048), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "message is immutable; another question is another Approval"}]))]
     pub message: String,
-    /// Deployments of which replicas would be stopped, as `namespace/name`.
+    /// Deployments whose replicas would be stopped, as `namespace/name`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "affects is immutable; another question is another Approval"}]))]
     pub affects: Vec<String>,
-    /// From then on the answer counts no more, and is asked for again where it is still needed.
+    /// From this time on the decision is no longer valid. The operator asks again where approval is still
+    /// needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "expiresAt is immutable; another question is another Approval"}]))]
     pub expires_at: Option<Time>,
-    /// The answer.
+    /// The decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<ApprovalDecision>,
-    /// Who gave it: the user name by which the API server knows whoever sets `decision`.
+    /// The person or client that decided: the user name under which the API server authenticates the request
+    /// that sets `decision`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub decided_by: Option<String>,
 }
 
 impl ApprovalSpec {
-    /// Whether the answer counts no more at `now`, or is no longer waited for.
+    /// Whether the Approval has expired at `now`, decided or not.
     pub fn is_expired(&self, now: jiff::Timestamp) -> bool {
         self.expires_at.as_ref().is_some_and(|expires| expires.0 <= now)
     }
 }
 
-/// What may wait for an Approval.
+/// An action that may need an Approval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum ApprovalAction {
     /// Stopping replicas of lower priority to make room.
     #[default]
     Preempt,
-    /// Replacing a replica that answers because its spec was edited.
+    /// Replacing a ready replica because its spec was edited.
     Rollout,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// A person's answer.
+/// A person's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ApprovalDecision {
-    /// It may be done.
+    /// The action may be done.
     Approved,
-    /// It may not.
+    /// The action may not be done.
     Denied,
-    /// A word of a newer release; no answer.
+    /// A value from a newer release; counts as no decision.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What became of a question.
+/// Status of an Approval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ApprovalStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// When the operator saw the answer.
+    /// When the operator saw the decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided_at: Option<Time>,
-    /// Ready: it was answered, or needs no answer any more.
+    /// Ready: a decision was made, or is no longer needed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -1,10 +1,9 @@
-//! How many replicas a ModelDeployment has when nobody says a number. What follows from it is the planner's
-//! business.
+//! Autoscaling of a ModelDeployment: the bounds and targets. Not here: the scaling decision (`plan`).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Between how many replicas, and by what.
+/// Bounds and targets for the number of replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -12,24 +11,24 @@ use serde::{Deserialize, Serialize};
      "message": "minReplicas must not be above maxReplicas"},
 ]))]
 pub struct Autoscaling {
-    /// The fewest replicas. With 0 the model sleeps while nobody asks for it, and the next request, which the
-    /// gateway holds, wakes it.
+    /// Minimum number of replicas. With 0 the deployment scales to zero while it gets no requests. The
+    /// gateway holds the next request, which scales it up again.
     #[serde(default = "min_replicas")]
     #[schemars(range(min = 0, max = 64))]
     pub min_replicas: i32,
-    /// The most replicas; never more than fit.
+    /// Maximum number of replicas; never more than fit.
     #[schemars(range(min = 1, max = 64))]
     pub max_replicas: i32,
-    /// Requests, waiting and being answered, that one replica is meant to have.
+    /// Target number of requests, waiting and running, per replica.
     #[serde(default = "target_queue")]
     #[schemars(range(min = 1, max = 1024))]
     pub target_queue: u32,
-    /// With first tokens slower than this, nine of ten of the last minute's not being so, there is one replica
-    /// more. Absent: only requests count.
+    /// Target time to first token. A replica is added while the 90th percentile of the last minute is above
+    /// it. Absent: only the number of requests counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3_600_000))]
     pub target_ttft_milliseconds: Option<u32>,
-    /// With `minReplicas: 0`: the model sleeps after so many seconds without a request.
+    /// With `minReplicas: 0`: seconds without a request after which the deployment scales to zero.
     #[serde(default = "idle_seconds")]
     #[schemars(range(min = 1, max = 31_536_000))]
     pub idle_seconds: u32,
@@ -39,7 +38,7 @@ fn min_replicas() -> i32 {
     1
 }
 
-/// As many as a replica has room for when nothing is said about it (`kv.maxSequences`).
+/// The default of `kv.maxSequences`, the number of sequences that a replica has capacity for.
 fn target_queue() -> u32 {
     4
 }

@@ -1,5 +1,5 @@
-//! Benchmark: how fast a deployment answers, measured once, as a Job runs once. People write it, the
-//! gateway asks the deployment's engines and writes down what it saw.
+//! Benchmark: one measurement of a deployment's performance; it runs to completion once, like a Job. The
+//! gateway sends the requests to the deployment's engines and writes the results.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::LocalReference;
 
-/// One measurement of a deployment. It runs once; another one is another Benchmark.
+/// One measurement of a deployment. It runs once; to measure again, create another Benchmark.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "russet.dev",
@@ -63,15 +63,15 @@ use crate::LocalReference;
 pub struct BenchmarkSpec {
     /// The ModelDeployment to measure, in the same namespace.
     pub deployment_ref: LocalReference,
-    /// Tokens of each prompt, as nearly as words allow.
+    /// Tokens of each prompt, approximately.
     #[serde(default = "prompt_tokens")]
     #[schemars(range(min = 1, max = 1_048_576))]
     pub prompt_tokens: u32,
-    /// Tokens of each answer; the model is not let end sooner.
+    /// Output tokens of each request; the model cannot stop earlier.
     #[serde(default = "output_tokens")]
     #[schemars(range(min = 2, max = 4096))]
     pub output_tokens: u32,
-    /// Streams at once.
+    /// Number of concurrent streams.
     #[serde(default = "concurrency")]
     #[schemars(range(min = 1, max = 64))]
     pub concurrency: u32,
@@ -82,12 +82,13 @@ pub struct BenchmarkSpec {
 }
 
 impl BenchmarkSpec {
-    /// Requests in all, those that warm up left out.
+    /// Total number of requests, without the warm-up ones.
     pub fn requests(&self) -> u32 {
         self.concurrency.saturating_mul(self.repetitions)
     }
 
-    /// Whether another one measures the same in the same way, of whatever deployment.
+    /// Whether another Benchmark has the same prompt length, output length and concurrency, for any
+    /// deployment.
     pub fn measures_same(&self, other: &Self) -> bool {
         let Self { deployment_ref: _, prompt_tokens, output_tokens, concurrency, repetitions: _ } = self;
         (*prompt_tokens, *output_tokens, *concurrency)
@@ -111,29 +112,30 @@ fn repetitions() -> u32 {
     10
 }
 
-/// What was seen.
+/// Progress and results of a Benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BenchmarkStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The gateway that measures; another one begins anew when this one is heard of no more.
+    /// The gateway that runs the Benchmark. Another gateway restarts it when this one no longer renews
+    /// `renewedAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runner: Option<String>,
-    /// When that gateway last said that it is at it.
+    /// When that gateway last renewed its claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renewed_at: Option<Time>,
-    /// When it began.
+    /// When the run started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
-    /// When it ended, whatever came of it.
+    /// When the run ended, successful or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
-    /// Requests answered and wanted, for people: `12/40`.
+    /// Completed and total requests, for display: `12/40`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<String>,
-    /// The figures, once every request was answered.
+    /// The results, once every request has completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<BenchmarkResult>,
     /// Ready, Reconciling, Stalled.
@@ -142,57 +144,58 @@ pub struct BenchmarkStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The figures of all requests together, as the gateway saw them.
+/// Results over all requests, as measured by the gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BenchmarkResult {
-    /// The Model that answered.
+    /// The Model that was measured.
     pub model: String,
-    /// Nodes of a replica.
+    /// Nodes of one replica.
     pub nodes: u32,
-    /// Tokens of a prompt, on average, as the engine counted them.
+    /// Average prompt tokens, as counted by the engine.
     pub prompt_tokens: u32,
-    /// Tokens of an answer, on average.
+    /// Average output tokens.
     pub output_tokens: u32,
-    /// Tokens a second of each stream from its first token on, such as `41.3`.
+    /// Decode tokens per second of each stream, from its first token on, such as `41.3`.
     pub tokens_per_second: String,
-    /// Tokens a second of all streams together, prompts and pauses included.
+    /// Output tokens per second of all streams together, prefill and pauses included.
     pub total_tokens_per_second: String,
-    /// Tokens of a prompt for each second until its first token, waiting for a slot included.
+    /// Prompt tokens divided by the time to the first token, queueing included.
     pub prompt_tokens_per_second: String,
-    /// From a request to its first token.
+    /// Time to first token.
     pub ttft_milliseconds: Percentiles,
-    /// From one token to the next.
+    /// Time between consecutive tokens.
     pub inter_token_milliseconds: Percentiles,
-    /// What the planner expected of one stream; absent where it could not say, or where several were asked for.
+    /// The planner's prediction for one stream. Absent if there is no prediction, or if several streams ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_tokens_per_second: Option<String>,
-    /// What was measured, in percent of that.
+    /// The measured rate in percent of the prediction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub percent_of_predicted: Option<u32>,
-    /// Against one node; absent where no Benchmark of the same Model in this namespace measured the same there.
+    /// Comparison with one node. Absent if no Benchmark of the same Model in this namespace measured the same
+    /// there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<ScalingResult>,
 }
 
-/// Milliseconds that so many percent of what was seen did not exceed.
+/// Percentiles of a duration, in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Percentiles {
-    /// Half of it.
+    /// The median.
     pub p50: String,
-    /// Nine of ten.
+    /// The 90th percentile.
     pub p90: String,
-    /// All but one of a hundred.
+    /// The 99th percentile.
     pub p99: String,
 }
 
-/// What more nodes brought.
+/// Speed-up by more nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ScalingResult {
-    /// The Benchmark of one node that this is compared with, the last one that finished.
+    /// The Benchmark on one node that this one is compared with: the last one that finished.
     pub benchmark: String,
-    /// Tokens a second of each stream as a multiple of that one's, such as `1.62`.
+    /// Decode tokens per second of each stream as a multiple of that Benchmark's, such as `1.62`.
     pub times: String,
 }

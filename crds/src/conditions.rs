@@ -1,5 +1,5 @@
-//! Every condition type and reason Russet writes, and the one way to set a condition. Reasons are
-//! stable: people alert on them.
+//! Every condition type and reason that Russet writes, and the one way to set a condition. Reasons are
+//! stable: alerts match on them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Condition types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Type {
-    /// Summary of every kind: the one to wait for.
+    /// Summary condition of every kind: the one to wait for.
     Ready,
     /// kstatus: the controller is still working towards the spec.
     Reconciling,
@@ -16,23 +16,23 @@ pub enum Type {
     Stalled,
     /// InferenceNode: the agent renews its Lease (operator).
     Reachable,
-    /// InferenceNode: nothing runs here any more; only while it is draining (operator).
+    /// InferenceNode: no engine runs on it any more; set only while it is draining (operator).
     Drained,
     /// InferenceNode: memory is short (agent).
     MemoryPressure,
     /// InferenceNode: disk is short (agent).
     DiskPressure,
-    /// InferenceNode: this machine's ports could be looked at (agent).
+    /// InferenceNode: the agent could read this machine's ports (agent).
     PortsRead,
-    /// InferenceNode: nothing keeps its cables from what they could do (operator).
+    /// InferenceNode: no problem limits what its cables can do (operator).
     FabricHealthy,
-    /// InferenceNode: its network is as `spec.network` wants it (agent).
+    /// InferenceNode: its network matches `spec.network` (agent).
     NetworkApplied,
-    /// InferenceNode: so much memory may be wired as `spec.memory.wiredLimit` says (agent).
+    /// InferenceNode: the wired memory limit matches `spec.memory.wiredLimit` (agent).
     WiredLimitSet,
     /// Model: revision, digest and shape are known.
     Resolved,
-    /// Model: the engine knows the architecture.
+    /// Model: the engine supports the architecture.
     Supported,
     /// Model: as many nodes hold the files as `spec.preload` asks for.
     Preloaded,
@@ -40,23 +40,24 @@ pub enum Type {
     Downloaded,
     /// ModelCopy: every byte was hashed after the last write.
     Verified,
-    /// ShardingStrategy: it does not contradict itself, and some deployment that uses it can be split so.
+    /// ShardingStrategy: it does not contradict itself, and at least one deployment that uses it can be split
+    /// so.
     Valid,
     /// ModelDeployment: nodes and split are chosen.
     Placed,
     /// ModelDeployment: the chosen nodes hold the files.
     CopiesReady,
-    /// ModelDeployment: at least one replica answers.
+    /// ModelDeployment: at least one replica is ready.
     Available,
-    /// ModelDeployment: a change is being carried out.
+    /// ModelDeployment: a change is being rolled out.
     Progressing,
-    /// ModelDeployment: what it needs waits for an Approval.
+    /// ModelDeployment: an action that it needs waits for an Approval.
     AwaitingApproval,
-    /// ShardGroup: it is about to be stopped for something more important.
+    /// ShardGroup: it is about to be stopped for a replica of higher priority.
     DisruptionTarget,
-    /// ModelDeployment: demand decides how many replicas there are.
+    /// ModelDeployment: the number of replicas follows demand.
     ScalingActive,
-    /// ShardGroup: every Shard was claimed by its agent.
+    /// ShardGroup: every Shard is claimed by its agent.
     Reserved,
     /// ShardGroup: every rank joined at the current epoch.
     Formed,
@@ -66,9 +67,9 @@ pub enum Type {
     Loaded,
     /// Shard: the rank joined its group.
     Joined,
-    /// Shard: the rank meets the next ones over the cables that lead to their nodes; only where cables do.
+    /// Shard: the rank uses the cables to the nodes of its neighbours; set only where there are cables.
     OverCables,
-    /// Shard: the rank answers or follows.
+    /// Shard: the rank is ready to serve.
     Serving,
     /// ModelRoute: every target exists.
     ResolvedRefs,
@@ -77,13 +78,13 @@ pub enum Type {
 /// Reasons, for every condition type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Reason {
-    /// Works.
+    /// It works.
     Serving,
-    /// The object is as wanted.
+    /// The object is as specified.
     Settled,
     /// Scaled to zero or stopped on purpose; settled.
     Stopped,
-    /// Work goes on; the message says which.
+    /// Work is in progress; the message says which.
     InProgress,
     /// Waiting for an agent.
     WaitingForAgent,
@@ -93,9 +94,9 @@ pub enum Reason {
     WaitingForCopies,
     /// Waiting for ranks.
     WaitingForRanks,
-    /// Waiting for another node, which fetches the same files.
+    /// Waiting for another node that fetches the same files.
     WaitingForPeer,
-    /// Waiting for the end of hours in which no files may come.
+    /// Waiting for the end of quiet hours, in which no files are transferred.
     QuietHours,
     /// The node is alive.
     LeaseRenewed,
@@ -109,33 +110,33 @@ pub enum Reason {
     Insufficient,
     /// The planner chose nodes.
     PlanFound,
-    /// No set of nodes can hold it; the message has the numbers.
+    /// No set of nodes has enough memory; the message has the numbers.
     NothingFits,
     /// The named Tier does not exist.
     TierNotFound,
-    /// A workload group of the tier lacks nodes.
+    /// A workload group of the tier has too few nodes.
     NodesMissing,
-    /// It fits, and what else waits is worth more together.
+    /// The replica fits, but other pending replicas score higher together.
     Outweighed,
-    /// Replicas of lower priority make room for it.
+    /// Replicas of lower priority are stopped for it.
     Preempting,
-    /// It is stopped for something of higher priority.
+    /// It is stopped for a replica of higher priority.
     Preempted,
-    /// What would make room for it has not run for its tier's minimum residency yet.
+    /// The replicas that could make room have not run for their tier's minimum residency yet.
     Resident,
-    /// What is asked for never came to answer, so what answered before runs in its place.
+    /// The requested spec never became ready, so the last known good one runs instead.
     RolledBack,
-    /// A person is asked first: there is an Approval.
+    /// A person's decision is needed first: there is an Approval.
     AwaitingApproval,
-    /// A person said no.
+    /// A person denied it.
     Denied,
-    /// A person said yes.
+    /// A person approved it.
     Approved,
-    /// Nobody answered in time, or the answer is too old.
+    /// No decision was made in time, or the decision is too old.
     Expired,
     /// Stopped by its tier's schedules; settled.
     OutsideSchedule,
-    /// Stopped because nobody asks for it, until somebody does; settled.
+    /// Scaled to zero because there are no requests; the next request scales it up. Settled.
     Idle,
     /// No node can take work.
     NoNodes,
@@ -147,103 +148,103 @@ pub enum Reason {
     PoolNotFound,
     /// A replica runs outside its deployment's NodePools, because nodes have left them.
     OutsidePools,
-    /// A replica does not answer, and an RDMA cable that it runs over is not there any more.
+    /// A replica is not ready, and an RDMA cable that it uses is gone.
     CableLost,
     /// A named target does not exist.
     TargetNotFound,
-    /// The spec contradicts itself or asks for what this release cannot do.
+    /// The spec contradicts itself or asks for something that this release does not support.
     InvalidSpec,
-    /// The engine does not know the architecture.
+    /// The engine does not support the architecture.
     UnsupportedArchitecture,
-    /// The engine knows the architecture.
+    /// The engine supports the architecture.
     ArchitectureKnown,
-    /// Headers were read.
+    /// The headers were read.
     HeadersRead,
     /// The source could not be reached; retried.
     SourceUnreachable,
     /// The source has no such model, revision or file.
     SourceNotFound,
-    /// The source wants credentials, or refuses these.
+    /// The source requires credentials, or rejects these.
     SourceForbidden,
     /// The agent may not read this path or scheme.
     SourceNotAllowed,
-    /// A model file or header is not what it should be.
+    /// A model file or header is invalid.
     CorruptModel,
-    /// Bytes do not match their digest.
+    /// The bytes do not match their digest.
     DigestMismatch,
-    /// Fewer bytes arrived than promised; resumed.
+    /// Fewer bytes arrived than announced; the transfer is resumed.
     Truncated,
-    /// The disk has too little room.
+    /// The disk has too little free space.
     DiskFull,
-    /// The files would leave less of the disk free than the node's reserve.
+    /// The files would leave less free disk space than the node's reserve.
     DiskPressure,
     /// Files are being copied.
     Downloading,
     /// Files are being hashed.
     Verifying,
-    /// Every byte matches.
+    /// Every byte matches its digest.
     Verified,
     /// The agent granted the memory.
     MemoryGranted,
     /// The agent refused: less memory is free than the Shard needs.
     MemoryRefused,
-    /// The engine held far more memory than it was granted; its agent ended it.
+    /// The engine used far more memory than it was granted; its agent killed it.
     MemoryExceeded,
-    /// The machine's memory was at its end; its agent ended this rank of those there.
+    /// The machine ran out of memory; its agent killed this rank.
     MemoryShort,
-    /// The kernel of the rank's machine went down and came back.
+    /// The kernel of the rank's machine panicked and restarted.
     KernelPanicked,
-    /// The machine's kernel panicked twice under the deployment, which is granted nothing more there.
+    /// The machine's kernel panicked twice under this deployment, which gets no more memory on that machine.
     HeldAfterPanics,
-    /// The engine reads its weights.
+    /// The engine loads its weights.
     Loading,
     /// The engine waits for its peers.
     Joining,
-    /// The object uses a word of a newer release than this one.
+    /// The object uses a value from a newer release than this one.
     NewerRelease,
     /// The engine process ended.
     EngineExited,
-    /// The engine reported that it is of no more use.
+    /// The engine reported a fatal failure.
     EngineFailed,
-    /// The engine said nothing for so long that its process must be frozen; its agent killed it.
+    /// The engine missed its heartbeats for so long that its process must be frozen; its agent killed it.
     EngineSilent,
-    /// A batch took many times what was forecast for it, so that the engine must hang; its agent killed it.
+    /// A batch took many times its predicted duration, so the engine must be hung; its agent killed it.
     EngineHung,
-    /// The engine did not answer its smoke prompt as a model answers; the message says what was wrong.
+    /// The engine's output for its smoke prompt was invalid; the message says how.
     SmokeFailed,
     /// The engine could not be started.
     EngineNotStarted,
-    /// The rank's address is no longer its machine's; the group re-forms at another.
+    /// The machine no longer has the rank's address; the group re-forms at another one.
     AddressLost,
     /// A peer rank was lost; the group re-forms.
     PeerLost,
     /// The group failed too often in a short time.
     TooManyRestarts,
-    /// The gateway takes the key.
+    /// The gateway accepts the key.
     KeyAccepted,
     /// The key is disabled.
     KeyDisabled,
-    /// The key's time is over.
+    /// The key has expired.
     KeyExpired,
-    /// An older AccessKey has the same secret, so this one is not taken.
+    /// An older AccessKey has the same secret, so this one is rejected.
     DuplicateSecret,
-    /// There are as many replicas as demand asks for, or soon will be.
+    /// There are as many replicas as demand requires, or soon will be.
     ScaledByDemand,
-    /// A person stopped it, so demand does not decide.
+    /// A person stopped the deployment, so it does not scale.
     ScalingDisabled,
-    /// The Benchmark waits until its deployment answers.
+    /// The Benchmark waits until its deployment is ready.
     WaitingForDeployment,
     /// Another Benchmark of the same deployment runs first.
     WaitingForBenchmark,
-    /// The Benchmark asks its deployment.
+    /// The Benchmark sends its requests.
     Running,
-    /// The Benchmark has its figures.
+    /// The Benchmark has its results.
     Finished,
-    /// A request of the Benchmark was not answered, so it has no figures.
+    /// A request of the Benchmark failed, so it has no results.
     Failed,
-    /// What the system's tools said of the ports was understood.
+    /// The output of the system's tools on the ports was parsed.
     PortsRead,
-    /// It was not; the message says of which tool, and what it printed.
+    /// The output of a system tool could not be parsed; the message names the tool and quotes the output.
     PortsUnreadable,
     /// No cable leads to another node.
     NoCables,
@@ -253,21 +254,21 @@ pub enum Reason {
     NothingPlugged,
     /// A dock or a drive is plugged in, and no machine behind it.
     NoMachine,
-    /// A machine is at the other end that is no node of this cluster.
+    /// The machine at the other end is not a node of this cluster.
     PeerNotJoined,
-    /// Linux carries IP over Thunderbolt, and no RDMA.
+    /// Linux supports IP over Thunderbolt, but no RDMA.
     NoRdmaOnLinux,
-    /// Thunderbolt 4 carries IP, and no RDMA that can be used.
+    /// Thunderbolt 4 supports IP, but no usable RDMA.
     NoThunderbolt5,
-    /// Something is plugged in that does not answer.
+    /// The plugged-in device does not respond.
     CableSilent,
     /// A cable joins two ports of the same machine.
     CableLoop,
-    /// One end sees the other, which does not see it.
+    /// Only one end of the cable detects the other.
     CableOneSided,
-    /// Two nodes say that the same port is theirs.
+    /// Two nodes claim the same port.
     DomainTwice,
-    /// macOS before 26.2.
+    /// macOS is older than 26.2.
     RdmaNotInThisSystem,
     /// RDMA was never enabled on this machine.
     RdmaDisabled,
@@ -275,19 +276,19 @@ pub enum Reason {
     RdmaDisabledThere,
     /// The port has no RDMA device.
     NoRdmaDevice,
-    /// The port of a Mac Studio that carries no RDMA.
+    /// The port of a Mac Studio that does not support RDMA.
     PortBesideEthernet,
-    /// The cable was negotiated more slowly than the port can.
+    /// The cable negotiated a lower speed than the port supports.
     LinkTooSlow,
-    /// The RDMA device's port is down though a machine is there.
+    /// The RDMA device's port is down although a machine is connected.
     RdmaPortDown,
     /// The port is a member of a bridge and has no address of its own.
     PortInBridge,
     /// The port has no address.
     NoPortAddress,
-    /// The addresses at both ends of a cable are of different networks.
+    /// The addresses at both ends of a cable are in different networks.
     AddressesApart,
-    /// Several cables join bridges in a circle, which carries every broadcast round and round.
+    /// Several cables join bridges in a loop, in which broadcasts circulate forever.
     BridgeLoop,
     /// The machine's internet traffic goes over a cable to another machine.
     DefaultRouteOverCable,
@@ -295,27 +296,27 @@ pub enum Reason {
     AddressTwice,
     /// The builds of macOS at both ends differ.
     SystemsDiffer,
-    /// Ranks meet over the cable.
+    /// Ranks connect over the cable.
     CablesUsed,
-    /// Ranks meet over another network, although a cable leads from one's node to the other's.
+    /// Ranks connect over another network, although a cable joins their nodes.
     PathFallback,
-    /// The agent at the other end of a cable is there and does not answer over it.
+    /// The agent at the other end of a cable is alive but does not respond over it.
     LinkUnanswered,
-    /// A cable carries less than half of what others that were negotiated alike do.
+    /// A cable has less than half the bandwidth of others with the same negotiated speed.
     LinkDegraded,
-    /// The machine's root helper made it so.
+    /// The machine's root helper applied it.
     Applied,
-    /// Nothing is asked for any more, and what was changed is as it was before.
+    /// Nothing is requested any more, and the previous settings are restored.
     Restored,
-    /// The machine has started anew since, and it was asked for until then.
+    /// The machine has restarted, and the settings were requested only until then.
     DroppedAtRestart,
-    /// The machine has no root helper that answers; the message says how to install it.
+    /// The machine has no working root helper; the message says how to install one.
     HelperAbsent,
-    /// The root helper does not do this; the message has its words.
+    /// The root helper refused the change; the message has its error.
     HelperRefused,
 }
 
-/// Sets `kind` to `status`; the transition time moves only when the status does. Returns whether
+/// Sets the condition `kind` to `status`. The transition time changes only with the status. Returns whether
 /// anything changed, so that callers skip no-op writes.
 pub fn set(
     conditions: &mut Vec<Condition>,
@@ -360,23 +361,23 @@ pub fn set(
     }
 }
 
-/// The condition of that type.
+/// The condition of this type.
 pub fn get(conditions: &[Condition], kind: Type) -> Option<&Condition> {
     let type_ = format!("{kind:?}");
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// The reason of a condition; nothing where it is a word of a newer release.
+/// The reason of a condition; `None` for a reason from a newer release.
 pub fn reason(condition: &Condition) -> Option<Reason> {
     parse_reason(&condition.reason)
 }
 
-/// The reason of this name; nothing where it is a word of a newer release.
+/// The reason of this name; `None` for a reason from a newer release.
 pub fn parse_reason(reason: &str) -> Option<Reason> {
     serde_json::from_value(serde_json::Value::String(reason.to_owned())).ok()
 }
 
-/// Whether the condition is there and `True`.
+/// Whether the condition is set and `True`.
 pub fn is_true(conditions: &[Condition], kind: Type) -> bool {
     get(conditions, kind).is_some_and(|condition| condition.status == "True")
 }

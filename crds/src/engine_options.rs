@@ -1,35 +1,34 @@
-//! What a deployment asks of its engines beyond the split: options that change how a replica computes, and not where.
+//! Engine options of a deployment: how a replica computes, apart from its split.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How the engines of a deployment compute. It travels with the plan, so that another option is another plan; what is
-/// left at its default is left out everywhere, so that plans made before an option existed keep their digests.
+/// How the engines of a deployment compute. The options are part of the plan: another option is another plan.
+/// Defaults are omitted when serialised, so that plans made before an option existed keep their digests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EngineOptions {
-    /// In what form keys and values of conversations are kept; left out: AsComputed. Fewer bits are more context in
-    /// the same memory, slower and a little less exact.
+    /// Format of the KV cache; default: AsComputed. Fewer bits allow more context in the same memory, at some
+    /// cost in speed and accuracy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kv_cache: KvCacheType,
-    /// Who guesses the next tokens of answers, which are then checked several at a time; left out: PromptLookup. The
-    /// answers are the same.
+    /// Speculative decoding: the source of draft tokens; default: PromptLookup. The output is the same.
     #[serde(default, skip_serializing_if = "is_default")]
     pub speculation: Speculation,
-    /// How ranks on Metal wait for what they add up; left out: Default, which is safe.
+    /// How ranks on Metal wait for a collective operation; default: Default, which is safe.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fence: Fence,
 }
 
-/// The options that engines of this release have, by their field: agents report them, and nothing that asks for
-/// another is placed on their nodes.
+/// Options that engines of this release support, by field. Agents report them; a deployment that asks for
+/// another option is not placed on their nodes.
 pub const ENGINE_OPTIONS: &[&str] = &["fence", "kvCache", "speculation", DRAFT_MODEL];
 
-/// What agents report whose engines guess with a draft model: a deployment's `spec.draftModelRef`.
+/// Reported by agents whose engines support a draft model: a deployment's `spec.draftModelRef`.
 pub const DRAFT_MODEL: &str = "draftModel";
 
 impl EngineOptions {
-    /// The options that are not left at their default, by their field.
+    /// The options that differ from their defaults, by field.
     pub fn non_default(&self) -> impl Iterator<Item = &'static str> {
         let Self { kv_cache, speculation, fence } = self;
         let asked = [
@@ -40,53 +39,54 @@ impl EngineOptions {
         asked.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| field)
     }
 
-    /// Whether nothing is asked for.
+    /// Whether all options have their defaults.
     pub fn is_default(&self) -> bool {
         is_default(self)
     }
 }
 
-/// In what form keys and values are kept.
+/// Format of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KvCacheType {
-    /// As the model computes them, 16 or 32 bits each.
+    /// As the model computes it, 16 or 32 bits per value.
     #[default]
     AsComputed,
-    /// 8 bits each, with a scale and a bias for every group of 64 of one head, or of 32 where heads are no
-    /// multiple of 64 wide.
+    /// 8 bits per value, with a scale and a bias for every group of 64 values of a head, or of 32 where the
+    /// head dimension is not a multiple of 64.
     Int8,
-    /// 4 bits each, in the same groups.
+    /// 4 bits per value, in the same groups.
     Int4,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// Who guesses the next tokens of answers.
+/// Source of draft tokens for speculative decoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Speculation {
-    /// What followed the same tokens before, in the prompt or the answer, as far as that pays.
+    /// Prompt lookup: the tokens that followed the same n-gram earlier in the prompt or output, while that
+    /// pays off.
     #[default]
     PromptLookup,
-    /// Nobody.
+    /// No speculative decoding.
     Off,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// How ranks on Metal wait for a collective.
+/// How ranks on Metal wait for a collective operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Fence {
-    /// As MLX comes: about 180 µs for each.
+    /// MLX's default: about 180 µs each.
     #[default]
     Default,
-    /// The GPU looks for it itself (`MLX_METAL_FAST_SYNCH`), about 4 µs for each. Known to wedge GPUs now and then; the
-    /// agent then kills the rank, and the group forms anew.
+    /// The GPU polls for the result itself (`MLX_METAL_FAST_SYNCH`), about 4 µs each. Known to hang GPUs
+    /// occasionally; the agent then kills the rank, and the group re-forms.
     Fast,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,

@@ -1,5 +1,5 @@
-//! InferenceNode: one machine that runs ranks. The spec is the owner's wishes; the status is what
-//! the agent measured, plus the operator's verdict on whether it is reachable.
+//! InferenceNode: one machine that runs ranks. The spec holds the owner's settings; the status holds what the
+//! agent measured and the operator's conditions.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
@@ -56,34 +56,35 @@ pub struct InferenceNodeSpec {
     /// Bounds on the memory that models may take.
     #[serde(default)]
     pub memory: NodeMemoryLimits,
-    /// Bounds on the disk that models may take.
+    /// Bounds on the disk space that models may take.
     #[serde(default)]
     pub disk: NodeDiskLimits,
-    /// How the machine's network should be, which its root helper makes so (`russet fabric apply`); absent: as it is
-    /// without Russet.
+    /// Network settings of the machine, applied by its root helper (`russet fabric apply`); absent: the
+    /// network is left as it is without Russet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NodeNetwork>,
-    /// When model files may come, and how fast; absent: always, as fast as it goes.
+    /// When model files may be transferred, and how fast; absent: always and unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfers: Option<NodeTransfers>,
 }
 
-/// What a machine's root helper makes of its network.
+/// Network settings that a machine's root helper applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeNetwork {
-    /// Ports that get an address of their own and leave their bridge. Only ports of Thunderbolt cables are touched.
+    /// Ports that get their own address and leave their bridge. Only ports of Thunderbolt cables are changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["interface"]))]
     pub ports: Vec<PortAddress>,
-    /// Where services of cables stand when macOS looks for a way to the internet; absent: where they stand.
+    /// Position of the cables' services in the service order, which macOS follows for internet traffic;
+    /// absent: unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_order: Option<ServiceOrder>,
-    /// What becomes of it when the machine starts anew.
+    /// What happens to the settings when the machine restarts.
     #[serde(default)]
     pub after_restart: AfterRestart,
-    /// With `Drop`, the boot (`status.bootId`) during which it holds; absent: any.
+    /// With `Drop`: the boot (`status.bootId`) for which the settings are valid; absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub boot_id: Option<String>,
@@ -96,31 +97,31 @@ pub struct PortAddress {
     /// Its network interface, such as `en5`.
     #[schemars(length(min = 1, max = 64))]
     pub interface: String,
-    /// A host in a private network of four, such as `172.31.240.1/30`.
+    /// A host address in a private network of four addresses, such as `172.31.240.1/30`.
     #[schemars(regex(pattern = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/30$"))]
     pub address: String,
 }
 
-/// Where services of cables stand in the order of macOS's network services.
+/// Position of the cables' services in macOS's network service order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ServiceOrder {
-    /// Behind all others, so that internet traffic goes over them last.
+    /// After all others, so that internet traffic uses them last.
     CablesLast,
-    /// A word of a newer release; not done, and said.
+    /// A value from a newer release; not applied, and reported.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What becomes of a changed network when its machine starts anew.
+/// What happens to network settings when the machine restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AfterRestart {
-    /// It is as if nothing had been changed.
+    /// The settings are dropped.
     #[default]
     Drop,
-    /// It is changed again.
+    /// The settings are applied again.
     Keep,
-    /// A word of a newer release; treated like Drop.
+    /// A value from a newer release; treated like Drop.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -129,50 +130,50 @@ pub enum AfterRestart {
 /// Whether a node takes new work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Scheduling {
-    /// New work may come.
+    /// The planner may place new work here.
     #[default]
     Enabled,
-    /// What runs stays, nothing new comes.
+    /// Running replicas stay; no new work is placed here.
     Cordoned,
-    /// What runs moves away.
+    /// Running replicas move to other nodes.
     Draining,
-    /// A word of a newer release; treated like Cordoned, which harms nobody.
+    /// A value from a newer release; treated like Cordoned, the safe choice.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// The owner's bounds; the agent's own limit holds as well, the smallest wins.
+/// The owner's bounds; the agent's own limit applies as well, and the smallest wins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMemoryLimits {
-    /// Most bytes all models together may take, such as `64Gi`.
+    /// Maximum memory that all models together may take, such as `64Gi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
     pub serving_limit: Option<String>,
-    /// Bytes kept for the machine's user.
+    /// Memory reserved for the machine's user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
     pub user_reserve: Option<String>,
-    /// Bytes that the GPU may keep wired, such as `56Gi`, which the machine's root helper sets where its owner allows
-    /// that (`--allow-wired-limit`); absent: what macOS thinks fit.
+    /// Memory that the GPU may keep wired, such as `56Gi`. The machine's root helper sets it if its owner
+    /// allows that (`--allow-wired-limit`). Absent: the macOS default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
     pub wired_limit: Option<String>,
 }
 
-/// The owner's bounds on the disk.
+/// The owner's bounds on disk space.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeDiskLimits {
-    /// Bytes of disk that models leave free, such as `50Gi`; absent: a twentieth of the disk, between 1Gi
-    /// and 10Gi.
+    /// Disk space that models leave free, such as `50Gi`. Absent: a twentieth of the disk, between 1Gi and
+    /// 10Gi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
     pub reserve: Option<String>,
 }
 
-/// What the agent measured and the operator concluded.
+/// What the agent measured, and the operator's conditions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceNodeStatus {
@@ -185,7 +186,7 @@ pub struct InferenceNodeStatus {
     /// Operating system and its build.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub os: Option<String>,
-    /// Boot id of the running system; the Lease's holder.
+    /// Boot id of the running system; the holder of the node's Lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_id: Option<String>,
     /// Memory, measured and granted.
@@ -194,39 +195,40 @@ pub struct InferenceNodeStatus {
     /// Disk under the model store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<NodeDisk>,
-    /// Addresses other machines reach the node at, best first; no ports.
+    /// Addresses at which other machines reach the node, best first, without ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub addresses: Vec<String>,
-    /// Distributed backends the node's engine offers, such as `ring`.
+    /// Distributed backends that the node's engine supports, such as `ring`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     pub backends: Vec<String>,
-    /// Splits the node's engine can run, by their mode; one that an older release reports not at all
-    /// runs single ranks and pipelines.
+    /// Sharding modes that the node's engine supports. A node of an older release reports none and runs
+    /// single ranks and pipelines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub sharding_modes: Vec<String>,
-    /// Options of a deployment's `spec.engine` that the node's engine has, by their field; none from an older release.
+    /// Options of a deployment's `spec.engine` that the node's engine supports, by field; an older release
+    /// reports none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub engine_options: Vec<String>,
-    /// Ports that cables can join to other machines, as the agent sees them.
+    /// Ports that cables can connect to other machines, as the agent reports them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub ports: Vec<FabricPort>,
-    /// Links to other nodes: where a port here and a port there see each other (operator).
+    /// Links to other nodes: a port here and a port there that detect each other (operator).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub links: Vec<Link>,
-    /// Port at which the agent answers other agents, over mutual TLS, at its address and at those of its ports.
+    /// Port at which the agent serves other agents over mutual TLS, at its address and at those of its ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub peer_port: Option<u32>,
     /// Version of the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_version: Option<String>,
-    /// Build of the engine; ranks of one group need equal ones.
+    /// Build of the engine; all ranks of a group need the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_build: Option<String>,
     /// Address of the agent's metrics, `ip:port`.
@@ -239,15 +241,15 @@ pub struct InferenceNodeStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Memory of a node. The byte counts are exact; the texts are for people.
+/// Memory of a node. The byte counts are exact; the quantities are for display.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMemory {
-    /// Bytes built in, or the size the agent was told to play.
+    /// Physical memory, or the size that the agent was configured to simulate.
     pub total_bytes: u64,
-    /// Bytes models may take in all: total, less reserves and limits.
+    /// Memory that models may take in all: the total minus reserves and limits.
     pub serving_limit_bytes: u64,
-    /// Bytes the agent has granted to Shards.
+    /// Memory that the agent has granted to Shards.
     pub granted_bytes: u64,
     /// `servingLimitBytes` as a quantity.
     pub serving_limit: String,
@@ -259,14 +261,14 @@ pub struct NodeMemory {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeDisk {
-    /// Bytes of the file system that holds the model store.
+    /// Size of the file system that holds the model store.
     pub total_bytes: u64,
-    /// Bytes free there.
+    /// Free space there.
     pub free_bytes: u64,
-    /// Bytes that models leave free.
+    /// Space that models leave free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve_bytes: Option<u64>,
-    /// Bytes models may take in all: what they have and what is free, less the reserve.
+    /// Space that models may take in all: what they use plus what is free, minus the reserve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub models_limit_bytes: Option<u64>,
     /// `freeBytes` as a quantity.

@@ -1,7 +1,7 @@
-//! Russet's kinds as Rust types: the one source of the CRD YAML, the chart templates and the API
-//! reference. Field names, defaults and validation live here; decisions do not.
+//! Russet's kinds as Rust types: the one source of the CRD YAML, the chart templates and the API reference.
+//! Field names, defaults and validation are here. Not here: decisions.
 
-// Every printer column is one more attribute of the same name, which clippy takes for a mistake.
+// Every printer column is one more attribute of the same name, which clippy reports as a mistake.
 #![allow(clippy::duplicated_attributes)]
 
 mod access_key;
@@ -89,13 +89,15 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     all
 }
 
-/// Visits a schema and all that are in it.
+/// Visits a schema and all schemas nested in it.
 fn visit_schemas(schema: &mut JSONSchemaProps, visit: &mut impl FnMut(&mut JSONSchemaProps)) {
     visit(schema);
     schema.properties.iter_mut().flatten().for_each(|(_, field)| visit_schemas(field, visit));
     match &mut schema.items {
         Some(JSONSchemaPropsOrArray::Schema(items)) => visit_schemas(items, visit),
-        Some(JSONSchemaPropsOrArray::Schemas(several)) => several.iter_mut().for_each(|one| visit_schemas(one, visit)),
+        Some(JSONSchemaPropsOrArray::Schemas(several)) => {
+            several.iter_mut().for_each(|one| visit_schemas(one, visit))
+        }
         None => {}
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
@@ -103,16 +105,16 @@ fn visit_schemas(schema: &mut JSONSchemaProps, visit: &mut impl FnMut(&mut JSONS
     }
 }
 
-/// Kubernetes knows signed numbers alone and warns of every other format. The types' minimum of 0 stays.
+/// Kubernetes supports only signed number formats and warns of every other. The types' minimum of 0 stays.
 fn drop_unsigned_formats(schema: &mut JSONSchemaProps) {
     if let Some(format @ ("uint32" | "uint64")) = schema.format.as_deref() {
         schema.format = Some(format[1..].to_owned());
     }
 }
 
-/// An object or a list that may be left out has the empty one as its default. Server-side apply of `{}` to one that
-/// had fields makes `null` of it (kubernetes/kubernetes#117447; 1.36.0 to 1.36.2 do not), which is refused where
-/// there is no default.
+/// Gives every optional object or list the empty one as its default. Server-side apply of `{}` over an object
+/// that had fields makes it `null` (kubernetes/kubernetes#117447; 1.36.0 to 1.36.2 do not). Without a
+/// default, `null` is rejected.
 fn default_to_empty(schema: &mut JSONSchemaProps) {
     let required = schema.required.clone().unwrap_or_default();
     for (name, field) in schema.properties.iter_mut().flatten() {

@@ -1,5 +1,5 @@
-//! Model: where weights come from. What they are is read from their headers by an agent and shown
-//! in the status; nothing in a Model says where it runs.
+//! Model: the source of a model's weights. An agent reads the headers; the status shows the shape. Not here:
+//! where the model runs.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
@@ -52,19 +52,19 @@ use crate::LocalReference;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ModelSpec {
-    /// Where the files come from. Immutable: another source is another Model.
+    /// Where the files come from. Immutable; for another source, create another Model.
     #[schemars(extend("x-kubernetes-validations" = [{
         "rule": "self == oldSelf",
         "message": "source is immutable; create another Model for another source"
     }]))]
     pub source: ModelSource,
-    /// Which nodes hold the files before anybody needs them. Absent: files come with the deployments that
-    /// need them, and stay until their room is needed.
+    /// Nodes that hold the files before a deployment needs them. Absent: files are fetched for the
+    /// deployments that need them, and are evicted when their space is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preload: Option<Preload>,
 }
 
-/// Which nodes hold a model's files ahead of need.
+/// Nodes that hold a model's files before a deployment needs them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -72,28 +72,29 @@ pub struct ModelSpec {
      "message": "OnDemand preloads nothing: leave poolRef and copies out, or use the policy Always or Pinned"},
 ]))]
 pub struct Preload {
-    /// What is promised.
+    /// How the files are fetched and kept.
     pub policy: PreloadPolicy,
-    /// The NodePool whose nodes hold it; absent: all nodes.
+    /// The NodePool whose nodes hold the files; absent: all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool_ref: Option<LocalReference>,
-    /// How many nodes at least hold it; absent: every node of the pool.
+    /// Minimum number of nodes that hold the files; absent: every node of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub copies: Option<u32>,
 }
 
-/// What is promised of a model's files.
+/// How a model's files are fetched and kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PreloadPolicy {
-    /// They come with the deployments that need them, and may go when nobody does and room is needed.
+    /// The files are fetched for the deployments that need them, and may be evicted when none does and space
+    /// is needed.
     #[default]
     OnDemand,
-    /// They are fetched ahead of need, and never fewer are kept.
+    /// The files are fetched before they are needed, and never fewer copies are kept.
     Always,
-    /// As `Always`, and no copy at all is removed to make room, wherever it is.
+    /// As `Always`, and no copy on any node is ever evicted.
     Pinned,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -103,40 +104,41 @@ pub enum PreloadPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelSource {
-    /// `hf://owner/name`, `https://host/folder`, `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder`,
-    /// `oci://registry/name:tag`, `file:///folder` or `builtin://smoke`, which agents carry.
+    /// One of `hf://owner/name`, `https://host/folder`, `s3://bucket/folder`, `gs://bucket/folder`,
+    /// `az://container/folder`, `oci://registry/name:tag`, `file:///folder` or `builtin://smoke`, a model
+    /// built into agents.
     #[schemars(length(min = 8, max = 2048), regex(pattern = r"^(hf|https|s3|gs|az|oci|file|builtin)://.+"))]
     pub uri: String,
-    /// Branch, tag or commit of an `hf://` source, or the tag of an `oci://` one; resolved once, to a commit or to the
-    /// digest of a manifest, and kept.
+    /// Branch, tag or commit of an `hf://` source, or the tag of an `oci://` one. Resolved once, to a commit
+    /// or to a manifest digest, and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 255))]
     pub revision: Option<String>,
-    /// Secret of the Model's namespace that opens the source: `token` for `hf://` and `https://`; docs/models.md names
-    /// the keys of the others.
+    /// Secret in the Model's namespace with the source's credentials: `token` for `hf://` and `https://`;
+    /// docs/models.md names the keys of the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<LocalReference>,
-    /// SHA-256 of the manifest (the sorted lines `<sha256>  <file>`), when the owner wants to pin bytes.
+    /// SHA-256 of the manifest (the sorted lines `<sha256>  <file>`), to pin the bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9a-f]{64}$"))]
     pub sha256: Option<String>,
 }
 
 impl ModelSource {
-    /// Whether every agent finds the files on its own machine, so that no bytes enter the cluster for them.
+    /// Whether every agent has the files on its own machine, so that no bytes are transferred for them.
     pub fn is_local(&self) -> bool {
         ["file://", "builtin://"].iter().any(|scheme| self.uri.starts_with(scheme))
     }
 }
 
-/// What the model is, as read from its headers.
+/// The model's properties, as read from its headers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Commit an `hf://` revision resolved to, or digest of the manifest of an `oci://` one.
+    /// Commit that an `hf://` revision resolved to, or manifest digest of an `oci://` one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// Sizes and layers.
@@ -151,10 +153,10 @@ pub struct ModelStatus {
     /// Nodes that hold every file, verified.
     #[serde(default)]
     pub copies: u32,
-    /// Nodes that are to hold every file ahead of need, by `spec.preload`.
+    /// Nodes that have to hold every file in advance, by `spec.preload`.
     #[serde(default)]
     pub wanted_copies: u32,
-    /// For people: how many of the wanted copies are there, such as `1/2`.
+    /// Present and wanted preloaded copies, for display, such as `1/2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preloaded: Option<String>,
     /// Resolved, Supported, Ready; Preloaded with a `spec.preload`.

@@ -1,5 +1,5 @@
-//! ModelCopy: one model's headers or files on one node. The operator asks for it, the node's agent
-//! carries it out and reports.
+//! ModelCopy: one model's headers or files on one node. The operator creates it; the node's agent fetches and
+//! verifies the bytes and reports.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
@@ -54,77 +54,78 @@ pub struct ModelCopySpec {
     /// The Model this is a copy of.
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "modelRef is immutable"}]))]
     pub model_ref: NamespacedReference,
-    /// Source, copied from the Model so that the agent needs no other object; its `secretRef` is of
-    /// the Model's namespace.
+    /// Source, copied from the Model so that the agent needs no other object; its `secretRef` names a Secret
+    /// in the Model's namespace.
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "source is immutable"}]))]
     pub source: ModelSource,
-    /// Commit all copies must come from, once one agent has resolved it.
+    /// Commit that all copies must come from, once one agent has resolved it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// The node.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "nodeName is immutable"}]))]
     pub node_name: String,
-    /// How much of the model is wanted there.
+    /// How much of the model the node has to hold.
     #[serde(default)]
     pub want: CopyMode,
-    /// What may become of the files where room is short. The operator's; absent means priority 0.
+    /// Eviction priority of the files. Written by the operator; absent means priority 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
-    /// Where the bytes come from. The operator's, so that they enter the cluster once; absent: from the source.
+    /// Where the bytes come from. Written by the operator, so that the bytes enter the cluster once; absent:
+    /// the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supply: Option<CopySource>,
 }
 
 impl ModelCopySpec {
-    /// All but the retention and the supply: what the node's agent has to do. Who asks for files, who says how
-    /// long they are kept and who says where they come from write different fields.
+    /// The part of the spec that the node's agent carries out: everything but the retention and the supply.
+    /// The three parts have different field managers.
     #[must_use]
     pub fn agent_work(&self) -> Self {
         Self { retention: None, supply: None, ..self.clone() }
     }
 }
 
-/// The other nodes that files come from.
+/// Other nodes to download the files from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CopySource {
-    /// What names the bytes, as the first node that verified them reported it. Absent while another node still
-    /// fetches them from the source: this one waits.
+    /// Digest that identifies the bytes, as the first node that verified them reported it. Absent while
+    /// another node still fetches them from the source: this node waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9a-f]{64}$"))]
     pub content: Option<String>,
-    /// Nodes that have them, or some of them.
+    /// Nodes that have all or some of the bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub from: Vec<CopyPeer>,
 }
 
-/// A node whose agent gives files to others.
+/// A node whose agent serves files to other agents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CopyPeer {
     /// The node.
     #[schemars(length(min = 1, max = 253))]
     pub node_name: String,
-    /// `ip:port` at which its agent answers others over the network; cables to it are found by the agents.
+    /// `ip:port` of its agent on the network; agents find cables to it themselves.
     #[schemars(length(min = 3, max = 64))]
     pub address: String,
 }
 
-/// What may become of files where room is short.
+/// Eviction priority of files when space is short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Retention {
-    /// That of the most important Tier whose deployments name the model. Of copies that nobody needs, those
-    /// of the lowest priority go first.
+    /// Priority of the most important Tier whose deployments name the model. Among copies that no deployment
+    /// needs, those of the lowest priority are evicted first.
     #[serde(default)]
     pub priority: i32,
-    /// Whether it is never removed to make room.
+    /// Whether the copy is never evicted.
     #[serde(default)]
     pub pinned: bool,
 }
 
-/// How much of a model is wanted on a node.
+/// How much of a model a node has to hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum CopyMode {
     /// Configuration and tensor sizes only.
@@ -132,30 +133,30 @@ pub enum CopyMode {
     Headers,
     /// Every file.
     Files,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What the agent has done.
+/// Progress and result, as the agent reports them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelCopyStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Commit an `hf://` revision resolved to.
+    /// Commit that an `hf://` revision resolved to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// SHA-256 of the manifest of all files, once verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// What names the bytes, wherever they came from, once verified: the BLAKE3 of the lines
+    /// Digest that identifies the bytes whatever their source, once verified: the BLAKE3 of the lines
     /// `<sha256> <blake3> <size> <file>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// What the headers say.
+    /// The model's shape, as read from the headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<ModelShape>,
     /// Bytes on disk.
@@ -167,19 +168,19 @@ pub struct ModelCopyStatus {
     /// Bytes per second over the last seconds.
     #[serde(default)]
     pub bytes_per_second: u64,
-    /// For people: `1.2Gi / 4.0Gi`.
+    /// Bytes done and total, for display: `1.2Gi / 4.0Gi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<String>,
-    /// For people: `112Mi/s`, while bytes flow.
+    /// Transfer rate, for display while bytes arrive: `112Mi/s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,
-    /// For people: `4m10s`, the time left at that rate.
+    /// Remaining time at that rate, for display: `4m10s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta: Option<String>,
-    /// For people: `source`, or the nodes that files come from.
+    /// Where the bytes come from, for display: `source`, or the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// When an engine last had the files open, within ten minutes.
+    /// When an engine last had the files open, to within ten minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_used_time: Option<Time>,
     /// Resolved, Downloaded, Verified, Ready.

@@ -1,14 +1,17 @@
-//! ModelDeployment: a model that should answer. People write it; the operator turns it into
-//! ShardGroups and explains the placement in the status.
+//! ModelDeployment: a model to serve. The operator turns it into ShardGroups and explains the placement in
+//! the status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Autoscaling, GatewayDemand, EngineOptions, LocalReference, MeasuredThroughput, Rollout, RolloutStatus, Spread};
+use crate::{
+    Autoscaling, EngineOptions, GatewayDemand, LocalReference, MeasuredThroughput, Rollout, RolloutStatus,
+    Spread,
+};
 
-/// A model that should answer under this object's name.
+/// A model to serve under this object's name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "russet.dev",
@@ -70,47 +73,50 @@ use crate::{Autoscaling, GatewayDemand, EngineOptions, LocalReference, MeasuredT
 pub struct ModelDeploymentSpec {
     /// The Model, in the same namespace.
     pub model_ref: LocalReference,
-    /// A Model of the same namespace that guesses the next tokens of answers where `engine.speculation` finds none: a
-    /// smaller one with the same tokenizer. The node of rank 0 holds it too. The answers are the same.
+    /// Draft model for speculative decoding: a smaller Model of the same namespace with the same tokenizer.
+    /// It proposes tokens where `engine.speculation` finds none. The node of rank 0 holds it too. The output
+    /// is the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model_ref: Option<LocalReference>,
-    /// How each replica is split; absent, with no `strategyRef` either: as its fields' defaults say.
+    /// How each replica is split; absent, and without `strategyRef`: the defaults of the fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding: Option<Sharding>,
-    /// The ShardingStrategy that says it instead.
+    /// The ShardingStrategy to use instead of `sharding`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy_ref: Option<LocalReference>,
-    /// How its engines compute; left out: as its fields' defaults say.
+    /// Engine options; absent: the defaults of the fields.
     #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
     pub engine: EngineOptions,
-    /// NodePools whose nodes it may run on; the ranks of one replica are always of one pool. Empty:
-    /// any node that takes work.
+    /// NodePools whose nodes may run it; all ranks of a replica are in one pool. Empty: any node that takes
+    /// work.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub pool_refs: Vec<LocalReference>,
-    /// The Tier that says where it runs and how important it is.
+    /// The Tier that sets its nodes and its priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier_ref: Option<LocalReference>,
     /// The workload group of a Dedicated tier whose nodes it shares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub workload_group: Option<String>,
-    /// Independent copies that answer side by side; 0 stops the deployment. With `autoscaling` leave it out: it is
-    /// written then, through `/scale`.
+    /// Number of independent replicas; 0 stops the deployment. Leave it out with `autoscaling`, which writes
+    /// it through `/scale`.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 64))]
     pub replicas: i32,
-    /// The `planHash` of what its tier wants approved, for those who approve in Git: it counts as an Approval.
+    /// The `planHash` of an action that its tier wants approved, for approval in Git: it counts as an
+    /// Approval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9a-f]{16}$"))]
     pub approved_plan: Option<String>,
-    /// How an edit is carried out; absent: as its fields' defaults say.
+    /// How an edit is rolled out; absent: the defaults of the fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Rollout>,
-    /// How many replicas there are when demand decides. Absent: as many as `replicas` says.
+    /// Bounds for scaling by demand. Absent: `replicas` is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<Autoscaling>,
-    /// What its replicas keep apart by, where that costs little; absent: as its fields' defaults say.
+    /// Spread of the replicas over failure domains where that costs little; absent: the defaults of the
+    /// fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
 }
@@ -143,32 +149,32 @@ fn one() -> i32 {
      "message": "mode Single runs on one rank; leave ranks out or choose Pipeline"},
 ]))]
 pub struct Sharding {
-    /// The kind of split; Auto takes one node when the model fits one.
+    /// The kind of split; Auto takes one node if the model fits one.
     #[serde(default)]
     pub mode: ShardingMode,
-    /// Ranks in all, one a node; the planner chooses when absent.
+    /// Number of ranks, one per node; absent: the planner chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub ranks: Option<u32>,
-    /// Ranks that share every layer: all of them for Tensor, of each stage for Hybrid; the planner
-    /// chooses when absent.
+    /// Ranks that share every layer: all ranks for Tensor, the ranks of each stage for Hybrid; absent: the
+    /// planner chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub tensor_size: Option<u32>,
-    /// Layers per stage, the last stage first; the planner balances when absent. Stages of a
-    /// pipeline are ranks.
+    /// Layers per stage, the last stage first; absent: the planner balances them. In a pipeline every stage
+    /// is one rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub layers_per_rank: Option<Vec<u32>>,
-    /// How the ranks of a tensor group exchange sums; Auto takes the best their links offer.
+    /// How the ranks of a tensor group exchange sums; Auto takes the best backend that their links support.
     #[serde(default)]
     pub backend: BackendChoice,
-    /// The least speed of a link between any two nodes of a replica, such as `60G`, as both report it.
-    /// It counts when a replica is placed; one that runs stays where it is.
+    /// Minimum speed of the link between any two nodes of a replica, such as `60G`, as both report it.
+    /// Checked at placement only; a running replica stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(k|M|G|T)?$"))]
     pub min_bits_per_second: Option<String>,
-    /// Room for conversations.
+    /// KV-cache capacity.
     #[serde(default)]
     pub kv: KvCapacity,
 }
@@ -176,42 +182,42 @@ pub struct Sharding {
 /// The kinds of split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ShardingMode {
-    /// One node when the model fits one; else a tensor group where links offer RDMA, else a pipeline.
+    /// One node if the model fits one; else a tensor group if the links support RDMA, else a pipeline.
     #[default]
     Auto,
     /// One rank on one node.
     Single,
     /// Consecutive layers on each rank.
     Pipeline,
-    /// Every layer cut over all ranks.
+    /// Tensor parallelism: every layer split over all ranks.
     Tensor,
     /// A pipeline of tensor groups.
     Hybrid,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What may carry the sums of a tensor group.
+/// Transport for the sums of a tensor group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum BackendChoice {
-    /// RDMA where the links of the chosen nodes allow it, else TCP.
+    /// RDMA if the links of the chosen nodes support it, else TCP.
     #[default]
     Auto,
-    /// RDMA, every rank cabled to every other.
+    /// RDMA, every rank cabled to every other rank.
     Jaccl,
     /// RDMA, every rank cabled to its two neighbours.
     JacclRing,
     /// TCP.
     Ring,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// Room reserved for conversations: `contextTokens × maxSequences` tokens of KV cache, or `kvTokens`, plus headroom.
+/// KV-cache capacity to reserve: `contextTokens × maxSequences` tokens, or `kvTokens`, plus headroom.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -219,20 +225,21 @@ pub enum BackendChoice {
      "message": "kvTokens is the room of all conversations together; it must hold one of contextTokens"},
 ]))]
 pub struct KvCapacity {
-    /// Longest conversation, tokens; the model's own limit when that is smaller.
+    /// Maximum context length in tokens; the model's own limit if that is smaller.
     #[serde(default = "context_tokens")]
     #[schemars(range(min = 16, max = 16777216))]
     pub context_tokens: u32,
-    /// Conversations at once.
+    /// Maximum number of concurrent sequences.
     #[serde(default = "max_sequences")]
     #[schemars(range(min = 1, max = 1024))]
     pub max_sequences: u32,
-    /// Tokens of all conversations together, where they are hardly ever all as long as they may be: those that do not
-    /// fit wait, or make room and come back. Absent: `contextTokens × maxSequences`, so that all always fit.
+    /// KV-cache tokens of all sequences together, for workloads whose sequences are rarely all at full
+    /// length. Sequences that do not fit wait or are preempted and resumed. Absent: `contextTokens ×
+    /// maxSequences`, so that all fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 17_179_869_184_u64))]
     pub kv_tokens: Option<u64>,
-    /// Reserved on top, percent of weights and KV cache.
+    /// Additional reserve, in percent of weights and KV cache.
     #[serde(default = "headroom_percent")]
     #[schemars(range(min = 0, max = 100))]
     pub headroom_percent: u32,
@@ -261,32 +268,32 @@ impl Default for KvCapacity {
     }
 }
 
-/// What runs, where and why.
+/// Replicas, placement and conditions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelDeploymentStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Replicas that exist.
     #[serde(default)]
     pub replicas: i32,
-    /// Replicas that answer.
+    /// Replicas that are ready.
     #[serde(default)]
     pub ready_replicas: i32,
-    /// For people: `1/1`.
+    /// Ready and existing replicas, for display: `1/1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<String>,
     /// Label selector of the Shards, for `/scale`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// Nodes in use, comma separated, rank order.
+    /// Nodes in use, comma-separated, in rank order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<String>,
     /// The planner's decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementReport>,
-    /// What is known of plans that were tried.
+    /// History of plans that were tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
     /// Placed, CopiesReady, Available, Progressing, Ready, Reconciling, Stalled; with `autoscaling` ScalingActive;
@@ -294,7 +301,7 @@ pub struct ModelDeploymentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// What gateways have to do with it, an entry each.
+    /// Demand, one entry per gateway.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
@@ -303,41 +310,42 @@ pub struct ModelDeploymentStatus {
     pub demand: Vec<GatewayDemand>,
 }
 
-/// Why the replicas are where they are.
+/// The placement and its reasons.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacementReport {
-    /// In one line: split and nodes.
+    /// The placement in one line: split and nodes.
     pub decision: String,
-    /// Why this one.
+    /// Why the planner chose it.
     pub reason: String,
     /// Digest of the plan; of the last one while nothing is placed.
     pub plan_hash: String,
-    /// How many replicas had a place; of the last time while some wait. So many come back before others come.
+    /// How many replicas were placed; kept while some wait. That many are placed again before other
+    /// deployments.
     #[serde(default)]
     pub replicas: i32,
-    /// How fast each replica should answer; absent where a node's chip is not in the catalogue.
+    /// Predicted speed of a replica; absent if a node's chip is not in the catalogue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<PredictedThroughput>,
-    /// How fast the replicas do answer, once enough was asked; of the slowest one where they differ.
+    /// Measured speed of the replicas, once there were enough requests; of the slowest one where they differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredThroughput>,
-    /// What else was looked at, best first, with the numbers.
+    /// Alternatives that were considered, best first, with the numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
     pub candidates: Vec<String>,
 }
 
-/// What the performance model expects of a replica; of the slowest one where they differ.
+/// The performance model's prediction for a replica; for the slowest one where they differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PredictedThroughput {
-    /// Tokens a second of one stream that nobody else disturbs, such as `41.3`.
+    /// Tokens per second of a single stream without other load, such as `41.3`.
     pub tokens_per_second: String,
-    /// Tokens a second of all streams together, as many as there is room for.
+    /// Tokens per second of all streams together, at the maximum number of sequences.
     pub total_tokens_per_second: String,
-    /// Milliseconds from a prompt of 1,024 tokens to its first token.
+    /// Time to first token of a prompt of 1,024 tokens, in milliseconds.
     pub ttft_milliseconds: u32,
-    /// Tokens for which KV cache is reserved, all conversations together.
+    /// Tokens of reserved KV cache, all sequences together.
     pub kv_tokens: u64,
 }

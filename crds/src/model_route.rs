@@ -1,5 +1,5 @@
-//! ModelRoute: names clients use, the deployments that answer to them, and what becomes of a request while none
-//! does. Rules and weights join later; for now the first target that answers takes the request.
+//! ModelRoute: model names for clients, the deployments behind them, and the handling of requests while none
+//! is ready. There are no rules or weights yet: the first ready target gets the request.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::LocalReference;
 
-/// Names for deployments.
+/// Model names for deployments.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "russet.dev",
@@ -35,23 +35,23 @@ use crate::LocalReference;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ModelRouteSpec {
-    /// Model names clients may send; `*` matches any run of characters.
+    /// Model names that clients may send; `*` matches any run of characters.
     #[schemars(length(min = 1, max = 64))]
     pub models: Vec<String>,
-    /// Deployments that answer, tried in order.
+    /// Target deployments, tried in order.
     #[schemars(length(min = 1, max = 16))]
     pub targets: Vec<RouteTarget>,
-    /// What becomes of a request while no target answers, though one will.
+    /// What the gateway does with a request while no target is ready but one will be.
     #[serde(default)]
     pub on_unavailable: OnUnavailable,
-    /// With `onUnavailable: Queue`: how long a request is held after it came.
+    /// With `onUnavailable: Queue`: how long the gateway holds a request.
     #[serde(default = "deadline_seconds")]
     #[schemars(range(min = 1, max = 3600))]
     pub deadline_seconds: u32,
 }
 
-/// Longer than a model of hundreds of gigabytes takes to be read from a disk; half of what OpenAI's clients wait by
-/// default, so that they hear why, and the answer itself still has time.
+/// Longer than it takes to read a model of hundreds of gigabytes from disk. Half the default timeout of
+/// OpenAI's clients, so that they get the error, and so that the response itself still has time.
 fn deadline_seconds() -> u32 {
     300
 }
@@ -67,21 +67,21 @@ impl Default for ModelRouteSpec {
     }
 }
 
-/// What becomes of a request that nobody can answer just now.
+/// What the gateway does with a request while no target is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnUnavailable {
-    /// The gateway holds it until a target answers.
+    /// The gateway holds the request until a target is ready.
     #[default]
     Queue,
-    /// It is refused at once, and wakes nothing that sleeps.
+    /// The gateway rejects the request at once and scales nothing up.
     Fail,
-    /// A word of a newer release; as `Queue`.
+    /// A value from a newer release; treated like `Queue`.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// Something that answers.
+/// A target of a route.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteTarget {
@@ -93,7 +93,7 @@ pub struct RouteTarget {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelRouteStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// ResolvedRefs, Ready.

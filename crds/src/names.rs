@@ -1,12 +1,12 @@
-//! Names of derived objects, labels and finalizers. Everything one process writes and another one
-//! looks for is spelled here once.
+//! Names of derived objects, labels and finalizers: every name that one process writes and another looks up.
 
 /// Namespace of Russet's own objects: Leases, the CA.
 pub const SYSTEM_NAMESPACE: &str = "russet-system";
 /// Secret in [`SYSTEM_NAMESPACE`] that holds the data-plane CA (`tls.crt`, `tls.key`).
 pub const CA_SECRET: &str = "russet-ca";
-/// Role of a Model's namespace that says which Secrets of it open sources of models. Whoever may read those Secrets
-/// makes it; the operator binds it to a node while that one fetches, and never reads them itself.
+/// Role in a Model's namespace that lists the Secrets with credentials of model sources. A user who may read
+/// those Secrets creates it. The operator binds it to a node while that node fetches, and never reads the
+/// Secrets.
 pub const SOURCES_ROLE: &str = "russet-sources";
 /// Signer of node and component certificates.
 pub const NODE_SIGNER: &str = "russet.dev/node";
@@ -23,38 +23,38 @@ pub const LABEL_MODEL_NAMESPACE: &str = "russet.dev/model-namespace";
 pub const LABEL_MODEL: &str = "russet.dev/model";
 /// Label on Shards and ModelCopies; the node's name (cut to 63 characters).
 pub const LABEL_NODE: &str = "russet.dev/node";
-/// Label of an InferenceNode: its name, so that a pool can choose it. Kubernetes' own.
+/// Label of an InferenceNode with its name, so that a pool can select it. Kubernetes' own.
 pub const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 /// Label derived from an InferenceNode's chip.
 pub const LABEL_CHIP: &str = "russet.dev/chip";
 /// Label derived from an InferenceNode's memory, such as `512Gi`.
 pub const LABEL_MEMORY: &str = "russet.dev/memory";
-/// Label that owners give InferenceNodes: what fails together, unless a deployment names another one. Kubernetes'
-/// own.
+/// Label that owners set on InferenceNodes: the failure domain, unless a deployment names another label.
+/// Kubernetes' own.
 pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Finalizer on Models: their copies are removed first.
+/// Finalizer on Models: their copies are deleted first.
 pub const FINALIZER_COPIES: &str = "russet.dev/copies";
 
 /// Field manager of the operator.
 pub const OPERATOR_MANAGER: &str = "russet-operator";
-/// Field manager of the operator for how long copies are kept: who asks for a copy's files says nothing of it.
+/// Field manager of the operator for the retention of copies; the manager that creates copies sets none.
 pub const RETENTION_MANAGER: &str = "russet-operator-retention";
-/// Field manager of the operator for where the bytes of copies come from.
+/// Field manager of the operator for the sources of copies.
 pub const SUPPLY_MANAGER: &str = "russet-operator-supply";
 /// Field manager of agents.
 pub const AGENT_MANAGER: &str = "russet-agent";
 /// Field manager of gateways.
 pub const GATEWAY_MANAGER: &str = "russet-gateway";
-/// Field manager of the operator where it scales, as a HorizontalPodAutoscaler would be another one's.
+/// Field manager of the operator for scaling; separate, as a HorizontalPodAutoscaler's would be.
 pub const AUTOSCALER_MANAGER: &str = "russet-autoscaler";
 
-/// Name of the Lease in [`SYSTEM_NAMESPACE`] that shows an agent is alive.
+/// Name of the Lease in [`SYSTEM_NAMESPACE`] that is an agent's heartbeat.
 pub fn node_lease(node: &str) -> String {
     format!("node-{node}")
 }
 
-/// Field manager of one gateway, for what each writes of its own.
+/// Field manager of one gateway, for the entries that each gateway writes.
 pub fn gateway_manager(gateway: &str) -> String {
     bounded(&format!("{GATEWAY_MANAGER}-{gateway}"), 128)
 }
@@ -65,7 +65,7 @@ pub fn shard_group(deployment: &str, replica: i32, plan_hash: &str) -> String {
     bounded(&format!("{deployment}-{replica}-{hash}"), 200)
 }
 
-/// Name of the question about one plan of a deployment.
+/// Name of the Approval of one plan of a deployment.
 pub fn approval(deployment: &str, plan_hash: &str) -> String {
     let hash = &plan_hash[..plan_hash.len().min(8)];
     bounded(&format!("{deployment}-{hash}"), 200)
@@ -92,12 +92,12 @@ pub fn label_value(name: &str) -> String {
     bounded(name, 63)
 }
 
-/// As much of a text as an Event's note may hold, which is one kilobyte.
+/// A text truncated to the size of an Event's note, one kilobyte.
 pub fn event_note(text: &str) -> &str {
     truncated(text, 1000)
 }
 
-/// So many bytes of a text at most, cut between two characters.
+/// A text truncated to at most `limit` bytes, at a character boundary.
 fn truncated(text: &str, limit: usize) -> &str {
     let mut end = text.len().min(limit);
     while !text.is_char_boundary(end) {
@@ -106,13 +106,13 @@ fn truncated(text: &str, limit: usize) -> &str {
     &text[..end]
 }
 
-/// `name` itself if it fits, else its beginning and a hash of the whole, so that two long names
-/// never meet.
+/// `name` itself if it fits, else its beginning and a hash of the whole, so that two long names never
+/// collide.
 fn bounded(name: &str, limit: usize) -> String {
     if name.len() <= limit {
         return name.to_owned();
     }
-    // FNV-1a: names need spreading, not secrecy.
+    // FNV-1a: names need an even spread, not secrecy.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });

@@ -1,5 +1,5 @@
-//! NodePool: machines of one kind, chosen by their labels, and what must join those that share a
-//! model. It owns no machine: a node may be in several pools, or in none.
+//! NodePool: machines selected by their labels, and the links required between nodes that share a model. A
+//! pool owns no machine: a node may be in several pools, or in none.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Machines that deployments may be bound to by `poolRefs`.
+/// A set of machines that deployments select with `poolRefs`.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "russet.dev",
@@ -43,15 +43,15 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodePoolSpec {
-    /// Labels of the InferenceNodes that belong to the pool; `{}` takes every node.
+    /// Labels of the InferenceNodes in the pool; `{}` selects every node.
     pub selector: NodeSelector,
-    /// What must join every two nodes of a group of several ranks. Absent: nothing in particular.
-    /// It counts when a group is placed; a link that fails later moves nothing.
+    /// Links required between any two nodes of a group of several ranks. Absent: no requirement. Checked at
+    /// placement only; a link that fails later moves no replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<FabricDemand>,
 }
 
-/// A label selector; a node must meet all of it.
+/// A label selector; a node must match all of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSelector {
@@ -59,13 +59,13 @@ pub struct NodeSelector {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
     pub match_labels: BTreeMap<String, String>,
-    /// Rules about labels.
+    /// Requirements on labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub match_expressions: Vec<LabelRule>,
 }
 
-/// A rule about one label.
+/// A requirement on one label.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -76,7 +76,7 @@ pub struct LabelRule {
     /// The label.
     #[schemars(length(min = 1, max = 317))]
     pub key: String,
-    /// What is asked of it.
+    /// How the label's value relates to `values`.
     pub operator: LabelOperator,
     /// Values, for In and NotIn.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -84,38 +84,38 @@ pub struct LabelRule {
     pub values: Vec<String>,
 }
 
-/// What a rule asks of a label.
+/// How a label's value relates to the values of a requirement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum LabelOperator {
-    /// Its value is one of the rule's.
+    /// The label has one of the values.
     #[default]
     In,
-    /// It has none of the rule's values, or is not there.
+    /// The label has none of the values, or does not exist.
     NotIn,
-    /// It is there.
+    /// The label exists.
     Exists,
-    /// It is not there.
+    /// The label does not exist.
     DoesNotExist,
-    /// A word of a newer release; no node meets it.
+    /// A value from a newer release; no node matches.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What must join every two nodes of a group of several ranks.
+/// Links required between any two nodes of a group of several ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FabricDemand {
-    /// The least link.
+    /// Minimum kind of link.
     #[serde(default)]
     pub kind: FabricKind,
-    /// The least speed both ends report, such as `60G`.
+    /// Minimum speed that both ends report, such as `60G`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(k|M|G|T)?$"))]
     pub min_bits_per_second: Option<String>,
 }
 
-/// Links, each better than those before it.
+/// Kinds of links, each better than those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum FabricKind {
     /// Any link that both nodes report.
@@ -123,34 +123,34 @@ pub enum FabricKind {
     Any,
     /// A Thunderbolt cable.
     Thunderbolt,
-    /// A Thunderbolt cable over which both nodes offer RDMA.
+    /// A Thunderbolt cable with RDMA usable at both ends.
     ThunderboltRdma,
-    /// A word of a newer release; nothing meets it.
+    /// A value from a newer release; no link satisfies it.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What the pool has.
+/// Nodes, memory and links of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePoolStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// InferenceNodes the selector takes.
+    /// InferenceNodes that the selector matches.
     #[serde(default)]
     pub nodes: u32,
-    /// Those among them that take new work.
+    /// Nodes of the pool that take new work.
     #[serde(default)]
     pub ready_nodes: u32,
-    /// For people: `3/4` nodes take new work.
+    /// Nodes that take new work and all nodes, for display: `3/4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<String>,
-    /// Memory of all of them together.
+    /// Total memory of the pool's nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<PoolMemory>,
-    /// Nodes of which every two are joined as `spec.fabric` asks, or by anything where it asks for
+    /// Sets of nodes that are pairwise linked as `spec.fabric` requires, or by any link if it requires
     /// nothing; the largest first. A node may be in several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
@@ -161,15 +161,15 @@ pub struct NodePoolStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Memory of a pool. The byte counts are exact; the texts are for people.
+/// Memory of a pool. The byte counts are exact; the quantities are for display.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolMemory {
-    /// Bytes models may take on all nodes.
+    /// Memory that models may take on all nodes.
     pub serving_limit_bytes: u64,
-    /// Bytes promised to groups or still held by engines, on all nodes.
+    /// Memory reserved for groups or still held by engines, on all nodes.
     pub committed_bytes: u64,
-    /// Bytes free on the nodes that take new work.
+    /// Free memory on the nodes that take new work.
     pub free_bytes: u64,
     /// `committedBytes` as a quantity.
     pub committed: String,
@@ -177,16 +177,16 @@ pub struct PoolMemory {
     pub free: String,
 }
 
-/// Nodes of which every two are joined.
+/// A set of nodes that are pairwise linked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FabricDomain {
     /// The nodes.
     #[schemars(length(min = 2, max = 65))]
     pub nodes: Vec<String>,
-    /// The least link among them.
+    /// The worst kind of link among them.
     pub kind: FabricKind,
-    /// Speed of the slowest link among them; absent while a link's speed is not reported.
+    /// Speed of the slowest link among them; absent if the speed of a link is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_bits_per_second: Option<u64>,
 }

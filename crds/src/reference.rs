@@ -1,5 +1,5 @@
-//! The API reference as Markdown, made from the same schemas the API server enforces. Wording comes
-//! from the doc comments of the types; nothing is written here by hand.
+//! The API reference as Markdown, generated from the schemas that the API server enforces. The text comes
+//! from the doc comments of the types; none is written here.
 
 use std::fmt::Write as _;
 

@@ -1,87 +1,88 @@
-//! How a deployment gets from one plan to the next, and what is known of plans that were tried.
+//! Rollout of a deployment's edits: strategy, auto-revert, and the history of plans that were tried.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{EngineOptions, LocalReference, Sharding};
 
-/// How an edit is carried out.
+/// How an edit is rolled out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Rollout {
-    /// Whether old and new may run side by side.
+    /// Whether the old and the new replica may run side by side.
     #[serde(default)]
     pub strategy: RolloutStrategy,
-    /// What becomes of a plan that never comes to answer.
+    /// What happens to a plan that never becomes ready.
     #[serde(default)]
     pub auto_revert: AutoRevert,
 }
 
-/// Whether old and new may run side by side.
+/// Whether the old and the new replica may run side by side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RolloutStrategy {
-    /// The new one comes first where both fit; else the old one makes room, once the files of the new one are there.
+    /// The new replica starts first if both fit; else the old one stops first, once the new one's files are
+    /// there.
     #[default]
     SurgeIfFits,
-    /// The old one always goes first, once the files of the new one are there.
+    /// The old replica always stops first, once the new one's files are there.
     DrainThenReplace,
-    /// A word of a newer release; as SurgeIfFits.
+    /// A value from a newer release; treated like SurgeIfFits.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What becomes of a plan that never comes to answer.
+/// What happens to a plan that never becomes ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AutoRevert {
-    /// What answered last takes its place, until the spec is edited.
+    /// The last known good spec replaces it, until the spec is edited.
     #[default]
     Enabled,
-    /// It is tried again and again.
+    /// The plan is retried forever.
     Disabled,
-    /// A word of a newer release; as Disabled.
+    /// A value from a newer release; treated like Disabled.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What is known of plans that were tried.
+/// History of plans that were tried.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutStatus {
-    /// What answered last with all its replicas.
+    /// Last known good: the last spec with which all replicas became ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proven: Option<LastKnownGood>,
-    /// What is asked for and never came to answer.
+    /// The requested spec that never became ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<FailedRollout>,
 }
 
-/// Something that answered.
+/// A spec that became ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LastKnownGood {
-    /// Digest of what was asked for.
+    /// Digest of the spec.
     pub intent: String,
     /// Its Model.
     pub model_ref: LocalReference,
-    /// The Model that guessed for it.
+    /// Its draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model_ref: Option<LocalReference>,
     /// Its split.
     pub sharding: Sharding,
-    /// How its engines computed.
+    /// Its engine options.
     #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
     pub engine: EngineOptions,
 }
 
-/// Something that never came to answer.
+/// A spec that never became ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailedRollout {
-    /// Digest of what was asked for.
+    /// Digest of the spec.
     pub intent: String,
-    /// Why.
+    /// Why it failed.
     #[schemars(length(max = 2048))]
     pub message: String,
 }

@@ -1,5 +1,5 @@
-//! Shard: one rank on one node. The operator writes the spec, peers included; the node's agent
-//! claims it, runs one engine process for it and reports.
+//! Shard: one rank on one node. The operator writes the spec, peers included; the node's agent claims it,
+//! runs one engine process for it and reports.
 //!
 //! ```text
 //! created (epoch 1) ─▶ agent: Claimed + rendezvous ─▶ operator: peers ─▶ agent: engine starts
@@ -47,13 +47,13 @@ pub struct ShardSpec {
     /// The ShardGroup.
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "groupRef is immutable"}]))]
     pub group_ref: LocalReference,
-    /// UID of the ShardGroup; engines of one group agree on it.
+    /// UID of the ShardGroup; all engines of a group have the same.
     pub group_uid: String,
     /// Name clients call the model by.
     pub served_model_name: String,
     /// The Model, in the same namespace; its ModelCopy on the node holds the files.
     pub model_ref: LocalReference,
-    /// The node. A Shard is bound before any agent sees it.
+    /// The node. The operator sets it at creation.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "nodeName is immutable"}]))]
     pub node_name: String,
     /// Rank; 0 owns the last layers and samples.
@@ -61,19 +61,19 @@ pub struct ShardSpec {
     /// Layers of every rank of the group, in rank order; the length is the size of the group.
     #[schemars(length(min = 1, max = 64))]
     pub layers_per_rank: Vec<u32>,
-    /// Ranks that share every layer of a stage; 1 for a single rank or a pipeline. Rank `r` is member
-    /// `r % tensorSize` of stage `r / tensorSize`, and stage 0 holds the last layers.
+    /// Ranks that share every layer of a stage; 1 for a single rank or a pipeline. Rank `r` is member `r %
+    /// tensorSize` of stage `r / tensorSize`; stage 0 holds the last layers.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 64))]
     pub tensor_size: u32,
-    /// How the ranks of a tensor group exchange sums; stages always meet over MLX's TCP ring.
+    /// How the ranks of a tensor group exchange sums; stages always use MLX's TCP ring.
     #[serde(default)]
     pub backend: Backend,
     /// Whether TCP between ranks is tunnelled over mutual TLS.
     #[serde(default)]
     pub transport: Transport,
-    /// RDMA devices between the members of this rank's tensor group, by row and column the member
-    /// and its peer; an empty cell is no cable, several names are several cables. For Jaccl and JacclRing.
+    /// RDMA devices between the members of this rank's tensor group: rows are members, columns their peers.
+    /// An empty cell is no cable, several names are several cables. For Jaccl and JacclRing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub rdma_devices: Vec<Vec<Vec<String>>>,
@@ -81,37 +81,37 @@ pub struct ShardSpec {
     pub weight_bytes: u64,
     /// Bytes reserved for KV cache.
     pub kv_bytes: u64,
-    /// Bytes reserved on top.
+    /// Bytes of additional reserve.
     pub overhead_bytes: u64,
-    /// Longest conversation, tokens.
+    /// Maximum context length, tokens.
     pub context_tokens: u32,
-    /// Conversations at once.
+    /// Maximum number of concurrent sequences.
     pub max_sequences: u32,
-    /// Tokens of all conversations together; absent: as many as all of them may have.
+    /// KV-cache tokens of all sequences together; absent: `contextTokens × maxSequences`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_tokens: Option<u64>,
-    /// How the engine computes.
+    /// Engine options.
     #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
     pub engine: EngineOptions,
-    /// The Model that guesses the next tokens, for rank 0 alone; its ModelCopy on the node holds the files.
+    /// The draft model, for rank 0 only; its ModelCopy on the node holds the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model_ref: Option<LocalReference>,
     /// Incarnation of the group; the agent stops engines of older ones.
     #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
     pub epoch: i64,
-    /// Every rank's rendezvous at this epoch, in rank order; empty until all have claimed.
+    /// The rendezvous of every rank at this epoch, in rank order; empty until all ranks have claimed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub peers: Vec<Peer>,
 }
 
 impl ShardSpec {
-    /// Everything the node must grant.
+    /// Memory that the node must grant.
     pub fn reserved_bytes(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.overhead_bytes
     }
 
-    /// Names of the Models whose files it reads: its own first, then the one that guesses.
+    /// Names of the Models whose files the rank reads: its own first, then the draft model.
     pub fn models(&self) -> impl Iterator<Item = &str> {
         [Some(&self.model_ref), self.draft_model_ref.as_ref()]
             .into_iter()
@@ -120,20 +120,19 @@ impl ShardSpec {
     }
 }
 
-/// Where one rank meets the others.
+/// Addresses of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Peer {
     /// Rank.
     pub rank: u32,
-    /// Node; its certificate's name.
+    /// Node; the name in its certificate.
     pub node_name: String,
     /// `ip:port` of the rank's gRPC service.
     pub rpc: String,
-    /// `ip:port` where the rank meets the stages before and after it.
+    /// `ip:port` for the pipeline stages before and after the rank.
     pub ring: String,
-    /// `ip:port` where the rank meets the other members of its stage; for Jaccl, member 0's is the
-    /// coordinator.
+    /// `ip:port` for the other members of the rank's stage; for Jaccl, member 0's is the coordinator.
     #[serde(default)]
     pub tensor: String,
 }
@@ -141,12 +140,12 @@ pub struct Peer {
 /// How the ring's TCP connections travel between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Transport {
-    /// Inside mutual TLS: what MLX sends has no authentication of its own.
+    /// Inside mutual TLS: MLX's own traffic has no authentication.
     #[default]
     Tunnel,
-    /// As MLX sends it, over point-to-point Thunderbolt cables alone.
+    /// As MLX sends it, over point-to-point Thunderbolt cables only.
     Direct,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -156,38 +155,38 @@ fn one() -> u32 {
     1
 }
 
-/// What the agent reports of its rank.
+/// State of the rank, as its agent reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ShardStatus {
-    /// Epoch this status speaks of; everything below belongs to it.
+    /// The epoch that this status describes; everything below belongs to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_epoch: Option<i64>,
-    /// Where this rank will meet the others at the observed epoch.
+    /// Addresses of this rank at the observed epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rendezvous: Option<Rendezvous>,
-    /// Layers held, for people: `3-4 of 5`.
+    /// Layers of the rank, for display: `3-4 of 5`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<String>,
     /// Process id of the engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_pid: Option<i64>,
-    /// Bytes of weights read so far.
+    /// Bytes of weights loaded so far.
     #[serde(default)]
     pub loaded_bytes: u64,
-    /// Bytes of weights to read.
+    /// Bytes of weights to load.
     #[serde(default)]
     pub total_bytes: u64,
-    /// Bytes the engine holds.
+    /// Memory that the engine uses.
     #[serde(default)]
     pub memory_bytes: u64,
     /// Address of the engine's metrics, `ip:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics_address: Option<String>,
-    /// How fast the group answers, said by rank 0 once enough was asked; written seldom.
+    /// Measured speed of the group, reported by rank 0 once there were enough requests; updated rarely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredThroughput>,
-    /// Set when the rank is of no more use at the observed epoch; the operator answers with a higher epoch.
+    /// Set when the rank has failed at the observed epoch; the operator then raises the epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     /// Claimed, Loaded, Joined, Serving, Ready.
@@ -196,31 +195,31 @@ pub struct ShardStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// How fast a group answers, measured over real requests.
+/// Speed of a group, measured over real requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MeasuredThroughput {
-    /// Tokens a second of each stream while it is answered, such as `41.3`.
+    /// Decode tokens per second of each stream, such as `41.3`.
     pub tokens_per_second: String,
-    /// Streams that were answered at the same time; the fewest of which enough tokens were seen.
+    /// Number of concurrent streams of the measurement: the fewest for which there are enough tokens.
     pub streams: u32,
-    /// Tokens in a stream's cache meanwhile, on average, as a power of two.
+    /// Average context length of a stream during it, in tokens, as a power of two.
     pub context_tokens: u32,
-    /// Tokens a second of prompts of 256 tokens and more, nobody else being served; absent until enough
-    /// were seen.
+    /// Prefill tokens per second for prompts of 256 tokens and more without other load; absent until there
+    /// were enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_per_second: Option<String>,
 }
 
-/// Addresses a rank listens on, allocated by its agent for one epoch.
+/// Addresses that a rank listens on, allocated by its agent for one epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Rendezvous {
     /// `ip:port` of the gRPC service.
     pub rpc: String,
-    /// `ip:port` where the rank meets the stages before and after it.
+    /// `ip:port` for the pipeline stages before and after the rank.
     pub ring: String,
-    /// `ip:port` where the rank meets the other members of its stage.
+    /// `ip:port` for the other members of the rank's stage.
     #[serde(default)]
     pub tensor: String,
 }

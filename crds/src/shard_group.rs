@@ -1,5 +1,5 @@
-//! ShardGroup: one replica of a ModelDeployment as an immutable plan. Only its epoch moves: every
-//! loss of a rank starts the group anew under a higher one.
+//! ShardGroup: one replica of a ModelDeployment as an immutable plan. Only its epoch changes: every loss of a
+//! rank re-forms the group at a higher epoch.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
@@ -53,20 +53,20 @@ pub struct ShardGroupSpec {
     /// The plan. Immutable: another plan is another group.
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "plan is immutable; another plan is another ShardGroup"}]))]
     pub plan: GroupPlan,
-    /// NodePools the deployment named when the group was made. A group whose node leaves them stays
-    /// where it is; one whose deployment names others moves.
+    /// NodePools of the deployment when the group was created. A group whose node leaves a pool stays; one
+    /// whose deployment names other pools moves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub pool_refs: Vec<LocalReference>,
-    /// The deployment's Tier, which says how important the replica is and what it may be stopped for.
+    /// The deployment's Tier, which sets the replica's priority and whether it may be preempted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier_ref: Option<LocalReference>,
-    /// Incarnation of the group; only grows. Agents stop ranks of older ones.
+    /// Incarnation of the group; only increases. Agents stop ranks of older ones.
     #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
     pub epoch: i64,
 }
 
-/// A replica's split over nodes.
+/// The split of a replica over nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupPlan {
@@ -74,36 +74,37 @@ pub struct GroupPlan {
     pub hash: String,
     /// Distributed backend, such as `Ring`; `None` for one rank.
     pub backend: Backend,
-    /// Ranks that share every layer of a stage; 1 for a single rank or a pipeline. Rank `r` is member
-    /// `r % tensorSize` of stage `r / tensorSize`, and stage 0 holds the last layers.
+    /// Ranks that share every layer of a stage; 1 for a single rank or a pipeline. Rank `r` is member `r %
+    /// tensorSize` of stage `r / tensorSize`; stage 0 holds the last layers.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 64))]
     pub tensor_size: u32,
     /// Ranks in order.
     #[schemars(length(min = 1, max = 64))]
     pub members: Vec<GroupMember>,
-    /// Longest conversation, tokens.
+    /// Maximum context length, tokens.
     pub context_tokens: u32,
-    /// Conversations at once.
+    /// Maximum number of concurrent sequences.
     pub max_sequences: u32,
-    /// Tokens of all conversations together; absent: as many as all of them may have.
+    /// KV-cache tokens of all sequences together; absent: `contextTokens × maxSequences`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_tokens: Option<u64>,
-    /// How the engines compute.
+    /// Engine options.
     #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
     pub engine: EngineOptions,
-    /// The Model that guesses the next tokens, held by rank 0 beside its layers and counted in its bytes.
+    /// The draft model, loaded by rank 0 beside its layers and counted in its bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model_ref: Option<LocalReference>,
 }
 
 impl GroupPlan {
-    /// What engines have to know to run it, in the words of `InferenceNode.status.engineOptions`.
+    /// Options that engines must support to run the plan, named as in `InferenceNode.status.engineOptions`.
     pub fn options(&self) -> impl Iterator<Item = &'static str> {
         self.engine.non_default().chain(self.draft_model_ref.as_ref().map(|_| DRAFT_MODEL))
     }
 
-    /// Which Models' files its ranks read, each with the node that has to hold them, where `model` is the group's own.
+    /// The Models whose files the ranks read, each with the node that must hold them; `model` is the group's
+    /// own.
     pub fn files<'a>(&'a self, model: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         let own = self.members.iter().map(move |member| (model, member.node_name.as_str()));
         let draft = self.draft_model_ref.iter().zip(self.members.first());
@@ -123,11 +124,11 @@ pub enum Backend {
     None,
     /// MLX's TCP ring.
     Ring,
-    /// MLX's RDMA backend over Thunderbolt 5, every rank cabled to every other.
+    /// MLX's RDMA backend over Thunderbolt 5, every rank cabled to every other rank.
     Jaccl,
-    /// The same with every rank cabled to its two neighbours.
+    /// MLX's RDMA backend, every rank cabled to its two neighbours.
     JacclRing,
-    /// A backend of a newer release; nothing here can start it.
+    /// A backend from a newer release; this release cannot start it.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -141,48 +142,48 @@ pub struct GroupMember {
     pub rank: u32,
     /// Node that runs it.
     pub node_name: String,
-    /// Layers held; ranks of one stage hold the same ones.
+    /// Layers of the rank; ranks of one stage hold the same ones.
     pub layers: u32,
     /// Bytes of weights.
     pub weight_bytes: u64,
     /// Bytes reserved for KV cache.
     pub kv_bytes: u64,
-    /// Bytes reserved on top: activations, buffers, headroom.
+    /// Bytes of additional reserve: activations, buffers, headroom.
     pub overhead_bytes: u64,
-    /// RDMA devices of this node towards every member of its stage, in member order; an empty cell is
-    /// no cable, several names are several cables. For Jaccl and JacclRing.
+    /// RDMA devices of this node towards every member of its stage, in member order. An empty cell is no
+    /// cable, several names are several cables. For Jaccl and JacclRing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub rdma_devices: Vec<Vec<String>>,
 }
 
 impl GroupMember {
-    /// Everything the node must grant.
+    /// Memory that the node must grant.
     pub fn reserved_bytes(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.overhead_bytes
     }
 }
 
-/// Where the replica stands.
+/// State of the replica.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ShardGroupStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Epoch at which every rank serves.
+    /// Epoch at which every rank is serving.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_epoch: Option<i64>,
-    /// Times the group was formed anew.
+    /// How often the group was re-formed.
     #[serde(default)]
     pub restarts: u32,
-    /// Why it was last formed anew.
+    /// Why it was last re-formed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_loss: Option<String>,
-    /// Where rank 0 answers; absent unless Ready.
+    /// Address of rank 0; absent unless Ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,
-    /// How fast it answers; that of an earlier epoch until this one has seen enough.
+    /// Measured speed; that of an earlier epoch until there are enough requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredThroughput>,
     /// Reserved, Formed, Ready, Reconciling, Stalled.
@@ -191,12 +192,12 @@ pub struct ShardGroupStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Where a gateway finds rank 0.
+/// Address of rank 0, for gateways.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Endpoint {
     /// `ip:port` of rank 0's gRPC service.
     pub address: String,
-    /// Node of rank 0; its certificate's name.
+    /// Node of rank 0; the name in its certificate.
     pub node_name: String,
 }

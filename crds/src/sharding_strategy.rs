@@ -1,5 +1,5 @@
-//! ShardingStrategy: a way to split a replica that several deployments share. It says what a
-//! deployment's own `sharding` would, in the same fields.
+//! ShardingStrategy: a split that several deployments share, in the same fields as a deployment's own
+//! `sharding`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
@@ -49,11 +49,11 @@ pub struct ShardingStrategySpec {
     pub sharding: Sharding,
 }
 
-/// Whether the strategy can work.
+/// Whether the strategy works.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ShardingStrategyStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// ModelDeployments that name it, in all namespaces.

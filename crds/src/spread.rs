@@ -1,16 +1,17 @@
-//! How the replicas of a ModelDeployment keep apart. What a place among others is worth is the planner's business.
+//! Spread of a ModelDeployment's replicas over failure domains. Not here: the score of a candidate (`plan`).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::names;
 
-/// What replicas keep apart by: a wish, never a condition. A replica waits for no other place because of it.
+/// Spread of replicas over failure domains: a preference, never a requirement. No replica stays pending
+/// because of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Spread {
-    /// The label of InferenceNodes whose value names what fails together, such as a zone, a rack or a UPS. A node
-    /// without it fails alone.
+    /// The label of InferenceNodes whose value names the failure domain, such as a zone, a rack or a UPS. A
+    /// node without the label is a domain of its own.
     #[serde(default = "topology_key")]
     #[schemars(
         length(min = 1, max = 317),

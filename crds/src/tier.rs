@@ -1,6 +1,6 @@
-//! Tier: a promise to the people who use its deployments. A Dedicated tier gives every workload group nodes
-//! of its own, a Cluster tier packs whole replicas on nodes that all of them share. It says where and how
-//! important; how a replica is split is a ShardingStrategy's business.
+//! Tier: a service class of deployments. A Dedicated tier gives every workload group its own nodes; a Cluster
+//! tier packs whole replicas on shared nodes. It sets nodes and priority. Not here: how a replica is split
+//! (ShardingStrategy).
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ApprovalAction, LocalReference};
 
-/// What deployments that name it in `tierRef` may count on.
+/// A service class for the deployments that name it in `tierRef`.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "russet.dev",
@@ -51,44 +51,44 @@ use crate::{ApprovalAction, LocalReference};
      "message": "a Dedicated tier names its workloadGroups, a Cluster tier has none"},
 ]))]
 pub struct TierSpec {
-    /// Whether workload groups have nodes of their own.
+    /// Whether workload groups have their own nodes.
     pub mode: TierMode,
-    /// NodePools whose nodes it may use; a replica is always in one of them. Empty: any node.
+    /// NodePools whose nodes the tier may use; a replica is always in one of them. Empty: any node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub pool_refs: Vec<LocalReference>,
-    /// Of a Dedicated tier: groups of deployments that share nodes with nobody else, those that come first
-    /// choosing first.
+    /// Workload groups of a Dedicated tier: sets of deployments that share nodes with no other deployment.
+    /// Earlier groups choose their nodes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub workload_groups: Vec<String>,
-    /// What its replicas count where room is short: one of priority 100 twice as much as one of 0.
+    /// Weight of its replicas when memory is short: priority 100 counts twice as much as 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 1000))]
     pub priority: i32,
-    /// The ShardingStrategy of deployments that say nothing of their own.
+    /// The ShardingStrategy of deployments that set none of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_strategy_ref: Option<LocalReference>,
-    /// What a replica that fits nowhere may do to those of lower priority.
+    /// Whether a replica that fits nowhere may preempt those of lower priority.
     #[serde(default)]
     pub preemption: Preemption,
-    /// How long what runs goes on.
+    /// How long a running replica stays.
     #[serde(default)]
     pub residency: Residency,
-    /// For so long after its start a replica makes no room for others.
+    /// Seconds after its start during which a replica is not preempted.
     #[serde(default = "min_residency")]
     #[schemars(range(min = 0, max = 604_800))]
     pub min_residency_seconds: u32,
-    /// OnDemand: what nobody asked for so long is unloaded.
+    /// With OnDemand: seconds without a request after which a deployment is unloaded.
     #[serde(default = "idle")]
     #[schemars(range(min = 10, max = 604_800))]
     pub idle_seconds: u32,
-    /// When its deployments run; left out: always. Outside of all of these times they are stopped and give their
-    /// memory back.
+    /// When its deployments run; absent: always. Outside all of these times they are stopped and free their
+    /// memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub schedules: Vec<Schedule>,
-    /// What waits for an Approval, where it serves a deployment of this tier or stops one of its replicas.
+    /// Actions that need an Approval when they are for a deployment of this tier or stop one of its replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "set"))]
     pub approvals: Vec<ApprovalAction>,
@@ -105,29 +105,29 @@ fn idle() -> u32 {
 /// What a replica that fits nowhere may do to others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Preemption {
-    /// Nothing: it waits.
+    /// Nothing: the replica waits.
     #[default]
     Never,
-    /// Have whole replicas of lower priority make room.
+    /// It may preempt whole replicas of lower priority.
     LowerPriority,
-    /// A word of a newer release; it waits.
+    /// A value from a newer release; the replica waits.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// How long what runs goes on.
+/// How long a running replica stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Residency {
-    /// It never makes room for others.
+    /// The replica is never preempted.
     Always,
-    /// Until something of higher priority needs its room.
+    /// Until a replica of higher priority needs its memory.
     #[default]
     Sticky,
-    /// As Sticky, and only while somebody asks for it: it starts with the first request and ends `idleSeconds`
-    /// after the last.
+    /// As Sticky, and only while there are requests: the replica starts with the first request and stops
+    /// `idleSeconds` after the last.
     OnDemand,
-    /// A word of a newer release; it goes on.
+    /// A value from a newer release; the replica stays.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -137,14 +137,14 @@ pub enum Residency {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Schedule {
-    /// Days on which it begins; left out: every day.
+    /// Days on which it starts; absent: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 7), extend("x-kubernetes-list-type" = "set"))]
     pub days: Vec<Day>,
-    /// When it begins, such as `08:00`.
+    /// Start time, such as `08:00`.
     #[schemars(regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"))]
     pub from: String,
-    /// When it ends, such as `20:30`; at or before `from`: on the next day.
+    /// End time, such as `20:30`; at or before `from`: on the next day.
     #[schemars(regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"))]
     pub until: String,
     /// IANA time zone of both, such as `Europe/Berlin`.
@@ -174,43 +174,43 @@ pub enum Day {
     Sat,
     /// Sunday.
     Sun,
-    /// A word of a newer release; no day.
+    /// A value from a newer release; counts as no day.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What a tier promises.
+/// How a tier shares nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TierMode {
-    /// Every workload group has nodes of its own, which hold all of its deployments.
+    /// Every workload group has its own nodes, which hold all of its deployments.
     Dedicated,
-    /// Whole replicas wherever they fit on nodes that all share.
+    /// Whole replicas wherever they fit on shared nodes.
     #[default]
     Cluster,
-    /// A word of a newer release.
+    /// A value from a newer release.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// What a tier has and gives.
+/// Deployments, memory and nodes of the tier.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TierStatus {
-    /// Generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// ModelDeployments that name it, in all namespaces.
     #[serde(default)]
     pub deployments: u32,
-    /// Memory of the nodes it may use; of a Dedicated tier, of those its groups have.
+    /// Memory of the nodes that the tier may use; of a Dedicated tier, of the nodes of its groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<crate::PoolMemory>,
-    /// For people: `chat: studio-3; coding: studio-4`.
+    /// Groups and their nodes, for display: `chat: studio-3; coding: studio-4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<String>,
-    /// The nodes of every workload group. They stay theirs while the tier names the group.
+    /// The nodes of every workload group. A group keeps its nodes while the tier names it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub workload_groups: Vec<WorkloadGroup>,
@@ -226,7 +226,7 @@ pub struct TierStatus {
 pub struct WorkloadGroup {
     /// Its name.
     pub name: String,
-    /// Its nodes; nobody else's replicas are placed there.
+    /// Its nodes; no other replicas are placed there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub nodes: Vec<String>,

@@ -1,13 +1,13 @@
-//! When model files may come to a machine, and how fast.
+//! When model files may be transferred to a machine, and how fast.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Bounds on the transfers of model files to a machine.
+/// Limits on transfers of model files to a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeTransfers {
-    /// From hubs, buckets and other sources outside the cluster; headers come always.
+    /// From hubs, buckets and other sources outside the cluster; headers are always transferred.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_sources: Option<TransferLimits>,
     /// From other nodes.
@@ -15,16 +15,16 @@ pub struct NodeTransfers {
     pub from_nodes: Option<TransferLimits>,
 }
 
-/// Bounds on transfers of one kind.
+/// Limits on transfers of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TransferLimits {
-    /// Most bits in a second, all of the machine's transfers of this kind together, such as `200M`; less than `1M`
-    /// counts as `1M`. Absent: as fast as it goes.
+    /// Maximum bits per second for all of the machine's transfers of this kind together, such as `200M`; less
+    /// than `1M` counts as `1M`. Absent: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(k|M|G|T)?$"))]
     pub max_bits_per_second: Option<String>,
-    /// Hours in which nothing comes; what has begun goes on afterwards.
+    /// Hours in which nothing is transferred; a running transfer pauses and continues afterwards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub quiet_hours: Vec<QuietHours>,
@@ -34,13 +34,13 @@ pub struct TransferLimits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct QuietHours {
-    /// When it begins, such as `08:00`.
+    /// Start time, such as `08:00`.
     #[schemars(regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"))]
     pub from: String,
-    /// When it ends, such as `18:00`. What is not later than `from` is of the next day.
+    /// End time, such as `18:00`; at or before `from`: on the next day.
     #[schemars(regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"))]
     pub until: String,
-    /// Days on which it begins; none are all of them.
+    /// Days on which it starts; empty: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 7))]
     pub days: Vec<Weekday>,
@@ -63,7 +63,7 @@ pub enum Weekday {
     Sat,
     /// Sunday.
     Sun,
-    /// A word of a newer release; no day.
+    /// A value from a newer release; counts as no day.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,

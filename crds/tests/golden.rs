@@ -1,5 +1,5 @@
-//! The committed CRD YAML is what the Rust types say, and each schema is structural enough for a
-//! real API server. `RUSSET_UPDATE_GOLDENS=1` (or `cargo xtask codegen`) writes the files anew.
+//! The committed CRD YAML matches the Rust types, and each schema is structural enough for a real API server.
+//! `RUSSET_UPDATE_GOLDENS=1` (or `cargo xtask codegen`) rewrites the files.
 
 use std::path::PathBuf;
 
@@ -96,8 +96,8 @@ fn committed_reference_is_what_the_types_say() {
     );
 }
 
-/// What one may leave out one may also empty: by server-side apply that is `null` on a real API server, which puts the
-/// default there, or refuses it where there is none.
+/// Every optional field may also be emptied. With server-side apply that is `null` on a real API server,
+/// which sets the default, or rejects it where there is none.
 #[test]
 fn optional_spec_fields_accept_their_empty_value() {
     fn walk(path: &str, schema: &serde_json::Value, seen: &mut usize) {

@@ -1,5 +1,5 @@
-//! Objects of a newer release: whatever words and fields it has added, an older one reads the object,
-//! because a watch that cannot read one object would hear nothing of the others.
+//! Objects of a newer release: an older release reads them, with any values and fields they have added. A
+//! watch that cannot read one object would miss all others.
 
 use russet_crds::*;
 use serde::de::DeserializeOwned;
@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 const NEW: &str = "FromTheFuture";
 
-/// An object with every field its schema knows, each enum with a word it does not know, and one
-/// field more on every level.
+/// An object with every field of its schema, an unknown value in each enum, and one additional field on every
+/// level.
 fn newer(schema: &Value) -> Value {
     if schema["enum"].is_array() {
         return json!(NEW);

@@ -1,5 +1,5 @@
-//! Many requests at once, beside mlx-lm's batches on the same weights in the same run, and what a second stage of a
-//! pipeline brings. Prints one JSON object per figure for `cargo xtask bench engine`.
+//! Benchmark: many concurrent requests against mlx-lm's batches on the same weights in the same run, and the
+//! gain of a second pipeline stage. Prints one JSON object per figure for `cargo xtask bench engine`.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails as a whole")]
 
@@ -27,17 +27,17 @@ use peer::{MlxLmProcess, median, tell};
 /// About 100 million parameters, nearly all of them in the layers.
 const MODEL: Shape =
     Shape { hidden: 768, intermediate: 2048, heads: 12, kv_heads: 12, layers: 14, spread: 0.03 };
-/// About 8 million: reading 8,000 tokens with the other one takes a minute here.
+/// About 8 million: prefilling 8,000 tokens with the other one takes a minute here.
 const SMALL: Shape =
     Shape { hidden: 384, intermediate: 1024, heads: 6, kv_heads: 6, layers: 4, spread: 0.03 };
 /// Layers of the trained model.
 const SMOKE_LAYERS: usize = 4;
 /// Odd, so that a median is one of them.
 const ROUNDS: usize = 7;
-/// What the template of these models puts around a question.
+/// Tokens that these models' template adds to a prompt.
 const TEMPLATE_TOKENS: usize = 4;
 
-/// A request, and when it comes.
+/// A request, and its arrival time.
 #[derive(Clone, Copy)]
 struct Arrival {
     /// Seconds after the first one.
@@ -46,7 +46,7 @@ struct Arrival {
     answer: u32,
 }
 
-/// When each token of each request came, in seconds.
+/// Arrival time of each token of each request, in seconds.
 type Times = Vec<Vec<f64>>;
 
 fn main() {
@@ -57,13 +57,13 @@ async fn run() {
     let (model, small) = (model::random_model(MODEL), model::random_model(SMALL));
     let mut lab = EngineHarness::new();
     lab.context_tokens = 16384;
-    // No agent watches these engines.
+    // These engines have no agent.
     lab.flags = vec!["--orphan-seconds", "3600", "--max-sequences", "16"];
     speculation(&mut lab).await;
-    // What is compared with mlx-lm is computed token by token, as it does.
+    // Comparisons with mlx-lm decode token by token, as it does.
     lab.flags.extend(["--speculation", "off"]);
     prefixes(&mut lab, model.path()).await;
-    // The questions repeat, and mlx-lm's batches keep nothing.
+    // The prompts repeat, and mlx-lm's batches cache nothing.
     lab.flags.extend(["--prefix-cache", "off"]);
 
     let engines = lab.start(model.path(), &[MODEL.layers]);
@@ -88,7 +88,7 @@ async fn run() {
     pipeline(&lab, model.path()).await;
 }
 
-/// Sixteen requests whose prompts and answers differ, one after the other before the one before has ended.
+/// Sixteen requests with different prompts and outputs, each arriving before the previous one has ended.
 fn staggered() -> Vec<Arrival> {
     (0..16)
         .map(|index| Arrival {
@@ -99,7 +99,7 @@ fn staggered() -> Vec<Arrival> {
         .collect()
 }
 
-/// Both sides in turns.
+/// Both sides in turn.
 async fn beside(
     what: &str,
     unit: &str,
@@ -112,7 +112,7 @@ async fn beside(
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
         let (own, other) = (figure(&serve(client, arrivals).await), figure(&serve_peer(peer, arrivals)));
-        // The first round warms both.
+        // The first round is a warm-up.
         if round > 0 {
             ours.push(own);
             theirs.push(other);
@@ -121,8 +121,8 @@ async fn beside(
     tell(what, unit, least, median(ours.into_iter()), median(theirs.into_iter()));
 }
 
-/// The time to the first token of a question on a text that was asked about before, and once the engine started
-/// again, against one on a text that nobody knows.
+/// Time to first token with a cached prefix, in memory and after a restart from disk, against a prompt that
+/// is not cached.
 async fn prefixes(lab: &mut EngineHarness, model: &std::path::Path) {
     const SHARED: usize = 1350;
     const OWN: usize = 150;
@@ -133,7 +133,7 @@ async fn prefixes(lab: &mut EngineHarness, model: &std::path::Path) {
             |seed: usize, place: usize| char::from(b'a' + ((place * seed + place / 7 + seed) % 26) as u8);
         let shared = (0..SHARED).map(|place| word(2 * text + 3, place));
         let content: String = shared.chain((0..OWN).map(|place| word(2 * question + 5, place))).collect();
-        // Told apart by their first letters already.
+        // They differ from the first letter on.
         let content = format!("{text:05}{content}");
         let begun = Instant::now();
         let request = GenerationRequest { max_tokens: Some(1), ignore_eos: true, ..say(&content) };
@@ -151,7 +151,7 @@ async fn prefixes(lab: &mut EngineHarness, model: &std::path::Path) {
     for round in 0..ROUNDS {
         let engines = lab.start(model, &[MODEL.layers]);
         let client = lab.client(&engines[0]).await;
-        // Kernels are loaded, and blocks read and written, once before it counts.
+        // Warm-up: loads kernels, and prefills and caches blocks once.
         first(&client, 900, 0).await;
         first(&client, 900, 1).await;
         if round > 0 {
@@ -178,7 +178,7 @@ async fn prefixes(lab: &mut EngineHarness, model: &std::path::Path) {
     );
 }
 
-/// The trained model where it says again what was said before, with guesses and without.
+/// The trained model with an output that repeats earlier text, with and without speculation.
 async fn speculation(lab: &mut EngineHarness) {
     let smoke = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
     let turn = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
@@ -222,14 +222,14 @@ async fn speculation(lab: &mut EngineHarness) {
     tell("an answer that was given before, guessed against not", "tokens/s", 1.5, with, without);
 }
 
-/// Files below a folder.
+/// Number of files below a folder.
 fn files(folder: &std::path::Path) -> usize {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { 1 }).sum()
 }
 
-/// Two stages with a core each against one rank with one core; and against what two engines with half of the layers
-/// each can do beside each other on those cores, with half of the requests each: stages that never wait.
+/// Two stages with a core each against one rank with one core; and against two independent engines with half
+/// of the layers each on those cores, with half of the requests each, which equals stages that never wait.
 async fn pipeline(lab: &EngineHarness, model: &std::path::Path) {
     let half = MODEL.layers / 2;
     let half_model = model::random_model(Shape { layers: half, ..MODEL });
@@ -266,18 +266,21 @@ async fn pipeline(lab: &EngineHarness, model: &std::path::Path) {
     );
 }
 
-/// Asks an engine.
+/// Sends the requests to an engine.
 async fn serve(client: &EngineClient<Channel>, arrivals: &[Arrival]) -> Times {
     let begun = Instant::now();
     join_all(arrivals.iter().map(|Arrival { at, prompt, answer }| async move {
         tokio::time::sleep(Duration::from_secs_f64(*at)).await;
-        let question: String = (TEMPLATE_TOKENS..*prompt).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
+        let question: String =
+            (TEMPLATE_TOKENS..*prompt).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
         let request = GenerationRequest { max_tokens: Some(*answer), ignore_eos: true, ..say(&question) };
         let mut events = ask(&mut client.clone(), request).await;
         let mut times = Vec::new();
         loop {
             match next(&mut events).await {
-                Some(GenerationEvent::Started { prompt_tokens, .. }) => assert_eq!(prompt_tokens as usize, *prompt),
+                Some(GenerationEvent::Started { prompt_tokens, .. }) => {
+                    assert_eq!(prompt_tokens as usize, *prompt)
+                }
                 Some(GenerationEvent::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
                 Some(GenerationEvent::Finished { .. }) => break,
                 other => panic!("{other:?} in the middle of an answer"),
@@ -289,7 +292,7 @@ async fn serve(client: &EngineClient<Channel>, arrivals: &[Arrival]) -> Times {
     .await
 }
 
-/// Asks mlx-lm.
+/// Sends the requests to mlx-lm.
 fn serve_peer(peer: &mut MlxLmProcess, arrivals: &[Arrival]) -> Times {
     let requests = arrivals.iter().map(|Arrival { at, prompt, answer }| format!("{at}:{prompt}:{answer}"));
     peer.ask(&format!("serve {}", requests.collect::<Vec<_>>().join(" ")));
@@ -298,14 +301,14 @@ fn serve_peer(peer: &mut MlxLmProcess, arrivals: &[Arrival]) -> Times {
     times
 }
 
-/// Tokens a second until the last one.
+/// Tokens per second until the last one.
 fn throughput(times: &Times) -> f64 {
     let last = times.iter().flatten().copied().fold(0.0, f64::max);
     times.iter().map(Vec::len).sum::<usize>() as f64 / last
 }
 
-/// The 99th percentile, in milliseconds, of the time between tokens of all requests but the last, while the last
-/// one's prompt is read.
+/// 99th percentile of the inter-token latency, in milliseconds, of all requests but the last, while the last
+/// one's prompt is prefilled.
 fn stall(times: &Times) -> f64 {
     let (last, running) = times.split_last().unwrap();
     let pairs = running.iter().flat_map(|times| times.windows(2));

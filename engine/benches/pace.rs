@@ -1,7 +1,7 @@
-//! How quickly engines read prompts and write answers, beside mlx-lm on the same weights in the same run; and
-//! what a second rank with a core of its own brings, beside what it brings mlx-lm's bare layers. Real processes,
-//! asked over mTLS as a gateway asks them, and members of a stage meet through their tunnel. Prints one JSON
-//! object per figure for `cargo xtask bench engine`, which sets `RUSSET_PYTHON` and its environment.
+//! Benchmark: prefill and decode speed against mlx-lm on the same weights in the same run; and the gain of a
+//! second rank with a core of its own, against its gain for mlx-lm's bare layers. Real processes, with a
+//! client over mTLS like a gateway; tensor ranks connect through their tunnel. Prints one JSON object per
+//! figure for `cargo xtask bench engine`, which sets `RUSSET_PYTHON` and its environment.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails as a whole")]
 
@@ -29,20 +29,20 @@ use peer::{MlxLmProcess, median, tell};
 /// About 100 million parameters, nearly all of them in the layers.
 const MODEL: Shape =
     Shape { hidden: 768, intermediate: 2048, heads: 12, kv_heads: 12, layers: 14, spread: 0.03 };
-/// Of mlx-lm's pace.
+/// Minimum ratio to mlx-lm's speed.
 const MIN_MLX_LM_RATIO: f64 = 0.97;
-/// Of the pace of bare layers: what the control path, the loop and the choice may cost.
+/// Minimum ratio to the speed of bare layers: allowance for control stream, scheduler and sampling.
 const MIN_BARE_RATIO: f64 = 0.95;
-/// Of the ratio that bare layers reach.
+/// Minimum ratio to the speed-up of bare layers.
 const MIN_SHARDED_RATIO: f64 = 0.9;
 /// Odd, so that a median is one of them.
 const ROUNDS: usize = 7;
-/// Tokens of an answer.
+/// Tokens of an output.
 const ANSWER: u32 = 48;
-/// Bytes of the short and of the long question; each is a token.
+/// Bytes of the short and of the long prompt; each byte is a token.
 const QUESTIONS: [usize; 2] = [16, 1000];
 
-/// Seconds to the first token, and tokens per second from then on.
+/// Seconds to the first token, and tokens per second after it.
 #[derive(Clone, Copy)]
 struct GenerationSpeed {
     first: f64,
@@ -56,7 +56,7 @@ fn main() {
 async fn run() {
     let model = model::random_model(MODEL);
     let mut lab = EngineHarness::new();
-    // No agent watches these engines.
+    // These engines have no agent.
     lab.flags = vec!["--orphan-seconds", "3600", "--prefix-cache", "off", "--speculation", "off"];
     against_mlx_lm(&lab, model.path()).await;
     for (transport, through) in [("direct", "by plain TCP"), ("tunnel", "through the tunnel")] {
@@ -74,7 +74,7 @@ async fn run() {
     }
 }
 
-/// One rank and mlx-lm in turns, both with every core.
+/// One rank and mlx-lm in turn, both with all cores.
 async fn against_mlx_lm(lab: &EngineHarness, model: &Path) {
     let engines = lab.start(model, &[MODEL.layers]);
     let mut client = lab.client(&engines[0]).await;
@@ -85,7 +85,7 @@ async fn against_mlx_lm(lab: &EngineHarness, model: &Path) {
         for (index, question) in QUESTIONS.into_iter().enumerate() {
             let (tokens, pace) = measure(&mut client, question).await;
             let peer = ask_peers(&mut peers, "generate", tokens);
-            // The first round warms both.
+            // The first round is a warm-up.
             if round > 0 {
                 ours[index].push(pace);
                 theirs[index].push(peer);
@@ -97,14 +97,27 @@ async fn against_mlx_lm(lab: &EngineHarness, model: &Path) {
         }
     }
     let decode = |paces: &[GenerationSpeed]| median(paces.iter().map(|pace| pace.rate));
-    let prefill = |paces: &[GenerationSpeed]| median(paces.iter().map(|pace| QUESTIONS[1] as f64 / pace.first));
+    let prefill =
+        |paces: &[GenerationSpeed]| median(paces.iter().map(|pace| QUESTIONS[1] as f64 / pace.first));
     tell("decode, one rank", "tokens/s", MIN_MLX_LM_RATIO, decode(&ours[0]), decode(&theirs[0]));
-    tell("decode over gRPC, beside the bare forward step", "tokens/s", MIN_BARE_RATIO, decode(&ours[0]), decode(&bare));
-    tell("prefill of 1,000 tokens, one rank", "tokens/s", MIN_MLX_LM_RATIO, prefill(&ours[1]), prefill(&theirs[1]));
+    tell(
+        "decode over gRPC, beside the bare forward step",
+        "tokens/s",
+        MIN_BARE_RATIO,
+        decode(&ours[0]),
+        decode(&bare),
+    );
+    tell(
+        "prefill of 1,000 tokens, one rank",
+        "tokens/s",
+        MIN_MLX_LM_RATIO,
+        prefill(&ours[1]),
+        prefill(&theirs[1]),
+    );
 }
 
-/// A stage of two members with a core each against one rank with one core, and the same of bare layers,
-/// which speak plain TCP.
+/// Two tensor ranks with a core each against one rank with one core, and the same for bare layers, which use
+/// plain TCP.
 async fn two_against_one(lab: &EngineHarness, model: &Path, through: &str) {
     let one = lab.start_pinned(model, &[MODEL.layers], 1, 0);
     let two = lab.start_pinned(model, &[MODEL.layers], 2, 0);
@@ -135,7 +148,7 @@ async fn two_against_one(lab: &EngineHarness, model: &Path, through: &str) {
     tell(&what, "×", MIN_SHARDED_RATIO, gain(ours), gain(theirs));
 }
 
-/// Asks a question of so many bytes; the tokens of its prompt, and the pace of the answer.
+/// Sends a prompt of `bytes` bytes; returns its token count and the speed.
 async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, GenerationSpeed) {
     let question: String = (0..bytes).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
     let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..say(&question) };
@@ -155,7 +168,7 @@ async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, Gene
     (prompt, GenerationSpeed { first: times[0], rate })
 }
 
-/// All of them the same; the answer of the first.
+/// Runs the same work on all peers; returns the result of the first.
 fn ask_peers(peers: &mut [MlxLmProcess], work: &str, prompt: u32) -> GenerationSpeed {
     for peer in peers.iter_mut() {
         peer.ask(&format!("{work} {prompt} {ANSWER}"));

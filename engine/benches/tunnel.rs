@@ -1,5 +1,5 @@
-//! What a tunnel costs beside plain TCP on loopback: there and back through one connection, and the answers of
-//! a pipeline of two engines over each. A figure is a line of JSON for `cargo xtask bench tunnel`.
+//! Benchmark: cost of a tunnel against plain TCP on loopback: round trips through one connection, and outputs
+//! of a pipeline of two engines. Each figure is a line of JSON for `cargo xtask bench tunnel`.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails as a whole")]
 
@@ -21,12 +21,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tonic::transport::Channel;
 
-use engines::{TestEngine, EngineHarness, ask, free_addresses, next, say, within};
+use engines::{EngineHarness, TestEngine, ask, free_addresses, next, say, within};
 use identities::Identities;
 
-/// Odd, so that a median is one of them. By turns, so that whatever else this machine does meets both.
+/// Odd, so that a median is one of them. Rounds alternate, so that other load on the machine affects both.
 const ROUNDS: usize = 7;
-/// Tokens of an answer.
+/// Tokens of an output.
 const TOKENS: u32 = 200;
 
 fn main() {
@@ -48,7 +48,7 @@ async fn carry() {
         Tunnel::open(&files, "bench", &hosts, &nodes, own, &[]).await.unwrap()
     };
     let ((_first, told_first), (_second, told_second)) = tokio::join!(open(0), open(1));
-    // A tunnel is open when both its ways are, so both members connect as MLX does.
+    // A tunnel is open when both directions are, so both members connect like MLX.
     let (through, _back) =
         tokio::join!(connection(told_first[1], told_second[1]), connection(told_second[0], told_first[0]));
     let own = free_addresses(1)[0];
@@ -70,9 +70,9 @@ async fn carry() {
     }
 }
 
-/// Both ends of what reaches a listener at `to` by connecting to `over`.
+/// Both ends of a connection to `over` that arrives at a listener at `to`.
 async fn connection(over: SocketAddr, to: SocketAddr) -> (TcpStream, TcpStream) {
-    // The tunnel holds the port until MLX has bound it in this way.
+    // The tunnel reserves the port until MLX binds it like this.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
     socket.set_reuseport(true).unwrap();
@@ -93,7 +93,7 @@ async fn connection(over: SocketAddr, to: SocketAddr) -> (TcpStream, TcpStream) 
     (near, far)
 }
 
-/// Seconds for `rounds` times `size` bytes there and as many back.
+/// Seconds for `rounds` round trips of `size` bytes.
 async fn there_and_back((near, far): &mut (TcpStream, TcpStream), rounds: u32, size: usize) -> f64 {
     let since = Instant::now();
     let (mut out, mut back) = (vec![0; size], vec![0; size]);
@@ -113,7 +113,7 @@ async fn there_and_back((near, far): &mut (TcpStream, TcpStream), rounds: u32, s
     since.elapsed().as_secs_f64()
 }
 
-/// The smoke model on two ranks over each.
+/// The smoke model on two ranks, over a tunnel and over plain TCP.
 async fn decode() {
     let smoke = Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
     let mut lab = EngineHarness::new();

@@ -1,4 +1,4 @@
-//! What an agent tells an engine on its command line, and the settings that come of it.
+//! Command-line flags of an engine process, and the settings derived from them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use thiserror::Error;
 use crate::jaccl::{Devices, DevicesError, Topology};
 use crate::tunnel::dial::CableEnds;
 
-/// One rank of a group that serves a model. Agents start it; the flags say everything it knows.
+/// One rank of a group that serves a model. The agent starts it; the flags hold its whole configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
 #[command(name = "russet-engine", version)]
 pub struct Args {
-    /// Folder of the model: config.json, safetensors, tokenizer.json and a chat template.
+    /// Model folder: config.json, safetensors, tokenizer.json and a chat template.
     #[arg(long)]
     pub model_dir: PathBuf,
     /// Name clients use for the model.
@@ -23,16 +23,16 @@ pub struct Args {
     /// This process's rank; 0 samples and answers requests.
     #[arg(long, default_value_t = 0)]
     pub rank: u32,
-    /// Layers each rank holds, in rank order; left out, one rank holds all of them.
+    /// Layers per pipeline stage, in rank order; without it, one stage holds all layers.
     #[arg(long, value_delimiter = ',')]
     pub layers_per_rank: Vec<u32>,
-    /// Ranks that share every layer of a stage: rank r is member r % N of stage r / N.
+    /// Tensor parallel size: rank r is tensor rank r % N of stage r / N.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub tensor_size: u32,
-    /// How the members of a stage add up.
+    /// Transport for tensor parallel collectives.
     #[arg(long, value_enum, default_value_t = Backend::Ring)]
     pub backend: Backend,
-    /// Which formation of the group this is; a higher one replaces it.
+    /// Epoch of the group: the number of this formation. A higher epoch replaces it.
     #[arg(long, default_value_t = 0)]
     pub epoch: u64,
     /// Uid of the ShardGroup.
@@ -41,104 +41,109 @@ pub struct Args {
     /// Uid of the Shard.
     #[arg(long, default_value = "")]
     pub shard_uid: String,
-    /// Where gateways and rank 0 reach this rank.
+    /// gRPC address at which gateways and rank 0 reach this rank.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// Addresses at which stages meet, in rank order; left out for one stage.
+    /// Addresses of the pipeline ring, in rank order; omitted when there is one stage.
     #[arg(long, value_delimiter = ',')]
     pub ring_hosts: Vec<SocketAddr>,
-    /// Addresses at which the members of a stage meet, in rank order; left out when stages have one.
+    /// Addresses of the tensor parallel ring, in rank order; omitted when a stage has one rank.
     #[arg(long, value_delimiter = ',')]
     pub tensor_hosts: Vec<SocketAddr>,
-    /// RDMA devices between the members of this rank's stage, for jaccl: JSON rows of cells of names.
+    /// RDMA devices between the tensor ranks of this stage, for jaccl: a JSON matrix, each cell a list of
+    /// device names.
     #[arg(long, default_value = "[]")]
     pub rdma_devices: Devices,
-    /// How connections between ranks travel.
+    /// Transport of connections between ranks.
     #[arg(long, value_enum, default_value_t = Transport::Tunnel)]
     pub transport: Transport,
-    /// Cables to nodes of other ranks, by the addresses at their ends: node=own>peer. Tunnels run over them.
+    /// Cables to the nodes of other ranks, by the addresses at their ends: node=own>peer. Tunnels run over
+    /// them.
     #[arg(long, value_delimiter = ',')]
     pub cables: Vec<CableEnds>,
-    /// Where the ranks listen and on which nodes: rank=ip:port@node.
+    /// gRPC addresses and nodes of the ranks: rank=ip:port@node.
     #[arg(long, value_delimiter = ',')]
     pub peers: Vec<PeerRank>,
-    /// Folder of this node's identity: tls.crt, tls.key, ca.crt.
+    /// Folder with the node's identity: tls.crt, tls.key, ca.crt.
     #[arg(long)]
     pub tls_dir: PathBuf,
-    /// Unix socket for the agent.
+    /// Unix socket of the Control service, which the agent uses.
     #[arg(long)]
     pub control_socket: PathBuf,
-    /// Where /metrics, /healthz and /readyz are served.
+    /// Address of /metrics, /healthz and /readyz.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
-    /// Tokens of one sequence, prompt and answer together.
+    /// Maximum tokens of one sequence, prompt and output together.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     pub context_tokens: u32,
-    /// Sequences answered at the same time.
+    /// Maximum sequences that run at the same time.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub max_sequences: u32,
-    /// Whether what prompts have in common is read once. It takes memory that running requests do not need.
+    /// Prefix cache: a prefix shared by several prompts is prefilled once. It uses memory that running
+    /// requests do not need.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub prefix_cache: Switch,
-    /// Folder in which this rank keeps that over restarts; safe to delete. Left out, it is kept in memory only.
+    /// Folder of the prefix cache's disk tier, which survives restarts; safe to delete. Without it, the
+    /// prefix cache is in memory only.
     #[arg(long)]
     pub prefix_dir: Option<PathBuf>,
-    /// Most bytes in that folder.
+    /// Maximum size of that folder in bytes.
     #[arg(long, default_value_t = 8 << 30)]
     pub prefix_dir_bytes: u64,
-    /// Who guesses the next tokens of answers, several of which are then checked at once. Answers are the same.
+    /// Speculative decoding: draft tokens are proposed and several of them verified in one batch. The output
+    /// is the same.
     #[arg(long, value_enum, default_value_t = Speculation::PromptLookup)]
     pub speculation: Speculation,
-    /// Folder of a draft model, a smaller one with the same tokenizer, which guesses the next tokens of answers too. Rank
-    /// 0 alone holds it.
+    /// Folder of a draft model for speculative decoding: a smaller model with the same tokenizer. Only rank 0
+    /// loads it.
     #[arg(long)]
     pub draft_dir: Option<PathBuf>,
-    /// Whether the next tokens are begun before the last ones are known.
+    /// Overlap scheduling: a decode step starts before the tokens of the previous step are known.
     #[arg(long, value_enum, default_value_t = OverlapScheduling::Auto)]
     pub look_ahead: OverlapScheduling,
-    /// How ranks on Metal wait for what they add up; on one rank and on Linux it changes nothing.
+    /// How ranks on Metal wait for a collective; no effect with one rank or on Linux.
     #[arg(long, value_enum, default_value_t = Fence::Default)]
     pub fence: Fence,
-    /// Whether a GPU keeps its memory resident, as far as its driver recommends it; on Macs only.
+    /// Whether the GPU keeps its memory resident, up to the driver's recommendation; macOS only.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub wired_memory: Switch,
-    /// Tokens of all sequences together, as far as there is memory for their keys and values; left out, as many as
-    /// all of them may have.
+    /// KV-cache capacity in tokens, summed over all sequences; without it, enough for every sequence at full
+    /// context.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_tokens: Option<u64>,
-    /// In what form keys and values of sequences are kept.
+    /// Format of the KV cache.
     #[arg(long, value_enum, default_value_t = KvCacheType::AsComputed)]
     pub kv_cache: KvCacheType,
     /// Element type of the weights in memory.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub dtype: Dtype,
-    /// How the log is written.
+    /// Log format.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log: LogFormat,
-    /// Seconds after which an engine that no agent watches ends itself.
+    /// Seconds without a watching agent after which the engine exits.
     #[arg(long, default_value_t = 60)]
     pub orphan_seconds: u64,
-    /// Serve without the smoke prompt: for weights drawn at random, which choose tokens that no tokenizer has.
+    /// Skip the smoke prompt: for random weights, which choose tokens that the tokenizer does not have.
     #[arg(long, hide = true)]
     pub no_smoke_prompt: bool,
-    /// Seconds that running requests get when the engine is asked to stop.
+    /// Seconds that running requests get to finish when the engine is asked to stop.
     #[arg(long, default_value_t = 30)]
     pub drain_seconds: u64,
 }
 
-/// How the members of a stage add up.
+/// Transport for tensor parallel collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     /// MLX's ring over TCP.
     Ring,
-    /// RDMA over Thunderbolt, everybody with everybody.
+    /// RDMA over Thunderbolt, full mesh.
     Jaccl,
-    /// RDMA over Thunderbolt, each with its neighbours.
+    /// RDMA over Thunderbolt, ring of neighbours.
     JacclRing,
 }
 
 impl Backend {
-    /// How the members are cabled, if over RDMA.
+    /// Cable topology of the tensor ranks; `None` without RDMA.
     pub fn topology(self) -> Option<Topology> {
         match self {
             Self::Ring => None,
@@ -148,38 +153,38 @@ impl Backend {
     }
 }
 
-/// How connections between ranks travel.
+/// Transport of connections between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
-    /// Inside mutual TLS.
+    /// Mutual TLS.
     Tunnel,
-    /// As MLX makes them, unauthenticated.
+    /// MLX's own connections, unauthenticated.
     Direct,
 }
 
-/// Whether something is done.
+/// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// It is.
+    /// On.
     On,
-    /// It is not.
+    /// Off.
     Off,
 }
 
-/// Who guesses the next tokens of answers.
+/// Source of draft tokens, apart from a draft model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Speculation {
-    /// Nobody.
+    /// None.
     Off,
-    /// What followed in the prompt or the answer when it had the same tokens before.
+    /// Prompt lookup: the tokens that followed the same n-gram earlier in the prompt or output.
     PromptLookup,
 }
 
-/// Whether tokens are begun before those that they follow are known.
+/// Overlap scheduling: whether a decode step starts before the tokens of the previous step are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OverlapScheduling {
-    /// Where it pays: on GPUs, and on a CPU where no other rank waits for this one. There to begin a batch is to compute
-    /// it, and what came of the one before would be told that much later.
+    /// On where it pays: on a GPU, and on a CPU with a single rank. With several ranks on a CPU, starting a
+    /// batch means computing it, which would delay the output of the previous batch.
     Auto,
     /// Always.
     On,
@@ -190,67 +195,67 @@ pub enum OverlapScheduling {
 /// How ranks on Metal wait for a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Fence {
-    /// As MLX comes: safe, and about 180 µs for each.
+    /// MLX's default fence: safe, about 180 µs for each collective.
     Default,
-    /// The GPU looks for it itself: about 4 µs for each, and known to wedge GPUs now and then.
+    /// The GPU polls for the result: about 4 µs for each collective; known to wedge GPUs occasionally.
     Fast,
 }
 
-/// In what form keys and values of sequences are kept.
+/// Format of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheType {
-    /// As the model computes them.
+    /// The element type that the model computes.
     #[default]
     AsComputed,
-    /// 8 bits each, with a scale and a bias for every group.
+    /// 8 bits per element, with a scale and a bias per group.
     Int8,
-    /// 4 bits each, with a scale and a bias for every group.
+    /// 4 bits per element, with a scale and a bias per group.
     Int4,
 }
 
 /// Element type of the weights in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dtype {
-    /// As the files hold them.
+    /// The type stored in the files.
     Auto,
     /// 32-bit floats, faster than 16-bit ones on a CPU.
     F32,
 }
 
-/// How the log is written.
+/// Log format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For collectors.
+    /// JSON, for log collectors.
     Json,
-    /// For people.
+    /// Text, for people.
     Text,
 }
 
-/// One rank of the group, as the others reach it.
+/// A rank of the group, as the other ranks reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerRank {
     /// Its rank.
     pub rank: u32,
     /// Its gRPC address, `ip:port`.
     pub address: String,
-    /// The node it runs on, whose certificate it shows.
+    /// The node it runs on, which its certificate must name.
     pub node: String,
 }
 
 /// Flags that contradict each other.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ArgsError {
-    /// Ranks that do not fill the stages.
+    /// The number of ranks is no multiple of the tensor parallel size.
     #[error(
         "{ranks} ranks do not make stages of {members}; give --layers-per-rank a multiple of --tensor-size entries"
     )]
     Members {
         /// Ranks of the group.
         ranks: u32,
-        /// Members of a stage.
+        /// Ranks per stage.
         members: u32,
     },
-    /// An address MLX cannot use by itself.
+    /// An address family that MLX's ring does not support.
     #[error("{address} of {flag} is IPv6, which MLX's ring does not speak; use --transport tunnel or IPv4")]
     Family {
         /// The flag.
@@ -258,16 +263,16 @@ pub enum ArgsError {
         /// The address.
         address: SocketAddr,
     },
-    /// RDMA devices that do not connect the members.
+    /// RDMA devices that do not connect the tensor ranks.
     #[error(transparent)]
     Devices(#[from] DevicesError),
-    /// Not `node=own>peer`.
+    /// A `--cables` value that is not `node=own>peer`.
     #[error("{0:?} is no cable; write node=own>peer, such as mac-2=192.0.2.1>192.0.2.2")]
     Cable(String),
-    /// Not `rank=ip:port@node`.
+    /// A `--peers` value that is not `rank=ip:port@node`.
     #[error("{0:?} is no peer; write rank=ip:port@node, such as 1=192.0.2.7:4100@mac-2")]
     Peer(String),
-    /// The rank is outside the group.
+    /// A rank outside the group.
     #[error("--rank {rank} is outside a group of {size}; ranks count from 0")]
     Rank {
         /// The rank.
@@ -275,12 +280,12 @@ pub enum ArgsError {
         /// Ranks of the group.
         size: u32,
     },
-    /// Every rank needs one address of each kind.
+    /// A flag that does not have one address per rank.
     #[error("{flag} names {given} ranks, but --layers-per-rank has {size}; name each rank once")]
     Count {
         /// The flag.
         flag: &'static str,
-        /// Ranks it names.
+        /// Addresses given.
         given: usize,
         /// Ranks of the group.
         size: u32,
@@ -306,18 +311,18 @@ impl FromStr for PeerRank {
 }
 
 impl Args {
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     pub fn size(&self) -> u32 {
         self.layers_per_rank.len().max(1) as u32
     }
 
-    /// Tokens of all sequences together.
+    /// KV-cache capacity in tokens, summed over all sequences.
     pub fn kv_tokens(&self) -> u64 {
         let most = u64::from(self.context_tokens) * u64::from(self.max_sequences);
         self.kv_tokens.map_or(most, |given| given.min(most))
     }
 
-    /// The ranks above this one, in order, after a check that the flags fit each other.
+    /// The higher ranks, in rank order. Fails if the flags contradict each other.
     pub fn followers(&self) -> Result<Vec<PeerRank>, ArgsError> {
         let size = self.size();
         if self.rank >= size {

@@ -1,6 +1,6 @@
-//! What this rank does with its batches just now, told to those who watch it from outside of MLX: how many have
-//! ended, and what the oldest of those that have not should take. It is written where batches are handed over and
-//! where they end, and read while MLX's thread waits for whatever it waits for.
+//! Batch monitor: progress of this rank's batches, for observers outside of MLX. It reports how many batches
+//! have ended and how long the oldest running one should take. It is updated where batches start and end, and
+//! can be read while the MLX thread blocks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::batch_time::{BatchSize, BatchTimeModel, DEFAULT_ESTIMATE};
 use crate::executor::SequenceStep;
-use crate::batch_time::{DEFAULT_ESTIMATE, BatchTimeModel, BatchSize};
 
-/// At one moment.
+/// Batch progress at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BatchProgress {
-    /// Batches that have ended, and what else kept them waiting: tells one from the next.
+    /// Number of ended batches and of other work that delayed batches; tells one batch from the next.
     pub ended_batches: u64,
-    /// What the oldest that has not ended was expected to take, when it was handed over; `None` while none runs.
+    /// Expected duration of the oldest running batch, predicted at its start; `None` while none runs.
     pub running_estimate: Option<Duration>,
 }
 
@@ -30,9 +30,9 @@ struct MonitorState {
     model: BatchTimeModel,
     in_flight: VecDeque<MonitoredBatch>,
     ended: u64,
-    /// When the last one ended.
+    /// When the last batch ended.
     last_ended: Option<Instant>,
-    /// Whether something else is done meanwhile.
+    /// Whether other work is delaying the batches.
     other_work: bool,
 }
 
@@ -44,31 +44,41 @@ struct MonitoredBatch {
 }
 
 impl BatchMonitor {
-    /// Of a rank in a pipeline of so many stages.
+    /// A monitor of a rank in a pipeline of `stages` stages.
     pub fn new(stages: u32) -> Self {
         let (forecast, begun) = (BatchTimeModel::default(), VecDeque::new());
-        Self(Arc::new(Mutex::new(MonitorState { stages, model: forecast, in_flight: begun, ended: 0, last_ended: None, other_work: false })))
+        Self(Arc::new(Mutex::new(MonitorState {
+            stages,
+            model: forecast,
+            in_flight: begun,
+            ended: 0,
+            last_ended: None,
+            other_work: false,
+        })))
     }
 
-    /// A batch is handed over. They end in this order.
+    /// A batch starts. Batches end in start order.
     pub fn begin(&self, batch: &[SequenceStep]) {
         self.begin_at(BatchSize::from_steps(batch), Instant::now());
     }
 
-    /// The oldest one ended; one that failed teaches nothing.
+    /// The oldest batch ended; a failed one does not update the model.
     pub fn end(&self, well: bool) {
         self.end_at(well, Instant::now());
     }
 
-    /// Now.
+    /// Current progress.
     pub fn progress(&self) -> BatchProgress {
         let state = self.0.lock();
         let oldest = state.in_flight.front().map(|oldest| oldest.estimate);
-        BatchProgress { ended_batches: state.ended, running_estimate: if state.other_work { Some(DEFAULT_ESTIMATE) } else { oldest } }
+        BatchProgress {
+            ended_batches: state.ended,
+            running_estimate: if state.other_work { Some(DEFAULT_ESTIMATE) } else { oldest },
+        }
     }
 
-    /// Does what is no batch and keeps batches waiting, such as filling caches with gigabytes. Nobody forecasts it, so it
-    /// has the time of a first guess, and what waited for it is timed from its end.
+    /// Runs work that is no batch and delays batches, such as filling caches with gigabytes. It is not
+    /// predicted, so it gets the default estimate, and batches that waited for it are timed from its end.
     pub fn run_other_work<T>(&self, work: impl FnOnce() -> T) -> T {
         self.0.lock().other_work = true;
         let done = work();
@@ -89,13 +99,15 @@ impl BatchMonitor {
         let mut state = self.0.lock();
         state.ended += 1;
         let before = state.last_ended.replace(at);
-        let Some(MonitoredBatch { size: work, started: begun, .. }) = state.in_flight.pop_front() else { return };
+        let Some(MonitoredBatch { size: work, started: begun, .. }) = state.in_flight.pop_front() else {
+            return;
+        };
         if !well {
             return;
         }
-        // What it takes by itself, from the first stage to the last, is to be learned. Behind others it seems to take
-        // longer than that, by all of theirs; or less, as little as one stage's share, counted from the end of the one
-        // before. The same counted for each stage is never too little.
+        // The model learns the time of a batch by itself, from the first stage to the last. Behind other
+        // batches the measured time is longer, by all of theirs; counted from the end of the previous batch
+        // it may be as short as one stage's share. That share times the number of stages is never too little.
         let whole = at.saturating_duration_since(begun);
         let share = at.saturating_duration_since(before.map_or(begun, |before| before.max(begun)));
         let stages = state.stages.max(1);
@@ -108,7 +120,13 @@ mod tests {
     use super::*;
 
     fn work(tokens: usize) -> BatchSize {
-        BatchSize::from_steps(&[SequenceStep { slot: 0, offset: 0, tokens: vec![1; tokens], draft_tokens: 0, sample: None }])
+        BatchSize::from_steps(&[SequenceStep {
+            slot: 0,
+            offset: 0,
+            tokens: vec![1; tokens],
+            draft_tokens: 0,
+            sample: None,
+        }])
     }
 
     #[test]
@@ -118,17 +136,23 @@ mod tests {
         assert_eq!(batches.progress(), BatchProgress::default());
         batches.begin_at(work(1), at(0));
         batches.begin_at(work(300), at(5));
-        assert_eq!(batches.progress(), BatchProgress { ended_batches: 0, running_estimate: Some(Duration::from_secs(60)) });
+        assert_eq!(
+            batches.progress(),
+            BatchProgress { ended_batches: 0, running_estimate: Some(Duration::from_secs(60)) }
+        );
         batches.end_at(true, at(20));
         assert_eq!(batches.progress().ended_batches, 1);
         batches.end_at(true, at(120));
         assert_eq!(batches.progress(), BatchProgress { ended_batches: 2, running_estimate: None });
-        // Waiting for the one before is no part of it.
+        // The wait for the previous batch is excluded.
         batches.begin_at(work(300), at(500));
         assert_eq!(batches.progress().running_estimate, Some(Duration::from_millis(100)));
         batches.end_at(false, at(60_000));
         let filling = batches.clone();
-        assert_eq!(batches.run_other_work(|| filling.progress().running_estimate), Some(Duration::from_secs(60)));
+        assert_eq!(
+            batches.run_other_work(|| filling.progress().running_estimate),
+            Some(Duration::from_secs(60))
+        );
         assert_eq!(batches.progress().ended_batches, 4, "what waited for it is not told from what comes");
         batches.begin_at(work(1), at(60_000));
         batches.begin_at(work(300), at(60_000));
@@ -145,7 +169,7 @@ mod tests {
     fn batch_estimate_covers_all_pipeline_stages() {
         let (batches, start) = (BatchMonitor::new(4), Instant::now());
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
-        // Four on their way, one ends every 10 ms; each is 40 ms on its way.
+        // Four in flight, one ends every 10 ms; each is in flight for 40 ms.
         (0..4).for_each(|_| batches.begin_at(work(1), at(0)));
         for round in 1..400 {
             batches.end_at(true, at(30 + 10 * round));

@@ -1,43 +1,44 @@
-//! How long a batch should take on this rank, known before it runs, from how long others took. Pure.
+//! Batch time model: predicts how long a batch should take on this rank, from earlier batches. Pure.
 //!
-//! What a batch costs grows with its tokens, and with how much each of them attends to; never by more than in
-//! proportion to either, because some of it (reading the weights) is the same for any. So batches are put into
-//! cells by the powers of two of both, a cell holds the time of its slowest recent batch, and a cell that has seen
-//! none is expected to take no longer than the least that another one implies. It guesses high: a forecast tells a
-//! step that hangs from one that is long, and is no promise to anybody.
+//! The cost of a batch grows with its tokens and with their attention context, never more than in proportion
+//! to either, because a part of it (reading the weights) is constant. So batches are put into cells by the
+//! powers of two of both. A cell holds the time of its slowest recent batch; an unseen cell is predicted from
+//! the lowest bound that another cell implies. The model estimates high: a prediction tells a step that hangs
+//! from a long one, and is no promise.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::executor::SequenceStep;
 
-/// What a batch is expected to take before any has ended, and the most that is expected of a size that was never
-/// seen: reading 2,048 tokens with the largest model on the slowest machine we know of takes less.
+/// Default and maximum estimate, for the first batch and for sizes never seen: prefilling 2,048 tokens with
+/// the largest model on the slowest machine we know of takes less.
 pub const DEFAULT_ESTIMATE: Duration = Duration::from_secs(60);
 
-/// Attending to so many tokens costs less than reading one more through the weights, in every model of use: the
-/// ratio of the two is about six times a model's width.
+/// Attending to this many tokens costs less than running one more token through the weights, in every model
+/// in use: the ratio of the two is about six times a model's width.
 const CHEAP_CONTEXT_TOKENS: u64 = 1024;
 
-/// Over so many batches of a cell its slowest is forgotten: the first ones compile kernels, and one may have met a
-/// busy machine.
+/// Batches of a cell over which its slowest one is forgotten: the first ones compile kernels, and one may
+/// have run on a busy machine.
 const DECAY_BATCHES: f64 = 32.0;
 
-/// How much there is to do in a batch.
+/// Size of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSize {
-    /// Of all its steps.
+    /// Tokens of all steps.
     tokens: u64,
-    /// Tokens that each of them attends to, on average.
+    /// Average number of tokens that each of them attends to.
     context: u64,
 }
 
 impl BatchSize {
-    /// What these steps ask for.
+    /// The size of these steps.
     pub fn from_steps(batch: &[SequenceStep]) -> Self {
         let tokens: u64 = batch.iter().map(|step| u64::from(step.length())).sum();
-        let attended =
-            |step: &SequenceStep| u64::from(step.length()) * (u64::from(step.offset) + u64::from(step.length()));
+        let attended = |step: &SequenceStep| {
+            u64::from(step.length()) * (u64::from(step.offset) + u64::from(step.length()))
+        };
         let attended: u64 = batch.iter().map(attended).sum();
         Self { tokens, context: attended / tokens.max(1) }
     }
@@ -47,10 +48,10 @@ impl BatchSize {
     }
 }
 
-/// Powers of two of the tokens and of what they attend to.
+/// Powers of two of tokens and context.
 type Cell = (u32, u32);
 
-/// What was learned of this rank's batches.
+/// The batch times of this rank.
 #[derive(Clone, Debug, Default)]
 pub struct BatchTimeModel {
     /// Seconds of the slowest recent batch.
@@ -58,7 +59,7 @@ pub struct BatchTimeModel {
 }
 
 impl BatchTimeModel {
-    /// What a batch should take.
+    /// Predicted time of a batch.
     pub fn estimate(&self, work: BatchSize) -> Duration {
         let cell = work.cell();
         let seconds = self.cells.get(&cell).copied().unwrap_or_else(|| {
@@ -68,18 +69,18 @@ impl BatchTimeModel {
         Duration::from_secs_f64(seconds)
     }
 
-    /// A batch took so long.
+    /// Records the time of a batch.
     pub fn record(&mut self, work: BatchSize, took: Duration) {
-        // More than anything is ever expected to take was somebody's sleep.
+        // A longer time than any estimate means that the machine slept.
         let took = took.min(DEFAULT_ESTIMATE).as_secs_f64();
         let slowest = self.cells.entry(work.cell()).or_insert(took);
         *slowest = took.max(*slowest + (took - *slowest) / DECAY_BATCHES);
     }
 }
 
-/// The most by which a batch of one cell takes longer than one of another.
+/// Upper bound of the ratio between the batch times of two cells.
 fn max_growth(from: Cell, to: Cell) -> f64 {
-    // From the least of one cell to the most of another is a power more than between the cells.
+    // From the bottom of one cell to the top of another is one power more than between the cells.
     let powers = |from: u32, to: u32| if to > from { to - from + 1 } else { 0 };
     f64::from(powers(from.0, to.0) + powers(from.1, to.1)).exp2()
 }
@@ -102,10 +103,13 @@ mod tests {
             sample: None,
         };
         assert_eq!(BatchSize::from_steps(&[step(100, 1)]), work(1, 101));
-        // A token that nobody has read yet is a token.
+        // A token that is not known yet counts as a token.
         assert_eq!(BatchSize::from_steps(&[step(100, 0)]), work(1, 101));
-        // A long answer beside a prompt does not make the prompt's tokens costly.
-        assert_eq!(BatchSize::from_steps(&[step(99_999, 1), step(0, 255)]), work(256, (100_000 + 255 * 255) / 256));
+        // A long output beside a prompt does not make the prompt's tokens costly.
+        assert_eq!(
+            BatchSize::from_steps(&[step(99_999, 1), step(0, 255)]),
+            work(256, (100_000 + 255 * 255) / 256)
+        );
         assert_eq!(BatchSize::from_steps(&[]), work(0, 0));
     }
 
@@ -156,7 +160,7 @@ mod tests {
 
     #[test]
     fn healthy_batches_stay_within_five_times_their_estimate() {
-        // Seconds of batches on made-up ranks: a base, the weights' share of a token, and attention.
+        // Batch seconds of made-up ranks: a base, the cost per token, and attention.
         for (base, token, attention) in
             [(0.02, 0.005, 1e-7), (0.001, 1e-5, 5e-9), (0.5, 0.0, 0.0), (0.0, 0.02, 1e-6)]
         {
@@ -168,7 +172,7 @@ mod tests {
                 assert!(took < bound, "{work:?} took {took:.3} of {bound:.3} on {base} {token} {attention}");
                 forecast.record(work, Duration::from_secs_f64(took));
             };
-            // The smoke prompt, answers of one and of many, a prompt, and one behind a long prefix that was kept.
+            // The smoke prompt, one decode and several, a prompt, and one behind a long cached prefix.
             run(work(20, 10));
             (0..300).for_each(|at| run(work(1, 20 + at)));
             (0..300).for_each(|at| run(work(16, 500 + at)));

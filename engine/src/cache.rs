@@ -1,6 +1,6 @@
-//! What one layer keeps of one sequence. It grows in steps, so that most tokens are written into room that is already
-//! there; what is read of it has the shape that mlx-lm's has, and so do the kernels that read it. In what form
-//! keys and values are kept is [`form`]'s business: here they are arrays that have positions.
+//! KV cache of one layer and one sequence. It grows in steps, so that most tokens are written in place; a
+//! read returns the same shapes as in mlx-lm, so the same kernels read it. Not here: the format of keys and
+//! values ([`format`]); this module handles arrays with positions.
 
 pub mod format;
 
@@ -17,35 +17,37 @@ use russet_mlx::array::write_slice;
 use crate::prefix_cache;
 use format::{KvFormat, KvView, prefix};
 
-/// Room is a multiple of so many positions.
+/// Allocation unit in positions.
 const CACHE_STEP: i32 = prefix_cache::CACHE_STEP as i32;
 
-/// One layer's cache of one sequence, of which `offset` positions are in use.
+/// KV cache of one layer and one sequence, with `offset` positions in use.
 #[derive(Debug, Default)]
 pub struct KvCache {
     format: KvFormat,
-    /// Arrays of `[batch, heads, positions, width]`, as many as the form has; none before there is a position.
+    /// Arrays of `[batch, heads, positions, width]`, as many as the format has; empty before the first
+    /// position.
     tensors: Vec<Array>,
     offset: i32,
 }
 
 impl KvCache {
-    /// An empty one.
+    /// An empty KV cache.
     pub fn new(format: KvFormat) -> Self {
         Self { format, ..Self::default() }
     }
 
-    /// In what form it keeps keys and values.
+    /// Format of its keys and values.
     pub fn format(&self) -> KvFormat {
         self.format
     }
 
-    /// Tokens held.
+    /// Tokens in the cache.
     pub fn offset(&self) -> i32 {
         self.offset
     }
 
-    /// Appends keys and values, `[batch, heads, positions, width]`, and returns everything held so far.
+    /// Appends keys and values, `[batch, heads, positions, width]`; returns a view of everything in the
+    /// cache.
     pub fn append(&mut self, keys: &Array, values: &Array) -> Result<KvView, Exception> {
         let new = self.format.encode(keys, values)?;
         self.append_raw(new)?;
@@ -53,7 +55,7 @@ impl KvCache {
         self.format.view(&used.collect::<Result<Vec<_>, _>>()?)
     }
 
-    /// Appends positions in the form in which they are kept, as [`Self::cut`] gives them.
+    /// Appends positions in the cache's format, as [`Self::slice`] returns them.
     pub fn append_raw(&mut self, new: Vec<Array>) -> Result<(), Exception> {
         let positions = new.first().map_or(0, |part| part.dim(2));
         let (from, to) = (self.offset, self.offset + positions);
@@ -67,27 +69,27 @@ impl KvCache {
         Ok(())
     }
 
-    /// Forgets all but the first `length` positions; the room stays.
+    /// Truncates to the first `length` positions; the allocation stays.
     pub fn truncate(&mut self, length: i32) {
         self.offset = self.offset.min(length);
     }
 
-    /// Copies of some positions of each part; `None` where there is nothing yet.
+    /// Copies of some positions of each array; `None` if the cache is empty.
     pub fn slice(&self, positions: Range<i32>) -> Result<Option<Vec<Array>>, Exception> {
         let cut = |part: &Array| part.try_index((.., .., positions.clone(), ..));
         let parts = self.tensors.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
         Ok((!parts.is_empty()).then_some(parts))
     }
 
-    /// A number of each part that is there once all held is: whoever waits for it holds none of the cache itself,
-    /// which the next step may then write into.
+    /// An element of each array that is evaluated once the whole cache is: waiting for it holds no reference
+    /// to the cache itself, so the next step can write in place.
     pub fn readiness_probe(&self) -> Result<Vec<Array>, Exception> {
         let number = |part: &Array| part.try_index((0..1, 0..1, 0..1, 0..1))?.add(Array::from_int(0));
         self.tensors.iter().map(number).collect()
     }
 }
 
-/// `room` with place for `new` after the first `offset` positions.
+/// The array with capacity for `new` after the first `offset` positions, reallocated if needed.
 fn grow(room: Option<Array>, offset: i32, new: &Array) -> Result<Array, Exception> {
     let (batch, heads, count, width) = (new.dim(0), new.dim(1), new.dim(2), new.dim(3));
     match room {
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
     use crate::args::KvCacheType;
 
-    /// Numbers of some positions, of one head that is 32 wide; each says where it is.
+    /// Values of some positions, for one head of size 32; each encodes its position.
     fn numbers(from: i32, count: i32) -> Array {
         let place =
             |value: i32| (0..32).map(move |at| if at % 2 == 0 { value as f32 } else { -value as f32 });
@@ -128,7 +130,7 @@ mod tests {
             .map(|kind| KvFormat::new(kind, 32).unwrap())
     }
 
-    /// What a cache holds is, bit by bit, what these numbers are in its form.
+    /// Checks that the cache equals, bit by bit, these values in its format.
     fn check(cache: &KvCache, keys: &Array, values: &Array, story: &str) {
         let expected = cache.format.encode(keys, values).unwrap();
         let held = cache.slice(0..cache.offset()).unwrap().unwrap();

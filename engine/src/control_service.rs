@@ -1,6 +1,7 @@
-//! What the agent of this machine sees and says, over a unix socket only its user may open. The
-//! open `Watch` is the adoption: an engine that nobody watches has been forgotten and ends itself. Its beats are told
-//! apart from MLX's thread, so they go on while that waits, and their end says that the whole process stands still.
+//! The Control service for the agent of this machine, over a unix socket that only its user may open. An open
+//! `Watch` marks the engine as adopted: an engine without a watcher exits. Heartbeats are sent independently
+//! of the MLX thread, so they continue while it waits; missing heartbeats mean that the whole process is
+//! stalled.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -21,11 +22,11 @@ use tonic::{Request, Response, Status};
 
 use crate::args::Args;
 use crate::executor::Executor;
-use crate::lifecycle::{FailureCause, FailureReport, Lifecycle, RankStatus, Phase, Reuse};
+use crate::lifecycle::{FailureCause, FailureReport, Lifecycle, Phase, RankStatus, Reuse};
 use crate::metrics::EngineMetrics;
 use crate::tunnel::dial::NeighbourPath;
 
-/// The rate of tokens is taken over this many beats.
+/// Heartbeats over which the token rate is averaged.
 const RATE_HEARTBEATS: usize = 12;
 
 /// The Control service; clones share it.
@@ -36,16 +37,16 @@ pub struct ControlService {
     metrics: EngineMetrics,
     adoption: Arc<Mutex<Adoption>>,
     args: Arc<Args>,
-    /// Where metrics are served.
+    /// Address of `/metrics`.
     metrics_address: String,
-    /// The next formation, once the rank was taken for it.
+    /// Arguments of the next formation, once the rank is claimed for it.
     next_args: Arc<Mutex<Option<Args>>>,
 }
 
-/// Who watches.
+/// Current watchers.
 struct Adoption {
     watchers: usize,
-    /// When the last watcher left, or the process began.
+    /// When the last watcher left, or the process started.
     since: Instant,
     adopted: bool,
 }
@@ -71,7 +72,7 @@ impl Drop for Watcher {
 }
 
 impl ControlService {
-    /// A service over this rank, which was told `args` and shows its metrics at an address.
+    /// The service of this rank, started with `args`, with its metrics at an address.
     pub fn new(
         compute: Arc<dyn Executor>,
         life: Lifecycle,
@@ -84,21 +85,21 @@ impl ControlService {
         Self { compute, life, metrics, adoption, args, metrics_address, next_args: Arc::default() }
     }
 
-    /// Fails the rank once nobody watched it for `patience`.
+    /// Fails the rank once it had no watcher for this long.
     pub async fn expect_adoption(&self, patience: Duration) {
         self.wait_unwatched(patience).await;
         self.life.fail(format!("no agent has watched this engine for {} s", patience.as_secs()));
     }
 
-    /// Waits for the next formation of a rank that is of use to one; `None` once it is to stop, or nobody watched it
-    /// for `patience`.
+    /// Waits for the next formation of a reusable rank; `None` once it is asked to stop, or had no watcher
+    /// for this long.
     pub async fn next_formation(&self, patience: Duration) -> Option<Args> {
         let decided = |now: &RankStatus| now.reuse != Reuse::Yes || now.draining.is_some();
         tokio::select! {
             _ = self.life.wait_until(decided) => {}
             () = self.wait_unwatched(patience) => {}
         }
-        // Whoever takes it holds the lock until the arguments are there.
+        // The code that claims the rank holds the lock until the arguments are stored.
         let next = self.next_args.lock().take();
         if next.is_none() {
             self.life.set_reuse(Reuse::No);
@@ -106,7 +107,7 @@ impl ControlService {
         next
     }
 
-    /// Waits until nobody has watched for `patience`.
+    /// Waits until there was no watcher for this long.
     async fn wait_unwatched(&self, patience: Duration) {
         loop {
             let alone = {
@@ -120,7 +121,7 @@ impl ControlService {
         }
     }
 
-    /// Whether an agent ever watched: if not, it is about to, and wants to know what happened.
+    /// Whether an agent ever watched; if not, one is about to connect and needs to read the state.
     pub fn was_adopted(&self) -> bool {
         self.adoption.lock().adopted
     }
@@ -180,18 +181,18 @@ impl ControlService {
         let mut counts = VecDeque::from([(Instant::now(), self.metrics.generated_tokens.get())]);
         loop {
             let now = life.borrow_and_update().clone();
-            // What comes now is another formation's to tell.
+            // From now on the next formation reports the state.
             if now.reuse == Reuse::Taken {
                 return;
             }
-            // Also when it says nothing new: that it comes says that this process runs.
+            // Sent also without news, as a heartbeat: it shows that this process runs.
             if sender.send(Ok(self.engine_state(&now, tokens_per_second(&counts)))).is_err() {
                 return;
             }
             if (now.phase == Phase::Failed && now.reuse == Reuse::No) || now.stopped {
                 return;
             }
-            // A change of phase is told at once; the message alone can wait for the beat.
+            // A phase change is sent at once; a message alone waits for the next heartbeat.
             let beat = tokio::time::sleep(HEARTBEAT_INTERVAL);
             tokio::select! {
                 () = beat => {}
@@ -214,7 +215,7 @@ fn path_message(way: &NeighbourPath) -> pb::Way {
     pb::Way { node, from: from.to_string(), to: to.to_string(), fallback }
 }
 
-/// Tokens per second over the counts held.
+/// Tokens per second over the recorded counts.
 fn tokens_per_second(counts: &VecDeque<(Instant, u64)>) -> f64 {
     match (counts.front(), counts.back()) {
         (Some((start, before)), Some((end, after))) if end > start => {
@@ -262,7 +263,7 @@ impl Control for ControlService {
     }
 }
 
-/// Binds the socket, readable by this user alone. One left by a process that died is replaced.
+/// Binds the socket with access for this user only. Replaces one left by a process that died.
 pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt as _;
     match std::fs::remove_file(path) {

@@ -1,5 +1,5 @@
-//! The Engine service over mTLS: who may ask what, and events as a gRPC stream. What becomes of a
-//! request is decided in `schedule`, what a follower does in `follow`.
+//! The Engine gRPC service over mTLS: authorization, and events as a gRPC stream. Not here: handling of
+//! requests (`scheduler`) and of follower commands (`group`).
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -8,41 +8,41 @@ use futures::{Stream, StreamExt as _};
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::Engine;
 use russet_rpc::tls;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind};
+use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::group::follower::Follower;
+use crate::lifecycle::Lifecycle;
 use crate::prefix_cache::block_hash::{BLOCK_TOKENS, BlockHash};
 use crate::prefix_cache::events::BlockEvent;
-use crate::lifecycle::Lifecycle;
 use crate::scheduler::Intake;
 
-/// What this rank answers.
+/// Role of this rank.
 pub enum ServiceRole {
-    /// Rank 0: requests, once the group is formed.
+    /// Rank 0: serves requests, once the group is formed.
     Leader(Arc<OnceLock<Intake>>),
-    /// Any other rank: rank 0.
+    /// Any other rank: serves rank 0.
     Follower(Arc<Follower>),
 }
 
-/// The service of one rank.
+/// The Engine service of one rank.
 pub struct EngineService {
-    /// What it is.
+    /// Its self-description.
     pub description: pb::EngineDescription,
-    /// What it answers.
+    /// Its role.
     pub role: ServiceRole,
-    /// Its life.
+    /// Its lifecycle.
     pub life: Lifecycle,
 }
 
-/// Whether a user may have tokens generated: gateways, the operator's smoke test, and nodes.
+/// Whether a user may generate tokens: gateways, the operator's smoke test, and nodes.
 fn may_generate(user: &str) -> bool {
     user == tls::GATEWAY_USER || user == tls::OPERATOR_USER || may_lead(user)
 }
 
-/// Whether a user may lead this rank: the engines of other nodes act as their node.
+/// Whether a user may lead this rank: engines of other nodes authenticate as their node.
 fn may_lead(user: &str) -> bool {
     user.strip_prefix(tls::NODE_USER_PREFIX).is_some_and(|node| !node.is_empty())
 }
@@ -90,9 +90,12 @@ impl Engine for EngineService {
                 Box::pin(UnboundedReceiverStream::new(events).map(|event| Ok(event.into())))
             }
             None => {
-                let message =
-                    self.life.unavailable_reason().unwrap_or_else(|| "this engine is about to serve; try again".into());
-                let failure = GenerationEvent::Failed(GenerationFailure { kind: FailureKind::Unavailable, message });
+                let message = self
+                    .life
+                    .unavailable_reason()
+                    .unwrap_or_else(|| "this engine is about to serve; try again".into());
+                let failure =
+                    GenerationEvent::Failed(GenerationFailure { kind: FailureKind::Unavailable, message });
                 Box::pin(futures::stream::iter([Ok(failure.into())]))
             }
         };
@@ -119,7 +122,7 @@ impl Engine for EngineService {
                 dropped: bytes(delta.removed),
             })
         });
-        // A listener is no request: it must not keep an engine that is done.
+        // A subscriber is no request: it must not keep an engine alive that has ended.
         let ended = self.life.clone();
         Ok(Response::new(Box::pin(events.take_until(async move { ended.wait_ended().await }))))
     }

@@ -1,11 +1,11 @@
-//! What the serving half asks of the half that owns MLX. The real answer is the one MLX thread
-//! behind `runtime`; tests answer with a fake, so that everything above this line is tested
-//! without MLX. No tokens of text, no sockets, no clock here.
+//! The executor interface: what the serving half asks of the half that owns MLX. The implementation is the
+//! MLX thread in `runtime`; tests use a fake, so the serving half is tested without MLX. Not here: text,
+//! sockets, clocks.
 //!
 //! ```text
-//! rank 0:      load ─▶ join ─▶ run [(slot, offset, tokens, choice), …] ─▶ [[token, …], …]
-//! other ranks: load ─▶ join ─▶ run [(slot, offset, tokens), …]         ─▶ nothing to say
-//! all:         … ─▶ the group is lost ─▶ disband ─▶ load (there already) ─▶ join ─▶ …
+//! rank 0:      load ─▶ join ─▶ run [(slot, offset, tokens, sample spec), …] ─▶ [[token, …], …]
+//! other ranks: load ─▶ join ─▶ run [(slot, offset, tokens), …]              ─▶ no tokens
+//! all:         … ─▶ group lost ─▶ leave_group ─▶ load (weights are in memory) ─▶ join ─▶ …
 //! ```
 
 use std::net::SocketAddr;
@@ -16,75 +16,81 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::prefix_cache::{CacheCommand, block_hash::BlockHash};
-use crate::lifecycle::{FailureCause, FailureReport};
-use crate::step_profiler::StepTotals;
 use crate::batch_monitor::BatchProgress;
+use crate::lifecycle::{FailureCause, FailureReport};
+use crate::prefix_cache::{CacheCommand, block_hash::BlockHash};
+use crate::step_profiler::StepTotals;
 
-/// Tokens of one sequence to run through this rank's layers.
+/// The tokens of one sequence that a batch runs through this rank's layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceStep {
-    /// Which KV cache: a number below `--max-sequences`.
+    /// KV-cache slot: a number below `--max-sequences`.
     pub slot: u32,
-    /// Tokens of the sequence already in the cache.
+    /// Tokens of the sequence that are already in the KV cache.
     pub offset: u32,
-    /// The tokens that follow them. None stands for the one that was chosen last in this slot, which nobody needs
-    /// to know yet: where a group has a single stage, its members tell it each other as they compute.
+    /// The next tokens. Empty means the token sampled last in this slot, which may not be known yet: in a
+    /// group with one stage, the tensor ranks exchange it while they compute.
     pub tokens: Vec<u32>,
-    /// How many of the last tokens are guesses, of what will be chosen: where there is a choice, one is made before
-    /// each of them too. Told on rank 0 alone; wrong ones are in the cache until it is trimmed.
+    /// Number of draft tokens at the end of `tokens`: on a step that samples, one more token is sampled
+    /// before each of them. Set on rank 0 only; rejected draft tokens stay in the KV cache until it is
+    /// truncated.
     pub draft_tokens: u32,
-    /// How rank 0 chooses the next token; absent while a prompt is still being read and on every
+    /// How rank 0 samples the next token; absent on prefill steps that do not end the prompt, and on every
     /// other rank.
     pub sample: Option<SampleSpec>,
 }
 
 impl SequenceStep {
-    /// How many tokens it adds to the cache.
+    /// Number of tokens that the step adds to the KV cache.
     pub fn length(&self) -> u32 {
         self.tokens.len().max(1) as u32
     }
 
-    /// The choices of its tokens: one for each guess and one behind them all, if there are any.
+    /// Sample specs of its output tokens: one for each draft token and one after them; empty if the step does
+    /// not sample.
     pub fn samples(&self) -> impl Iterator<Item = SampleSpec> {
-        let place =
-            move |choice: &SampleSpec, guess: u32| SampleSpec { index: choice.index + guess, ..choice.clone() };
-        self.sample.iter().flat_map(move |choice| (0..=self.draft_tokens).map(move |guess| place(choice, guess)))
+        let place = move |choice: &SampleSpec, guess: u32| SampleSpec {
+            index: choice.index + guess,
+            ..choice.clone()
+        };
+        self.sample
+            .iter()
+            .flat_map(move |choice| (0..=self.draft_tokens).map(move |guess| place(choice, guess)))
     }
 }
 
-/// A text for the draft model, which guesses how it goes on.
+/// A request to the draft model: propose the next tokens of a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DraftRequest {
-    /// Which of its KV caches, as of a [`Step`].
+    /// Slot of the draft model's KV cache, as in [`SequenceStep`].
     pub slot: u32,
-    /// Tokens of the text that stay in that cache; behind them it is cut.
+    /// Tokens of the sequence that stay in that KV cache; it is truncated after them.
     pub offset: u32,
     /// The tokens that follow them.
     pub tokens: Vec<u32>,
-    /// How many tokens to guess.
+    /// Number of draft tokens to propose.
     pub draft_tokens: u32,
-    /// How the first of them will be chosen; each as it would be if the draft model were the model.
+    /// Sampling of the first draft token; each one is sampled as if the draft model were the target model.
     pub sample: SampleSpec,
 }
 
-/// How the next token is chosen from the logits of a step's last token.
+/// How to sample the next token from the logits of a step's last token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleSpec {
-    /// Temperature and cut-offs; `sampling.seed` has already become `seed`.
+    /// Temperature and filters; `seed` replaces `sampling.seed`.
     pub sampling: Sampling,
-    /// Fixed for a request, so that the choice is a function of (logits, seed, index).
+    /// Fixed for a request, so that the sampled token is a function of (logits, seed, index).
     pub seed: u64,
-    /// How many tokens of the answer came before this one.
+    /// Number of output tokens before this one.
     pub index: u32,
-    /// Tokens that must not be chosen.
+    /// Tokens that must not be sampled.
     pub banned: Arc<[u32]>,
 }
 
 impl SampleSpec {
-    /// Whether it leaves any of the vocabulary's tokens.
+    /// Fails if the ban list leaves no token of the vocabulary.
     pub fn check(&self, vocabulary: u32) -> Result<(), SampleError> {
-        // Few are banned as a rule, so that this is all there is to do.
+        // The list is usually short, so this check is usually enough.
         if self.banned.len() < vocabulary as usize
             || (0..vocabulary).any(|token| !self.banned.contains(&token))
         {
@@ -95,10 +101,10 @@ impl SampleSpec {
     }
 }
 
-/// No token can be chosen.
+/// No token can be sampled.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum SampleError {
-    /// The model computed something that is not a number, or is infinite.
+    /// NaN or infinite logits.
     #[error(
         "some logits are no finite numbers; the weights are damaged or overflow in this dtype, try --dtype f32"
     )]
@@ -106,46 +112,46 @@ pub enum SampleError {
     /// Every token is banned.
     #[error("all {vocabulary} tokens are banned; ban fewer")]
     AllBanned {
-        /// Tokens in all.
+        /// Size of the vocabulary.
         vocabulary: usize,
     },
 }
 
-/// Where MLX is told to meet this rank's neighbours: one address for each rank of a ring, in the order
-/// of the ring. A ring this rank is not part of is empty.
+/// Addresses of this rank's MLX rings: one per member, in ring order. Empty for a ring that this rank is not
+/// part of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Addresses {
-    /// The members of its stage.
+    /// Ring of the tensor ranks of its stage.
     pub tensor: Vec<SocketAddr>,
-    /// The same member of every stage.
+    /// Pipeline ring: the same tensor rank of every stage.
     pub pipeline: Vec<SocketAddr>,
 }
 
-/// Bytes of weights read so far.
+/// Bytes of weights loaded so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// In memory.
+    /// Bytes in memory.
     pub loaded_bytes: u64,
-    /// What this rank holds in the end; 0 while unknown.
+    /// Bytes of this rank's shard; 0 while unknown.
     pub total_bytes: u64,
 }
 
-/// What MLX holds.
+/// Memory that MLX holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MlxMemory {
     /// Bytes now.
     pub bytes: u64,
-    /// Most bytes so far.
+    /// Peak bytes so far.
     pub peak_bytes: u64,
 }
 
-/// This rank cannot go on: the group must be re-formed.
+/// A failure after which the group must be re-formed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ExecutorError {
-    /// For a reason of its own.
+    /// This rank failed.
     #[error("{0}")]
     Local(String),
-    /// The way to another rank broke.
+    /// The connection to another rank failed.
     #[error("{0}")]
     Group(String),
 }
@@ -159,54 +165,57 @@ impl From<ExecutorError> for FailureReport {
     }
 }
 
-/// What came of one step of a batch: a token for each of its [choices](Step::choices), the first of which counts, and
-/// each one behind it if the guess before is the token chosen there. An error ends that sequence and no other.
+/// Result of one step: a sampled token for each of its [sample specs](SequenceStep::samples). The first one
+/// counts; each later one counts if the draft token before it equals the token sampled there. An error ends
+/// only that sequence.
 pub type Sampled = Vec<Result<u32, SampleError>>;
 
-/// An answer that arrives when the compute thread got there. A dropped sender means the thread is
-/// gone, which is a failure like any other.
+/// A reply of the compute thread. A dropped sender means that the thread is gone, which is a failure like any
+/// other.
 pub type ReplyReceiver<T> = oneshot::Receiver<Result<T, ExecutorError>>;
 
-/// One rank's share of the model. Calls return at once and are carried out **in the order of the
-/// calls**, whatever thread made them: with more than one rank that order is the protocol.
+/// One rank's shard of the model. Calls return at once and are executed **in call order**, whatever thread
+/// made them: with more than one rank, that order is the protocol.
 pub trait Executor: Send + Sync + 'static {
-    /// Read this rank's weights into memory. A rank that has them answers at once, and has nothing left of an earlier
-    /// group.
+    /// Loads this rank's weights. A rank that has them replies at once, with no state of an earlier group.
     fn load(&self) -> ReplyReceiver<()>;
-    /// How far `load` has come; cheap, asked four times a second.
+    /// Progress of `load`; cheap, polled four times a second.
     fn progress(&self) -> LoadProgress;
-    /// Join the rings of ranks; answers when every neighbour is connected. With one rank it answers
-    /// at once. May block for ever when a peer dies, so nobody waits for it alone.
+    /// Joins the rings; replies when every neighbour is connected, and at once with one rank. May block
+    /// forever if a peer dies, so callers need another way to detect that.
     fn join(&self, addresses: Addresses) -> ReplyReceiver<()>;
-    /// Leave the groups and forget every sequence and block in memory; weights and what is on disk stay. From the call on
-    /// nothing that is computed is kept or told, whatever came from neighbours. It answers once what was begun before has
-    /// ended, so never where MLX waits for a lost neighbour for ever: who asks waits a while.
+    /// Leaves the groups and frees every sequence and in-memory block; weights and disk blocks stay. From
+    /// this call on, no computed result is cached or returned, whatever arrives from neighbours. Replies once
+    /// running batches have ended, so never if MLX waits forever for a lost neighbour: callers need a
+    /// timeout.
     fn leave_group(&self) -> ReplyReceiver<()>;
-    /// Run steps of different sequences together; what came of each, in their order.
+    /// Runs steps of different sequences as one batch; returns their results in the same order.
     fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<Sampled>>;
-    /// Whether it pays to have a batch run before the last one's tokens are known.
+    /// Whether it pays to start a batch before the tokens of the previous one are known.
     fn overlaps_steps(&self) -> bool;
-    /// Have the draft model guess tokens: for each text as many as asked, or none where that cannot be. An error says why
-    /// there will be none any more; the model itself goes on.
+    /// Has the draft model propose tokens: for each request as many as asked, or none where that is
+    /// impossible. An error disables the draft model for good, with the reason; the target model is not
+    /// affected.
     fn draft(&self, drafts: Vec<DraftRequest>) -> ReplyReceiver<Vec<Vec<u32>>>;
-    /// Carry out an order on what is cached.
+    /// Applies a command to the KV caches.
     fn apply_cache_command(&self, order: CacheCommand);
-    /// Forget a sequence: the slot's cache is empty afterwards.
+    /// Frees a sequence: the slot's KV cache is empty afterwards.
     fn reset(&self, slot: u32) {
         self.apply_cache_command(CacheCommand::Reset { slot });
     }
-    /// Fill an empty slot from blocks in memory and on disk; how many of the first ones there were.
+    /// Loads blocks from memory and disk into an empty slot; replies with how many leading blocks were
+    /// loaded.
     fn fetch(&self, slot: u32, keys: Vec<BlockHash>) -> ReplyReceiver<u32>;
-    /// Whether this rank keeps blocks on disk.
+    /// Whether this rank has a disk tier.
     fn has_disk_cache(&self) -> bool;
-    /// Blocks on this rank's disk, the one used longest ago first; none before the weights are loaded.
+    /// Blocks on this rank's disk, least recently used first; none before the weights are loaded.
     fn blocks_on_disk(&self) -> Vec<BlockHash>;
-    /// Blocks that this rank's disk lost since this was asked last.
+    /// Blocks that this rank's disk tier has lost since the last call.
     fn take_lost_blocks(&self) -> Vec<BlockHash>;
-    /// What MLX holds; cheap, asked four times a second.
+    /// Memory that MLX holds; cheap, polled four times a second.
     fn memory(&self) -> MlxMemory;
-    /// What becomes of the batches; cheap, and never waits for one.
+    /// Batch progress; cheap, never waits for a batch.
     fn batch_progress(&self) -> BatchProgress;
-    /// What batches are made of; cheap, asked four times a second.
+    /// Step profile totals; cheap, polled four times a second.
     fn step_totals(&self) -> StepTotals;
 }

@@ -1,5 +1,5 @@
-//! A compute half for tests, which answers with a script, beside the model folder that goes with
-//! it. Compiled for tests only.
+//! A fake executor for tests, which follows a script, and the model folder that goes with it. Compiled for
+//! tests only.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,29 +8,30 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
+use crate::batch_monitor::{BatchMonitor, BatchProgress};
 use crate::executor::{
-    Addresses, ReplyReceiver, SampleSpec, Sampled, Executor, ExecutorError, DraftRequest, MlxMemory, LoadProgress, SampleError, SequenceStep,
+    Addresses, DraftRequest, Executor, ExecutorError, LoadProgress, MlxMemory, ReplyReceiver, SampleError,
+    SampleSpec, Sampled, SequenceStep,
 };
 use crate::prefix_cache::{
     CacheCommand,
     block_hash::{BLOCK_TOKENS, BlockHash},
 };
 use crate::step_profiler::StepTotals;
-use crate::batch_monitor::{BatchMonitor, BatchProgress};
 
 pub use crate::model::*;
 
 /// Nothing in these tests takes a second on an idle machine; a busy one gets a minute.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What comes of it in time.
+/// The result of `future`, which must be ready within the timeout.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(TEST_TIMEOUT, future)
         .await
         .unwrap_or_else(|_| panic!("{what} took more than {TEST_TIMEOUT:?}"))
 }
 
-/// Until the condition holds.
+/// Waits until the condition holds, up to the timeout.
 pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let wait = async {
         while !condition() {
@@ -40,34 +41,34 @@ pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     within(what, wait).await;
 }
 
-/// What a fake does when asked to step.
+/// Behaviour of a fake on each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FakeBehaviour {
-    /// Answers at once.
+    /// Replies at once.
     Normal,
-    /// Never answers, like a collective whose peer is gone.
+    /// Never replies, like a collective whose peer is lost.
     Hanging,
-    /// Answers with an error.
+    /// Replies with an error.
     Failing,
-    /// Chooses this token whatever it is asked.
+    /// Samples this token in any case.
     FixedToken(u32),
-    /// Finds no number for sequences that hold this token.
+    /// Returns NaN logits for sequences with this token.
     NotFiniteOn(u32),
-    /// Panics in the caller's face, as only a bug does.
+    /// Panics in the caller, as only a bug does.
     Panicking,
 }
 
-/// A compute half that says back what the user said, byte by byte and over and over, then ends
-/// its turn unless that is banned. Every batch is recorded.
+/// A fake executor that echoes the user's text byte by byte, over and over, and then ends its turn unless
+/// that is banned. Every batch is recorded.
 #[derive(Clone)]
 pub struct FakeExecutor {
     state: Arc<Mutex<FakeState>>,
     batches: BatchMonitor,
-    /// Released once per batch when set: lets a test watch one batch at a time.
+    /// If set, released once per batch: lets a test step through batches.
     pub gate: Option<Arc<Notify>>,
     /// How long a batch takes.
     pub batch_time: Duration,
-    /// Whether batches pay that follow one whose tokens nobody knows.
+    /// Whether overlap scheduling pays.
     pub overlaps_steps: bool,
 }
 
@@ -75,7 +76,7 @@ struct FakeState {
     behaviour: FakeBehaviour,
     /// Tokens of each sequence.
     sequences: HashMap<u32, Vec<u32>>,
-    /// The token chosen last for each.
+    /// The last sampled token of each sequence.
     last_tokens: HashMap<u32, u32>,
     batches: Vec<Vec<SequenceStep>>,
     resets: Vec<u32>,
@@ -86,7 +87,7 @@ struct FakeState {
     /// Most tokens it held at once.
     peak: usize,
     loadable: bool,
-    /// What its draft model has read, by slot.
+    /// Tokens in its draft model's KV cache, by slot.
     drafts: HashMap<u32, Vec<u32>>,
     draft_broken: bool,
 }
@@ -96,14 +97,14 @@ impl FakeExecutor {
         Self::with_timing(Duration::ZERO, None)
     }
 
-    /// One of this mood from the beginning.
+    /// A fake that starts with this mood.
     pub fn with_behaviour(mood: FakeBehaviour) -> Arc<Self> {
         let fake = Self::new();
         fake.set_behaviour(mood);
         fake
     }
 
-    /// One for which it does not pay to choose ahead.
+    /// A fake for which overlap scheduling does not pay.
     pub fn without_overlap() -> Arc<Self> {
         let Self { state, batches, gate, batch_time: pace, .. } = Self::new().as_ref().clone();
         Arc::new(Self { state, batches, gate, batch_time: pace, overlaps_steps: false })
@@ -147,7 +148,7 @@ impl FakeExecutor {
         self.state.lock().draft_broken = broken;
     }
 
-    /// Everything it was asked to run, one behind the other.
+    /// All steps it ran, in order.
     pub fn steps(&self) -> Vec<SequenceStep> {
         self.batches().concat()
     }
@@ -156,7 +157,7 @@ impl FakeExecutor {
         self.state.lock().batches.clone()
     }
 
-    /// Most tokens it held at once, of all sequences.
+    /// Most tokens it held at once, over all sequences.
     pub fn peak(&self) -> usize {
         self.state.lock().peak
     }
@@ -165,14 +166,14 @@ impl FakeExecutor {
         self.state.lock().resets.clone()
     }
 
-    /// What its disk holds, as the next process finds it.
+    /// A new process with the same disk contents.
     pub fn restarted(&self) -> Arc<Self> {
         let fake = Self::new();
         fake.state.lock().on_disk = self.state.lock().on_disk.clone();
         fake
     }
 
-    /// Makes every file damaged, though nobody knows before it is read.
+    /// Damages every file, which is detected only on reading.
     pub fn damage(&self) {
         self.state.lock().damaged = true;
     }
@@ -192,7 +193,8 @@ impl FakeState {
             }
             CacheCommand::Store { slot, blocks } => {
                 for block in blocks {
-                    let tokens = self.sequences[&slot][..((block.index + 1) * BLOCK_TOKENS) as usize].to_vec();
+                    let tokens =
+                        self.sequences[&slot][..((block.index + 1) * BLOCK_TOKENS) as usize].to_vec();
                     if block.in_memory {
                         self.in_memory.insert(block.hash, tokens.clone());
                     }
@@ -221,8 +223,11 @@ impl FakeState {
         came
     }
 
-    /// Guesses what the model says, but for every seventh token.
-    fn draft(&mut self, DraftRequest { slot, offset, tokens, draft_tokens: guesses, sample: choice }: &DraftRequest) -> Vec<u32> {
+    /// Proposes the tokens that the model samples, except for every seventh one.
+    fn draft(
+        &mut self,
+        DraftRequest { slot, offset, tokens, draft_tokens: guesses, sample: choice }: &DraftRequest,
+    ) -> Vec<u32> {
         let mut read = self.drafts.remove(slot).unwrap_or_default();
         assert!(*offset as usize <= read.len(), "the draft model has read {} of {offset} tokens", read.len());
         read.truncate(*offset as usize);
@@ -238,7 +243,7 @@ impl FakeState {
                 token
             })
             .collect();
-        // The last one it has not read itself.
+        // The last draft token has not been run.
         read.pop();
         self.drafts.insert(*slot, read);
         guesses
@@ -248,7 +253,7 @@ impl FakeState {
         let sequence = self.sequences.entry(step.slot).or_default();
         assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
         if step.tokens.is_empty() {
-            // Whoever does not choose hears of the token as it computes, which is nothing to be seen here.
+            // A rank that does not sample learns the token while it computes, which is not visible here.
             let told = step.sample.as_ref().map_or(END, |_| self.last_tokens[&step.slot]);
             sequence.push(told);
         }
@@ -262,10 +267,10 @@ impl FakeState {
             .collect();
         match chosen.as_slice() {
             [Ok(token)] => drop(self.last_tokens.insert(step.slot, *token)),
-            // A step that follows before anybody knows has something to read all the same, as on a device.
+            // A step that follows before the error is known still has a token to run, as on a device.
             [Err(_)] => drop(self.last_tokens.insert(step.slot, END)),
             [] => {}
-            // Behind guesses it has to be told.
+            // After draft tokens the next token must be given.
             _ => drop(self.last_tokens.remove(&step.slot)),
         }
         chosen
@@ -316,7 +321,7 @@ impl Executor for FakeExecutor {
     fn leave_group(&self) -> ReplyReceiver<()> {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state.lock();
-        // One that hangs never gets there.
+        // A hung fake never gets there.
         if state.behaviour == FakeBehaviour::Hanging {
             std::mem::forget(sender);
             return answer;
@@ -334,7 +339,7 @@ impl Executor for FakeExecutor {
         self.batches.begin(&batch);
         let told = self.batches.clone();
         let (state, gate, pace) = (self.state.clone(), self.gate.clone(), self.batch_time);
-        // The state is touched in the order of the calls; only the answer takes time.
+        // The state changes in call order; only the reply is delayed.
         let (mood, tokens) = {
             let mut state = state.lock();
             assert_ne!(state.behaviour, FakeBehaviour::Panicking, "the fake was told to panic");
@@ -346,7 +351,7 @@ impl Executor for FakeExecutor {
             if let Some(gate) = gate {
                 gate.notified().await;
             }
-            // Even to sleep for no time takes a millisecond.
+            // Even a sleep of zero takes a millisecond.
             if !pace.is_zero() {
                 tokio::time::sleep(pace).await;
             }
@@ -354,7 +359,9 @@ impl Executor for FakeExecutor {
                 told.end(mood != FakeBehaviour::Failing);
             }
             match mood {
-                FakeBehaviour::Normal | FakeBehaviour::FixedToken(_) | FakeBehaviour::NotFiniteOn(_) => drop(sender.send(Ok(tokens))),
+                FakeBehaviour::Normal | FakeBehaviour::FixedToken(_) | FakeBehaviour::NotFiniteOn(_) => {
+                    drop(sender.send(Ok(tokens)))
+                }
                 FakeBehaviour::Failing => {
                     let lost = "[ring] connection to a peer was lost";
                     drop(sender.send(Err(ExecutorError::Group(lost.into()))));

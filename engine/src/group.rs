@@ -1,26 +1,27 @@
-//! The control path of a group: rank 0 leads, the others follow. Activations travel between
-//! ranks through MLX, never here; but a lost rank is noticed here, because MLX may block for ever
-//! when a peer dies and a gRPC stream does not.
+//! Control stream of a group: rank 0 leads, the other ranks follow. Activations travel between ranks through
+//! MLX, never here. A lost rank is detected here, because MLX may block forever when a peer dies and a gRPC
+//! stream does not.
 //!
 //! ```text
-//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Batch, …, Reset ─▶ Tried ─▶ Batch, Keep, Reset, Batch, …
+//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Batch, …, Reset ─▶ SmokeTested ─▶ Batch, Store, …
 //!                                                              the smoke prompt
 //! ```
 //!
-//! Beside all of it both sides send beats. A rank that died closes its connections and is seen at once; one that is
-//! frozen, or behind a cable that was pulled, is seen because its beats end. They do not wait for MLX, so a rank that
-//! waits for its neighbours, however long, is heard all the time: its own agent judges that ([`crate::pulse`]).
+//! In addition, both sides send heartbeats. A rank that dies closes its connections and is detected at once;
+//! a frozen one, or one behind an unplugged cable, is detected by missing heartbeats. Heartbeats do not wait
+//! for MLX, so a rank that waits for its neighbours, however long, still sends them: its own agent judges
+//! that ([`crate::batch_monitor`]).
 
 pub mod block_fetches;
-pub mod leader;
 pub mod follower;
+pub mod leader;
 
 use std::collections::HashSet;
 
 use futures::future::join_all;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::follow_command::Command;
-use russet_rpc::failure_detector::{HEARTBEAT_INTERVAL, BUSY_TIMEOUT, IDLE_TIMEOUT, SilenceDetector};
+use russet_rpc::failure_detector::{BUSY_TIMEOUT, HEARTBEAT_INTERVAL, IDLE_TIMEOUT, SilenceDetector};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
@@ -29,48 +30,51 @@ use crate::executor::{Executor, SequenceStep};
 use crate::prefix_cache::{BlockCopy, CacheCommand, block_hash::BlockHash};
 use block_fetches::BlockFetches;
 
-/// Senders to every higher rank.
+/// Command streams to every higher rank.
 #[derive(Clone, Debug, Default)]
 pub struct Followers {
-    // Not bounded: at most one step of a slot is on its way.
+    // Unbounded: at most one step of a slot is in flight.
     senders: Vec<UnboundedSender<pb::FollowCommand>>,
     fetches: BlockFetches,
     blocks_on_disk: Option<Vec<BlockHash>>,
 }
 
 impl Followers {
-    /// Whether there are none.
+    /// Whether the group has a single rank.
     pub fn is_empty(&self) -> bool {
         self.senders.is_empty()
     }
 
-    /// Makes every follower run the steps too.
+    /// Sends the steps of a batch to every follower.
     pub fn run(&self, batch: &[SequenceStep]) {
-        // The choice is rank 0's own business.
-        let step =
-            |step: &SequenceStep| pb::Step { slot: step.slot, offset: step.offset, tokens: step.tokens.clone() };
+        // Only rank 0 samples.
+        let step = |step: &SequenceStep| pb::Step {
+            slot: step.slot,
+            offset: step.offset,
+            tokens: step.tokens.clone(),
+        };
         self.send(Command::Batch(pb::Batch { steps: batch.iter().map(step).collect() }));
     }
 
-    /// Makes every follower carry out the order too.
+    /// Sends a cache command to every follower.
     pub fn apply_cache_command(&self, order: &CacheCommand) {
         self.send(to_follow_command(order));
     }
 
-    /// Makes every follower forget the slot.
+    /// Has every follower reset the slot.
     pub fn reset(&self, slot: u32) {
         self.apply_cache_command(&CacheCommand::Reset { slot });
     }
 
-    /// Makes every follower fill the slot from blocks of which some are on disk; how many of the first ones came
-    /// everywhere.
+    /// Has every follower load blocks into the slot, some of them from disk; resolves to the number of
+    /// leading blocks that all ranks loaded.
     pub fn fetch(&self, slot: u32, keys: &[BlockHash]) -> oneshot::Receiver<u32> {
         let answer = self.fetches.expect(slot, self.senders.len());
         self.send(Command::Fetch(pb::Fetch { slot, keys: encode_hashes(keys) }));
         answer
     }
 
-    /// Those of the blocks that are on every follower's disk too.
+    /// The blocks that are on every follower's disk too.
     pub fn blocks_on_every_disk(&self, own: Vec<BlockHash>) -> Vec<BlockHash> {
         match &self.blocks_on_disk {
             None => own,
@@ -81,12 +85,12 @@ impl Followers {
         }
     }
 
-    /// Tells every follower what came of the smoke prompt: nothing, or why the group is of no more use.
+    /// Sends every follower the result of the smoke prompt: success, or why the group failed.
     pub fn report_smoke_test(&self, failure: Option<String>) {
         self.send(Command::Tried(pb::Tried { failure }));
     }
 
-    /// Waits until every follower has left, or was lost.
+    /// Waits until every follower has left or is lost.
     pub async fn wait_left(&self) {
         join_all(self.senders.iter().map(UnboundedSender::closed)).await;
     }
@@ -97,7 +101,7 @@ impl Followers {
 
     fn send(&self, command: Command) {
         for sender in &self.senders {
-            // A closed stream is noticed by who watches its replies.
+            // The task that reads the replies notices a closed stream.
             let _ = sender.send(pb::FollowCommand { command: Some(command.clone()) });
         }
     }
@@ -107,7 +111,7 @@ fn encode_hashes(keys: &[BlockHash]) -> Vec<Vec<u8>> {
     keys.iter().map(|key| key.0.to_vec()).collect()
 }
 
-/// Keys that are keys.
+/// Parses block hashes; drops invalid ones.
 fn decode_hashes(bytes: &[Vec<u8>]) -> Vec<BlockHash> {
     bytes.iter().filter_map(|bytes| BlockHash::from_bytes(bytes)).collect()
 }
@@ -125,14 +129,16 @@ fn to_follow_command(order: &CacheCommand) -> Command {
             };
             Command::Keep(pb::Keep { slot: *slot, blocks: blocks.iter().map(block).collect() })
         }
-        CacheCommand::Load { slot, hashes: keys } => Command::Restore(pb::Restore { slot: *slot, keys: encode_hashes(keys) }),
+        CacheCommand::Load { slot, hashes: keys } => {
+            Command::Restore(pb::Restore { slot: *slot, keys: encode_hashes(keys) })
+        }
         CacheCommand::Evict { in_memory: held, on_disk: shelved } => {
             Command::Forget(pb::Forget { held: encode_hashes(held), shelved: encode_hashes(shelved) })
         }
     }
 }
 
-/// The order that a command stands for, if it is one.
+/// The cache command of a control message, if it is one.
 fn to_cache_command(command: &Command) -> Option<CacheCommand> {
     Some(match command {
         Command::Reset(pb::Reset { slot }) => CacheCommand::Reset { slot: *slot },
@@ -145,7 +151,9 @@ fn to_cache_command(command: &Command) -> Option<CacheCommand> {
             };
             CacheCommand::Store { slot: *slot, blocks: blocks.iter().filter_map(block).collect() }
         }
-        Command::Restore(pb::Restore { slot, keys }) => CacheCommand::Load { slot: *slot, hashes: decode_hashes(keys) },
+        Command::Restore(pb::Restore { slot, keys }) => {
+            CacheCommand::Load { slot: *slot, hashes: decode_hashes(keys) }
+        }
         Command::Forget(pb::Forget { held, shelved }) => {
             CacheCommand::Evict { in_memory: decode_hashes(held), on_disk: decode_hashes(shelved) }
         }
@@ -153,7 +161,7 @@ fn to_cache_command(command: &Command) -> Option<CacheCommand> {
     })
 }
 
-/// One side's ear for the beats of the other.
+/// Receiving side of the heartbeats of one peer.
 #[derive(Debug)]
 struct HeartbeatMonitor {
     check_interval: Interval,
@@ -167,17 +175,19 @@ impl HeartbeatMonitor {
         Self { check_interval, detector: SilenceDetector::new(Instant::now().into_std()) }
     }
 
-    /// What came, which ends the lull.
+    /// Records that a message arrived.
     fn record<T>(&mut self, message: T) -> T {
         self.detector.reset(Instant::now().into_std());
         message
     }
 
-    /// At the next look: for how long nothing has come, where that is too long for a rank that works or rests.
+    /// At the next tick: why the peer counts as lost, if it was silent too long for a working or an idle
+    /// rank.
     async fn check(&mut self, compute: &dyn Executor) -> Option<String> {
         let now = self.check_interval.tick().await;
         let silent = self.detector.tick(now.into_std());
-        let patience = if compute.batch_progress().running_estimate.is_some() { BUSY_TIMEOUT } else { IDLE_TIMEOUT };
+        let patience =
+            if compute.batch_progress().running_estimate.is_some() { BUSY_TIMEOUT } else { IDLE_TIMEOUT };
         (silent >= patience).then(|| {
             let (silent, beat) = (silent.as_secs_f64(), HEARTBEAT_INTERVAL.as_secs_f64());
             format!("it was silent for {silent:.1} s and should beat every {beat} s; it is frozen or cut off")
@@ -195,7 +205,10 @@ mod tests {
         for order in [
             CacheCommand::Reset { slot: 3 },
             CacheCommand::Truncate { slot: 3, length: 70 },
-            CacheCommand::Store { slot: 1, blocks: vec![BlockCopy { index: 2, hash: key(9), in_memory: true, on_disk: false }] },
+            CacheCommand::Store {
+                slot: 1,
+                blocks: vec![BlockCopy { index: 2, hash: key(9), in_memory: true, on_disk: false }],
+            },
             CacheCommand::Load { slot: 2, hashes: vec![key(1), key(2)] },
             CacheCommand::Evict { in_memory: vec![key(1)], on_disk: vec![key(2)] },
         ] {

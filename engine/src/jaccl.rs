@@ -1,48 +1,48 @@
-//! What MLX's jaccl backend is told: which RDMA device leads from which member of a stage to which. It
-//! decides nothing about cables; whoever planned the group chose the devices. Written after MLX's source and
-//! recorded hostfiles, and never run: jaccl exists on macOS with Thunderbolt 5 alone.
+//! RDMA devices for MLX's jaccl backend: which device connects which tensor ranks of a stage. Not here: the
+//! choice of devices, which the planner makes. Written after MLX's source and recorded hostfiles, and never
+//! run: jaccl exists on macOS with Thunderbolt 5 alone.
 
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// Most members of a mesh: jaccl's own bound.
+/// Maximum members of a mesh: jaccl's own limit.
 const MAX_MESH_MEMBERS: usize = 8;
-/// Most cables between two neighbours of a ring: jaccl's own bound.
+/// Maximum cables between two neighbours of a ring: jaccl's own limit.
 const MAX_RING_CABLES: usize = 4;
 
-/// Devices by row and column, the member and its peer; an empty cell is no cable, several names are several
-/// cables.
+/// Device names by row and column, which are the tensor rank and its peer; an empty cell is no cable, several
+/// names are several cables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices(pub Vec<Vec<Vec<String>>>);
 
-/// How the members are cabled.
+/// Cable topology of the tensor ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// Everybody with everybody.
+    /// Full mesh.
     Mesh,
-    /// Each with the one before and the one after.
+    /// Ring: each rank with the previous and the next one.
     Ring,
 }
 
 /// Devices that jaccl cannot use.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DevicesError {
-    /// Not the JSON it should be.
+    /// Invalid JSON.
     #[error(
         "--rdma-devices is no list of rows of cells of names ({0}), such as [[[],[\"rdma_en4\"]],[[\"rdma_en4\"],[]]]"
     )]
     Json(String),
-    /// Not one row and one column for each member.
+    /// Not one row and one column for each tensor rank.
     #[error(
         "--rdma-devices has {rows} rows, the widest or narrowest of {columns} cells, but the stage has {members} members; give a row and a cell for each"
     )]
     Size {
         /// Rows given.
         rows: usize,
-        /// Cells of a row that is wrong, or of the first.
+        /// Cells of the first row with a wrong width, or of the first row.
         columns: usize,
-        /// Members of the stage.
+        /// Tensor ranks of the stage.
         members: usize,
     },
     /// Too many for a mesh.
@@ -50,7 +50,7 @@ pub enum DevicesError {
         "jaccl connects at most {MAX_MESH_MEMBERS} members in a mesh, but the stage has {0}; cable a ring and use jaccl-ring, or use smaller stages"
     )]
     Members(usize),
-    /// Members without the cables they need.
+    /// Tensor ranks without the cables they need.
     #[error("--rdma-devices names {found} devices from member {from} to member {to}, but {needed}")]
     Cables {
         /// Row.
@@ -59,7 +59,7 @@ pub enum DevicesError {
         to: usize,
         /// Devices in the cell.
         found: usize,
-        /// What is needed.
+        /// Required cables.
         needed: String,
     },
 }
@@ -73,7 +73,7 @@ impl FromStr for Devices {
 }
 
 impl Devices {
-    /// Whether `members` can meet over these devices.
+    /// Checks that `members` tensor ranks can connect over these devices.
     pub fn check(&self, topology: Topology, members: usize) -> Result<(), DevicesError> {
         let rows = self.0.len();
         let columns = self.0.iter().map(Vec::len).find(|&cells| cells != members).unwrap_or(members);
@@ -88,7 +88,7 @@ impl Devices {
             .iter()
             .enumerate()
             .flat_map(|(from, row)| row.iter().enumerate().map(move |(to, cell)| (from, to, cell.len())));
-        // Every cable pair of a ring has as many wires as the first one.
+        // Every neighbour pair of a ring has as many cables as the first one.
         let first = self.0.first().map_or(0, |row| row[1 % members].len());
         for (from, to, found) in wires {
             let neighbours = (from + 1) % members == to || (to + 1) % members == from;
@@ -96,7 +96,9 @@ impl Devices {
                 _ if from == to => (found > 0).then(|| "a member needs none to itself".to_owned()),
                 Topology::Mesh => (found == 0).then(|| "a mesh needs one between any two".to_owned()),
                 Topology::Ring if neighbours => (found != first || found == 0 || found > MAX_RING_CABLES)
-                    .then(|| format!("a ring needs as many between all neighbours, from 1 to {MAX_RING_CABLES}")),
+                    .then(|| {
+                        format!("a ring needs as many between all neighbours, from 1 to {MAX_RING_CABLES}")
+                    }),
                 Topology::Ring => None,
             };
             if let Some(needed) = needed {
@@ -106,7 +108,7 @@ impl Devices {
         Ok(())
     }
 
-    /// The file `MLX_IBV_DEVICES` names: a cell is null, a name, or a list of names.
+    /// Contents of the file that `MLX_IBV_DEVICES` names: a cell is null, a name, or a list of names.
     pub fn devices_file(&self) -> String {
         let cell = |names: &Vec<String>| match names.as_slice() {
             [] => serde_json::Value::Null,
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    /// Cells as recorded files have them: null, a name, or names.
+    /// Cells as in recorded files: null, a name, or a list of names.
     fn devices(matrix: &Value) -> Devices {
         let cell = |cell: &Value| match cell {
             Value::Null => Vec::new(),
@@ -135,7 +137,7 @@ mod tests {
         Devices(matrix.as_array().unwrap().iter().map(row).collect())
     }
 
-    /// A mesh of `members`, device names as they count on a real machine.
+    /// A full mesh of `members`, with device names numbered as on a real machine.
     fn mesh(members: usize) -> Devices {
         let cell = |from: usize, to: usize| if from == to { vec![] } else { vec![format!("rdma_en{to}")] };
         Devices((0..members).map(|from| (0..members).map(|to| cell(from, to)).collect()).collect())
@@ -149,7 +151,10 @@ mod tests {
         assert_eq!(two.check(Topology::Ring, 2), Ok(()));
         let wires: Devices =
             r#"[[[],["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],[]]]"#.parse().unwrap();
-        assert_eq!(wires.devices_file(), r#"[[null,["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],null]]"#);
+        assert_eq!(
+            wires.devices_file(),
+            r#"[[null,["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],null]]"#
+        );
         assert_eq!(wires.check(Topology::Ring, 2), Ok(()));
         assert_eq!(
             mesh(3).devices_file(),
@@ -183,7 +188,7 @@ mod tests {
         assert!("{}".parse::<Devices>().unwrap_err().to_string().contains("no list of rows"));
     }
 
-    /// Files of real clusters, where this machine has the collection.
+    /// Files of real clusters, if this machine has the collection.
     #[test]
     fn recorded_device_matrices_are_written_unchanged() {
         let Some(folder) = std::env::var_os("RUSSET_RECORDED").map(std::path::PathBuf::from) else {

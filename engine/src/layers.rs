@@ -1,14 +1,14 @@
-//! The pieces that architectures are made of. Each computes exactly what its mlx-lm counterpart
-//! does, operation by operation, sharded or whole; none knows which rank it runs on.
+//! Layers of the model architectures. Each computes exactly what its mlx-lm counterpart does, operation by
+//! operation, sharded or whole; none knows its rank.
 
-mod sdpa;
 pub mod attention;
-pub mod packed_batch;
 pub mod embedding;
 pub mod linear;
 pub mod mlp;
 pub mod norm;
+pub mod packed_batch;
 pub mod rope;
+mod sdpa;
 pub mod tensor_parallel;
 
 use mlx_rs::{Device, DeviceType, error::Exception};

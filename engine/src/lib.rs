@@ -1,35 +1,37 @@
-//! One rank of a group that answers requests: the serving half (tokens, scheduling, gRPC) over
-//! the half that owns MLX, with [`compute`] between them. Without the feature `mlx` only the
-//! serving half is built, which is how it is tested without MLX.
+//! One rank of a group that answers requests: the serving half (tokenizer, scheduler, gRPC) over the half
+//! that owns MLX, with [`executor`] between them. Without the feature `mlx` only the serving half is built,
+//! which is how it is tested without MLX.
 //!
-//! The MLX half from the arrays upwards: [`weights`] reads a rank's own tensors, [`layers`] and
-//! [`models`] compute with them, [`cache`] remembers a sequence, [`sample`] chooses the next token,
-//! and [`runtime`] is the one thread on which all of that happens.
+//! The MLX half, bottom up: [`weights`] loads a rank's shard, [`layers`] and [`models`] compute with it,
+//! [`cache`] is the KV cache of a sequence, [`sample`] samples the next token, and [`runtime`] is the one
+//! thread that runs all of it.
 //!
-//! The serving half: [`serve`] is the life of a process, [`server`] and [`control`] answer gateways
-//! and the agent, [`schedule`] gives [`sequence`]s their steps, [`guess`] says what may come next in them, [`tokens`]
-//! turns text into tokens and back, [`follow`] keeps the ranks of a group together, [`rings`] and [`tunnel`] let MLX's ranks meet,
-//! [`life`] says when it is over, and [`again`] whether the process is of use to the group that comes after. [`pulse`] and [`forecast`] tell a rank that hangs from one that has much to do.
+//! The serving half: [`process`] runs a rank from start to exit, [`engine_service`] and [`control_service`]
+//! serve the gateways and the agent, [`scheduler`] composes batches of [`sequence`]s, [`prefix_cache`] reuses
+//! KV blocks, [`speculative`] proposes draft tokens, [`tokenizer`] converts text and tokens, [`group`] is the
+//! control stream between ranks, [`rings`] and [`tunnel`] connect MLX's ranks, [`lifecycle`] is the state of
+//! the process, and [`reform`] decides whether the process can join the next formation. [`batch_monitor`] and
+//! [`batch_time`] tell a rank that hangs from a busy one.
 
-pub mod reform;
 pub mod args;
-pub mod executor;
-pub mod control_service;
-pub mod group;
-pub mod batch_time;
-pub mod speculative;
-pub mod jaccl;
-pub mod prefix_cache;
-pub mod lifecycle;
-pub mod step_profiler;
-pub mod metrics;
 pub mod batch_monitor;
-pub mod throughput;
+pub mod batch_time;
+pub mod control_service;
+pub mod engine_service;
+pub mod executor;
+pub mod group;
+pub mod jaccl;
+pub mod lifecycle;
+pub mod metrics;
+pub mod prefix_cache;
+pub mod process;
+pub mod reform;
 pub mod rings;
 pub mod scheduler;
 pub mod sequence;
-pub mod process;
-pub mod engine_service;
+pub mod speculative;
+pub mod step_profiler;
+pub mod throughput;
 pub mod tokenizer;
 pub mod tunnel;
 

@@ -1,67 +1,67 @@
-//! The life of one rank, and the only place that says it is over.
+//! Lifecycle of a rank: the only place that declares its end.
 //!
 //! ```text
 //! Loading ──▶ Loaded ──▶ Serving ──▶ stopped (drained, exit 0)
 //!    └───────────┴──────────┴──────▶ Failed  (flushed, exit 1)
 //! ```
 //!
-//! The first failure is the one that counts: what breaks afterwards is its consequence. Where it was the group's and
-//! not the rank's own, the weights may be of use to the next group ([`Reuse`]).
+//! The first failure counts: later ones are its consequences. If it was a failure of the group and not of the
+//! rank itself, the next formation may reuse the weights ([`Reuse`]).
 
 use tokio::sync::watch;
 
 use crate::tunnel::dial::NeighbourPath;
 
-/// How far this rank has come.
+/// Phase of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Reading weights.
+    /// Loading weights.
     Loading,
-    /// Weights in memory, waiting for peers and for the smoke prompt.
+    /// Weights are in memory; waiting for peers and for the smoke prompt.
     Loaded,
-    /// Joined, and the smoke prompt is answered; rank 0 takes requests.
+    /// Joined, and the smoke prompt has succeeded; rank 0 accepts requests.
     Serving,
-    /// Of no more use.
+    /// Failed for good.
     Failed,
 }
 
-/// What a rank failed at, where people are told by a reason of its own.
+/// Cause of a failure, where it maps to a reason of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailureCause {
     /// Anything else.
     #[default]
     Other,
-    /// The group does not answer the smoke prompt.
+    /// The group fails the smoke prompt.
     Smoke,
-    /// The group: another rank is lost, or the way to it. What this rank has in memory may be sound.
+    /// Another rank, or the connection to it, is lost. The weights in memory may be sound.
     Group,
 }
 
-/// Whether a rank that failed is of use to the next formation of its group.
+/// Whether a failed rank can join the next formation of its group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reuse {
-    /// It is not; its process ends.
+    /// No; the process exits.
     #[default]
     No,
-    /// MLX's thread was asked to leave the group: nobody knows whether it is stuck there.
+    /// The MLX thread was asked to leave the group; it may be stuck there.
     Asked,
-    /// It has its weights and no group.
+    /// Yes: it has its weights and no group.
     Yes,
-    /// The next formation has begun with it, and this one says nothing more.
+    /// The next formation has started with it; this one reports nothing more.
     Taken,
 }
 
-/// Why a rank is of no more use, where who finds out is not who says so.
+/// Why a rank failed, passed from the code that detects it to the code that reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailureReport {
-    /// What it failed at.
+    /// Cause.
     pub cause: FailureCause,
-    /// Why.
+    /// Reason, as a message.
     pub reason: String,
 }
 
 impl FailureReport {
-    /// At its group.
+    /// A failure of the group.
     pub fn group(reason: impl Into<String>) -> Self {
         Self { cause: FailureCause::Group, reason: reason.into() }
     }
@@ -73,32 +73,32 @@ impl From<String> for FailureReport {
     }
 }
 
-/// What is known of this rank now.
+/// Status of this rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankStatus {
-    /// How far it has come.
+    /// Current phase.
     pub phase: Phase,
-    /// What it waits for, or why it failed; empty when there is nothing to say.
+    /// What it waits for, or why it failed; empty if there is nothing to report.
     pub message: String,
-    /// Whether it has come so far as to serve.
+    /// Whether it has ever reached `Serving`.
     pub served: bool,
-    /// What it failed at, once it did.
+    /// Cause of the failure, once it has failed.
     pub cause: FailureCause,
-    /// Whether it is of use to the next group, once it failed.
+    /// Whether the next formation can reuse it, once it has failed.
     pub reuse: Reuse,
-    /// Why no new requests are taken, once somebody asked the rank to stop.
+    /// Why no new requests are accepted, once the rank was asked to stop.
     pub draining: Option<String>,
-    /// Everything is answered and the process may end.
+    /// All requests have ended and the process may exit.
     pub stopped: bool,
-    /// How neighbours were reached to whose nodes cables lead.
+    /// Paths by which neighbours with cables were reached.
     pub paths: Vec<NeighbourPath>,
 }
 
-/// Shared by everything that runs in this process.
+/// Shared by all tasks of this process.
 #[derive(Clone, Debug)]
 pub struct Lifecycle {
     status: watch::Sender<RankStatus>,
-    /// Whether a rank that lost its group may be of use to the next one.
+    /// Whether this rank can rejoin a re-formed group.
     can_rejoin: bool,
 }
 
@@ -119,22 +119,23 @@ impl Default for Lifecycle {
 }
 
 impl Lifecycle {
-    /// Of a rank that may be of use to another group after this one, if it `outlives` it.
+    /// A new lifecycle; the argument says whether the rank can rejoin a re-formed group.
     pub fn new(can_rejoin: bool) -> Self {
         Self { can_rejoin, ..Self::default() }
     }
 
-    /// What is known now.
+    /// Current status.
     pub fn status(&self) -> RankStatus {
         self.status.borrow().clone()
     }
 
-    /// To be told of every change.
+    /// Subscribes to every change.
     pub fn watch(&self) -> watch::Receiver<RankStatus> {
         self.status.subscribe()
     }
 
-    /// One step further, with what it waits for next. Nothing leads back, and nothing out of `Failed`.
+    /// Advances to a later phase, with what it waits for next. No transition leads back, and none out of
+    /// `Failed`.
     pub fn advance(&self, phase: Phase, message: &str) {
         self.update(|now| {
             if now.phase != Phase::Failed && now.phase <= phase {
@@ -145,17 +146,17 @@ impl Lifecycle {
         });
     }
 
-    /// A neighbour was reached, to whose node a cable leads.
+    /// Records the path to a neighbour whose node has a cable.
     pub fn add_path(&self, way: NeighbourPath) {
         self.update(|now| now.paths.push(way));
     }
 
-    /// This rank is of no more use. Only the first reason is kept.
+    /// Fails this rank. Only the first reason is kept.
     pub fn fail(&self, reason: impl Into<String>) {
         self.fail_at(FailureCause::Other, reason);
     }
 
-    /// The same, with what it failed at.
+    /// Fails this rank with a cause.
     pub fn fail_at(&self, cause: FailureCause, reason: impl Into<String>) {
         self.update(|now| {
             if now.phase != Phase::Failed && !now.stopped {
@@ -170,12 +171,12 @@ impl Lifecycle {
         });
     }
 
-    /// The same, as somebody else found.
+    /// Fails this rank with a failure that other code detected.
     pub fn fail_with(&self, FailureReport { cause, reason }: FailureReport) {
         self.fail_at(cause, reason);
     }
 
-    /// What became of a failed rank whose group is lost.
+    /// Records whether a failed rank whose group is lost can be reused.
     pub fn set_reuse(&self, reuse: Reuse) {
         self.update(|now| {
             if now.phase == Phase::Failed {
@@ -184,7 +185,7 @@ impl Lifecycle {
         });
     }
 
-    /// Gives a rank that is of use to the next formation; whether it was there to be had.
+    /// Claims a reusable rank for the next formation; returns whether it was available.
     pub fn claim(&self) -> bool {
         self.status.send_if_modified(|now| {
             let there = now.reuse == Reuse::Yes;
@@ -195,7 +196,7 @@ impl Lifecycle {
         })
     }
 
-    /// Take no new requests, answer the running ones, then stop.
+    /// Drains: accepts no new requests, finishes the running ones, then stops.
     pub fn drain(&self, reason: &str) {
         self.update(|now| {
             if now.draining.is_none() {
@@ -205,12 +206,12 @@ impl Lifecycle {
         });
     }
 
-    /// Everything is answered.
+    /// All requests have ended.
     pub fn stop(&self) {
         self.update(|now| now.stopped |= now.phase != Phase::Failed);
     }
 
-    /// Why this rank takes no requests; `None` while it does.
+    /// Why this rank accepts no requests; `None` while it does.
     pub fn unavailable_reason(&self) -> Option<String> {
         let now = self.status.borrow();
         match (now.phase, &now.draining) {
@@ -232,12 +233,12 @@ impl Lifecycle {
         now.unwrap_or_else(|_| self.status())
     }
 
-    /// Waits for the failure; returns its reason.
+    /// Waits for a failure; returns its reason.
     pub async fn wait_failed(&self) -> String {
         self.wait_until(|now| now.phase == Phase::Failed).await.message
     }
 
-    /// Waits until it is over, one way or the other.
+    /// Waits for the end: stopped or failed.
     pub async fn wait_ended(&self) {
         self.wait_until(|now| now.phase == Phase::Failed || now.stopped).await;
     }

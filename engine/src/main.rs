@@ -1,5 +1,5 @@
-//! The process of one rank. It reads its flags, gives them to the library and turns the outcome
-//! into an exit code; it decides nothing itself.
+//! The engine process: parses flags, runs the library and maps the outcome to an exit code. It decides
+//! nothing itself.
 
 #[cfg(not(feature = "mlx"))]
 fn main() -> anyhow::Result<()> {
@@ -21,21 +21,21 @@ mod engine {
     use clap::Parser as _;
     use russet_engine::args::{Args, Dtype, Fence, LogFormat, Switch};
     use russet_engine::lifecycle::Lifecycle;
+    use russet_engine::process::{EngineProcess, ExitOutcome};
     use russet_engine::runtime::environment::{self, MlxEnvironment};
-    use russet_engine::runtime::{Runtime, RuntimeConfig, DiskCacheConfig};
-    use russet_engine::process::{ExitOutcome, EngineProcess};
+    use russet_engine::runtime::{DiskCacheConfig, Runtime, RuntimeConfig};
     use russet_engine::weights::LoadDtype;
     use tokio::signal::unix::{SignalKind, signal};
     use tokio::task::AbortHandle;
 
     pub fn main() -> anyhow::Result<()> {
         let args = Args::parse();
-        // Before any thread exists: this may replace the process by itself.
+        // Before any thread exists: this may re-exec the process.
         environment::ensure(mlx_environment(&args).as_ref()).context("cannot set MLX's environment")?;
         russet_telemetry::logs::init(&format!("engine-{}", args.rank), args.log == LogFormat::Json);
-        // Installed already only if something else in this process did; all of it is the same provider.
+        // Already installed only if other code in this process did so, with the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        // They carry what ranks send each other, beside MLX's threads that wait for it.
+        // They carry the traffic between ranks, beside MLX's threads that wait for it.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .on_thread_start(russet_mlx::request_low_latency)
@@ -53,20 +53,21 @@ mod engine {
                 2
             }
         };
-        // The MLX thread may be blocked in a collective for ever; only the end of the process ends it.
+        // The MLX thread may block in a collective forever; only the end of the process ends it.
         russet_mlx::exit_immediately(code)
     }
 
-    /// What MLX reads of this rank.
+    /// The environment that MLX reads for this rank.
     fn mlx_environment(args: &Args) -> Option<MlxEnvironment> {
-        // Flags that do not fit each other are refused later, where the log is.
+        // Contradictory flags are refused later, once the log works.
         let coordinator = || args.tensor_hosts.get((args.rank - args.rank % args.tensor_size) as usize);
         let jaccl = args.backend.topology().and_then(|topology| Some((*coordinator()?, topology)));
         let (files, fast_fence) = (args.control_socket.clone(), args.fence == Fence::Fast);
         (args.size() > 1).then_some(MlxEnvironment { rank: args.rank, files, jaccl, fast_fence })
     }
 
-    /// One formation of the group after the other, as long as the weights are of use; why the last one failed, if it did.
+    /// Runs one formation of the group after another, as long as the weights can be reused; returns why the
+    /// last one failed, if it did.
     async fn run(mut args: Args) -> anyhow::Result<Option<String>> {
         let compute = Runtime::start(RuntimeConfig {
             model_dir: args.model_dir.clone(),

@@ -1,5 +1,5 @@
-//! What an engine measures. Rank 0 uses vLLM's names and buckets, so that dashboards and routers
-//! made for vLLM read it as it is; other ranks show only themselves, or totals would count double.
+//! Prometheus metrics of an engine. Rank 0 uses vLLM's names and buckets, so that dashboards and routers made
+//! for vLLM work unchanged; other ranks export only their own, or totals would count double.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use prometheus::{
 };
 use russet_wire::event::{FinishReason, Usage};
 
-use crate::executor::{MlxMemory, LoadProgress};
+use crate::executor::{LoadProgress, MlxMemory};
 use crate::prefix_cache::CACHE_STEP;
 use crate::step_profiler::{COLLECTIVES, PHASES, StepTotals};
 use crate::throughput::Throughput;
@@ -25,72 +25,72 @@ const FIRST_TOKEN_BUCKETS: &[f64] = &[
 const INTER_TOKEN_BUCKETS: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
-/// vLLM's buckets for everything that lasts as long as a request.
+/// vLLM's buckets for request-length durations.
 const REQUEST_BUCKETS: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 ];
 
-/// Who guesses: what was said before, and the draft model.
+/// Proposers of draft tokens: prompt lookup and the draft model.
 const PROPOSER_LABELS: [&str; 2] = ["lookup", "draft"];
 
-/// Buckets for what the loop and MLX take for a batch.
+/// Buckets for the time that the scheduler and MLX take per batch.
 const BATCH_BUCKETS: &[f64] = &[
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
     0.25, 0.5, 1.0, 2.5, 10.0,
 ];
-/// Buckets for the sequences of a batch.
+/// Buckets for sequences per batch.
 const BATCH_ROW_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
-/// Buckets for the tokens a batch reads.
+/// Buckets for prefill tokens per batch.
 const PREFILL_TOKEN_BUCKETS: &[f64] = &[0.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0];
 
 /// All metrics of one engine; clones share them.
 #[derive(Clone)]
 pub struct EngineMetrics {
-    /// What `/metrics` shows.
+    /// Registry behind `/metrics`.
     pub registry: Registry,
     /// Requests in a slot.
     pub running: IntGauge,
-    /// Requests not yet in a slot.
+    /// Requests waiting for a slot.
     pub waiting: IntGauge,
-    /// Times a request left its slot for others.
+    /// Preemptions.
     pub preemptions: IntCounter,
     /// Share of the KV cache in use, 0 to 1.
     pub kv_usage: Gauge,
-    /// Tokens of prompts read.
+    /// Prompt tokens prefilled.
     pub prompt_tokens: IntCounter,
-    /// Tokens of prompts that were looked for among what is kept, and found there.
+    /// Prefix-cache queries and hits, in prompt tokens.
     prefix_queries: IntCounter,
     prefix_hits: IntCounter,
-    /// Blocks kept, in memory and on disk.
+    /// Blocks in the prefix cache, in memory and on disk.
     prefix_blocks: [Gauge; 2],
-    /// Tokens chosen.
+    /// Output tokens sampled.
     pub generated_tokens: IntCounter,
-    /// Times tokens were guessed, how many, and how many of them were right, by who guessed.
+    /// Speculation by proposer: number of drafts, draft tokens and accepted draft tokens.
     draft_counters: [IntCounterVec; 3],
-    /// From arrival to the first token.
+    /// Time to first token, from arrival.
     pub first_token: Histogram,
-    /// From one token to the next.
+    /// Inter-token latency.
     pub inter_token: Histogram,
     /// From arrival to the last event.
     pub request: Histogram,
-    /// From arrival to a slot.
+    /// Queue time: from arrival to a slot.
     pub queue: Histogram,
-    /// From a slot to the first token.
+    /// Prefill time: from a slot to the first token.
     pub prefill: Histogram,
-    /// From the first token to the last.
+    /// Decode time: from the first token to the last.
     pub decode: Histogram,
-    /// What this process took to begin a batch.
+    /// Time that this process takes to start a batch.
     pub scheduling: Histogram,
-    /// From the beginning of a batch to its tokens.
+    /// From the start of a batch to its tokens.
     pub batch: Histogram,
-    /// Sequences of a batch.
+    /// Sequences per batch.
     pub batch_rows: Histogram,
-    /// Tokens a batch reads.
+    /// Prefill tokens per batch.
     pub batch_prompt_tokens: Histogram,
     /// Steps this rank ran.
     pub steps: IntCounter,
-    /// How fast requests are answered, for the agent.
+    /// Measured throughput, for the agent.
     pub throughput: Arc<Mutex<Throughput>>,
     collective_bytes: IntCounterVec,
     phase_seconds: CounterVec,
@@ -104,8 +104,8 @@ pub struct EngineMetrics {
 }
 
 impl EngineMetrics {
-    /// The metrics of rank `rank` of a group serving `model`, with room for `kv_tokens` of sequences of at most
-    /// `context_tokens` each.
+    /// The metrics of rank `rank` of a group serving `model`, with a KV cache of `kv_tokens` tokens for
+    /// sequences of at most `context_tokens` each.
     pub fn new(
         model: &str,
         rank: u32,
@@ -172,10 +172,22 @@ impl EngineMetrics {
                 "From one token to the next.",
                 INTER_TOKEN_BUCKETS,
             )?,
-            request: time("e2e_request_latency_seconds", "From arrival to the end of the answer.", REQUEST_BUCKETS)?,
+            request: time(
+                "e2e_request_latency_seconds",
+                "From arrival to the end of the answer.",
+                REQUEST_BUCKETS,
+            )?,
             queue: time("request_queue_time_seconds", "From arrival to a slot.", REQUEST_BUCKETS)?,
-            prefill: time("request_prefill_time_seconds", "From a slot to the first token.", REQUEST_BUCKETS)?,
-            decode: time("request_decode_time_seconds", "From the first token to the last.", REQUEST_BUCKETS)?,
+            prefill: time(
+                "request_prefill_time_seconds",
+                "From a slot to the first token.",
+                REQUEST_BUCKETS,
+            )?,
+            decode: time(
+                "request_decode_time_seconds",
+                "From the first token to the last.",
+                REQUEST_BUCKETS,
+            )?,
             success: IntCounterVec::new(
                 request("request_success_total", "Answers completed, by the reason they ended."),
                 &["finished_reason"],
@@ -185,9 +197,17 @@ impl EngineMetrics {
                 &["kind"],
             )?,
             scheduling: of_batches("schedule_seconds", "What rank 0 took to begin a batch.", BATCH_BUCKETS)?,
-            batch: of_batches("batch_seconds", "From the beginning of a batch to its tokens.", BATCH_BUCKETS)?,
+            batch: of_batches(
+                "batch_seconds",
+                "From the beginning of a batch to its tokens.",
+                BATCH_BUCKETS,
+            )?,
             batch_rows: of_batches("batch_sequences", "Sequences of a batch.", BATCH_ROW_BUCKETS)?,
-            batch_prompt_tokens: of_batches("batch_prompt_tokens", "Tokens a batch reads.", PREFILL_TOKEN_BUCKETS)?,
+            batch_prompt_tokens: of_batches(
+                "batch_prompt_tokens",
+                "Tokens a batch reads.",
+                PREFILL_TOKEN_BUCKETS,
+            )?,
             steps: IntCounter::with_opts(own("steps_total", "Steps this rank ran."))?,
             collective_bytes: IntCounterVec::new(
                 own("collective_bytes_total", "Bytes between this rank and others, by operation."),
@@ -225,7 +245,7 @@ impl EngineMetrics {
         kv_tokens: u64,
         labels: impl Fn(Opts) -> Opts,
     ) -> Result<(), prometheus::Error> {
-        // Destructured, so that a metric cannot be made and then forgotten here.
+        // Destructured, so that a metric cannot be created and then not registered.
         let Self {
             registry,
             running,
@@ -304,7 +324,7 @@ impl EngineMetrics {
         }
         registry.register(Box::new(success.clone()))?;
         registry.register(Box::new(failures.clone()))?;
-        // A block is what a sequence's room grows by: nobody has a part of one that another has a part of.
+        // The block size is the allocation unit of a sequence: no two sequences share a part of a block.
         let geometry = GaugeVec::new(
             labels(Opts::new("vllm:cache_config_info", "Tokens of a block of the KV cache, and blocks.")),
             &["block_size", "num_gpu_blocks"],
@@ -315,14 +335,14 @@ impl EngineMetrics {
         registry.register(Box::new(geometry))
     }
 
-    /// A prompt of so many tokens came, of which so many are kept.
+    /// Records a prompt of `tokens` tokens, `cached` of which were in the prefix cache.
     pub fn record_prefix_lookup(&self, tokens: u32, cached: u32) {
         self.prefix_queries.inc_by(u64::from(tokens));
         self.prefix_hits.inc_by(u64::from(cached));
     }
 
-    /// So many tokens of an answer were guessed at a time, by the draft model or by what was said before, and so many of
-    /// them right.
+    /// Records a draft of `tokens` draft tokens by the draft model or by prompt lookup, `right` of them
+    /// accepted.
     pub fn record_draft_tokens(&self, drafted: bool, tokens: usize, right: usize) {
         let source = PROPOSER_LABELS[usize::from(drafted)];
         for (counter, count) in self.draft_counters.iter().zip([1, tokens, right]) {
@@ -330,37 +350,37 @@ impl EngineMetrics {
         }
     }
 
-    /// Tokens that were guessed right.
+    /// Accepted draft tokens.
     #[cfg(test)]
     pub fn accepted_draft_tokens(&self) -> u64 {
         PROPOSER_LABELS.iter().map(|source| self.draft_counters[2].with_label_values(&[source]).get()).sum()
     }
 
-    /// So many blocks are kept in memory, and on disk.
+    /// Sets the number of cached blocks in memory and on disk.
     pub fn set_prefix_blocks(&self, (memory, disk): (usize, usize)) {
         let [in_memory, on_disk] = &self.prefix_blocks;
         in_memory.set(memory as f64);
         on_disk.set(disk as f64);
     }
 
-    /// An answer is complete.
+    /// Records a completed request.
     pub fn record_finished(&self, reason: FinishReason, usage: Usage, lasted: Duration) {
         tracing::debug!(reason = reason.as_str(), ?usage, ?lasted, "answer complete");
         self.success.with_label_values(&[reason.as_str()]).inc();
         self.request.observe(lasted.as_secs_f64());
     }
 
-    /// The smoke prompt is answered. It counts nowhere else but among the steps: nobody asked it.
+    /// Records the smoke prompt. It counts only as steps, because no client asked for it.
     pub fn record_smoke_test(&self, lasted: Duration) {
         self.smoke.set(lasted.as_secs_f64());
     }
 
-    /// A request ended with a failure of this kind.
+    /// Records a request that failed with this kind.
     pub fn record_failure(&self, kind: &str) {
         self.failures.with_label_values(&[kind]).inc();
     }
 
-    /// Brings what is asked rather than counted here up to date.
+    /// Updates gauges that are polled rather than counted here.
     pub fn observe(&self, memory: MlxMemory, progress: LoadProgress, totals: StepTotals) {
         for (name, bytes) in COLLECTIVES.iter().zip(totals.bytes) {
             let counter = self.collective_bytes.with_label_values(&[name]);
@@ -429,7 +449,11 @@ mod tests {
     fn every_rank_exposes_phase_and_collective_totals() {
         let metrics = EngineMetrics::new("m", 1, 4096, 16_384).unwrap();
         let observe = |bytes, seconds, timed| {
-            metrics.observe(MlxMemory::default(), LoadProgress::default(), StepTotals { bytes, seconds, timed_batches: timed });
+            metrics.observe(
+                MlxMemory::default(),
+                LoadProgress::default(),
+                StepTotals { bytes, seconds, timed_batches: timed },
+            );
         };
         observe([1, 2, 3], [0.5, 0.25, 0.0], 1);
         observe([10, 2, 3], [1.5, 0.25, 2.0], 2);

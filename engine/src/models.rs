@@ -1,5 +1,5 @@
-//! The architectures this engine runs: one file each, and one line in [`ARCHITECTURES`]. A model here
-//! is the part of one rank; it knows its layers, not its neighbours.
+//! Model architectures of this engine: one file each, and one line in [`ARCHITECTURES`]. A model here is the
+//! shard of one rank; it knows its layers, not its neighbours.
 
 pub mod llama;
 pub mod qwen3;
@@ -30,42 +30,52 @@ pub struct Architecture {
     pub configure: fn(&serde_json::Value) -> Result<Box<dyn Configuration>, ConfigError>,
 }
 
-/// A configuration that was read and checked.
+/// A validated configuration.
 pub trait Configuration: Send + std::fmt::Debug {
     /// Layers of the whole model.
     fn layers(&self) -> u32;
-    /// Width of the hidden state, which is what travels between ranks.
+    /// Width of the hidden state, which is sent between ranks.
     fn width(&self) -> usize;
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     fn vocabulary(&self) -> usize;
     /// Longest context, tokens.
     fn context(&self) -> u32;
-    /// Whether so many ranks can share every layer.
+    /// Checks that this many tensor ranks can share every layer.
     fn check_tensor_size(&self, members: u32) -> Result<(), ConfigError>;
-    /// In what form the layers keep keys and values when this is asked for.
+    /// Format of the KV cache for a requested type.
     fn kv_format(&self, asked: KvCacheType) -> Result<KvFormat, ConfigError>;
     /// Whether the head is the embedding.
     fn tied(&self, checkpoint: &mut Checkpoint) -> Result<bool, WeightsError>;
-    /// Loads one rank's part.
-    fn load(&self, part: &RankPart, tied: bool, weights: &mut Weights<'_>) -> Result<Box<dyn Model>, ModelError>;
+    /// Loads one rank's shard.
+    fn load(
+        &self,
+        part: &RankPart,
+        tied: bool,
+        weights: &mut Weights<'_>,
+    ) -> Result<Box<dyn Model>, ModelError>;
 }
 
-/// One rank's part of a model.
+/// One rank's shard of a model.
 pub trait Model {
-    /// An empty cache for each layer held, in the form of [`Configuration::cache_form`].
+    /// An empty KV cache for each layer of this rank, in the format of [`Configuration::kv_format`].
     fn new_cache(&self, form: KvFormat) -> Vec<KvCache>;
     /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
     fn embed(&self, tokens: &Array) -> Result<Array, ModelError>;
-    /// Runs the layers held over the positions of `batch`, together with the other members of `stage`.
-    fn forward(&self, hidden: Array, batch: &mut PackedBatch<'_>, stage: &TpGroup) -> Result<Array, Exception>;
+    /// Runs this rank's layers over the positions of `batch`, together with the other tensor ranks.
+    fn forward(
+        &self,
+        hidden: Array,
+        batch: &mut PackedBatch<'_>,
+        stage: &TpGroup,
+    ) -> Result<Array, Exception>;
     /// Logits of hidden states; only on the rank with the head.
     fn logits(&self, hidden: &Array) -> Result<Array, ModelError>;
 }
 
-/// A config.json that cannot be served.
+/// Why a config.json is not supported.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// Not there.
+    /// It cannot be read.
     #[error("cannot read {path}: {source}; a model folder needs config.json")]
     Io {
         /// The file.
@@ -73,26 +83,29 @@ pub enum ConfigError {
         /// Why.
         source: std::io::Error,
     },
-    /// Not JSON, or fields of other types.
+    /// Invalid JSON, or fields of other types.
     #[error("config.json: {0}; copy the model again")]
     Json(String),
-    /// Another architecture.
-    #[error("config.json: model_type \"{found}\" is not supported; supported are {}", supported_model_types())]
+    /// An unsupported architecture.
+    #[error(
+        "config.json: model_type \"{found}\" is not supported; supported are {}",
+        supported_model_types()
+    )]
     ModelType {
-        /// What it says.
+        /// The `model_type` found.
         found: String,
     },
-    /// A field that makes no sense.
+    /// An invalid field.
     #[error("config.json: {field} is {value}, but {needed}")]
     Field {
         /// The field.
         field: &'static str,
         /// Its value.
         value: String,
-        /// What is needed.
+        /// Required value.
         needed: String,
     },
-    /// A number that the members of a stage cannot share evenly.
+    /// A size that the tensor ranks cannot share evenly.
     #[error(
         "config.json: {field} is {value}, which {members} ranks cannot share evenly; use a tensor size that divides {value}"
     )]
@@ -101,39 +114,39 @@ pub enum ConfigError {
         field: &'static str,
         /// Its value.
         value: usize,
-        /// Members of the stage.
+        /// Tensor parallel size.
         members: u32,
     },
-    /// Heads whose keys and values cannot be quantised.
+    /// A head size for which keys and values cannot be quantised.
     #[error(
         "config.json: head_dim is {head_dim}, which groups of {} do not divide, so its keys and values cannot be quantised; use --kv-cache as-computed (spec.engine.kvCache: AsComputed)",
         KV_GROUPS.map(|group| group.to_string()).join(" or ")
     )]
     Cache {
-        /// Width of a head.
+        /// Head size.
         head_dim: usize,
     },
     /// A feature this engine does not have.
     #[error("config.json: {0} is not supported")]
     Unsupported(String),
-    /// The rotary embedding.
+    /// Invalid settings of the rotary embedding.
     #[error("config.json: {0}")]
     Rope(String),
 }
 
-/// A model that cannot be built or used.
+/// Why a model cannot be built or run.
 #[derive(Debug, Error)]
 pub enum ModelError {
-    /// The weights.
+    /// Loading weights failed.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The rotary embedding.
+    /// Building the rotary embedding failed.
     #[error(transparent)]
     Rope(#[from] RopeError),
-    /// MLX.
+    /// MLX failed.
     #[error("MLX failed: {0}")]
     Mlx(#[from] Exception),
-    /// A part asked for what another rank holds.
+    /// The operation needs a part that is on another rank.
     #[error("this rank holds no {0}; the step belongs to another rank")]
     NotOnThisRank(&'static str),
 }
@@ -157,7 +170,8 @@ pub fn configure(dir: &Path) -> Result<Box<dyn Configuration>, ConfigError> {
     (architecture.configure)(&json)
 }
 
-/// Affine packing is read off the tensors; anything else is named here rather than misread there.
+/// Affine quantisation is detected from the tensors; any other kind is refused here, because it would be
+/// misread there.
 fn check_quantisation(json: &serde_json::Value) -> Result<(), ConfigError> {
     let quantisation = &json["quantization"];
     if let Some(mode) = quantisation["mode"].as_str().filter(|mode| *mode != "affine") {
@@ -171,7 +185,7 @@ fn check_quantisation(json: &serde_json::Value) -> Result<(), ConfigError> {
     }
 }
 
-/// Loads one rank's part, telling `on_bytes` what was read.
+/// Loads one rank's shard; calls `on_bytes` for every read.
 pub fn load(
     configuration: &dyn Configuration,
     checkpoint: &mut Checkpoint,

@@ -1,10 +1,10 @@
-//! Applies `wire::partition` to a model: which tensors a rank loads, and which slice of them. What a rank
-//! *runs* follows from the same [`Part`]; the split itself is decided elsewhere.
+//! Shards of a model: applies `wire::partition` to its tensors: which tensors a rank loads, and which shard
+//! of them. The layers that a rank *runs* follow from the same [`Part`]. Not here: the choice of the split.
 
 use russet_wire::{partition::RankPart, shape::TensorRole};
 
-/// Whether the rank of `part` loads tensors of `role`. A tied head is the embedding, so then both
-/// ends of the pipeline hold it.
+/// Whether the rank of `part` loads tensors of `role`. A tied head is the embedding, so then the first and
+/// the last stage hold it.
 pub fn rank_holds(part: &RankPart, tied: bool, role: TensorRole) -> bool {
     match role {
         TensorRole::Embedding => part.embedding || (tied && part.head),
@@ -13,20 +13,20 @@ pub fn rank_holds(part: &RankPart, tied: bool, role: TensorRole) -> bool {
     }
 }
 
-/// Which equal slice of the matrices that are cut a rank holds.
+/// Tensor parallel shard of the sharded matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TpShard {
-    /// From 0.
+    /// Tensor rank, from 0.
     pub index: usize,
-    /// Slices there are; 1 is everything.
+    /// Number of shards; 1 is the whole matrix.
     pub count: usize,
 }
 
 impl TpShard {
-    /// Everything.
+    /// The whole matrix.
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
-    /// The slice of the rank of `part`.
+    /// The shard of the rank of `part`.
     pub fn for_part(part: &RankPart) -> Self {
         Self { index: part.tensor_index as usize, count: part.tensor_size as usize }
     }

@@ -1,45 +1,45 @@
-//! What stays of the KV cache when a request is over, so that what prompts have in common is read once. Pure: it
-//! decides, and every rank of the group carries out the same orders.
+//! Prefix cache: KV blocks kept after a request ends, so that shared prefixes are not prefilled again. Pure:
+//! it decides, and every rank of the group applies the same commands.
 //!
 //! ```text
-//! running slot ── the answer ends ──▶ parked slot ── needed for another ──▶ empty slot
-//!      ▲   │                              │ the conversation goes on: taken as it is, nothing is copied
-//!      │   └── whole blocks are copied ───┼──▶ blocks in memory ──▶ blocks on disk
-//!      └───────── copied back ────────────┴───────────┘                 │ also after a restart
-//!      └──────────────────── read back ─────────────────────────────────┘
+//! running slot ── request ends ──▶ cached slot ── slot needed for another request ──▶ empty slot
+//!      ▲   │                             │ the conversation continues: reused in place, no copy
+//!      │   └── whole blocks are copied ──┼──▶ blocks in memory ──▶ blocks on disk
+//!      └────────── copied back ──────────┴───────────┘                  │ also after a restart
+//!      └─────────────────────── loaded ─────────────────────────────────┘
 //! ```
 //!
-//! Nothing of this takes memory beyond what the planner reserves for running sequences: blocks and parked slots
-//! have what those do not need, and make room when they do.
+//! The prefix cache takes no memory beyond what the planner reserves for running sequences: blocks and cached
+//! slots use what those sequences do not need, and are evicted when they need it.
 
-pub mod block_index;
 pub mod block_hash;
+pub mod block_index;
 pub mod disk;
 pub mod events;
 pub mod fingerprint;
 
 use std::collections::BTreeMap;
 
-use block_index::{BlockIndex, BlockDelta, MAX_DISK_BLOCKS};
 use block_hash::{BLOCK_TOKENS, BlockHash, block_hashes};
+use block_index::{BlockDelta, BlockIndex, MAX_DISK_BLOCKS};
 
-/// A slot's room grows by so many tokens.
+/// Allocation unit of a slot's KV cache, in tokens.
 pub const CACHE_STEP: u32 = 256;
 
-/// A block of a slot that is to be kept.
+/// A block of a slot to copy into the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
-    /// Which block of the sequence.
+    /// Index of the block in the sequence.
     pub index: u32,
-    /// Its name.
+    /// Block hash.
     pub hash: BlockHash,
     /// Whether to keep it in memory.
     pub in_memory: bool,
-    /// Whether to write it to disk, where there is room for it.
+    /// Whether to write it to disk, if there is a disk tier with space for it.
     pub on_disk: bool,
 }
 
-/// What every rank does with its caches, between two batches and in the same order.
+/// A command that every rank applies to its KV caches, between two batches and in the same order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheCommand {
     /// Empty a slot.
@@ -47,28 +47,28 @@ pub enum CacheCommand {
         /// The slot.
         slot: u32,
     },
-    /// Forget all but the first tokens of a slot.
+    /// Truncate a slot to its first tokens.
     Truncate {
         /// The slot.
         slot: u32,
-        /// Tokens that stay.
+        /// Tokens to keep.
         length: u32,
     },
-    /// Copy blocks of a slot.
+    /// Store blocks of a slot.
     Store {
         /// The slot.
         slot: u32,
         /// The blocks.
         blocks: Vec<BlockCopy>,
     },
-    /// Fill an empty slot from blocks in memory.
+    /// Load blocks from memory into an empty slot.
     Load {
         /// The slot.
         slot: u32,
-        /// The blocks, in their order.
+        /// The blocks, in sequence order.
         hashes: Vec<BlockHash>,
     },
-    /// Drop blocks.
+    /// Evict blocks.
     Evict {
         /// From memory.
         in_memory: Vec<BlockHash>,
@@ -77,18 +77,18 @@ pub enum CacheCommand {
     },
 }
 
-/// A slot for a request.
+/// A slot admitted for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotAssignment {
     /// The slot.
     pub slot: u32,
-    /// Tokens of the prompt that need not be read.
+    /// Tokens of the prompt that need no prefill.
     pub cached: u32,
-    /// Blocks that have to come from disk first, in their order; the slot holds `cached` tokens once they did.
+    /// Blocks to load from disk first, in sequence order; afterwards the slot holds `cached` tokens.
     pub fetch_from_disk: Vec<BlockHash>,
 }
 
-/// A slot, and the most tokens it held since it was empty, which is what it takes.
+/// A slot, and the most tokens it has held since it was last empty, which determines its allocation.
 #[derive(Debug, Default)]
 struct CacheSlot {
     peak_tokens: u32,
@@ -99,9 +99,9 @@ struct CacheSlot {
 enum SlotState {
     #[default]
     Empty,
-    /// A request that runs, with so many tokens.
+    /// A running request with this many tokens.
     Busy(u32),
-    /// What a request left, the names of its blocks, and when.
+    /// The tokens of a finished request, its block hashes, and its last use.
     Cached { tokens: Vec<u32>, hashes: Vec<BlockHash>, last_used: u64 },
 }
 
@@ -110,26 +110,26 @@ impl CacheSlot {
         matches!(self.state, SlotState::Busy(_))
     }
 
-    /// Tokens it has room for.
+    /// Allocated capacity in tokens.
     fn reserved_tokens(&self) -> u64 {
         u64::from(self.peak_tokens.next_multiple_of(CACHE_STEP))
     }
 }
 
-/// How much may be kept.
+/// Capacity of the prefix cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheCapacity {
-    /// Slots.
+    /// Number of slots.
     pub slots: u32,
-    /// Tokens that all slots and blocks in memory may take together.
+    /// Maximum tokens of all slots and in-memory blocks together.
     pub tokens: u64,
     /// Whether blocks are written to disk.
     pub disk: bool,
-    /// Whether anything is kept at all.
+    /// Whether the prefix cache is enabled.
     pub enabled: bool,
 }
 
-/// All that is kept of one group.
+/// Prefix cache of one group.
 #[derive(Debug)]
 pub struct PrefixCache {
     root: BlockHash,
@@ -141,8 +141,8 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// An empty one for the model that `root` stands for, with blocks that are on the disks of all ranks, the one that
-    /// was used longest ago first.
+    /// An empty prefix cache for the model identified by `root`, with the blocks that are on the disks of all
+    /// ranks, least recently used first.
     pub fn new(root: BlockHash, capacity: CacheCapacity, shelved: &[BlockHash]) -> Self {
         let mut index = BlockIndex::default();
         if capacity.disk && capacity.enabled {
@@ -152,36 +152,36 @@ impl PrefixCache {
         Self { root, capacity, slots, index, clock: 0, commands: Vec::new() }
     }
 
-    /// What the ranks have to do since this was asked last, in this order and before the next batch: also to make room
-    /// for what grew.
+    /// Commands since the last call, to be applied in this order and before the next batch. Includes
+    /// evictions for sequences that have grown.
     pub fn take_commands(&mut self) -> Vec<CacheCommand> {
         self.evict_until_fits(0, &[]);
         std::mem::take(&mut self.commands)
     }
 
-    /// Beginnings that became known or were dropped since this was asked last.
+    /// Blocks added or evicted since the last call.
     pub fn take_delta(&mut self) -> BlockDelta {
         self.index.take_delta()
     }
 
-    /// Every beginning that is known.
+    /// Hashes of all blocks.
     #[cfg(test)]
     pub fn stored_blocks(&self) -> Vec<BlockHash> {
         self.index.all()
     }
 
-    /// Tokens that slots and blocks in memory take.
+    /// Tokens held by slots and in-memory blocks.
     pub fn used_tokens(&self) -> u64 {
         self.slot_tokens() + self.index.memory_blocks() as u64 * u64::from(BLOCK_TOKENS)
     }
 
-    /// Blocks in memory, and on disk.
+    /// Number of blocks in memory and on disk.
     pub fn block_counts(&self) -> (usize, usize) {
         (self.index.memory_blocks(), self.index.disk_blocks())
     }
 
-    /// A slot for a request with this prompt, with as much of it as is kept; `None` while all are busy. The last token
-    /// is always left to be read: what comes after it is the question.
+    /// Admits a request: a slot with as much of the prompt as is cached; `None` while all slots are busy. At
+    /// least the last token is always prefilled, because its logits give the next token.
     pub fn admit(&mut self, prompt: &[u32]) -> Option<SlotAssignment> {
         let usable = if self.capacity.enabled { prompt.len().saturating_sub(1) } else { 0 };
         let usable = &prompt[..usable];
@@ -197,12 +197,14 @@ impl PrefixCache {
         let keys = &keys[..covered];
         self.index.touch(keys);
         let in_memory = keys.iter().all(|key| self.index.is_in_memory(*key));
-        // What comes from memory is there twice while it is copied; what comes from disk is not.
+        // A block in memory exists twice while it is copied; a block from disk does not.
         let times = if keys.iter().any(|key| self.index.is_in_memory(*key)) { 2 } else { 1 };
-        let busy: u64 = self.slots.values().filter(|slot| slot.is_busy()).map(CacheSlot::reserved_tokens).sum();
+        let busy: u64 =
+            self.slots.values().filter(|slot| slot.is_busy()).map(CacheSlot::reserved_tokens).sum();
         let fits = |count: &usize| {
             let tokens = *count as u64 * u64::from(BLOCK_TOKENS);
-            busy + tokens.next_multiple_of(u64::from(CACHE_STEP)) + (times - 1) * tokens <= self.capacity.tokens
+            busy + tokens.next_multiple_of(u64::from(CACHE_STEP)) + (times - 1) * tokens
+                <= self.capacity.tokens
         };
         let keys = &keys[..(0..=covered).rev().find(fits).unwrap_or(0)];
         let cached = keys.len() as u32 * BLOCK_TOKENS;
@@ -215,8 +217,8 @@ impl PrefixCache {
         Some(SlotAssignment { slot, cached, fetch_from_disk: fetch })
     }
 
-    /// Only so many of the blocks that were to come from disk did. The slot is empty again, and those that did not come
-    /// are on no disk any more.
+    /// Fewer of the blocks were loaded from disk than requested. The slot is empty again, and the missing
+    /// blocks count as lost from disk.
     pub fn finish_fetch(&mut self, slot: u32, keys: &[BlockHash], came: u32) {
         self.slots.insert(slot, CacheSlot { peak_tokens: 0, state: SlotState::Busy(0) });
         self.commands.push(CacheCommand::Reset { slot });
@@ -225,25 +227,25 @@ impl PrefixCache {
         self.commands.push(CacheCommand::Evict { in_memory: Vec::new(), on_disk: shelved });
     }
 
-    /// A running sequence is about to have so many tokens.
+    /// A running sequence is about to have this many tokens.
     pub fn grow(&mut self, slot: u32, tokens: u32) {
         self.set_busy(slot, tokens);
     }
 
-    /// A running sequence has only so many tokens after all: the others were guessed wrong.
+    /// A running sequence is truncated to this many tokens: the rest were rejected draft tokens.
     pub fn shrink(&mut self, slot: u32, tokens: u32) {
         self.set_busy(slot, tokens);
         self.commands.push(CacheCommand::Truncate { slot, length: tokens });
     }
 
-    /// A running sequence has read these tokens, its prompt: others that begin alike can have them now.
+    /// A running sequence has prefilled its prompt `tokens`: other requests can now share them.
     pub fn store_prompt(&mut self, slot: u32, tokens: &[u32]) {
         if self.capacity.enabled {
             self.store_blocks(slot, &block_hashes(self.root, tokens));
         }
     }
 
-    /// A sequence ended and has these tokens in its slot.
+    /// A sequence has ended with these tokens in its slot.
     pub fn release(&mut self, slot: u32, mut tokens: Vec<u32>) {
         if !self.capacity.enabled || tokens.is_empty() {
             return self.discard(slot);
@@ -258,19 +260,19 @@ impl PrefixCache {
         self.slots.entry(slot).or_default().state = held;
     }
 
-    /// A sequence ended whose numbers nobody should see again.
+    /// A sequence has ended and its KV cache must not be reused.
     pub fn discard(&mut self, slot: u32) {
         self.slots.insert(slot, CacheSlot::default());
         self.commands.push(CacheCommand::Reset { slot });
     }
 
-    /// Blocks that a disk holds no more.
+    /// Blocks that are lost from disk.
     pub fn remove_from_disk(&mut self, keys: &[BlockHash]) {
         keys.iter().for_each(|key| self.index.set_on_disk(*key, false));
     }
 
-    /// The parked slot that a prompt goes on from, and how many tokens of it it shares. Not one that has much
-    /// else, nor one that has less than the blocks do.
+    /// The cached slot from which a prompt continues, and how many tokens they share. Excludes slots of which
+    /// more than half would be truncated, and slots that share less than the blocks do.
     fn reusable_slot(&self, prompt: &[u32], blocks: u32) -> Option<(u32, u32)> {
         let shared = self.slots.iter().filter_map(|(slot, held)| match &held.state {
             SlotState::Cached { tokens, .. } => {
@@ -282,13 +284,13 @@ impl PrefixCache {
         shared.max_by_key(|(_, shared)| *shared).filter(|(_, shared)| *shared > 0 && *shared >= blocks)
     }
 
-    /// An empty slot, if need be the one that was parked longest ago.
+    /// An empty slot; if there is none, evicts the least recently used cached slot.
     fn take_empty_slot(&mut self) -> Option<u32> {
         let empty = self.slots.iter().find(|(_, slot)| matches!(slot.state, SlotState::Empty));
         empty.map(|(slot, _)| *slot).or_else(|| self.evict_oldest_slot())
     }
 
-    /// Empties the slot that was parked longest ago.
+    /// Evicts the least recently used cached slot.
     fn evict_oldest_slot(&mut self) -> Option<u32> {
         let parked = self.slots.iter().filter_map(|(slot, held)| match held.state {
             SlotState::Cached { last_used: used, .. } => Some((used, *slot)),
@@ -313,18 +315,23 @@ impl PrefixCache {
         slot.state = SlotState::Busy(tokens);
     }
 
-    /// Keeps the blocks of a slot that are not kept yet, as far as there is room beside slots.
+    /// Stores the blocks of a slot that are not stored yet, as far as the slots leave capacity.
     fn store_blocks(&mut self, slot: u32, keys: &[BlockHash]) {
         let room = self.capacity.tokens.saturating_sub(self.slot_tokens()) / u64::from(BLOCK_TOKENS);
         let (fit, _) = keys.split_at(keys.len().min(room as usize));
         let new = keys.iter().enumerate().filter_map(|(index, key)| {
             let held = index < fit.len() && !self.index.is_in_memory(*key);
             let shelved = self.capacity.disk && !self.index.is_on_disk(*key);
-            (held || shelved).then_some(BlockCopy { index: index as u32, hash: *key, in_memory: held, on_disk: shelved })
+            (held || shelved).then_some(BlockCopy {
+                index: index as u32,
+                hash: *key,
+                in_memory: held,
+                on_disk: shelved,
+            })
         });
         let new: Vec<BlockCopy> = new.collect();
         self.index.touch(keys);
-        // Before the copies are made, not after.
+        // Evict before the copies are made, not after.
         let more = new.iter().filter(|kept| kept.in_memory).count() as u64 * u64::from(BLOCK_TOKENS);
         self.evict_until_fits(more, fit);
         for BlockCopy { hash: key, in_memory: held, on_disk: shelved, .. } in &new {
@@ -342,7 +349,7 @@ impl PrefixCache {
         self.evict_from_disk();
     }
 
-    /// Drops blocks, but not these, which were used last, and then parked slots, until so many more tokens fit.
+    /// Evicts blocks, except the recently used `but`, and then cached slots, until `more` tokens fit.
     fn evict_until_fits(&mut self, more: u64, but: &[BlockHash]) {
         let mut dropped = Vec::new();
         while self.used_tokens() + more > self.capacity.tokens
@@ -370,7 +377,7 @@ impl PrefixCache {
         }
     }
 
-    /// Tokens that slots have room for.
+    /// Tokens allocated to slots.
     fn slot_tokens(&self) -> u64 {
         self.slots.values().map(CacheSlot::reserved_tokens).sum()
     }

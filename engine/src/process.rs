@@ -1,5 +1,5 @@
-//! One rank from its first breath to its exit code: bind, load, join, serve, and end so that
-//! everybody who waits hears why.
+//! The process of one rank from start to exit code: bind, load, join, serve, and end so that every open
+//! stream gets the reason.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::ControlServer;
 use russet_rpc::engine::engine_server::EngineServer;
-use russet_rpc::tls::{TlsFiles, Protocol, TlsError};
+use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -19,41 +19,42 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::args::{Args, ArgsError, PeerRank, Speculation, Switch, Transport};
-use crate::executor::{Addresses, ReplyReceiver, Executor};
 use crate::control_service::{self, ControlService};
-use crate::group::leader;
+use crate::engine_service::{EngineService, ServiceRole};
+use crate::executor::{Addresses, Executor, ReplyReceiver};
 use crate::group::follower::Follower;
-use crate::speculative::Proposers;
-use crate::prefix_cache::{block_hash::BlockHash, fingerprint};
-use crate::lifecycle::{FailureCause, Lifecycle, RankStatus, Phase, Reuse};
+use crate::group::leader;
+use crate::lifecycle::{FailureCause, Lifecycle, Phase, RankStatus, Reuse};
 use crate::metrics::EngineMetrics;
+use crate::prefix_cache::{block_hash::BlockHash, fingerprint};
 use crate::rings::RingTransports;
-use crate::scheduler::{Intake, SchedulerConfig, Scheduler};
-use crate::engine_service::{ServiceRole, EngineService};
+use crate::scheduler::{Intake, Scheduler, SchedulerConfig};
+use crate::speculative::Proposers;
 use crate::tokenizer::ChatTokenizer;
 use crate::tunnel::{StubSwitch, TunnelError};
 
-/// A peer that froze or lost its power is given up after this long without an answer to a ping.
+/// HTTP/2 keepalive: a peer that froze or lost its power is disconnected after this long without a ping
+/// reply.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// Bytes of a request: more text than the longest context of any model holds. What is too long for
-/// this engine's context gets a typed failure that says so.
+/// Maximum bytes of a request: more text than the longest context of any model. A request that is too long
+/// for this engine's context gets a typed failure that says so.
 const MAX_REQUEST_BYTES: usize = 32 << 20;
-/// Time for the last events to reach those who wait for them, once everything has ended.
+/// Timeout for delivering the last events once everything has ended.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time for MLX's thread to leave a group that is lost: to compute what it has begun, which may be a piece of a prompt.
-/// Reading the weights of a model that takes long for that would take longer.
+/// Timeout for the MLX thread to leave a lost group: it finishes running batches, which may include a prefill
+/// chunk. For a model whose batches take that long, reloading the weights would take longer.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same where it is stuck, as a rule, and should not keep its group waiting: without tunnels, since MLX's rings fail
-/// twice after a neighbour is lost and the next operation waits for ever; before it served, when it may be reading weights
-/// or waiting for a neighbour to join.
+/// The same timeout where the thread is usually stuck and should not delay its group. Without tunnels: MLX's
+/// rings fail twice after a neighbour is lost, and the next operation waits forever. Before it has served: it
+/// may be loading weights or waiting for a neighbour to join.
 const STUCK_LEAVE_TIMEOUT: Duration = Duration::from_millis(250);
-/// A rank that is of use to the next group is told so by the agent that watches it; without one, its memory is better
-/// given back.
+/// How long a reusable rank waits for its agent to start the next formation; without an agent, its memory is
+/// better freed.
 const REFORM_WAIT: Duration = Duration::from_secs(2);
-/// A young engine that failed waits until this age for its agent to ask why.
+/// An engine that fails early stays up until this age, so that its agent can read the reason.
 const FIRST_WATCH_WAIT: Duration = Duration::from_secs(5);
 
-/// Why a rank could not even begin.
+/// Why a rank could not start.
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The flags contradict each other.
@@ -62,7 +63,7 @@ pub enum ServeError {
     /// The node's identity is unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// An address is taken or not ours.
+    /// An address in use or not local.
     #[error("cannot listen on {address} ({flag}); free it, or let the agent choose another")]
     Listen {
         /// The flag that named it.
@@ -72,7 +73,7 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
-    /// The way to a neighbour.
+    /// A tunnel to a neighbour failed.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
     /// A metric was defined twice.
@@ -83,15 +84,15 @@ pub enum ServeError {
 /// How a rank ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExitOutcome {
-    /// It was asked to, and everything was answered.
+    /// It was asked to stop, and every request has ended.
     Stopped,
-    /// It was of no more use, for this reason.
+    /// It failed, with this reason.
     Failed(String),
-    /// Its group was lost, and the same compute half is to be a rank of the next formation, told these arguments.
+    /// Its group was lost, and its executor becomes a rank of the next formation, with these arguments.
     Reform(Box<Args>),
 }
 
-/// A rank whose sockets are bound; it does nothing yet.
+/// A rank with bound sockets, not started yet.
 pub struct EngineProcess {
     args: Args,
     followers: Vec<PeerRank>,
@@ -131,20 +132,32 @@ impl EngineProcess {
         let admin = listen("--metrics-listen", args.metrics_listen).await?;
         let (carriers, addresses) = rings.open(&args, &tls).await?;
         let life = Lifecycle::new(args.can_rejoin());
-        Ok(Self { args, followers, tls, compute, transports: carriers, addresses, life, metrics, engine, control, admin })
+        Ok(Self {
+            args,
+            followers,
+            tls,
+            compute,
+            transports: carriers,
+            addresses,
+            life,
+            metrics,
+            engine,
+            control,
+            admin,
+        })
     }
 
-    /// Its life, for whoever has to end it.
+    /// Lifecycle, for callers that end the rank.
     pub fn life(&self) -> Lifecycle {
         self.life.clone()
     }
 
-    /// Where it listens, for whoever asked for any free port.
+    /// Listen address, for callers that asked for any free port.
     pub fn address(&self) -> std::io::Result<std::net::SocketAddr> {
         self.engine.local_addr()
     }
 
-    /// Serves until the end.
+    /// Serves until stopped or failed.
     pub async fn run(self) -> Result<ExitOutcome, ServeError> {
         let born = Instant::now();
         let Self {
@@ -187,7 +200,8 @@ impl EngineProcess {
         let admin =
             tokio::spawn(russet_telemetry::admin::serve(admin, metrics.registry.clone(), ready.clone()));
         let own = Arc::new(args.clone());
-        let agent = ControlService::new(compute.clone(), life.clone(), metrics.clone(), own.clone(), admin_address);
+        let agent =
+            ControlService::new(compute.clone(), life.clone(), metrics.clone(), own.clone(), admin_address);
         let service = EngineService { description: describe(&args), role, life: life.clone() };
         let engine = serve_engine(&tls, engine, service, &life)?;
         let (close_control, closed) = oneshot::channel();
@@ -202,23 +216,33 @@ impl EngineProcess {
         let readiness = tokio::spawn(track_readiness(life.clone(), ready));
         let alone = carriers.stub_switches();
         let carriers = tokio::spawn(carriers.watch(life.clone()));
-        let work =
-            run_rank(args, followers, tls, hello, compute.clone(), addresses, life.clone(), metrics, entrance);
+        let work = run_rank(
+            args,
+            followers,
+            tls,
+            hello,
+            compute.clone(),
+            addresses,
+            life.clone(),
+            metrics,
+            entrance,
+        );
         let work = tokio::spawn(fail_on_panic(life.clone(), work));
 
         life.wait_ended().await;
         let servers = [engine.abort_handle(), control.abort_handle()];
-        // The scheduler ends every stream, and the servers wait for the streams; a peer that reads
-        // no more must not keep this process.
+        // The scheduler ends every stream, and the servers wait for the streams; a peer that stopped reading
+        // must not block the exit.
         let flushed = tokio::time::timeout(FLUSH_TIMEOUT, async {
             let _ = work.await;
             let _ = engine.await;
         });
         let mut outcome = ExitOutcome::Stopped;
         if life.status().reuse == Reuse::Asked {
-            let direct = own.transport == Transport::Direct && compute.batch_progress().running_estimate.is_some();
+            let direct =
+                own.transport == Transport::Direct && compute.batch_progress().running_estimate.is_some();
             let patience = if direct || !life.status().served { STUCK_LEAVE_TIMEOUT } else { LEAVE_TIMEOUT };
-            // From here on nothing that MLX computes is believed, so it may be told anything to have it end.
+            // From here on no result of MLX is used, so the tunnels may send it anything to make it finish.
             let left = compute.leave_group();
             alone.iter().for_each(StubSwitch::activate);
             let (left, _) = tokio::join!(leave_group(left, &life, patience), flushed);
@@ -230,7 +254,9 @@ impl EngineProcess {
         } else {
             let _ = flushed.await;
         }
-        if let (ExitOutcome::Stopped, RankStatus { phase: Phase::Failed, message, .. }) = (&outcome, life.status()) {
+        if let (ExitOutcome::Stopped, RankStatus { phase: Phase::Failed, message, .. }) =
+            (&outcome, life.status())
+        {
             outcome = ExitOutcome::Failed(message);
             wait_first_watch(&agent, born).await;
         }
@@ -245,7 +271,7 @@ impl EngineProcess {
     }
 }
 
-/// Has MLX leave a group that is lost, and says whether the rank is of use to another one.
+/// Has MLX leave a lost group; returns whether the rank can be reused.
 async fn leave_group(left: ReplyReceiver<()>, life: &Lifecycle, patience: Duration) -> bool {
     let answered = tokio::time::timeout(patience, left).await;
     let left = matches!(answered, Ok(Ok(Ok(()))));
@@ -288,7 +314,7 @@ fn serve_engine(
     Ok(tokio::spawn(fail_on_exit("engine", life.clone(), server)))
 }
 
-/// Open until `closed`: longer than the rank lives, so that its agent may still ask why it ended.
+/// Open until `closed`, longer than the rank lives, so that the agent can still read why it ended.
 fn serve_control(
     listener: tokio::net::UnixListener,
     agent: ControlService,
@@ -309,21 +335,25 @@ fn wait_ended(life: &Lifecycle) -> impl Future<Output = ()> + Send + 'static {
     async move { life.wait_ended().await }
 }
 
-/// A server that ends by itself leaves the rank deaf.
-async fn fail_on_exit(name: &str, life: Lifecycle, server: impl Future<Output = Result<(), tonic::transport::Error>>) {
+/// A server that ends by itself leaves the rank unreachable.
+async fn fail_on_exit(
+    name: &str,
+    life: Lifecycle,
+    server: impl Future<Output = Result<(), tonic::transport::Error>>,
+) {
     if let Err(error) = server.await {
         life.fail(format!("the {name} server ended: {error}"));
     }
 }
 
-/// A bug must not leave a rank that looks alive and answers nobody.
+/// A panic must not leave a rank that looks alive and answers no requests.
 async fn fail_on_panic(life: Lifecycle, work: impl Future<Output = ()> + Send + 'static) {
     if let Err(error) = tokio::spawn(work).await {
         life.fail(format!("this engine has a bug, see its log: {error}"));
     }
 }
 
-/// Loads, joins, tries the smoke prompt and then does what its rank has to do.
+/// Loads, joins, runs the smoke prompt, and then leads or follows.
 #[allow(clippy::too_many_arguments, reason = "the parts of one rank, taken apart once")]
 async fn run_rank(
     args: Args,
@@ -386,22 +416,27 @@ async fn run_rank(
     };
     if let Err(error) = tried {
         let reason = format!("the smoke prompt was not answered: {error}");
-        // First its own: they fail when they hear of it, and that must not be what this rank says it failed at.
+        // First its own: followers fail when they receive this, and that must not become the reason of this
+        // rank.
         life.fail_at(FailureCause::Smoke, reason.clone());
         followers.report_smoke_test(Some(reason));
-        // Otherwise the end of this process may be all they hear.
+        // Otherwise the followers may see only the end of this process.
         return followers.wait_left().await;
     }
     followers.report_smoke_test(None);
-    // Set once, here; a second set cannot happen.
+    // Set only here, so it cannot be set already.
     let _ = entrance.set(door);
     life.advance(Phase::Serving, "");
     tracing::info!(model = args.served_model_name, epoch = args.epoch, "serving");
     schedule.run().await;
 }
 
-/// Weights for everyone, tokens for rank 0.
-async fn load(args: &Args, compute: &Arc<dyn Executor>, life: &Lifecycle) -> Result<Option<ChatTokenizer>, String> {
+/// Loads the weights on every rank, and the tokenizer on rank 0.
+async fn load(
+    args: &Args,
+    compute: &Arc<dyn Executor>,
+    life: &Lifecycle,
+) -> Result<Option<ChatTokenizer>, String> {
     let weights = compute.load();
     let tokens = if args.rank == 0 {
         let (dir, draft) = (args.model_dir.clone(), args.draft_dir.clone());
@@ -425,7 +460,7 @@ async fn load(args: &Args, compute: &Arc<dyn Executor>, life: &Lifecycle) -> Res
     }
 }
 
-/// Ends a drain: at once where nothing can be running, after `patience` where it still does.
+/// Bounds a drain: ends at once if no request can be running, otherwise after the timeout.
 async fn limit_drain(life: Lifecycle, patience: Duration) {
     let now = life.wait_until(|now| now.draining.is_some()).await;
     if now.phase < Phase::Serving {
@@ -453,7 +488,7 @@ async fn track_readiness(life: Lifecycle, ready: Arc<AtomicBool>) {
     }
 }
 
-/// An engine may fail before its agent has opened the watch; the reason should not be lost in a log.
+/// An engine may fail before its agent opens the watch; the reason should not be lost in a log.
 async fn wait_first_watch(agent: &ControlService, born: Instant) {
     let asked = async {
         while !agent.was_adopted() {

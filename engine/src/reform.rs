@@ -1,10 +1,10 @@
-//! A rank that outlives its group: whether the next formation, as its agent describes it, is one for which this
-//! process has the weights. When a group is lost and who forms it anew is decided elsewhere.
+//! Re-forming: whether this process can join the next formation that its agent describes and keep its
+//! weights. Not here: the detection of a lost group and the decision to form it again.
 //!
 //! ```text
-//! Failed at its group ─▶ asked ─▶ of use ──Form──▶ a new life, with the weights it has
-//!                          │        └── nobody watches, or it is to stop ──▶ exit 1
-//!                          └── MLX does not answer ──▶ exit 1
+//! Failed by its group ─▶ asked to leave ─▶ reusable ──Form──▶ next formation, with the same weights
+//!                           │                  └── no watcher, or asked to stop ──▶ exit 1
+//!                           └── MLX does not reply ──▶ exit 1
 //! ```
 
 use clap::Parser as _;
@@ -12,43 +12,44 @@ use thiserror::Error;
 
 use crate::args::{Args, Backend};
 
-/// Why a process cannot be a rank of the next formation.
+/// Why this process cannot be a rank of the next formation.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum IncompatibleArgs {
-    /// Not what an engine of this build is started with.
+    /// Arguments that an engine of this build does not accept.
     #[error("these arguments are none of this engine's: {0}")]
     Arguments(String),
-    /// Another rank, other weights or other caches.
+    /// A different rank, or different weights or caches.
     #[error("{flag} is {asked}, but this process was started with {own}; start a new one")]
     Differs {
         /// The flag.
         flag: &'static str,
-        /// What this process has.
+        /// Value of this process.
         own: String,
-        /// What was asked for.
+        /// Requested value.
         asked: String,
     },
-    /// A formation that has passed.
+    /// An epoch that has passed.
     #[error("epoch {asked} does not follow epoch {own}; ask for a higher one")]
     Epoch {
-        /// The one that was lost.
+        /// Epoch of the lost formation.
         own: u64,
-        /// The one asked for.
+        /// Requested epoch.
         asked: u64,
     },
 }
 
 impl Args {
-    /// Whether this rank may be of use to its group's next formation: over RDMA, MLX never says that another rank is
+    /// Whether this process can rejoin a re-formed group: over RDMA, MLX never reports that another rank is
     /// lost and never leaves.
     pub fn can_rejoin(&self) -> bool {
         self.size() > 1 && self.backend == Backend::Ring
     }
 
-    /// The next formation, as a new process would be told it without its own name.
+    /// The arguments of the next formation, given as for a new process without the program name.
     pub fn reformed_with(&self, arguments: Vec<String>) -> Result<Self, IncompatibleArgs> {
         let arguments = std::iter::once("russet-engine".to_owned()).chain(arguments);
-        let next = Self::try_parse_from(arguments).map_err(|error| IncompatibleArgs::Arguments(error.to_string()))?;
+        let next = Self::try_parse_from(arguments)
+            .map_err(|error| IncompatibleArgs::Arguments(error.to_string()))?;
         if let Some((flag, own, asked)) = self.first_difference(&next) {
             return Err(IncompatibleArgs::Differs { flag, own, asked });
         }
@@ -58,8 +59,8 @@ impl Args {
         Ok(next)
     }
 
-    /// The first flag that differs of those on which weights and caches depend, and the place in the group, with both
-    /// values.
+    /// The first differing flag among those that determine weights, caches and the place in the group, with
+    /// both values.
     fn first_difference(&self, next: &Self) -> Option<(&'static str, String, String)> {
         let facts = |args: &Self| {
             let Self {
@@ -75,14 +76,14 @@ impl Args {
                 prefix_cache,
                 prefix_dir,
                 draft_dir,
-                // MLX has read it.
+                // MLX has read it already.
                 fence,
                 wired_memory,
                 look_ahead,
                 kv_cache,
                 dtype,
                 rdma_devices,
-                // All else is read anew by each formation. So much of the disk as it was given first, it keeps.
+                // The next formation applies all other flags. The disk cache keeps its first size limit.
                 served_model_name: _,
                 epoch: _,
                 listen: _,
@@ -151,7 +152,8 @@ mod tests {
         let next = own.reformed_with(line(moved)).unwrap();
         assert_eq!((next.epoch, next.listen.port(), next.ring_hosts.len()), (5, 4, 2));
 
-        let again = |more: &str| own.reformed_with(line(&format!("--epoch 4 --prefix-dir /p {more}"))).unwrap_err();
+        let again =
+            |more: &str| own.reformed_with(line(&format!("--epoch 4 --prefix-dir /p {more}"))).unwrap_err();
         for (flag, value) in [
             ("--tensor-size", "2"),
             ("--backend", "jaccl"),
@@ -165,7 +167,10 @@ mod tests {
             ("--rdma-devices", r#"[[["a"]]]"#),
         ] {
             let refused = again(&format!("{flag} {value}"));
-            assert!(matches!(refused, IncompatibleArgs::Differs { flag: told, .. } if told == flag), "{refused}");
+            assert!(
+                matches!(refused, IncompatibleArgs::Differs { flag: told, .. } if told == flag),
+                "{refused}"
+            );
         }
         for (flag, value) in [
             ("--model-dir", "/other"),
@@ -179,7 +184,10 @@ mod tests {
             let at = other.iter().position(|word| word == flag).unwrap();
             other[at + 1] = value.to_owned();
             let refused = own.reformed_with(other).unwrap_err();
-            assert!(matches!(refused, IncompatibleArgs::Differs { flag: told, .. } if told == flag), "{refused}");
+            assert!(
+                matches!(refused, IncompatibleArgs::Differs { flag: told, .. } if told == flag),
+                "{refused}"
+            );
             assert!(refused.to_string().contains("start a new one"), "{refused}");
         }
         let refused = own.reformed_with(line("--epoch 4")).unwrap_err();

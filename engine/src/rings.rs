@@ -1,5 +1,5 @@
-//! Which of MLX's groups a rank is in, and the addresses at which MLX is told to meet the others. A rank of
-//! a group of stages is in up to two: with the other members of its stage, and with the same member of
+//! MLX's process groups of a rank, and the addresses given to MLX. A rank is in up to two groups: the tensor
+//! group, with the other tensor ranks of its stage, and the pipeline group, with the same tensor rank of
 //! every other stage.
 //!
 //! ```text
@@ -19,30 +19,30 @@ use crate::lifecycle::{FailureReport, Lifecycle};
 use crate::tunnel::dial::CableEnds;
 use crate::tunnel::{StubSwitch, Tunnel, TunnelError};
 
-/// One of MLX's groups, as one of its members sees it.
+/// One of MLX's groups, from the view of one member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ring {
-    /// Says which group of which formation it is; all members say the same.
+    /// Names the group and its formation; equal on all members.
     pub label: String,
-    /// Published addresses, in the group's order.
+    /// Published addresses, in group order.
     pub hosts: Vec<SocketAddr>,
-    /// Their nodes; empty where nobody needs to know.
+    /// The members' nodes; empty where they are not needed.
     pub nodes: Vec<String>,
-    /// Which one this rank is.
+    /// Index of this rank.
     pub own_index: usize,
 }
 
 /// The groups of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rings {
-    /// The members of its stage.
+    /// Tensor group.
     pub tensor: Option<Ring>,
-    /// The same member of every stage.
+    /// Pipeline group.
     pub pipeline: Option<Ring>,
 }
 
 impl Args {
-    /// The groups this rank is in, after a check that the flags fit each other.
+    /// The groups of this rank. Fails if the flags contradict each other.
     pub fn rings(&self) -> Result<Rings, ArgsError> {
         let (size, members) = (self.size(), self.tensor_size);
         if !size.is_multiple_of(members) {
@@ -94,18 +94,18 @@ impl Args {
     }
 }
 
-/// What carries this rank's groups, for as long as it lives.
+/// The transports of this rank's groups; they carry traffic while they live.
 #[derive(Debug, Default)]
 pub struct RingTransports {
     tunnels: Vec<Tunnel>,
 }
 
 impl Rings {
-    /// Makes them ready to be joined; the addresses are for MLX.
+    /// Opens the transports; returns them with the addresses for MLX.
     pub async fn open(self, args: &Args, tls: &TlsFiles) -> Result<(RingTransports, Addresses), TunnelError> {
         let Self { tensor, pipeline } = self;
         let mut carriers = RingTransports::default();
-        // RDMA has no sockets to tunnel. Its coordinator exchanges keys of queues, and MLX binds it.
+        // RDMA has no sockets to tunnel. Its coordinator exchanges queue keys, and MLX binds that address.
         let tensor_transport = if args.backend == Backend::Ring { args.transport } else { Transport::Direct };
         let addresses = Addresses {
             tensor: carriers.open(tensor, tensor_transport, tls, &args.cables).await?,
@@ -134,20 +134,20 @@ impl RingTransports {
         }
     }
 
-    /// For whoever knows that the group is lost.
+    /// Handles that declare the group lost.
     pub fn stub_switches(&self) -> Vec<StubSwitch> {
         self.tunnels.iter().map(Tunnel::stub_switch).collect()
     }
 
-    /// Keeps the tunnels open until it is cancelled. A neighbour that never came fails this rank; one that
-    /// left is only told, since whether that was in order the control path knows.
+    /// Keeps the tunnels open until it is cancelled. A neighbour that never connects fails this rank; a lost
+    /// connection is only logged, because the control stream knows whether it was an orderly exit.
     pub async fn watch(self, life: Lifecycle) {
         let watches = self.tunnels.into_iter().map(|mut tunnel| {
             let life = life.clone();
             async move {
                 let mut way = tunnel.path();
                 let reached = async {
-                    // A tunnel that ends before says why by itself.
+                    // A tunnel that ends before that reports the reason itself.
                     if let Ok(way) = way.wait_for(Option::is_some).await.map(|way| way.clone()) {
                         way.into_iter().for_each(|way| life.add_path(way));
                     }
@@ -162,7 +162,7 @@ impl RingTransports {
                 } else {
                     life.fail_with(FailureReport::group(error.to_string()));
                 }
-                // The other way may still carry what was sent before.
+                // The other direction may still carry data sent earlier.
                 std::future::pending::<()>().await;
                 drop(tunnel);
             }

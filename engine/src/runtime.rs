@@ -1,9 +1,8 @@
-//! The one thread that touches MLX, behind [`Compute`]: the rest of the engine is asynchronous and
-//! never sees an array.
+//! The MLX runtime, which implements [`Executor`]: all MLX calls run on one thread; the rest of the engine is
+//! asynchronous and never sees an array.
 //!
-//! Commands run in the order in which they were given, on every rank alike: rank 0 decides the order
-//! and tells the others over gRPC; only activations travel through MLX. So an idle group waits on
-//! nothing.
+//! Commands run in the order in which they are given, on every rank alike: rank 0 decides the order and sends
+//! it to the others over gRPC; only activations travel through MLX. So an idle group waits on nothing.
 
 mod block_store;
 mod draft_model;
@@ -25,60 +24,63 @@ use std::{
     time::{Duration, Instant},
 };
 
-use russet_wire::partition::{RankPart, Partition};
+use russet_wire::partition::{Partition, RankPart};
 use tokio::sync::oneshot;
 
 use crate::{
     args::{KvCacheType, OverlapScheduling},
-    executor::{Addresses, ReplyReceiver, Sampled, Executor, DraftRequest, MlxMemory, LoadProgress, SampleError, SequenceStep},
-    jaccl::Devices,
-    prefix_cache::{CacheCommand, block_hash::BlockHash, fingerprint},
-    layers,
-    step_profiler::{StepProfiler, StepTotals},
     batch_monitor::{BatchMonitor, BatchProgress},
+    executor::{
+        Addresses, DraftRequest, Executor, LoadProgress, MlxMemory, ReplyReceiver, SampleError, Sampled,
+        SequenceStep,
+    },
+    jaccl::Devices,
+    layers,
     prefix_cache::disk::{DiskCache, DiskCacheError},
+    prefix_cache::{CacheCommand, block_hash::BlockHash, fingerprint},
+    step_profiler::{StepProfiler, StepTotals},
     weights::LoadDtype,
 };
 pub use error::RuntimeError;
-use thread::{LoadCounter, ThreadCommand, RunReply, ReplySender, ThreadShared, MlxThread};
+use thread::{LoadCounter, MlxThread, ReplySender, RunReply, ThreadCommand, ThreadShared};
 
-/// What one rank is.
+/// Runtime configuration of one rank.
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
-    /// A Hugging Face folder: config.json and safetensors.
+    /// A Hugging Face model folder: config.json and safetensors.
     pub model_dir: PathBuf,
-    /// Layers per rank, index = rank; `None` gives one rank everything.
+    /// Layers per stage, in rank order; `None` gives one stage all layers.
     pub layers_per_rank: Option<Vec<u32>>,
-    /// Ranks that share every layer of a stage.
+    /// Tensor parallel size.
     pub tensor_size: u32,
-    /// This process's rank. In a group of more than one the process has to be prepared by
-    /// [`environment::ensure`].
+    /// This process's rank. In a group with more than one rank, call [`environment::ensure`] first.
     pub rank: u32,
-    /// RDMA devices between the members of the stage; without them they add up over TCP.
+    /// RDMA devices between the tensor ranks; without them, collectives run over TCP.
     pub devices: Option<Devices>,
-    /// The element type weights are kept in.
+    /// Element type of the weights in memory.
     pub dtype: LoadDtype,
-    /// In what form keys and values are kept.
+    /// Format of the KV cache.
     pub kv_cache: KvCacheType,
-    /// Threads for float32 products on a CPU.
+    /// Threads for float32 matrix products on a CPU.
     pub blas_threads: usize,
-    /// Whether batches are begun before the last one's tokens are known.
+    /// Overlap scheduling.
     pub overlap: OverlapScheduling,
     /// Whether a GPU keeps its memory resident.
     pub wired: bool,
-    /// Where blocks of the KV cache are kept on disk, if they are.
+    /// Disk tier of the prefix cache; `None` without one.
     pub disk_cache: Option<DiskCacheConfig>,
     /// Folder of a draft model; rank 0 alone loads it.
     pub draft_dir: Option<PathBuf>,
 }
 
 impl RuntimeConfig {
-    /// Ranks in the group.
+    /// Number of ranks in the group.
     fn size(&self) -> u32 {
         self.layers_per_rank.as_ref().map_or(1, Vec::len) as u32
     }
 
-    /// Whether batches are begun before the last one's tokens are known, where it may be that a GPU computes.
+    /// Whether batches start before the tokens of the previous one are known; `on_gpu` says whether a GPU
+    /// computes.
     fn overlaps_steps(&self, on_gpu: bool) -> bool {
         match self.overlap {
             OverlapScheduling::Auto => on_gpu || self.size() == 1,
@@ -88,25 +90,25 @@ impl RuntimeConfig {
     }
 }
 
-/// A folder for blocks of the KV cache.
+/// Configuration of the disk tier.
 #[derive(Clone, Debug)]
 pub struct DiskCacheConfig {
-    /// The folder; of this rank alone.
+    /// Its folder, used by this rank alone.
     pub folder: PathBuf,
-    /// Bytes of all files.
+    /// Maximum bytes of all files.
     pub max_bytes: u64,
 }
 
-/// What came of a step on rank 0, for whoever looks closer than [`Compute`] does.
+/// Output of a step on rank 0 with log-probabilities, which [`Executor`] does not return.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepOutput {
-    /// The token chosen.
+    /// The sampled token.
     pub token: u32,
     /// Log-probabilities of the whole vocabulary, before any filter.
     pub logprobs: Vec<f32>,
 }
 
-/// [`Stepped`], or why no token could be chosen, for each choice of a step.
+/// [`StepOutput`], or why no token could be sampled, for each sample spec of a step.
 pub type DetailedOutput = Vec<Result<StepOutput, SampleError>>;
 
 /// The handle to the MLX thread, which ends when the handle is dropped.
@@ -116,19 +118,19 @@ pub struct Runtime {
     load_counter: Arc<LoadCounter>,
     batches: BatchMonitor,
     profiler: StepProfiler,
-    /// Opened once the weights are loaded.
+    /// Set once the weights are loaded.
     disk_cache: Arc<OnceLock<Arc<DiskCache>>>,
-    /// Groups that it was asked to leave so far.
+    /// Number of groups that the thread was asked to leave.
     groups_left: Arc<AtomicU64>,
     overlaps_steps: bool,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// How long a dropped runtime waits for its thread. A thread that waits for a lost neighbour never ends.
+/// Timeout for the thread when the runtime is dropped. A thread that waits for a lost neighbour never ends.
 const THREAD_JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Runtime {
-    /// Starts the thread. It does nothing before [`Compute::load`].
+    /// Starts the thread. It does nothing before [`Executor::load`].
     pub fn start(config: RuntimeConfig) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let bytes = Arc::<LoadCounter>::default();
@@ -150,10 +152,19 @@ impl Runtime {
         let thread = std::thread::Builder::new()
             .name("mlx".to_owned())
             .spawn(move || MlxThread::new(shared).run(&inbox))?;
-        Ok(Self { commands, load_counter: bytes, disk_cache: shelf, batches, profiler: meter, groups_left: disbanded, overlaps_steps: looks_ahead, thread: Some(thread) })
+        Ok(Self {
+            commands,
+            load_counter: bytes,
+            disk_cache: shelf,
+            batches,
+            profiler: meter,
+            groups_left: disbanded,
+            overlaps_steps: looks_ahead,
+            thread: Some(thread),
+        })
     }
 
-    /// As [`Compute::run`], with the log-probabilities too.
+    /// Like [`Executor::run`], with log-probabilities.
     pub fn run_detailed(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<DetailedOutput>> {
         self.batches.begin(&batch);
         self.send(|reply| ThreadCommand::Run(batch, RunReply::Detailed(reply)))
@@ -161,16 +172,15 @@ impl Runtime {
 
     fn send<T>(&self, command: impl FnOnce(ReplySender<T>) -> ThreadCommand) -> ReplyReceiver<T> {
         let (reply, answer) = oneshot::channel();
-        // If the thread is gone, the reply is dropped with the command, and the answer says so.
+        // If the thread is gone, the reply sender is dropped with the command, and the receiver reports that.
         let _ = self.commands.send(command(reply));
         answer
     }
 }
 
 impl Drop for Runtime {
-    /// Waits a little for the thread: MLX's own clean-up at the end of the process must not meet arrays
-    /// that are still being freed. Whoever ends the process with a thread that hangs should use
-    /// [`russet_mlx::leave`].
+    /// Waits briefly for the thread: MLX's clean-up at process exit must not run while arrays are still being
+    /// freed. With a hung thread, end the process with [`russet_mlx::exit_immediately`].
     fn drop(&mut self) {
         let _ = self.commands.send(ThreadCommand::Stop);
         let Some(thread) = self.thread.take() else { return };
@@ -198,7 +208,7 @@ impl Executor for Runtime {
     }
 
     fn leave_group(&self) -> ReplyReceiver<()> {
-        // Before what comes of it: the thread looks at this behind everything it has waited for.
+        // Set before the command is sent: the thread reads the counter after everything it has waited for.
         self.groups_left.fetch_add(1, Ordering::SeqCst);
         self.send(ThreadCommand::LeaveGroup)
     }
@@ -220,7 +230,7 @@ impl Executor for Runtime {
         let _ = self.commands.send(ThreadCommand::ApplyCacheCommand(order));
     }
 
-    /// Reads on a thread of its own, a few blocks at a time, while MLX goes on with others.
+    /// Reads on a thread of its own, a few blocks at a time, while MLX works on other commands.
     fn fetch(&self, slot: u32, keys: Vec<BlockHash>) -> ReplyReceiver<u32> {
         let (reply, answer) = oneshot::channel();
         let (commands, shelf) = (self.commands.clone(), self.disk_cache.get().cloned());
@@ -253,7 +263,7 @@ impl Executor for Runtime {
             let _ = reply.send(Ok(came));
         });
         if let Err(error) = fetching {
-            // Its end of the answer is gone with it, so nothing came.
+            // The reply sender is dropped with the thread, so no block counts as loaded.
             tracing::warn!(%error, "no thread to read blocks from disk: the prompt is read again");
         }
         answer
@@ -288,14 +298,14 @@ impl Executor for Runtime {
     }
 }
 
-/// The part of `config.rank`, once the number of layers is known.
+/// The part of the model for `config.rank`, once the number of layers is known.
 fn rank_part(config: &RuntimeConfig, layers: u32) -> Result<RankPart, RuntimeError> {
     let split = config.layers_per_rank.clone().unwrap_or_else(|| vec![layers]);
     let partition = Partition::with_tensor(split, config.tensor_size, layers)?;
     partition.part(config.rank).ok_or(RuntimeError::Rank { rank: config.rank, size: partition.size() })
 }
 
-/// Names all that changes a number of a cache, or which of them are here.
+/// Fingerprint of everything that changes the contents of the KV cache or selects a shard of it.
 fn cache_fingerprint(config: &RuntimeConfig, part: &RankPart) -> String {
     let RuntimeConfig { model_dir, dtype, kv_cache, .. } = config;
     let RankPart { layers, tensor_index, tensor_size, .. } = part;
@@ -366,7 +376,13 @@ mod tests {
     #[test]
     fn missing_model_and_early_steps_return_errors() {
         let runtime = Runtime::start(config(None, 0)).unwrap();
-        let early = runtime.run(vec![SequenceStep { slot: 0, offset: 0, tokens: vec![1], draft_tokens: 0, sample: None }]);
+        let early = runtime.run(vec![SequenceStep {
+            slot: 0,
+            offset: 0,
+            tokens: vec![1],
+            draft_tokens: 0,
+            sample: None,
+        }]);
         assert!(early.blocking_recv().unwrap().unwrap_err().to_string().contains("before it could"));
         let error = runtime.load().blocking_recv().unwrap().unwrap_err();
         assert!(error.to_string().contains("/nowhere/config.json"), "{error}");

@@ -1,8 +1,8 @@
-//! Tokens from log-probabilities, for all rows of a batch together and without waiting for any number: the chosen
-//! tokens are an array like any other, so the next step can be begun before anybody reads them.
+//! Sampler: tokens from log-probabilities, for all rows of a batch at once and without waiting for any value.
+//! The sampled tokens are an array like any other, so the next step can start before they are read.
 //!
-//! Filters come in mlx-lm's order: top-p, min-p, top-k, then the temperature. A draw is the largest of
-//! log-probabilities with Gumbel noise, which depends on a request's seed and the token's index alone.
+//! Filters apply in mlx-lm's order: top-p, min-p, top-k, then the temperature. Sampling takes the argmax of
+//! log-probabilities plus Gumbel noise, which depends only on the request's seed and the token's index.
 
 use mlx_rs::{
     Array, Dtype,
@@ -12,22 +12,22 @@ use mlx_rs::{
 };
 use russet_wire::request::Sampling;
 
-use crate::executor::{SampleSpec, SampleError};
+use crate::executor::{SampleError, SampleSpec};
 
-/// What stands for a token where the log-probabilities are not all numbers. No vocabulary is as large.
+/// Marks a row whose log-probabilities contain NaN or infinity. No vocabulary is as large.
 const NOT_FINITE: u32 = u32::MAX;
 
-/// Tokens that were chosen, but not yet read.
+/// Sampled tokens that are not read yet.
 #[derive(Debug)]
 pub struct SampledTokens {
     /// `[rows]`, with [`NOT_FINITE`] where there is none.
     codes: Array,
-    /// `[rows]`, each one the model has.
+    /// `[rows]`, each one valid in the vocabulary.
     pub ids: Array,
 }
 
 impl SampledTokens {
-    /// Chooses a token for each row of `logprobs`, `[rows, vocabulary]` in float32, as the choices say.
+    /// Samples a token for each row of `logprobs`, `[rows, vocabulary]` in float32, by its sample spec.
     pub fn sample(choices: &[SampleSpec], logprobs: &Array) -> Result<Self, Exception> {
         let finite = logprobs.is_finite()?.all_axis(-1, false)?;
         let allowed = without_banned(choices, logprobs)?;
@@ -46,12 +46,12 @@ impl SampledTokens {
         })
     }
 
-    /// What has to be computed before they can be read.
+    /// The arrays to evaluate before the tokens can be read.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         [&self.codes, &self.ids].into_iter()
     }
 
-    /// Waits for them.
+    /// Waits for the tokens.
     pub fn read(&self) -> Result<Vec<Result<u32, SampleError>>, Exception> {
         let token = |code| if code == NOT_FINITE { Err(SampleError::NotFinite) } else { Ok(code) };
         let codes = self.codes.to_vec_exact::<u32>();
@@ -59,14 +59,14 @@ impl SampledTokens {
     }
 }
 
-/// Banned tokens have no probability at all.
+/// Masks banned tokens.
 fn without_banned(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
     let vocabulary = logprobs.dim(1) as u32;
     let banned = |choice: &SampleSpec| -> Vec<u32> {
         choice.banned.iter().copied().filter(|token| *token < vocabulary).collect()
     };
     let Some((first, others)) = choices.split_first() else { return Ok(logprobs.clone()) };
-    // One list for all of them, as a rule.
+    // Usually all rows have the same list.
     if others.iter().all(|other| other.banned == first.banned) {
         return ban(&banned(first), logprobs);
     }
@@ -86,8 +86,8 @@ fn ban(tokens: &[u32], rows: &Array) -> Result<Array, Exception> {
     rows.put_along_axis(indices, Array::from_f32(f32::NEG_INFINITY), -1)
 }
 
-/// A token at random for each row, by probability at its temperature, among those that pass its filters; rows of
-/// greedy choices are anything.
+/// A random token for each row, by probability at its temperature, among the tokens that pass its filters;
+/// the values of greedy rows are meaningless.
 fn draw(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
     let vocabulary = logprobs.dim(1);
     let column = |value: fn(&Sampling) -> f32| {
@@ -100,12 +100,12 @@ fn draw(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
     if !choices.iter().any(|choice| is_filtered(&choice.sampling)) {
         return argmax_axis(logprobs.divide(temperature)?.add(noise)?, -1, false);
     }
-    // Most probable first; the sort is stable, so the id breaks ties.
+    // Most probable first; the sort is stable, so the token id breaks ties.
     let order = argsort_axis(logprobs.negative()?, -1)?;
     let sorted = logprobs.take_along_axis(&order, -1)?;
     let mass = sorted.exp()?;
     let before = mass.cumsum(-1, None, None)?.subtract(&mass)?;
-    // What no filter cuts must not be cut by a sum's last digit either.
+    // A disabled filter must not cut tokens because of rounding in the sum.
     let nucleus = column(|sampling| if has_top_p(sampling) { sampling.top_p } else { 2.0 });
     let mut kept = before.lt(nucleus.multiply(mass.sum_axis(-1, true)?)?)?;
     let floor = column(|sampling| sampling.min_p.max(0.0).ln());
@@ -114,7 +114,7 @@ fn draw(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
     let most = column(|sampling| if sampling.top_k > 0 { sampling.top_k as f32 } else { f32::INFINITY });
     kept = logical_and(kept, places.lt(most)?)?;
     let scaled = select(kept, sorted.divide(temperature)?, Array::from_f32(f32::NEG_INFINITY))?;
-    // Noise is a token's own, so that it is drawn as it would be beside rows without filters.
+    // The noise is indexed by token, so a row without filters gets the same token as in the unfiltered path.
     let place = argmax_axis(scaled.add(noise.take_along_axis(&order, -1)?)?, -1, true)?;
     order.take_along_axis(place, -1)?.flatten(None, None)?.as_dtype(Dtype::Uint32)
 }
@@ -127,10 +127,10 @@ fn is_filtered(sampling: &Sampling) -> bool {
     has_top_p(sampling) || sampling.min_p > 0.0 || sampling.top_k > 0
 }
 
-/// The noise of one token: of the seed and the index alone, so an answer that is taken up elsewhere goes on as it
-/// would have.
+/// Random key of one token: it depends only on the seed and the index, so a resumed output continues
+/// unchanged.
 fn noise_key(choice: &SampleSpec) -> Result<Array, Exception> {
-    // Seeds of one request differ by a constant that shares no factor with 2^64.
+    // Seeds within a request differ by a constant that shares no factor with 2^64.
     random::key(choice.seed.wrapping_add(u64::from(choice.index).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 
@@ -142,7 +142,7 @@ mod tests {
 
     type SampledToken = Result<u32, SampleError>;
 
-    /// What each choice makes of the same logits.
+    /// Samples the same logits with each spec.
     fn choose(choices: &[SampleSpec], logprobs: &[f32]) -> Vec<SampledToken> {
         let rows: Vec<f32> = choices.iter().flat_map(|_| logprobs.iter().copied()).collect();
         let rows = Array::from_slice(&rows, &[choices.len() as i32, logprobs.len() as i32]);
@@ -162,7 +162,7 @@ mod tests {
         SampleSpec { sampling: sampling.clone(), seed, index, banned: Arc::from(banned) }
     }
 
-    /// Cases of filters, with the tokens that pass of [`PROBABILITIES`].
+    /// Cases of filters, with the tokens of [`PROBABILITIES`] that pass.
     fn cases() -> Vec<(&'static str, Sampling, Vec<u32>, Vec<u32>)> {
         vec![
             ("greedy", sampling(0.0, 1.0, 0, 0.0), vec![], vec![1]),
@@ -184,7 +184,8 @@ mod tests {
     #[test]
     fn filters_keep_exactly_the_tokens_they_should() {
         for (case, sampling, banned, expected) in cases() {
-            let choices: Vec<SampleSpec> = (0..400).map(|index| choice(&sampling, &banned, 7, index)).collect();
+            let choices: Vec<SampleSpec> =
+                (0..400).map(|index| choice(&sampling, &banned, 7, index)).collect();
             let mut reached = tokens(&choices, &PROBABILITIES);
             reached.sort_unstable();
             reached.dedup();

@@ -1,79 +1,79 @@
-//! Requests to slots, slots to batches: one loop that runs all sequences together, a step at a time. On a rank by
-//! itself a batch is begun before the tokens of the one before it are read, so that MLX is never without work.
-//! Answers end here and in `entrance` only, so every request gets exactly one `Finished` or
-//! `Failed` (invariant 10). How tokens become text is `sequence`'s business; whose turn it is, who has room and until
-//! when a request is of use are pure decisions of modules of their own.
+//! Scheduler: assigns requests to slots and slots to batches, in one loop that steps all sequences together.
+//! With a single stage, a batch starts before the tokens of the previous one are read, so MLX always has
+//! work. Requests end only here and in `intake`, so every request gets exactly one `Finished` or `Failed`
+//! (invariant 10). Not here: detokenisation (`sequence`), and the pure decisions on batching, KV budget and
+//! deadlines (modules of their own).
 //!
 //! ```text
-//! submit ─▶ tokenise ─▶ waiting ─▶ slot: a turn in every batch ─▶ Finished
+//! submit ─▶ tokenise ─▶ waiting ─▶ slot: part of the batches ─▶ Finished
 //!    │          │        │   ▲      │  │
-//!    │          │        │   └──────┘  │  room for others is needed
+//!    │          │        │   └──────┘  │  preempted for others
 //!    └──────────┴────────┴─────────────┴────────────────────────▶ Failed
 //! ```
 
-mod in_flight;
-mod response_sink;
-pub mod deadline;
 pub mod batching;
-mod tokenizer_pool;
-mod intake;
-mod speculation;
-mod request;
-mod queue_limit;
-pub mod kv_budget;
-pub mod wait_queue;
 mod cache_commands;
+pub mod deadline;
+mod in_flight;
+mod intake;
+pub mod kv_budget;
+mod queue_limit;
+mod request;
+mod response_sink;
 pub mod smoke;
+mod speculation;
+mod tokenizer_pool;
+pub mod wait_queue;
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_wire::event::{GenerationFailure, FailureKind, FinishReason};
+use russet_wire::event::{FailureKind, FinishReason, GenerationFailure};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
-use crate::executor::{Sampled, Executor, SequenceStep};
+use crate::executor::{Executor, Sampled, SequenceStep};
 use crate::group::Followers;
-use crate::speculative::{CostModel, Proposers};
-use crate::prefix_cache::block_hash::BlockHash;
-use crate::prefix_cache::events::BlockEvents;
-use crate::prefix_cache::{self, PrefixCache, CacheCapacity, CACHE_STEP};
 use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
+use crate::prefix_cache::block_hash::BlockHash;
+use crate::prefix_cache::events::BlockEvents;
+use crate::prefix_cache::{self, CACHE_STEP, CacheCapacity, PrefixCache};
+use crate::speculative::{CostModel, Proposers};
 use crate::tokenizer::ChatTokenizer;
 
-use in_flight::{PendingBatch, InFlight, Completion, DecodeRound, WorkKind};
-use response_sink::unavailable;
 use batching::{Readiness, ScheduledTokens, compose_batch};
-use tokenizer_pool::TokenizerPool;
+use cache_commands::FetchedBlocks;
+use in_flight::{Completion, DecodeRound, InFlight, PendingBatch, WorkKind};
 pub use intake::Intake;
-use request::ScheduledRequest;
+use kv_budget::{KvAdmission, KvBudget, SequenceUsage};
 pub use queue_limit::MAX_WAITING_REQUESTS;
 use queue_limit::QueueLimit;
-use kv_budget::{KvAdmission, KvBudget, SequenceUsage};
+use request::ScheduledRequest;
+use response_sink::unavailable;
+use tokenizer_pool::TokenizerPool;
 use wait_queue::WaitQueue;
-use cache_commands::FetchedBlocks;
 
-/// What a group has room for.
+/// Scheduler configuration: capacity of the group.
 #[derive(Clone, Copy, Debug)]
 pub struct SchedulerConfig {
-    /// Tokens of one sequence.
+    /// Maximum tokens of one sequence.
     pub context_tokens: u32,
-    /// Sequences at a time.
+    /// Maximum sequences at a time.
     pub max_sequences: u32,
-    /// Tokens of all sequences together.
+    /// KV-cache capacity in tokens, over all sequences.
     pub kv_tokens: u64,
-    /// Batches at a time: the stages of its pipeline.
+    /// Pipeline stages.
     pub stages: u32,
-    /// Whether what requests leave is kept for others.
+    /// Whether the prefix cache is enabled.
     pub prefix_cache: bool,
-    /// Who guesses the next tokens of answers.
+    /// Enabled proposers of draft tokens.
     pub proposers: Proposers,
 }
 
-/// The loop over slots.
+/// The scheduler loop.
 pub struct Scheduler {
     compute: Arc<dyn Executor>,
     followers: Followers,
@@ -83,7 +83,7 @@ pub struct Scheduler {
     queue_limit: QueueLimit,
     requests: UnboundedReceiver<ScheduledRequest>,
     waiting: WaitQueue<ScheduledRequest>,
-    /// In the order of their turns: so prompts are read.
+    /// Requests in slots, in queue order; prompts are prefilled in this order.
     running: Vec<ScheduledRequest>,
     slots: usize,
     prefix_cache: PrefixCache,
@@ -91,28 +91,28 @@ pub struct Scheduler {
     fetches: (UnboundedSender<FetchedBlocks>, UnboundedReceiver<FetchedBlocks>),
     kv_budget: KvBudget,
     context_tokens: u32,
-    /// Stages of the pipeline.
+    /// Pipeline stages.
     stages: usize,
-    /// Stays in slots so far.
+    /// Admissions so far.
     admissions: u64,
-    /// Since when nobody but this loop has had work.
+    /// Since when only this loop has had work.
     scheduling_since: Instant,
-    /// When a batch ended last.
+    /// When the last batch ended.
     last_ended: Instant,
     round: Option<DecodeRound>,
     cost_model: CostModel,
     draft_failed: bool,
 }
 
-/// From the first request to an engine that rests until it begins to read: who comes in a burst is read together, in
-/// far less time than one after the other.
+/// Delay between the first request to an idle engine and the first batch: requests of a burst are prefilled
+/// together, in far less time than one after the other.
 const BURST_WINDOW: Duration = Duration::from_millis(1);
 
 impl Scheduler {
-    /// A loop over the slots of `room`, and its entrance.
+    /// A scheduler with this configuration, and its intake.
     ///
     /// # Errors
-    /// The system gives no threads.
+    /// The system cannot start threads.
     pub fn new(
         compute: Arc<dyn Executor>,
         followers: Followers,
@@ -122,7 +122,14 @@ impl Scheduler {
         room: SchedulerConfig,
         root: BlockHash,
     ) -> io::Result<(Self, Intake)> {
-        let SchedulerConfig { context_tokens, max_sequences, kv_tokens, stages, prefix_cache: keeps, proposers: guesses } = room;
+        let SchedulerConfig {
+            context_tokens,
+            max_sequences,
+            kv_tokens,
+            stages,
+            prefix_cache: keeps,
+            proposers: guesses,
+        } = room;
         let feed = BlockEvents::default();
         let shelved = followers.blocks_on_every_disk(compute.blocks_on_disk());
         let most = u64::from(context_tokens) * u64::from(max_sequences);
@@ -178,7 +185,7 @@ impl Scheduler {
         Ok((schedule, entrance))
     }
 
-    /// Runs until the rank failed, or until it was asked to stop and everything is answered.
+    /// Runs until the rank fails, or until it was asked to stop and every request has ended.
     pub async fn run(mut self) {
         let life = self.life.clone();
         let mut begun = VecDeque::new();
@@ -203,7 +210,7 @@ impl Scheduler {
                         }
                         None => return life.stop(),
                     },
-                    // What was accepted is answered; what is still on its way here is refused.
+                    // Accepted requests are finished; requests still in the intake are refused.
                     _ = life.wait_until(|now| now.draining.is_some()), if !self.requests.is_closed() => {
                         self.requests.close();
                     }
@@ -220,7 +227,7 @@ impl Scheduler {
                         let now = Instant::now();
                         self.metrics.batch.observe((now - since).as_secs_f64());
                         if !prefills {
-                            // What it waited for others is not its own.
+                            // The time a batch waited for earlier batches is not its own.
                             self.cost_model.record_batch(rows.len() as u32, draft_tokens, now - since.max(self.last_ended));
                         }
                         (self.scheduling_since, self.last_ended) = (now, now);
@@ -235,14 +242,14 @@ impl Scheduler {
         }
     }
 
-    /// Batches that are on their way at the same time: one for each stage of a pipeline, so that all of them work;
-    /// of a single stage one that follows another whose tokens nobody has read yet.
+    /// Maximum batches in flight: with a pipeline one per stage, so that all stages work; with a single stage
+    /// two, the second started before the tokens of the first are read.
     fn max_batches(&self) -> usize {
         self.stages.max(2)
     }
 
-    /// Whether a token is chosen after one that is not known yet: where whoever computes it hears of that one, and it
-    /// pays.
+    /// Whether to sample a token after one that is not known yet: only in a single stage, whose ranks pass
+    /// the token on themselves, and only where it pays.
     fn overlaps_steps(&self) -> bool {
         self.stages == 1 && self.compute.overlaps_steps()
     }
@@ -256,7 +263,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends what is of no more use to anybody: of callers that left, beyond its deadline, without a place to wait in.
+    /// Ends requests that are cancelled, past their deadline, or without a place in the queue.
     fn drop_stale(&mut self) {
         for job in self.waiting.take_where(|job| job.sink.is_closed()) {
             job.finish(FinishReason::Cancelled, &self.metrics);
@@ -265,8 +272,10 @@ impl Scheduler {
         for job in self.waiting.take_where(|job| job.rejection(&metrics).is_some()) {
             self.reject(job);
         }
-        // A slot that is being filled stays until it is.
-        let over = |job: &ScheduledRequest| !job.fetching && (job.sink.is_closed() || job.rejection(&metrics).is_some());
+        // A slot that is being loaded from disk keeps its request until then.
+        let over = |job: &ScheduledRequest| {
+            !job.fetching && (job.sink.is_closed() || job.rejection(&metrics).is_some())
+        };
         let (over, running): (Vec<_>, Vec<_>) = self.running.drain(..).partition(over);
         self.running = running;
         for job in over {
@@ -275,7 +284,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells a caller that is still there why its request is not answered.
+    /// Ends a request with its failure, or as cancelled if its client has gone.
     fn reject(&self, job: ScheduledRequest) {
         match job.rejection(&self.metrics) {
             Some(failure) if !job.sink.is_closed() => job.sink.fail(failure),
@@ -283,13 +292,15 @@ impl Scheduler {
         }
     }
 
-    /// Gives slots and room to those that wait, in the order of their turns: nobody passes one that does not fit yet,
-    /// or large requests would wait for ever.
+    /// Admits waiting requests to slots, in queue order. No request overtakes one that does not fit yet;
+    /// otherwise large requests would starve.
     fn admit(&mut self) {
         self.prefix_cache.remove_from_disk(&self.compute.take_lost_blocks());
         while let Some(first) = self.waiting.first() {
-            let running: Vec<SequenceUsage> = self.running.iter().map(ScheduledRequest::sequence_usage).collect();
-            let KvAdmission::AfterPreempting(leave) = self.kv_budget.admission(&first.sequence_usage(), &running, self.slots - running.len())
+            let running: Vec<SequenceUsage> =
+                self.running.iter().map(ScheduledRequest::sequence_usage).collect();
+            let KvAdmission::AfterPreempting(leave) =
+                self.kv_budget.admission(&first.sequence_usage(), &running, self.slots - running.len())
             else {
                 break;
             };
@@ -297,7 +308,9 @@ impl Scheduler {
             for index in leave.into_iter().rev() {
                 self.preempt(index);
             }
-            let Some(prefix_cache::SlotAssignment { slot, cached, fetch_from_disk: fetch }) = self.prefix_cache.admit(job.sequence.history()) else {
+            let Some(prefix_cache::SlotAssignment { slot, cached, fetch_from_disk: fetch }) =
+                self.prefix_cache.admit(job.sequence.history())
+            else {
                 self.waiting.push(job.queue_position, job);
                 break;
             };
@@ -310,23 +323,27 @@ impl Scheduler {
             if job.fetching {
                 self.fetch(slot, fetch);
             }
-            let place = self.running.partition_point(|other| other.queue_position.precedes(&job.queue_position));
+            let place =
+                self.running.partition_point(|other| other.queue_position.precedes(&job.queue_position));
             self.running.insert(place, job);
         }
     }
 
-    /// Has one that runs leave its slot, to wait for another. What it held is kept as far as there is room for it;
-    /// the rest is read again when it comes back.
+    /// Preempts a running request; it waits for another slot. Its KV blocks stay cached as far as there is
+    /// capacity; the rest is prefilled again when it resumes.
     fn preempt(&mut self, index: usize) {
         let mut job = self.running.remove(index);
         self.round = None;
         self.release_slot(&job);
-        job.preempt(self.queue_limit.acquire_preempted(job.queue_position.number, job.queue_position.priority), &self.metrics);
+        job.preempt(
+            self.queue_limit.acquire_preempted(job.queue_position.number, job.queue_position.priority),
+            &self.metrics,
+        );
         self.waiting.push(job.queue_position, job);
     }
 
-    /// Whose turn it is, once those have left for whose next tokens there is no room; `ahead` allows to choose tokens
-    /// after some that are not known yet.
+    /// Composes the next batch after preempting as many sequences as its tokens require; `ahead` allows
+    /// sampling after tokens that are not known yet.
     fn compose(&mut self, ahead: bool) -> Vec<ScheduledTokens> {
         loop {
             let ready: Vec<Readiness> = self.running.iter().map(|job| job.readiness(ahead)).collect();
@@ -340,10 +357,11 @@ impl Scheduler {
             for ScheduledTokens { index, tokens } in &turns {
                 more[*index] = *tokens;
             }
-            let running: Vec<SequenceUsage> = self.running.iter().map(ScheduledRequest::sequence_usage).collect();
+            let running: Vec<SequenceUsage> =
+                self.running.iter().map(ScheduledRequest::sequence_usage).collect();
             match self.kv_budget.victim(&running, &more) {
                 Some(index) => self.preempt(index),
-                // Who could leave does so once its slot is filled.
+                // A sequence that could be preempted is preempted once its slot is loaded.
                 None if running.iter().any(|one| one.is_pinned) && !self.kv_budget.fits(&running, &more) => {
                     return Vec::new();
                 }
@@ -352,7 +370,7 @@ impl Scheduler {
         }
     }
 
-    /// Has the next batch run behind so many others, if anybody can go on.
+    /// Starts the next batch, with `behind` batches in flight, if any sequence has work.
     fn begin_batch(&mut self, behind: usize) -> Option<InFlight> {
         let least = self.acceptance_threshold();
         let guessing = self.propose(least);
@@ -391,15 +409,19 @@ impl Scheduler {
         let now = Instant::now();
         self.metrics.scheduling.observe((now - self.scheduling_since).as_secs_f64());
         self.scheduling_since = now;
-        Some(InFlight { admissions: rows, started: now, work: WorkKind::Batch { prefills: read > 0, draft_tokens: guesses, reply: answer } })
+        Some(InFlight {
+            admissions: rows,
+            started: now,
+            work: WorkKind::Batch { prefills: read > 0, draft_tokens: guesses, reply: answer },
+        })
     }
 
-    /// Takes what was chosen for one that runs; says how its answer ended if it did.
+    /// Takes the sampled tokens of a running request; returns how it ended, if it did.
     fn accept_sampled(&mut self, index: usize, chosen: Sampled) -> Option<Result<FinishReason, String>> {
         let job = &mut self.running[index];
         let slot = job.sequence.slot();
-        // What no token can be chosen after is not kept: one number that is none makes none of those before it too,
-        // where they were read at once.
+        // A prompt is cached only if its next token can be sampled: one NaN or infinite value makes the
+        // tokens that were prefilled with it unusable too.
         if job.is_prefilling() && chosen.first().is_some_and(Result::is_ok) {
             self.prefix_cache.store_prompt(slot, job.sequence.prompt());
         }
@@ -416,8 +438,8 @@ impl Scheduler {
         })
     }
 
-    /// Takes what came of a batch: of `rows`, by their stays. Who ended or left meanwhile wants no more of it. Where
-    /// it was `uneven`, because prompts were read or tokens guessed, it says nothing of how long one token takes.
+    /// Takes the results of a batch, by admission id; results of requests that ended or were preempted are
+    /// dropped. An `uneven` batch, with prefill or draft tokens, says nothing about the time per token.
     fn end_batch(&mut self, rows: Vec<u64>, uneven: bool, chosen: Vec<Sampled>) {
         let (streams, mut told, mut some_ended) = (self.running.len() as u32, 0, false);
         for (stay, chosen) in rows.into_iter().zip(chosen) {
@@ -435,7 +457,7 @@ impl Scheduler {
                     self.kv_budget.record_answer(job.sequence.usage().completion_tokens);
                     job.finish(reason, &self.metrics);
                 }
-                // Numbers that are none are nothing to keep.
+                // NaN or infinite values must not be cached.
                 Err(message) => {
                     self.discard_slot(&job);
                     job.sink.fail(GenerationFailure { kind: FailureKind::Internal, message });
@@ -449,7 +471,7 @@ impl Scheduler {
             self.round = None;
             return;
         }
-        // Every stream got its token, in one batch or in those of all stages.
+        // Every stream has a token now, from one batch or from those of all stages.
         let now = Instant::now();
         let cached = running.iter().map(|one| one.cached_tokens).sum();
         let lap = self.round.take().filter(|lap| lap.streams == streams);
@@ -464,7 +486,7 @@ impl Scheduler {
         });
     }
 
-    /// Has every rank run the steps together.
+    /// Runs the steps as one batch on every rank.
     fn dispatch(&self, batch: Vec<SequenceStep>) -> PendingBatch {
         let choices = batch.iter().map(|step| step.samples().count()).collect();
         self.metrics.steps.inc_by(batch.len() as u64);
@@ -472,7 +494,7 @@ impl Scheduler {
         PendingBatch { sample_counts: choices, reply: self.compute.run(batch) }
     }
 
-    /// Ends everything with the reason this rank failed.
+    /// Fails all requests with the reason why this rank failed.
     fn fail_all(mut self, reason: &str) {
         self.requests.close();
         self.receive();

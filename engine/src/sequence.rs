@@ -1,26 +1,26 @@
-//! One request from its prompt to its finish, pure: which step comes next, what a chosen token
-//! means, when it is over, and how it goes on after its cache was taken away. It neither waits nor sends.
+//! One request as a pure state machine: its next step, the effect of a sampled token, its end, and how it
+//! resumes after preemption. It neither waits nor sends.
 
 mod output;
 
-use russet_wire::event::{GenerationFailure, FailureKind, Usage};
+use russet_wire::event::{FailureKind, GenerationFailure, Usage};
 use russet_wire::request::GenerationRequest;
 
-use crate::executor::{SampleSpec, DraftRequest, SequenceStep};
-use crate::speculative::{Speculator, AcceptanceThreshold, Proposers};
+use crate::executor::{DraftRequest, SampleSpec, SequenceStep};
 use crate::scheduler::batching::Readiness;
+use crate::speculative::{AcceptanceThreshold, Proposers, Speculator};
 use crate::tokenizer::TokenizerError;
-pub use output::{AcceptedToken, ResumeError, OutputStream};
+pub use output::{AcceptedToken, OutputStream, ResumeError};
 
-/// More stop texts than any client's API takes.
+/// Maximum stop strings: more than any client's API accepts.
 const MAX_STOP_STRINGS: usize = 32;
-/// Every stop text is looked for after every token.
+/// Maximum length of a stop string in bytes: every one is searched after every token.
 const MAX_STOP_BYTES: usize = 1024;
-/// Priorities lie between its negative and it. Waiting is worth levels of priority, so a level beyond every bound
-/// would have the others wait without one.
+/// Bound of the absolute priority. Waiting time is worth priority levels, so an unbounded priority could
+/// starve the others.
 pub const MAX_PRIORITY: i32 = 100;
 
-/// What is wrong with a request whatever the model is.
+/// Checks a request as far as that needs no model.
 pub fn validate(request: &GenerationRequest) -> Result<(), GenerationFailure> {
     let sampling = &request.sampling;
     let wrong = |message: String| Err(GenerationFailure { kind: FailureKind::InvalidRequest, message });
@@ -51,8 +51,12 @@ pub fn validate(request: &GenerationRequest) -> Result<(), GenerationFailure> {
     Ok(())
 }
 
-/// How many tokens the answer may have: what was asked, as far as the context holds them.
-pub fn max_new_tokens(prompt_tokens: usize, max_tokens: Option<u32>, context_tokens: u32) -> Result<u32, GenerationFailure> {
+/// Maximum output tokens: as requested, up to what the context leaves.
+pub fn max_new_tokens(
+    prompt_tokens: usize,
+    max_tokens: Option<u32>,
+    context_tokens: u32,
+) -> Result<u32, GenerationFailure> {
     let left = (context_tokens as usize).saturating_sub(prompt_tokens) as u32;
     match (prompt_tokens, left) {
         (0, _) => Err(GenerationFailure {
@@ -69,17 +73,17 @@ pub fn max_new_tokens(prompt_tokens: usize, max_tokens: Option<u32>, context_tok
     }
 }
 
-/// A request that is being answered, in a slot or on its way to one.
+/// A request that is waiting, running or preempted.
 pub struct Sequence {
     slot: u32,
-    /// All of it that is known: the prompt, then what was chosen.
+    /// All known tokens: the prompt, then the sampled tokens.
     tokens: Vec<u32>,
     cached: u32,
-    /// Tokens that were in the cache when it entered first.
+    /// Tokens that were cached at its first admission.
     prefix_hit_tokens: Option<u32>,
-    /// Steps with choices that were handed out and whose tokens were not yet accepted.
+    /// Steps in flight that sample tokens.
     pending: u32,
-    /// Guesses of its next tokens: of the step that is next, or of the one that was handed out.
+    /// Draft tokens of the next step, or of the step in flight.
     speculator: Speculator,
     prompt_tokens: u32,
     sample: SampleSpec,
@@ -87,11 +91,12 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence whose prompt is known, and what of its answer was told, in the first slot until it
-    /// [enters](Sequence::enter) another. `seed` was drawn if the request names none. Tokens of the answer that came
-    /// with the request are read as if they were its prompt.
+    /// A sequence with a known prompt, in the first slot until it is [admitted](Sequence::admit) to another.
+    /// `seed` is random if the request names none. Output tokens that came with a resumed request are
+    /// prefilled like its prompt.
     pub fn new(request: &GenerationRequest, prompt: Vec<u32>, seed: u64, output: OutputStream) -> Self {
-        let sample = SampleSpec { sampling: request.sampling.clone(), seed, index: 0, banned: output.banned() };
+        let sample =
+            SampleSpec { sampling: request.sampling.clone(), seed, index: 0, banned: output.banned() };
         let read = [prompt.as_slice(), &request.emitted].concat();
         Self {
             slot: 0,
@@ -106,12 +111,13 @@ impl Sequence {
         }
     }
 
-    /// The same with guesses of its next tokens.
+    /// Enables speculation with these proposers.
     pub fn with_proposers(self, sources: Proposers) -> Self {
         Self { speculator: Speculator::new(sources), ..self }
     }
 
-    /// The prompt and what was chosen after it. The cache holds no more of it than [`Sequence::cached`].
+    /// The prompt and the tokens sampled after it. The KV cache holds only the first [`Sequence::cached`] of
+    /// them.
     pub fn history(&self) -> &[u32] {
         &self.tokens
     }
@@ -121,16 +127,16 @@ impl Sequence {
         &self.tokens[..self.prompt_tokens as usize]
     }
 
-    /// Begins in a slot that holds so many of its tokens, but not all, for the first time or anew: then the others are
-    /// read again, its own behind the prompt. Tokens that were handed out to be chosen and did not come back are chosen
-    /// again, and come out the same; what was said, counted and held back goes on.
+    /// Admitted, for the first time or after preemption, to a slot that holds `cached` of its tokens, but not
+    /// all. The others are prefilled, its output after the prompt. Tokens whose steps were in flight are
+    /// sampled again, with the same result; output text, usage and held-back text continue.
     pub fn admit(&mut self, slot: u32, cached: u32) {
         (self.slot, self.cached, self.pending) = (slot, cached, 0);
         self.speculator.reset_slot();
         self.prefix_hit_tokens.get_or_insert(cached);
     }
 
-    /// What its slot was to hold did not come: all of it is read.
+    /// Its blocks were not loaded: all of its tokens are prefilled.
     pub fn discard_cached(&mut self) {
         if self.prefix_hit_tokens == Some(self.cached) {
             self.prefix_hit_tokens = Some(0);
@@ -143,17 +149,17 @@ impl Sequence {
         self.slot
     }
 
-    /// Tokens in the cache once the steps handed out are done.
+    /// Tokens in the KV cache once the steps in flight have ended.
     pub fn cached(&self) -> u32 {
         self.cached
     }
 
-    /// Most tokens of its answer.
+    /// Maximum output tokens.
     pub fn limit(&self) -> u32 {
         self.output.limit()
     }
 
-    /// What it cost so far.
+    /// Token usage so far.
     pub fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: self.prompt_tokens,
@@ -162,8 +168,8 @@ impl Sequence {
         }
     }
 
-    /// What it can do next; `ahead` allows to choose a token after one that is not known yet. A prompt's last token
-    /// always goes alone: so mlx-lm computes it.
+    /// Work it is ready for; `ahead` allows sampling after a token that is not known yet. The last prompt
+    /// token always runs as a step of its own, as in mlx-lm.
     pub fn readiness(&self, ahead: bool) -> Readiness {
         let more = self.output.tokens() + self.pending < self.output.limit();
         let guesses = self.speculator.draft_tokens().len() as u32;
@@ -176,23 +182,24 @@ impl Sequence {
         }
     }
 
-    /// Guesses the tokens behind the next one, as far as they are worth it. Whether it has guesses, or may once the
-    /// token is known that is being chosen: until then a step after it would be one too early.
+    /// Proposes draft tokens after the next token, as far as they pay. Returns whether it has draft tokens,
+    /// or may have once the token in flight is known: a step started before that would leave them out.
     pub fn propose(&mut self, least: AcceptanceThreshold) -> bool {
         let next = self.uncached().len();
-        // The first token is not to wait for guesses behind it.
+        // The first token must not wait for draft tokens.
         if next > 1 || self.pending > 1 || self.output.tokens() == 0 {
             return false;
         }
         if next == 0 {
-            return !self.speculator.draft_tokens().is_empty() || self.speculator.will_propose(&self.tokens, least);
+            return !self.speculator.draft_tokens().is_empty()
+                || self.speculator.will_propose(&self.tokens, least);
         }
         let most = self.max_draft_tokens();
         self.speculator.propose(&self.tokens, most, least);
         !self.speculator.draft_tokens().is_empty() || self.speculator.awaits_draft()
     }
 
-    /// What to ask the draft model before the next step, if anything.
+    /// The request to the draft model before the next step, if any.
     pub fn request_draft(&mut self, least: AcceptanceThreshold) -> Option<DraftRequest> {
         if self.uncached().len() != 1 || self.pending > 0 || self.output.tokens() == 0 {
             return None;
@@ -201,36 +208,42 @@ impl Sequence {
         let (offset, guesses) = self.speculator.request_draft(&self.tokens, most, least)?;
         let choice = SampleSpec { index: self.output.tokens(), ..self.sample.clone() };
         let (slot, tokens) = (self.slot, self.tokens[offset..].to_vec());
-        Some(DraftRequest { slot, offset: offset as u32, tokens, draft_tokens: guesses as u32, sample: choice })
+        Some(DraftRequest {
+            slot,
+            offset: offset as u32,
+            tokens,
+            draft_tokens: guesses as u32,
+            sample: choice,
+        })
     }
 
-    /// What the draft model said.
+    /// Takes the draft model's reply.
     pub fn receive_draft(&mut self, guesses: Vec<u32>) {
         self.speculator.receive_draft(guesses);
     }
 
-    /// Whether the newest guesses are the draft model's.
+    /// Whether the newest draft tokens come from the draft model.
     pub fn is_from_draft_model(&self) -> bool {
         self.speculator.is_from_draft_model()
     }
 
-    /// One token is chosen anyway, and the answer ends at its limit.
+    /// One token is sampled in any case, and the output ends at its limit.
     fn max_draft_tokens(&self) -> usize {
         self.output.limit().saturating_sub(self.output.tokens() + 1) as usize
     }
 
-    /// Tokens that are known and not yet in the cache.
+    /// Known tokens that are not in the KV cache yet.
     pub fn uncached_tokens(&self) -> u32 {
         self.uncached().len() as u32
     }
 
-    /// Tokens not yet in the cache, oldest first: the rest of what is read, or one chosen token.
+    /// Tokens not yet in the KV cache, oldest first: the rest of the prefill, or one sampled token.
     fn uncached(&self) -> &[u32] {
         self.tokens.get(self.cached as usize..).unwrap_or_default()
     }
 
-    /// The step to run next: so many tokens at most, and without a choice, while the prompt is being read. Steps
-    /// with a choice are followed by [`Sequence::check`] and [`Sequence::accept`], in their order.
+    /// The next step: at most `tokens` tokens; during prefill it does not sample. A step that samples must be
+    /// followed by [`Sequence::verify`] and [`Sequence::accept`], in this order.
     pub fn step(&mut self, tokens: u32) -> SequenceStep {
         let next = self.uncached();
         let (tokens, chooses) = match self.readiness(false) {
@@ -254,8 +267,8 @@ impl Sequence {
         step
     }
 
-    /// How many of the tokens that a step chose count: the first, and each one behind a guess that was right. Wrong
-    /// guesses are in the cache no more: it has to be trimmed to [`Sequence::cached`].
+    /// Verifies draft tokens: how many sampled tokens count, the first one and one per accepted draft token.
+    /// The KV cache then has to be truncated to [`Sequence::cached`], which excludes the rejected ones.
     pub fn verify<E>(&mut self, chosen: &[Result<u32, E>]) -> usize {
         self.pending = self.pending.saturating_sub(1);
         let guesses = self.speculator.draft_tokens().len();
@@ -267,12 +280,12 @@ impl Sequence {
         right + 1
     }
 
-    /// Takes a token that counts.
+    /// Takes a sampled token that counts.
     pub fn accept(&mut self, token: u32) -> Result<AcceptedToken, TokenizerError> {
         let before = self.output.tokens();
         let accepted = self.output.accept(token)?;
         if self.output.tokens() > before {
-            // Where a step that was handed out already goes on from it, it is in the cache.
+            // If a step in flight continues from it, it is in the KV cache already.
             self.tokens.push(token);
         }
         Ok(accepted)
@@ -284,7 +297,7 @@ mod tests {
     use super::*;
     use crate::fixture::{self, END, token_of_byte};
     use crate::tokenizer::ChatTokenizer;
-    use russet_wire::event::{GenerationEvent, FinishReason};
+    use russet_wire::event::{FinishReason, GenerationEvent};
     use russet_wire::request::{Message, Sampling};
 
     const LOOKUP: Proposers = Proposers { prompt_lookup: true, draft_model: false };
@@ -304,7 +317,7 @@ mod tests {
         }
     }
 
-    /// What came of an answer.
+    /// Result of an output.
     #[derive(Debug, PartialEq, Eq)]
     struct OutputLog {
         events: Vec<(u32, String)>,
@@ -318,15 +331,21 @@ mod tests {
         }
     }
 
-    fn sequence(tokens: &ChatTokenizer, request: &GenerationRequest, prompt: Vec<u32>, limit: u32) -> Sequence {
-        let mut telling = OutputStream::new(request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
+    fn sequence(
+        tokens: &ChatTokenizer,
+        request: &GenerationRequest,
+        prompt: Vec<u32>,
+        limit: u32,
+    ) -> Sequence {
+        let mut telling =
+            OutputStream::new(request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
         assert_eq!(telling.resume(&request.emitted).unwrap(), None);
         let mut sequence = Sequence::new(request, prompt, 7, telling);
         sequence.admit(3, 0);
         sequence
     }
 
-    /// Feeds what the model chooses; `choices` are of the whole answer, also where a part of it was told before.
+    /// Feeds the sampled tokens of the whole output, also where a part of it was emitted before.
     fn answer(tokens: &ChatTokenizer, request: &GenerationRequest, limit: u32, choices: &[u32]) -> OutputLog {
         let prompt = vec![1, 2, 3];
         let mut sequence = sequence(tokens, request, prompt.clone(), limit);
@@ -339,7 +358,7 @@ mod tests {
         let count = sequence.usage().completion_tokens;
         let mut told = OutputLog { events: Vec::new(), finished: None, count };
         for (index, &token) in choices.iter().enumerate().skip(request.emitted.len()) {
-            // What is chosen is a function of these.
+            // The sampled token is a function of these.
             let SampleSpec { sampling, seed, index: chosen, banned } = choice.unwrap();
             assert_eq!((&sampling, seed, chosen as usize), (&request.sampling, 7, index));
             assert_eq!(banned.is_empty(), !request.ignore_eos);
@@ -364,7 +383,8 @@ mod tests {
         text.bytes().map(token_of_byte).collect()
     }
 
-    /// A request with the most tokens of its answer and what the model chooses, then text, end and tokens of the answer.
+    /// A request, its output limit and the sampled tokens; then text, finish reason and token count of the
+    /// output.
     type Case = (GenerationRequest, u32, Vec<u32>, &'static str, Option<FinishReason>, u32);
 
     fn answers() -> Vec<Case> {
@@ -387,9 +407,9 @@ mod tests {
             (with(&["aab"], false), 99, ended("aaab"), "a", stop, 4),
             (with(&[], true), 8, ended("hi"), "hi", None, 3),
             (with(&[], true), 3, ended("hi"), "hi", length, 3),
-            // The limit cuts é in half: the half is told as a replacement, not dropped.
+            // The limit cuts é in half: the half becomes a replacement character and is not dropped.
             (with(&[], false), 2, ended("hé"), "h\u{FFFD}", length, 2),
-            // The model ends in the middle of a character.
+            // The output ends in the middle of a character.
             (with(&[], false), 9, [bytes("a日")[..3].to_vec(), vec![END]].concat(), "a\u{FFFD}", stop, 3),
             (GenerationRequest { sampling: sampled, ..request() }, 99, ended("what"), "what", stop, 4),
         ]
@@ -414,10 +434,11 @@ mod tests {
             for cut in 1..=undisturbed.events.len() {
                 let emitted: Vec<u32> = undisturbed.events[..cut].iter().map(|(id, _)| *id).collect();
                 let request = GenerationRequest { emitted, ..request.clone() };
-                let mut telling = OutputStream::new(&request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
+                let mut telling =
+                    OutputStream::new(&request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
                 let rest = match telling.resume(&request.emitted).unwrap() {
                     None => answer(&tokens, &request, limit, &choices),
-                    // Its end alone was lost.
+                    // Only its end was lost.
                     finished => OutputLog { events: Vec::new(), finished, count: telling.tokens() },
                 };
                 let whole = OutputLog { events: [&undisturbed.events[..cut], &rest.events].concat(), ..rest };
@@ -434,7 +455,8 @@ mod tests {
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
         let check = |emitted: &[u32], limit| {
             tokens.check_emitted(emitted).map_err(ResumeError::from).and_then(|()| {
-                OutputStream::new(&request(), limit, tokens.eos_token_ids().clone(), tokens.detokenizer()).resume(emitted)
+                OutputStream::new(&request(), limit, tokens.eos_token_ids().clone(), tokens.detokenizer())
+                    .resume(emitted)
             })
         };
         for (emitted, limit, expected) in [
@@ -465,14 +487,14 @@ mod tests {
         };
         let expected = [(0, 2048, false), (2048, 2048, false), (4096, 903, false), (4999, 1, true)];
         assert_eq!(shapes(&request(), vec![9; 5000]), expected);
-        // And so is what was answered of it already.
+        // So is the part of the output that was emitted before.
         let taken_up = GenerationRequest { emitted: bytes("four"), ..request() };
         assert_eq!(shapes(&taken_up, vec![9; 4996]), expected);
         assert!(sequence(&tokens, &request(), vec![9], 10).step(2048).sample.is_some());
     }
 
-    /// Runs a sequence over answers given by their index, so many steps ahead as `ahead` allows, and takes its cache
-    /// away whenever it has so many tokens of the answer as `leaves` says. Everything it told, its end and its usage.
+    /// Runs a sequence over sampled tokens given by index, up to `ahead` steps ahead, and preempts it at the
+    /// given output lengths. Returns its output, finish reason and usage.
     fn run_preempted(
         request: &GenerationRequest,
         limit: u32,
@@ -489,7 +511,7 @@ mod tests {
             while sequence.readiness(ahead) != Readiness::Busy {
                 let step = sequence.step(256);
                 assert_eq!(step.offset as usize, cache.len());
-                // Where no token is told, the one that was chosen last goes in.
+                // A step without tokens continues from the token sampled last.
                 let last = chosen.last().map(|index: &u32| answer[*index as usize]);
                 cache.extend(if step.tokens.is_empty() { vec![last.unwrap()] } else { step.tokens });
                 chosen.extend(step.sample.map(|choice| choice.index));
@@ -514,8 +536,8 @@ mod tests {
         }
     }
 
-    /// Runs a sequence that guesses over answers given by their index. Everything it told, its end and its usage, and the
-    /// steps it took.
+    /// Runs a sequence with speculation over sampled tokens given by index. Returns its output, finish reason
+    /// and usage, and the number of steps.
     fn run_speculative(
         request: &GenerationRequest,
         prompt: &[u32],
@@ -528,8 +550,9 @@ mod tests {
         let (mut cache, mut told, mut steps) = (Vec::<u32>::new(), Vec::new(), 0);
         loop {
             sequence.propose(LEAST);
-            let room = if let Readiness::Decode(guesses) = sequence.readiness(false) { 1 + guesses } else { 256 };
-            // Now and then there is no room for all guesses.
+            let room =
+                if let Readiness::Decode(guesses) = sequence.readiness(false) { 1 + guesses } else { 256 };
+            // Now and then the batch has no capacity for all draft tokens.
             let step = sequence.step(if steps % 3 == 0 { room.min(3) } else { room });
             assert_eq!(step.offset as usize, cache.len());
             cache.extend(&step.tokens);
@@ -578,7 +601,8 @@ mod tests {
             let mut alone = Vec::new();
             let dir = fixture::model_dir();
             let tokens = ChatTokenizer::load(dir.path()).unwrap();
-            let mut telling = OutputStream::new(&request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
+            let mut telling =
+                OutputStream::new(&request, limit, tokens.eos_token_ids().clone(), tokens.detokenizer());
             let reason = answer.iter().find_map(|token| {
                 let AcceptedToken { event, finished } = telling.accept(*token).unwrap();
                 alone.extend(event);

@@ -1,13 +1,13 @@
-//! Speculative decoding: the next tokens of an answer are guessed, and all guesses are checked in one batch, which
-//! costs little more than the one token that would be chosen otherwise. Pure.
+//! Speculative decoding: draft tokens are proposed for a sequence and all of them verified in one batch,
+//! which costs little more than decoding one token. Pure.
 //!
-//! A token is chosen at every guessed place just as it would be without guesses, from the same numbers and the same
-//! noise ([`crate::compute::Choice::index`]); guesses before it that turn out right make it count. So an answer is
-//! the one that would have come anyway, greedy or drawn, whatever is guessed. For guesses that are certain of
-//! themselves this is what rejection sampling comes to.
+//! A token is sampled at every draft position just as it would be without draft tokens, from the same logits
+//! and the same noise ([`crate::executor::SampleSpec::index`]). It counts if all draft tokens before it are
+//! accepted. So the output does not depend on the draft tokens, greedy or sampled. For proposers that are
+//! certain of their draft tokens, this equals rejection sampling.
 //!
-//! Guessing stops by itself where it does not pay: each request learns how often its guesses are right, and asks
-//! [`Costs`] how often they have to be.
+//! Speculation stops by itself where it does not pay: each request tracks its acceptance rate, and the
+//! [`CostModel`] gives the rate it needs.
 
 pub mod cost_model;
 pub mod prompt_lookup;
@@ -15,24 +15,24 @@ pub mod prompt_lookup;
 pub use cost_model::CostModel;
 use prompt_lookup::PromptLookup;
 
-/// Most guesses of one sequence in a batch.
+/// Maximum draft tokens of one sequence in a batch.
 pub const MAX_DRAFT_TOKENS: usize = 8;
-/// How often a guess is expected to be right before any was checked.
+/// Acceptance rate assumed before any draft token was verified.
 const INITIAL_ACCEPTANCE: f64 = 0.7;
-/// Share of the newest guess in what is known.
+/// Weight of the newest sample in the moving average.
 const EMA_WEIGHT: f64 = 1.0 / 8.0;
-/// Tokens without guesses after those that did not pay; twice as many each time.
+/// Tokens without draft tokens after speculation did not pay; doubles each time.
 const BACKOFF_TOKENS: u32 = 16;
-/// Never more than so many, because answers change.
+/// Upper bound of that pause, because the text of an output changes.
 const MAX_BACKOFF_TOKENS: u32 = 1024;
 
-/// How often the guesses of one source are right, and whether it makes any just now.
+/// Acceptance rate of one proposer, and whether it is paused.
 #[derive(Clone, Debug)]
 struct ProposerStats {
     acceptance_rate: f64,
-    /// How often they have to be.
+    /// Acceptance rate it needs.
     threshold: f64,
-    /// Length of the text from which guesses are made again.
+    /// Sequence length from which it proposes again.
     resume_at: usize,
     backoff: u32,
 }
@@ -44,16 +44,16 @@ impl Default for ProposerStats {
 }
 
 impl ProposerStats {
-    /// How many guesses after a text of `length` tokens are worth it, where each has to be right with the probability
-    /// `least`.
+    /// Number of draft tokens worth proposing at a sequence length of `length` tokens, if each needs at least
+    /// this acceptance probability.
     fn draft_length(&mut self, length: usize, least: f64) -> usize {
         self.threshold = least;
         if length < self.resume_at { 0 } else { worthwhile_tokens(self.acceptance_rate, least) }
     }
 
-    /// So many guesses were right of those that were checked; the text has `length` tokens now.
+    /// Records how many of the verified draft tokens were accepted; the sequence now has `length` tokens.
     fn record(&mut self, length: usize, right: usize, guessed: usize) {
-        // Behind the first wrong one nobody knows.
+        // Draft tokens after the first rejected one were not verified.
         for guess in 0..guessed.min(right + 1) {
             let outcome = if guess < right { 1.0 } else { 0.0 };
             self.acceptance_rate += (outcome - self.acceptance_rate) * EMA_WEIGHT;
@@ -69,25 +69,25 @@ impl ProposerStats {
     }
 }
 
-/// Who may guess.
+/// Enabled proposers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proposers {
-    /// What followed the same tokens before.
+    /// Prompt lookup.
     pub prompt_lookup: bool,
-    /// A smaller model, where that finds nothing.
+    /// A draft model, where prompt lookup finds nothing.
     pub draft_model: bool,
 }
 
-/// How likely a guess has to be right, by who makes it.
+/// Acceptance probability that a draft token needs, by proposer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AcceptanceThreshold {
-    /// What followed the same tokens before, which costs nothing to find.
+    /// Prompt lookup, which costs nothing to run.
     pub prompt_lookup: f64,
-    /// A draft model.
+    /// The draft model.
     pub draft_model: f64,
 }
 
-/// The guesses of the next tokens of one answer, and who makes them.
+/// Draft tokens of one sequence, and their proposers.
 #[derive(Clone, Debug, Default)]
 pub struct Speculator {
     proposers: Proposers,
@@ -98,68 +98,77 @@ pub struct Speculator {
     draft_tokens: Vec<u32>,
 }
 
-/// What the draft model does for one answer.
+/// State of the draft model for one sequence.
 #[derive(Clone, Copy, Debug, Default)]
 struct DraftState {
-    /// Tokens of the text that its cache holds.
+    /// Tokens of the sequence in the draft model's KV cache.
     cached: usize,
-    /// Length of the text it was asked about last, and how much it was asked for; what it says to that is awaited or was
-    /// said.
+    /// Sequence length of the last request and the number of draft tokens requested; the reply is pending if
+    /// `awaited`.
     requested: Option<(usize, usize)>,
     pending: bool,
-    /// Whether the guesses are its own.
+    /// Whether the current draft tokens come from the draft model.
     is_source: bool,
 }
 
 impl Speculator {
-    /// One with these sources.
+    /// A speculator with these proposers.
     pub fn new(proposers: Proposers) -> Self {
         Self { proposers, ..Self::default() }
     }
 
-    /// The guesses that are to be checked next, or are being checked.
+    /// The draft tokens to verify next, or being verified.
     pub fn draft_tokens(&self) -> &[u32] {
         &self.draft_tokens
     }
 
-    /// Whether the draft model has yet to say what it guesses.
+    /// Whether a reply of the draft model is pending.
     pub fn awaits_draft(&self) -> bool {
         self.draft_state.pending
     }
 
-    /// Whether the newest guesses are the draft model's.
+    /// Whether the newest draft tokens come from the draft model.
     pub fn is_from_draft_model(&self) -> bool {
         self.draft_state.is_source
     }
 
-    /// Makes guesses of the next tokens after `text` if there are none: at most so many, and as many as are likely to be
-    /// worth it. `text` goes on from the one of the call before.
+    /// Proposes tokens after `text` by prompt lookup if there are no draft tokens: up to a maximum, and no
+    /// more than are likely to pay. `text` must extend the text of the previous call.
     pub fn propose(&mut self, text: &[u32], most: usize, least: AcceptanceThreshold) {
         if !self.draft_tokens.is_empty() || self.draft_state.pending || !self.proposers.prompt_lookup {
             return;
         }
-        let most = most.min(MAX_DRAFT_TOKENS).min(self.lookup_stats.draft_length(text.len(), least.prompt_lookup));
+        let most =
+            most.min(MAX_DRAFT_TOKENS).min(self.lookup_stats.draft_length(text.len(), least.prompt_lookup));
         if most > 0 {
             self.draft_tokens = self.lookup.propose(text, most);
             self.draft_state.is_source = false;
         }
     }
 
-    /// Whether there will be guesses once the token after `text` is known.
+    /// Whether there will be draft tokens once the token after `text` is known.
     pub fn will_propose(&mut self, text: &[u32], least: AcceptanceThreshold) -> bool {
-        let drafts = self.proposers.draft_model && self.draft_stats.draft_length(text.len(), least.draft_model) > 0;
-        let finds = self.proposers.prompt_lookup && self.lookup_stats.draft_length(text.len(), least.prompt_lookup) > 0;
+        let drafts =
+            self.proposers.draft_model && self.draft_stats.draft_length(text.len(), least.draft_model) > 0;
+        let finds = self.proposers.prompt_lookup
+            && self.lookup_stats.draft_length(text.len(), least.prompt_lookup) > 0;
         drafts || finds && !self.lookup.propose(text, 1).is_empty()
     }
 
-    /// Whether the draft model is to be asked about `text`: how much of that its cache holds, and for how many tokens to
-    /// ask. Once for each text, if nothing was found.
-    pub fn request_draft(&mut self, text: &[u32], most: usize, least: AcceptanceThreshold) -> Option<(usize, usize)> {
+    /// Whether to ask the draft model about `text`: how many tokens of it its KV cache holds, and how many
+    /// draft tokens to request. Once per text, and only if prompt lookup found nothing.
+    pub fn request_draft(
+        &mut self,
+        text: &[u32],
+        most: usize,
+        least: AcceptanceThreshold,
+    ) -> Option<(usize, usize)> {
         let asked = self.draft_state.requested.is_some_and(|(length, _)| length == text.len());
         if !self.proposers.draft_model || asked || !self.draft_tokens.is_empty() {
             return None;
         }
-        let most = most.min(MAX_DRAFT_TOKENS).min(self.draft_stats.draft_length(text.len(), least.draft_model));
+        let most =
+            most.min(MAX_DRAFT_TOKENS).min(self.draft_stats.draft_length(text.len(), least.draft_model));
         if most == 0 {
             return None;
         }
@@ -168,17 +177,19 @@ impl Speculator {
         Some((self.draft_state.cached, most))
     }
 
-    /// What the draft model says.
+    /// Takes the draft model's reply.
     pub fn receive_draft(&mut self, guesses: Vec<u32>) {
-        let Some((length, most)) = self.draft_state.requested.filter(|_| self.draft_state.pending) else { return };
+        let Some((length, most)) = self.draft_state.requested.filter(|_| self.draft_state.pending) else {
+            return;
+        };
         self.draft_state.pending = false;
-        // The last one it said it has not read.
+        // The draft model has not run its last proposed token.
         self.draft_state.cached = if guesses.len() == most { length + most - 1 } else { 0 };
         self.draft_state.is_source = true;
         self.draft_tokens = guesses;
     }
 
-    /// There is room for so many of the guesses only.
+    /// Drops the draft tokens beyond a maximum, where a batch has no capacity for more.
     pub fn truncate(&mut self, most: usize) {
         self.draft_tokens.truncate(most);
         if let Some((length, _)) = self.draft_state.requested.filter(|_| self.draft_state.is_source) {
@@ -186,7 +197,8 @@ impl Speculator {
         }
     }
 
-    /// How many of the guesses after a text of `length` tokens are what was chosen. There are none any more.
+    /// Verifies the draft tokens after a text of `length` tokens; returns how many are accepted and clears
+    /// them.
     pub fn verify<E>(&mut self, length: usize, chosen: &[Result<u32, E>]) -> usize {
         let guesses = std::mem::take(&mut self.draft_tokens);
         let right = guesses
@@ -195,22 +207,24 @@ impl Speculator {
             .take_while(|(guess, chosen)| chosen.as_ref().is_ok_and(|token| token == *guess));
         let right = right.count();
         if !guesses.is_empty() {
-            let record = if self.draft_state.is_source { &mut self.draft_stats } else { &mut self.lookup_stats };
+            let record =
+                if self.draft_state.is_source { &mut self.draft_stats } else { &mut self.lookup_stats };
             record.record(length + right + 1, right, guesses.len());
-            self.draft_state.cached = self.draft_state.cached.min(length + if self.draft_state.is_source { right } else { 0 });
+            self.draft_state.cached =
+                self.draft_state.cached.min(length + if self.draft_state.is_source { right } else { 0 });
         }
         right
     }
 
-    /// The answer goes on in another slot: the draft model knows nothing of it there.
+    /// The sequence moves to another slot, where the draft model's KV cache is empty.
     pub fn reset_slot(&mut self) {
         self.draft_tokens.clear();
         self.draft_state = DraftState::default();
     }
 }
 
-/// How many guesses in a row are worth it, if each is right with one probability when those before it are, and the
-/// last one has to be with another.
+/// Number of draft tokens in a row that pay. Each is accepted with the first probability if those before it
+/// are; the probability that the last one is accepted has to exceed the second.
 fn worthwhile_tokens(right: f64, least: f64) -> usize {
     let mut likely = right;
     (0..MAX_DRAFT_TOKENS)
@@ -254,14 +268,14 @@ mod tests {
         tokens.iter().take(MAX_DRAFT_TOKENS + 1).map(|token| Ok(*token)).collect()
     }
 
-    /// What is guessed after a text, without a look at whether it is right.
+    /// Draft tokens after a text, before verification.
     fn guesses(guesser: &mut Speculator, text: &[u32], most: usize, least: f64) -> Vec<u32> {
         guesser.truncate(0);
         guesser.propose(text, most, found(least));
         guesser.draft_tokens().to_vec()
     }
 
-    /// In how many batches the tokens come of a text, when a guess has to be at least so likely.
+    /// Number of batches that produce `text`, if a draft token needs at least this acceptance probability.
     fn batches(text: &[u32], least: f64) -> usize {
         let (mut guesser, mut length, mut batches) = (lookup(), 8, 0);
         while length < text.len() {
@@ -281,7 +295,7 @@ mod tests {
 
     #[test]
     fn speculator_drafts_less_after_rejected_tokens() {
-        // Three tokens repeat all the time, what follows never does.
+        // Three tokens repeat all the time; the tokens after them never do.
         let misleading: Vec<u32> =
             (0..4000).map(|place| if place % 4 < 3 { place % 4 } else { 10 + place }).collect();
         let mut guesser = lookup();
@@ -323,36 +337,36 @@ mod tests {
         let text: Vec<u32> = (0..20).collect();
         assert!(guesser.will_propose(&text, least));
         guesser.propose(&text, 9, least);
-        // 0.7 to the third is still more than 0.3.
+        // 0.7 cubed is still more than 0.3.
         assert_eq!(guesser.request_draft(&text, 9, least), Some((0, 3)));
         assert!(guesser.awaits_draft());
         assert_eq!(guesser.request_draft(&text, 9, least), None);
         guesser.receive_draft(vec![20, 21, 99]);
         assert_eq!((guesser.draft_tokens(), guesser.awaits_draft()), (&[20, 21, 99][..], false));
         assert_eq!(guesser.verify(20, &chosen(&[20, 21, 22, 23])), 2);
-        // It read 20 and 21 itself; 22 and what is chosen behind it are news.
+        // Its KV cache holds 20 and 21; 22 and the token sampled after it are new.
         let text: Vec<u32> = (0..23).collect();
         assert_eq!(guesser.request_draft(&text, 2, least), Some((22, 2)));
-        // It may say less than it was asked for, or nothing, if it fails.
+        // On failure it may return fewer draft tokens than requested, or none.
         guesser.receive_draft(Vec::new());
         assert_eq!(guesser.request_draft(&text, 2, least), None, "it is asked once for each text");
         assert_eq!(guesser.verify(23, &chosen(&[23])), 0);
         let text: Vec<u32> = (0..24).collect();
         assert_eq!(guesser.request_draft(&text, 2, least), Some((0, 2)));
-        // In another slot it knows nothing, and what it said meanwhile is of no use.
+        // In another slot its KV cache is empty, and a pending reply is dropped.
         guesser.reset_slot();
         guesser.receive_draft(vec![24, 25]);
         assert!(guesser.draft_tokens().is_empty());
         assert_eq!(guesser.request_draft(&text, 2, least), Some((0, 2)));
         guesser.receive_draft(vec![24, 25]);
-        // There may be room for fewer than it said, or for none.
+        // The batch may have capacity for fewer draft tokens, or none.
         guesser.truncate(0);
         let longer: Vec<u32> = (0..25).collect();
         assert_eq!(guesser.request_draft(&longer, 2, least), Some((24, 2)));
         guesser.reset_slot();
         assert_eq!(guesser.request_draft(&text, 2, least), Some((0, 2)));
         guesser.receive_draft(vec![24, 25]);
-        // What is found costs nothing, and the draft model has to read it later.
+        // Prompt lookup costs nothing, and the draft model has to prefill these tokens later.
         let text: Vec<u32> = (0..24).chain([24, 25, 26, 0, 1, 2]).collect();
         assert_eq!(guesser.verify(24, &chosen(&[24, 25, 26])), 2);
         guesser.propose(&text, 9, least);

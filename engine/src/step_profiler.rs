@@ -1,54 +1,54 @@
-//! What the batches of one rank are made of: bytes that travel between ranks, and how long a batch computes, waits for
-//! others and chooses. MLX works on all of that at once, so what one part takes is seen only where the rank waits for
-//! each part by itself; it does so for one batch in [`EVERY`], which then takes a little longer.
+//! Step profiler of one rank: bytes exchanged between ranks, and how long a batch computes, waits for other
+//! ranks and samples. MLX overlaps these parts, so their times are visible only if the rank waits for each
+//! part by itself; it does so for one batch in [`BATCHES_PER_TIMING`], which then takes a little longer.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Batches of which one is timed.
+/// One batch in this many is timed.
 pub const BATCHES_PER_TIMING: u64 = 64;
 
-/// What travels between ranks.
+/// Kind of data exchanged between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Sums over the members of a stage.
+    /// Sums over the tensor ranks of a stage.
     AllSum,
     /// Hidden states to the next stage.
     Send,
-    /// Hidden states from the stage before.
+    /// Hidden states from the previous stage.
     Receive,
 }
 
-/// Part of a batch.
+/// Phase of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepPhase {
     /// Layers.
     Forward,
-    /// Between ranks, waiting for the others included.
+    /// Communication between ranks, including waiting for them.
     Collective,
-    /// Head and choice.
+    /// Head and sampling.
     Sample,
 }
 
 /// Labels of [`Collective`], in its order.
 pub const COLLECTIVES: [&str; 3] = ["all_sum", "send", "receive"];
-/// Labels of [`Phase`], in its order.
+/// Labels of [`StepPhase`], in its order.
 pub const PHASES: [&str; 3] = ["forward", "collective", "sample"];
 
-/// Since the rank began.
+/// Totals since the rank started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTotals {
-    /// By [`Collective`].
+    /// Bytes by [`Collective`].
     pub bytes: [u64; 3],
-    /// Of the batches that were timed, by [`Phase`].
+    /// Seconds of the timed batches, by [`StepPhase`].
     pub seconds: [f64; 3],
-    /// Batches that were timed.
+    /// Number of timed batches.
     pub timed_batches: u64,
 }
 
-/// The totals of one rank; clones share them.
+/// The profiler of one rank; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct StepProfiler(Arc<Mutex<ProfilerState>>);
 
@@ -60,12 +60,12 @@ struct ProfilerState {
 }
 
 impl StepProfiler {
-    /// So far.
+    /// Totals so far.
     pub fn totals(&self) -> StepTotals {
         self.0.lock().totals
     }
 
-    /// A batch begins; whether it is timed. All ranks of a group time the same ones.
+    /// Starts a batch; returns whether it is timed. All ranks of a group time the same ones.
     pub fn begin_batch(&self) -> bool {
         let mut state = self.0.lock();
         state.batches += 1;
@@ -74,17 +74,17 @@ impl StepProfiler {
         state.timing
     }
 
-    /// Whether the batch that began last is timed.
+    /// Whether the batch started last is timed.
     pub fn is_timing(&self) -> bool {
         self.0.lock().timing
     }
 
-    /// So many bytes travel.
+    /// Counts exchanged bytes.
     pub fn count_bytes(&self, collective: Collective, bytes: usize) {
         self.0.lock().totals.bytes[collective as usize] += bytes as u64;
     }
 
-    /// A part of the batch that is timed took so long.
+    /// Records the time of a phase of the timed batch.
     pub fn record_time(&self, phase: StepPhase, time: Duration) {
         self.0.lock().totals.seconds[phase as usize] += time.as_secs_f64();
     }

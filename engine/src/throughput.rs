@@ -1,28 +1,28 @@
-//! How fast requests are answered, over those of the last few thousand tokens: what the agent reports of
-//! this group, and the planner goes by instead of its prediction. Pure; the schedule tells what it saw.
+//! Measured throughput over the last few thousand tokens: the agent reports it for this group, and the
+//! planner uses it instead of its prediction. Pure; the scheduler feeds it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use russet_rpc::engine::Measured;
 
-/// Steps of each number of streams that do not count: the first ones load kernels.
+/// Steps of each stream count that are ignored: the first ones load kernels.
 const WARM_UP_STEPS: u32 = 16;
-/// Tokens of a stream before its rate is told.
+/// Tokens per stream before a rate is reported.
 const MIN_STREAM_TOKENS: f64 = 256.0;
-/// Tokens of a stream after which what was seen counts half: machines get hot, and cool down again.
+/// Half-life in tokens per stream: machines get hot, and cool down again.
 const HALF_LIFE_TOKENS: f64 = 4096.0;
-/// A shorter prompt measures how long a step takes rather than how fast prompts are read.
+/// Minimum prompt length: a shorter prompt measures step latency rather than the prefill rate.
 const MIN_PROMPT_TOKENS: u32 = 256;
-/// Tokens of prompts before their rate is told.
+/// Prompt tokens before a prefill rate is reported.
 const MIN_PREFILL_TOKENS: f64 = 1024.0;
-/// Tokens of prompts after which what was seen counts half.
+/// Half-life of the prefill rate in prompt tokens.
 const PREFILL_HALF_LIFE_TOKENS: f64 = 65_536.0;
 
-/// What was seen so far.
+/// Measured throughput so far.
 #[derive(Debug, Default)]
 pub struct Throughput {
-    /// By the number of streams that were answered at once.
+    /// By the number of concurrent streams.
     decode: BTreeMap<u32, RateAverage>,
     prefill: RateAverage,
 }
@@ -32,7 +32,7 @@ struct RateAverage {
     skipped: u32,
     tokens: f64,
     seconds: f64,
-    /// Tokens in the cache, summed over the tokens.
+    /// Tokens in the KV cache, summed over the tokens.
     context: f64,
 }
 
@@ -53,7 +53,8 @@ impl RateAverage {
 }
 
 impl Throughput {
-    /// Every one of `streams` got a token, `cached` tokens being in the cache between them.
+    /// Records a decode round: each of `streams` streams got a token, with `cached` tokens in their KV caches
+    /// together.
     pub fn record_decode(&mut self, streams: u32, cached: u32, took: Duration) {
         let seen = self.decode.entry(streams).or_default();
         if seen.skipped < WARM_UP_STEPS {
@@ -63,23 +64,25 @@ impl Throughput {
         seen.add(1.0, f64::from(cached) / f64::from(streams.max(1)), took, HALF_LIFE_TOKENS);
     }
 
-    /// A prompt was read to its first token, nobody else being served.
+    /// Records the prefill of a prompt while no other request was running.
     pub fn record_prefill(&mut self, tokens: u32, took: Duration) {
         if tokens >= MIN_PROMPT_TOKENS {
             self.prefill.add(f64::from(tokens), 0.0, took, PREFILL_HALF_LIFE_TOKENS);
         }
     }
 
-    /// How long it takes to read so many tokens of a prompt, once enough were seen.
+    /// Expected prefill time of `tokens` prompt tokens, once enough were measured.
     pub fn prefill_time(&self, tokens: u32) -> Option<Duration> {
         let rate = self.prefill.rate(MIN_PREFILL_TOKENS)?;
         Duration::try_from_secs_f64(f64::from(tokens) / rate).ok()
     }
 
-    /// The rate of the fewest streams of which enough was seen.
+    /// The rate at the smallest number of streams with enough data.
     pub fn measured(&self) -> Option<Measured> {
-        let rates =
-            self.decode.iter().filter_map(|(streams, seen)| Some((*streams, seen, seen.rate(MIN_STREAM_TOKENS)?)));
+        let rates = self
+            .decode
+            .iter()
+            .filter_map(|(streams, seen)| Some((*streams, seen, seen.rate(MIN_STREAM_TOKENS)?)));
         let (streams, seen, rate) = rates.min_by_key(|(streams, ..)| *streams)?;
         Some(Measured {
             tokens_per_second: rate,
@@ -96,7 +99,7 @@ mod tests {
 
     const STEP: Duration = Duration::from_millis(20);
 
-    /// So many steps of so many streams, each of so long.
+    /// Rounds given as (number of rounds, streams, duration).
     fn seen(rounds: &[(u32, u32, Duration)]) -> Throughput {
         let mut rates = Throughput::default();
         for (count, streams, took) in rounds {

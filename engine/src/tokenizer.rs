@@ -1,10 +1,9 @@
-//! Between text and tokens, by what the model's folder says: tokenizer, chat template and the
-//! tokens that end an answer. All of it is data; nothing of a model runs as code. It knows no
-//! requests and no weights.
+//! Tokenizer: converts between text and tokens with the tokenizer, chat template and end-of-sequence tokens
+//! of a model folder. All of it is data; no code of a model runs. Not here: requests and weights.
 
-pub mod stop_strings;
-pub mod detokenizer;
 pub mod chat_template;
+pub mod detokenizer;
+pub mod stop_strings;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -16,8 +15,8 @@ use serde_json::Value;
 use thiserror::Error;
 use tokenizers::Tokenizer;
 
-use detokenizer::Detokenizer;
 use chat_template::{SpecialTokens, Template, TemplateError};
+use detokenizer::Detokenizer;
 
 /// Why text and tokens cannot be converted.
 #[derive(Debug, Error)]
@@ -30,7 +29,7 @@ pub enum TokenizerError {
         /// Why.
         source: std::io::Error,
     },
-    /// A file holds something else than it should.
+    /// A file with invalid contents.
     #[error("{path} is broken: {reason}; fix the model, or delete its ModelCopy to fetch it again")]
     Broken {
         /// The file.
@@ -38,7 +37,7 @@ pub enum TokenizerError {
         /// What is wrong.
         reason: String,
     },
-    /// A draft model that speaks of other tokens.
+    /// The draft model has a different tokenizer.
     #[error(
         "the draft model {draft} has another tokenizer than {model}: {difference}; use one of the same family, or none"
     )]
@@ -55,7 +54,7 @@ pub enum TokenizerError {
         "{0} has no chat template (chat_template.jinja, chat_template.json or chat_template in tokenizer_config.json); use an instruction-tuned model or add a template"
     )]
     NoTemplate(PathBuf),
-    /// Nothing says how an answer ends.
+    /// There is no end-of-sequence token.
     #[error(
         "{0} names no end-of-sequence token (eos_token_id in generation_config.json or config.json, eos_token in tokenizer_config.json); add one"
     )]
@@ -78,7 +77,7 @@ pub enum TokenizerError {
         /// Tokens of the model.
         vocabulary: u64,
     },
-    /// A token that came with a request, of an answer that was begun elsewhere, is none of the model's.
+    /// An emitted token of a resumed request is outside the model's vocabulary.
     #[error(
         "token {id} of this answer is said to have been told, but the model has only {vocabulary} tokens; another model began it"
     )]
@@ -88,7 +87,7 @@ pub enum TokenizerError {
         /// Tokens of the model.
         vocabulary: u64,
     },
-    /// The model chose a token the tokenizer does not know how to write.
+    /// The model sampled a token that the tokenizer cannot decode.
     #[error("the tokenizer cannot decode the answer: {0}")]
     Decode(String),
 }
@@ -102,7 +101,7 @@ pub struct ChatTokenizer {
 }
 
 impl ChatTokenizer {
-    /// Whether a draft model means the same by every token as the model whose tokens it guesses.
+    /// Checks that the draft model's tokenizer equals the model's.
     pub fn check_draft(model: &Path, draft: &Path) -> Result<(), TokenizerError> {
         let vocabulary = |dir: &Path| -> Result<HashMap<String, u32>, TokenizerError> {
             Ok(load_tokenizer(&dir.join("tokenizer.json"))?.get_vocab(true))
@@ -118,10 +117,14 @@ impl ChatTokenizer {
             differing.len(),
             ours.len()
         );
-        Err(TokenizerError::TokenizerMismatch { draft: draft.to_owned(), model: model.to_owned(), difference })
+        Err(TokenizerError::TokenizerMismatch {
+            draft: draft.to_owned(),
+            model: model.to_owned(),
+            difference,
+        })
     }
 
-    /// Reads what `dir` holds. Takes some hundred milliseconds for a large vocabulary.
+    /// Loads tokenizer and template from `dir`. Takes some hundred milliseconds for a large vocabulary.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
         let tokenizer = load_tokenizer(&dir.join("tokenizer.json"))?;
         let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
@@ -144,15 +147,21 @@ impl ChatTokenizer {
         let (path, source) = template_source(dir, &config)?;
         let template = Template::new(&source, special)
             .map_err(|error| TokenizerError::Broken { path, reason: error.to_string() })?;
-        let vocabulary = read_json(&dir.join("config.json"))?.and_then(|config| config["vocab_size"].as_u64());
-        Ok(Self { tokenizer: Arc::new(tokenizer), template, eos_token_ids: ends.into_iter().collect(), vocabulary })
+        let vocabulary =
+            read_json(&dir.join("config.json"))?.and_then(|config| config["vocab_size"].as_u64());
+        Ok(Self {
+            tokenizer: Arc::new(tokenizer),
+            template,
+            eos_token_ids: ends.into_iter().collect(),
+            vocabulary,
+        })
     }
 
-    /// The tokens of a conversation, ending where the model's turn begins. Busy for a while with a
-    /// long one: keep it off the threads that serve.
+    /// Tokenises a conversation, ending where the assistant's turn begins. Slow for a long conversation: do
+    /// not call it on the serving threads.
     pub fn prompt(&self, messages: &[Message], now: &Zoned) -> Result<Vec<u32>, TokenizerError> {
         let text = self.template.render(messages, now)?;
-        // The template writes the special tokens itself.
+        // The template inserts the special tokens itself.
         let encoding = self
             .tokenizer
             .encode_fast(text, false)
@@ -164,30 +173,30 @@ impl ChatTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Whether the model has all tokens of an answer that was begun elsewhere.
+    /// Checks that all emitted tokens of a resumed request are in the vocabulary.
     pub fn check_emitted(&self, emitted: &[u32]) -> Result<(), TokenizerError> {
         self.first_out_of_vocabulary(emitted)
             .map_or(Ok(()), |(id, vocabulary)| Err(TokenizerError::OutOfVocabulary { id, vocabulary }))
     }
 
-    /// The first token the model has no embedding for, and how many it has: one request must not bring the rank
-    /// down, and with it everybody's answers.
+    /// The first token outside the model's vocabulary, and the size of the vocabulary: one request must not
+    /// fail the rank and with it all other requests.
     fn first_out_of_vocabulary(&self, tokens: &[u32]) -> Option<(u32, u64)> {
         let vocabulary = self.vocabulary?;
         tokens.iter().find(|&&id| u64::from(id) >= vocabulary).map(|&id| (id, vocabulary))
     }
 
-    /// Decodes one answer.
+    /// A decoder for one output.
     pub fn detokenizer(&self) -> Detokenizer {
         Detokenizer::new(self.tokenizer.clone())
     }
 
-    /// Whether the tokenizer knows how to write a token: a model may have more of them.
+    /// Whether the tokenizer can decode a token: a model may have more tokens.
     pub fn has_token(&self, token: u32) -> bool {
         self.tokenizer.id_to_token(token).is_some()
     }
 
-    /// Tokens that end an answer.
+    /// End-of-sequence tokens.
     pub fn eos_token_ids(&self) -> &Arc<[u32]> {
         &self.eos_token_ids
     }
@@ -197,7 +206,7 @@ fn load_tokenizer(path: &Path) -> Result<Tokenizer, TokenizerError> {
     let bytes = read(path)?;
     let broken = |reason: String| TokenizerError::Broken { path: path.to_owned(), reason };
     let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| broken(error.to_string()))?;
-    // Both are for training; a prompt is neither cut nor filled.
+    // Both are for training; a prompt is neither truncated nor padded.
     tokenizer.with_truncation(None).map_err(|error| broken(error.to_string()))?;
     tokenizer.with_padding(None);
     Ok(tokenizer)
@@ -211,7 +220,8 @@ fn template_source(dir: &Path, tokenizer_config: &Value) -> Result<(PathBuf, Str
         return Ok((path, source));
     }
     let path = dir.join("chat_template.json");
-    if let Some(source) = read_json(&path)?.as_ref().and_then(|file| default_template(&file["chat_template"])) {
+    if let Some(source) = read_json(&path)?.as_ref().and_then(|file| default_template(&file["chat_template"]))
+    {
         return Ok((path, source));
     }
     default_template(&tokenizer_config["chat_template"])

@@ -1,7 +1,7 @@
 //! MLX's ring between machines, carried over mutual TLS.
 //!
-//! MLX's ring has neither secrecy nor a handshake: whoever connects first is taken for the peer. So
-//! every rank is told a ring on loopback, and this module is what lies behind it:
+//! MLX's ring has neither encryption nor a handshake: the first connection is taken for the peer. So every
+//! rank gets a ring on loopback, and this module connects it to the other machines:
 //!
 //! ```text
 //! machine of member r                              machine of member r+1
@@ -9,15 +9,15 @@
 //!         (next)                                 (hosts[r+1])           (own)
 //! ```
 //!
-//! Each way carries exactly one connection: of this process on loopback, of the neighbour's node
-//! outside, over a cable that leads there or at its published address ([`dial`]). It lives in the engine and not in the
-//! agent, because engines outlive their agents.
+//! Each direction carries exactly one connection: from this process on loopback, and from the neighbour's
+//! node outside, over a cable that leads there or at its published address ([`dial`]). The tunnel is part of
+//! the engine and not of the agent, because engines outlive their agents.
 
-mod peer_stub;
 pub mod dial;
 mod handshake;
 mod identity;
 mod loopback;
+mod peer_stub;
 mod relay;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -33,26 +33,26 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-pub use peer_stub::StubSwitch;
-use peer_stub::StubSignal;
 use dial::{CableEnds, Neighbour, NeighbourPath};
 use identity::RingIdentity;
 use loopback::ReservedPort;
+use peer_stub::StubSignal;
+pub use peer_stub::StubSwitch;
 
-/// How long one end waits for the other to be there. MLX itself tries for about 31 s; the control
-/// path, which notices lost ranks, is quicker than this.
+/// Timeout for one end to wait for the other. MLX itself tries for about 31 s; the control stream, which
+/// detects lost ranks, is faster than this.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// For the handshakes of one connection, so that a silent stranger holds nothing for long.
+/// Timeout for the handshakes of one connection, so that a silent client cannot hold resources.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Strangers shaking hands at a time; the neighbour is one of them, and tries again if it is not.
+/// Maximum concurrent handshakes; the neighbour retries if it exceeds the limit.
 const MAX_HANDSHAKES: usize = 16;
-/// Between two attempts, at first and at most.
+/// Initial and maximum retry delay.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// Why a tunnel could not be opened or is of no more use.
+/// Why a tunnel failed.
 #[derive(Debug, Error)]
 pub enum TunnelError {
-    /// What the engine was told does not describe a ring.
+    /// The arguments do not describe a ring.
     #[error(
         "a ring needs at least two members, as many nodes as addresses and an own index among them; got {hosts} addresses, {nodes} nodes and index {own}"
     )]
@@ -72,7 +72,7 @@ pub enum TunnelError {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// An address is taken or not ours.
+    /// An address in use or not local.
     #[error("cannot listen on {address} for the ring {label}; free it, or let the agent choose another")]
     Listen {
         /// The ring.
@@ -82,7 +82,7 @@ pub enum TunnelError {
         /// Why.
         source: std::io::Error,
     },
-    /// The neighbour was not there in time.
+    /// The neighbour was not reachable in time.
     #[error(
         "ring {label}: {node} at {address} was not to be reached within {} s; the last attempt said: {reason}",
         CONNECT_TIMEOUT.as_secs()
@@ -94,10 +94,10 @@ pub enum TunnelError {
         node: String,
         /// Its published address.
         address: SocketAddr,
-        /// What the last attempt said.
+        /// Error of the last attempt.
         reason: String,
     },
-    /// MLX did not take the neighbour's connection.
+    /// MLX did not accept the neighbour's connection.
     #[error(
         "ring {label}: MLX of this process did not listen on 127.0.0.1:{port} within {} s",
         CONNECT_TIMEOUT.as_secs()
@@ -105,10 +105,10 @@ pub enum TunnelError {
     NotListening {
         /// The ring.
         label: String,
-        /// Where it was told to listen.
+        /// Port on which MLX should listen.
         port: u16,
     },
-    /// Somebody on this machine reached MLX before its neighbour did.
+    /// Another process of this machine connected to MLX before the neighbour did.
     #[error(
         "ring {label}: another process of this machine connected to MLX's port 127.0.0.1:{port}; the group has to be formed again"
     )]
@@ -123,17 +123,17 @@ pub enum TunnelError {
     Lost {
         /// The ring.
         label: String,
-        /// `from` or `to`.
+        /// Direction: `from` or `to`.
         way: &'static str,
         /// The neighbour's node.
         node: String,
-        /// Who closed, or what went wrong.
+        /// Which side closed it, or the error.
         reason: String,
     },
 }
 
-/// A rank's neighbourhood in one MLX ring, made to look like loopback. Its connections end when it
-/// is dropped, and whoever may say that the group is lost.
+/// A rank's two connections in an MLX ring, presented on loopback. They end when the tunnel and all handles
+/// that may declare the group lost are dropped.
 #[derive(Debug)]
 pub struct Tunnel {
     directions: JoinSet<TunnelError>,
@@ -141,17 +141,17 @@ pub struct Tunnel {
     path: watch::Receiver<Option<NeighbourPath>>,
 }
 
-/// What both ways of a tunnel need.
+/// What both directions of a tunnel need.
 struct RingContext {
     identity: RingIdentity,
     label: String,
 }
 
 impl Tunnel {
-    /// `hosts[i]` and `nodes[i]` are the published address and the node of ring member `i`; `own` is
-    /// this process's index. Listens on `hosts[own]`. Returns the addresses MLX is to be told; those of
-    /// members it never speaks to have port 0. `label` names group, epoch and ring; a neighbour that
-    /// says another one is refused. A neighbour to which one of `cables` leads is met over it, if that can be.
+    /// `hosts[i]` and `nodes[i]` are the published address and the node of ring member `i`; `own` is this
+    /// process's index. Listens on `hosts[own]`. Returns the addresses for MLX; those of members it never
+    /// connects to have port 0. `label` names group, epoch and ring; a neighbour with another label is
+    /// refused. `cables` to the neighbour's node are preferred over its published address.
     pub async fn open(
         tls: &TlsFiles,
         label: &str,
@@ -169,7 +169,8 @@ impl Tunnel {
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
 
         let ring = Arc::new(RingContext { identity: RingIdentity::read(tls)?, label: label.to_owned() });
-        // Before the published address: who finds this member there has found it over a cable too.
+        // Before the published address: a neighbour that finds the published listener has found the cable's
+        // too.
         let mut listeners = dial::listen_on_cables(cables, &nodes[previous], hosts[own], label).await;
         listeners.push(TcpListener::bind(hosts[own]).await.map_err(listen(hosts[own]))?);
         let forwarder = TcpListener::bind(loopback).await.map_err(listen(loopback))?;
@@ -182,28 +183,34 @@ impl Tunnel {
         let (mut ways, alone) = (JoinSet::new(), StubSwitch::default());
         let (taken, way) = watch::channel(None);
         let neighbour = Neighbour::new(&nodes[next], hosts[next], cables);
-        ways.spawn(accept_previous(ring.clone(), listeners, nodes[previous].clone(), reserved, alone.subscribe()));
+        ways.spawn(accept_previous(
+            ring.clone(),
+            listeners,
+            nodes[previous].clone(),
+            reserved,
+            alone.subscribe(),
+        ));
         ways.spawn(connect_next(ring, forwarder, neighbour, taken, alone.subscribe()));
         Ok((Self { directions: ways, stub_switch: alone, path: way }, told))
     }
 
-    /// How the next member was reached, once it was; nothing where no cable leads to it.
+    /// How the next member was reached, once it was; `None` where no cable leads to it.
     pub fn path(&self) -> watch::Receiver<Option<NeighbourPath>> {
         self.path.clone()
     }
 
-    /// For whoever knows that the group is lost.
+    /// A handle that declares the group lost.
     pub fn stub_switch(&self) -> StubSwitch {
         self.stub_switch.clone()
     }
 
-    /// Waits until one way is of no more use and says why. A neighbour that stops in good order looks the
-    /// same, so this explains a failure rather than being one.
+    /// Waits until one direction has ended; returns why. An orderly exit of a neighbour looks the same, so
+    /// this explains a failure rather than being one.
     pub async fn wait_lost(&mut self) -> TunnelError {
         loop {
             match self.directions.join_next().await {
                 Some(Ok(error)) => return error,
-                // A way that was cancelled or has a bug, which the panic hook has told.
+                // A cancelled task, or a bug that the panic hook has logged.
                 Some(Err(_)) => {}
                 None => std::future::pending().await,
             }
@@ -231,9 +238,13 @@ async fn accept_previous(
     TunnelError::Lost { label, way: "from", node, reason }
 }
 
-/// The first connection that shows the certificate of `node` and knows the label. Everybody else is
-/// turned away and leaves nothing behind.
-async fn accept_neighbour(ring: &Arc<RingContext>, listeners: Vec<TcpListener>, node: &str) -> identity::AcceptedStream {
+/// The first connection with the certificate of `node` and the right label. All others are rejected without
+/// effect.
+async fn accept_neighbour(
+    ring: &Arc<RingContext>,
+    listeners: Vec<TcpListener>,
+    node: &str,
+) -> identity::AcceptedStream {
     let mut shaking = JoinSet::new();
     loop {
         let accepting = futures::future::select_all(listeners.iter().map(|one| Box::pin(one.accept())));
@@ -246,7 +257,7 @@ async fn accept_neighbour(ring: &Arc<RingContext>, listeners: Vec<TcpListener>, 
                         (from, greeted.unwrap_or_else(|_| Err("it did not finish its handshake".into())))
                     });
                 }
-                // Out of descriptors, or the connection was gone already.
+                // Out of file descriptors, or the connection is gone already.
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept");
                     sleep(RETRY_BACKOFF.1).await;
@@ -261,7 +272,11 @@ async fn accept_neighbour(ring: &Arc<RingContext>, listeners: Vec<TcpListener>, 
     }
 }
 
-async fn handshake_accepted(ring: &RingContext, stream: TcpStream, node: &str) -> Result<identity::AcceptedStream, String> {
+async fn handshake_accepted(
+    ring: &RingContext,
+    stream: TcpStream,
+    node: &str,
+) -> Result<identity::AcceptedStream, String> {
     stream.set_nodelay(true).map_err(error_chain)?;
     let mut stream = ring.identity.accept(buffered(stream), node).await?;
     handshake::exchange_labels(&mut stream, &ring.label).await?;
@@ -306,7 +321,7 @@ async fn connect_next(
     TunnelError::Lost { label, way: "to", node, reason }
 }
 
-/// rustls reads 4 KiB at a time, each of which would be a call of the system.
+/// rustls reads 4 KiB at a time, each of which would be a system call.
 fn buffered(stream: TcpStream) -> BufReader<TcpStream> {
     BufReader::with_capacity(relay::BUFFER_BYTES, stream)
 }

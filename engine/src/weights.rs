@@ -1,6 +1,6 @@
-//! Reads a rank's own tensors from a Hugging Face folder: the headers of the safetensors files it
-//! needs, then positioned reads of its own slice of each tensor. Nothing is mapped into memory, and nothing a file says
-//! is believed before it is checked against the file's length and the configuration.
+//! Loads a rank's tensors from a Hugging Face folder: the headers of the safetensors files it needs, then
+//! positioned reads of its own shard of each tensor. Files are not memory-mapped, and everything they claim
+//! is checked against the file's length and the configuration.
 
 mod safetensors;
 mod shard_read;
@@ -22,12 +22,12 @@ pub use safetensors::{Entry, Header, HeaderError};
 use crate::{layers::linear::Weight, partition::TpShard};
 use shard_read::ShardRead;
 
-/// The index of a model in several files.
+/// Index file of a model with several files.
 const INDEX: &str = "model.safetensors.index.json";
-/// The only file of a model in one.
+/// File of a model with a single file.
 const SINGLE: &str = "model.safetensors";
 
-/// Weights that cannot be loaded. Each names the file or tensor, the numbers and what to do.
+/// Why weights cannot be loaded. Each error names the file or tensor, the numbers and the remedy.
 #[derive(Debug, Error)]
 pub enum WeightsError {
     /// A file cannot be read.
@@ -38,7 +38,7 @@ pub enum WeightsError {
         /// Why.
         source: std::io::Error,
     },
-    /// A header is not one.
+    /// Invalid safetensors header.
     #[error("{path}: {source}; the file is damaged, copy the model again")]
     Header {
         /// The file.
@@ -46,7 +46,7 @@ pub enum WeightsError {
         /// What is wrong.
         source: HeaderError,
     },
-    /// The index is not one.
+    /// Invalid index.
     #[error("{path} is not an index of safetensors files ({reason}); copy the model again")]
     Index {
         /// The file.
@@ -54,7 +54,7 @@ pub enum WeightsError {
         /// What is wrong.
         reason: String,
     },
-    /// The model has no such tensor.
+    /// A missing tensor.
     #[error(
         "tensor {tensor} is missing from {place}; the files do not belong to this config.json, or the copy is incomplete"
     )]
@@ -64,7 +64,7 @@ pub enum WeightsError {
         /// The file or index.
         place: PathBuf,
     },
-    /// The tensor has another shape than the configuration calls for.
+    /// The shape of the tensor differs from the configuration.
     #[error(
         "tensor {tensor} in {file} has shape {found:?}, but config.json calls for {wanted:?}; the files do not belong together"
     )]
@@ -73,12 +73,12 @@ pub enum WeightsError {
         tensor: String,
         /// Its file.
         file: PathBuf,
-        /// The shape in the file.
+        /// Shape in the file.
         found: Vec<usize>,
-        /// The shape called for.
+        /// Shape by the configuration.
         wanted: Vec<usize>,
     },
-    /// The element type is not one this engine computes with.
+    /// An unsupported element type.
     #[error(
         "tensor {tensor} in {file} has element type {dtype}, which is not supported; supported are F32, F16 and BF16, and U32 for affine-quantised weights"
     )]
@@ -90,17 +90,17 @@ pub enum WeightsError {
         /// The type.
         dtype: String,
     },
-    /// Quantised in a way this engine does not know.
+    /// An unsupported quantisation.
     #[error(
         "{tensor} is quantised as {found}; supported is affine with 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128"
     )]
     Quantisation {
         /// The weight.
         tensor: String,
-        /// How.
+        /// The quantisation found.
         found: String,
     },
-    /// A tensor that the members of a stage cannot share evenly.
+    /// A tensor that the tensor ranks cannot share evenly.
     #[error(
         "tensor {tensor} in {file} has {length} {what}, which {of} ranks cannot share evenly; use a tensor size that divides {length}"
     )]
@@ -109,11 +109,11 @@ pub enum WeightsError {
         tensor: String,
         /// Its file.
         file: PathBuf,
-        /// How many there are.
+        /// Their number.
         length: usize,
-        /// Of what.
+        /// `rows`, `columns` or `groups per row`.
         what: &'static str,
-        /// Members of the stage.
+        /// Tensor parallel size.
         of: usize,
     },
     /// MLX failed.
@@ -121,23 +121,23 @@ pub enum WeightsError {
     Mlx {
         /// Its name.
         tensor: String,
-        /// MLX's words.
+        /// MLX's message.
         reason: String,
     },
 }
 
-/// The element type weights are kept in.
+/// Element type of the weights in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadDtype {
     /// As in the files.
     #[default]
     AsStored,
-    /// Everything as float32, quantised weights unpacked: much faster on a CPU, and two to eight times
-    /// the memory.
+    /// Everything as float32, with quantised weights dequantised: much faster on a CPU, and two to eight
+    /// times the memory.
     Float32,
 }
 
-/// A model folder whose headers are read when first needed.
+/// A model folder whose headers are read on demand.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
@@ -178,7 +178,7 @@ impl Checkpoint {
         }
     }
 
-    /// Every tensor's name.
+    /// Names of all tensors.
     pub fn names(&mut self) -> Result<Vec<String>, WeightsError> {
         match &self.index {
             Some(index) => Ok(index.keys().cloned().collect()),
@@ -186,19 +186,19 @@ impl Checkpoint {
         }
     }
 
-    /// What the header says of a tensor, and the file it lies in.
+    /// The header entry of a tensor, and its file.
     pub fn entry(&mut self, tensor: &str) -> Result<(Entry, PathBuf), WeightsError> {
         let (file, entry) = self.find(tensor)?;
         Ok((entry, file.path.clone()))
     }
 
-    /// Bytes of this slice of a tensor.
+    /// Size of this shard of a tensor in bytes.
     pub fn bytes(&mut self, tensor: &str, slice: TpShard) -> Result<u64, WeightsError> {
         let (file, entry) = self.find(tensor)?;
         Ok(shard_read(tensor, &file, &entry, slice)?.bytes())
     }
 
-    /// The bytes and the shape of this slice of a tensor.
+    /// Shape and bytes of this shard of a tensor.
     fn read(&mut self, tensor: &str, slice: TpShard) -> Result<(Vec<usize>, Vec<u8>), WeightsError> {
         let (file, entry) = self.find(tensor)?;
         let piece = shard_read(tensor, &file, &entry, slice)?;
@@ -237,8 +237,13 @@ impl Checkpoint {
     }
 }
 
-/// Where the slice of a tensor lies.
-fn shard_read(tensor: &str, file: &OpenFile, entry: &Entry, slice: TpShard) -> Result<ShardRead, WeightsError> {
+/// Location of a tensor's shard in its file.
+fn shard_read(
+    tensor: &str,
+    file: &OpenFile,
+    entry: &Entry,
+    slice: TpShard,
+) -> Result<ShardRead, WeightsError> {
     let cut = shard_axis(tensor);
     ShardRead::new(entry, cut, slice).map_err(|length| WeightsError::NotDivisible {
         tensor: tensor.to_owned(),
@@ -252,7 +257,7 @@ fn shard_read(tensor: &str, file: &OpenFile, entry: &Entry, slice: TpShard) -> R
 fn read_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, WeightsError> {
     let wrong = |reason: String| WeightsError::Index { path: path.to_owned(), reason };
     let index: Index = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
-    // A name with a path in it could lead out of the model's folder.
+    // A name with a path in it could point outside the model folder.
     if let Some(name) = index
         .weight_map
         .values()
@@ -272,8 +277,7 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// A loader of one slice of everything that is cut, which calls `on_bytes` with the size of every
-    /// piece read.
+    /// A loader of one shard of all sharded tensors; calls `on_bytes` with the size of every read.
     pub fn new(
         checkpoint: &'a mut Checkpoint,
         dtype: LoadDtype,
@@ -283,7 +287,7 @@ impl<'a> Weights<'a> {
         Self { checkpoint, dtype, shard, on_bytes }
     }
 
-    /// The slice it loads.
+    /// The shard it loads.
     pub fn shard(&self) -> TpShard {
         self.shard
     }
@@ -293,7 +297,7 @@ impl<'a> Weights<'a> {
         self.checkpoint.contains(tensor)
     }
 
-    /// This rank's slice of a floating-point tensor of exactly this shape.
+    /// This rank's shard of a floating-point tensor of exactly this shape.
     pub fn tensor(&mut self, tensor: &str, shape: &[usize]) -> Result<Array, WeightsError> {
         let (entry, file) = self.checkpoint.entry(tensor)?;
         if entry.shape != shape {
@@ -319,8 +323,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// This rank's slice of the matrix `path.weight` of `[rows, columns]`, packed if `path.scales` is
-    /// there.
+    /// This rank's shard of the matrix `path.weight` of `[rows, columns]`, quantised if `path.scales` exists.
     pub fn weight(&mut self, path: &str, rows: usize, columns: usize) -> Result<Weight, WeightsError> {
         let weight = format!("{path}.weight");
         let scales_name = format!("{path}.scales");
@@ -333,11 +336,17 @@ impl<'a> Weights<'a> {
         if packed.dtype != "U32" {
             return Err(WeightsError::Dtype { tensor: weight, file, dtype: packed.dtype });
         }
-        // Checked on the groups first: their number is what a person can act on.
+        // Groups are checked first: their number is what a user can act on.
         let groups = columns / group_size as usize;
         if shard_axis(&weight) == ShardAxis::Columns && !groups.is_multiple_of(self.shard.count) {
             let (tensor, of) = (scales_name, self.shard.count);
-            return Err(WeightsError::NotDivisible { tensor, file, length: groups, what: "groups per row", of });
+            return Err(WeightsError::NotDivisible {
+                tensor,
+                file,
+                length: groups,
+                what: "groups per row",
+                of,
+            });
         }
         let packed = self.array(&weight, Dtype::Uint32)?;
         let scales = self.tensor(&scales_name, &[rows, columns / group_size as usize])?;
@@ -363,14 +372,14 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Evaluates at once, so that the stored form can be freed before the next tensor is read.
+/// Evaluates now, so that the stored form can be freed before the next tensor is read.
 fn evaluate(tensor: &str, array: Result<Array, Exception>) -> Result<Array, WeightsError> {
     array
         .and_then(|array| array.eval().map(|()| array))
         .map_err(|error| WeightsError::Mlx { tensor: tensor.to_owned(), reason: error.what().to_owned() })
 }
 
-/// Group size and bits, which follow from the shapes alone: overrides per layer need no lookup.
+/// Group size and bits, derived from the shapes alone: overrides per layer need no lookup.
 fn packing(
     tensor: &str,
     packed: &Entry,

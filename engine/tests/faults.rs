@@ -1,5 +1,5 @@
-//! What goes wrong in real engines and whom it harms: numbers that are none end the request that has them and nobody
-//! else; memory that is not to be had ends the engine with a reason; and `/readyz` is true meanwhile.
+//! Failures in real engines and their scope: NaN logits end only the request that causes them; an
+//! out-of-memory condition ends the engine with a reason; and `/readyz` is correct throughout.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -14,16 +14,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures::future::join_all;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::GenerationRequest;
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 
-use engines::{TestEngine, EngineHarness, ask, collect, next, page, say, within};
+use engines::{EngineHarness, TestEngine, ask, collect, next, page, say, within};
 
-/// Whoever says it has the model compute what is no number.
+/// A prompt with this character makes the model compute NaN.
 const POISON_CHAR: char = '~';
 
-/// Gives that token's row of the embedding no numbers, and has the model never choose it.
+/// Sets that token's row of the embedding to NaN, and keeps the model from ever sampling it.
 fn poison(model: &Path) {
     let path = model.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -44,14 +44,14 @@ fn question(text: &str, tokens: u32) -> GenerationRequest {
     GenerationRequest { max_tokens: Some(tokens), ignore_eos: true, ..say(text) }
 }
 
-/// The tokens of an answer that came to its end, and how many of its prompt were kept.
+/// Tokens of a complete output, and the number of cached tokens of its prompt.
 async fn sound(lab: &EngineHarness, engine: &TestEngine, request: GenerationRequest) -> (Vec<u32>, u32) {
     let (ids, _, end) = collect(&mut ask(&mut lab.client(engine).await, request).await).await;
     let GenerationEvent::Finished { reason: FinishReason::Length, usage } = end else { panic!("{end:?}") };
     (ids, usage.cached_tokens)
 }
 
-/// How an answer failed.
+/// The failure of a request.
 async fn failed(lab: &EngineHarness, engine: &TestEngine, request: GenerationRequest) -> GenerationFailure {
     let (_, _, end) = collect(&mut ask(&mut lab.client(engine).await, request).await).await;
     let GenerationEvent::Failed(failure) = end else { panic!("{end:?}") };
@@ -59,7 +59,7 @@ async fn failed(lab: &EngineHarness, engine: &TestEngine, request: GenerationReq
 }
 
 async fn ready(address: &str) -> bool {
-    // An engine that is gone takes no requests either.
+    // An engine that has exited is not ready either.
     page(address, "/readyz").await.is_ok_and(|page| page.starts_with("HTTP/1.1 200"))
 }
 
@@ -67,7 +67,7 @@ async fn address(engine: &TestEngine) -> String {
     engine.until(|state| !state.metrics_address.is_empty()).await.metrics_address
 }
 
-/// Waits until it says so.
+/// Waits until `/readyz` has the wanted result.
 async fn until_ready(address: &str, wanted: bool) {
     within("/readyz", async {
         while ready(address).await != wanted {
@@ -83,7 +83,8 @@ async fn nan_logits_fail_one_request_and_leave_nothing_cached() {
     poison(model.path());
     let long: String = (0..60).map(|number| format!("{number} and ")).collect();
     let questions = [question("hello", 60), question(&long, 40), question("what is 17 + 25?", 50)];
-    // Alone, at the end of what others may have kept, in a piece that is read beside answers, and all of these at once.
+    // Alone, after a cacheable prefix, in a prefill chunk beside decoding sequences, and all of these at
+    // once.
     let poisoned = [format!("{POISON_CHAR}"), format!("{long}{POISON_CHAR}"), format!("{POISON_CHAR}{long}")];
     for layers in [&[model::LAYERS][..], &[1, 3]] {
         let folder = tempfile::tempdir().unwrap();
@@ -92,7 +93,7 @@ async fn nan_logits_fail_one_request_and_leave_nothing_cached() {
         lab.prefix_dir = Some(folder.path().to_owned());
         let engines = lab.start(model.path(), layers);
         let (lab, engine) = (&lab, &engines[0]);
-        // The first to ask, so that what is kept afterwards is what it left.
+        // Sent first, so that anything cached afterwards would be theirs.
         for text in &poisoned {
             let GenerationFailure { kind, message } = failed(lab, engine, question(text, 8)).await;
             assert_eq!(kind, FailureKind::Internal, "{message}");
@@ -121,14 +122,14 @@ async fn nan_logits_fail_one_request_and_leave_nothing_cached() {
     }
 }
 
-/// The bytes of its address space.
+/// Size of its address space in bytes.
 fn address_space(engine: &TestEngine) -> u64 {
     engine.status("VmSize:").unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn out_of_memory_ends_the_engine_without_a_false_finish() {
-    // Reading a few hundred tokens takes half a gigabyte, and answering next to nothing.
+    // Prefilling a few hundred tokens takes half a gigabyte, and decoding next to nothing.
     let model = model::random_model(model::Shape {
         hidden: 64,
         intermediate: 1 << 17,
@@ -145,18 +146,24 @@ async fn out_of_memory_ends_the_engine_without_a_false_finish() {
     until_ready(&address, true).await;
     let mut running = ask(&mut client, question("hello", 2000)).await;
     while !matches!(next(&mut running).await, Some(GenerationEvent::Token { .. })) {}
-    // As when others on the machine took what it has left: room for small things, none for this.
+    // As if other processes had used up the memory: enough for small allocations, too little for this prompt.
     let limit = Rlimit { current: Some(address_space(&engines[0]) + (64 << 20)), maximum: None };
     prlimit(Some(engines[0].pid()), Resource::As, limit).unwrap();
     let mut large = ask(&mut client, question(&"x".repeat(1500), 8)).await;
     for events in [&mut running, &mut large] {
-        // MLX on CPUs does not look at what `malloc` says: then the process ends in the middle of the batch, which
-        // its callers hear as an error of their connection, and which a gateway goes on after as after a kill.
+        // MLX on CPUs does not check the result of `malloc`, so the process crashes in the middle of the
+        // batch. Clients see a connection error, after which a gateway resumes as after a kill.
         loop {
-            match within("the end of the stream", events.message()).await.map(|event| event.map(GenerationEvent::from))
+            match within("the end of the stream", events.message())
+                .await
+                .map(|event| event.map(GenerationEvent::from))
             {
                 Ok(Some(GenerationEvent::Started { .. } | GenerationEvent::Token { .. })) => {}
-                Ok(Some(GenerationEvent::Failed(GenerationFailure { kind: FailureKind::Unavailable, .. }))) | Err(_) => break,
+                Ok(Some(GenerationEvent::Failed(GenerationFailure {
+                    kind: FailureKind::Unavailable,
+                    ..
+                })))
+                | Err(_) => break,
                 other => panic!("without memory a stream ended with {other:?}"),
             }
         }
@@ -165,7 +172,7 @@ async fn out_of_memory_ends_the_engine_without_a_false_finish() {
     until_ready(&address, false).await;
 }
 
-/// As [`collect`], of an answer that was begun.
+/// Like [`collect`], for an output that has begun.
 async fn collect_rest(
     events: &mut tonic::Streaming<russet_rpc::engine::GenerateEvent>,
 ) -> (usize, (), GenerationEvent) {
@@ -192,13 +199,16 @@ async fn engine_is_ready_only_while_it_accepts_requests() {
     }
     let mut events = ask(&mut client, question("hello", 400)).await;
     while !matches!(next(&mut events).await, Some(GenerationEvent::Token { .. })) {}
-    // It is to stop: what runs is answered, and nothing else is taken.
+    // Asked to stop, it finishes running requests and accepts no new ones.
     engines[0].signal(Signal::TERM);
     until_ready(&addresses[0], false).await;
     let (tokens, (), end) = collect_rest(&mut events).await;
-    assert!(matches!(end, GenerationEvent::Finished { .. }) && tokens > 0, "{tokens} tokens came, then {end:?}");
+    assert!(
+        matches!(end, GenerationEvent::Finished { .. }) && tokens > 0,
+        "{tokens} tokens came, then {end:?}"
+    );
     assert_eq!(engines[0].exit().await.code(), Some(0));
-    // Nobody leads it any more.
+    // It has no leader any more.
     until_ready(&addresses[1], false).await;
     assert_eq!(engines[1].exit().await.code(), Some(1));
 }

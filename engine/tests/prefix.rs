@@ -1,5 +1,5 @@
-//! Real engines that keep what prompts have in common: what they answer is what they would have answered without,
-//! alone and in groups, in memory, from disk after a restart, and when the files on it are damaged.
+//! Prefix cache in real engines: outputs do not depend on it, on one rank and in groups, in memory, from disk
+//! after a restart, and with damaged files.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -22,9 +22,9 @@ use rustix::process::Signal;
 use tonic::transport::Channel;
 
 use disk::TestDisk;
-use engines::{TestEngine, EngineHarness, ask, collect, say, within};
+use engines::{EngineHarness, TestEngine, ask, collect, say, within};
 
-/// Questions on one long text, then one on another.
+/// Several prompts with one long prefix, then one with another.
 fn questions() -> Vec<GenerationRequest> {
     let text: String = (0..120).map(|number| format!("{number} and ")).collect();
     let question = |text: &str, own: &str| GenerationRequest {
@@ -41,7 +41,7 @@ fn questions() -> Vec<GenerationRequest> {
     ]
 }
 
-/// Tokens of the answers, and how many of each prompt were kept.
+/// Tokens of the outputs, and the number of cached tokens of each prompt.
 async fn answers(client: &mut EngineClient<Channel>) -> Vec<(Vec<u32>, u32)> {
     let mut all = Vec::new();
     for question in questions() {
@@ -54,7 +54,7 @@ async fn answers(client: &mut EngineClient<Channel>) -> Vec<(Vec<u32>, u32)> {
 }
 
 async fn stop(mut engines: Vec<TestEngine>) {
-    // Followers first, who stay until rank 0 leaves and know by then that it is no failure.
+    // Followers first: they stay until rank 0 leaves, and know by then that it is an orderly exit.
     for engine in engines.iter().rev() {
         engine.signal(Signal::TERM);
         if engine.node != engines[0].node {
@@ -78,7 +78,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cached_prefixes_give_the_same_answers_as_prefill() {
     let narrow = model::random_model_dir();
-    // Heads of a group of numbers.
+    // Heads as wide as a quantisation group.
     let wide = model::random_model(model::Shape {
         hidden: 128,
         intermediate: 128,
@@ -118,7 +118,7 @@ async fn cached_prefixes_give_the_same_answers_as_prefill() {
         let size = layers.len() * members;
         for (round, damaged) in [("cold", false), ("after a restart", false), ("with damaged files", true)] {
             if damaged {
-                // Of the last rank alone: the others' are of no use without them.
+                // On the last rank only: the blocks of the other ranks are useless without its own.
                 for path in files(&of_rank(size - 1)) {
                     let mut bytes = std::fs::read(&path).unwrap();
                     let middle = bytes.len() / 2;
@@ -146,14 +146,14 @@ async fn cached_prefixes_give_the_same_answers_as_prefill() {
     }
 }
 
-/// An engine with room in memory for one conversation, so that what is kept of others is on disk alone; and the two
-/// questions it is asked in turns.
+/// An engine with memory for one conversation, so that blocks of others are on disk only; and two prompts
+/// that are sent in turn.
 struct SmallCacheEngine {
     lab: EngineHarness,
     engine: TestEngine,
     client: EngineClient<Channel>,
     log: tempfile::TempDir,
-    /// What it answers.
+    /// Its expected outputs.
     expected: Vec<Vec<u32>>,
 }
 
@@ -185,7 +185,7 @@ impl SmallCacheEngine {
         Self { lab, engine, client, log, expected }
     }
 
-    /// Asks both and checks the answers; tokens of their prompts that were kept.
+    /// Sends both prompts and checks the outputs; returns the number of cached tokens of each.
     async fn ask(&mut self, story: &str) -> Vec<u32> {
         let mut kept = Vec::new();
         for (question, expected) in Self::questions().into_iter().zip(&self.expected) {
@@ -198,7 +198,7 @@ impl SmallCacheEngine {
         kept
     }
 
-    /// Asks until both prompts are found on disk: they are written when there is time for it.
+    /// Sends both prompts until both are found on disk: blocks are written in the background.
     async fn ask_until_cached(&mut self, story: &str) {
         let asked = async {
             while self.ask(story).await.iter().any(|kept| *kept < 512) {
@@ -208,7 +208,7 @@ impl SmallCacheEngine {
         within("blocks on disk", asked).await;
     }
 
-    /// Waits until its log says something, and how often it does.
+    /// Waits until the log contains a text; returns how often it does.
     async fn wait_for_log(&self, words: &str) -> usize {
         let path = self.log.path().join("0");
         let said = async {
@@ -246,10 +246,10 @@ async fn damaged_or_missing_blocks_are_prefilled_again_and_logged() {
         }
         narrow.ask(story).await;
         narrow.wait_for_log(said).await;
-        // What was read again is kept again.
+        // Tokens that were prefilled again are cached again.
         narrow.ask_until_cached(story).await;
     }
-    // The folder itself, with the files that would be written.
+    // Removes the folder itself, with the files that would be written.
     std::fs::remove_dir_all(folder.path().join("0")).unwrap();
     for _ in 0..3 {
         narrow.ask("without a folder").await;
@@ -276,7 +276,7 @@ async fn full_disk_stores_fewer_blocks_and_fails_no_answer() {
     narrow.ask_until_cached("room again").await;
     assert_eq!(narrow.wait_for_log("blocks of the prefix cache are kept on disk again").await, 1);
     stop(vec![narrow.engine]).await;
-    // And filled while there is something on it.
+    // And the disk fills up while blocks are on it.
     narrow.engine = narrow.lab.start(model.path(), &[model::LAYERS]).remove(0);
     narrow.client = narrow.lab.client(&narrow.engine).await;
     narrow.ask_until_cached("after a restart").await;

@@ -1,5 +1,5 @@
-//! Ranks that outlive their group: real engines over MLX's ring lose one another, and those that are left are ranks of the
-//! next formation with the weights they have.
+//! Re-forming: real engines over MLX's ring lose a rank, and the survivors become ranks of the next formation
+//! with the weights they have.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -20,9 +20,9 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tonic::Streaming;
 
-use engines::{TestEngine, Formation, EngineHarness, ask, collect, next, say, within};
+use engines::{EngineHarness, Formation, TestEngine, ask, collect, next, say, within};
 
-/// A folder with the same files.
+/// A copy of a folder.
 fn copy_of(model: &Path) -> TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(model).unwrap() {
@@ -36,7 +36,7 @@ fn question() -> GenerationRequest {
     GenerationRequest { ignore_eos: true, ..say("what is 17 + 25?") }
 }
 
-/// One that is read in several pieces.
+/// A prompt of several prefill chunks.
 fn long_question() -> GenerationRequest {
     let text: String = (0..600).map(|number| format!("{number} and ")).collect();
     GenerationRequest { ignore_eos: true, max_tokens: Some(8), ..say(&text[..3600]) }
@@ -48,7 +48,7 @@ async fn answer(lab: &EngineHarness, engine: &TestEngine, question: GenerationRe
     ids
 }
 
-/// What a rank says of itself once MLX has left the group, or has not; the watch goes on.
+/// The reuse state that a rank reports once MLX has left the group, or has not; the watch stays open.
 async fn reuse_after_loss(watch: &mut Streaming<pb::EngineState>) -> pb::Reuse {
     within("a rank that has lost its group", async {
         while let Some(state) = watch.message().await.unwrap() {
@@ -61,7 +61,7 @@ async fn reuse_after_loss(watch: &mut Streaming<pb::EngineState>) -> pb::Reuse {
     .await
 }
 
-/// What it says once it serves in a formation. The socket is closed and bound anew on the way there.
+/// Its state once it serves in a formation. The socket is closed and bound again in between.
 async fn wait_serving(engine: &TestEngine, epoch: u64) -> pb::EngineState {
     within("a rank that serves again", async {
         loop {
@@ -76,7 +76,7 @@ async fn wait_serving(engine: &TestEngine, epoch: u64) -> pb::EngineState {
     .await
 }
 
-/// Bytes of weights that were read, once MLX holds nothing else. What ran is freed a moment after it was answered.
+/// Bytes of loaded weights, once MLX holds nothing else. Memory of a request is freed a moment after its end.
 async fn settled_weight_bytes(engine: &TestEngine) -> u64 {
     let rests = |state: &pb::EngineState| {
         state.loaded_bytes > 0 && state.running == 0 && state.memory_bytes <= state.loaded_bytes
@@ -86,7 +86,7 @@ async fn settled_weight_bytes(engine: &TestEngine) -> u64 {
     state.loaded_bytes
 }
 
-/// Entries of a folder that the system keeps of a process, where it does.
+/// Number of entries in a folder of `/proc/PID`, if the system has it.
 fn count(engine: &TestEngine, folder: &str) -> usize {
     let path = format!("/proc/{}/{folder}", engine.pid().as_raw_nonzero());
     std::fs::read_dir(path).map_or(0, Iterator::count)
@@ -100,13 +100,17 @@ enum LossMoment {
     Prefilling,
 }
 
-/// Begins what it is lost in the middle of.
-async fn begin_load(lab: &EngineHarness, engine: &TestEngine, moment: LossMoment) -> Vec<Streaming<pb::GenerateEvent>> {
+/// Starts the work that the loss interrupts.
+async fn begin_load(
+    lab: &EngineHarness,
+    engine: &TestEngine,
+    moment: LossMoment,
+) -> Vec<Streaming<pb::GenerateEvent>> {
     let mut client = lab.client(engine).await;
     let mut running = Vec::new();
     match moment {
         LossMoment::Idle => {}
-        // Two, so that a pipeline has a batch in every stage.
+        // Two requests, so that a pipeline has a batch in every stage.
         LossMoment::Decoding => {
             for _ in 0..2 {
                 let request = GenerationRequest { max_tokens: Some(2000), ..question() };
@@ -130,17 +134,19 @@ async fn surviving_rank_reforms_its_group_without_loading_weights() {
     for (layers, members) in [(&[1, 3][..], 1), (&[model::LAYERS], 2)] {
         let own = copy_of(model.path());
         let mut lab = EngineHarness::new();
-        // What is kept of prompts is memory too; and batches are on their way behind the one that is lost, as on Macs.
+        // Cached prefixes would take memory too; and batches are in flight behind the failed one, as on Macs.
         lab.flags = vec!["--prefix-cache", "off", "--look-ahead", "on"];
         let mut formation = Formation::first(layers, members);
         let mut rank0 = lab.begin(own.path(), &formation, 0);
         let mut rank1 = lab.begin(model.path(), &formation, 1);
         let expected = answer(&lab, &rank0, question()).await;
         let loaded = settled_weight_bytes(&rank0).await;
-        // Whoever reads them again now finds nothing.
+        // Loading them again would fail now.
         std::fs::remove_file(own.path().join("model.safetensors")).unwrap();
         let mut open: Option<(usize, usize)> = None;
-        for moment in [LossMoment::Idle, LossMoment::Decoding, LossMoment::Prefilling].into_iter().cycle().take(9) {
+        for moment in
+            [LossMoment::Idle, LossMoment::Decoding, LossMoment::Prefilling].into_iter().cycle().take(9)
+        {
             let mut watch = rank0.watch().await;
             let running = begin_load(&lab, &rank0, moment).await;
             let struck = Instant::now();
@@ -148,9 +154,10 @@ async fn surviving_rank_reforms_its_group_without_loading_weights() {
             let reuse = reuse_after_loss(&mut watch).await;
             assert_eq!(reuse, pb::Reuse::Yes, "{layers:?} by {members}, {moment:?}");
             for mut events in running {
-                while !matches!(next(&mut events).await.expect("a stream never just ends"), GenerationEvent::Failed(_))
-                {
-                }
+                while !matches!(
+                    next(&mut events).await.expect("a stream never just ends"),
+                    GenerationEvent::Failed(_)
+                ) {}
             }
             formation = formation.next();
             lab.form(&mut rank0, own.path(), &formation, 0).await.unwrap();
@@ -161,7 +168,7 @@ async fn surviving_rank_reforms_its_group_without_loading_weights() {
             let again = answer(&lab, &rank0, question()).await;
             assert_eq!(again, expected, "{layers:?} by {members}, {moment:?}");
             assert_eq!(settled_weight_bytes(&rank0).await, loaded);
-            // Connections of before and the threads that read them are gone, or soon will be.
+            // Connections and reader threads of the earlier formation are gone, or soon will be.
             let now = || (count(&rank0, "fd"), count(&rank0, "task"));
             let most = *open.get_or_insert_with(now);
             within("as many descriptors and threads as before", async {
@@ -174,8 +181,8 @@ async fn surviving_rank_reforms_its_group_without_loading_weights() {
     }
 }
 
-/// While a rank leaves a lost group, MLX is told anything in its neighbour's name. Whatever it makes of that must not be
-/// found in a cache later, least of all on disk.
+/// While a rank leaves a lost group, MLX gets arbitrary data in its neighbour's name. Results computed from
+/// it must not be cached, least of all on disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_computed_without_a_neighbour_is_cached() {
     let model = model::random_model_dir();
@@ -194,7 +201,11 @@ async fn nothing_computed_without_a_neighbour_is_cached() {
             let mut watch = rank0.watch().await;
             let running = begin_load(&lab, &rank0, LossMoment::Prefilling).await;
             rank1.signal(Signal::KILL);
-            assert_eq!(reuse_after_loss(&mut watch).await, pb::Reuse::Yes, "{layers:?} by {members}, round {round}");
+            assert_eq!(
+                reuse_after_loss(&mut watch).await,
+                pb::Reuse::Yes,
+                "{layers:?} by {members}, round {round}"
+            );
             drop(running);
             formation = formation.next();
             lab.form(&mut rank0, model.path(), &formation, 0).await.unwrap();

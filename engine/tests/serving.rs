@@ -1,5 +1,5 @@
-//! Real `russet-engine` processes on loopback, with MLX and its ring, asked over mTLS as a gateway
-//! asks them: answers, failures of single ranks, and what the agent is told.
+//! Real `russet-engine` processes on loopback, with MLX and its ring, and a client over mTLS like a gateway:
+//! outputs, failures of single ranks, and the state that the agent receives.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -13,22 +13,22 @@ mod model;
 use std::time::{Duration, Instant};
 
 use russet_rpc::engine as pb;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::{GenerationRequest, Sampling};
 use rustix::process::Signal;
 use tonic::Streaming;
 
-use engines::{TestEngine, EngineHarness, ask, collect, next, say, within};
+use engines::{EngineHarness, TestEngine, ask, collect, next, say, within};
 
-/// What the smallest model's group may take to notice a rank that was killed.
+/// Timeout for the smallest model's group to detect a killed rank.
 const NOTICE: Duration = Duration::from_secs(10);
 
-/// An answer far longer than any test waits for.
+/// An output far longer than any test waits for.
 fn endless() -> GenerationRequest {
     GenerationRequest { max_tokens: Some(2000), ignore_eos: true, ..say("on and on") }
 }
 
-/// Reads until `count` tokens came.
+/// Reads until `count` tokens have arrived.
 async fn some_tokens(events: &mut Streaming<pb::GenerateEvent>, count: usize) {
     let mut seen = 0;
     while seen < count {
@@ -49,12 +49,12 @@ async fn groups_answer_as_one_rank_does() {
     let questions = [
         say("hello"),
         say("日本語 and é"),
-        // Longer than one step reads.
+        // Longer than one prefill chunk.
         say(&long),
         GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") },
     ];
     let mut answers: Vec<Vec<Vec<u32>>> = Vec::new();
-    // A CPU alone looks ahead as it is, groups do on Macs.
+    // A single CPU rank overlaps steps by default; groups do so on Macs.
     for (layers, members, look_ahead) in [
         (&[model::LAYERS][..], 1, "auto"),
         (&[1, 3], 1, "auto"),
@@ -67,7 +67,7 @@ async fn groups_answer_as_one_rank_does() {
         lab.flags = vec!["--look-ahead", look_ahead];
         let mut engines = lab.start_stages(model.path(), layers, members);
         let mut client = lab.client(&engines[0]).await;
-        // All at once, so that sequences share the steps.
+        // All at once, so that sequences share the batches.
         let mut streams = Vec::new();
         for question in &questions {
             let request = GenerationRequest { ignore_eos: true, ..question.clone() };
@@ -81,7 +81,7 @@ async fn groups_answer_as_one_rank_does() {
             group.push(ids);
         }
         answers.push(group);
-        // A drained group ends without a complaint: followers stay until rank 0 leaves.
+        // A drained group ends without an error: followers stay until rank 0 leaves.
         let (leader, followers) = engines.split_first().unwrap();
         for follower in followers {
             follower.signal(Signal::TERM);
@@ -96,14 +96,15 @@ async fn groups_answer_as_one_rank_does() {
     assert_eq!(answers[1], answers[0], "two ranks");
     assert_eq!(answers[2], answers[0], "three ranks");
     assert_eq!(answers[5], answers[0], "one rank that waits for every token");
-    // Sums of slices round otherwise, in the seventh digit; no two tokens of these answers are that close.
+    // Sums of shards round differently, in the seventh digit; no two candidate tokens of these outputs are
+    // that close.
     assert_eq!(answers[3], answers[0], "a stage of two members");
     assert_eq!(answers[4], answers[0], "two stages of two members");
     assert_eq!(answers[6], answers[0], "a stage of two members that looks ahead");
 }
 
-/// An answer is begun by a rank alone and goes on with another group, whatever part of it was told: what was told is
-/// read at once there, where it was computed token by token before.
+/// An output starts on a single rank and resumes on another group after any number of emitted tokens: the
+/// emitted tokens are prefilled at once there, and were decoded one by one before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_group_resumes_an_answer_unchanged() {
     let lab = EngineHarness::new();
@@ -125,8 +126,10 @@ async fn another_group_resumes_an_answer_unchanged() {
             let request = GenerationRequest { emitted: ids[..cut].to_vec(), ..question.clone() };
             let (rest, told, ended) = collect(&mut ask(&mut client, request).await).await;
             assert_eq!(rest, ids[cut..], "cut after {cut}");
-            let (GenerationEvent::Finished { reason, usage }, GenerationEvent::Finished { reason: as_before, usage: cost }) =
-                (ended, end)
+            let (
+                GenerationEvent::Finished { reason, usage },
+                GenerationEvent::Finished { reason: as_before, usage: cost },
+            ) = (ended, end)
             else {
                 panic!("it ended with something else than {end:?}")
             };
@@ -137,7 +140,7 @@ async fn another_group_resumes_an_answer_unchanged() {
     }
 }
 
-/// A number that rank 0 shows.
+/// A metric of rank 0.
 async fn shown(engine: &TestEngine, metric: &str) -> f64 {
     let text = engine.metrics().await;
     let line = text.lines().find(|line| line.starts_with(metric)).unwrap();
@@ -152,7 +155,7 @@ async fn preempted_answer_equals_an_undisturbed_one() {
     let questions = [say("on and on"), GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") }]
         .map(|question| GenerationRequest { max_tokens: Some(700), ignore_eos: true, ..question });
     let mut answers = Vec::new();
-    // Both may enter with what is expected of them, and grow beyond it.
+    // Both fit with their expected length, and grow beyond it.
     for (flags, layers, preemptions) in [
         (vec![], &[model::LAYERS][..], 0.0),
         (vec!["--kv-tokens", "1100"], &[model::LAYERS], 1.0),
@@ -174,8 +177,8 @@ async fn preempted_answer_equals_an_undisturbed_one() {
         assert_eq!(shown(&engines[0], "vllm:num_preemptions_total").await, preemptions, "{layers:?}");
         answers.push(group);
     }
-    // What is read at once rounds otherwise than what is chosen one by one, in the seventh digit; no two tokens of
-    // these answers are that close.
+    // Prefill rounds differently from decode, in the seventh digit; no two candidate tokens of these outputs
+    // are that close.
     assert_eq!(answers[1], answers[0], "one rank");
     assert_eq!(answers[2], answers[0], "three ranks");
 }
@@ -224,7 +227,7 @@ async fn followers_end_with_rank_zero() {
     some_tokens(&mut events, 3).await;
     engines[0].signal(Signal::KILL);
     assert_eq!(engines[1].exit().await.code(), Some(1));
-    // The caller of a killed rank 0 sees its connection break, which the gateway turns into an error.
+    // The client of a killed rank 0 sees its connection break, which the gateway turns into an error.
     loop {
         match within("the broken stream", events.message()).await {
             Ok(Some(_)) => {}

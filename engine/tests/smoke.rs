@@ -1,5 +1,5 @@
-//! The shipped smoke model in real engines: it answers what the demo may ask, and adds numbers it was
-//! never shown, on one rank, as a pipeline and in four bits. With damaged weights it never serves.
+//! The shipped smoke model in real engines: it answers the demo's questions, and adds numbers outside its
+//! training data, on one rank, as a pipeline and in four bits. With damaged weights it never serves.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use futures::StreamExt as _;
 use futures::future::join_all;
 use russet_rpc::engine as pb;
-use russet_wire::event::{GenerationEvent, FinishReason};
+use russet_wire::event::{FinishReason, GenerationEvent};
 use russet_wire::request::{GenerationRequest, Message};
 use serde::Deserialize;
 
@@ -21,7 +21,7 @@ use engines::{EngineHarness, ask, collect, say};
 
 /// Layers of the smoke model.
 const LAYERS: usize = 4;
-/// Share of sums it has to get right, in percent.
+/// Minimum share of correct sums, in percent.
 const MIN_CORRECT_PERCENT: usize = 97;
 
 fn folder() -> PathBuf {
@@ -40,10 +40,10 @@ fn cases(file: &str) -> Vec<Case> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Asks a group every case, as many at once as it has slots; returns the wrong answers.
+/// Sends every case to a group, as many at once as it has slots; returns the wrong answers.
 async fn wrong_answers(model: &str, layers: &[usize], cases: &[Case]) -> Vec<String> {
     let mut lab = EngineHarness::new();
-    // Hundreds of sums take longer than an engine waits for an agent, on a busy machine.
+    // On a busy machine, hundreds of sums take longer than the orphan timeout of an engine without an agent.
     lab.flags = vec!["--orphan-seconds", "3600"];
     let engines = lab.start(&folder().join(model), layers);
     let client = lab.client(&engines[0]).await;
@@ -87,7 +87,7 @@ async fn held_out_sums_are_right_on_two_ranks_and_in_four_bits() {
     }
 }
 
-/// The smoke model, with a tensor that holds no numbers.
+/// The smoke model with NaN values in one tensor.
 fn damaged(tensor: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(folder().join("model")).unwrap() {
@@ -99,7 +99,7 @@ fn damaged(tensor: &str) -> tempfile::TempDir {
     let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: serde_json::Value = serde_json::from_slice(&bytes[8..data]).unwrap();
     let offset = |end: usize| data + header[tensor]["data_offsets"][end].as_u64().unwrap() as usize;
-    // All bits set are no number in any of the types that weights have.
+    // All bits set is NaN in every element type of the weights.
     bytes[offset(0)..offset(1)].fill(0xFF);
     std::fs::write(&path, bytes).unwrap();
     dir
@@ -109,7 +109,7 @@ fn damaged(tensor: &str) -> tempfile::TempDir {
 async fn nan_weights_fail_every_rank_before_it_serves() {
     for (tensor, layers) in [
         ("model.norm.weight", &[LAYERS][..]),
-        // The highest rank's, which is known to rank 0 by what came over the ring alone.
+        // A tensor of the highest rank, whose failure rank 0 sees only in the data from the ring.
         ("model.layers.0.input_layernorm.weight", &[1, LAYERS - 1]),
     ] {
         let model = damaged(tensor);
@@ -139,7 +139,7 @@ async fn smoke_test_leaves_nothing_in_the_prefix_cache() {
     let mut answers = Vec::new();
     for layers in [&[LAYERS][..], &[1, LAYERS - 1]] {
         let mut lab = EngineHarness::new();
-        // One slot: that of the smoke prompt.
+        // A single slot, which the smoke prompt uses.
         lab.flags = vec!["--max-sequences", "1"];
         let engines = lab.start(&folder().join("model"), layers);
         let mut client = lab.client(&engines[0]).await;

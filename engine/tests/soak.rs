@@ -1,9 +1,10 @@
-//! Many clients at once, for long: real engines are asked long and short questions by clients of whom many leave or
-//! cancel, with room for a part of them and what prompts share kept in memory and on a small disk. Every answer that
-//! is finished is what it is alone, nothing that was given out is missing in the end, and memory does not grow.
+//! Soak test: many concurrent clients over a long time. Real engines serve long and short requests of clients
+//! that often disconnect or cancel, with slots for a part of them and a prefix cache in memory and on a small
+//! disk. Every complete output equals that of the request alone, no slot or capacity leaks, and memory does
+//! not grow.
 //!
-//! A slice by the number of requests runs with the tests; `cargo xtask proof soak SECONDS` says `RUSSET_SOAK_SECONDS`
-//! and writes down what is printed.
+//! A part with fewer requests runs with the tests; `cargo xtask proof soak SECONDS` sets
+//! `RUSSET_SOAK_SECONDS` and records the output.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -25,42 +26,42 @@ use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_wire::event::{GenerationEvent, FailureKind};
+use russet_wire::event::{FailureKind, GenerationEvent};
 use russet_wire::request::{GenerationRequest, Sampling};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use engines::{TestEngine, EngineHarness, ask, say, within};
+use engines::{EngineHarness, TestEngine, ask, say, within};
 use solo::ReferenceModel;
 
-/// Clients, each with one request after the other.
+/// Clients, each with one request at a time.
 const CLIENTS: usize = 200;
 /// Fewer than clients, so that some wait.
 const SLOTS: u32 = 160;
-/// Room for all slots with little in them, and for a part of them with much.
+/// Capacity for all slots with short sequences, and for a part of them with long ones.
 const KV_TOKENS: u64 = 160 * 256 + 8192;
-/// Small enough to be full soon.
+/// Small enough to fill up soon.
 const DISK: u64 = 16 << 20;
 /// Connections that the clients share.
 const CONNECTIONS: usize = 8;
-/// Requests of the slice that runs with the tests, twice of each.
+/// Requests of the part that runs with the tests, in each of two rounds.
 const REQUESTS: usize = 300;
-/// The same of a pipeline, which is slower by much where its ranks share their cores.
+/// The same for a pipeline, which is much slower where its ranks share cores.
 const REQUESTS_OF_TWO: usize = 200;
-/// The longest that anybody may wait: of so many clients the last is served late where machines are busy.
+/// Timeout of an event: with so many clients, the last one waits long on a busy machine.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(900);
-/// By how much memory may grow.
+/// Maximum growth factor of memory.
 const GROWTH: f64 = 1.05;
-/// What a layer of the smoke model keeps of a token in float32: keys and values of 4 heads of 32.
+/// Bytes per token and layer of the smoke model's KV cache in float32: keys and values of 4 heads of 32.
 const TOKEN_BYTES: f64 = (2 * 4 * 32 * 4) as f64;
-/// Tokens that a slot with little in it takes the room of.
+/// Allocation of a slot with a short sequence, in tokens.
 const SLOT_TOKENS: f64 = 256.0;
 
 fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model")
 }
 
-/// Greedy questions: words, one letter, long ones with a beginning in common, and long ones without.
+/// Greedy requests: words, one letter, long prompts with a common prefix, and long ones without.
 fn questions() -> Vec<GenerationRequest> {
     let sums = |from: usize, count: usize| -> String {
         (from..from + count).map(|at| format!("{} + {}, ", at * 37 % 90 + 10, at * 53 % 90 + 10)).collect()
@@ -81,7 +82,7 @@ fn questions() -> Vec<GenerationRequest> {
     texts.iter().map(question).collect()
 }
 
-/// A question that nobody is asked twice, read once and of no further use; one in ten fills most of the context.
+/// A unique random prompt, useless to the prefix cache; one in ten fills most of the context.
 fn unheard(random: &mut StdRng) -> String {
     let most = if random.random_bool(0.1) { 70 } else { 25 };
     let sums: Vec<String> = (0..random.random_range(1..most))
@@ -90,11 +91,11 @@ fn unheard(random: &mut StdRng) -> String {
     format!("What is {}?", sums.join(" + "))
 }
 
-/// What became of all requests.
+/// Outcomes of all requests.
 #[derive(Debug, Default)]
 struct Tally {
     compared: AtomicUsize,
-    /// Answers that went another way where two tokens are as good.
+    /// Outputs that differ where two tokens are equally good.
     excused: AtomicUsize,
     sampled: AtomicUsize,
     disconnected: AtomicUsize,
@@ -102,13 +103,16 @@ struct Tally {
     refused: AtomicUsize,
 }
 
-/// The next event of an answer.
+/// The next event of a response.
 async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<GenerationEvent> {
     let event = tokio::time::timeout(EVENT_TIMEOUT, events.message()).await;
-    event.unwrap_or_else(|_| panic!("an event took more than {EVENT_TIMEOUT:?}")).unwrap().map(GenerationEvent::from)
+    event
+        .unwrap_or_else(|_| panic!("an event took more than {EVENT_TIMEOUT:?}"))
+        .unwrap()
+        .map(GenerationEvent::from)
 }
 
-/// Tokens and end of an answer.
+/// Tokens and end of a response.
 async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, GenerationEvent) {
     let mut ids = Vec::new();
     loop {
@@ -148,13 +152,13 @@ impl StopCondition {
     }
 }
 
-/// A group, its clients' connections, and what it answers one at a time.
+/// A group, its clients' connections, and its outputs for one request at a time.
 struct SoakGroup {
     lab: EngineHarness,
     engines: Vec<TestEngine>,
     /// Layers of each rank.
     layers: Vec<usize>,
-    /// Bytes that MLX held on each rank before anybody asked.
+    /// Bytes that MLX held on each rank before the first request.
     weights: Vec<f64>,
     clients: Vec<EngineClient<Channel>>,
     questions: Vec<(GenerationRequest, Vec<u32>)>,
@@ -191,7 +195,7 @@ impl SoakGroup {
         Self { lab, engines, layers, weights, clients, questions: alone, solo, tally, _disk: disk }
     }
 
-    /// All clients at once, until they stop.
+    /// Runs all clients at once, until they stop.
     async fn ask(&self, seed: u64, until: StopCondition) {
         join_all((0..CLIENTS).map(|number| self.client(number, seed, until.clone()))).await;
     }
@@ -209,12 +213,12 @@ impl SoakGroup {
                     let (_, end) = collect(&mut ask(&mut client, request).await).await;
                     self.ended(&end, &self.tally.sampled);
                 }
-                // Before anything came: as when a request is cancelled.
+                // Before the first event, like a cancelled request.
                 6 => {
                     drop(ask(&mut client, long(&mut random)).await);
                     count(&self.tally.cancelled);
                 }
-                // In the middle of the answer, alone or with all that the connection carries.
+                // In the middle of the output, alone or with everything on the connection.
                 7..9 => self.disconnect(&mut client, &mut random).await,
                 _ => {
                     let mut own = self.lab.client(&self.engines[0]).await;
@@ -224,7 +228,7 @@ impl SoakGroup {
         }
     }
 
-    /// Asks one of the questions whose answer is known.
+    /// Sends a request with a known output, and compares.
     async fn compare(&self, client: &mut EngineClient<Channel>, random: &mut StdRng) {
         let (question, alone) = self.questions.choose(random).unwrap();
         let request = GenerationRequest { priority: random.random_range(-2..3), ..question.clone() };
@@ -234,12 +238,12 @@ impl SoakGroup {
         }
         if ids != *alone {
             count(&self.tally.excused);
-            // Every token has to be the best there, or as good as that.
+            // Every token has to be the best one at its position, or equally good.
             self.solo.check(question, &ids, alone).await;
         }
     }
 
-    /// Reads some of a long answer and leaves.
+    /// Reads a part of a long output and disconnects.
     async fn disconnect(&self, client: &mut EngineClient<Channel>, random: &mut StdRng) {
         let mut events = ask(client, long(random)).await;
         let tokens = random.random_range(0..20);
@@ -258,17 +262,19 @@ impl SoakGroup {
         count(&self.tally.disconnected);
     }
 
-    /// Whether an answer came to its end; what is refused must be so for want of room alone.
+    /// Whether a response is complete; a refusal is allowed only for lack of capacity.
     fn ended(&self, end: &GenerationEvent, counter: &AtomicUsize) -> bool {
         match end {
             GenerationEvent::Finished { .. } => count(counter),
-            GenerationEvent::Failed(failure) if failure.kind == FailureKind::Overloaded => count(&self.tally.refused),
+            GenerationEvent::Failed(failure) if failure.kind == FailureKind::Overloaded => {
+                count(&self.tally.refused)
+            }
             other => panic!("an answer ended with {other:?}"),
         }
         matches!(end, GenerationEvent::Finished { .. })
     }
 
-    /// Waits until nobody is served, and demands that nothing is given out.
+    /// Waits until no request is running or waiting, and checks that no KV capacity is in use.
     async fn wait_idle(&self) {
         let engine = &self.engines[0];
         within("the end of all requests", async {
@@ -285,9 +291,9 @@ impl SoakGroup {
         .await;
     }
 
-    /// Every slot is given to somebody at the same time, and has something in it afterwards.
+    /// Uses every slot at the same time, so that each holds a sequence afterwards.
     async fn fill_every_slot(&self) {
-        // No more than the least that a slot has room for, so that all of them fit.
+        // At most the minimum allocation of a slot, so that all of them fit.
         let request = GenerationRequest { max_tokens: Some(220), ignore_eos: true, ..say("What is Russet?") };
         let asked = (0..SLOTS as usize).map(|number| {
             let (mut client, request) = (self.clients[number % CONNECTIONS].clone(), request.clone());
@@ -308,7 +314,7 @@ impl SoakGroup {
         self.wait_idle().await;
     }
 
-    /// Bytes that MLX and that the process hold, on each rank.
+    /// Bytes held by MLX and by the process, on each rank.
     async fn memory(&self) -> Vec<[f64; 2]> {
         let mut all = Vec::new();
         for engine in &self.engines {
@@ -318,7 +324,7 @@ impl SoakGroup {
         all
     }
 
-    /// Once nobody is served: what is kept is within its bounds.
+    /// Once idle, checks that the prefix cache is within its bounds.
     async fn check_invariants(&self) {
         self.wait_idle().await;
         self.fill_every_slot().await;
@@ -330,14 +336,14 @@ impl SoakGroup {
             let token = TOKEN_BYTES * self.layers[rank] as f64;
             let known = self.weights[rank] + tokens * token;
             eprintln!("rank {rank} of {:?} holds {held} bytes, {known} of them known", self.layers);
-            // Not even the cache of one sequence is lost.
+            // The tolerance is less than the cache of one sequence.
             assert!(
                 held < known + SLOT_TOKENS * token,
                 "MLX holds {held} bytes on rank {rank}, and only {known} are known"
             );
         }
         let folder = self.lab.prefix_dir.as_deref().unwrap();
-        // One file may be on its way while another makes room.
+        // One file may be in flight while another is evicted.
         let (files, bytes) = files(folder);
         let most = (DISK + (1 << 20)) * self.engines.len() as u64;
         assert!(bytes <= most, "{files} files of {bytes} bytes are more than {most}");
@@ -349,7 +355,7 @@ fn long(random: &mut StdRng) -> GenerationRequest {
     GenerationRequest { max_tokens: Some(tokens), ignore_eos: true, ..say(&text) }
 }
 
-/// Files below a folder, and their bytes.
+/// Number and bytes of the files below a folder.
 fn files(folder: &Path) -> (usize, u64) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let of = |entry: std::fs::DirEntry| match entry.metadata() {
@@ -359,7 +365,7 @@ fn files(folder: &Path) -> (usize, u64) {
     entries.map(of).fold((0, 0), |(files, bytes), (more, size)| (files + more, bytes + size))
 }
 
-/// A number of a page of metrics.
+/// A value from a metrics page.
 fn value(page: &str, name: &str) -> f64 {
     let line =
         page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {page}"));
@@ -384,7 +390,7 @@ async fn random_clients_get_their_solo_answers_and_nothing_leaks() {
     }
 }
 
-/// Between two looks at memory.
+/// Interval between two memory samples.
 const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -406,7 +412,7 @@ async fn memory_stays_constant_for_the_given_time() {
     }
     field.check_invariants().await;
     let minutes = begun.elapsed().as_secs_f64() / 60.0;
-    // As long as a tenth, and begun when a tenth has passed.
+    // A tenth of the samples, starting after the first tenth.
     let tenth = looks.len() / 10;
     let mean = |looks: &[[f64; 2]], which: usize| {
         looks.iter().map(|look| look[which]).sum::<f64>() / looks.len().max(1) as f64

@@ -1,5 +1,5 @@
-//! Real engines that guess the next tokens: their answers, greedy and drawn, are those without guesses, alone and in
-//! groups, by what the text said before and by draft models that are always right, or nearly never.
+//! Speculative decoding in real engines: outputs, greedy and sampled, equal those without draft tokens, on
+//! one rank and in groups, with prompt lookup and with draft models that are always right, or almost never.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -12,7 +12,7 @@ mod model;
 
 use std::path::Path;
 
-use russet_wire::event::{GenerationEvent, FinishReason};
+use russet_wire::event::{FinishReason, GenerationEvent};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -21,10 +21,10 @@ use engines::{EngineHarness, ask, collect, say};
 use model::Shape;
 use tempfile::TempDir;
 
-/// Tokens of each answer.
+/// Tokens of each output.
 const TOKENS: u32 = 48;
 
-/// Texts that no answer repeats, asked together.
+/// Prompts whose outputs do not repeat them, sent together.
 fn questions() -> Vec<GenerationRequest> {
     let sampled = Sampling { temperature: 0.7, top_p: 0.9, seed: Some(5), ..Sampling::default() };
     let text: String = (0..60).map(|number| format!("{number} and ")).collect();
@@ -35,7 +35,7 @@ fn questions() -> Vec<GenerationRequest> {
         .into()
 }
 
-/// A conversation in which all was said before, and the same drawn.
+/// A conversation whose output repeats earlier text, greedy and sampled.
 fn repetitions() -> Vec<GenerationRequest> {
     let turn = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
     let question = "What is 17 + 25? Think step by step.";
@@ -46,7 +46,7 @@ fn repetitions() -> Vec<GenerationRequest> {
     vec![greedy.clone(), GenerationRequest { sampling: sampled, ..greedy }]
 }
 
-/// The answers of a group with these flags, and how many tokens were guessed and how many of them right.
+/// The outputs of a group with these flags, and the numbers of draft tokens and of accepted ones.
 async fn answers(
     model: &Path,
     (layers, members): (&[usize], usize),
@@ -89,7 +89,7 @@ async fn answers(
     (answers, counts)
 }
 
-/// Ways to cut a model of four layers.
+/// Splits of a model of four layers.
 const SPLITS: [(&[usize], usize); 3] = [(&[4], 1), (&[1, 3], 1), (&[4], 2)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -101,7 +101,7 @@ async fn prompt_lookup_changes_no_answer() {
         let (told, [guessed, right]) = answers(&model, split, &[], repetitions()).await;
         assert_eq!(told, expected, "over {split:?}");
         println!("over {split:?} {right} of {guessed} guesses were right");
-        // How many are worth it depends on the machine.
+        // How many draft tokens pay depends on the machine.
         assert!(right > 0, "{right} of {guessed} guesses were right over {split:?}");
     }
 }
@@ -111,7 +111,7 @@ async fn draft_models_change_no_answer() {
     let (model, other) =
         (model::random_model_dir(), model::random_model(Shape { layers: 1, ..model::SMALL }));
     let flags = |dir: &TempDir| -> [&'static str; 4] {
-        // Flags live as long as the process, which is the test.
+        // The flags live as long as the process, which is the test.
         let dir: &'static str = Box::leak(dir.path().display().to_string().into_boxed_str());
         ["--speculation", "off", "--draft-dir", dir]
     };

@@ -1,5 +1,5 @@
-//! A pipeline of real engines over tunnels beside the same one over plain TCP: the same tokens. How quickly is
-//! told by `cargo xtask bench tunnel`.
+//! A pipeline of real engines over tunnels and over plain TCP: the outputs are equal. `cargo xtask bench
+//! tunnel` measures the speed.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 

@@ -1,5 +1,5 @@
-//! One gRPC channel an engine, kept as long as the engine is, and how many requests each one has
-//! from this gateway. Which deployment to ask is `routes`' business.
+//! One gRPC channel per engine, kept for the engine's lifetime, and the count of this gateway's requests in
+//! flight to each. Not here: which deployment serves a request, see `routes`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_rpc::tls::{TlsFiles, TlsError};
+use russet_rpc::tls::{TlsError, TlsFiles};
 use tonic::transport::Channel;
 
 use crate::routes::{Endpoint, RoutingTable};
@@ -23,7 +23,7 @@ struct EngineChannel {
     in_flight: Arc<AtomicUsize>,
 }
 
-/// One request's place in the count of its engine, given back when dropped.
+/// Counts one request in flight to an engine; released on drop.
 pub struct InFlightGuard {
     in_flight: Arc<AtomicUsize>,
 }
@@ -35,12 +35,12 @@ impl Drop for InFlightGuard {
 }
 
 impl Backends {
-    /// No channels yet; engines are asked as the gateway whose certificate `identity` holds.
+    /// No channels yet; `identity` holds the client certificate shown to engines.
     pub fn new(identity: TlsFiles) -> Self {
         Self { identity, channels: Mutex::default() }
     }
 
-    /// The endpoint with the fewest requests from here; the first of equals.
+    /// The endpoint with the fewest requests from this gateway; the first of equals.
     pub fn least_busy<'a>(&self, endpoints: impl IntoIterator<Item = &'a Endpoint>) -> Option<&'a Endpoint> {
         let known = self.channels.lock();
         endpoints.into_iter().min_by_key(|endpoint| {
@@ -48,13 +48,13 @@ impl Backends {
         })
     }
 
-    /// A client for `endpoint`, and a place in its count.
+    /// A client for `endpoint`, and a guard that counts the request.
     pub fn acquire(&self, endpoint: &Endpoint) -> Result<(EngineClient<Channel>, InFlightGuard), TlsError> {
         let mut known = self.channels.lock();
         let (client, outstanding) = match known.get(endpoint) {
             Some(known) => (known.client.clone(), known.in_flight.clone()),
             None => {
-                // Read anew for each engine, so that a renewed certificate is used without a restart.
+                // Read again for each engine, so that a renewed certificate is used without a restart.
                 let channel = self.identity.channel(&endpoint.address, &endpoint.node)?;
                 let fresh = EngineChannel { client: EngineClient::new(channel), in_flight: Arc::default() };
                 let pair = (fresh.client.clone(), fresh.in_flight.clone());
@@ -66,7 +66,7 @@ impl Backends {
         Ok((client, InFlightGuard { in_flight: outstanding }))
     }
 
-    /// Forgets the channels of engines that `table` no longer knows; running requests keep theirs.
+    /// Removes the channels of engines that are not in `table`; running requests keep theirs.
     pub fn prune(&self, table: &RoutingTable) {
         let mut known = self.channels.lock();
         known.retain(|endpoint, _| {

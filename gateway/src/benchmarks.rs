@@ -1,19 +1,20 @@
-//! Runs Benchmarks: follows them, asks the engines of the deployment that one names, and writes down what
-//! came of it. Requests go over the gateway's own channels to engines, so nothing else gets new rights; they
-//! pass no key and no quota. A Benchmark that is deleted drops its run, and with it every request.
+//! Benchmark controller: watches Benchmarks, sends the load to the engines of the deployment that one names,
+//! and writes the result to its status. The load uses the gateway's own channels to the engines, so nothing
+//! else needs new permissions; it bypasses keys and quotas. Deleting a Benchmark cancels its run with all its
+//! requests.
 //!
 //! ```text
-//! waiting ──(its deployment answers, and its turn has come)──▶ claimed by one gateway ─▶ Running ─▶ Finished
+//! waiting ──(its deployment is ready, and its turn comes)──▶ claimed by one gateway ─▶ Running ─▶ Finished
 //!                                  ▲                                        │   └──────────────────▶ Failed
-//!                                  └──── that gateway is heard of no more ──┘
+//!                                  └─── the gateway no longer renews it ────┘
 //! ```
 //!
-//! Of several gateways one runs it: every status is written against the version that was read, so of two that
-//! claim the same Benchmark one is refused.
+//! Of several gateways one runs it: every status is written against the resource version that was read, so of
+//! two gateways that claim the same Benchmark one gets a conflict.
 
 mod decide;
-mod statistics;
 mod load;
+mod statistics;
 mod status;
 
 use std::collections::BTreeMap;
@@ -30,28 +31,28 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::backends::Backends;
 use crate::api_timeout::{WriteError, with_timeout};
+use crate::backends::Backends;
 use crate::routes::{Endpoint, RoutingTable};
 use crate::watch::{Reflected, changes};
 use decide::{NextStep, next_step};
 use statistics::BenchmarkStatistics;
-use status::{RunProgress, BenchmarkSubject};
+use status::{BenchmarkSubject, RunProgress};
 
-/// Between two looks when nothing happens.
+/// Time between two reconciliations when nothing happens.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two signs of life, which tell how far it has come as well.
+/// Time between two heartbeats in the status, which also report progress.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
-/// A gateway that gave no sign of life for so long runs nothing any more.
+/// A gateway without a heartbeat for this long is considered gone.
 const RUNNER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A Benchmark that this gateway runs. Dropping it ends its requests.
+/// A Benchmark that this gateway runs. Dropping it cancels its requests.
 struct BenchmarkRun {
     subject: BenchmarkSubject,
     started: Timestamp,
     progress: watch::Receiver<u32>,
     renewed: Instant,
-    /// What came of it; nothing while it goes on.
+    /// The result; `None` while it runs.
     outcome: Option<Result<BenchmarkStatistics, String>>,
     result: oneshot::Receiver<Result<BenchmarkStatistics, String>>,
     task: AbortHandle,
@@ -63,15 +64,15 @@ impl Drop for BenchmarkRun {
     }
 }
 
-/// The Benchmarks of this gateway.
+/// The Benchmarks that this gateway runs.
 struct BenchmarkRunner {
     client: Client,
     backends: Arc<Backends>,
     silence: Duration,
-    /// By which the others know this one.
+    /// The name of this gateway in `status.runner`.
     name: String,
     runs: BTreeMap<String, BenchmarkRun>,
-    /// When a version of another gateway's Benchmark was first seen.
+    /// When each resource version of a Benchmark of another gateway was first seen.
     last_seen: BTreeMap<String, (Option<String>, Instant)>,
 }
 
@@ -137,16 +138,16 @@ impl BenchmarkRunner {
         }
     }
 
-    /// Whether a gateway is at it: this one, or another that was heard of lately.
+    /// Whether a gateway runs it: this one, or another with a recent heartbeat.
     fn runs_elsewhere(&self, one: &Benchmark) -> bool {
         let uid = one.uid().unwrap_or_default();
         let runner = one.status.as_ref().and_then(|status| status.runner.as_ref());
         let heard = || self.last_seen.get(&uid).is_some_and(|(_, at)| at.elapsed() < RUNNER_TIMEOUT);
-        // Its claim may have yet to be seen.
+        // The watch may not have delivered this gateway's claim yet.
         self.runs.contains_key(&uid) || runner.is_some_and(|runner| *runner != self.name && heard())
     }
 
-    /// Claims it and begins to ask.
+    /// Claims it and starts the load.
     async fn start(&mut self, uid: &str, one: &Benchmark, endpoints: Vec<Endpoint>) {
         let started = Timestamp::now();
         let subject = match self.subject(one, &endpoints).await {
@@ -170,7 +171,7 @@ impl BenchmarkRunner {
             silence: self.silence,
         };
         let task = tokio::spawn(async move {
-            // Nobody listens once the Benchmark is gone.
+            // The receiver is gone once the Benchmark is deleted.
             let _ = sender.send(load::run(work, told).await);
         });
         let (renewed, task) = (Instant::now(), task.abort_handle());
@@ -178,12 +179,12 @@ impl BenchmarkRunner {
         self.runs.insert(uid.to_owned(), run);
     }
 
-    /// Tells how far it has come, or what came of it.
+    /// Writes the progress or the result.
     async fn advance(&mut self, uid: &str, one: &Benchmark, all: &[&Benchmark]) {
         let Some(mut run) = self.runs.remove(uid) else { return };
         let named = one.status.as_ref().and_then(|status| status.runner.as_ref());
         if named.is_some_and(|runner| *runner != self.name) {
-            // Another gateway has not heard of this one for long, and begun anew.
+            // Another gateway saw no heartbeat of this one for too long and started over.
             return tracing::warn!(benchmark = one.name_any(), "another gateway measures it now");
         }
         if run.outcome.is_none() {
@@ -210,7 +211,7 @@ impl BenchmarkRunner {
                     Ok(figures) => status::finished(one, &progress, figures, &run.subject, all, now),
                     Err(why) => status::failed(one, &progress, why, now),
                 };
-                // Until it is written it is kept: the API server may be away.
+                // The run is kept until its result is written: the API server may be away.
                 if self.write_status(one, &status).await {
                     return;
                 }
@@ -219,8 +220,12 @@ impl BenchmarkRunner {
         self.runs.insert(uid.to_owned(), run);
     }
 
-    /// What is measured, as the figures name it.
-    async fn subject(&self, one: &Benchmark, endpoints: &[Endpoint]) -> Result<BenchmarkSubject, kube::Error> {
+    /// The subject of the measurement, as the result names it.
+    async fn subject(
+        &self,
+        one: &Benchmark,
+        endpoints: &[Endpoint],
+    ) -> Result<BenchmarkSubject, kube::Error> {
         let namespace = one.namespace().unwrap_or_default();
         let deployments: Api<ModelDeployment> = Api::namespaced(self.client.clone(), &namespace);
         let deployment = deployments.get(&one.spec.deployment_ref.name).await?;
@@ -234,7 +239,7 @@ impl BenchmarkRunner {
         Ok(BenchmarkSubject { model: deployment.spec.model_ref.name, nodes, predicted })
     }
 
-    /// Writes a status where it says anything new; whether it stands there now.
+    /// Writes a status if it differs; true if the object now has it.
     async fn write_status(&self, one: &Benchmark, status: &BenchmarkStatus) -> bool {
         if one.status.as_ref() == Some(status) {
             return true;
@@ -251,7 +256,7 @@ impl BenchmarkRunner {
         let patch = Patch::Apply(patch);
         let written = async {
             match api.patch_status(&name, &params, &patch).await {
-                // It is gone, or has moved on; what it says now is on its way here.
+                // The object is deleted or has changed; the watch will deliver the change.
                 Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(false),
                 other => other.map(|_| true),
             }

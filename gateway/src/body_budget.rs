@@ -1,5 +1,6 @@
-//! The bodies of requests: each is read whole, within bounds of its own, and what all of them hold in memory
-//! has one bound, the last part of which no key takes from the others. What they say is the dialects' business.
+//! Memory budget for request bodies: each body is read completely, up to a size and time limit, and all
+//! bodies together share one limit, the last quarter of which no single key can use up. Not here: parsing,
+//! which is the dialects'.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,16 +12,16 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use parking_lot::Mutex;
 
-use crate::keys::Caller;
 use crate::error::{ErrorKind, GatewayError};
+use crate::keys::Caller;
 
 const MIB: usize = 1024 * 1024;
-/// Largest body taken: a long context several times over.
+/// Largest accepted body: several times a long context.
 const MAX_BODY_BYTES: usize = 16 * MIB;
-/// A body that takes longer than this holds memory for nothing.
+/// Time limit for one body; a slower one would hold memory for nothing.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The bodies being read or waiting for an engine.
+/// Memory budget of the bodies that are being read or held for an engine.
 pub struct BodyBudget {
     usage: Arc<Mutex<BodyUsage>>,
     max_bytes: usize,
@@ -32,7 +33,7 @@ struct BodyUsage {
     by_key: HashMap<Option<String>, usize>,
 }
 
-/// What one request holds in memory, given back when dropped.
+/// The bytes one request holds in memory; released on drop.
 pub struct BodyPermit {
     usage: Arc<Mutex<BodyUsage>>,
     key: Option<String>,
@@ -40,7 +41,7 @@ pub struct BodyPermit {
 }
 
 impl BodyPermit {
-    /// How much it is.
+    /// The number of bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -60,12 +61,12 @@ impl Drop for BodyPermit {
 }
 
 impl BodyBudget {
-    /// Room for `most` bytes, of which the last quarter is for keys that have less than that.
+    /// A budget of `most` bytes; the last quarter is reserved for keys that use less than a quarter.
     pub fn new(max_bytes: usize) -> Self {
         Self { usage: Arc::default(), max_bytes }
     }
 
-    /// The whole body, if it is small and quick enough and there is room for what came of it.
+    /// Reads the whole body; an error if it is too large, too slow, or does not fit the budget.
     pub async fn read(
         &self,
         headers: &HeaderMap,
@@ -111,7 +112,7 @@ impl BodyBudget {
         let of = taken.by_key.get(&held.key).copied().unwrap_or(0) + bytes;
         let all = taken.total + bytes;
         let share = self.max_bytes / 4;
-        // Without keys there is nobody to leave anything to.
+        // Without keys there are no other callers to reserve memory for.
         let greedy = held.key.is_some() && of > share && all > self.max_bytes - share;
         if !greedy && all <= self.max_bytes {
             taken.total = all;
@@ -138,6 +139,7 @@ impl BodyBudget {
 }
 
 fn too_large() -> GatewayError {
-    let message = format!("the body is larger than {} MiB, the most this gateway takes", MAX_BODY_BYTES / MIB);
+    let message =
+        format!("the body is larger than {} MiB, the most this gateway takes", MAX_BODY_BYTES / MIB);
     GatewayError::new(ErrorKind::TooLarge, message)
 }

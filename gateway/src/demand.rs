@@ -1,5 +1,5 @@
-//! The requests of each deployment here: those that are held until a replica answers, within bounds, and those that
-//! replicas are answering. Which request is held, and for how long, is `stream`'s business.
+//! Demand for each deployment at this gateway: requests held until a replica is ready, within limits, and
+//! requests that replicas are answering. Not here: which request is held and for how long, see `dispatch`.
 
 mod report;
 
@@ -11,19 +11,21 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::metrics::Metrics;
 use crate::error::{ErrorKind, GatewayError};
+use crate::metrics::Metrics;
 use crate::routes::Deployment;
 pub(crate) use report::DemandReporter;
 
-/// How many requests may be held; their bytes all together are bounded where they are read.
+/// Limits on held requests; their total bytes are limited by the body budget.
 #[derive(Clone, Copy, Debug)]
 pub struct HoldLimits {
-    /// Requests in all: far more than engines have places to wait in, and connections that a listener has.
+    /// Held requests in total: far more than the engines' queues hold, and more than a listener has
+    /// connections.
     pub max_requests: u32,
-    /// Requests of one deployment: four full engines' queues, so that what wakes is not buried at once.
+    /// Held requests of one deployment: as many as the queues of four engines, so that a replica that wakes
+    /// is not overloaded at once.
     pub max_per_deployment: u32,
-    /// Bytes of one deployment's requests: half of what all bodies may take.
+    /// Bytes of one deployment's held requests: half of the body budget.
     pub max_bytes_per_deployment: usize,
 }
 
@@ -33,24 +35,24 @@ impl Default for HoldLimits {
     }
 }
 
-/// First tokens older than this say nothing of now.
+/// Samples of the time to first token older than this are ignored.
 const TTFT_WINDOW: Duration = Duration::from_secs(60);
-/// First tokens that are kept; of busier deployments the latest.
+/// Samples of the time to first token per deployment; the latest are kept.
 const MAX_TTFT_SAMPLES: usize = 256;
 
 /// A deployment's namespace and name.
 type DeploymentKey = (String, String);
 
-/// The requests of all deployments.
+/// Tracks the requests of all deployments.
 pub struct DemandTracker {
     loads: Mutex<BTreeMap<DeploymentKey, DeploymentLoad>>,
     limits: HoldLimits,
     metrics: Arc<Metrics>,
-    /// Something waits for a deployment of which nothing waited before.
+    /// Notified when the first request is held for a deployment.
     hold_started: Notify,
 }
 
-/// The requests of one.
+/// The requests of one deployment.
 #[derive(Clone, Debug, Default)]
 struct DeploymentLoad {
     waiting: u32,
@@ -61,8 +63,8 @@ struct DeploymentLoad {
 }
 
 impl DeploymentLoad {
-    /// Of the last minute's first tokens nine of ten did not take longer; to two digits, because status is no
-    /// telemetry.
+    /// The 90th percentile of the time to first token in the last minute, rounded down to two digits, because
+    /// status is not telemetry.
     fn ttft_milliseconds(&self, now: Instant) -> Option<u32> {
         let recent = self.ttft.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= TTFT_WINDOW);
         let mut millis: Vec<u128> = recent.map(|(_, took)| took.as_millis()).collect();
@@ -74,7 +76,7 @@ impl DeploymentLoad {
     }
 }
 
-/// One held request's place, given back when dropped.
+/// One held request; it stops counting on drop.
 pub(crate) struct HeldRequest {
     demand: Arc<DemandTracker>,
     key: DeploymentKey,
@@ -82,7 +84,7 @@ pub(crate) struct HeldRequest {
     since: Instant,
 }
 
-/// One request that a replica has been given, until dropped.
+/// One request that was sent to a replica; it stops counting on drop.
 pub(crate) struct ActiveRequest {
     demand: Arc<DemandTracker>,
     key: DeploymentKey,
@@ -90,18 +92,23 @@ pub(crate) struct ActiveRequest {
 }
 
 impl DemandTracker {
-    /// Nothing is asked yet.
+    /// No requests yet.
     pub fn new(limits: HoldLimits, metrics: Arc<Metrics>) -> Self {
         Self { loads: Mutex::default(), limits, metrics, hold_started: Notify::new() }
     }
 
-    /// A place for a request of so many bytes that is held for this deployment.
-    pub(crate) fn hold(self: &Arc<Self>, deployment: &Deployment, bytes: usize) -> Result<HeldRequest, GatewayError> {
+    /// Holds a request of `bytes` bytes for this deployment; an error beyond the limits.
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        deployment: &Deployment,
+        bytes: usize,
+    ) -> Result<HeldRequest, GatewayError> {
         let key = deployment_key(deployment);
         let mut of = self.loads.lock();
         let all: u32 = of.values().map(|count| count.waiting).sum();
         let count = of.entry(key.clone()).or_default();
-        let HoldLimits { max_requests: most, max_per_deployment: each, max_bytes_per_deployment: each_bytes } = self.limits;
+        let HoldLimits { max_requests: most, max_per_deployment: each, max_bytes_per_deployment: each_bytes } =
+            self.limits;
         if count.waiting >= each || count.bytes.saturating_add(bytes) > each_bytes || all >= most {
             const MIB: usize = 1024 * 1024;
             let message = format!(
@@ -112,7 +119,9 @@ impl DemandTracker {
                 count.bytes / MIB,
                 each_bytes / MIB
             );
-            return Err(GatewayError::new(ErrorKind::GatewayFull, message).retry_after(Duration::from_secs(5)));
+            return Err(
+                GatewayError::new(ErrorKind::GatewayFull, message).retry_after(Duration::from_secs(5))
+            );
         }
         count.waiting += 1;
         count.bytes += bytes;
@@ -124,7 +133,7 @@ impl DemandTracker {
         Ok(HeldRequest { demand: self.clone(), key, bytes, since: Instant::now() })
     }
 
-    /// A request that a replica of this deployment gets now.
+    /// Counts a request that is sent to a replica of this deployment.
     pub(crate) fn start(self: &Arc<Self>, deployment: &Deployment) -> ActiveRequest {
         let key = deployment_key(deployment);
         self.change(&key, |count| count.active += 1);
@@ -145,7 +154,7 @@ impl DemandTracker {
 }
 
 impl HeldRequest {
-    /// Whether it is held for this one.
+    /// Whether the request is held for this deployment.
     pub(crate) fn is_for(&self, deployment: &Deployment) -> bool {
         (self.key.0.as_str(), self.key.1.as_str())
             == (deployment.namespace.as_str(), deployment.name.as_str())
@@ -153,7 +162,7 @@ impl HeldRequest {
 }
 
 impl ActiveRequest {
-    /// Its first token came.
+    /// Records the time to first token.
     pub(crate) fn first_token(&self) {
         self.demand.change(&self.key, |count| {
             if count.ttft.len() >= MAX_TTFT_SAMPLES {
@@ -209,7 +218,8 @@ mod tests {
 
     #[test]
     fn held_requests_are_bounded_and_freed_places_are_reused() {
-        let demand = demand(HoldLimits { max_requests: 3, max_per_deployment: 2, max_bytes_per_deployment: 100 });
+        let demand =
+            demand(HoldLimits { max_requests: 3, max_per_deployment: 2, max_bytes_per_deployment: 100 });
         let (one, other) = (deployment("one"), deployment("other"));
         let held = |of: &Deployment, bytes| demand.hold(of, bytes);
         let first = held(&one, 60).unwrap();

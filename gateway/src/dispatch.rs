@@ -1,23 +1,23 @@
-//! From a request to its answer, free of any dialect: choose an engine, wait for one within the
-//! deadline, have another go on with an answer whose engine was lost, and turn every end into a finish
-//! reason or a typed refusal (invariant 10). Dropping what is returned here drops the gRPC stream, which
-//! frees the engine's slot.
+//! Dispatch of a request, independent of any API dialect: selects an engine, holds the request within its
+//! deadline while no engine is ready, resumes the response on another engine when one is lost, and maps every
+//! outcome to a finish reason or a typed error (invariant 10). Dropping the returned response drops the gRPC
+//! stream, which frees the sequence in the engine.
 //!
 //! ```text
-//!            ┌───────── lost, or busy: again, after the tokens that were told ────────┐
+//!            ┌────── lost or busy: retry, resuming after the tokens already sent ─────┐
 //!            ▼                                                                        │
-//! request ─▶ choose ─▶ try an endpoint ─▶ first text ─▶ Answer ─▶ End or refusal      │
+//! request ─▶ route ─▶ try an endpoint ─▶ first text ─▶ ResponseStream ─▶ End or error │
 //!            │  ▲             └──────────────────────────┴────────────────────────────┘
-//!            ▼  │ the table changed, or an endpoint rested
-//!           wait ─▶ deadline ─▶ refusal
+//!            ▼  │ the routing table changed, or an endpoint's backoff ended
+//!           hold ─▶ deadline ─▶ error
 //! ```
 
-mod response;
-mod route_decision;
-mod deadline;
-mod engine_stream;
 mod attempt_loop;
 mod attempts;
+mod deadline;
+mod engine_stream;
+mod response;
+mod route_decision;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,41 +32,42 @@ use tokio_util::sync::CancellationToken;
 use crate::backends::Backends;
 use crate::body_budget::{BodyBudget, BodyPermit};
 use crate::demand::{DemandTracker, HoldLimits};
+use crate::error::{ErrorKind, GatewayError};
 use crate::keys::{Caller, Quota};
 use crate::metrics::Metrics;
-use crate::error::{ErrorKind, GatewayError};
 use crate::routes::RoutingTable;
-pub use response::ResponseStream;
+use attempt_loop::PendingRequest;
 pub use deadline::Deadline;
 use engine_stream::shutdown_error;
-use attempt_loop::PendingRequest;
+pub use response::ResponseStream;
 
-/// How long the gateway is patient.
+/// Timeouts and limits of dispatch.
 #[derive(Clone, Copy, Debug)]
 pub struct DispatchLimits {
-    /// For the cluster and its keys to be known after a start.
+    /// How long a request waits for the first list of the cluster and of the keys after a start.
     pub sync_timeout: Duration,
-    /// For a deployment that is asked by its own name and does not answer; a ModelRoute says its own, with the same
-    /// default.
+    /// How long a request is held for a deployment requested by its own name while it is not ready. A
+    /// ModelRoute sets its own value, with the same default.
     pub hold_timeout: Duration,
-    /// Until a streamed answer's headers go out without a first token. Before that a failure still
-    /// has a status of its own; after that heartbeats keep proxies from closing the connection, which some do
-    /// after 30 s.
+    /// How long a streamed response waits for its first token before the headers are sent. Until then an
+    /// error has its own HTTP status. After that, keep-alives stop proxies from closing the connection, which
+    /// some do after 30 s.
     pub headers_timeout: Duration,
-    /// Between heartbeats of a stream that has nothing to say.
+    /// Time between keep-alives of an idle stream.
     pub heartbeat: Duration,
-    /// For the next event of an engine that is connected. Prompts may take minutes to read.
+    /// How long a connected engine may send no event. Prefill of a long prompt can take minutes.
     pub engine_timeout: Duration,
-    /// For an endpoint that just failed, before it is tried again.
+    /// Backoff before an endpoint that failed is tried again.
     pub endpoint_backoff: Duration,
-    /// Engines that may be lost over one request, its answer included, before the request itself is the suspect.
+    /// Engines that one request, including its response, may lose before the request itself is suspected as
+    /// the cause.
     pub max_losses: u32,
-    /// For answers to end by themselves once the gateway shuts down.
+    /// How long running responses may take to finish after shutdown begins.
     pub shutdown_grace: Duration,
-    /// Bytes of requests that are being read, wait for an engine or are answered, all together: many times the
-    /// largest one, and little beside the memory of a machine that serves models.
+    /// Total bytes of request bodies that are being read, held or answered: many times the largest body, and
+    /// small beside the memory of a machine that serves models.
     pub max_total_body_bytes: usize,
-    /// Requests that are held.
+    /// Limits on held requests.
     pub holding: HoldLimits,
 }
 
@@ -87,12 +88,12 @@ impl Default for DispatchLimits {
     }
 }
 
-/// A sensible moment for the next attempt when nothing tells a better one.
+/// The `Retry-After` of errors that have no better estimate.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// What every dialect works with.
+/// Shared state of all dialects: routes requests to engines.
 pub struct Dispatcher {
-    /// The bodies it holds.
+    /// Memory budget of request bodies.
     pub bodies: BodyBudget,
     table: watch::Receiver<Arc<RoutingTable>>,
     backends: Backends,
@@ -103,36 +104,37 @@ pub struct Dispatcher {
     started: Instant,
 }
 
-/// A part of an answer.
+/// A chunk of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResponseChunk {
     /// Text to append, never empty.
     Text(String),
-    /// The answer is complete; nothing follows.
+    /// The response is complete; nothing follows.
     End {
-        /// Why it ended; never `Cancelled`.
+        /// The finish reason; never `Cancelled`.
         reason: FinishReason,
-        /// What it cost.
+        /// Token usage.
         usage: Usage,
     },
 }
 
-/// What a streamed answer says: `Opened`, any number of `Text` and `Idle`, then one `End` or `Failed`.
+/// An item of a streamed response: `Started`, any number of `Text` and `KeepAlive`, then one `End` or
+/// `Error`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamItem {
-    /// The stream begins.
+    /// The stream starts.
     Started,
-    /// Nothing new; keep the connection awake.
+    /// No new text; keeps the connection open.
     KeepAlive,
-    /// A part of the answer.
+    /// A chunk of the response.
     Chunk(ResponseChunk),
-    /// The answer cannot be completed; nothing follows.
+    /// The response cannot be completed; nothing follows.
     Error(GatewayError),
 }
 
 impl Dispatcher {
-    /// A core that routes by the newest table of `table` and ends running answers with a refusal
-    /// when `closing` is cancelled.
+    /// A dispatcher that routes by the latest value of `table`. When `closing` is cancelled it ends running
+    /// responses with an error.
     pub fn new(
         table: watch::Receiver<Arc<RoutingTable>>,
         backends: Backends,
@@ -145,13 +147,13 @@ impl Dispatcher {
         Self { bodies, table, backends, demand, metrics, limits, closing, started: Instant::now() }
     }
 
-    /// What is known of the cluster now.
+    /// The latest routing table.
     pub fn table(&self) -> Arc<RoutingTable> {
         self.table.borrow().clone()
     }
 
-    /// Takes one request from the caller's quota and counts it; `None` when there is no quota. A request
-    /// that is refused for other reasons later has been taken all the same.
+    /// Takes one request from the caller's quota and counts it; `None` without a quota. A request that is
+    /// rejected later for another reason still counts.
     pub fn admit(&self, caller: &Caller) -> Option<Quota> {
         let quota = caller.take_quota(self.started.elapsed());
         if let Caller::Key(key) = caller {
@@ -160,21 +162,24 @@ impl Dispatcher {
         quota
     }
 
-    /// Counts a request that is refused before any model is looked at.
+    /// Counts a request that is rejected before its model is resolved.
     pub fn rejected(&self, refusal: &GatewayError) {
         self.metrics.rejected(refusal);
     }
 
-    /// The refusal of a name that leads to no deployment.
+    /// The error for a model name that resolves to no deployment.
     pub fn unknown(&self, model: &str, caller: &Caller) -> GatewayError {
         route_decision::unknown(&self.table(), model, caller.scope()).unwrap_or_else(|| {
-            GatewayError::new(ErrorKind::ModelNotFound, format!("model `{model}` has just been created; ask again"))
+            GatewayError::new(
+                ErrorKind::ModelNotFound,
+                format!("model `{model}` has just been created; ask again"),
+            )
         })
     }
 
-    /// The answer to `request` from whoever answers to `model`, from its first text on; nobody waits for any of it
-    /// beyond `deadline`. What was `held` in memory is so until it is complete: another engine may have to go on with
-    /// it.
+    /// The response to `request` from a deployment that serves `model`, from its first text on, bounded by
+    /// `deadline`. The body stays in memory, counted in `held`, until the response is complete, because the
+    /// request may have to be resumed on another engine.
     pub async fn respond(
         self: &Arc<Self>,
         model: &str,
@@ -189,7 +194,7 @@ impl Dispatcher {
             self.metrics.rejected(&refusal);
             return Err(refusal);
         }
-        // Whoever goes on with the answer chooses as the first engine would have.
+        // A resumed response must sample with the same seed.
         request.sampling.seed.get_or_insert_with(rand::random);
         let mut tracker = self.metrics.request(model);
         let mut asked = PendingRequest::new(model, request, deadline, held, caller, arrived);
@@ -202,7 +207,7 @@ impl Dispatcher {
         }
     }
 
-    /// The answer as a stream, or a refusal that comes early enough to have its own status.
+    /// The response as a stream, or an error that is early enough to have its own HTTP status.
     pub async fn stream(
         self: Arc<Self>,
         model: String,
@@ -254,7 +259,7 @@ impl Dispatcher {
         })
     }
 
-    /// Until the cluster was read once, no name can be called unknown.
+    /// Waits for the first synced table: before that, no name can be called unknown.
     async fn wait_synced(&self, until: Instant, deadline: Option<Deadline>) -> Result<(), GatewayError> {
         const UNREAD: &str = "the gateway has not reached the API server since it started, so it knows no models yet; \
                               check that `russet serve` runs";

@@ -1,54 +1,54 @@
-//! Why a request gets no answer, or no complete one, free of any dialect. Dialects give a refusal
-//! their own shape and status; nothing internal (paths, stack traces) is ever put into the message.
+//! The typed error of a request, independent of any API dialect: why there is no answer, or no complete one.
+//! Dialects map it to their own format and status. Messages never contain internals (paths, stack traces).
 
 use std::time::Duration;
 
 use thiserror::Error;
 
-/// The classes of refusals; the word of each is the metrics' label, and the `code` clients see unless
-/// their dialect has a word of its own.
+/// Classes of errors. The word of each is the metric label, and the `code` clients see unless their dialect
+/// defines another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The request is wrong or asks for what this release cannot do.
+    /// The request is invalid or uses a feature this release does not have.
     InvalidRequest,
-    /// The body is larger than the gateway takes.
+    /// The body is larger than the limit.
     TooLarge,
     /// The body did not arrive in time.
     BodyTimeout,
     /// A browser page of another origin, or a name that is not this machine's.
     Forbidden,
-    /// No key where one is needed, or one that is not accepted.
+    /// No key where one is required, or an invalid one.
     InvalidApiKey,
-    /// The key does not open the model.
+    /// The key does not allow the model.
     ModelForbidden,
-    /// The key's quota of requests is used up.
+    /// The key's request quota is used up.
     QuotaExceeded,
     /// No such path.
     UnknownPath,
-    /// The path takes other methods.
+    /// The path does not support the method.
     MethodNotAllowed,
-    /// Nothing answers to the model's name.
+    /// No deployment or route has the model's name.
     ModelNotFound,
-    /// The model exists and does not answer yet, or not without a person's help.
+    /// The model exists but is not ready, or needs a person to become ready.
     ModelNotReady,
-    /// Every group of the model is full.
+    /// All groups of the model are full.
     Overloaded,
-    /// The gateway holds as many bytes of requests as it may.
+    /// The memory budget of request bodies is used up.
     GatewayFull,
     /// The engine or its machine was lost.
     EngineLost,
-    /// The engine is connected and has said nothing for too long.
+    /// The engine is connected and has sent nothing for too long.
     EngineSilent,
     /// The deadline of the request passed.
     DeadlineExceeded,
-    /// A fault of ours.
+    /// An internal error.
     Internal,
-    /// The gateway is going down.
+    /// The gateway is shutting down.
     ShuttingDown,
 }
 
 impl ErrorKind {
-    /// The stable word for it.
+    /// The stable word of the class.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::InvalidRequest => "invalid_request",
@@ -73,32 +73,32 @@ impl ErrorKind {
     }
 }
 
-/// One refusal.
+/// An error.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct GatewayError {
     /// Its class.
     pub kind: ErrorKind,
-    /// For a person: what, with the numbers, and what to do.
+    /// Message for people: the cause, with the numbers, and the remedy.
     pub message: String,
-    /// The field of the request that is at fault.
+    /// The field of the request that is wrong.
     pub param: Option<String>,
-    /// When to try again.
+    /// When to retry.
     pub retry_after: Option<Duration>,
 }
 
 impl GatewayError {
-    /// A refusal that names no field and no time.
+    /// An error without a field and without a retry time.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), param: None, retry_after: None }
     }
 
-    /// A field of the request that cannot be taken.
+    /// An error about a field of the request.
     pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..Self::new(ErrorKind::InvalidRequest, message) }
     }
 
-    /// The same refusal, to be tried again after `wait`.
+    /// The same error, to be retried after `wait`.
     pub fn retry_after(self, wait: Duration) -> Self {
         Self { retry_after: Some(wait), ..self }
     }

@@ -1,10 +1,10 @@
-//! Who may ask: what a request's key opens. A [`Keyring`] never changes: whoever learns something
-//! new publishes another one. No sockets and no Kubernetes client here; `objects` reads the kind,
-//! `follow` watches it and `report` writes its status.
+//! Authentication: which AccessKey a request presents, and what it allows. A [`Keyring`] is immutable; every
+//! change publishes a new one. No sockets and no Kubernetes client here; `objects` reads the kind, `follow`
+//! watches it and `report` writes its status.
 
 mod follow;
-mod rate_limit;
 mod objects;
+mod rate_limit;
 mod report;
 mod secret;
 
@@ -21,26 +21,26 @@ use russet_crds::AccessKeyStatus;
 use sha2::Digest as _;
 use subtle::ConstantTimeEq as _;
 
-use crate::routes::ModelScope;
 use crate::request_limits::RequestLimits;
+use crate::routes::ModelScope;
 pub use follow::follow;
 pub use rate_limit::Quota;
 pub use report::report;
 pub use secret::Secret;
 
-/// The other header clients put keys into; Anthropic's do.
+/// The other header for keys, which Anthropic's clients use.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Every key the gateway knows.
 #[derive(Debug, Default)]
 pub struct Keyring {
-    /// Whether the keys were listed once; before that nobody can be let in.
+    /// Whether the keys were listed once; before that every request is rejected.
     pub synced: bool,
-    /// How many AccessKeys exist, those included that cannot be read.
+    /// How many AccessKeys exist, including those that cannot be decoded.
     pub object_count: usize,
-    /// Every AccessKey that can be read.
+    /// Every AccessKey that can be decoded.
     pub keys: Vec<Arc<ApiKey>>,
-    /// Which key a secret is; the oldest of several with one secret.
+    /// The key of each secret; the oldest of several with the same secret.
     by_digest: HashMap<Digest, Arc<ApiKey>>,
 }
 
@@ -51,32 +51,32 @@ pub struct ApiKey {
     pub namespace: String,
     /// Its name, which logs and metrics may show.
     pub name: String,
-    /// Generation of the object that was read.
+    /// Generation of the object.
     pub generation: Option<i64>,
-    /// What its object says of it.
+    /// The object's status.
     pub status: AccessKeyStatus,
-    /// The names it opens.
+    /// The model names it allows.
     pub scope: ModelScope,
-    /// What its requests may ask for.
+    /// Limits on its requests.
     pub limits: RequestLimits,
     per_minute: Option<u32>,
     expires: Option<Timestamp>,
     enabled: bool,
-    /// The object that was first to have this secret, when that is another one.
+    /// The older object with the same secret, if there is one.
     duplicate_of: Option<String>,
     usage: Arc<KeyUsage>,
 }
 
-/// What is remembered of a secret from one keyring to the next.
+/// Usage of a secret, carried from one keyring to the next.
 #[derive(Debug, Default)]
 struct KeyUsage {
-    /// When the quota is whole again, since the gateway started.
+    /// When the quota is full again, as time since the gateway started.
     replenished_at: Mutex<Duration>,
-    /// When the key was last accepted, in seconds since 1970; 0 is never.
+    /// When the key was last accepted, in seconds since 1970; 0 means never.
     last_used: AtomicI64,
 }
 
-/// SHA-256 of a secret. Comparing two takes the same time wherever they differ.
+/// SHA-256 of a secret, compared in constant time.
 #[derive(Clone, Copy)]
 struct Digest([u8; 32]);
 
@@ -111,26 +111,26 @@ impl std::fmt::Debug for Digest {
     }
 }
 
-/// Who a request is from.
+/// The authenticated caller of a request.
 #[derive(Clone, Debug)]
 pub enum Caller {
-    /// Anybody on this machine: no AccessKey exists.
+    /// Any program on this machine: no AccessKey exists.
     Anonymous,
     /// The holder of a key.
     Key(Arc<ApiKey>),
 }
 
-/// Why nobody is let in.
+/// Why a request is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthError {
-    /// The request brings no key.
+    /// The request presents no key.
     MissingKey,
-    /// The key is unknown, expired or disabled; which of them is nobody's business.
+    /// The key is unknown, expired or disabled; clients are not told which.
     RejectedKey,
 }
 
 impl Keyring {
-    /// Who sends a request with these headers. `open` says whether the listener lets anyone in while
+    /// Authenticates a request by its headers. With `open`, the listener accepts requests without a key while
     /// no AccessKey exists.
     pub fn caller(&self, headers: &HeaderMap, open: bool, now: Timestamp) -> Result<Caller, AuthError> {
         if open && self.synced && self.object_count == 0 {
@@ -165,7 +165,7 @@ impl ApiKey {
 }
 
 impl Caller {
-    /// The names the caller may use.
+    /// The model names the caller may use.
     pub fn scope(&self) -> &ModelScope {
         static EVERYTHING: ModelScope = ModelScope::ALL;
         match self {
@@ -174,7 +174,7 @@ impl Caller {
         }
     }
 
-    /// What the caller's requests may ask for.
+    /// Limits on the caller's requests.
     pub fn limits(&self) -> RequestLimits {
         match self {
             Self::Anonymous => RequestLimits::default(),
@@ -182,8 +182,8 @@ impl Caller {
         }
     }
 
-    /// Takes one request from the caller's quota at `now`, time since the gateway started; `None`
-    /// when there is none.
+    /// Takes one request from the caller's quota at `now`, time since the gateway started; `None` without a
+    /// quota.
     pub fn take_quota(&self, now: Duration) -> Option<Quota> {
         let Self::Key(key) = self else { return None };
         let per_minute = key.per_minute?;
@@ -194,7 +194,7 @@ impl Caller {
     }
 }
 
-/// The key a request brings: a bearer token, else `x-api-key`.
+/// The key in the request's headers: a bearer token, else `x-api-key`.
 fn presented_secret(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, secret) = value.as_bytes().split_at_checked("bearer ".len())?;

@@ -1,5 +1,5 @@
-//! Listening: plain HTTP on loopback, TLS everywhere else, and the bounds that keep one slow or
-//! greedy client from being everybody's. What requests mean is not its business.
+//! Listeners: plain HTTP on loopback, TLS everywhere else, and the limits that keep one slow or greedy client
+//! from affecting all others. Not here: what requests mean.
 
 mod certificate;
 mod connection_limit;
@@ -25,36 +25,38 @@ use tokio_util::sync::CancellationToken;
 pub use certificate::{Certificate, CertificateError, ServerFiles};
 use connection_limit::ConnectionLimiter;
 
-/// Who can reach a listener.
+/// Which machines can reach a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
-    /// Programs of this machine.
+    /// Programs on this machine.
     Loopback,
     /// Other machines.
     Network,
 }
 
 impl Exposure {
-    /// The side an address is on.
+    /// The exposure of a listener on this address.
     pub fn for_address(address: SocketAddr) -> Self {
         if address.ip().to_canonical().is_loopback() { Self::Loopback } else { Self::Network }
     }
 }
 
-/// How patient a listener is with connections, and with how many.
+/// Timeouts and limits of client connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenerLimits {
-    /// For the TLS handshake.
+    /// Timeout of the TLS handshake.
     pub handshake_timeout: Duration,
-    /// For the first request of a connection, and in HTTP/1 for the head of each one after the last answer.
-    /// Longer than clients keep idle connections, so that they rarely use one that is just being closed.
+    /// Timeout of the first request of a connection, and in HTTP/1 of the head of each later one, from the
+    /// end of the last response. Longer than clients keep idle connections, so that they rarely send on one
+    /// that is about to close.
     pub head_timeout: Duration,
-    /// Between pings of an idle HTTP/2 connection, and for their answers.
+    /// Interval of pings on an idle HTTP/2 connection, and their timeout.
     pub ping_interval: Duration,
-    /// Connections at once on one listener; more wait unaccepted.
+    /// Concurrent connections of one listener; further ones wait unaccepted.
     pub max_connections: usize,
-    /// Of these, the last so many are for other machines that have fewer than that; more of one that has them are
-    /// closed. All others anybody may have: many people may come from the address of one proxy.
+    /// How many of these are reserved for hosts that have fewer than this; once only they are left,
+    /// connections of a host with more are closed. The others are not limited per host: many people may share
+    /// the address of one proxy.
     pub reserved_connections: usize,
 }
 
@@ -64,46 +66,46 @@ impl Default for ListenerLimits {
             handshake_timeout: Duration::from_secs(10),
             head_timeout: Duration::from_secs(60),
             ping_interval: Duration::from_secs(20),
-            // Far more than engines have slots, and few beside the files `russet` may open once it has raised its limit.
+            // Far more than engines have slots, and few beside the file limit that `russet` raises.
             max_connections: 512,
             reserved_connections: 128,
         }
     }
 }
 
-/// Requests at once on one HTTP/2 connection.
+/// Concurrent requests on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 128;
-/// Largest head of a request, all headers together; HTTP/1 may read one buffer more before it notices.
+/// Largest request head in bytes, all headers together; HTTP/1 may read one buffer more before it notices.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 
-/// A listener and how it is spoken to.
+/// A listening socket and its protocol.
 pub struct HttpListener {
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
 }
 
 impl HttpListener {
-    /// A door for this machine's own programs, without TLS.
+    /// A listener for programs on this machine, without TLS.
     pub fn loopback(listener: TcpListener) -> Self {
         Self { listener, tls: None }
     }
 
-    /// A door for other machines, which see `certificate`.
+    /// A listener for other machines, with TLS and this `certificate`.
     pub fn network(listener: TcpListener, certificate: &Certificate) -> Self {
         Self { listener, tls: Some(certificate.acceptor()) }
     }
 
-    /// Who can reach it.
+    /// Which machines can reach it.
     pub fn exposure(&self) -> Exposure {
         if self.tls.is_some() { Exposure::Network } else { Exposure::Loopback }
     }
 
-    /// Serves until `stopping`, then until every connection has ended by itself. Dropping the future
-    /// ends them at once.
+    /// Serves until `stopping`, then until all connections have drained. Dropping the future closes them at
+    /// once.
     pub(crate) async fn serve(self, router: Router, patience: ListenerLimits, stopping: CancellationToken) {
         let Self { listener, tls } = self;
         let graceful = GracefulShutdown::new();
-        // Loopback has one host.
+        // Loopback has one host only.
         let last = if tls.is_some() { patience.reserved_connections } else { 0 };
         let room = ConnectionLimiter::new(patience.max_connections, last);
         let mut connections = JoinSet::new();
@@ -133,10 +135,14 @@ async fn serve_connection(
     patience: ListenerLimits,
     watcher: Watcher,
 ) {
-    // Tokens are small and must not wait for the next one to fill a packet.
+    // Tokens are small and must not wait until a packet is full.
     let _ = stream.set_nodelay(true);
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.head_timeout).max_buf_size(MAX_HEAD_BYTES);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(patience.head_timeout)
+        .max_buf_size(MAX_HEAD_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -147,7 +153,7 @@ async fn serve_connection(
     match tls {
         None => serve_http(builder, stream, router, patience, watcher).await,
         Some(tls) => match timeout(patience.handshake_timeout, tls.accept(stream)).await {
-            // The handshake has settled the version: nothing is read to guess it, for however long.
+            // ALPN has settled the HTTP version: no bytes are read to detect it, which a client could delay.
             Ok(Ok(stream)) => {
                 let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
@@ -185,8 +191,8 @@ async fn serve_http<S>(
     }
 }
 
-/// Completes if nothing is asked in time. Before the version of HTTP is known, and until HTTP/2 has begun,
-/// nothing else bounds how long a client says nothing.
+/// Completes if no request arrives in time. Before the HTTP version is known, and before HTTP/2 has started,
+/// no other timeout covers a silent client.
 async fn idle_timeout(asked: &Notify, patience: Duration) {
     if timeout(patience, asked.notified()).await.is_ok() {
         std::future::pending().await

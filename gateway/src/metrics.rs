@@ -1,5 +1,5 @@
-//! What the gateway counts. Suffixes follow llm-d's gateway so that its dashboards need only another
-//! prefix; the histograms' buckets are vLLM's. Values that do not exist are absent, never 0.
+//! Metrics of the gateway. Suffixes follow llm-d's gateway so that its dashboards need only another prefix;
+//! the histogram buckets are vLLM's. Values that do not exist are absent, never 0.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, 
 
 use crate::error::{ErrorKind, GatewayError};
 
-/// Distinct names of models, and of keys, in labels; a client that invents names must not fill the memory of whoever
-/// collects them.
+/// Maximum distinct model names, and distinct key names, in labels; a client that invents names must not fill
+/// the memory of the metrics collector.
 const MAX_LABEL_NAMES: usize = 1000;
-/// The label of names that lead nowhere.
+/// The label of names that resolve to nothing.
 const UNKNOWN: &str = "unknown";
-/// The label of names beyond [`MOST_NAMES`].
+/// The label of names beyond [`MAX_LABEL_NAMES`].
 const OTHER: &str = "other";
 
-/// Labels of what is counted by deployment, as those that scale by it look for them.
+/// Labels of the metrics per deployment, under the names that autoscalers expect.
 const DEPLOYMENT: &[&str] = &["namespace", "name"];
 
 const FIRST_TOKEN_BUCKETS: [f64; 22] = [
@@ -52,7 +52,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The metrics, registered in `registry`; fails when they are there already.
+    /// The metrics, registered in `registry`; an error when they are registered already.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let model: &[&str] = &["model_name"];
         Ok(Self {
@@ -154,42 +154,42 @@ impl Metrics {
         })
     }
 
-    /// Counts a request for an answer from the holder of a key, and whether it was beyond the quota.
+    /// Counts a request of a key, and whether it exceeded the quota.
     pub fn key_request(&self, key: &str, refused: bool) {
         let label = bounded_label(&self.keys, key);
         let outcome = if refused { "refused" } else { "taken" };
         self.key_requests.with_label_values(&[label.as_str(), outcome]).inc();
     }
 
-    /// Counts a request that is refused before an engine is looked for: its key is not accepted, or
-    /// its model's name leads nowhere.
+    /// Counts a request that is rejected before routing: its key is not accepted, or its model name resolves
+    /// to nothing.
     pub fn rejected(&self, refusal: &GatewayError) {
         self.requests.with_label_values(&[UNKNOWN]).inc();
         self.errors.with_label_values(&[UNKNOWN, refusal.kind.as_str()]).inc();
         self.outcomes.with_label_values(&["rejected"]).inc();
     }
 
-    /// Shows the requests of a deployment: held, and being answered.
+    /// Sets the requests of a deployment: held, and in flight.
     pub fn set_deployment(&self, namespace: &str, name: &str, waiting: u32, active: u32) {
         self.waiting.with_label_values(&[namespace, name]).set(waiting.into());
         self.active.with_label_values(&[namespace, name]).set(active.into());
     }
 
-    /// Counts a request that is held no longer.
+    /// Counts a request whose hold has ended, and how long it was held.
     pub fn hold_ended(&self, namespace: &str, name: &str, took: Duration) {
         self.held.with_label_values(&[namespace, name]).observe(took.as_secs_f64());
     }
 
-    /// Says nothing more of a deployment that is gone.
+    /// Removes the series of a deployment that is deleted.
     pub fn remove_deployment(&self, namespace: &str, name: &str) {
         let labels = [namespace, name];
-        // An error says that there was nothing.
+        // An error means that there was no series.
         let _ = self.waiting.remove_label_values(&labels);
         let _ = self.active.remove_label_values(&labels);
         let _ = self.held.remove_label_values(&labels);
     }
 
-    /// Starts to count a request for a known model.
+    /// Starts tracking a request for a known model.
     pub fn request(self: &std::sync::Arc<Self>, model: &str) -> RequestTracker {
         let label = bounded_label(&self.models, model);
         self.requests.with_label_values(&[&label]).inc();
@@ -206,7 +206,7 @@ impl Metrics {
     }
 }
 
-/// The label for a name: itself, while there are few.
+/// The label for a name: the name itself, until there are too many.
 fn bounded_label(known: &Mutex<HashSet<String>>, name: &str) -> String {
     let mut known = known.lock();
     if known.contains(name) {
@@ -245,7 +245,7 @@ fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Res
     Ok(collector)
 }
 
-/// One request from arrival to end. Dropped before it is settled, it counts as left by its client.
+/// Tracks one request from arrival to end. Dropped before its end, it counts as cancelled by the client.
 pub struct RequestTracker {
     metrics: std::sync::Arc<Metrics>,
     label: String,
@@ -268,18 +268,18 @@ impl RequestTracker {
         self.leave_queue("dispatched");
     }
 
-    /// The request is sent once more.
+    /// The request is retried.
     pub fn retried(&mut self) {
         self.metrics.retries.with_label_values(&[&self.label]).inc();
     }
 
-    /// The answer's engine was lost, and another went on with it or none.
+    /// The engine of the response was lost, and the response was resumed on another or not.
     pub fn continued(&self, went_on: bool) {
         let outcome = if went_on { "continued" } else { "given_up" };
         self.metrics.continued.with_label_values(&[self.label.as_str(), outcome]).inc();
     }
 
-    /// Text arrived.
+    /// Text of the response arrived.
     pub fn token(&mut self) {
         if self.first_token.is_none() {
             let waited = self.arrived.elapsed();
@@ -288,7 +288,7 @@ impl RequestTracker {
         }
     }
 
-    /// The answer is complete.
+    /// The response is complete.
     pub fn finished(&mut self, usage: russet_wire::event::Usage) {
         self.settled = true;
         let label = [self.label.as_str()];
@@ -305,7 +305,7 @@ impl RequestTracker {
         );
     }
 
-    /// The request was refused, before or within its answer.
+    /// The request failed, before or during its response.
     pub fn refused(&mut self, refusal: &GatewayError) {
         self.settled = true;
         self.leave_queue(match refusal.kind {

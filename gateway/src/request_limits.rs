@@ -1,6 +1,6 @@
-//! What a request may ask for beside an answer: when it has its turn, how long it may take and how long its answer may
-//! be. Its key says the most; a request may ask for less and never gets more. Pure; which words ask for it is its
-//! dialect's business.
+//! Limits of a request: priority, timeout and maximum answer length. The key sets the maximum; a request may
+//! ask for less and never gets more. Pure. Not here: the field or header that asks for it, which is the
+//! dialect's.
 
 use std::time::Duration;
 
@@ -8,41 +8,41 @@ use axum::http::{HeaderMap, HeaderName};
 
 use crate::error::GatewayError;
 
-/// The engine's bound: priorities lie between its negative and it.
+/// The engine's limit: priorities lie between its negative and it.
 pub const MAX_PRIORITY: i32 = 100;
-/// Levels below its key's that a request has which is in no hurry. As ten seconds of waiting are worth one level, it
-/// lets those pass that come within the five minutes after it, and then nobody more.
+/// How many levels below its key's priority a flex request runs. Ten seconds of waiting are worth one level,
+/// so it lets pass the requests that arrive within five minutes after it, and no later ones.
 pub const FLEX_LEVELS: u32 = 30;
-/// Seconds that the whole answer may take, as a client says it. No standard has a name for it; the header of OpenAI's
-/// clients, `x-stainless-read-timeout`, is sent whether anybody asked for it or not, and means each read of a stream.
+/// Header with the timeout of the whole answer in seconds. No standard names one. OpenAI's clients send
+/// `x-stainless-read-timeout` whether a timeout was requested or not, and mean each read of a stream.
 const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("x-request-timeout");
-/// A day: beyond it nobody waits for a connection.
+/// A day: no client keeps a connection open for longer.
 const MAX_TIMEOUT_SECONDS: f64 = 86_400.0;
 
-/// What the requests of a caller may ask for.
+/// Limits on the requests of a caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// When they have their turn: higher first.
+    /// Scheduling priority; higher runs first.
     pub priority: i32,
-    /// Most tokens of one answer.
+    /// Maximum tokens of one answer.
     pub max_tokens: Option<u32>,
-    /// Longest time for one answer.
+    /// Maximum duration of one answer.
     pub max_duration: Option<Duration>,
 }
 
 impl RequestLimits {
-    /// How many levels a request can come below its key's priority.
+    /// How many levels below its key's priority a request can go.
     pub fn max_levels(&self) -> u32 {
         self.priority.saturating_add(MAX_PRIORITY).unsigned_abs()
     }
 
-    /// The priority so many levels below the key's, or the lowest there is.
+    /// The priority `levels` below the key's, or the lowest possible.
     pub fn priority_below(&self, levels: u32) -> i32 {
         self.priority.saturating_sub_unsigned(levels).max(-MAX_PRIORITY)
     }
 
-    /// Most tokens of an answer for which a request asks by this `field`. One that asks for too many is refused: a
-    /// shorter answer than was asked for would look complete.
+    /// The maximum tokens of an answer, as requested in `field`. A request for more than the key allows is
+    /// rejected: a shorter answer than requested would look complete.
     pub fn max_tokens(&self, asked: Option<u32>, field: &str) -> Result<Option<u32>, GatewayError> {
         match (asked, self.max_tokens) {
             (Some(asked), Some(most)) if asked > most => Err(GatewayError::field(
@@ -55,7 +55,7 @@ impl RequestLimits {
         }
     }
 
-    /// How long the caller of a request with these headers waits for the whole answer.
+    /// The timeout of the whole answer, from the request's headers and the key.
     pub fn timeout(&self, headers: &HeaderMap) -> Result<Option<Duration>, GatewayError> {
         let asked = headers.get(TIMEOUT_HEADER).map(|value| {
             let seconds = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
@@ -69,7 +69,7 @@ impl RequestLimits {
             })
         });
         let asked = asked.transpose()?;
-        // Whoever would wait longer than the key allows is told so at the key's limit.
+        // A timeout beyond the key's is shortened to it, and the error at that time says so.
         Ok(asked.into_iter().chain(self.max_duration).min())
     }
 }
@@ -140,7 +140,8 @@ mod tests {
             (None, Some("30s"), None),
             (Some(10), Some("soon"), None),
         ] {
-            let terms = RequestLimits { max_duration: longest.map(Duration::from_secs), ..RequestLimits::default() };
+            let terms =
+                RequestLimits { max_duration: longest.map(Duration::from_secs), ..RequestLimits::default() };
             let headers = header.map(|value| (TIMEOUT_HEADER, value.parse().unwrap())).into_iter().collect();
             match terms.timeout(&headers) {
                 Ok(got) => assert_eq!(Some(got), expected, "{longest:?} {header:?}"),

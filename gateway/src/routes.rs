@@ -1,6 +1,6 @@
-//! What the gateway knows of the cluster at one moment, and which deployments answer to a model's
-//! name. A [`Table`] never changes: whoever learns something new publishes another one. No sockets
-//! and no Kubernetes client here; `objects` reads the kinds and `follow` follows them.
+//! The routing table: the gateway's view of the cluster at one moment, and which deployments serve a model
+//! name. A [`RoutingTable`] is immutable; every change publishes a new one. No sockets and no Kubernetes
+//! client here; `objects` reads the kinds and `follow` watches them.
 
 mod follow;
 mod objects;
@@ -11,14 +11,14 @@ use std::time::Duration;
 pub use follow::follow;
 pub use scope::ModelScope;
 
-/// Everything the gateway routes by.
+/// The state the gateway routes by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoutingTable {
-    /// Whether every kind was listed once; before that an unknown name may simply not be known yet.
+    /// Whether every kind was listed once; before that an unknown name may only be unknown so far.
     pub synced: bool,
     /// By namespace and name, `default` first.
     pub deployments: Vec<Deployment>,
-    /// Names people gave to deployments.
+    /// Names that ModelRoutes give to deployments.
     pub aliases: Vec<ModelAlias>,
 }
 
@@ -27,28 +27,28 @@ pub struct RoutingTable {
 pub struct Deployment {
     /// Its namespace.
     pub namespace: String,
-    /// Its name, which is what clients call the model.
+    /// Its name, under which clients request the model.
     pub name: String,
     /// When it was created, in seconds since 1970.
     pub created: i64,
-    /// Longest conversation, tokens.
+    /// Context length in tokens.
     pub context_tokens: u32,
-    /// Name of the Model it is to run.
+    /// Name of its desired Model.
     pub model: String,
     /// Whether waiting for it makes sense.
     pub state: DeploymentState,
-    /// Groups that answer now.
+    /// Groups that are ready.
     pub endpoints: Vec<Endpoint>,
 }
 
-/// Whether a deployment answers, or will.
+/// Whether a deployment serves requests, or will.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeploymentState {
-    /// It answers.
+    /// It serves requests.
     Ready,
-    /// It is being worked on; the message says at what.
+    /// It is not ready yet; the message says why.
     Working(String),
-    /// It will not answer until a person does something; the message says what is wrong.
+    /// It will not become ready until a person acts; the message says what is wrong.
     Halted(String),
 }
 
@@ -57,11 +57,11 @@ pub enum DeploymentState {
 pub struct Endpoint {
     /// `ip:port` of its gRPC service.
     pub address: String,
-    /// Its node, whose certificate it shows.
+    /// Its node, which its certificate names.
     pub node: String,
     /// `namespace/name` of the ShardGroup.
     pub group: String,
-    /// Name of the Model it runs, whose source never changes.
+    /// Name of the Model it runs, whose source is immutable.
     pub model: String,
     /// Incarnation of the group.
     pub epoch: i64,
@@ -70,28 +70,28 @@ pub struct Endpoint {
 /// One name of a ModelRoute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelAlias {
-    /// What clients send; `*` matches any run of characters.
+    /// The name clients send; `*` matches any run of characters.
     pub pattern: String,
     /// `namespace/name` of the ModelRoute.
     pub route: String,
-    /// Namespace of route and targets.
+    /// Namespace of the route and its targets.
     pub namespace: String,
-    /// Names of deployments, tried in order.
+    /// Names of target deployments, tried in order.
     pub targets: Vec<String>,
-    /// How long a request is held while none of them answers; `None`: it is refused at once.
+    /// How long a request is held while no target is ready; `None`: it is rejected at once.
     pub hold_timeout: Option<Duration>,
 }
 
-/// What a model's name leads to.
+/// The result of resolving a model name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Resolved<'a> {
-    /// These deployments answer, tried in order; never empty.
+    /// These deployments serve it, tried in order; never empty.
     Deployments(Vec<&'a Deployment>),
     /// A ModelRoute has the name, but none of its targets exists.
     Dangling(&'a ModelAlias),
-    /// Deployments of several namespaces have the name; these are the full ones.
+    /// Deployments of several namespaces have the name; these are their full names.
     Ambiguous(Vec<String>),
-    /// The caller's key does not open the name, whatever it leads to.
+    /// The caller's key does not allow the name, whether it exists or not.
     Forbidden,
     /// Nothing has the name.
     Unknown,
@@ -109,16 +109,16 @@ impl ModelAlias {
         !self.pattern.contains('*')
     }
 
-    /// Characters that must be met: the more, the more specific the pattern.
+    /// Literal characters of the pattern: the more, the more specific it is.
     fn literal_length(&self) -> usize {
         self.pattern.chars().filter(|&character| character != '*').count()
     }
 }
 
 impl RoutingTable {
-    /// Who answers to `model` for a caller who may use the names of `scope`. A name a person wrote
-    /// into a ModelRoute wins over a deployment's own, and both win over a pattern; of patterns the
-    /// most specific wins. What the caller may not see is not there.
+    /// Resolves `model` for a caller restricted to `scope`. A name in a ModelRoute wins over a deployment's
+    /// own name, and both win over a pattern; of patterns the most specific wins. Objects outside the scope
+    /// do not exist for the caller.
     pub fn resolve(&self, model: &str, scope: &ModelScope) -> Resolved<'_> {
         if !scope.allows(model) {
             return Resolved::Forbidden;
@@ -129,7 +129,7 @@ impl RoutingTable {
         }
     }
 
-    /// The name of a ModelRoute by which `model` is resolved, if that is how.
+    /// The alias of a ModelRoute that `model` resolves through, if any.
     pub fn matching_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
         let named = self.exact_alias(model, scope);
         named.or_else(|| match self.by_own_name(model, scope) {
@@ -146,15 +146,17 @@ impl RoutingTable {
         self.visible_aliases(scope).find(|name| name.is_exact() && name.pattern == model)
     }
 
-    /// Of patterns that match, the most specific one.
+    /// The most specific matching pattern.
     fn pattern_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        let matching = self.visible_aliases(scope).filter(|name| !name.is_exact() && matches_pattern(&name.pattern, model));
-        // Of equals the first by name, so that every gateway chooses alike.
+        let matching = self
+            .visible_aliases(scope)
+            .filter(|name| !name.is_exact() && matches_pattern(&name.pattern, model));
+        // Of equals the first by name, so that all gateways choose the same.
         matching
             .max_by(|a, b| a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route)))
     }
 
-    /// The deployment whose own name it is.
+    /// The deployment with this own name.
     fn by_own_name(&self, model: &str, scope: &ModelScope) -> Resolved<'_> {
         let deployments = || self.deployments.iter().filter(|one| scope.sees_namespace(&one.namespace));
         if let Some(full) = deployments().find(|deployment| {
@@ -184,8 +186,8 @@ impl RoutingTable {
         if found.is_empty() { Resolved::Dangling(name) } else { Resolved::Deployments(found) }
     }
 
-    /// Every name a caller may choose from, each with the deployments behind it: the shortest name
-    /// that leads to each deployment, and the names of ModelRoutes that are not patterns.
+    /// All model names that a caller may request, each with its deployments: for each deployment the shortest
+    /// name that resolves to it, and the names of ModelRoutes that are not patterns.
     pub fn models(&self, scope: &ModelScope) -> Vec<(String, Vec<&Deployment>)> {
         let mut models: Vec<(String, Vec<&Deployment>)> = Vec::new();
         for deployment in self.deployments.iter().filter(|one| scope.sees_namespace(&one.namespace)) {
@@ -209,10 +211,10 @@ impl RoutingTable {
     }
 }
 
-/// Where people's objects land when they name no namespace.
+/// The namespace of objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Whether `pattern`, in which `*` stands for any run of characters, is the whole of `text`.
+/// Whether `pattern`, in which `*` matches any run of characters, matches all of `text`.
 fn matches_pattern(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     // `split` yields at least one part.
@@ -227,7 +229,7 @@ fn matches_pattern(pattern: &str, text: &str) -> bool {
             return rest.ends_with(part);
         }
         match rest.find(part) {
-            // The earliest match leaves the most for the parts that follow.
+            // The earliest match leaves the most text for the remaining parts.
             Some(at) => rest = &rest[at + part.len()..],
             None => return false,
         }
@@ -327,8 +329,9 @@ mod tests {
     #[test]
     fn a_key_leads_to_models_of_its_namespace_and_of_its_list_alone() {
         let table = table();
-        let models =
-            |scope: &ModelScope| -> Vec<String> { table.models(scope).into_iter().map(|(id, _)| id).collect() };
+        let models = |scope: &ModelScope| -> Vec<String> {
+            table.models(scope).into_iter().map(|(id, _)| id).collect()
+        };
         let of = |namespace: &str, models: &[&str]| {
             ModelScope::new(namespace, &models.iter().map(|&model| model.to_owned()).collect::<Vec<_>>())
         };

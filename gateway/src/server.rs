@@ -1,4 +1,4 @@
-//! The listener and the life of the gateway: start, serve, and an end that lets answers finish.
+//! The gateway's server: starts, serves, and shuts down gracefully so that running responses can finish.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -18,81 +18,97 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backends::Backends;
 use crate::benchmarks;
-use crate::demand::{DemandTracker, DemandReporter};
+use crate::demand::{DemandReporter, DemandTracker};
 use crate::dialects;
-use crate::middleware::{AuthLayer, check_request};
-use crate::keys::{self, Keyring};
-use crate::listen::{Certificate, CertificateError, HttpListener, ListenerLimits, ServerFiles, Exposure};
-use crate::metrics::Metrics;
+use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::error::{ErrorKind, GatewayError};
+use crate::keys::{self, Keyring};
+use crate::listen::{Certificate, CertificateError, Exposure, HttpListener, ListenerLimits, ServerFiles};
+use crate::metrics::Metrics;
+use crate::middleware::{AuthLayer, check_request};
 use crate::routes::{self, RoutingTable};
-use crate::dispatch::{Dispatcher, DispatchLimits};
 
-/// How a gateway runs.
+/// Configuration of a gateway.
 #[derive(Clone)]
 pub struct GatewayConfig {
-    /// Reaches the API server as `russet:gateway`.
+    /// Client of the API server, as `russet:gateway`.
     pub client: kube::Client,
-    /// The certificate engines are called with.
+    /// The client certificate for calls to engines.
     pub tls: TlsFiles,
-    /// Where clients connect: plain on loopback, with TLS and keys everywhere else.
+    /// Addresses clients connect to: plain HTTP on loopback, TLS and keys everywhere else.
     pub listen: Vec<SocketAddr>,
-    /// What clients of other machines see.
+    /// The server certificate that clients on other machines see.
     pub certificate: Option<ServerFiles>,
-    /// Where metrics are served without TLS beside the listeners on loopback, which serve them anyway.
+    /// Address that serves metrics without TLS, beside the loopback listeners, which serve them anyway.
     pub metrics: Option<SocketAddr>,
-    /// How patient it is with engines.
+    /// Timeouts and limits of dispatch.
     pub dispatch: DispatchLimits,
-    /// How patient it is with connections.
+    /// Timeouts and limits of client connections.
     pub listener_limits: ListenerLimits,
 }
 
 impl GatewayConfig {
-    /// The usual gateway for this client, this certificate and this address.
+    /// A gateway with default limits for this client, certificate and address.
     pub fn new(client: kube::Client, tls: TlsFiles, listen: SocketAddr) -> Self {
         let (dispatch, listener_limits) = (DispatchLimits::default(), ListenerLimits::default());
-        Self { client, tls, listen: vec![listen], certificate: None, metrics: None, dispatch, listener_limits }
+        Self {
+            client,
+            tls,
+            listen: vec![listen],
+            certificate: None,
+            metrics: None,
+            dispatch,
+            listener_limits,
+        }
     }
 }
 
 /// Why the gateway cannot run.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Other machines would reach the gateway without TLS.
+    /// A non-loopback address has no certificate.
     #[error(
         "other machines can reach {0}, so the gateway listens there with TLS alone and needs a certificate: \
          name one with --tls-cert and --tls-key (`russet up --gateway-listen` makes its own), or listen on 127.0.0.1"
     )]
     NoCertificate(SocketAddr),
-    /// The certificate cannot be used.
+    /// The certificate is unusable.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
-    /// Another program has the port.
+    /// Another program uses the port.
     #[error("port {} of {} is in use by another program; stop it, or choose another port (`russet up --gateway-port` or `--gateway-listen`, `russet gateway --listen`)", .0.port(), .0.ip())]
     PortInUse(SocketAddr),
-    /// The address cannot be listened on.
+    /// Listening on the address failed.
     #[error("cannot listen on {address}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The registry has the gateway's metrics already.
+    /// The registry already has the gateway's metrics.
     #[error("cannot register the gateway's metrics; one registry takes one gateway")]
     Metrics(#[source] prometheus::Error),
 }
 
-/// Runs the gateway until `shutdown`; then running answers may end by themselves within `limits.grace`.
-/// `ready` becomes true once the cluster was read.
+/// Runs the gateway until `shutdown`; then running responses have `dispatch.shutdown_grace` to finish.
+/// `ready` becomes true once the cluster was listed.
 pub async fn run(
     config: GatewayConfig,
     registry: Registry,
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
-    let GatewayConfig { client, tls, listen, certificate, metrics, dispatch: limits, listener_limits: patience } = config;
-    // An Err means that the process has chosen its provider already.
+    let GatewayConfig {
+        client,
+        tls,
+        listen,
+        certificate,
+        metrics,
+        dispatch: limits,
+        listener_limits: patience,
+    } = config;
+    // An Err means that the process has installed a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificate = certificate.map(Certificate::read).transpose()?;
     let reporter = DemandReporter::new(client.clone(), listen.first().map_or(0, SocketAddr::port));
@@ -100,14 +116,16 @@ pub async fn run(
     for address in listen {
         doors.push(match (Exposure::for_address(address), &certificate) {
             (Exposure::Loopback, _) => HttpListener::loopback(bind(address).await?),
-            (Exposure::Network, Some(certificate)) => HttpListener::network(bind(address).await?, certificate),
+            (Exposure::Network, Some(certificate)) => {
+                HttpListener::network(bind(address).await?, certificate)
+            }
             (Exposure::Network, None) => return Err(Error::NoCertificate(address)),
         });
         tracing::info!(%address, "the gateway listens");
     }
     let (publish_table, table) = watch::channel(Arc::new(RoutingTable::default()));
     let (publish_keyring, keyring) = watch::channel(Arc::new(Keyring::default()));
-    // All of them end with this function.
+    // All tasks end with this function.
     let mut tasks = JoinSet::new();
     tasks.spawn(routes::follow(client.clone(), publish_table));
     tasks.spawn(keys::follow(client.clone(), publish_keyring));
@@ -136,13 +154,23 @@ pub async fn run(
         }
     });
     let (reporter, flag) = (Some(reporter), ready.clone());
-    let gateway = GatewayServer { listeners: doors, table, keyring, tls, dispatch: limits, listener_limits: patience, registry, ready: flag, reporter };
+    let gateway = GatewayServer {
+        listeners: doors,
+        table,
+        keyring,
+        tls,
+        dispatch: limits,
+        listener_limits: patience,
+        registry,
+        ready: flag,
+        reporter,
+    };
     let served = gateway.serve(shutdown).await;
     ready.store(false, Ordering::Release);
     served
 }
 
-/// A gateway over any source of tables and keys; [`run`] feeds it from Kubernetes, tests from memory.
+/// A gateway over any source of routing tables and keys; [`run`] feeds it from Kubernetes, tests from memory.
 pub struct GatewayServer {
     listeners: Vec<HttpListener>,
     table: watch::Receiver<Arc<RoutingTable>>,
@@ -152,15 +180,15 @@ pub struct GatewayServer {
     listener_limits: ListenerLimits,
     registry: Registry,
     ready: Arc<AtomicBool>,
-    /// Tells the cluster who asks for what.
+    /// Reports demand to the cluster.
     reporter: Option<DemandReporter>,
 }
 
-/// How long the refusals of those that did not may take to reach their clients.
+/// How long the errors of unfinished responses may take to reach their clients.
 const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl GatewayServer {
-    /// A gateway behind `doors` that routes by `table` and lets in by `keyring`.
+    /// A gateway on these listeners that routes by `table` and authenticates by `keyring`.
     pub fn new(
         listeners: Vec<HttpListener>,
         table: watch::Receiver<Arc<RoutingTable>>,
@@ -174,9 +202,19 @@ impl GatewayServer {
         Self { listeners, table, keyring, tls, dispatch, listener_limits, registry, ready, reporter: None }
     }
 
-    /// Serves until `shutdown`, then lets answers end.
+    /// Serves until `shutdown`, then lets running responses finish.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        let Self { listeners: doors, table, keyring, tls, dispatch: limits, listener_limits: patience, registry, ready, reporter } = self;
+        let Self {
+            listeners: doors,
+            table,
+            keyring,
+            tls,
+            dispatch: limits,
+            listener_limits: patience,
+            registry,
+            ready,
+            reporter,
+        } = self;
         let closing = CancellationToken::new();
         let stopping = CancellationToken::new();
         let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
@@ -186,13 +224,24 @@ impl GatewayServer {
         if let Some(reporter) = reporter.clone() {
             reporting.spawn(reporter.run(demand.clone(), table.clone()));
         }
-        let core =
-            Dispatcher::new(table, Backends::new(tls), demand.clone(), metrics.clone(), limits, closing.clone());
+        let core = Dispatcher::new(
+            table,
+            Backends::new(tls),
+            demand.clone(),
+            metrics.clone(),
+            limits,
+            closing.clone(),
+        );
         let core = Arc::new(core);
         let mut serving = JoinSet::new();
         for door in doors {
             let side = door.exposure();
-            let gate = AuthLayer { exposure: side, keyring: keyring.clone(), wait: limits.sync_timeout, metrics: metrics.clone() };
+            let gate = AuthLayer {
+                exposure: side,
+                keyring: keyring.clone(),
+                wait: limits.sync_timeout,
+                metrics: metrics.clone(),
+            };
             let router = dialects::routes(&core)
                 .merge(russet_telemetry::admin::router(registry.clone(), ready.clone()))
                 .fallback(unknown_path)
@@ -215,7 +264,8 @@ impl GatewayServer {
         }
         reporting.shutdown().await;
         if let Some(reporter) = reporter {
-            // Without it, what waits and runs here counts for a minute more.
+            // Without the final report, this gateway's waiting and running requests would count for another
+            // minute.
             let _ = tokio::time::timeout(FINAL_REPORT_TIMEOUT, reporter.final_report(&demand)).await;
         }
         Ok(())
@@ -229,7 +279,7 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     })
 }
 
-/// The refusal of a path that nothing answers.
+/// The error for an unknown path.
 pub(crate) async fn unknown_path(request: Request) -> Response {
     let path = request.uri().path();
     let message = format!("no such path: {} {}", request.method(), shorten(path));

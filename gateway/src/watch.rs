@@ -1,5 +1,5 @@
-//! Following the objects of one kind for ever: a list, then its changes, and a list again after every
-//! loss of the API server. What the objects mean is not its business.
+//! A reflector for one kind: lists its objects, watches their changes, and lists again after every loss of
+//! the API server. Not here: what the objects mean.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -14,7 +14,7 @@ use kube::runtime::{WatchStreamExt as _, watcher as watch_kind};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 
-/// What happens to the objects of a kind, each event wrapped by `wrap`. Never ends.
+/// The events of a kind, each wrapped by `wrap`. Never ends.
 pub(crate) fn changes<K, C>(
     client: &Client,
     wrap: fn(Event<DeserializeGuard<K>>) -> C,
@@ -24,9 +24,10 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let api: Api<DeserializeGuard<K>> = Api::all(client.clone());
-    // A server that vanished without closing is noticed when a watch outlives its time: keep it short.
+    // A server that vanished without closing the connection is noticed when the watch times out: keep it
+    // short.
     let config = watcher::Config::default().timeout(60);
-    // Said once each time the server goes away and comes back, not at every attempt.
+    // Logged once when the server goes away and once when it is back, not at every attempt.
     let mut away = false;
     let stream = watch_kind(api, config).backoff(WatchBackoff::default()).filter_map(move |event| {
         let kind = K::kind(&());
@@ -50,8 +51,8 @@ where
     Box::pin(stream)
 }
 
-/// Waits between attempts to reach the API server. Short, because a restarted control plane is back
-/// within seconds and there are few gateways to be kind to.
+/// Backoff between attempts to reach the API server. Short, because a restarted control plane is back within
+/// seconds and the few gateways cannot overload it.
 #[derive(Default)]
 struct WatchBackoff {
     failures: u32,
@@ -73,10 +74,10 @@ impl Backoff for WatchBackoff {
     }
 }
 
-/// The objects of one kind. A list replaces what was known only once it is complete. One that cannot
-/// be read hides itself and no other; that it exists is still known.
+/// The objects of one kind. A list replaces the previous objects only once it is complete. An object that
+/// cannot be decoded is hidden alone; it still counts as existing.
 pub(crate) struct Reflected<K> {
-    /// Whether they were listed once.
+    /// Whether a list was completed once.
     pub(crate) listed: bool,
     objects: BTreeMap<(String, String), Option<K>>,
     listing: BTreeMap<(String, String), Option<K>>,
@@ -89,7 +90,7 @@ impl<K> Default for Reflected<K> {
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + Debug> Reflected<K> {
-    /// Takes note of one event.
+    /// Applies one event.
     pub(crate) fn apply(&mut self, event: Event<DeserializeGuard<K>>) {
         let key = |object: &DeserializeGuard<K>| (object.namespace().unwrap_or_default(), object.name_any());
         match event {
@@ -112,18 +113,18 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug> Reflected<K> {
         }
     }
 
-    /// Those that can be read.
+    /// The objects that can be decoded.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &K> {
         self.objects.values().flatten()
     }
 
-    /// How many exist.
+    /// The number of existing objects.
     pub(crate) fn count(&self) -> usize {
         self.objects.len()
     }
 }
 
-/// One object this release cannot read must not hide all the others.
+/// An object that this release cannot decode must not hide the others.
 fn valid<K: Resource<DynamicType = ()>>(object: DeserializeGuard<K>) -> Option<K> {
     match object.0 {
         Ok(object) => Some(object),
@@ -159,7 +160,8 @@ mod tests {
     #[test]
     fn a_broken_object_hides_itself_and_no_other() {
         let mut kept = Reflected::default();
-        let names = |kept: &Reflected<ModelRoute>| kept.iter().map(|route| route.name_any()).collect::<Vec<_>>();
+        let names =
+            |kept: &Reflected<ModelRoute>| kept.iter().map(|route| route.name_any()).collect::<Vec<_>>();
         kept.apply(Event::Init);
         kept.apply(Event::InitApply(good("a")));
         kept.apply(Event::InitApply(route("b", serde_json::json!({"models": 7}))));
@@ -172,7 +174,7 @@ mod tests {
         kept.apply(Event::Apply(route("a", serde_json::json!({"models": 7}))));
         assert_eq!(names(&kept), ["b"]);
         assert_eq!(kept.count(), 2, "what cannot be read exists all the same");
-        // A new list counts only when it is whole.
+        // A new list counts only when it is complete.
         kept.apply(Event::Init);
         assert_eq!(names(&kept), ["b"]);
         kept.apply(Event::InitApply(good("c")));

@@ -1,4 +1,4 @@
-//! Approvals: what became of each question. They are asked by whoever needs the answer, which is a deployment.
+//! Approvals: the status of each. Not here: their creation, which is by deployments.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{Approval, ApprovalSpec, ApprovalStatus, ApprovalDecision};
+use russet_crds::{Approval, ApprovalDecision, ApprovalSpec, ApprovalStatus};
 use thiserror::Error;
 
 use crate::context::Context;
 use crate::reconcile::requeue_after;
 use crate::ssa;
 
-/// Why an approval could not be looked after.
+/// Why an approval could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
     /// Its status was not written.
@@ -22,13 +22,13 @@ pub enum Error {
     Report {
         /// The approval.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after one approval.
+/// Reconciles one approval.
 pub async fn reconcile(approval: Arc<Approval>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
     let status = status(&approval, now);
@@ -48,13 +48,13 @@ pub async fn reconcile(approval: Arc<Approval>, context: Arc<Context>) -> Result
     Ok(requeue_after([until_expiry(&approval, now)]))
 }
 
-/// How long until it is; nothing else wakes anybody then.
+/// Time until it expires; no watch event announces that.
 fn until_expiry(approval: &Approval, now: Timestamp) -> Option<Duration> {
     let expires = approval.spec.expires_at.as_ref()?.0;
     Duration::try_from(expires.duration_since(now)).ok().filter(|left| !left.is_zero())
 }
 
-/// What became of a question.
+/// The status of an approval.
 fn status(approval: &Approval, now: Timestamp) -> ApprovalStatus {
     let ApprovalSpec { decision, decided_by, deployment_ref, .. } = &approval.spec;
     let generation = approval.metadata.generation;

@@ -1,6 +1,6 @@
-//! Deployments with autoscaling: as many replicas as demand asks for, written through `/scale` as a
-//! HorizontalPodAutoscaler would write them, and the reason in the condition ScalingActive. How many that is, the
-//! planner says; what becomes of them is the deployment's own controller's business.
+//! Autoscaling controller: writes replicas by demand through `/scale`, as a HorizontalPodAutoscaler would,
+//! and the reason in the condition ScalingActive. Not here: the number of replicas (`plan`), and their
+//! placement (`deployment`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::names::AUTOSCALER_MANAGER;
 use russet_crds::{Autoscaling, ModelDeployment};
-use russet_plan::demand::{until_stale, summarize};
-use russet_plan::placement::place_with;
 use russet_plan::autoscaling::{ScalingDecision, ScalingHistory, ScalingInput, scale};
+use russet_plan::demand::{summarize, until_stale};
 use russet_plan::joint_placement::JointPlan;
+use russet_plan::placement::place_with;
 use russet_plan::validate::read;
 use serde_json::json;
 use thiserror::Error;
 
-use crate::snapshot;
 use crate::context::Context;
 use crate::reconcile::requeue_after;
+use crate::snapshot;
 use crate::ssa;
 
-/// What somebody else's write just overtook is decided again after this.
+/// Retry delay after a write conflict.
 const CONFLICT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What is remembered of deployments, by their UIDs; an operator that starts anew only stops replicas later.
+/// Scaling histories of deployments, by UID; an operator that restarts only scales down later.
 pub type ScalingHistories = Mutex<HashMap<String, ScalingHistory>>;
 
 /// Why a deployment could not be scaled.
@@ -41,9 +41,9 @@ pub enum Error {
     Scale {
         /// The deployment.
         name: String,
-        /// How many there should be.
+        /// The desired number.
         replicas: i32,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -52,13 +52,13 @@ pub enum Error {
     Report {
         /// The deployment.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after the replicas of one deployment.
+/// Reconciles the replicas of one deployment.
 pub async fn reconcile(
     deployment: Arc<ModelDeployment>,
     memories: Arc<ScalingHistories>,
@@ -86,7 +86,7 @@ pub async fn reconcile(
                 tracing::info!(deployment = name, replicas, "{message}");
                 context.record(deployment.as_ref(), true, *reason, "Scale", message).await;
             }
-            // What was decided on is no more.
+            // The deployment has changed since the decision.
             Err(error) if ssa::is_code(&error, 409) => return Ok(Action::requeue(CONFLICT_RETRY_DELAY)),
             Err(error) if ssa::is_code(&error, 404) => return Ok(requeue_after([])),
             Err(source) => return Err(Error::Scale { name, replicas, source }),
@@ -97,7 +97,7 @@ pub async fn reconcile(
     Ok(requeue_after([decision.requeue_after, until_stale(demand, now)]))
 }
 
-/// Decides on what the deployment's status says.
+/// Decides on the deployment's status.
 fn decide(
     deployment: &ModelDeployment,
     rules: &Autoscaling,
@@ -120,7 +120,7 @@ fn decide(
     scale(rules, &seen, memory, now, fits)
 }
 
-/// How many of so many replicas the planner finds a place for, beside all that runs.
+/// How many of this many replicas the planner can place, beside all that runs.
 fn fits(context: &Context, deployment: &Arc<ModelDeployment>, replicas: i32, now: Timestamp) -> i32 {
     let view = snapshot::snapshot(context, now);
     let mut more = ModelDeployment::clone(deployment);
@@ -130,12 +130,12 @@ fn fits(context: &Context, deployment: &Arc<ModelDeployment>, replicas: i32, now
             let (placement, _) = place_with(&view, &valid, &JointPlan::default());
             replicas - i32::try_from(placement.waiting.len()).unwrap_or(replicas)
         }
-        // The deployment says why it makes no sense; more of it would make none either.
+        // The deployment's status says why it is invalid; more replicas would be invalid too.
         Err(_) => deployment.spec.replicas,
     }
 }
 
-/// Writes the replicas, provided the deployment is still the one that was seen.
+/// Writes the replicas, provided the deployment is unchanged.
 async fn write(context: &Context, deployment: &ModelDeployment, replicas: i32) -> Result<(), kube::Error> {
     let api: Api<ModelDeployment> = ssa::namespaced_api(&context.client, deployment);
     let patch = json!({
@@ -146,7 +146,7 @@ async fn write(context: &Context, deployment: &ModelDeployment, replicas: i32) -
     api.patch_scale(&deployment.name_any(), &params, &Patch::Merge(patch)).await.map(drop)
 }
 
-/// Shows whether demand decides, and why there are as many replicas as there are: written with a change of mind, since
+/// Writes ScalingActive with the reason for the number of replicas; only when the decision changes, since
 /// requests come and go.
 async fn report(
     context: &Context,
@@ -221,7 +221,8 @@ mod tests {
             let deployment = deployment(replicas, status);
             let rules = deployment.spec.autoscaling.clone().unwrap();
             let now = Timestamp::from_second(1000).unwrap();
-            let decision = decide(&deployment, &rules, &mut ScalingHistory::default(), now, |replicas| replicas);
+            let decision =
+                decide(&deployment, &rules, &mut ScalingHistory::default(), now, |replicas| replicas);
             assert_eq!(decision.replicas, expected, "{story}: {}", decision.message);
         }
     }

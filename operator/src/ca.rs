@@ -1,7 +1,7 @@
-//! The CA of the data plane: its Secret, made once where there is none, and its certificate in a
-//! ConfigMap for everyone who verifies with it. The embedded server brings its own CA, so there the
-//! Secret is found. While one CA takes another's place the Secret holds the certificates of both: the
-//! first one signs, with the key beside it, and all are published.
+//! The CA of the data plane: its Secret, created once if there is none, and its certificate in a ConfigMap
+//! for all verifiers. The embedded server brings its own CA, so there the Secret is found. During a CA
+//! rotation the Secret holds the certificates of both: the first one signs, with the key beside it, and all
+//! are published.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use thiserror::Error;
 
 use crate::ssa;
 
-/// The CA outlives every machine it serves; another one means joining every node again.
+/// The CA outlives every machine it serves; another one means that every node has to join again.
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Machines' clocks differ a little.
+/// Allowance for clock differences between machines.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
-/// A ConfigMap that somebody removed is back within this time, and another CA is published.
+/// Interval after which a deleted ConfigMap is restored, and a new CA published.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(30);
-/// Between two tries while the server refuses.
+/// Retry interval while the server returns errors.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why there is no CA.
@@ -44,7 +44,7 @@ pub enum Error {
     Make(#[source] rcgen::Error),
 }
 
-/// Keeps the CA and its certificate there for as long as this process leads.
+/// Maintains the CA and its certificate for as long as this process leads.
 pub async fn run(client: Client) {
     loop {
         let pause = match ensure(&client).await {
@@ -59,7 +59,7 @@ pub async fn run(client: Client) {
     }
 }
 
-/// Makes what is missing.
+/// Creates what is missing.
 pub async fn ensure(client: &Client) -> Result<(), Error> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let secret = match secrets.get_opt(CA_SECRET).await.map_err(Error::Secret)? {
@@ -69,7 +69,7 @@ pub async fn ensure(client: &Client) -> Result<(), Error> {
                 tracing::info!("a new CA was made for the data plane");
                 made
             }
-            // Somebody was faster, and theirs counts.
+            // A concurrent writer was faster; its CA counts.
             Err(error) if ssa::is_code(&error, 409) => secrets.get(CA_SECRET).await.map_err(Error::Secret)?,
             Err(error) => return Err(Error::Secret(error)),
         },

@@ -1,5 +1,5 @@
-//! What every controller shares: the client, the caches, the recorder and the few things that must
-//! be remembered between two looks at an object. Nothing here decides.
+//! State shared by all controllers: the client, the caches, the event recorder and the little state that must
+//! be kept between reconciliations. Not here: decisions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use russet_crds::{
     ShardingStrategy, Tier, names,
 };
 
-use crate::node_accounts::Credential;
-use crate::snapshot::CachedSnapshot;
 use crate::group::PeerTable;
 use crate::metrics::OperatorMetrics;
+use crate::node_accounts::Credential;
+use crate::snapshot::CachedSnapshot;
 
 /// Shared by all controllers.
 pub struct Context {
@@ -33,12 +33,12 @@ pub struct Context {
     pub stores: Stores,
     /// Counters.
     pub metrics: OperatorMetrics,
-    /// What the API server knows nodes by.
+    /// How the API server authenticates nodes.
     pub credential: Credential,
-    /// Held from the last look at all groups until a new one is written: placements take turns, so
-    /// that two of them never promise the same memory.
+    /// Held from the last read of all groups until a new one is written: placements are serialised, so that
+    /// no two of them reserve the same memory.
     pub placement_lock: tokio::sync::Mutex<()>,
-    /// What the planner was last shown of the caches.
+    /// The last snapshot of the caches for the planner.
     pub snapshot: Mutex<Option<CachedSnapshot>>,
     /// When each node's Lease was last seen to change.
     pub leases: Mutex<BTreeMap<String, LeaseObservation>>,
@@ -47,18 +47,18 @@ pub struct Context {
     recorder: Recorder,
 }
 
-/// One cache a kind.
+/// One cache per kind.
 #[derive(Clone)]
 pub struct Stores {
     /// Machines.
     pub nodes: Store<InferenceNode>,
     /// Pools of machines.
     pub pools: Store<NodePool>,
-    /// Ways to split.
+    /// Sharding strategies.
     pub strategies: Store<ShardingStrategy>,
-    /// Promises to deployments.
+    /// Tiers.
     pub tiers: Store<Tier>,
-    /// Questions to persons.
+    /// Approvals.
     pub approvals: Store<Approval>,
     /// Models.
     pub models: Store<Model>,
@@ -76,44 +76,49 @@ pub struct Stores {
     pub leases: Store<Lease>,
     /// Certificate requests.
     pub requests: Store<CertificateSigningRequest>,
-    /// Counts changes of what a placement may depend on.
+    /// Counts changes of objects that a placement may depend on.
     pub changes: Arc<AtomicU64>,
 }
 
 impl Stores {
-    /// A number that is another one after every change of what a placement may depend on.
+    /// A number that differs after every change of an object that a placement may depend on.
     pub fn generation(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 }
 
-/// A Lease as this process saw it change. The clocks of machines differ, so what counts is when the
-/// change was seen here, not what time the Lease names.
+/// A Lease as this process observed it. The clocks of machines differ, so what counts is when a change was
+/// observed here, not the time in the Lease.
 #[derive(Clone, Debug)]
 pub struct LeaseObservation {
     /// Its renewal time, as written by the agent.
     pub renewed: Option<Timestamp>,
-    /// When that was first seen here.
+    /// When that was first observed here.
     pub at: Instant,
-    /// Whether it changed since this process first saw it.
+    /// Whether it changed since this process first observed it.
     pub changed: bool,
 }
 
 /// Epochs of a group.
 #[derive(Clone, Debug, Default)]
 pub struct EpochHistory {
-    /// When recent epochs were begun.
+    /// When recent epochs began.
     pub epoch_starts: Vec<Timestamp>,
     /// The epoch being formed, and since when.
     pub forming: Option<(i64, Instant)>,
-    /// What the ranks were told at an epoch. The caches may not show it yet, and nobody may be told
-    /// anything else at the same epoch.
+    /// The peer table of an epoch as it was written to the ranks. The caches may not show it yet, and no
+    /// other table may be written for the same epoch.
     pub peer_table: Option<(i64, PeerTable)>,
 }
 
 impl Context {
     /// A context over full or filling caches.
-    pub fn new(client: Client, stores: Stores, metrics: OperatorMetrics, credential: Credential) -> Arc<Self> {
+    pub fn new(
+        client: Client,
+        stores: Stores,
+        metrics: OperatorMetrics,
+        credential: Credential,
+    ) -> Arc<Self> {
         let reporter = Reporter { controller: names::OPERATOR_MANAGER.to_owned(), instance: None };
         Arc::new(Self {
             recorder: Recorder::new(client.clone(), reporter),
@@ -128,8 +133,8 @@ impl Context {
         })
     }
 
-    /// Records an event about `about`. An event is a courtesy: when it cannot be written, the
-    /// condition still says the same, so the failure is only logged.
+    /// Records an event about `about`. Events are best effort: the condition says the same, so a failure is
+    /// only logged.
     pub async fn record<K>(&self, about: &K, good: bool, reason: Reason, action: &str, note: &str)
     where
         K: Resource<DynamicType = ()>,

@@ -1,6 +1,5 @@
-//! Certificates of nodes and of the gateway: approves the requests that are exactly right, denies the
-//! others with the reason, signs with the data-plane CA, and removes the join tokens that have done
-//! their work. Requests for other signers are not its business.
+//! Certificates of nodes and of the gateway: approves correct requests, denies others with the reason, signs
+//! with the data-plane CA, and removes used join tokens. Requests for other signers are ignored.
 
 mod decide;
 mod sign;
@@ -20,14 +19,14 @@ use russet_crds::names;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use self::decide::{ParsedRequest, Requester, NodeMembership, CsrSubject, CsrVerdict};
+use self::decide::{CsrSubject, CsrVerdict, NodeMembership, ParsedRequest, Requester};
 use self::token::TokenState;
-use crate::node_accounts::Credential;
 use crate::context::Context;
+use crate::node_accounts::Credential;
 use crate::reconcile::requeue_after;
 use crate::{node_accounts, ssa};
 
-/// Why a request could not be answered.
+/// Why a request could not be handled.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The verdict was not written.
@@ -35,7 +34,7 @@ pub enum Error {
     Verdict {
         /// The request.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -44,18 +43,18 @@ pub enum Error {
     Token {
         /// The request.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
-    /// What a node needs in the cluster was not made.
+    /// The objects of a joining node were not created.
     #[error("CertificateSigningRequest {name}: node {node} could not be admitted")]
     Admit {
         /// The request.
         name: String,
         /// The node.
         node: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -68,7 +67,7 @@ pub enum Error {
     Authority {
         /// The request.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -83,7 +82,7 @@ pub enum Error {
     },
 }
 
-/// Answers one request.
+/// Handles one request.
 pub async fn reconcile(
     request: Arc<CertificateSigningRequest>,
     context: Arc<Context>,
@@ -143,7 +142,7 @@ pub async fn reconcile(
     Ok(requeue_after([]))
 }
 
-/// How the node that a request names stands with the cluster, and which life of it this is.
+/// The membership of the node that a request names, and its current incarnation.
 fn membership(context: &Context, subject: &CsrSubject) -> (NodeMembership, Option<String>) {
     let CsrSubject::Node(node) = subject else { return (NodeMembership::Unknown, None) };
     let Some(node) = context.stores.nodes.get(&ObjectRef::new(node)) else {
@@ -207,7 +206,7 @@ async fn deny(context: &Context, name: &str, why: &str) -> Result<(), Error> {
     verdict(context, name, "Denied", "Refused", why).await
 }
 
-/// Says that an approved request will not be signed; the approval stays beside it.
+/// Marks an approved request as failed; the approval stays beside it.
 async fn fail(
     context: &Context,
     name: &str,

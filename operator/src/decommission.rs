@@ -1,8 +1,8 @@
-//! A node that leaves: who deletes an InferenceNode asks it to go. What runs there moves away first,
-//! then everything that was made for the node is removed, then the object itself.
+//! Decommissioning of a node: deleting an InferenceNode drains it first, then all objects that were created
+//! for the node are deleted, then the object itself.
 //!
 //! ```text
-//! joined ── deleted ──▶ leaving (drains) ── nothing runs there (after 12 s), or it is silent, or 5 min ──▶ gone
+//! joined ── deleted ──▶ leaving (drains) ── empty (after 12 s), or unreachable, or 5 min ──▶ gone
 //! ```
 
 use std::time::Duration;
@@ -16,30 +16,30 @@ use russet_crds::{InferenceNode, ModelCopy, names};
 use crate::context::Context;
 use crate::{node_accounts, ssa};
 
-/// Finalizer on InferenceNodes: what they run moves away first.
+/// Finalizer on InferenceNodes: the node is drained first.
 const FINALIZER: &str = "russet.dev/leave";
-/// An agent reports every ten seconds; by then it has seen that it is to leave, and will not take the
-/// end of its credentials for a failure of the server.
+/// An agent reports every ten seconds; by then it has seen the deletion, and does not take the end of its
+/// credentials for a failure of the server.
 const MIN_DRAIN_TIME: Duration = Duration::from_secs(12);
-/// A node that could not be emptied by then goes all the same: whoever removed it insists.
+/// Drain timeout: afterwards the node is removed although it is not empty.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);
-/// Between two looks at a node that is emptied.
+/// Interval of checks of a draining node.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What to do with a node.
+/// The next step for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DecommissionStep {
-    /// Nothing: it stays, and it is guarded.
+    /// Nothing: it stays, and has its finalizer.
     Stay,
-    /// Guard it, so that it cannot go without this module.
+    /// Add the finalizer, so that it cannot be deleted without draining.
     Guard,
-    /// Something still runs there.
+    /// There are still replicas on it.
     Wait,
-    /// Let it go.
+    /// Remove the finalizer.
     Release,
 }
 
-/// Looks after the coming and going of one node; returns when to look again.
+/// Maintains the finalizer of one node and decommissions it; returns when to requeue.
 pub async fn reconcile(context: &Context, node: &InferenceNode) -> Result<Option<Duration>, kube::Error> {
     let name = node.name_any();
     let ranks = context.stores.shards.state().iter().filter(|shard| shard.spec.node_name == name).count();
@@ -60,7 +60,7 @@ pub async fn reconcile(context: &Context, node: &InferenceNode) -> Result<Option
             if !set(&nodes, node, rest).await? {
                 return Ok(Some(POLL_INTERVAL));
             }
-            // Last, because the agent makes its Lease again for as long as its node is there.
+            // Last, because the agent creates its Lease again for as long as its node exists.
             delete_lease(context, &name).await?;
             tracing::info!(node = name, "the node has left");
             Ok(None)
@@ -68,8 +68,8 @@ pub async fn reconcile(context: &Context, node: &InferenceNode) -> Result<Option
     }
 }
 
-/// Replaces the finalizers; `false` when the node is another by now, which its agent's reports make it
-/// all the time.
+/// Replaces the finalizers; `false` if the node has changed since, which is frequent because of its agent's
+/// reports.
 async fn set(
     nodes: &Api<InferenceNode>,
     node: &InferenceNode,
@@ -96,7 +96,7 @@ fn step(node: &InferenceNode, ranks: usize, now: Timestamp) -> DecommissionStep 
     if alive && (busy || age < MIN_DRAIN_TIME) { DecommissionStep::Wait } else { DecommissionStep::Release }
 }
 
-/// Removes what was made for a node.
+/// Deletes the objects that were created for a node.
 async fn delete_node_objects(context: &Context, node: &str) -> Result<(), kube::Error> {
     let copies: Api<ModelCopy> = Api::all(context.client.clone());
     for copy in context.stores.copies.state().iter().filter(|copy| copy.spec.node_name == node) {
@@ -105,7 +105,7 @@ async fn delete_node_objects(context: &Context, node: &str) -> Result<(), kube::
     node_accounts::remove_account(&context.client, node).await
 }
 
-/// Removes a node's Lease.
+/// Deletes a node's Lease.
 async fn delete_lease(context: &Context, node: &str) -> Result<(), kube::Error> {
     context.leases.lock().remove(node);
     let leases: Api<Lease> = Api::namespaced(context.client.clone(), names::SYSTEM_NAMESPACE);

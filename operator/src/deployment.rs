@@ -1,5 +1,5 @@
-//! ModelDeployments: a plan for every replica, one ShardGroup each, the files on the nodes chosen,
-//! and the reasons for all of it in the status. How a group comes to serve is the group's business.
+//! ModelDeployments: a plan for every replica, one ShardGroup each, the files on the chosen nodes, and the
+//! reasons in the status. Not here: how a group starts (`group`).
 //!
 //! ```text
 //! Resources<Observed> ─validate, plan─▶ Resources<Planned> ─apply─▶ Resources<Applied> ─▶ report
@@ -23,24 +23,24 @@ use thiserror::Error;
 use crate::context::Context;
 use crate::reconcile::requeue_after;
 
-/// A deployment and how far it has come.
+/// A deployment at a stage of its reconciliation.
 #[derive(Clone, Debug)]
 pub struct Resources<Stage> {
     /// The deployment.
     pub deployment: Arc<ModelDeployment>,
-    /// What is known at this stage.
+    /// The state of this stage.
     pub stage: Stage,
 }
 
-/// Why a deployment could not be looked after.
+/// Why a deployment could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// What runs could not be listed.
+    /// The running groups could not be listed.
     #[error("ModelDeployment {name}: the groups that run could not be listed")]
     Observe {
         /// The deployment.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -51,7 +51,7 @@ pub enum Error {
         name: String,
         /// The copy.
         copy: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -62,18 +62,18 @@ pub enum Error {
         name: String,
         /// The group.
         group: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
-    /// A question to a person was not put or not taken back.
+    /// An Approval was not created or withdrawn.
     #[error("ModelDeployment {name}: Approval {approval} could not be changed")]
     Approval {
         /// The deployment.
         name: String,
-        /// The question.
+        /// The Approval.
         approval: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -82,16 +82,16 @@ pub enum Error {
     Report {
         /// The deployment.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after one deployment.
+/// Reconciles one deployment.
 pub async fn reconcile(deployment: Arc<ModelDeployment>, context: Arc<Context>) -> Result<Action, Error> {
     if deployment.metadata.deletion_timestamp.is_some() {
-        // Its groups go with it, by their owner references.
+        // Its groups are deleted with it, by their owner references.
         return Ok(requeue_after([]));
     }
     let now = Timestamp::now();
@@ -100,13 +100,16 @@ pub async fn reconcile(deployment: Arc<ModelDeployment>, context: Arc<Context>) 
     let applied = if planned.stage.placement.is_empty() {
         apply::apply(&context, planned, now).await?
     } else {
-        // The caches may not show yet what another deployment was just given. Whoever changes
-        // anything looks again, alone, at what the server has.
+        // The caches may lag behind what another deployment was just given. Before a change, the state is
+        // read again from the server, exclusively.
         let _alone = context.placement_lock.lock().await;
         let live = observe::live(&context, &deployment, now).await?;
         planned = context.metrics.time_plan("live", || decide::decide(live));
         apply::apply(&context, planned, now).await?
     };
     report::report(&context, &applied, now).await?;
-    Ok(requeue_after([observe::until_next_loss(&context, &applied, now), decide::requeue_after(&applied, now)]))
+    Ok(requeue_after([
+        observe::until_next_loss(&context, &applied, now),
+        decide::requeue_after(&applied, now),
+    ]))
 }

@@ -1,5 +1,5 @@
-//! ShardGroups: one Shard a rank, peers once all have claimed, a higher epoch when one is lost, and
-//! the endpoint once all serve. Where a group runs was decided by its deployment.
+//! ShardGroups: one Shard per rank, peers once all have claimed, a higher epoch when one is lost, and the
+//! endpoint once all serve. Not here: its placement, which its deployment decides.
 
 mod apply;
 mod decide;
@@ -22,10 +22,10 @@ pub use apply::operator_fields;
 pub use decide::PeerTable;
 pub use observe::missing_files;
 
-/// How long to wait for a cache that lags.
+/// Retry delay while a cache lags.
 const STALE: Duration = Duration::from_secs(1);
 
-/// Why a group could not be looked after.
+/// Why a group could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
     /// A Shard was not written or deleted.
@@ -35,7 +35,7 @@ pub enum Error {
         group: String,
         /// The Shard.
         shard: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -46,7 +46,7 @@ pub enum Error {
         group: String,
         /// The epoch.
         epoch: i64,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -55,22 +55,22 @@ pub enum Error {
     Report {
         /// The group.
         group: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after one group.
+/// Reconciles one group.
 pub async fn reconcile(group: Arc<ShardGroup>, context: Arc<Context>) -> Result<Action, Error> {
     if group.metadata.deletion_timestamp.is_some() {
-        // Its Shards go with it, by their owner references.
+        // Its Shards are deleted with it, by their owner references.
         return Ok(requeue_after([]));
     }
     let now = Timestamp::now();
     let observed = observe::observe(&context, &group, now);
     if observed.is_stale() {
-        // The group's own event is on its way; should it not come, a second is soon enough.
+        // The group's own watch event is on its way; if it does not come, a second is soon enough.
         return Ok(requeue_after([Some(STALE)]));
     }
     let planned = decide::decide(&observed, now);

@@ -1,5 +1,5 @@
-//! Puts Russet's kinds and its access rules on any API server, and waits until the kinds are served.
-//! Safe to run again: a newer version replaces what an older one installed.
+//! Installs Russet's CRDs and access rules on any API server, and waits until the kinds are served.
+//! Idempotent: a newer version replaces what an older one installed.
 
 use std::time::Duration;
 
@@ -12,32 +12,32 @@ use thiserror::Error;
 /// The access rules, as they are in `manifests/`.
 pub const RBAC: &str = include_str!("../../manifests/rbac.yaml");
 
-/// The policies that hold components to their own objects, as they are in `manifests/`.
+/// The admission policies that restrict components to their own objects, as they are in `manifests/`.
 pub const ADMISSION: &str = include_str!("../../manifests/admission.yaml");
 
-/// Who installs; another manager than the operator's, because installing is a person's act.
+/// Field manager of the installation; not the operator's, because a person installs.
 const MANAGER: &str = "russet-install";
-/// How long the server may take to serve the kinds. A real one needs seconds.
+/// Timeout until the server serves the kinds. A real one needs seconds.
 const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why Russet could not be installed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The shipped rules cannot be read; a broken build.
+    /// The bundled rules cannot be parsed; a broken build.
     #[error("the shipped access rules cannot be read; reinstall Russet")]
     Rules(#[source] serde_norway::Error),
-    /// The shipped rules hold a kind that is not expected there; a broken build.
+    /// The bundled rules contain an unexpected kind; a broken build.
     #[error("the shipped access rules hold an unexpected object {0:?}; reinstall Russet")]
     Kind(String),
-    /// The server refused an object.
+    /// The server rejected an object.
     #[error("{kind} {name} could not be installed; use an administrator's credentials")]
     Refused {
         /// Kind of the object.
         kind: String,
         /// Its name.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -72,7 +72,7 @@ pub async fn apply(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// Shipped rules as objects.
+/// The bundled rules as objects.
 fn rules(text: &str) -> Result<Vec<DynamicObject>, Error> {
     use serde::Deserialize as _;
     serde_norway::Deserializer::from_str(text)
@@ -115,7 +115,7 @@ where
         let params = PatchParams::apply(MANAGER).force();
         match api.patch(&name, &params, &Patch::Apply(object)).await {
             Ok(_) => return Ok(()),
-            // The server may still be starting; a refusal is final.
+            // The server may still be starting; an API error is final.
             Err(source) if matches!(source, kube::Error::Api(_)) || start.elapsed() > ESTABLISH_TIMEOUT => {
                 return Err(Error::Refused { kind: kind.to_owned(), name, source });
             }

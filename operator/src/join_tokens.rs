@@ -1,5 +1,5 @@
-//! Join tokens: a bootstrap token of the API server in kube-system, and the right of the operator to
-//! see this one Secret and no other there. The Secret owns that right, so they go together.
+//! Join tokens: a bootstrap token of the API server in kube-system, and the operator's permission to read
+//! this one Secret and no other there. The Secret owns that permission, so they are deleted together.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
@@ -11,33 +11,33 @@ use rand::Rng as _;
 use serde_json::json;
 use thiserror::Error;
 
-/// Where bootstrap tokens lie.
+/// Namespace of bootstrap tokens.
 pub(crate) const NAMESPACE: &str = "kube-system";
-/// The group of machines whose token is one of Russet's; other bootstrap tokens may nothing here.
+/// The group of machines with one of Russet's tokens; other bootstrap tokens grant nothing here.
 const GROUP: &str = "system:bootstrappers:russet";
 
-/// A token that was made.
+/// A new token.
 #[derive(Clone)]
 pub struct BootstrapToken {
     /// Its public part.
     pub id: String,
     /// Its secret part.
     pub secret: String,
-    /// When it ends.
+    /// Its expiry.
     pub expires: Timestamp,
 }
 
-/// Why no token was made.
+/// Why no token was created.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The server refused an object.
+    /// The server rejected an object.
     #[error("{kind} {NAMESPACE}/{name} could not be made; use an administrator's kubeconfig")]
     Refused {
         /// Kind of the object.
         kind: &'static str,
         /// Its name.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -51,7 +51,7 @@ pub(crate) fn secret_name(id: &str) -> String {
     format!("bootstrap-token-{id}")
 }
 
-/// Makes a token with which one machine may join within `lifetime`.
+/// Creates a token with which one machine may join within `lifetime`.
 pub async fn create(client: &Client, lifetime: SignedDuration) -> Result<BootstrapToken, Error> {
     let expires = Timestamp::now().checked_add(lifetime).map_err(Error::Clock)?;
     let token = BootstrapToken { id: random(6), secret: random(16), expires };

@@ -1,23 +1,23 @@
-//! Leader election: of several operators one acts, the others stand by. Who holds the Lease
-//! `russet-system/russet-operator` acts; the rules are [`rules`], the reading and writing is here.
+//! Leader election: of several operators one acts, the others stand by. The holder of the Lease
+//! `russet-system/russet-operator` acts; the rules are in [`rules`], requests are here.
 //!
 //! ```text
-//! standing by ──the Lease is free, ours, or silent for its duration──▶ acting
-//!      ▲                                                                 │
-//!      └── another holds it, or it could not be renewed by the deadline ─┘
+//! standing by ──the Lease is free, ours, or expired──▶ acting
+//!      ▲                                                 │
+//!      └── another holder, or no renewal by the deadline ┘
 //! ```
 //!
-//! # Why no two ever act
+//! # Why there are never two leaders
 //!
-//! A holder stops at [`Timing::deadline`] after the beginning of its last successful renewal. Another
-//! takes the Lease only after it saw no renewal for [`Timing::duration`], which began to count when that
-//! last renewal was already stored, that is later. What lies between is for requests the old holder
-//! had sent and the server had not yet answered; the embedded API server sends no write of a request later than that
-//! (any other is trusted as far as every Kubernetes controller trusts it).
-//! Nobody's clock is compared with anybody else's: each measures on its own. The old holder looks at
-//! its clock before every step of its work, not only when a timer fires, so a process that was frozen
-//! acts on nothing when it thaws; and it takes the longer of the monotonic and the wall clock, because
-//! the former stands still while a machine sleeps. The Lease itself is written by compare-and-swap.
+//! A holder stops at [`Timing::deadline`] after the start of its last successful renewal. Another process
+//! takes the Lease only after it saw no renewal for [`Timing::duration`], counted from a time when that last
+//! renewal was already stored, which is later. The difference covers requests that the old holder had sent
+//! and the server had not yet answered; the embedded API server executes no write of a request later than
+//! that (any other is trusted as far as every Kubernetes controller trusts it). Clocks of different machines
+//! are never compared: each measures on its own. The old holder checks its clock before every step of its
+//! work, not only when a timer fires, so a process that was frozen does nothing after it resumes. It uses the
+//! longer of the monotonic and the wall clock, because the former stops while a machine sleeps. The Lease
+//! itself is written by compare-and-swap.
 
 mod rules;
 #[cfg(test)]
@@ -35,7 +35,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use rules::{ObservedLease, LeaseAction};
+use rules::{LeaseAction, ObservedLease};
 use russet_crds::names;
 
 /// Name of the Lease.
@@ -44,29 +44,29 @@ pub const LEASE: &str = "russet-operator";
 /// The periods of the election.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// A Lease that was not renewed for so long is free.
+    /// A Lease without renewal for this long is free.
     pub duration: Duration,
-    /// A holder that could not renew for so long stops acting.
+    /// A holder without a successful renewal for this long stops acting.
     pub deadline: Duration,
-    /// Pause between looks at the Lease, and between renewals.
+    /// Interval of reads of the Lease, and of renewals.
     pub retry: Duration,
 }
 
-/// The periods every Kubernetes controller uses, but for a deadline two seconds earlier: the embedded API server
-/// may go on for six seconds with a request, what is current found out and every repetition of its write included.
+/// The usual periods of Kubernetes controllers, except for a deadline two seconds earlier: the embedded API
+/// server may work on a request for up to six seconds, including its checks and all retries of its write.
 pub const DEFAULT_TIMING: Timing = Timing {
     duration: Duration::from_secs(15),
     deadline: Duration::from_secs(8),
     retry: Duration::from_secs(2),
 };
 
-/// Runs what `act` makes while this process holds the Lease, and drops it the moment that is no longer
-/// sure; then stands by until it may act anew. Ends with what `act` returned, or with `None` once
-/// `shutdown` completes; the Lease is given back then, so that another need not wait.
+/// Runs the future made by `act` while this process holds the Lease, and drops it as soon as that is no
+/// longer certain; then stands by until it may act again. Returns the result of `act`, or `None` once
+/// `shutdown` completes; the Lease is then released, so that another process need not wait.
 ///
-/// `identity` names this process among its peers. It must stay the same over restarts, because a holder
-/// that comes back takes its own Lease up again at once, and no two processes may share it.
-/// `ready` is true while another is seen to act; while this process acts, `act` answers for it.
+/// `identity` names this process among its peers. It must stay the same over restarts, because a restarted
+/// holder takes its own Lease again at once, and no two processes may share it. `ready` is true while another
+/// process is seen to lead; while this process leads, `act` sets it.
 pub async fn run_as_leader<T, F: Future<Output = T>>(
     client: Client,
     identity: &str,
@@ -113,13 +113,13 @@ impl Moment {
         Self { monotonic: Instant::now(), wall: SystemTime::now() }
     }
 
-    /// The longer of what the two clocks say has passed.
+    /// The longer of the elapsed times of both clocks.
     fn elapsed(&self) -> Duration {
         self.monotonic.elapsed().max(self.wall.elapsed().unwrap_or_default())
     }
 }
 
-/// The Lease as this process last wrote it, and when it began to.
+/// The Lease as this process last wrote it, and when that write started.
 struct HeldLease(Mutex<(Moment, Lease)>);
 
 impl HeldLease {
@@ -127,7 +127,7 @@ impl HeldLease {
         self.0.lock().0.elapsed() >= deadline
     }
 
-    /// Lets `act` take a step only while the Lease is surely held; `None` once it is not.
+    /// Polls `act` only while the Lease is certainly held; `None` once it is not.
     async fn while_held<T>(&self, deadline: Duration, act: impl Future<Output = T>) -> Option<T> {
         let mut act = pin!(act);
         poll_fn(|context| {
@@ -165,8 +165,11 @@ impl Election<'_> {
         }
     }
 
-    /// One look at the Lease; the Lease when it is ours now.
-    async fn try_acquire(&self, seen: &mut Option<(ObservedLease, Moment)>) -> Result<Option<Lease>, kube::Error> {
+    /// One attempt; returns the Lease if it is ours now.
+    async fn try_acquire(
+        &self,
+        seen: &mut Option<(ObservedLease, Moment)>,
+    ) -> Result<Option<Lease>, kube::Error> {
         let Some(lease) = self.with_timeout(self.api.get_opt(LEASE)).await? else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() },
@@ -175,7 +178,7 @@ impl Election<'_> {
             return acquired(self.with_timeout(self.api.create(&PostParams::default(), &lease)).await);
         };
         let now = ObservedLease::from_lease(&lease);
-        // What counts is how long this very state has been seen here, not what time it names.
+        // What counts is how long this state has been observed here, not the time in the Lease.
         let since = match seen {
             Some((before, since)) if *before == now => *since,
             _ => Moment::now(),
@@ -191,7 +194,7 @@ impl Election<'_> {
         }
     }
 
-    /// Renews until the Lease is lost: somebody else holds it, or the deadline passed.
+    /// Renews until the Lease is lost: another holder, or the deadline passed.
     async fn renew(&self, held: &HeldLease) {
         loop {
             tokio::time::sleep(self.timing.retry.min(self.timing.deadline / 3)).await;
@@ -206,8 +209,10 @@ impl Election<'_> {
             match renewed {
                 Ok(Ok(lease)) => *held.0.lock() = (begun, lease),
                 Ok(Err(error)) if is_conflict(&error) => match self.with_timeout(self.api.get(LEASE)).await {
-                    // An answer that was lost on the way: the write was ours.
-                    Ok(lease) if ObservedLease::from_lease(&lease).holder == self.identity => held.0.lock().1 = lease,
+                    // The response to our own write was lost: the Lease is ours.
+                    Ok(lease) if ObservedLease::from_lease(&lease).holder == self.identity => {
+                        held.0.lock().1 = lease
+                    }
                     Ok(_) => return,
                     Err(error) => tracing::warn!(%error, "the operator's Lease cannot be read"),
                 },
@@ -217,7 +222,7 @@ impl Election<'_> {
         }
     }
 
-    /// Gives the Lease back. Whatever `act` did has ended before.
+    /// Releases the Lease. `act` has ended before.
     async fn release(&self, held: &HeldLease) {
         let mine = held.0.lock().1.clone();
         let mut spec = self.renewed_spec(&mine.spec.clone().unwrap_or_default());
@@ -232,7 +237,7 @@ impl Election<'_> {
         self.with_timeout(self.api.replace(LEASE, &PostParams::default(), &lease)).await
     }
 
-    /// A request that hangs is a request that failed.
+    /// A request that hangs counts as failed.
     async fn with_timeout<T>(
         &self,
         request: impl Future<Output = Result<T, kube::Error>>,
@@ -261,7 +266,7 @@ impl Election<'_> {
     }
 }
 
-/// A write that another was faster with is no error: the next look sees theirs.
+/// A conflicting write is no error: the next read sees it.
 fn acquired(written: Result<Lease, kube::Error>) -> Result<Option<Lease>, kube::Error> {
     match written {
         Ok(lease) => Ok(Some(lease)),

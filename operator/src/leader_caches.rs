@@ -1,5 +1,5 @@
-//! The caches as others may look at them while this process leads: its metrics, and Prometheus, which
-//! asks where machines and engines show theirs. Nobody decides anything by it.
+//! Access to the leader's caches for its metrics, and for Prometheus, which asks for the targets of machines
+//! and engines. Not here: decisions.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::context::Stores;
 
-/// What the leader watches; empty in a process that stands by, so that of several operators one speaks.
+/// The leader's caches; empty in a process that stands by, so that only one of several operators reports.
 #[derive(Clone, Default)]
 pub struct LeaderCaches(Arc<Mutex<Option<Stores>>>);
 
-/// Shows the caches for as long as it lives.
+/// Publishes the caches until it is dropped.
 pub(crate) struct PublishGuard(LeaderCaches);
 
 impl Drop for PublishGuard {
@@ -25,7 +25,7 @@ impl Drop for PublishGuard {
 }
 
 impl LeaderCaches {
-    /// Shows these, which are full.
+    /// Publishes these caches, which are synced.
     pub(crate) fn publish(&self, stores: &Stores) -> PublishGuard {
         *self.0.lock() = Some(stores.clone());
         PublishGuard(self.clone())
@@ -36,8 +36,8 @@ impl LeaderCaches {
         self.0.lock().clone()
     }
 
-    /// Where agents and engines show their metrics, as Prometheus' HTTP service discovery reads it. An
-    /// engine shows its own on its machine's loopback alone, so its agent hands them on.
+    /// Metrics targets of agents and engines, for Prometheus' HTTP service discovery. An engine serves its
+    /// metrics on its machine's loopback only, so its agent proxies them.
     pub fn targets(&self) -> String {
         let Some(stores) = self.stores() else { return "[]".to_owned() };
         let mut targets: Vec<Value> = Vec::new();

@@ -1,37 +1,37 @@
-//! The operator: it turns what people ask for into objects that agents carry out, and says in
-//! conditions where everything stands. It runs no models and reads no model files; it only speaks
-//! the Kubernetes API, so it cannot tell the embedded server from any other.
+//! The operator: it turns users' objects into objects that agents carry out, and reports progress in
+//! conditions. It runs no models and reads no model files; it only uses the Kubernetes API, so it works on
+//! the embedded server and on any other.
 //!
 //! ```text
 //! observe ─▶ validate ─▶ plan ─▶ apply ─▶ report          one folder per kind; only the first and
 //!  (caches)            (pure)            (conditions)     the last two touch the network
 //! ```
 
-pub mod node_accounts;
 mod approval;
+mod autoscaling;
 mod ca;
-mod snapshot;
 mod context;
 mod csr;
+mod decommission;
 mod deployment;
 mod group;
 pub mod install;
+pub mod join_tokens;
 pub mod leader;
-mod decommission;
+mod leader_caches;
 mod metrics;
 mod model;
 mod node;
+pub mod node_accounts;
 mod pool;
-mod work_queue;
 mod reconcile;
 mod route;
-mod autoscaling;
+mod snapshot;
 mod ssa;
 mod strategy;
 mod tier;
-pub mod join_tokens;
 mod watch;
-mod leader_caches;
+mod work_queue;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -47,15 +47,16 @@ pub enum Error {
     /// The metrics could not be registered; two operators share one registry.
     #[error("the operator's metrics are registered twice in one process: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// A part that should run for ever ended.
+    /// A task that should run for ever ended.
     #[error("the operator's {0} ended although nobody asked it to; restart the operator")]
     Ended(&'static str),
 }
 
-/// Runs every controller until `shutdown` completes, whenever this process leads ([`leader`]); `identity`
-/// names it among its peers and stays the same over restarts, `credential` is what the API server knows
-/// nodes by. While it leads, `watched` shows its caches. `ready` is true once all caches are full, and while standing by. The kinds must be installed
-/// ([`install::apply`]); until they are, the watches retry.
+/// Runs every controller until `shutdown` completes, whenever this process leads ([`leader`]). `identity`
+/// names it among its peers and stays the same over restarts; `credential` is how the API server
+/// authenticates nodes. While it leads, `watched` gives access to its caches. `ready` is true once all caches
+/// are synced, and while standing by. The kinds must be installed ([`install::apply`]); until they are, the
+/// watches retry.
 pub async fn run(
     client: kube::Client,
     identity: &str,
@@ -67,7 +68,8 @@ pub async fn run(
 ) -> Result<(), Error> {
     let metrics = metrics::OperatorMetrics::register(&registry, watched)?;
     let act = || watch::run(client.clone(), metrics.clone(), credential, &ready);
-    match leader::run_as_leader(client.clone(), identity, leader::DEFAULT_TIMING, &ready, shutdown, act).await {
+    match leader::run_as_leader(client.clone(), identity, leader::DEFAULT_TIMING, &ready, shutdown, act).await
+    {
         None => Ok(()),
         Some(ended) => Err(Error::Ended(ended)),
     }

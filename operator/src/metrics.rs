@@ -1,13 +1,13 @@
-//! What the operator counts, and what its caches show when somebody looks: objects in numbers, so that
-//! boards and alerts need no client of the API. What an object says of itself stays in its conditions.
+//! Metrics of the operator: its own counters, and gauges of the objects in its caches, so that dashboards and
+//! alerts need no client of the API. Not here: what an object's conditions say.
 
 mod approvals;
+mod collector;
 mod copies;
 mod deployments;
+mod gauge_snapshot;
 mod groups;
 mod nodes;
-mod gauge_snapshot;
-mod collector;
 mod tiers;
 
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
@@ -20,7 +20,7 @@ use crate::leader_caches::LeaderCaches;
 pub struct OperatorMetrics {
     /// Placements tried, by outcome.
     pub placements: IntCounterVec,
-    /// Seconds the planner took for a deployment, by the view it was asked about.
+    /// Seconds that the planner took for a deployment, by kind of view.
     plans: HistogramVec,
     /// Seconds from a group's new epoch to its first readiness.
     pub formation: Histogram,
@@ -32,14 +32,14 @@ pub struct OperatorMetrics {
     pub durations: HistogramVec,
     /// Epoch bumps, by reason.
     pub restarts: IntCounterVec,
-    /// The caches, as the metrics show them.
+    /// Access to the caches, for the gauges.
     pub caches: LeaderCaches,
 }
 
-/// Outcomes of placements that are shown before the first of them, so that the first one counts.
+/// Outcomes of placements that are exported as 0 before the first of them, so that the first increase counts.
 const OUTCOMES: [Reason; 5] =
     [Reason::PlanFound, Reason::NothingFits, Reason::Outweighed, Reason::Preempting, Reason::NoNodes];
-/// The same of losses.
+/// The same for rank failures.
 const LOSSES: [Reason; 8] = [
     Reason::EngineExited,
     Reason::EngineNotStarted,
@@ -122,7 +122,7 @@ impl OperatorMetrics {
         Ok(metrics)
     }
 
-    /// Asks the planner, and notes how long it took; `view` is `cached` or `live`.
+    /// Calls the planner, and records its duration; `view` is `cached` or `live`.
     pub fn time_plan<T>(&self, view: &str, plan: impl FnOnce() -> T) -> T {
         let timer = self.plans.with_label_values(&[view]).start_timer();
         let planned = plan();
@@ -170,7 +170,7 @@ pub mod tests {
         reader
     }
 
-    /// Caches that hold what `fill` puts there.
+    /// Caches filled by `fill`.
     pub fn filled(fill: impl FnOnce(&mut Objects)) -> Stores {
         let mut objects = Objects::default();
         fill(&mut objects);

@@ -1,12 +1,12 @@
-//! Models: asks an agent to read the headers, shows what they say, has files where they are wanted ahead of
-//! need, makes room for what is wanted, says where their bytes come from, lets who fetches read the source's Secret,
-//! and removes the copies when the Model goes. Files that replicas need are asked for by deployments.
+//! Models: has an agent read the headers, shows their content, preloads files, evicts others for them,
+//! chooses the sources of copies, grants fetching nodes the source's Secret, and deletes the copies with the
+//! Model. Not here: files for replicas, which deployments request.
 
 mod apply;
 mod decide;
-mod secret_access;
-mod preload;
 mod inventory;
+mod preload;
+mod secret_access;
 mod source_selection;
 
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use russet_crds::conditions::{Type, is_true};
 use russet_crds::{
-    Model, ModelCopy, ModelCopySpec, NamespacedReference, PreloadPolicy, Retention, CopyMode, names,
+    CopyMode, Model, ModelCopy, ModelCopySpec, NamespacedReference, PreloadPolicy, Retention, names,
 };
-use russet_plan::cluster::{resolve_pools, availability};
+use russet_plan::cluster::{availability, resolve_pools};
 use russet_plan::copies::CopyPlan;
 use russet_plan::snapshot::Availability;
 use thiserror::Error;
 
 pub use self::apply::request_files;
-use self::preload::FilesPlan;
 use self::inventory::InventoryObjects;
 pub use self::inventory::{is_ready, lacks_space};
-use crate::snapshot;
+use self::preload::FilesPlan;
 use crate::context::Context;
 use crate::reconcile::requeue_after;
+use crate::snapshot;
 
-/// Why a Model could not be looked after.
+/// Why a Model could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
     /// A copy was not written or deleted.
@@ -41,27 +41,27 @@ pub enum Error {
         model: String,
         /// The ModelCopy.
         copy: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
-    /// Who may read the Secret of its source could not be said.
+    /// The RoleBinding for the Secret of its source was not written.
     #[error("Model {model}: its RoleBinding {binding} could not be changed")]
     Grant {
         /// The Model.
         model: String,
         /// The RoleBinding.
         binding: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
-    /// What runs could not be listed.
+    /// The running groups could not be listed.
     #[error("Model {model}: what runs and what is copied could not be listed")]
     Observe {
         /// The Model.
         model: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -70,7 +70,7 @@ pub enum Error {
     Finalizer {
         /// The Model.
         model: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -79,13 +79,13 @@ pub enum Error {
     Report {
         /// The Model.
         model: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after one Model.
+/// Reconciles one Model.
 pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
     let (namespace, name) = (model.namespace().unwrap_or_default(), model.name_any());
@@ -124,8 +124,8 @@ pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Actio
         finish(&context, &model, &copies, decision, &choice, now).await?;
         return Ok(requeue_after([]));
     }
-    // Files are removed or begin to come: no replica may be promised anything on those nodes meanwhile, and the
-    // caches may not show yet what somebody was just promised.
+    // Files are evicted or fetched: no replica may get a reservation on those nodes meanwhile, and the caches
+    // may lag behind a reservation just made.
     let _alone = context.placement_lock.lock().await;
     let seen = live_objects(&context).await.map_err(|source| Error::Observe { model: name, source })?;
     let own = |copy: &&Arc<ModelCopy>| {
@@ -153,9 +153,9 @@ async fn finish(
         preload::write_status(model, choice.preload.as_ref(), copies, now, &mut decision.status);
         apply::retention(context, model, &choice.outdated_retention(copies), choice.retention).await?;
     }
-    // Also while it is deleted: what still runs may need what is on its way.
+    // Also during deletion: running groups may need files that are being fetched.
     let nodes = source_selection::peer_nodes(&context.stores.nodes.state());
-    // Before anybody is told to ask the source.
+    // Before any agent is told to contact the source.
     let source = &model.spec.source;
     let readers = secret_access::source_readers(source, copies, &nodes, decision.header_node.as_deref());
     let granted = secret_access::apply(context, model, &readers).await;
@@ -172,14 +172,14 @@ fn cached_objects(context: &Context) -> InventoryObjects {
     InventoryObjects { cluster, copies: stores.copies.state(), deployments: stores.deployments.state() }
 }
 
-/// The same with what runs and what is copied as the server holds it.
+/// The same with groups and copies as the server has them.
 async fn live_objects(context: &Context) -> Result<InventoryObjects, kube::Error> {
     let cluster = snapshot::live(context, context.stores.models.state()).await?;
     let copies = snapshot::list_all::<ModelCopy>(context).await?;
     Ok(InventoryObjects { cluster, copies, deployments: context.stores.deployments.state() })
 }
 
-/// What is to be done for a Model's files when all that is wanted is looked at together.
+/// The plan for a Model's files, as part of the plan for all Models.
 fn plan_files(seen: InventoryObjects, model: &Model, now: Timestamp) -> FilesPlan {
     let key = inventory::key(model);
     let areas = resolve_pools(&seen.cluster.pools, &seen.cluster.nodes);
@@ -187,11 +187,12 @@ fn plan_files(seen: InventoryObjects, model: &Model, now: Timestamp) -> FilesPla
     let pinned = model.spec.preload.as_ref().is_some_and(|it| it.policy == PreloadPolicy::Pinned);
     let retention =
         Retention { priority: inventory::priority(&key, &seen.deployments, &seen.cluster.tiers), pinned };
-    let plan = if seen.is_idle() { CopyPlan::default() } else { russet_plan::copies::plan(&seen.inventory(now)) };
+    let plan =
+        if seen.is_idle() { CopyPlan::default() } else { russet_plan::copies::plan(&seen.inventory(now)) };
     FilesPlan::for_model(plan, &key, retention, unplanned)
 }
 
-/// The copy of a model on a node, as the operator wants it.
+/// The copy of a model on a node, as the operator writes it.
 pub fn copy_spec(model: &Model, node: &str, want: CopyMode) -> ModelCopySpec {
     ModelCopySpec {
         model_ref: NamespacedReference {
@@ -207,7 +208,7 @@ pub fn copy_spec(model: &Model, node: &str, want: CopyMode) -> ModelCopySpec {
     }
 }
 
-/// The copy as an object, with the labels people select by.
+/// The copy as an object, with labels for selectors.
 pub fn copy_object(spec: ModelCopySpec) -> russet_crds::ModelCopy {
     let name = names::model_copy(&spec.model_ref.namespace, &spec.model_ref.name, &spec.node_name);
     let labels = [

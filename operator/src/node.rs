@@ -1,5 +1,5 @@
-//! InferenceNodes: whether a machine's agent is alive, labels from what it measured, and the links that its ports and
-//! those of others make. The rest of a node's status is its agent's.
+//! InferenceNodes: reachability, labels from measurements, and the links made by its ports and those of other
+//! nodes. Not here: the rest of a node's status, which is its agent's.
 
 mod apply;
 mod cables;
@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::decommission;
 use crate::reconcile::requeue_after;
 
-/// Why a node could not be looked after.
+/// Why a node could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
     /// Its status was not written.
@@ -26,16 +26,16 @@ pub enum Error {
     Report {
         /// The node.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
-    /// Its coming or going was not carried out.
+    /// Its finalizer was not maintained, or it was not decommissioned.
     #[error("InferenceNode {name}: it could not be guarded or let go")]
     Leave {
         /// The node.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -44,13 +44,13 @@ pub enum Error {
     Apply {
         /// The node.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after one node.
+/// Reconciles one node.
 pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Result<Action, Error> {
     let seen = observe::observe(&context, &node);
     let decision = decide::decide(&node, &seen, jiff::Timestamp::now());
@@ -62,7 +62,7 @@ pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Resul
     Ok(requeue_after([decision.requeue_after, leaving]))
 }
 
-/// Whether other nodes' links may depend on what changed.
+/// Whether links of other nodes may depend on the change.
 pub fn links_changed(before: &InferenceNode, now: &InferenceNode) -> bool {
     cables::ports(before) != cables::ports(now)
         || cables::os(before) != cables::os(now)
@@ -74,8 +74,8 @@ pub fn has_ports(node: &InferenceNode) -> bool {
     !cables::ports(node).is_empty()
 }
 
-/// Everything about a node that a placement, a pool, a group or the supply of a copy may depend on, as one text to
-/// compare.
+/// Everything about a node that a placement, a pool, a group or the supply of a copy may depend on, as one
+/// text for comparison.
 pub fn fingerprint(node: &InferenceNode) -> String {
     let status = node.status.clone().unwrap_or_default();
     let memory = status.memory.as_ref().map(|memory| (memory.serving_limit_bytes, memory.granted_bytes));
@@ -93,7 +93,7 @@ pub fn fingerprint(node: &InferenceNode) -> String {
         status.engine_options,
         status.addresses,
         status.peer_port,
-        // What is measured moves all the time, and is looked at when something is placed anyway.
+        // Measurements change all the time, and every placement reads them anyway.
         status.links.into_iter().map(|link| Link { measured: None, ..link }).collect::<Vec<_>>()
     )
 }

@@ -1,7 +1,6 @@
-//! What a machine that joins finds in the cluster: its InferenceNode, which says what life of the name
-//! this is, and, for API servers to which a node's certificate is no credential, a ServiceAccount whose
-//! tokens it alone may ask for. Nodes may make none of these themselves, so a node that was removed
-//! stays removed.
+//! Objects created for a machine that joins: its InferenceNode, which records the incarnation of the node
+//! name, and, for API servers that do not accept node certificates, a ServiceAccount of which only the node
+//! may request tokens. Nodes may create neither themselves, so a removed node stays removed.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -16,26 +15,26 @@ use crate::ssa;
 /// Namespace of the nodes' ServiceAccounts.
 pub const NODES_NAMESPACE: &str = "russet-nodes";
 
-/// Annotation on InferenceNodes: the life of the node, in its certificates too. Agents may write no
-/// metadata, so a node cannot prolong a life that another machine has ended.
+/// Annotation on InferenceNodes: the incarnation of the node, also in its certificates. Agents may write no
+/// metadata, so a node cannot extend an incarnation that another machine has ended.
 const INCARNATION_ANNOTATION: &str = "russet.dev/life";
 
-/// What an API server knows nodes by.
+/// How an API server authenticates nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credential {
-    /// Their certificates, as the embedded server does.
+    /// By certificate, as the embedded server does.
     Certificate,
-    /// Tokens of their ServiceAccounts, as any other does.
+    /// By tokens of their ServiceAccounts, as any other server does.
     Account,
 }
 
-/// The life of a node; none is that of a control plane's own, or of one that an older release admitted.
+/// The incarnation of a node; `None` for a control plane's own node, or one that an older release admitted.
 pub fn node_incarnation(node: &InferenceNode) -> Option<&str> {
     node.annotations().get(INCARNATION_ANNOTATION).map(String::as_str)
 }
 
-/// Makes the InferenceNode of a node in that life. What an earlier life of the name has left ends: the
-/// ServiceAccount goes with its tokens, and certificates of that life are not renewed.
+/// Creates the InferenceNode of a node with this incarnation. An earlier incarnation of the name ends: its
+/// ServiceAccount is deleted with its tokens, and its certificates are not renewed.
 pub async fn begin_incarnation(client: &Client, node: &str, life: Option<&str>) -> Result<(), kube::Error> {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     let there = nodes.get_opt(node).await?;
@@ -48,11 +47,12 @@ pub async fn begin_incarnation(client: &Client, node: &str, life: Option<&str>) 
         return nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop);
     }
     let mut fresh = InferenceNode::new(node, InferenceNodeSpec::default());
-    fresh.metadata.annotations = life.map(|life| [(INCARNATION_ANNOTATION.to_owned(), life.to_owned())].into());
+    fresh.metadata.annotations =
+        life.map(|life| [(INCARNATION_ANNOTATION.to_owned(), life.to_owned())].into());
     nodes.create(&PostParams::default(), &fresh).await.map(drop)
 }
 
-/// Makes the ServiceAccount of a node; `bootstrap` may ask for its first token.
+/// Creates the ServiceAccount of a node; the bootstrap token `bootstrap` may request its first token.
 pub async fn create_account(client: &Client, node: &str, bootstrap: Option<&str>) -> Result<(), kube::Error> {
     apply::<ServiceAccount>(client, node, json!({})).await?;
     let rule = json!({
@@ -62,8 +62,12 @@ pub async fn create_account(client: &Client, node: &str, bootstrap: Option<&str>
     bind_token_role(client, node, bootstrap).await
 }
 
-/// Leaves the tokens of a node to the node itself.
-pub async fn bind_token_role(client: &Client, node: &str, bootstrap: Option<&str>) -> Result<(), kube::Error> {
+/// Restricts the tokens of a node to the node itself.
+pub async fn bind_token_role(
+    client: &Client,
+    node: &str,
+    bootstrap: Option<&str>,
+) -> Result<(), kube::Error> {
     let mut subjects = vec![json!({"kind": "ServiceAccount", "name": node, "namespace": NODES_NAMESPACE})];
     if let Some(id) = bootstrap {
         let user = format!("system:bootstrap:{id}");
@@ -73,7 +77,7 @@ pub async fn bind_token_role(client: &Client, node: &str, bootstrap: Option<&str
     apply::<RoleBinding>(client, node, json!({"roleRef": role, "subjects": subjects})).await
 }
 
-/// Takes a node's ServiceAccount away; its tokens end with it.
+/// Deletes a node's ServiceAccount; its tokens become invalid with it.
 pub async fn remove_account(client: &Client, node: &str) -> Result<(), kube::Error> {
     delete::<ServiceAccount>(client, node).await?;
     delete::<RoleBinding>(client, node).await?;

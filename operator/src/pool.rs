@@ -1,5 +1,4 @@
-//! NodePools: which nodes they have, what memory is free there, and who is joined with whom. What a
-//! deployment makes of a pool is the planner's business.
+//! NodePools: their nodes, free memory, and fabric domains. Not here: the use of a pool (`plan`).
 
 mod decide;
 
@@ -11,14 +10,14 @@ use kube::{Api, ResourceExt as _};
 use russet_crds::NodePool;
 use thiserror::Error;
 
-use crate::snapshot;
 use crate::context::Context;
 use crate::reconcile::requeue_after;
+use crate::snapshot;
 use crate::ssa;
 
 pub use decide::memory;
 
-/// Why a pool could not be looked after.
+/// Why a pool could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
     /// Its status was not written.
@@ -26,16 +25,17 @@ pub enum Error {
     Report {
         /// The pool.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after one pool.
+/// Reconciles one pool.
 pub async fn reconcile(pool: Arc<NodePool>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
-    let status = decide::status(&pool, &context.stores.nodes.state(), &snapshot::snapshot(&context, now), now);
+    let status =
+        decide::status(&pool, &context.stores.nodes.state(), &snapshot::snapshot(&context, now), now);
     if pool.status.as_ref() != Some(&status) {
         let name = pool.name_any();
         let api: Api<NodePool> = Api::all(context.client.clone());

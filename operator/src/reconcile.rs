@@ -1,6 +1,6 @@
-//! The shared driver of all controllers: it takes references from a queue, hands the cached object
-//! to the controller, counts and times what happens, and retries failures with growing pauses. What
-//! a controller does with an object is no concern of it.
+//! The shared driver of all controllers: takes references from a queue, passes the cached object to the
+//! controller, records counts and durations, and retries failures with exponential backoff. Not here: the
+//! reconciliation itself.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -19,11 +19,11 @@ use parking_lot::Mutex;
 use crate::context::Context;
 use crate::work_queue::WorkQueue;
 
-/// The first pause after a failure; most are writes that met another write, and those clear at once.
+/// Initial backoff after a failure; most are write conflicts, which resolve at once.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
-/// The longest pause.
+/// Maximum backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// Everything is looked at again this often, whatever a watch may have missed.
+/// Resync interval: every object is reconciled this often, whatever a watch may have missed.
 pub const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Runs one controller until its queue ends.
@@ -41,7 +41,7 @@ pub async fn run_controller<K, E, F>(
     let queue = queue.stream().map(Ok::<_, Infallible>);
     let failures: Arc<Mutex<HashMap<ObjectRef<K>, u32>>> = Arc::default();
     let counted = failures.clone();
-    // Shown from the beginning, so that the first failure counts.
+    // Exported as 0 from the start, so that the first increase counts.
     context.metrics.failures.with_label_values(&[controller]);
     let run = move |object: Arc<K>, context: Arc<Context>| {
         let reference = ObjectRef::from_obj(object.as_ref());
@@ -76,7 +76,7 @@ pub async fn run_controller<K, E, F>(
     futures::pin_mut!(outcomes);
     while let Some(outcome) = outcomes.next().await {
         match outcome {
-            // Failures were logged where they happened; a missing object was deleted meanwhile.
+            // Failures were logged where they occurred; a missing object was deleted meanwhile.
             Ok(_) | Err(RunError::ReconcilerFailed(..) | RunError::ObjectNotFound(_)) => {}
             Err(error) => tracing::warn!(controller, %error, "the controller's queue failed"),
         }
@@ -89,13 +89,13 @@ fn backoff(failures: u32) -> Duration {
         .min(MAX_BACKOFF)
 }
 
-/// The name of an error's variant: the label of the metric, so that it needs no table of its own.
+/// The name of an error's variant, as the metric's label without a table.
 fn variant(error: &impl Debug) -> String {
     let text = format!("{error:?}");
     text.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default().to_owned()
 }
 
-/// An error and everything that caused it.
+/// An error and its sources.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -107,7 +107,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The smaller of the pauses that are set, or the resync.
+/// Requeues after the shortest of the delays, or the resync interval.
 pub fn requeue_after(pauses: impl IntoIterator<Item = Option<Duration>>) -> Action {
     Action::requeue(pauses.into_iter().flatten().min().unwrap_or(RESYNC_INTERVAL))
 }

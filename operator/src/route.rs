@@ -1,5 +1,5 @@
-//! ModelRoutes: whether every deployment they name exists and one of them answers. Which request
-//! goes where is the gateway's business.
+//! ModelRoutes: whether every deployment they name exists and one of them is ready. Not here: routing of
+//! requests (`gateway`).
 
 mod decide;
 
@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::reconcile::requeue_after;
 use crate::ssa;
 
-/// Why a route could not be looked after.
+/// Why a route could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
     /// Its status was not written.
@@ -24,13 +24,13 @@ pub enum Error {
     Report {
         /// The route.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after one route.
+/// Reconciles one route.
 pub async fn reconcile(route: Arc<ModelRoute>, context: Arc<Context>) -> Result<Action, Error> {
     let namespace = route.namespace().unwrap_or_default();
     let find = |name: &str| {

@@ -1,5 +1,5 @@
-//! The cluster as the planner reads it: from the caches, or, before anything is promised to anybody, with what
-//! the server itself holds of promises.
+//! The snapshot of the cluster for the planner: from the caches, or, before resources are reserved, with the
+//! reservations as the server itself has them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::context::Context;
 
-/// A view that many looks share.
+/// A snapshot that many reconciliations share.
 #[derive(Clone, Debug)]
 pub struct CachedSnapshot {
     generation: u64,
@@ -30,9 +30,10 @@ impl CachedSnapshot {
     }
 }
 
-/// The view from the caches, with every Model. One change wakes many, and all of them look at the same one.
+/// The snapshot from the caches, with every Model. One change triggers many reconciliations, which all share
+/// it.
 pub fn snapshot(context: &Context, now: Timestamp) -> Arc<Snapshot> {
-    // What changes while the caches are read belongs to the next edition, so that nothing of it is missed.
+    // A change during the read of the caches belongs to the next generation, so that none of it is missed.
     let edition = context.stores.generation();
     let mut shared = context.snapshot.lock();
     if let Some(seen) = shared.as_ref().filter(|seen| seen.is_current(edition, now)) {
@@ -45,7 +46,7 @@ pub fn snapshot(context: &Context, now: Timestamp) -> Arc<Snapshot> {
     view
 }
 
-/// From the caches, with these models.
+/// From the caches, with these Models.
 pub fn cached(context: &Context, models: Vec<Arc<Model>>) -> ClusterObjects {
     let stores = &context.stores;
     ClusterObjects {
@@ -61,15 +62,18 @@ pub fn cached(context: &Context, models: Vec<Arc<Model>>) -> ClusterObjects {
     }
 }
 
-/// The same with groups, ranks and tiers as the server holds them. One that cannot be read keeps its memory
-/// all the same: its node has granted it, and no known group accounts for that.
+/// The same with groups, ranks and tiers as the server has them. An unreadable Shard keeps its memory: its
+/// node has granted it, and no known group accounts for it.
 pub async fn live(context: &Context, models: Vec<Arc<Model>>) -> Result<ClusterObjects, kube::Error> {
-    let (groups, shards, tiers) =
-        tokio::try_join!(list_all::<ShardGroup>(context), list_all::<Shard>(context), list_all::<Tier>(context))?;
+    let (groups, shards, tiers) = tokio::try_join!(
+        list_all::<ShardGroup>(context),
+        list_all::<Shard>(context),
+        list_all::<Tier>(context)
+    )?;
     Ok(ClusterObjects { groups, shards, tiers, ..cached(context, models) })
 }
 
-/// The Models a deployment names, those there are, and those of what answered last.
+/// The existing Models that a deployment names, and those of its last known good spec.
 pub fn models(context: &Context, deployment: &ModelDeployment) -> Vec<Arc<Model>> {
     let namespace = deployment.namespace().unwrap_or_default();
     let rollout = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
@@ -81,7 +85,7 @@ pub fn models(context: &Context, deployment: &ModelDeployment) -> Vec<Arc<Model>
     names.into_iter().filter_map(find).collect()
 }
 
-/// Every object of a kind that can be read, as the server holds it.
+/// Every readable object of a kind, as the server has it.
 pub async fn list_all<K>(context: &Context) -> Result<Vec<Arc<K>>, kube::Error>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
@@ -106,7 +110,8 @@ mod tests {
             ("after a change", 2, 10, None, false),
             ("a clock that was set back", 1, 9, None, false),
         ] {
-            let seen = CachedSnapshot { generation: 1, at: at(10), until: until.map(at), view: Arc::default() };
+            let seen =
+                CachedSnapshot { generation: 1, at: at(10), until: until.map(at), view: Arc::default() };
             assert_eq!(seen.is_current(edition, at(now)), holds, "{story}");
         }
     }

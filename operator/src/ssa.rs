@@ -1,5 +1,5 @@
-//! Server-side apply, the only way the operator writes: its managers, force, and nothing sent that
-//! the server already has.
+//! Server-side apply, the only way the operator writes: field managers, force, and no writes without a
+//! change.
 
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::NamespaceResourceScope;
@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 fn params(manager: &str) -> PatchParams {
-    // Force: the fields the operator owns are its own, whoever edited them meanwhile.
+    // Force: the operator's fields are its own, even if they were edited meanwhile.
     PatchParams::apply(manager).force()
 }
 
@@ -22,7 +22,7 @@ where
     apply_as(OPERATOR_MANAGER, api, object).await
 }
 
-/// Applies what another manager of the operator begins an object with.
+/// Applies an object under another of the operator's managers.
 pub async fn apply_as<K>(manager: &str, api: &Api<K>, object: &K) -> Result<K, kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug,
@@ -47,7 +47,7 @@ where
     api.patch(name, &params(OPERATOR_MANAGER), &Patch::Apply(patch)).await.map(|_| ())
 }
 
-/// One field of an object, and nothing else of it.
+/// A patch of one field of an object.
 fn part<K: Resource<DynamicType = ()>>(name: &str, field: &str, value: &impl Serialize) -> Patch<Value> {
     Patch::Apply(json!({
         "apiVersion": K::api_version(&()),
@@ -57,7 +57,7 @@ fn part<K: Resource<DynamicType = ()>>(name: &str, field: &str, value: &impl Ser
     }))
 }
 
-/// Applies the part of a spec that `manager` owns beside who wrote the rest.
+/// Applies the part of a spec that `manager` owns; another manager owns the rest.
 pub async fn apply_spec<K>(
     api: &Api<K>,
     manager: &str,
@@ -69,13 +69,13 @@ where
 {
     match api.patch(name, &params(manager), &part::<K>(name, "spec", spec)).await {
         Ok(_) => Ok(()),
-        // Deleted meanwhile: a part of a spec alone makes no object, and the server says so.
+        // Deleted meanwhile: a part of a spec creates no valid object, and the server rejects it.
         Err(error) if is_code(&error, 404) || is_code(&error, 422) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Applies a status, or the part of it that is the operator's.
+/// Applies a status, or the operator's part of it.
 pub async fn apply_status<K>(api: &Api<K>, name: &str, status: &impl Serialize) -> Result<(), kube::Error>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
@@ -83,7 +83,7 @@ where
     apply_status_as(OPERATOR_MANAGER, api, name, status).await
 }
 
-/// Applies the part of a status that another manager of the operator has.
+/// Applies the part of a status that another of the operator's managers owns.
 pub async fn apply_status_as<K>(
     manager: &str,
     api: &Api<K>,
@@ -95,13 +95,13 @@ where
 {
     match api.patch_status(name, &params(manager), &part::<K>(name, "status", status)).await {
         Ok(_) => Ok(()),
-        // Deleted meanwhile: nobody is left to read the status.
+        // Deleted meanwhile: the status is no longer needed.
         Err(error) if is_code(&error, 404) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Deletes exactly the object that was seen; another one of the same name stays.
+/// Deletes exactly this object; another one of the same name stays.
 pub async fn delete<K>(api: &Api<K>, object: &K) -> Result<(), kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
@@ -115,7 +115,7 @@ where
     }
 }
 
-/// Replaces the finalizers, provided the object is still the one that was seen.
+/// Replaces the finalizers, provided the object is unchanged.
 pub async fn set_finalizers<K>(api: &Api<K>, object: &K, finalizers: Vec<String>) -> Result<(), kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug,

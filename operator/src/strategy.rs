@@ -1,5 +1,5 @@
-//! ShardingStrategies: whether they can work, and how many deployments use them. How a replica is
-//! really split is its deployment's business.
+//! ShardingStrategies: whether they work, and how many deployments use them. Not here: the split of a replica
+//! (`plan`).
 
 mod decide;
 
@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::reconcile::requeue_after;
 use crate::ssa;
 
-/// Why a strategy could not be looked after.
+/// Why a strategy could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
     /// Its status was not written.
@@ -23,13 +23,13 @@ pub enum Error {
     Report {
         /// The strategy.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after one strategy.
+/// Reconciles one strategy.
 pub async fn reconcile(strategy: Arc<ShardingStrategy>, context: Arc<Context>) -> Result<Action, Error> {
     let (deployments, models) = (context.stores.deployments.state(), context.stores.models.state());
     let status = decide::status(&strategy, &deployments, &models, Timestamp::now());

@@ -1,5 +1,5 @@
-//! Tiers: which nodes the workload groups of a Dedicated one have, and what a tier's deployments may count on.
-//! Where a replica really runs is its deployment's business.
+//! Tiers: the nodes of a Dedicated tier's workload groups, and the tier's status. Not here: placement
+//! (`deployment`).
 
 mod decide;
 
@@ -13,20 +13,20 @@ use russet_crds::{Model, ModelDeployment, Tier, TierStatus};
 use russet_plan::ClusterObjects;
 use thiserror::Error;
 
-use crate::snapshot;
 use crate::context::Context;
 use crate::reconcile::requeue_after;
+use crate::snapshot;
 use crate::ssa;
 
-/// Why a tier could not be looked after.
+/// Why a tier could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// What runs could not be listed.
+    /// The running groups could not be listed.
     #[error("Tier {name}: what runs could not be listed")]
     Observe {
         /// The tier.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
@@ -35,13 +35,13 @@ pub enum Error {
     Report {
         /// The tier.
         name: String,
-        /// The server's answer.
+        /// The server's error.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Looks after one tier.
+/// Reconciles one tier.
 pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
     let name = tier.name_any();
@@ -61,8 +61,8 @@ pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action,
         }
         return Ok(requeue_after([again]));
     }
-    // A node is given away: nobody else may be promised anything there meanwhile, and the caches may not show
-    // yet what somebody was just promised.
+    // A node is assigned: no other reservation may be made on it meanwhile, and the caches may lag behind one
+    // just made.
     let _alone = context.placement_lock.lock().await;
     let cluster: ClusterObjects = snapshot::live(&context, models)
         .await
@@ -73,10 +73,10 @@ pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action,
     Ok(requeue_after([again]))
 }
 
-/// How long until its deployments begin or cease to run; nothing else wakes anybody then.
+/// Time until its active hours start or end; no watch event announces that.
 fn until_schedule_change(tier: &Tier, now: Timestamp) -> Option<Duration> {
     let until = russet_plan::tier::TierInfo::read(tier, now).active_hours.until?;
-    // A little more, so that whoever waits does not wake just before.
+    // A little more, so that the caller does not wake just before.
     Some(Duration::try_from(until.duration_since(now)).ok()? + Duration::from_millis(100))
 }
 

@@ -1,4 +1,4 @@
-//! The caches: one watch a kind, shared by all controllers. What a change in one of them wakes, `wake` says.
+//! The caches: one watch per kind, shared by all controllers. Not here: what a change triggers (`triggers`).
 
 mod triggers;
 
@@ -19,12 +19,12 @@ use russet_crds::names;
 use serde::de::DeserializeOwned;
 
 use self::triggers::{ObjectChange, Triggers};
-use crate::node_accounts::Credential;
 use crate::context::{Context, Stores};
 use crate::metrics::OperatorMetrics;
-use crate::work_queue::{WorkQueue, work_queue};
+use crate::node_accounts::Credential;
 use crate::reconcile::run_controller;
-use crate::{approval, ca, csr, deployment, group, model, node, pool, route, autoscaling, strategy, tier};
+use crate::work_queue::{WorkQueue, work_queue};
+use crate::{approval, autoscaling, ca, csr, deployment, group, model, node, pool, route, strategy, tier};
 
 /// Watches everything and runs every controller; returns the name of the first that ends.
 pub async fn run(
@@ -115,7 +115,7 @@ pub async fn run(
         reflect(Api::all(client.clone()), requests_writer, wake.clone(), Triggers::request).boxed(),
     ]);
     let controllers = async {
-        // A controller that decides on half-filled caches would place over what it does not see yet.
+        // A controller that decides on partly filled caches would place over groups that it does not see yet.
         if wait_for_caches(&stores).await.is_err() {
             return "watches";
         }
@@ -174,8 +174,8 @@ async fn wait_for_caches(stores: &Stores) -> Result<(), kube::runtime::reflector
     stores.requests.wait_until_ready().await
 }
 
-/// Keeps one cache equal to the server and reports every change. An object that cannot be read, say
-/// one with a value from a newer version, is left out with a warning; the others live on.
+/// Keeps one cache in sync with the server and reports every change. An object that cannot be parsed, for
+/// example one with a value from a newer version, is left out with a warning; the others are kept.
 async fn reflect<K>(
     api: Api<DeserializeGuard<K>>,
     mut writer: Writer<K>,
@@ -185,7 +185,7 @@ async fn reflect<K>(
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     ObjectRef<K>: Eq + Hash,
 {
-    // A server that vanished without closing is noticed when a watch outlives its time: keep it short.
+    // A server that vanished without closing is noticed when a watch exceeds its timeout: keep it short.
     let events = watch(api, watcher::Config::default().timeout(60)).default_backoff();
     let cache = writer.as_reader();
     futures::pin_mut!(events);
@@ -203,7 +203,7 @@ async fn reflect<K>(
             _ => None,
         };
         writer.apply_watcher_event(&event);
-        // After the cache, and before anybody is woken to look at it.
+        // After the cache, and before any reconciliation is triggered.
         if affects_placement(&K::kind(&())) {
             wake.stores.changes.fetch_add(1, Ordering::AcqRel);
         }
@@ -227,7 +227,7 @@ where
 {
     let read = |guard: DeserializeGuard<K>| match guard.0 {
         Ok(mut object) => {
-            // Who wrote which field nobody here asks, and it is half of an object's size.
+            // Managed fields are not used here, and are half of an object's size.
             object.meta_mut().managed_fields = None;
             Some(object)
         }

@@ -1,6 +1,6 @@
-//! Objects that are to be looked at, each once however often it was named meanwhile. On a thousand machines one
-//! change names hundreds of deployments, and changes come quicker than anybody looks: what waits is bounded by the
-//! objects there are, not by what happens to them.
+//! Work queue: objects to reconcile, each queued once however often it was enqueued. On a thousand machines
+//! one change enqueues hundreds of deployments, and changes come faster than they are handled: the queue is
+//! bounded by the number of objects, not of events.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use kube::runtime::reflector::ObjectRef;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-/// The end where objects are named.
+/// The sending end.
 pub struct QueueSender<K: Resource<DynamicType = ()>> {
     waiting: PendingKeys<K>,
     channel: mpsc::UnboundedSender<ObjectRef<K>>,
 }
 
-/// The end where they are taken, in the order in which they were named first.
+/// The receiving end, first in, first out.
 pub struct WorkQueue<K: Resource<DynamicType = ()>> {
     waiting: PendingKeys<K>,
     channel: mpsc::UnboundedReceiver<ObjectRef<K>>,
@@ -25,7 +25,7 @@ pub struct WorkQueue<K: Resource<DynamicType = ()>> {
 
 type PendingKeys<K> = Arc<Mutex<HashSet<ObjectRef<K>>>>;
 
-/// A queue with nothing in it. It ends when its sender is gone.
+/// An empty queue. It ends when its sender is dropped.
 pub fn work_queue<K: Resource<DynamicType = ()>>() -> (QueueSender<K>, WorkQueue<K>) {
     let waiting = PendingKeys::<K>::default();
     let (sender, receiver) = mpsc::unbounded_channel();
@@ -33,25 +33,25 @@ pub fn work_queue<K: Resource<DynamicType = ()>>() -> (QueueSender<K>, WorkQueue
 }
 
 impl<K: Resource<DynamicType = ()>> QueueSender<K> {
-    /// Names an object; where it waits already, nothing changes.
+    /// Enqueues an object; no effect if it is queued already.
     pub fn add(&self, object: ObjectRef<K>) {
         if self.waiting.lock().insert(object.clone()) {
-            // It fails only when the controllers have ended, and then nobody needs waking.
+            // It fails only when the controllers have ended, and then nothing has to be triggered.
             let _ = self.channel.send(object);
         }
     }
 }
 
 impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
-    /// The next object that waits.
+    /// The next queued object.
     async fn next(&mut self) -> Option<ObjectRef<K>> {
         let object = self.channel.recv().await?;
-        // Before it is looked at: who names it from here on saw something newer.
+        // Before it is reconciled: a later enqueue is for something newer.
         self.waiting.lock().remove(&object);
         Some(object)
     }
 
-    /// All of them, as they come.
+    /// All objects, as a stream.
     pub fn stream(self) -> impl Stream<Item = ObjectRef<K>> {
         futures::stream::unfold(self, |mut queue| async { Some((queue.next().await?, queue)) })
     }

@@ -1,4 +1,4 @@
-//! How long planning takes as clusters grow: `cargo xtask bench plan`. Prints one JSON line per figure.
+//! Planning time by cluster size: `cargo xtask bench plan`. Prints one JSON line per figure.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench may fail, and measures time")]
 
@@ -8,22 +8,22 @@ use std::time::Instant;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    InferenceNode, InferenceNodeSpec, InferenceNodeStatus, Link, LinkKind, LocalReference, ModelCopy,
-    ModelCopySpec, ModelCopyStatus, ModelDeploymentSpec, NamespacedReference, NodeDisk, NodeMemory, Shard,
-    ShardGroup, ShardGroupSpec, ShardSpec, CopyMode, names,
+    CopyMode, InferenceNode, InferenceNodeSpec, InferenceNodeStatus, Link, LinkKind, LocalReference,
+    ModelCopy, ModelCopySpec, ModelCopyStatus, ModelDeploymentSpec, NamespacedReference, NodeDisk,
+    NodeMemory, Shard, ShardGroup, ShardGroupSpec, ShardSpec, names,
 };
+use russet_plan::joint_placement::{JointPlan, solve};
 use russet_plan::placement::place_with;
 use russet_plan::snapshot::NodeInfo;
-use russet_plan::joint_placement::{JointPlan, solve};
 use russet_plan::{ClusterObjects, Snapshot, ValidDeployment, chips, validate};
 use russet_wire::shape::ModelShape;
 
 const GIB: u64 = 1 << 30;
-/// Repetitions of what is quick; the median counts.
+/// Repetitions of fast measurements; the median counts.
 const TIMES: usize = 5;
 
-/// Nodes in racks of four that are cabled, half of them with 512 GiB; and the models that half as many
-/// deployments name by turns.
+/// Nodes in cabled racks of four, half of them with 512 GiB, and half as many deployments, which use the
+/// models in turn.
 fn cluster(nodes: usize) -> (Snapshot, Vec<ValidDeployment>) {
     let mut view = Snapshot::default();
     let name = |index: usize| format!("node-{index:05}");
@@ -79,7 +79,7 @@ fn cluster(nodes: usize) -> (Snapshot, Vec<ValidDeployment>) {
     (view, deployments)
 }
 
-/// The same as the operator has it in its caches: nodes, groups, and a Shard for every rank.
+/// The same cluster as objects in the operator's caches: nodes, groups, and a Shard for every rank.
 fn objects(view: &Snapshot) -> ClusterObjects {
     let node = |(name, node): (&String, &NodeInfo)| {
         let memory = NodeMemory {
@@ -104,7 +104,8 @@ fn objects(view: &Snapshot) -> ClusterObjects {
         node.status = Some(status);
         Arc::new(node)
     };
-    let mut cluster = ClusterObjects { nodes: view.nodes.iter().map(node).collect(), ..ClusterObjects::default() };
+    let mut cluster =
+        ClusterObjects { nodes: view.nodes.iter().map(node).collect(), ..ClusterObjects::default() };
     for ((namespace, name), group) in &view.groups {
         let spec = ShardGroupSpec {
             deployment_ref: LocalReference::new(&group.deployment),
@@ -129,7 +130,7 @@ fn objects(view: &Snapshot) -> ClusterObjects {
     cluster
 }
 
-/// Ten copies on every node, which leave no room: of one model that is planned and of nine others.
+/// Ten copies on every node, which fill the disks: of one model that is planned and of nine others.
 fn stock(mut cluster: ClusterObjects) -> ClusterObjects {
     let copy = |model: &str, node: &str| {
         let spec = ModelCopySpec {
@@ -161,7 +162,7 @@ fn stock(mut cluster: ClusterObjects) -> ClusterObjects {
     ClusterObjects { copies: Some(copies), ..cluster }
 }
 
-/// The median of several times, in milliseconds.
+/// The median time of several runs, in milliseconds.
 fn timed(times: usize, mut what: impl FnMut()) -> f64 {
     let mut took: Vec<f64> = (0..times)
         .map(|_| {
@@ -205,7 +206,9 @@ fn main() {
         let objects = objects(&full);
         tell(
             "a view taken of the objects",
-            timed(TIMES, || assert_eq!(objects.snapshot(Timestamp::UNIX_EPOCH).groups.len(), all_desired.len())),
+            timed(TIMES, || {
+                assert_eq!(objects.snapshot(Timestamp::UNIX_EPOCH).groups.len(), all_desired.len())
+            }),
         );
         let stocked = stock(objects);
         tell(
@@ -215,7 +218,7 @@ fn main() {
         let mut fewer = full.clone();
         let last = all_desired.last().unwrap();
         fewer.groups.retain(|_, group| group.deployment != last.name);
-        // Nothing is known of a view that was just taken.
+        // A new view has no cached state.
         let taken = || fewer.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect();
         let one_more = |what: &str, like: &Snapshot| {
             let mut views: Vec<Snapshot> =

@@ -1,5 +1,6 @@
-//! The times of day at which a tier's deployments run. No clock: the time is an argument; and no files: time zones
-//! are those of the release (IANA's, as jiff bundles them), so that every machine decides alike.
+//! Active hours: the times of day at which a tier's deployments run. No clock: the time is an argument. No
+//! files: time zones are those bundled with the release (IANA's, by jiff), so that every machine decides
+//! alike.
 
 use std::sync::LazyLock;
 
@@ -12,16 +13,16 @@ use crate::note::Note;
 
 static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
-/// Days looked at before today, for what began yesterday and is not over, and after: a week and a day, so that a
-/// time that is once a week is found.
+/// Days to evaluate: yesterday, for hours that are not over yet, and the next week and a day, so that weekly
+/// hours are found.
 const DAY_RANGE: std::ops::RangeInclusive<i64> = -1..=8;
 
-/// Whether a tier's deployments run, and until when that is so.
+/// Whether a tier's deployments run, and until when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActiveHours {
     /// They run.
     pub open: bool,
-    /// When that changes; `None` when it does not, or more than a week from now.
+    /// When that changes; `None` if never, or more than a week from now.
     pub until: Option<Timestamp>,
 }
 
@@ -31,7 +32,7 @@ impl Default for ActiveHours {
     }
 }
 
-/// The hours at `now`. The note says what is wrong with a schedule; `at` is where they stand.
+/// The hours at `now`. The note says what is wrong with a schedule; `at` is its path.
 pub fn active_hours(schedules: &[Schedule], at: &str, now: Timestamp) -> Result<ActiveHours, Note> {
     if schedules.is_empty() {
         return Ok(ActiveHours::default());
@@ -52,7 +53,7 @@ pub fn active_hours(schedules: &[Schedule], at: &str, now: Timestamp) -> Result<
     let next = merged.iter().find(|(_, until)| now < *until);
     Ok(match next {
         Some((from, until)) if *from <= now => {
-            // What lasts beyond the last day looked at is looked at again by then.
+            // Hours beyond the evaluated days are evaluated again by then.
             ActiveHours { open: true, until: Some(*until) }
         }
         Some((from, _)) => ActiveHours { open: false, until: Some(*from) },
@@ -60,7 +61,7 @@ pub fn active_hours(schedules: &[Schedule], at: &str, now: Timestamp) -> Result<
     })
 }
 
-/// When a schedule begins and ends around `now`. A time that a clock change leaves out is taken as the one after.
+/// When a schedule starts and ends around `now`. A time that a clock change skips counts as the one after it.
 fn spans(schedule: &Schedule, now: Timestamp) -> Result<Vec<(Timestamp, Timestamp)>, String> {
     let Schedule { days, from, until, time_zone } = schedule;
     let zone = ZONES.get(time_zone).map_err(|_| {
@@ -147,7 +148,7 @@ mod tests {
                 false,
                 None,
             ),
-            // Clocks go forward on 2026-03-29 at 02:00: 02:30 does not exist and is taken as 03:30.
+            // Clocks go forward on 2026-03-29 at 02:00: 02:30 does not exist and counts as 03:30.
             (
                 "the hour that is not there",
                 vec![schedule(&[], "02:30", "04:00", "Europe/Berlin")],

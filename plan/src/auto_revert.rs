@@ -1,24 +1,26 @@
-//! What is planned in place of something that never came to answer: what answered last, until the spec is edited.
-//! How one plan gives way to the next is `place`'s business.
+//! Auto-revert: replaces a spec that never became ready with the last known good one, until the spec is
+//! edited. Not here: the steps from one plan to the next (`place`).
 //!
 //! ```text
-//! asked for ─ answers ─▶ proven
-//!     └─ forms anew three times and never answers, while something else is proven ─▶ failed: that is planned again
+//! requested ─ ready ─▶ last known good
+//!     └─ re-forms three times and never becomes ready, with a last known good ─▶ failed: plan that one
 //! ```
 
 use crate::digest::digest;
 use crate::validate::ValidDeployment;
-use russet_crds::{AutoRevert, FailedRollout, LocalReference, ModelDeploymentSpec, LastKnownGood, RolloutStatus};
+use russet_crds::{
+    AutoRevert, FailedRollout, LastKnownGood, LocalReference, ModelDeploymentSpec, RolloutStatus,
+};
 
-/// So often a group that never answered is formed anew before its plan has failed.
+/// Maximum re-forms of a group that never became ready; then its plan has failed.
 pub const MAX_ATTEMPTS: u32 = 3;
-/// The longest message kept; the schema says the same.
+/// Maximum message length; the schema says the same.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
-/// Digest of what decides about a plan: the model, the split, the engine options and the draft model that are asked for.
+/// Digest of the parts of a spec that determine a plan: model, split, engine options and draft model.
 pub fn spec_digest(desired: &ValidDeployment) -> String {
     let (split, engine) = ((&desired.model, &desired.sharding), &desired.capacity.engine);
-    // Digests that were stored before there were options, or draft models, stay what they are.
+    // Digests stored before engine options or draft models existed stay valid.
     match &desired.draft {
         Some(draft) => digest(&(split, engine, &draft.name)),
         None if engine.is_default() => digest(&split),
@@ -26,7 +28,7 @@ pub fn spec_digest(desired: &ValidDeployment) -> String {
     }
 }
 
-/// What to plan in place of `spec`, whose digest is `intent`, and why; nothing where it has not failed.
+/// The spec to plan instead of `spec`, whose digest is `intent`, and the reason; `None` if it has not failed.
 pub fn rolled_back_spec(
     spec: &ModelDeploymentSpec,
     status: Option<&RolloutStatus>,
@@ -49,8 +51,8 @@ pub fn rolled_back_spec(
     Some((before, failed.message.clone()))
 }
 
-/// What is known once this is seen: whether all that is wanted answers, or what a group says that was formed anew
-/// too often. `want` is what was planned.
+/// The updated status: whether all desired replicas are ready, or the failure of a group that was re-formed
+/// too often. `want` is the planned spec.
 pub fn record_outcome(
     before: Option<RolloutStatus>,
     desired: &ValidDeployment,
@@ -72,7 +74,7 @@ pub fn record_outcome(
             });
             failed = None;
         }
-        // What answered once and fails now is not helped by what came before it.
+        // A spec that was ready once and fails now is not replaced by an older one.
         Some(message) if proven.is_some() && !known => {
             let message = message.chars().take(MAX_MESSAGE_BYTES).collect();
             failed = Some(FailedRollout { intent: desired.spec_digest.clone(), message });
@@ -132,7 +134,7 @@ mod tests {
         let failed = record_outcome(proven.clone(), &valid(&new), false, Some("rank 0: out of luck"));
         let (planned, why) = rolled_back_spec(&new, failed.as_ref(), &intent(&new)).unwrap();
         assert_eq!((planned.sharding.clone(), why.as_str()), (old.sharding.clone(), "rank 0: out of luck"));
-        // While that is planned, its answers prove nothing of what is asked for.
+        // While the old spec is planned, its readiness proves nothing about the requested one.
         let mut desired = valid(&planned);
         (desired.spec_digest, desired.rollback_reason) = (intent(&new), Some(why));
         assert_eq!(record_outcome(failed.clone(), &desired, true, None), failed);
@@ -161,7 +163,7 @@ mod tests {
         let failed = record_outcome(proven, &valid(&new), false, Some("out of luck"));
         let (planned, _) = rolled_back_spec(&new, failed.as_ref(), &valid(&new).spec_digest).unwrap();
         assert_eq!(planned.engine, old.engine);
-        // What was stored before there were options is still what it was.
+        // A status stored before engine options existed stays valid.
         let default = valid(&kept(KvCacheType::AsComputed));
         assert_eq!(default.spec_digest, digest(&("m", &default.sharding)));
     }

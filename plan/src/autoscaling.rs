@@ -1,11 +1,11 @@
-//! How many replicas demand asks for. Whether there is a place for them is told by the caller, and who writes them
-//! is the operator's business.
+//! Autoscaling: how many replicas the demand requires. The caller says how many fit. Not here: the write to
+//! `/scale`, which the operator does.
 //!
 //! ```text
 //! requests / targetQueue ─┐
-//! slow first tokens ──────┴─▶ need ─┬─ more than there are ─▶ at once, as many as fit
-//!                                   ├─ fewer ───────────────▶ the most that were needed for five minutes
-//!                                   └─ nobody asks ─────────▶ none, after idleSeconds, where minReplicas is 0
+//! slow first tokens ──────┴─▶ need ─┬─ more than exist ─▶ at once, as many as fit
+//!                                   ├─ fewer ───────────▶ the maximum of the last five minutes
+//!                                   └─ no requests ─────▶ none, after idleSeconds, where minReplicas is 0
 //! ```
 
 use std::time::Duration;
@@ -16,51 +16,50 @@ use russet_crds::conditions::Reason;
 
 use crate::demand::DemandSummary;
 
-/// Fewer are needed for so long before there are fewer: a replica is quickly stopped and slowly loaded. The same as a
-/// HorizontalPodAutoscaler's.
+/// Scale-down delay: a replica is quickly stopped and slowly loaded. The same as a HorizontalPodAutoscaler's.
 const SCALE_DOWN_DELAY: Duration = Duration::from_secs(300);
-/// Between two replicas that are added for slow first tokens, and after everything that was asked for answers: those
-/// of the last minute are what is measured.
+/// Minimum interval between two scale-ups for slow first tokens, and after all replicas have become ready:
+/// the measurement covers the last minute.
 const TTFT_SCALE_UP_INTERVAL: Duration = Duration::from_secs(60);
-/// When there was no room, it is looked for again.
+/// Retry interval after replicas did not fit.
 const PLACEMENT_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A deployment as it is now.
+/// Current state of a deployment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScalingInput {
     /// `spec.replicas`.
     pub replicas: i32,
-    /// For how long some replica has answered; `None` while none does.
+    /// How long a replica has been ready; `None` while none is.
     pub ready_for: Option<Duration>,
-    /// Whether all replicas answer and nothing is being changed.
+    /// Whether all replicas are ready and no change is in progress.
     pub settled: bool,
     /// Its demand.
     pub demand: DemandSummary,
 }
 
-/// What is remembered of a deployment from one look to the next. Lost, it only takes longer until there are fewer.
+/// State kept between evaluations. Losing it only delays scaling down.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScalingHistory {
-    /// Since when fewer replicas are needed, and the most that were meanwhile.
+    /// Since when fewer replicas are needed, and the maximum need since then.
     scale_down_since: Option<(Timestamp, i32)>,
-    /// When something was last being changed.
+    /// When a change was last in progress.
     last_change: Option<Timestamp>,
 }
 
-/// What demand comes to.
+/// The scaling decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScalingDecision {
-    /// Replicas there should be.
+    /// Desired replicas.
     pub replicas: i32,
-    /// Whether demand decides, in a word.
+    /// Whether demand decides, as a condition reason.
     pub reason: Reason,
-    /// For people.
+    /// The condition message.
     pub message: String,
-    /// When to look again though nothing changes.
+    /// When to evaluate again without a change.
     pub requeue_after: Option<Duration>,
 }
 
-/// Decides; `fits` says how many of so many replicas have a place.
+/// Decides; `fits` returns how many of a number of replicas fit.
 pub fn scale(
     rules: &Autoscaling,
     seen: &ScalingInput,
@@ -71,7 +70,12 @@ pub fn scale(
     let Autoscaling { min_replicas, max_replicas, target_queue, target_ttft_milliseconds, idle_seconds } =
         *rules;
     let ScalingInput { replicas, ready_for: answering, settled, demand: wanted } = *seen;
-    let said = |replicas, reason, message: String, again| ScalingDecision { replicas, reason, message, requeue_after: again };
+    let said = |replicas, reason, message: String, again| ScalingDecision {
+        replicas,
+        reason,
+        message,
+        requeue_after: again,
+    };
     if replicas == 0 && min_replicas > 0 {
         let message = "spec.replicas is 0, which stops it; set it to 1 or more and demand decides again";
         return said(0, Reason::ScalingDisabled, message.to_owned(), None);
@@ -114,11 +118,13 @@ pub fn scale(
     }
     let decision = steer(rules, seen, memory, now, by_queue.max(by_ttft), &why, fits);
     debug_assert!((0..=max_replicas).contains(&decision.replicas));
-    let pause = slow.and_then(|_| TTFT_SCALE_UP_INTERVAL.checked_sub(rested)).filter(|pause| settled && !pause.is_zero());
+    let pause = slow
+        .and_then(|_| TTFT_SCALE_UP_INTERVAL.checked_sub(rested))
+        .filter(|pause| settled && !pause.is_zero());
     ScalingDecision { requeue_after: [decision.requeue_after, pause].into_iter().flatten().min(), ..decision }
 }
 
-/// From what is needed to what there should be.
+/// From the needed to the desired number of replicas.
 fn steer(
     rules: &Autoscaling,
     seen: &ScalingInput,
@@ -132,14 +138,19 @@ fn steer(
     let replicas = seen.replicas;
     let need = need.clamp(min_replicas.clamp(1, max_replicas), max_replicas);
     let moves = |to: i32, why: &str| format!("from {replicas} to {to} replicas: {why}");
-    let said = |replicas, reason, message, again| ScalingDecision { replicas, reason, message, requeue_after: again };
+    let said = |replicas, reason, message, again| ScalingDecision {
+        replicas,
+        reason,
+        message,
+        requeue_after: again,
+    };
     if replicas > max_replicas {
         let why = format!("maxReplicas is {max_replicas}");
         return said(max_replicas, Reason::ScaledByDemand, moves(max_replicas, &why), None);
     }
     if need > replicas {
         memory.scale_down_since = None;
-        // The first one is asked for also where it has no place: then the planner says why.
+        // The first replica is requested even if it does not fit: then the planner says why.
         let to = fits(need).clamp(replicas.max(1), need);
         let reason = if to < need { Reason::NothingFits } else { Reason::ScaledByDemand };
         let short = if to < need { format!("; {need} are needed, {to} fit") } else { String::new() };
@@ -161,7 +172,8 @@ fn steer(
             None,
         );
     }
-    let (since_when, most) = memory.scale_down_since.map_or((now, need), |(since, most)| (since, most.max(need)));
+    let (since_when, most) =
+        memory.scale_down_since.map_or((now, need), |(since, most)| (since, most.max(need)));
     memory.scale_down_since = Some((since_when, most));
     let waited = since(since_when, now);
     if waited < SCALE_DOWN_DELAY {

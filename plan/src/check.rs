@@ -1,5 +1,5 @@
-//! An independent judge of every placement: what must hold, restated without the planner's own
-//! arithmetic. Used by tests over thousands of random clusters, and cheap enough for anyone.
+//! Independent checker of placements: the invariants, restated without the planner's own arithmetic. Used by
+//! tests over thousands of random clusters, and cheap enough for any caller.
 
 mod group;
 
@@ -8,14 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use russet_crds::Backend;
 use thiserror::Error;
 
-use crate::placement::{RemovedGroup, Placement, RemovalReason, place, plan_hash};
+use crate::placement::{Placement, RemovalReason, RemovedGroup, place, plan_hash};
 use crate::snapshot::{ObjectKey, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
-/// Something a placement must never be.
+/// A violated invariant of a placement.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Violation {
-    /// Layers are missing, doubled or a rank is empty, or members of a stage differ.
+    /// Layers are missing or duplicated, a rank is empty, or members of a stage differ.
     #[error("group {group}: layers {layers:?} do not cut {model} layers into non-empty stages in order")]
     Layers {
         /// The group.
@@ -25,17 +25,17 @@ pub enum Violation {
         /// Layers of the model.
         model: u32,
     },
-    /// The split is not the one asked for.
+    /// The split is not the requested one.
     #[error("group {group}: layers {layers:?} are not the split {split:?}")]
     Split {
         /// The group.
         group: String,
         /// Layers per rank.
         layers: Vec<u32>,
-        /// What was asked for.
+        /// The requested split.
         split: Split,
     },
-    /// A rank on a node whose engine has not what is asked of it.
+    /// A rank on a node whose engine lacks a requested option.
     #[error("group {group}: the engine of node {node} has no {option}")]
     Option {
         /// The group.
@@ -45,7 +45,7 @@ pub enum Violation {
         /// The option.
         option: &'static str,
     },
-    /// Another draft model than the one asked for.
+    /// The draft model is not the requested one.
     #[error("group {group}: the draft model {draft:?} was not asked for")]
     Draft {
         /// The group.
@@ -53,7 +53,7 @@ pub enum Violation {
         /// Its draft model.
         draft: Option<String>,
     },
-    /// A layer cannot be cut into so many equal parts.
+    /// A layer is not divisible into this many equal parts.
     #[error("group {group}: no layer can be cut into {size}")]
     Indivisible {
         /// The group.
@@ -61,7 +61,7 @@ pub enum Violation {
         /// Members of a stage.
         size: u32,
     },
-    /// A backend that was not asked for, or that the cables do not carry.
+    /// The backend was not requested, or the cables do not support it.
     #[error("group {group}: {backend:?} cannot be: {why}")]
     Backend {
         /// The group.
@@ -71,7 +71,7 @@ pub enum Violation {
         /// Why.
         why: String,
     },
-    /// An RDMA port in two groups.
+    /// An RDMA port is used by two groups.
     #[error("port {device} of node {node} is in two groups")]
     PortTwice {
         /// The node.
@@ -79,7 +79,7 @@ pub enum Violation {
         /// The device.
         device: String,
     },
-    /// A rank's reservation is not what its part of the model takes.
+    /// A rank's reservation differs from its share of the model.
     #[error(
         "group {group} rank {rank}: reserves {reserved} bytes, its part takes {takes} and the engine more"
     )]
@@ -109,7 +109,7 @@ pub enum Violation {
         /// The node.
         node: String,
     },
-    /// Ranks outside the areas asked for, or of several of them, or not joined as one asks.
+    /// Ranks are outside the requested pools, spread over several of them, or not linked as a pool requires.
     #[error("group {group}: no area that was asked for has {nodes:?}, joined as it asks")]
     NodeEligibility {
         /// The group.
@@ -123,17 +123,17 @@ pub enum Violation {
         /// The group.
         group: String,
     },
-    /// A node promised more than it has.
+    /// The reservations on a node exceed its memory.
     #[error("node {node}: {promised} bytes promised of {limit}")]
     OverCommitted {
         /// The node.
         node: String,
-        /// Bytes promised, everything together.
+        /// Sum of all reservations, bytes.
         promised: u64,
         /// Bytes models may take.
         limit: u64,
     },
-    /// A rank on a node to which its model's files can never come.
+    /// A rank on a node whose disk can never hold its model's files.
     #[error("group {group}: node {node} would have to hold {files} bytes of files and may hold {limit}")]
     Disk {
         /// The group.
@@ -145,7 +145,7 @@ pub enum Violation {
         /// Bytes models may take there.
         limit: u64,
     },
-    /// A name or hash that is not the plan's own, or is taken.
+    /// A name or hash differs from the plan's own, or already exists.
     #[error("group {group}: its name or hash is wrong or taken")]
     Name {
         /// The group.
@@ -157,7 +157,7 @@ pub enum Violation {
         /// The group.
         group: String,
     },
-    /// A replica that answers is taken away without need.
+    /// A ready replica is removed without need.
     #[error("group {group}: answers, and goes although nothing replaces it")]
     Outage {
         /// The group.
@@ -169,32 +169,32 @@ pub enum Violation {
         /// The replica.
         replica: i32,
     },
-    /// Another number of replicas goes or is left than there are too many.
+    /// The number of removed or remaining replicas does not match the surplus.
     #[error("replicas {gone:?} go or are left, and {many} are too many")]
     Surplus {
-        /// The replicas.
+        /// The removed replicas.
         gone: Vec<i32>,
-        /// How many are too many.
+        /// The surplus.
         many: usize,
     },
-    /// A replica goes although one stays that fails together with more others.
+    /// A replica is removed although one stays that shares its failure domain with more others.
     #[error("replica {goes} goes, beside which {had} were, and replica {stays} stays beside {has}")]
     Spread {
-        /// The one that goes.
+        /// The removed replica.
         goes: i32,
-        /// Replicas that failed together with it.
+        /// Replicas that shared its failure domain.
         had: usize,
-        /// The one that stays.
+        /// The replica that stays.
         stays: i32,
-        /// Replicas that still fail together with it.
+        /// Replicas that still share its failure domain.
         has: usize,
     },
-    /// Planning again after applying changes something.
+    /// Planning again after the placement is applied changes something.
     #[error("planning an applied plan again changes it")]
     Unstable,
 }
 
-/// Everything that is wrong with `placement`; empty when it may be carried out.
+/// All violations of `placement`; empty if it may be applied.
 pub fn check(view: &Snapshot, desired: &ValidDeployment, placement: &Placement) -> Vec<Violation> {
     let mut wrong = Vec::new();
     for new in &placement.create {
@@ -214,7 +214,7 @@ pub fn check(view: &Snapshot, desired: &ValidDeployment, placement: &Placement) 
     check_replicas(view, desired, placement, &mut wrong);
     let after = placement.apply(view, desired);
     let (again, _) = place(&after, desired);
-    // While something waits for memory, the release is an event that allows another step.
+    // While a replica waits for memory, its release is an event that allows another step.
     if placement.waiting.is_empty() && !again.is_empty() {
         wrong.push(Violation::Unstable);
     }
@@ -222,7 +222,7 @@ pub fn check(view: &Snapshot, desired: &ValidDeployment, placement: &Placement) 
 }
 
 fn check_memory(view: &Snapshot, placement: &Placement, wrong: &mut Vec<Violation>) {
-    // Everything that exists counts, also what this very placement deletes.
+    // Every existing group counts, including those that this placement deletes.
     let mut promised: BTreeMap<&str, u128> = BTreeMap::new();
     let existing = view.groups.values().map(|group| &group.plan);
     for plan in existing.chain(placement.create.iter().map(|new| &new.plan)) {
@@ -245,7 +245,12 @@ fn check_memory(view: &Snapshot, placement: &Placement, wrong: &mut Vec<Violatio
     }
 }
 
-fn check_disks(view: &Snapshot, desired: &ValidDeployment, placement: &Placement, wrong: &mut Vec<Violation>) {
+fn check_disks(
+    view: &Snapshot,
+    desired: &ValidDeployment,
+    placement: &Placement,
+    wrong: &mut Vec<Violation>,
+) {
     let Some(disks) = &view.disks else { return };
     let goes = |key: &ObjectKey| {
         let own = key.0 == desired.namespace && placement.delete.iter().any(|old| old.name == key.1);
@@ -261,7 +266,9 @@ fn check_disks(view: &Snapshot, desired: &ValidDeployment, placement: &Placement
             let own = new.plan.files(&desired.model).map(|files| (desired.namespace.as_str(), files));
             let here = read.chain(own).filter(|(_, (_, other))| *other == node);
             let read = here.map(|(namespace, (model, _))| (namespace, model));
-            if let Some((limit, files)) = disks.limit_and_pinned(node, read).filter(|(limit, files)| files > limit) {
+            if let Some((limit, files)) =
+                disks.limit_and_pinned(node, read).filter(|(limit, files)| files > limit)
+            {
                 let (group, node) = (new.name.clone(), node.to_owned());
                 wrong.push(Violation::Disk { group, node, files, limit });
             }
@@ -339,8 +346,9 @@ fn check_replicas(
     }
 }
 
-/// Of replicas that all answer, none goes from a domain where fewer are than in one of those that stay, which
-/// says the same of every pair: the one that went had as many beside it as any that stayed has now.
+/// Of replicas that are all ready, none is removed from a domain with fewer replicas than the domain of one
+/// that stays. The same for each pair: the removed one shared its domain with as many replicas as any that
+/// stays does now.
 fn check_spread(
     view: &Snapshot,
     desired: &ValidDeployment,

@@ -1,19 +1,19 @@
-//! The chip catalogue: what Apple's chips read, compute and connect with, as data. Unified memory is read at
-//! the stated bandwidth at best; the shaders' TFLOPS are FP32, to which FP16 is equal. Not a probe: a chip
-//! that is not here has no figures, and whoever asks measures it.
+//! The chip catalogue: bandwidth, compute and ports of Apple's chips, as data. The stated memory bandwidth is
+//! an upper bound; the shaders' TFLOPS are FP32, to which FP16 is equal. Not here: probing. A chip that is
+//! not listed has no figures and has to be measured.
 //!
 //! Sources: Apple's technical specifications for cores, memory, bandwidth and Thunderbolt; shader TFLOPS are
 //! cores × 256 flops × clock, collected for huggingface.js (PR 1044) and, for M5, llmfit (PR 551). The M5
-//! families carry a matrix unit in every GPU core: prefill there runs at 46–50 effective TFLOPS where 20 of
-//! shaders at the share other chips reach would give 14–15, so a factor of 3 (Apple says "up to 4"). There
-//! is no M5 Ultra to be bought, so there is none here.
+//! families have a matrix unit in every GPU core: prefill there runs at 46–50 effective TFLOPS where 20 of
+//! shaders at the share other chips reach would give 14–15, so a factor of 3 (Apple says "up to 4"). There is
+//! no M5 Ultra on sale, so none is listed.
 
 use crate::performance_model::GpuProfile;
 
-/// One chip as it is sold.
+/// One chip as sold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chip {
-    /// Its name without the maker's, such as `M3 Ultra`.
+    /// Its name without the manufacturer's, such as `M3 Ultra`.
     pub name: &'static str,
     /// Cores of the GPU.
     pub gpu_cores: u32,
@@ -21,22 +21,22 @@ pub struct Chip {
     pub bandwidth: f64,
     /// TFLOPS of the shaders.
     pub teraflops: f64,
-    /// How much faster than its shaders it multiplies large matrices.
+    /// Speed of large matrix products relative to its shaders.
     pub matmul_speedup: f64,
     /// Generation of its Thunderbolt ports; RDMA needs 5.
     pub thunderbolt: u8,
-    /// Memory it is sold with, GiB, where that tells it from its sibling; empty where it does not.
+    /// Memory sizes it is sold with, GiB, if they distinguish it from its sibling; empty otherwise.
     pub memory: &'static [u32],
 }
 
-/// Machines that agents know by model alone, because the system hides the chip's name.
+/// Machines that agents know by model identifier only, because the system hides the chip's name.
 const MODEL_IDENTIFIERS: [(&str, &str); 2] = [("Mac15,14", "M3 Ultra"), ("Mac17,9", "M5 Pro")];
 
 const fn chip(name: &'static str, gpu_cores: u32, bandwidth: f64, teraflops: f64, thunderbolt: u8) -> Chip {
     Chip { name, gpu_cores, bandwidth, teraflops, matmul_speedup: 1.0, thunderbolt, memory: &[] }
 }
 
-/// The full chip of every name stands before its smaller siblings: most machines that serve have it.
+/// The full chip of every name comes before its smaller siblings: most serving machines have it.
 pub const CHIPS: [Chip; 35] = [
     chip("M1", 8, 68.0, 2.6, 3),
     chip("M1", 7, 68.0, 2.3, 3),
@@ -83,9 +83,9 @@ const fn with_neural_accelerators(chip: Chip) -> Chip {
     Chip { matmul_speedup: 3.0, ..chip }
 }
 
-/// The chip an agent reports as `name` (`Apple M2 Max`, or `Mac15,14` where the system tells no more). GPU
-/// cores decide between siblings; without them the memory in GiB does where it can, and else it is the full
-/// chip. None for a chip that is not known, and for cores that no chip of the name has.
+/// The chip that an agent reports as `name` (`Apple M2 Max`, or `Mac15,14` if the system reports no more).
+/// GPU cores distinguish siblings; without them the memory in GiB does if it can, else it is the full chip.
+/// `None` for an unknown chip, and for a number of cores that no chip of the name has.
 pub fn find(name: &str, gpu_cores: Option<u32>, memory_gib: Option<u32>) -> Option<&'static Chip> {
     let name = name.trim();
     let name = MODEL_IDENTIFIERS.iter().find(|(model, _)| *model == name).map_or(name, |(_, chip)| chip);

@@ -1,5 +1,5 @@
-//! The planner's view of a cluster, read from its objects: what the operator has in its caches, or what
-//! `kubectl get … -o yaml` printed. Not a client, and no clock: the time is an argument.
+//! The planner's view of a cluster, built from its objects: the operator's caches, or the output of `kubectl
+//! get … -o yaml`. Not here: a client or a clock; the time is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use jiff::{Timestamp, ToSpan as _};
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Type, is_true};
 use russet_crds::{
-    Approval, ApprovalSpec, ApprovalDecision, InferenceNode, Model, ModelCopy, NodePool, Scheduling, Shard,
+    Approval, ApprovalDecision, ApprovalSpec, InferenceNode, Model, ModelCopy, NodePool, Scheduling, Shard,
     ShardGroup, ShardingStrategy,
 };
 
@@ -18,10 +18,10 @@ use crate::copies::DiskState;
 use crate::nodes::Nodes;
 use crate::note::Note;
 use crate::pool::{self, EligibleNodes, Labels};
-use crate::snapshot::{ApprovalDecisions, Availability, GroupInfo, ObjectKey, NodeInfo, Snapshot};
+use crate::snapshot::{ApprovalDecisions, Availability, GroupInfo, NodeInfo, ObjectKey, Snapshot};
 use crate::tier::TierInfo;
 
-/// An unreachable node is lost after so long: engines that no agent adopts end after 60 seconds.
+/// An unreachable node is lost after this time: engines that no agent adopts exit after 60 seconds.
 const LOST_AFTER: Duration = Duration::from_secs(60);
 
 /// Objects that a placement may depend on.
@@ -29,21 +29,21 @@ const LOST_AFTER: Duration = Duration::from_secs(60);
 pub struct ClusterObjects {
     /// Machines.
     pub nodes: Vec<Arc<InferenceNode>>,
-    /// Models; those of the deployments to be placed are enough.
+    /// Models; those of the deployments to place are enough.
     pub models: Vec<Arc<Model>>,
-    /// Ways to split.
+    /// Sharding strategies.
     pub strategies: Vec<Arc<ShardingStrategy>>,
-    /// Pools of machines.
+    /// Node pools.
     pub pools: Vec<Arc<NodePool>>,
-    /// Promises to deployments.
+    /// Tiers.
     pub tiers: Vec<Arc<russet_crds::Tier>>,
     /// Replicas, those being deleted included.
     pub groups: Vec<Arc<ShardGroup>>,
     /// Ranks.
     pub shards: Vec<Arc<Shard>>,
-    /// Models on machines; nothing where a cluster is only described, which then has all files it needs.
+    /// Models on machines; `None` if the cluster is only described: it then has all files it needs.
     pub copies: Option<Vec<Arc<ModelCopy>>>,
-    /// Questions to persons, and what they answered.
+    /// Approvals and their decisions.
     pub approvals: Vec<Arc<Approval>>,
 }
 
@@ -54,7 +54,10 @@ impl ClusterObjects {
         let shape = |model: &Arc<Model>| model.status.as_ref().and_then(|status| status.shape.clone());
         let key = |model: &Arc<Model>| (model.namespace().unwrap_or_default(), model.name_any());
         let pools = resolve_pools(&self.pools, &self.nodes);
-        let disks = self.copies.as_ref().map(|copies| DiskState::from_objects(copies, &self.nodes, &self.models, &pools));
+        let disks = self
+            .copies
+            .as_ref()
+            .map(|copies| DiskState::from_objects(copies, &self.nodes, &self.models, &pools));
         Snapshot {
             nodes: self.node_infos(now).into(),
             models: self.models.iter().filter_map(|model| Some((key(model), shape(model)?))).collect(),
@@ -67,8 +70,8 @@ impl ClusterObjects {
         }
     }
 
-    /// Until when `view`, taken at `now`, stays what it is while only time passes; nothing when that is for ever,
-    /// or longer than anybody looks ahead.
+    /// Until when `view`, taken at `now`, is valid if only time passes; `None` if that is for ever, or beyond
+    /// the planning horizon.
     pub fn valid_until(&self, view: &Snapshot, now: Timestamp) -> Option<Timestamp> {
         let losses = self.nodes.iter().filter_map(|node| lost_at(node, now));
         let expiries =
@@ -78,7 +81,7 @@ impl ClusterObjects {
         losses.chain(expiries.filter(|expires| *expires > now)).chain(hours).chain(residencies).min()
     }
 
-    /// Answers that count at `now`.
+    /// Approval decisions that are valid at `now`.
     fn approval_decisions(&self, now: Timestamp) -> BTreeMap<ObjectKey, ApprovalDecisions> {
         let mut answers: BTreeMap<ObjectKey, ApprovalDecisions> = BTreeMap::new();
         for approval in &self.approvals {
@@ -99,7 +102,7 @@ impl ClusterObjects {
 
     fn node_infos(&self, now: Timestamp) -> Nodes {
         let living: BTreeSet<String> = self.groups.iter().filter_map(|group| group.uid()).collect();
-        // Bytes of claimed Shards whose group lives, and of all Shards whose group is gone, by node.
+        // Bytes of claimed Shards whose group exists, and of all Shards whose group is gone, by node.
         let (mut claimed, mut orphaned) = (BTreeMap::<&str, u64>::new(), BTreeMap::<&str, u64>::new());
         for shard in &self.shards {
             let bytes = shard.spec.reserved_bytes();
@@ -138,7 +141,7 @@ impl ClusterObjects {
         ((group.namespace().unwrap_or_default(), group.name_any()), seen)
     }
 
-    /// Until when a group makes no room for others, by its tier.
+    /// Until when a group may not be preempted, according to its tier.
     fn resident_until(&self, group: &ShardGroup) -> Option<Timestamp> {
         let tier = &group.spec.tier_ref.as_ref()?.name;
         let tier = self.tiers.iter().find(|known| known.metadata.name.as_ref() == Some(tier))?;
@@ -170,8 +173,11 @@ fn node_info(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) 
     }
 }
 
-/// Every pool among these nodes, with what makes one none.
-pub fn resolve_pools(pools: &[Arc<NodePool>], nodes: &[Arc<InferenceNode>]) -> BTreeMap<String, Result<EligibleNodes, Note>> {
+/// Every pool, resolved to these nodes, or why it is invalid.
+pub fn resolve_pools(
+    pools: &[Arc<NodePool>],
+    nodes: &[Arc<InferenceNode>],
+) -> BTreeMap<String, Result<EligibleNodes, Note>> {
     let labels = labels(nodes);
     pools.iter().map(|pool| (pool.name_any(), resolve_pool(pool, &labels))).collect()
 }
@@ -182,12 +188,12 @@ pub fn labels(nodes: &[Arc<InferenceNode>]) -> BTreeMap<&str, &Labels> {
     named.collect()
 }
 
-/// A pool among nodes with these labels.
+/// Resolves a pool to nodes by their labels.
 pub fn resolve_pool(pool: &NodePool, labels: &BTreeMap<&str, &Labels>) -> Result<EligibleNodes, Note> {
     pool::resolve(&pool.name_any(), &pool.spec, labels.iter().map(|(name, labels)| (*name, *labels)))
 }
 
-/// What a placement may do with a node.
+/// Whether a placement may use a node.
 pub fn availability(node: &InferenceNode, now: Timestamp) -> Availability {
     let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     if !conditions::is_true(conditions, Type::Reachable) {
@@ -215,10 +221,10 @@ fn lost_at(node: &InferenceNode, now: Timestamp) -> Option<Timestamp> {
     since.checked_add(LOST_AFTER).ok()
 }
 
-/// How long until an unreachable node counts as lost. Nothing happens then that a watch would tell.
+/// Time until an unreachable node counts as lost. No watch event announces it.
 pub fn until_lost(node: &InferenceNode, now: Timestamp) -> Option<Duration> {
     let silent = Duration::try_from(lost_at(node, now)?.duration_since(now)).unwrap_or_default();
-    // A little more, so that whoever waits does not wake just before.
+    // A little more, so that the caller does not wake just before.
     Some(silent + Duration::from_millis(100))
 }
 
@@ -278,7 +284,8 @@ mod tests {
             let memory = NodeMemory { granted_bytes: granted, ..NodeMemory::default() };
             node.status =
                 Some(InferenceNodeStatus { memory: Some(memory), ..InferenceNodeStatus::default() });
-            let cluster = ClusterObjects { nodes: vec![Arc::new(node)], groups, shards, ..ClusterObjects::default() };
+            let cluster =
+                ClusterObjects { nodes: vec![Arc::new(node)], groups, shards, ..ClusterObjects::default() };
             let view = cluster.snapshot(Timestamp::UNIX_EPOCH);
             assert_eq!(view.nodes["a"].unreleased, unreleased, "{story}");
         }

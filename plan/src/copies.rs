@@ -1,20 +1,20 @@
-//! Which nodes hold which model's files ahead of need, and what goes where room is short. Replicas come
-//! first: what they read stays, what they wait for gets its room. Not a download manager: how bytes come to
-//! a node, and whether its disk really has the room, is its agent's business.
+//! Copy planning: which nodes hold which model's files in advance, and which files are evicted when disk
+//! space is short. Replicas have precedence: the files they read stay, and the files they wait for get space.
+//! Not here: the download and the free space on a disk, which are left to the node's agent.
 //!
 //! ```text
-//! files of replicas, pinned ones, ready ones of `Always` ─▶ kept ──┐
-//! files replicas wait for ─▶ copies on their way ─▶ new copies ────┴─▶ within the node's limit? ─no─▶ Lack
-//!                                                                           │ yes
-//!            everything else on that node goes, least important first, until all of that fits
+//! files of replicas, pinned ones, ready ones of `Always` ─▶ protected ──┐
+//! files replicas wait for ─▶ copies being fetched ─▶ new copies ────────┴─▶ within the limit? ─no─▶ Shortage
+//!                                                                                │ yes
+//!            everything else on that node is evicted, lowest priority first, until all of that fits
 //! ```
 //!
-//! Whether something fits is asked of what may not go alone, so nothing is ever removed in vain, and what
-//! was removed for one plan changes no answer of the next.
+//! Whether files fit depends only on files that may not be evicted. So no eviction is in vain, and an
+//! eviction for one plan changes no result of the next.
 
+mod disk_budget;
 pub(crate) mod disk_state;
 mod shortage;
-mod disk_budget;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,57 +22,57 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-pub use self::disk_state::{DiskState, DiskOutlook, files_id, limit};
-pub use self::shortage::Shortage;
 use self::disk_budget::{DiskBudget, FileSet};
+pub use self::disk_state::{DiskOutlook, DiskState, files_id, limit};
+pub use self::shortage::Shortage;
 use crate::snapshot::{Availability, ObjectKey};
 
-/// Everything the choice depends on.
+/// Input of the plan.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
-    /// Machines, by name.
+    /// Disks of nodes, by node name.
     pub nodes: BTreeMap<String, NodeStorage>,
     /// Models whose headers were read, and those that have copies.
     pub models: BTreeMap<ObjectKey, ModelFiles>,
-    /// Files on nodes, there or on their way; headers alone are none.
+    /// Files on nodes, present or being fetched; headers alone do not count.
     pub copies: Vec<NodeCopy>,
     /// Which model's files ranks read or will read, and on which node.
     pub uses: BTreeSet<(ObjectKey, String)>,
 }
 
-/// The disk of a machine.
+/// The disk of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeStorage {
-    /// Bytes all models together may take: what they have and what is free, less the reserve. Absent until
-    /// its agent has measured it.
+    /// Bytes that all models together may take: what they use plus what is free, minus the reserve. `None`
+    /// until the agent has measured the disk.
     pub limit: Option<u64>,
-    /// Whether new work may come.
+    /// Whether the node takes new work.
     pub availability: Availability,
 }
 
 /// A model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles {
-    /// Names its bytes: two Models of one source share them.
+    /// Identity of its bytes: two Models of one source share them.
     pub files: String,
     /// Bytes of all files; 0 while unknown.
     pub bytes: u64,
-    /// The larger, the later its files go.
+    /// Eviction priority: higher ones are evicted later.
     pub priority: i32,
-    /// What is wanted ahead of need.
+    /// Its preload, if any.
     pub preload: Option<PreloadRule>,
-    /// Nodes its deployments may use; empty when they say nothing.
+    /// Nodes that its deployments may use; empty if they name none.
     pub runs_on: BTreeSet<String>,
 }
 
-/// What is wanted ahead of need.
+/// A preload: files wanted before a deployment needs them.
 #[derive(Clone, Debug, Default)]
 pub struct PreloadRule {
-    /// The nodes of its pool; absent for all.
+    /// The nodes of its pool; `None` for all.
     pub nodes: Option<Arc<BTreeSet<String>>>,
-    /// How many nodes at least; absent for every one.
+    /// Minimum number of nodes; `None` for every one.
     pub min_nodes: Option<u32>,
-    /// Whether no copy of it ever goes.
+    /// Whether no copy of it is ever evicted.
     pub pinned: bool,
 }
 
@@ -83,30 +83,30 @@ pub struct NodeCopy {
     pub model: ObjectKey,
     /// The node.
     pub node: String,
-    /// Bytes when it is whole; 0 while unknown.
+    /// Bytes of the complete copy; 0 while unknown.
     pub bytes: u64,
-    /// Bytes that are there.
+    /// Bytes present.
     pub done: u64,
-    /// Whether all are there and verified.
+    /// Whether all bytes are present and verified.
     pub ready: bool,
-    /// When an engine last had them open, else when they were asked for.
+    /// When an engine last had the files open, else when they were requested.
     pub last_used: Option<Timestamp>,
-    /// Whether it never goes.
+    /// Whether it is never evicted.
     pub pinned: bool,
 }
 
-/// What to do.
+/// The plan: files to fetch and to evict.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CopyPlan {
-    /// Files to ask for: model and node.
+    /// Files to fetch: model and node.
     pub create: BTreeSet<(ObjectKey, String)>,
-    /// Copies that make room.
+    /// Copies to evict.
     pub remove: Vec<CopyRemoval>,
-    /// What becomes of every preload.
+    /// The state of every preload.
     pub preloads: BTreeMap<ObjectKey, PreloadOutcome>,
 }
 
-/// A copy that makes room.
+/// A copy to evict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyRemoval {
     /// Its model.
@@ -115,22 +115,22 @@ pub struct CopyRemoval {
     pub node: String,
     /// Bytes it takes, together with other copies of the same files.
     pub bytes: u64,
-    /// Whose files get the room.
+    /// Models whose files get the space.
     pub beneficiaries: BTreeSet<ObjectKey>,
 }
 
-/// What becomes of a preload.
+/// The state of a preload.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PreloadOutcome {
-    /// Nodes that are to hold the files.
+    /// Number of nodes that have to hold the files.
     pub wanted_nodes: u32,
-    /// Nodes that hold them or are asked to, and whether every byte is there.
+    /// Nodes that hold the files or fetch them, and whether every byte is present.
     pub holders: BTreeMap<String, bool>,
-    /// What keeps the others from it.
+    /// Why the other nodes do not.
     pub shortages: Vec<Shortage>,
 }
 
-/// Chooses.
+/// Computes the plan.
 pub fn plan(inventory: &Inventory) -> CopyPlan {
     let mut choice = CopyPlanner { inventory, budgets: disk_budgets(inventory), plan: CopyPlan::default() };
     let order = by_priority(inventory);
@@ -159,7 +159,7 @@ pub fn plan(inventory: &Inventory) -> CopyPlan {
     plan
 }
 
-/// Preloads, those first that matter most.
+/// Preloads, the highest priority first.
 fn by_priority(inventory: &Inventory) -> Vec<(&ObjectKey, &PreloadRule)> {
     let preloads = inventory.models.iter().filter(|(_, model)| model.bytes > 0);
     let mut order: Vec<_> =
@@ -171,7 +171,8 @@ fn by_priority(inventory: &Inventory) -> Vec<(&ObjectKey, &PreloadRule)> {
 fn disk_budgets(inventory: &Inventory) -> BTreeMap<&String, DiskBudget> {
     let mut rooms: BTreeMap<&String, DiskBudget> =
         inventory.nodes.iter().map(|(name, disk)| (name, DiskBudget::new(disk.limit))).collect();
-    let read = inventory.uses.iter().filter_map(|(key, node)| Some((node.as_str(), inventory.models.get(key)?)));
+    let read =
+        inventory.uses.iter().filter_map(|(key, node)| Some((node.as_str(), inventory.models.get(key)?)));
     let read: BTreeSet<(&str, &str)> = read.map(|(node, model)| (node, model.files.as_str())).collect();
     for copy in &inventory.copies {
         let Some(room) = rooms.get_mut(&copy.node) else { continue };
@@ -186,7 +187,7 @@ fn disk_budgets(inventory: &Inventory) -> BTreeMap<&String, DiskBudget> {
             priority: model.map_or(i32::MAX, |model| model.priority),
             models: [copy.model.clone()].into(),
         };
-        // Of a model nobody can read nothing goes: what its owner wants of it is not known.
+        // Of a model that nothing is known of, no copy is evicted.
         let stays = copy.pinned || pinned || model.is_none();
         let (namespace, name) = &copy.model;
         let files = model.map_or_else(|| format!("{namespace}/{name}"), |model| model.files.clone());
@@ -196,7 +197,7 @@ fn disk_budgets(inventory: &Inventory) -> BTreeMap<&String, DiskBudget> {
     rooms
 }
 
-/// A choice in the making.
+/// State of the planning.
 struct CopyPlanner<'a> {
     inventory: &'a Inventory,
     budgets: BTreeMap<&'a String, DiskBudget>,
@@ -204,7 +205,7 @@ struct CopyPlanner<'a> {
 }
 
 impl<'a> CopyPlanner<'a> {
-    /// Whole copies that a preload counts on stay, and no more of them than it asks for.
+    /// Protects complete copies that a preload counts, but no more than it asks for.
     fn protect_preloaded(&mut self, key: &'a ObjectKey, preload: &PreloadRule) {
         let wanted = self.wanted_nodes(key, preload);
         let mut preloaded = PreloadOutcome { wanted_nodes: wanted, ..PreloadOutcome::default() };
@@ -219,7 +220,7 @@ impl<'a> CopyPlanner<'a> {
         self.plan.preloads.insert(key.clone(), preloaded);
     }
 
-    /// What ranks wait for.
+    /// Reserves space for files that ranks wait for.
     fn reserve_for_replicas(&mut self) {
         let inventory = self.inventory;
         let mut uses: Vec<_> = inventory
@@ -231,20 +232,20 @@ impl<'a> CopyPlanner<'a> {
         uses.sort_by_key(|(model, key, node)| (Reverse(model.priority), *key, *node));
         for (model, key, node) in uses {
             if let Some(room) = self.budgets.get_mut(node) {
-                // What lacks room says so itself: its agent refuses to begin, with the numbers.
+                // A shortage is reported by the agent, which refuses to start, with the numbers.
                 room.reserve(node, key, &model.files, model.bytes).ok();
             }
         }
     }
 
-    /// Copies that are on their way already.
+    /// Reserves space for copies that are already being fetched.
     fn reserve_in_progress(&mut self, key: &'a ObjectKey, preload: &PreloadRule) {
         for node in self.holders(key, preload) {
             self.try_reserve(key, node);
         }
     }
 
-    /// New copies, where they are worth most.
+    /// Adds new copies, on the best nodes.
     fn add_copies(&mut self, key: &'a ObjectKey, preload: &PreloadRule) {
         let inventory = self.inventory;
         let model = &inventory.models[key];
@@ -278,7 +279,7 @@ impl<'a> CopyPlanner<'a> {
         }
     }
 
-    /// Promises a node's room to a preload that still lacks nodes; whether that was possible.
+    /// Reserves space on a node for a preload that still needs nodes; returns whether that was possible.
     fn try_reserve(&mut self, key: &ObjectKey, node: &String) -> bool {
         let model = &self.inventory.models[key];
         let answers = self.is_responsive(node);
@@ -286,10 +287,12 @@ impl<'a> CopyPlanner<'a> {
         else {
             return false;
         };
-        if preloaded.holders.len() >= preloaded.wanted_nodes as usize || preloaded.holders.contains_key(node) {
+        if preloaded.holders.len() >= preloaded.wanted_nodes as usize || preloaded.holders.contains_key(node)
+        {
             return false;
         }
-        // A node that is silent for a moment goes on when it is back, and nothing is removed there meanwhile.
+        // A node that is unreachable for a moment continues once it is back; nothing is evicted there
+        // meanwhile.
         let taken = if answers { room.reserve(node, key, &model.files, model.bytes) } else { Ok(()) };
         match taken {
             Ok(()) => {
@@ -303,7 +306,7 @@ impl<'a> CopyPlanner<'a> {
         }
     }
 
-    /// How many nodes are to hold a model.
+    /// How many nodes have to hold a model.
     fn wanted_nodes(&self, key: &ObjectKey, preload: &PreloadRule) -> u32 {
         let held: BTreeSet<&String> = self.holders(key, preload).into_iter().collect();
         let open = self.inventory.nodes.iter().filter(|(name, disk)| {
@@ -312,8 +315,8 @@ impl<'a> CopyPlanner<'a> {
         preload.min_nodes.unwrap_or_else(|| u32::try_from(open.count()).unwrap_or(u32::MAX))
     }
 
-    /// Nodes a preload counts on that have copies, the surest first. One that is to be emptied, or that has
-    /// been silent for long, is none of them.
+    /// Nodes with copies that count for a preload, the most certain first. Nodes that are draining, or
+    /// unreachable for long, do not count.
     fn holders(&self, key: &ObjectKey, preload: &PreloadRule) -> Vec<&'a String> {
         let model = &self.inventory.models[key];
         let counts = |node: &String| {
@@ -334,7 +337,7 @@ impl<'a> CopyPlanner<'a> {
         self.inventory.copies.iter().filter(move |copy| copy.model == *key)
     }
 
-    /// Whether a node's agent does what it is asked.
+    /// Whether a node's agent is responsive.
     fn is_responsive(&self, node: &str) -> bool {
         self.inventory
             .nodes

@@ -1,10 +1,10 @@
-//! A part of a view that many copies of the view have in common. It is copied when somebody changes it, and
-//! reads as what it holds.
+//! Copy-on-write wrapper for parts of a view that many copies of the view share. It dereferences to its
+//! content.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// Something that is cheap to clone until it is changed.
+/// A value that is cheap to clone until it is changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArcCow<T>(Arc<T>);
 

@@ -1,31 +1,33 @@
-//! Demand for a deployment: what its gateways say, put together. A gateway that is gone says nothing more, so
-//! what it last said of its requests does not count for long.
+//! Demand for a deployment: the entries of its gateways, combined. The last entry of a gateway that is gone
+//! expires soon.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use russet_crds::{DEMAND_INTERVAL, GatewayDemand};
 
-/// What an entry says of requests counts so long: its gateway writes it anew four times meanwhile.
+/// Time to live of an entry's requests: four times its gateway's interval.
 const DEMAND_TTL: Duration = DEMAND_INTERVAL.saturating_mul(4);
 
-/// What all gateways together have to do with a deployment.
+/// Demand of all gateways together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DemandSummary {
-    /// Requests that are held until a replica answers.
+    /// Requests held until a replica is ready.
     pub waiting: u32,
-    /// Requests that replicas are answering.
+    /// Requests running on replicas.
     pub active: u32,
-    /// How long nobody has asked, zero while somebody does; `None` when nobody ever did.
+    /// Time since the last request, zero while there are any; `None` if there never was one.
     pub idle_for: Option<Duration>,
-    /// Milliseconds to first tokens: of the gateway that sees the slowest ones.
+    /// Time to first token in milliseconds, of the gateway with the slowest.
     pub ttft_milliseconds: Option<u32>,
 }
 
-/// What the entries of `ModelDeployment.status.demand` come to at `now`.
+/// Combines the entries of `ModelDeployment.status.demand` at `now`.
 pub fn summarize(demand: &[GatewayDemand], now: Timestamp) -> DemandSummary {
     let mut wanted = DemandSummary::default();
-    for GatewayDemand { gateway: _, reported_at, last_request_time, waiting, active, ttft_milliseconds } in demand {
+    for GatewayDemand { gateway: _, reported_at, last_request_time, waiting, active, ttft_milliseconds } in
+        demand
+    {
         let fresh = age(reported_at.0, now) <= DEMAND_TTL;
         if fresh {
             wanted.waiting = wanted.waiting.saturating_add(*waiting);
@@ -44,15 +46,15 @@ pub fn summarize(demand: &[GatewayDemand], now: Timestamp) -> DemandSummary {
     wanted
 }
 
-/// When what is said of requests will not count any more if nobody says it again; nothing else tells then.
+/// When entries with requests expire unless renewed; no watch event announces that.
 pub fn until_stale(demand: &[GatewayDemand], now: Timestamp) -> Option<Duration> {
     let says = demand.iter().filter(|one| one.waiting > 0 || one.active > 0);
     let ages = says.map(|one| age(one.reported_at.0, now));
-    // Past it by a moment: it counts until then inclusively.
+    // A moment later: an entry is valid up to and including its last instant.
     ages.filter_map(|age| Some(DEMAND_TTL.checked_sub(age)? + Duration::from_millis(1))).min()
 }
 
-/// Clocks differ: what was said in the future was said just now.
+/// Clocks differ: an entry from the future counts as new.
 fn age(then: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
 }
@@ -69,8 +71,14 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// Reported and last asked so many seconds ago.
-    fn entry(reported: i64, asked: Option<i64>, waiting: u32, active: u32, ttft: Option<u32>) -> GatewayDemand {
+    /// An entry written, and last requested, this many seconds ago.
+    fn entry(
+        reported: i64,
+        asked: Option<i64>,
+        waiting: u32,
+        active: u32,
+        ttft: Option<u32>,
+    ) -> GatewayDemand {
         let entry = json!({
             "gateway": "g", "reportedAt": at(NOW - reported), "lastRequestTime": asked.map(|ago| at(NOW - ago)),
             "waiting": waiting, "active": active, "ttftMilliseconds": ttft,

@@ -1,15 +1,15 @@
-//! Which nodes RDMA cables connect, and over which devices: what MLX's Jaccl backends need to know.
-//! Pure; it believes a cable only when both ends report it. Speeds and probes are not its business.
+//! Which nodes are connected by RDMA cables, and over which devices: the input of MLX's Jaccl backends. Pure;
+//! a cable counts only if both ends report it. Not here: speeds and probes.
 //!
 //! ```text
 //! every pair of a team cabled ─▶ Jaccl       a ring of cables ─▶ JacclRing       neither ─▶ Ring (TCP)
 //! ```
 
+pub mod address_plan;
 mod cabling;
 mod domain;
-pub mod address_plan;
-mod tp_team;
 pub mod network_spec;
+mod tp_team;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,20 +23,20 @@ pub use cabling::{Cable, Cabling, TOO_SLOW_FOR_RDMA, differing_systems};
 pub use domain::{LinkGraph, show_bits};
 pub use tp_team::{nearest, pairs, teams};
 
-/// Most ranks Jaccl joins when every rank is cabled to every other.
+/// Maximum ranks of Jaccl with every rank cabled to every other.
 pub const MAX_MESH_RANKS: u32 = 8;
-/// Most cables between two neighbours that JacclRing uses.
+/// Maximum cables between two neighbours that JacclRing uses.
 pub const MAX_RING_WIRES: usize = 4;
 
 /// RDMA devices by member and peer; an empty cell is no cable.
 pub type DeviceMatrix = Vec<Vec<Vec<String>>>;
 
-/// Who uses a port.
+/// User of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortUser<'a> {
     /// The ShardGroup of this name.
     Group(&'a str),
-    /// Some engine without a group; which ports it still holds, nobody knows.
+    /// An engine without a group; the ports it still holds are unknown.
     Unreleased,
 }
 
@@ -49,15 +49,15 @@ impl fmt::Display for PortUser<'_> {
     }
 }
 
-/// Ports somebody uses, as `(node, device)`, and who.
+/// Ports in use, as `(node, device)`, and their users.
 pub type PortUse<'a> = BTreeMap<(&'a str, &'a str), PortUser<'a>>;
 
-/// The cables of a cluster that may be used.
+/// The usable cables of a cluster.
 #[derive(Clone, Debug)]
 pub struct Fabric<'a> {
     nodes: &'a Nodes,
     port_use: PortUse<'a>,
-    /// Nodes that only taken ports join, by their places.
+    /// Pairs of nodes that are joined only by ports in use, as indices.
     busy_pairs: BTreeSet<(usize, usize)>,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Fabric<'a> {
         fabric
     }
 
-    /// The cables as if nobody used any; nothing where nobody does.
+    /// The cables as if no port were in use; `None` if none is.
     pub fn ignoring_use(&self) -> Option<Self> {
         (!self.port_use.is_empty()).then(|| Self::new(self.nodes, PortUse::new()))
     }
@@ -88,14 +88,15 @@ impl<'a> Fabric<'a> {
         taken.get(&(node, device))
     }
 
-    /// The free cables between two nodes, in the same order whoever is near.
+    /// The free cables between two nodes, in the same order from either side.
     fn free<'s>(&'s self, near: &'s str, far: &'s str) -> impl Iterator<Item = &'s Cable> {
-        let taken =
-            move |cable: &Cable| self.port_user(near, &cable.near).or(self.port_user(far, &cable.far)).is_some();
+        let taken = move |cable: &Cable| {
+            self.port_user(near, &cable.near).or(self.port_user(far, &cable.far)).is_some()
+        };
         self.nodes.cabling().between(near, far).iter().filter(move |cable| !taken(cable))
     }
 
-    /// The same, to keep.
+    /// The same, as a vector.
     pub fn cables(&self, near: &str, far: &str) -> Vec<Cable> {
         self.free(near, far).cloned().collect()
     }
@@ -105,12 +106,12 @@ impl<'a> Fabric<'a> {
         self.free(a, b).next().is_some()
     }
 
-    /// Whether a free cable joins the nodes at these places.
+    /// Whether a free cable joins the nodes with these indices.
     fn joins(&self, a: usize, b: usize) -> bool {
         self.nodes.cabling().joins(a, b) && !self.busy_pairs.contains(&(a, b))
     }
 
-    /// Places of the nodes that a free cable joins with the one at this place.
+    /// Indices of the nodes joined with this one by a free cable.
     fn neighbours(&self, place: usize) -> impl Iterator<Item = usize> {
         let peers = self.nodes.cabling().neighbours(place);
         peers.filter(move |peer| !self.busy_pairs.contains(&(place, *peer)))
@@ -159,21 +160,21 @@ impl<'a> Fabric<'a> {
         format!("the addresses of nodes {a} and {b} do not tell which ends of their cables belong together")
     }
 
-    /// The device matrix of a team in which every pair is joined; the first lacking pair otherwise.
+    /// The device matrix of a team in which every pair is joined; otherwise the first pair that is not.
     pub fn mesh(&self, team: &[&str]) -> Result<DeviceMatrix, String> {
         if team.len() > MAX_MESH_RANKS as usize {
             return Err(format!("Jaccl joins at most {MAX_MESH_RANKS} ranks, not {}", team.len()));
         }
         let cell = |a: &str, b: &str| match self.cables(a, b).into_iter().next() {
             _ if a == b => Ok(Vec::new()),
-            // More than the first cable is of no use to a mesh.
+            // A mesh uses only the first cable.
             Some(cable) => Ok(vec![cable.near]),
             None => Err(self.refusal(a, b)),
         };
         team.iter().map(|a| team.iter().map(|b| cell(a, b)).collect()).collect()
     }
 
-    /// The device matrix of a team in which neighbours are joined, with equally many wires each; wire
+    /// The device matrix of a team in which neighbours are joined, with the same number of wires each; wire
     /// `k` is the same cable at both ends.
     pub fn ring(&self, team: &[&str]) -> Result<DeviceMatrix, String> {
         let size = team.len();
@@ -199,7 +200,7 @@ impl<'a> Fabric<'a> {
     }
 }
 
-/// The ports a running plan uses, as `(node, device)`.
+/// The ports of a running plan, as `(node, device)`.
 pub fn ports(plan: &GroupPlan) -> impl Iterator<Item = (&str, &str)> {
     plan.members.iter().flat_map(|member| {
         let devices = member.rdma_devices.iter().flatten();
@@ -207,7 +208,7 @@ pub fn ports(plan: &GroupPlan) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// What a running plan lacks of the cables it was made for: the first that is not there any more.
+/// The first cable of a running plan that no longer exists.
 pub fn severed(nodes: &Nodes, plan: &GroupPlan) -> Option<String> {
     let whole = Fabric::new(nodes, PortUse::new());
     let teams = plan.members.chunks(plan.tensor_size.max(1) as usize);
@@ -229,8 +230,8 @@ pub fn severed(nodes: &Nodes, plan: &GroupPlan) -> Option<String> {
     })
 }
 
-/// Whether what ranks send each other needs no tunnel: every connection of every ring runs between
-/// the addresses of a Thunderbolt link that both of its nodes report. Links are by node.
+/// Whether traffic between ranks needs no tunnel: every connection of every ring runs between the addresses
+/// of a Thunderbolt link that both of its nodes report. Links are by node.
 pub fn transport(plan: &GroupPlan, peers: &[Peer], links: &BTreeMap<String, Vec<Link>>) -> Transport {
     let size = plan.tensor_size.max(1) as usize;
     let ip = |address: &str| address.rsplit_once(':').map(|(ip, _)| ip.trim_matches(['[', ']']).to_owned());

@@ -1,48 +1,48 @@
-//! All that waits for a place, decided together: which way every replica takes so that the sum of what they
-//! are worth is largest. What runs stays where it is; how one deployment gets there, step by step, is `place`.
+//! Joint placement: branch and bound over all pending replicas, which picks a candidate for each so that the
+//! sum of their scores is largest. Running replicas stay. Not here: the steps of one deployment (`place`).
 //!
 //! ```text
-//! replicas that wait, the heaviest first ─▶ ways of the first ─▶ ways of the second among what is left ─▶ …
-//!      the first dive is the greedy plan; a branch that cannot beat the best sum found is not followed
+//! pending replicas, the heaviest first ─▶ candidates of the first ─▶ of the second in the rest ─▶ …
+//!      the first descent is the greedy plan; a branch that cannot beat the best sum is pruned
 //! ```
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::memory_model::MemoryModel;
-use crate::placement::{ScoreScale, ScoredCandidate, pending_among, pending_replicas, enumerate};
+use crate::placement::{ScoreScale, ScoredCandidate, enumerate, pending_among, pending_replicas};
 use crate::shard::SplitCandidate;
 use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
-/// Looks at ways, beyond one for each replica, after which the best plan found is good enough; fewer where a
-/// look is long, as many nodes make it. A handful of replicas needs a few dozen.
+/// Maximum number of enumerations of candidates, beyond one for each replica; then the best plan so far is
+/// used. Fewer in clusters of many nodes, where each is slow. A handful of replicas needs a few dozen.
 const MAX_SEARCH_NODES: usize = 4000;
-/// How many times more a replica counts that ran before.
+/// Weight factor of a replica that ran before.
 const RAN_BEFORE_WEIGHT: f64 = 4.0;
-/// Nodes up to which a look is short.
+/// Number of nodes up to which an enumeration is fast.
 const SMALL_CLUSTER_NODES: usize = 64;
-/// Up to so many replicas every order is tried.
+/// Maximum number of replicas for which every order is tried.
 const MAX_REPLICAS_ALL_ORDERS: usize = 4;
-/// Of more, so many come first by turns.
+/// Of more, this many replicas come first in turn.
 const MAX_FRONT_REPLICAS: usize = 16;
-/// Share of the best sum that is not worth looking for.
+/// Optimality gap: the share of the best sum that is not worth more search.
 const OPTIMALITY_GAP: f64 = 0.002;
 
-/// Where replicas that wait are to go.
+/// The joint plan of pending replicas.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JointPlan {
-    /// The split of every replica that was looked at; nothing where others are worth more than it. A
-    /// replica that fits nowhere even by itself is not in here.
+    /// The split of every replica that was considered; `None` if others score higher than it. A replica that
+    /// fits nowhere even by itself is not included.
     pub splits: BTreeMap<(ObjectKey, i32), Option<SplitCandidate>>,
-    /// Deployments for which room is being made.
+    /// Deployments for which groups are being preempted.
     pub reserved_for: Vec<String>,
-    /// The sum of what all are worth.
+    /// The sum of the scores.
     pub score: f64,
 }
 
 impl JointPlan {
-    /// Deployments that get what is there, for those that get nothing.
+    /// Deployments that get the free memory, as a reason for those that get none.
     pub fn preferred(&self) -> Vec<String> {
         let placed = self.splits.iter().filter(|(_, split)| split.is_some());
         let mut names: Vec<String> =
@@ -53,21 +53,22 @@ impl JointPlan {
     }
 }
 
-/// One replica that waits.
+/// One pending replica.
 struct PendingReplica<'a> {
     desired: &'a ValidDeployment,
     memory: MemoryModel<'a>,
     replica: i32,
     scale: ScoreScale,
     weight: f64,
-    /// The most it can be worth.
+    /// Its maximum score.
     max_score: f64,
 }
 
-/// Decides for every replica of `wants` that has no group yet. Who may have others make room chooses before those
-/// of lower priority, and what is being vacated for him is not theirs; else all choose together.
+/// Decides for every pending replica of `wants`. A deployment that may preempt chooses before those of lower
+/// priority, and gets the memory being freed for it; otherwise all are decided jointly.
 pub fn solve(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan {
-    let mut rights: Vec<i32> = deployments.iter().filter(|desired| desired.preempts).map(|want| want.priority).collect();
+    let mut rights: Vec<i32> =
+        deployments.iter().filter(|desired| desired.preempts).map(|want| want.priority).collect();
     rights.sort_by_key(|priority| Reverse(*priority));
     rights.dedup();
     if rights.is_empty() {
@@ -76,7 +77,8 @@ pub fn solve(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan {
     let mut view = view.clone();
     let mut all = JointPlan::default();
     for class in 0..=rights.len() {
-        let before = |desired: &ValidDeployment| rights.iter().filter(|right| **right > desired.priority).count();
+        let before =
+            |desired: &ValidDeployment| rights.iter().filter(|right| **right > desired.priority).count();
         let members: Vec<&ValidDeployment> =
             deployments.iter().filter(|desired| before(desired) == class).copied().collect();
         let found = solve_jointly(&view, &members);
@@ -85,12 +87,13 @@ pub fn solve(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan {
             let fit = desired.memory_model();
             for replica in pending_replicas(&view, desired, &fit) {
                 let split = found.splits.get(&(desired.key(), replica)).cloned();
-                // What is left for it by those before it is nothing, whatever seems to be free.
+                // Those before it leave nothing for it, whatever seems to be free.
                 all.splits.insert((desired.key(), replica), split.clone().flatten());
                 let split = split.unwrap_or_else(|| {
                     let promised = best_when_vacated(&view, desired, &fit, replica);
-                    all.reserved_for
-                        .extend(promised.is_some().then(|| format!("{}/{}", desired.namespace, desired.name)));
+                    all.reserved_for.extend(
+                        promised.is_some().then(|| format!("{}/{}", desired.namespace, desired.name)),
+                    );
                     promised
                 });
                 if let Some(split) = split {
@@ -103,12 +106,18 @@ pub fn solve(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan {
     all
 }
 
-/// The best that a replica can have of what is there and what is being vacated, by others and by what runs in its
-/// place, which goes once there is room enough together.
-fn best_when_vacated(view: &Snapshot, desired: &ValidDeployment, fit: &MemoryModel<'_>, replica: i32) -> Option<SplitCandidate> {
+/// The best candidate of a replica in free memory and in memory being freed, by others and by its
+/// predecessor, which is deleted once there is enough altogether.
+fn best_when_vacated(
+    view: &Snapshot,
+    desired: &ValidDeployment,
+    fit: &MemoryModel<'_>,
+    replica: i32,
+) -> Option<SplitCandidate> {
     let leaving = |key: &ObjectKey| {
         view.groups.get(key).is_some_and(|group| {
-            let own = key.0 == desired.namespace && group.deployment == desired.name && group.replica == replica;
+            let own =
+                key.0 == desired.namespace && group.deployment == desired.name && group.replica == replica;
             group.deleting || own
         })
     };
@@ -117,7 +126,7 @@ fn best_when_vacated(view: &Snapshot, desired: &ValidDeployment, fit: &MemoryMod
     Some(found.into_iter().min_by(|a, b| scale.compare(a, b))?.candidate)
 }
 
-/// Decides for all of them at once.
+/// Decides for all of them jointly.
 fn solve_jointly(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan {
     let mut wishes = Vec::new();
     let mut groups: BTreeMap<(&str, &str), Vec<(&ObjectKey, &GroupInfo)>> = BTreeMap::new();
@@ -126,13 +135,14 @@ fn solve_jointly(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan
     }
     for desired in deployments {
         let fit = desired.memory_model();
-        let own = groups.get(&(desired.namespace.as_str(), desired.name.as_str())).map_or(&[][..], Vec::as_slice);
+        let own =
+            groups.get(&(desired.namespace.as_str(), desired.name.as_str())).map_or(&[][..], Vec::as_slice);
         let waiting = pending_among(view, desired, &fit, own);
         let Some(first) = waiting.first() else { continue };
         let Ok(found) = enumerate(view, desired, &fit, *first, true, |_| false) else { continue };
         let Some(mut scale) = ScoreScale::from_candidates(found.found.iter()) else { continue };
         if desired.split == Split::Auto && fits_single_node(view, desired, &fit) {
-            // Also once others run there: what is carried out step by step is judged alike at every step.
+            // Also once others run there: a plan applied step by step gets the same score at every step.
             scale.fewest = 1;
         }
         let best = found.found.iter().map(|scored| scale.net_score(scored)).fold(0.0, f64::max);
@@ -141,19 +151,29 @@ fn solve_jointly(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan
             PendingReplica { desired, memory: fit.clone(), replica, scale, weight, max_score: weight * best }
         }));
     }
-    // The heaviest first; among equal ones those that need most, which have the fewest ways.
+    // The heaviest first; among equal ones those with the largest need, which have the fewest candidates.
     wishes.sort_by(|a, b| {
         let heavier = b.weight.total_cmp(&a.weight);
         let larger = b.memory.whole_model().total().cmp(&a.memory.whole_model().total());
-        heavier.then(larger).then_with(|| a.desired.key().cmp(&b.desired.key())).then(a.replica.cmp(&b.replica))
+        heavier
+            .then(larger)
+            .then_with(|| a.desired.key().cmp(&b.desired.key()))
+            .then(a.replica.cmp(&b.replica))
     });
     let most = wishes.iter().map(|wish| wish.max_score).sum();
-    let budget = wishes.len() + MAX_SEARCH_NODES * SMALL_CLUSTER_NODES / view.nodes.len().max(SMALL_CLUSTER_NODES);
-    let mut search = BranchAndBound { visited: 0, budget, best: f64::NEG_INFINITY, upper_bound: most, splits: BTreeMap::new() };
+    let budget =
+        wishes.len() + MAX_SEARCH_NODES * SMALL_CLUSTER_NODES / view.nodes.len().max(SMALL_CLUSTER_NODES);
+    let mut search = BranchAndBound {
+        visited: 0,
+        budget,
+        best: f64::NEG_INFINITY,
+        upper_bound: most,
+        splits: BTreeMap::new(),
+    };
     if wishes.is_empty() {
         return JointPlan::default();
     }
-    // Every dive leaves it as it was.
+    // Every descent restores it.
     let mut view = view.clone();
     for order in orders(&wishes.iter().collect::<Vec<_>>()) {
         if search.is_pruned(0.0) {
@@ -173,8 +193,8 @@ fn fits_single_node(view: &Snapshot, desired: &ValidDeployment, fit: &MemoryMode
     })
 }
 
-/// Orders worth trying. What comes first leaves its nodes as suits itself, so another order may leave room
-/// where this one does not: all orders of a few, and of many those in which one comes before the others.
+/// Orders worth trying. The first replica takes its best nodes, so another order may fit where this one does
+/// not: all orders of a few replicas, and of many those in which each of some comes first.
 fn orders<'w, 'a>(wishes: &[&'w PendingReplica<'a>]) -> Vec<Vec<&'w PendingReplica<'a>>> {
     if wishes.is_empty() {
         return vec![Vec::new()];
@@ -193,10 +213,10 @@ fn orders<'w, 'a>(wishes: &[&'w PendingReplica<'a>]) -> Vec<Vec<&'w PendingRepli
     heads.flat_map(tails).collect()
 }
 
-/// What a replica counts beside others: by its tier's priority, whether it ran before, and the first of one
-/// deployment more than the second of another.
+/// Weight of a replica: by its tier's priority, whether it ran before, and the first replica of a deployment
+/// above the second of another.
 fn weight(desired: &ValidDeployment, replica: i32) -> f64 {
-    // Where one was taken away from among the others, indices are above how many there are.
+    // After the removal of one of several, an index may exceed the number of replicas.
     let place = replica.min(desired.replicas - 1).max(0);
     let before = if place < desired.ran_before { RAN_BEFORE_WEIGHT } else { 1.0 };
     before * (1.0 + f64::from(desired.priority.max(0)) / 100.0) / (1.0 + f64::from(place))
@@ -206,14 +226,14 @@ struct BranchAndBound {
     visited: usize,
     budget: usize,
     best: f64,
-    /// What all wishes could be worth if none took anything from another.
+    /// The sum of the maximum scores.
     upper_bound: f64,
     splits: BTreeMap<(ObjectKey, i32), Option<SplitCandidate>>,
 }
 
 impl BranchAndBound {
-    /// Follows the ways of `order[taken.len()]` and those after it, on a view that holds what was taken. `lost`
-    /// is what those before it are short of their most.
+    /// Descends through the candidates of `order[taken.len()]` and the rest, on a view with the chosen ones
+    /// applied. `lost` is the difference of the chosen ones to their maximum scores.
     fn search(
         &mut self,
         order: &[&PendingReplica<'_>],
@@ -257,9 +277,10 @@ impl BranchAndBound {
         }
     }
 
-    /// Whether a branch that is short of so much is not worth following.
+    /// Whether a branch with this loss can be pruned.
     fn is_pruned(&self, lost: f64) -> bool {
         let found = self.best > f64::NEG_INFINITY;
-        found && (self.visited >= self.budget || self.upper_bound - lost <= self.best * (1.0 + OPTIMALITY_GAP))
+        found
+            && (self.visited >= self.budget || self.upper_bound - lost <= self.best * (1.0 + OPTIMALITY_GAP))
     }
 }

@@ -1,37 +1,37 @@
-//! The planner: which nodes run which layers, and why. Pure: no clock, no chance, no client. The
+//! The planner: which nodes run which layers, and why. Pure: no clock, no randomness, no client. The
 //! operator, `russet plan` and the tests call the same functions.
 //!
 //! ```text
-//! Snapshot + spec ──validate──▶ ValidDeployment ──place──▶ Placement + notes      (check judges every one)
+//! Snapshot + spec ──validate──▶ ValidDeployment ──place──▶ Placement + notes      (check verifies every one)
 //! ```
 
+pub mod active_hours;
+pub mod auto_revert;
+pub mod autoscaling;
 pub mod check;
 pub mod chips;
 pub mod cluster;
 pub mod copies;
+pub mod cow;
 pub mod demand;
-pub mod manifests;
 mod digest;
 pub mod fabric;
+pub mod joint_placement;
+pub mod manifests;
 pub mod memory_model;
-pub mod prediction;
 pub mod nodes;
 pub mod note;
-pub mod precondition;
+pub mod performance_model;
 pub mod placement;
 pub mod pool;
+pub mod precondition;
+pub mod prediction;
 pub mod proposal;
 pub mod quantity;
-pub mod auto_revert;
-pub mod autoscaling;
-pub mod active_hours;
+pub mod shard;
+pub mod snapshot;
 #[cfg(test)]
 mod test_rng;
-pub mod shard;
-pub mod cow;
-pub mod snapshot;
-pub mod joint_placement;
-pub mod performance_model;
 pub mod tier;
 pub mod validate;
 

@@ -1,6 +1,6 @@
-//! Objects that somebody wrote down, such as what `kubectl get … -o yaml` prints, and what they are
-//! together: a cluster, and the deployments that are asked about. Not a reader of files and not a client:
-//! it is handed one object after another and says of each what it cannot make of it.
+//! Manifests: objects such as the output of `kubectl get … -o yaml`, combined to a cluster and the
+//! deployments to plan. Not here: files and clients. Objects are added one after another; each invalid one
+//! gives an error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use crate::cluster::ClusterObjects;
 
-/// Kinds a cluster is made of, with the names of their lists.
+/// Kinds of a cluster, with the names of their lists.
 pub const KINDS: [(&str, &str); 9] = [
     ("InferenceNode", "inferencenodes"),
     ("NodePool", "nodepools"),
@@ -32,37 +32,37 @@ pub const KINDS: [(&str, &str); 9] = [
 ];
 /// Kinds without a namespace.
 const CLUSTER_SCOPED: [&str; 5] = ["InferenceNode", "NodePool", "ShardingStrategy", "Tier", "ModelCopy"];
-/// Splits that an engine of this release runs, as agents report them.
+/// Sharding modes of engines of this release, as agents report them.
 const SUPPORTED_MODES: [&str; 4] = ["Single", "Pipeline", "Tensor", "Hybrid"];
 
-/// Who says that an object is so.
+/// Origin of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ManifestOrigin {
-    /// An API server: whatever is missing is not known yet.
+    /// An API server: what is missing is not known yet.
     Server,
-    /// The description of a cluster, perhaps written by hand.
+    /// The description of a cluster, possibly hand-written.
     Cluster,
-    /// What is to be applied to the cluster.
+    /// To be applied to the cluster.
     Spec,
 }
 
-/// An object of which nothing can be made.
+/// An invalid object.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ManifestError {
-    /// It does not say what it is.
+    /// It lacks a kind, version or name.
     #[error("{place}: an object without {field}; write it, or take the object out")]
     Unidentified {
-        /// Where it stands.
+        /// Its location.
         place: String,
-        /// What is missing.
+        /// The missing field.
         field: &'static str,
     },
-    /// Its fields are not those of its kind.
+    /// Its fields do not match its kind.
     #[error(
         "{place}: {kind} {name}: {why}; correct it, or print it anew with kubectl get {kind} {name} -o yaml"
     )]
     Invalid {
-        /// Where it stands.
+        /// Its location.
         place: String,
         /// Its kind.
         kind: String,
@@ -71,10 +71,10 @@ pub enum ManifestError {
         /// What is wrong.
         why: String,
     },
-    /// It is to be applied and has a field that its kind does not have; a server would refuse it.
+    /// It is to be applied and has a field unknown to its kind; a server would reject it.
     #[error("{place}: {kind} {name}: {field} is no field of {kind}; is its name right?")]
     UnknownField {
-        /// Where it stands.
+        /// Its location.
         place: String,
         /// Its kind.
         kind: String,
@@ -88,13 +88,13 @@ pub enum ManifestError {
 /// Kind, namespace and name.
 type ObjectId = (String, String, String);
 
-/// Objects, of every kind and name the last one.
+/// Objects; of each kind and name, the last one added.
 #[derive(Clone, Debug)]
 pub struct ManifestSet {
     namespace: String,
     ids: BTreeMap<ObjectId, usize>,
     objects: Vec<(Value, ManifestObject)>,
-    /// Whether a server said some of it, which names every copy there is.
+    /// Whether some came from a server, which lists every copy.
     from_server: bool,
 }
 
@@ -113,14 +113,24 @@ enum ManifestObject {
 }
 
 impl ManifestSet {
-    /// Nothing yet; objects without a namespace are of this one.
+    /// An empty set; `namespace` is the default of objects without one.
     pub fn new(namespace: &str) -> Self {
-        Self { namespace: namespace.to_owned(), ids: BTreeMap::new(), objects: Vec::new(), from_server: false }
+        Self {
+            namespace: namespace.to_owned(),
+            ids: BTreeMap::new(),
+            objects: Vec::new(),
+            from_server: false,
+        }
     }
 
-    /// Takes an object that stands at `place`. Kinds that no plan depends on are passed over, and so are
-    /// deployments of the cluster: what they have come to is in their groups.
-    pub fn add(&mut self, origin: ManifestOrigin, place: &str, mut object: Value) -> Result<(), ManifestError> {
+    /// Adds an object found at `place`. Kinds that no plan depends on are skipped, and so are deployments of
+    /// the cluster: their groups represent them.
+    pub fn add(
+        &mut self,
+        origin: ManifestOrigin,
+        place: &str,
+        mut object: Value,
+    ) -> Result<(), ManifestError> {
         self.from_server |= origin == ManifestOrigin::Server;
         let nameless = |field| ManifestError::Unidentified { place: place.to_owned(), field };
         let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
@@ -146,9 +156,12 @@ impl ManifestSet {
             carry_over(before, &mut object);
         }
         let read = parse_object(origin, &kind, &mut object).map_err(|wrong| match wrong {
-            ReadError::Field(field) => {
-                ManifestError::UnknownField { place: place.to_owned(), kind, name, field: format!("spec.{field}") }
-            }
+            ReadError::Field(field) => ManifestError::UnknownField {
+                place: place.to_owned(),
+                kind,
+                name,
+                field: format!("spec.{field}"),
+            },
             ReadError::Value(error) => {
                 ManifestError::Invalid { place: place.to_owned(), kind, name, why: error.to_string() }
             }
@@ -163,9 +176,9 @@ impl ManifestSet {
         Ok(())
     }
 
-    /// The cluster they are.
+    /// The cluster.
     pub fn cluster(&self) -> ClusterObjects {
-        // Where only a description says what there is, and names no copy, nobody says where files are.
+        // If there is only a description without copies, the location of files is unknown.
         let copies = self.from_server.then(Vec::new);
         let mut cluster = ClusterObjects { copies, ..ClusterObjects::default() };
         for (_, object) in &self.objects {
@@ -185,7 +198,7 @@ impl ManifestSet {
         cluster
     }
 
-    /// The deployments asked about, in the order in which they came.
+    /// The deployments to plan, in the order in which they were added.
     pub fn deployments(&self) -> Vec<Arc<ModelDeployment>> {
         let deployments = self.objects.iter().filter_map(|(_, object)| match object {
             ManifestObject::Deployment(deployment) => Some(deployment.clone()),
@@ -195,8 +208,8 @@ impl ManifestSet {
     }
 }
 
-/// Applying a manifest writes what it holds: status, labels and what the server itself keeps in the metadata
-/// stay. The shape of another source's files does not.
+/// Applying a manifest replaces its own fields only: status, labels and server-managed metadata stay. The
+/// shape does not if the source changes.
 fn carry_over(before: &Value, after: &mut Value) {
     let same_source = before["spec"]["source"] == after["spec"]["source"];
     let (Some(old), Some(new)) = (before.as_object(), after.as_object_mut()) else { return };
@@ -241,8 +254,8 @@ fn parse_object(origin: ManifestOrigin, kind: &str, value: &mut Value) -> Result
 fn read<K: DeserializeOwned + Serialize>(origin: ManifestOrigin, value: &Value) -> Result<Arc<K>, ReadError> {
     let object = K::deserialize(value).map_err(ReadError::Value)?;
     if origin == ManifestOrigin::Spec {
-        // A cluster of a newer release may have fields this one does not know; a person's slip must not
-        // become a plan of something else.
+        // A cluster of a newer release may have unknown fields; a typing error in a manifest must not change
+        // the plan.
         let understood = serde_json::to_value(&object).map_err(ReadError::Value)?;
         if let Some(field) = unknown_field(&value["spec"], &understood["spec"]) {
             return Err(ReadError::Field(field));
@@ -251,7 +264,7 @@ fn read<K: DeserializeOwned + Serialize>(origin: ManifestOrigin, value: &Value) 
     Ok(Arc::new(object))
 }
 
-/// The first field of `given` that nobody understood. What is empty is left out where it is written again.
+/// The first field of `given` that was not understood. Empty values are omitted when serialised again.
 fn unknown_field(given: &Value, understood: &Value) -> Option<String> {
     let empty = |value: &Value| match value {
         Value::Null => true,
@@ -277,15 +290,15 @@ fn unknown_field(given: &Value, understood: &Value) -> Option<String> {
     }
 }
 
-/// A node of a description. One without any condition was written by hand: a node whose agent ever spoke
-/// has some. Nobody says that it answers, and a plan on it is the reason why it was written down, so it is
-/// open, and its engine is one of this release where it does not say another.
+/// A node of a description. One without conditions is hand-written: a node whose agent ever reported has
+/// some. It has no reachability and was described in order to be planned on, so it takes work, and its engine
+/// is of this release unless the description names another.
 fn parse_node(origin: ManifestOrigin, value: &mut Value) -> Result<Arc<InferenceNode>, ReadError> {
     if let Some(fields) = value.as_object_mut() {
         fields.entry("spec").or_insert_with(|| Value::Object(Map::new()));
         let memory = fields.get_mut("status").and_then(|status| status.get_mut("memory"));
         if let Some(memory) = memory.and_then(Value::as_object_mut) {
-            // Nothing runs there, and the texts are for people.
+            // Nothing runs there, and the texts are for display.
             for (field, absent) in
                 [("grantedBytes", json!(0)), ("granted", json!("")), ("servingLimit", json!(""))]
             {
@@ -369,11 +382,21 @@ mod tests {
             ("by hand, to be applied", ManifestOrigin::Spec, bare, Availability::Open),
             ("by hand, and closed", ManifestOrigin::Cluster, closed, Availability::Cordoned),
             ("fresh on a server", ManifestOrigin::Server, json!({"spec": {}}), Availability::Unreachable),
-            ("silent when it was printed", ManifestOrigin::Cluster, silent("False"), Availability::Unreachable),
-            ("reached, its memory not known", ManifestOrigin::Cluster, silent("True"), Availability::Unmeasured),
+            (
+                "silent when it was printed",
+                ManifestOrigin::Cluster,
+                silent("False"),
+                Availability::Unreachable,
+            ),
+            (
+                "reached, its memory not known",
+                ManifestOrigin::Cluster,
+                silent("True"),
+                Availability::Unmeasured,
+            ),
         ] {
             let cluster = described(vec![(origin, object("InferenceNode", "a", node))]).cluster();
-            // The time of a description is unknown, so that nobody in it is silent for long.
+            // The time of a description is unknown, so no node in it is unreachable for long.
             assert_eq!(availability(&cluster.nodes[0], Timestamp::MIN), want, "{story}");
             let cuts = cluster.snapshot(Timestamp::MIN).nodes["a"].supports_tensor;
             assert_eq!(cuts, want == Availability::Open || story.ends_with("closed"), "{story}");
@@ -387,7 +410,8 @@ mod tests {
         let other = json!({"spec": {"source": {"uri": "hf://a/c"}}});
         for (story, applied, copies) in [("the same files", same, Some(3)), ("other files", other, None)] {
             let there = (ManifestOrigin::Cluster, object("Model", "m", shape.clone()));
-            let cluster = described(vec![there, (ManifestOrigin::Spec, object("Model", "m", applied))]).cluster();
+            let cluster =
+                described(vec![there, (ManifestOrigin::Spec, object("Model", "m", applied))]).cluster();
             let status = cluster.models[0].status.as_ref();
             assert_eq!((cluster.models.len(), status.map(|status| status.copies)), (1, copies), "{story}");
         }
@@ -396,7 +420,8 @@ mod tests {
         node["metadata"]["labels"] = json!({"russet.dev/memory": "512Gi"});
         let mut cordon = object("InferenceNode", "a", json!({"spec": {"scheduling": "Cordoned"}}));
         cordon["metadata"]["labels"] = json!({"rack": "b"});
-        let cluster = described(vec![(ManifestOrigin::Cluster, node), (ManifestOrigin::Spec, cordon)]).cluster();
+        let cluster =
+            described(vec![(ManifestOrigin::Cluster, node), (ManifestOrigin::Spec, cordon)]).cluster();
         let node = &cluster.nodes[0];
         assert_eq!(node.labels().len(), 2);
         assert_eq!(node.status.as_ref().unwrap().cores, Some(8));
@@ -463,7 +488,7 @@ mod tests {
             let error = ManifestSet::new("default").add(origin, "there", object).unwrap_err().to_string();
             assert!(error.contains(want), "{error:?} lacks {want:?}");
         }
-        // Newer releases know more fields, and whatever is empty says nothing.
+        // Newer releases have more fields, and an empty one means nothing.
         let newer = json!({"spec": {"modelRef": {"name": "m"}, "poolRefs": [], "strategyRef": null}});
         described(vec![(ManifestOrigin::Spec, object("ModelDeployment", "chat", newer))]);
         described(vec![(

@@ -1,14 +1,14 @@
-//! The memory model: what a part of a model takes on the node that runs it. It reserves the whole
-//! KV cache up front, so that a full house of conversations never takes memory nobody granted.
+//! The memory model: memory that a part of a model takes on its node. It reserves the whole KV cache up
+//! front, so that full sequences never take memory that was not granted.
 //!
 //! ```text
 //! rank = weights of its layers (+ embedding, + head, + embedding again for a tied head elsewhere)
-//!      + KV per token per layer, as it is kept, × its layers × the room: context × sequences, or less as asked
+//!      + KV per token per layer in its format × its layers × capacity: context × sequences, or as set
 //!        (of a tensor group: its share of projections and KV; norms, embedding and head are whole)
 //!      + max(headroom % of the two, the engine itself + work)
-//! rank 0 besides = weights, KV as computed and work of the draft model, where there is one, in the same room
-//! work = hidden states, MLP and projections of a piece of prompt (the last two a share in a tensor group)
-//!      + attention scores, bounded by the engine + the last step of every cache + caches that grow + logits
+//! rank 0 also = weights, KV as computed and work of the draft model, if there is one, at the same capacity
+//! work = hidden states, MLP and projections of a prefill chunk (the last two a share in a tensor group)
+//!      + attention scores, bounded by the engine + the last step of every cache + growing caches + logits
 //! ```
 
 use std::fmt;
@@ -21,58 +21,59 @@ use russet_wire::shape::ModelShape;
 
 use crate::quantity::show;
 
-/// Bytes an engine takes before it holds a weight: its program, MLX, the tokenizer, gRPC buffers.
-/// An engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
+/// Bytes that an engine takes before it loads a weight: its program, MLX, the tokenizer, gRPC buffers. An
+/// engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
 pub const ENGINE_BASE_BYTES: u64 = 192 << 20;
-/// Tokens of a prompt that are computed at once (the engine's `PROMPT_STEP`); it bounds the activations.
+/// Tokens of a prefill chunk (the engine's `PROMPT_STEP`); it bounds the activations.
 const PREFILL_TOKENS: u64 = 2048;
-// What is alive at the same time was measured on MLX's CPU backend, with models in which one of these widths
-// outweighs all others (docs/planner-memory.md). MLX makes room for results about a layer ahead of the one it
-// computes, so everything a layer makes counts, and what several layers make does not.
-/// Hidden states: nine in and between the norms, which compute in 32 bits whatever the model's type, and
-/// one each that came from and goes to another rank.
+// Simultaneously live values were measured on MLX's CPU backend, with models in which one of these widths
+// outweighs all others (docs/planner-memory.md). MLX allocates results about a layer ahead of the one it
+// computes, so all values of a layer count, and those of several layers do not.
+/// Hidden states: nine in and between the norms, which compute in 32 bits whatever the model's type, and one
+/// each received from and sent to another rank.
 const HIDDEN_STATES: u64 = 11;
 /// Values as wide as the MLP: gate, its sigmoid, up and their product.
 const MLP_STATES: u64 = 4;
-/// Values as wide as all query heads: projected, rotated, scaled, attended, joined, and the same in pieces.
+/// Values as wide as all query heads: projected, rotated, scaled, attended, joined, and the same in chunks.
 const QUERY_STATES: u64 = 7;
-/// Values as wide as all key heads: keys and values, projected and on their way into the cache.
+/// Values as wide as all key heads: keys and values, projected and being appended to the cache.
 const KEY_STATES: u64 = 4;
 /// Most bytes of attention scores at once, the engine's bound of that name (engine/src/layers/sdpa.rs).
 /// A GPU writes none, but an estimate that is smaller for some nodes would have to know them.
 const MAX_SCORE_BYTES: u64 = 64 << 20;
-/// Positions by which a cache grows (the engine's `STEP`): the last of them may be all but empty.
+/// Tokens by which a cache grows (the engine's `STEP`): the last step may be almost empty.
 const CACHE_STEP: u64 = 256;
-/// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
+/// Layers whose cache exists twice while that of one sequence grows and is copied: as far as MLX is ahead.
 const GROWING_LAYERS: u64 = 2;
-/// Bytes of one word's logits of one sequence: as computed, normalised and widened, and what sampling makes of them
-/// (without banned words, sorted, their places, masses and sums, noise, and what is kept), four bytes each.
+/// Bytes of the logits of one sequence per vocabulary entry: as computed, normalised and widened, and the
+/// temporaries of sampling (without banned words, sorted, indices, masses and sums, noise, and the filtered
+/// ones), four bytes each.
 const LOGIT_BYTES: u64 = 64;
 
-/// Room for conversations, resolved against the model.
+/// KV-cache capacity, resolved against the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServingCapacity {
-    /// Longest conversation, tokens; never more than the model's own limit.
+    /// Maximum context length in tokens, at most the model's own limit.
     pub context_tokens: u32,
-    /// Conversations at once.
+    /// Maximum number of concurrent sequences.
     pub max_sequences: u32,
-    /// Tokens of all conversations together, where that is less than all of them may have.
+    /// Tokens of all sequences together, if less than the product.
     pub kv_tokens: Option<u64>,
-    /// Reserved on top, percent.
+    /// Additional reserve, percent.
     pub headroom_percent: u32,
-    /// How the engines compute, which decides what a token takes.
+    /// Engine options, which determine the bytes of a token.
     pub engine: EngineOptions,
 }
 
 impl ServingCapacity {
-    /// Tokens for which KV cache is reserved, all conversations together.
+    /// Tokens for which KV cache is reserved, all sequences together.
     pub fn reserved_tokens(&self) -> u64 {
         let most = u64::from(self.context_tokens) * u64::from(self.max_sequences);
         self.kv_tokens.map_or(most, |tokens| tokens.min(most))
     }
 }
 
-/// A model that guesses the next tokens of another one; rank 0 holds all of it.
+/// A draft model; rank 0 holds all of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DraftModelShape {
     /// Name of the Model, of the same namespace.
@@ -81,14 +82,14 @@ pub struct DraftModelShape {
     pub shape: ModelShape,
 }
 
-/// What one rank takes.
+/// Memory of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryEstimate {
     /// Bytes of weights.
     pub weights: u64,
     /// Bytes of KV cache.
     pub kv: u64,
-    /// Bytes on top.
+    /// Bytes of overhead.
     pub overhead: u64,
 }
 
@@ -108,13 +109,13 @@ impl fmt::Display for MemoryEstimate {
 }
 
 impl MemoryEstimate {
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.kv).saturating_add(self.overhead)
     }
 }
 
-/// What a draft model adds on the node of rank 0.
+/// Memory that a draft model adds on the node of rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DraftOverhead {
     /// Name of its Model.
@@ -130,7 +131,7 @@ impl fmt::Display for DraftOverhead {
     }
 }
 
-/// A model and its room, prepared so that any run of layers is summed at once.
+/// A model and its capacity, prepared so that any run of layers is summed at once.
 #[derive(Clone, Debug)]
 pub struct MemoryModel<'a> {
     shape: &'a ModelShape,
@@ -150,13 +151,14 @@ impl<'a> MemoryModel<'a> {
         Self { shape, capacity, cumulative_bytes, draft: None }
     }
 
-    /// The same with a model that guesses, which rank 0 holds too.
+    /// The same with a draft model, which rank 0 holds too.
     pub fn with_draft(self, draft: Option<&DraftModelShape>) -> Self {
         let addition = |DraftModelShape { name, shape }: &DraftModelShape| {
-            // Engines keep its caches as computed, in whatever form they keep the model's.
-            let room = ServingCapacity { engine: EngineOptions::default(), headroom_percent: 0, ..self.capacity };
+            // Engines keep the draft model's cache as computed, whatever the format of the model's.
+            let room =
+                ServingCapacity { engine: EngineOptions::default(), headroom_percent: 0, ..self.capacity };
             let MemoryEstimate { weights, kv, overhead } = MemoryModel::new(shape, room).whole_model();
-            // One engine has both.
+            // One engine process has both.
             let need = MemoryEstimate { weights, kv, overhead: overhead.saturating_sub(ENGINE_BASE_BYTES) };
             DraftOverhead { model: name.clone(), estimate: need }
         };
@@ -164,7 +166,7 @@ impl<'a> MemoryModel<'a> {
         Self { draft, ..self }
     }
 
-    /// What the model that guesses adds to rank 0.
+    /// What the draft model adds to rank 0.
     pub fn draft(&self) -> Option<&DraftOverhead> {
         self.draft.as_ref()
     }
@@ -174,22 +176,22 @@ impl<'a> MemoryModel<'a> {
         self.cumulative_bytes.len() as u32 - 1
     }
 
-    /// The room this was prepared for.
+    /// The capacity this was prepared for.
     pub fn capacity(&self) -> ServingCapacity {
         self.capacity
     }
 
-    /// What one rank with everything takes.
+    /// Memory of a single rank with the whole model.
     pub fn whole_model(&self) -> MemoryEstimate {
         self.estimate(0..self.layers(), true, true)
     }
 
-    /// What a rank with these layers takes that shares them with nobody.
+    /// Memory of a rank that holds these layers alone.
     pub fn estimate(&self, layers: Range<u32>, embedding: bool, head: bool) -> MemoryEstimate {
         self.sharded_estimate(layers, embedding, head, 1)
     }
 
-    /// What `part` takes.
+    /// Memory of `part`.
     pub fn rank_estimate(&self, part: &RankPart) -> MemoryEstimate {
         let RankPart {
             rank: _,
@@ -205,8 +207,14 @@ impl<'a> MemoryModel<'a> {
         self.sharded_estimate(layers.clone(), *embedding, *head, *tensor_size)
     }
 
-    /// What one of `size` ranks that share these layers takes, with or without embedding and head.
-    pub fn sharded_estimate(&self, layers: Range<u32>, embedding: bool, head: bool, size: u32) -> MemoryEstimate {
+    /// Memory of one of `size` ranks that share these layers, with or without embedding and head.
+    pub fn sharded_estimate(
+        &self,
+        layers: Range<u32>,
+        embedding: bool,
+        head: bool,
+        size: u32,
+    ) -> MemoryEstimate {
         let count = u64::from(layers.end.saturating_sub(layers.start));
         let size = u64::from(size.max(1));
         let mut weights = self.shared_bytes(layers, size);
@@ -216,7 +224,11 @@ impl<'a> MemoryModel<'a> {
         if head {
             weights = weights.saturating_add(self.shape.head_bytes);
         }
-        let kv = self.kv_bytes_per_token().saturating_mul(count).saturating_mul(self.capacity.reserved_tokens()).div_ceil(size);
+        let kv = self
+            .kv_bytes_per_token()
+            .saturating_mul(count)
+            .saturating_mul(self.capacity.reserved_tokens())
+            .div_ceil(size);
         // The rank that has the head is rank 0.
         let draft = self.draft.as_ref().filter(|_| head).map(|draft| draft.estimate).unwrap_or_default();
         let need = MemoryEstimate {
@@ -228,15 +240,14 @@ impl<'a> MemoryModel<'a> {
         MemoryEstimate { overhead: self.headroom(&need).max(work), ..need }
     }
 
-    /// What is asked for on top of weights and KV cache.
+    /// The requested headroom on top of weights and KV cache.
     pub fn headroom(&self, need: &MemoryEstimate) -> u64 {
         let both = u128::from(need.weights.saturating_add(need.kv));
         u64::try_from(both * u128::from(self.capacity.headroom_percent) / 100).unwrap_or(u64::MAX)
     }
 
-    /// Bytes one of `size` ranks that share these layers reads for every token: what a stage of a
-    /// pipeline is slow by. The embedding is a look-up and costs nothing; the head is a product with
-    /// the whole vocabulary.
+    /// Bytes that one of `size` ranks sharing these layers reads per token: the cost of a pipeline stage. The
+    /// embedding is a look-up and costs nothing; the head is a product with the whole vocabulary.
     pub fn bytes_read_per_token(&self, layers: Range<u32>, head: bool, size: u32) -> u64 {
         let mut bytes = self.shared_bytes(layers, u64::from(size.max(1)));
         if head {
@@ -248,7 +259,7 @@ impl<'a> MemoryModel<'a> {
         bytes
     }
 
-    /// Bytes that one layer keeps of one token, in the form that is asked for.
+    /// KV-cache bytes of one token in one layer, in the requested format.
     pub fn kv_bytes_per_token(&self) -> u64 {
         let computed = self.shape.kv_bytes_per_token_per_layer;
         let bits = match self.capacity.engine.kv_cache {
@@ -256,7 +267,7 @@ impl<'a> MemoryModel<'a> {
             KvCacheType::Int8 => 8,
             KvCacheType::Int4 => 4,
         };
-        // Validation lets no other heads pass.
+        // Validation rejects other head dimensions.
         let Some(group) = kv_group(self.shape.head_dim) else { return computed };
         let [heads, head_dim] = [self.shape.key_value_heads, self.shape.head_dim].map(u64::from);
         let numbers = heads.saturating_mul(head_dim).saturating_mul(2);
@@ -266,11 +277,13 @@ impl<'a> MemoryModel<'a> {
     }
 
     fn layer_bytes(&self, layers: Range<u32>) -> u64 {
-        let at = |index: u32| self.cumulative_bytes.get(index as usize).or(self.cumulative_bytes.last()).copied().unwrap_or(0);
+        let at = |index: u32| {
+            self.cumulative_bytes.get(index as usize).or(self.cumulative_bytes.last()).copied().unwrap_or(0)
+        };
         at(layers.end).saturating_sub(at(layers.start))
     }
 
-    /// What one of `size` ranks holds of these layers: norms whole, the rest in equal parts.
+    /// Bytes that one of `size` ranks holds of these layers: norms whole, the rest in equal parts.
     fn shared_bytes(&self, layers: Range<u32>, size: u64) -> u64 {
         let count = u64::from(layers.end.saturating_sub(layers.start));
         let all = self.layer_bytes(layers);
@@ -278,14 +291,14 @@ impl<'a> MemoryModel<'a> {
         whole.saturating_add((all - whole).div_ceil(size))
     }
 
-    /// The engine itself and what it computes with, on one of `size` ranks that share `count` layers.
+    /// The engine itself and its temporaries, on one of `size` ranks that share `count` layers.
     fn base_overhead(&self, count: u64, head: bool, size: u64) -> u64 {
         let ModelShape { hidden_size, attention_heads, key_value_heads, head_dim, vocabulary, .. } =
             *self.shape;
         let [hidden, heads, kv_heads, head_dim] =
             [hidden_size, attention_heads, key_value_heads, head_dim].map(u64::from);
         let (queries, keys) = (heads.saturating_mul(head_dim), kv_heads.saturating_mul(head_dim));
-        // Headers that an older release read do not tell; a Llama's is 3.5 times as wide as the state.
+        // Headers read by an older release lack it; a Llama's is 3.5 times as wide as the state.
         let mlp = match self.shape.intermediate_size {
             0 => hidden.saturating_mul(4),
             width => u64::from(width),
@@ -308,8 +321,8 @@ impl<'a> MemoryModel<'a> {
         // One position attends to the whole context, whatever the bound.
         let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value);
         let scores = row.saturating_mul(tokens).min(MAX_SCORE_BYTES.max(row));
-        // So many can be as long as they may be at the same time; where that is fewer than all, another one's last step
-        // may reach beyond the room.
+        // Number of sequences that can be at full length at the same time. If that is fewer than all, the
+        // last step of another may reach beyond the capacity.
         let room = self.capacity.reserved_tokens();
         let full = room.checked_div(context).unwrap_or(0);
         let last = if full < sequences { CACHE_STEP - 1 } else { 0 };
@@ -344,7 +357,12 @@ mod tests {
 
     #[test]
     fn every_rank_pays_for_what_it_holds() {
-        let room = ServingCapacity { context_tokens: 10, max_sequences: 3, headroom_percent: 0, ..ServingCapacity::default() };
+        let room = ServingCapacity {
+            context_tokens: 10,
+            max_sequences: 3,
+            headroom_percent: 0,
+            ..ServingCapacity::default()
+        };
         for (tied, layers, embedding, head, weights, kv) in [
             (false, 0..4, true, true, 3010, 240),
             (true, 0..4, true, true, 2010, 240), // a tied head costs nothing where the embedding is
@@ -356,7 +374,7 @@ mod tests {
             let shape = shape(tied);
             let need = MemoryModel::new(&shape, room).estimate(layers.clone(), embedding, head);
             assert_eq!((need.weights, need.kv), (weights, kv), "tied {tied}, layers {layers:?}");
-            // 246 more positions in each of three caches, and two layers of a cache that grows.
+            // 246 more positions in each of three caches, and two layers of a growing cache.
             let count = u64::from(layers.end - layers.start);
             assert_eq!(need.overhead, ENGINE_BASE_BYTES + 2 * (246 * count * 3 + 10 * count.min(2)));
         }
@@ -364,7 +382,12 @@ mod tests {
 
     #[test]
     fn tensor_ranks_hold_a_share_of_layers_and_the_rest_whole() {
-        let room = ServingCapacity { context_tokens: 10, max_sequences: 3, headroom_percent: 0, ..ServingCapacity::default() };
+        let room = ServingCapacity {
+            context_tokens: 10,
+            max_sequences: 3,
+            headroom_percent: 0,
+            ..ServingCapacity::default()
+        };
         for (embedding, head, size, weights, kv) in [
             (true, true, 1, 1000 + 1000 + 1010, 240),
             (true, true, 2, 40 + 480 + 1000 + 1010, 120), // ten bytes of each layer are norms
@@ -379,7 +402,12 @@ mod tests {
 
     #[test]
     fn rank_0_pays_for_the_draft_model_and_one_engine_for_both() {
-        let room = ServingCapacity { context_tokens: 10, max_sequences: 3, headroom_percent: 0, ..ServingCapacity::default() };
+        let room = ServingCapacity {
+            context_tokens: 10,
+            max_sequences: 3,
+            headroom_percent: 0,
+            ..ServingCapacity::default()
+        };
         let (shape, draft) = (shape(false), DraftModelShape { name: "d".to_owned(), shape: shape(true) });
         let alone = MemoryModel::new(&draft.shape, room).whole_model();
         for (kv_cache, kv_tokens) in
@@ -387,19 +415,25 @@ mod tests {
         {
             let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
             let room = ServingCapacity { engine, kv_tokens, ..room };
-            let (without, with) = (MemoryModel::new(&shape, room), MemoryModel::new(&shape, room).with_draft(Some(&draft)));
+            let (without, with) =
+                (MemoryModel::new(&shape, room), MemoryModel::new(&shape, room).with_draft(Some(&draft)));
             assert_eq!(with.estimate(0..2, true, false), without.estimate(0..2, true, false), "rank 1");
             let (before, after) = (without.estimate(2..4, false, true), with.estimate(2..4, false, true));
             assert_eq!(after.weights - before.weights, 2010);
-            assert_eq!(after.kv - before.kv, 2 * 4 * room.reserved_tokens(), "as computed, whatever is asked for");
+            assert_eq!(
+                after.kv - before.kv,
+                2 * 4 * room.reserved_tokens(),
+                "as computed, whatever is asked for"
+            );
             assert_eq!(with.draft().unwrap().estimate.total() + before.total(), after.total());
             if kv_tokens.is_none() {
                 assert_eq!(after.overhead - before.overhead, alone.overhead - ENGINE_BASE_BYTES);
             }
         }
         let roomy = ServingCapacity { headroom_percent: 1000, ..room };
-        let need =
-            MemoryModel::new(&shape, ServingCapacity { context_tokens: 1 << 20, ..roomy }).with_draft(Some(&draft)).whole_model();
+        let need = MemoryModel::new(&shape, ServingCapacity { context_tokens: 1 << 20, ..roomy })
+            .with_draft(Some(&draft))
+            .whole_model();
         assert_eq!(need.overhead, 10 * (need.weights + need.kv), "headroom is asked for on both");
     }
 
@@ -418,8 +452,14 @@ mod tests {
             ..ModelShape::default()
         };
         let work = |context_tokens, head, size| {
-            let room = ServingCapacity { context_tokens, max_sequences: 4, headroom_percent: 0, ..ServingCapacity::default() };
-            MemoryModel::new(&shape, room).sharded_estimate(0..32, false, head, size).overhead - ENGINE_BASE_BYTES
+            let room = ServingCapacity {
+                context_tokens,
+                max_sequences: 4,
+                headroom_percent: 0,
+                ..ServingCapacity::default()
+            };
+            MemoryModel::new(&shape, room).sharded_estimate(0..32, false, head, size).overhead
+                - ENGINE_BASE_BYTES
         };
         let hidden = 2048 * 4096 * 11 * 4;
         let shared = 2048 * 2 * (4 * 14336 + 7 * 4096 + 4 * 1024);
@@ -430,9 +470,9 @@ mod tests {
             (8192, true, 1, hidden + shared + scores + growing + logits),
             (8192, false, 1, hidden + shared + scores + growing),
             (8192, false, 2, hidden + shared / 2 + scores + growing / 2),
-            // One position sees a million, which is more than the bound on many.
+            // One position attends to a million, which is more than the bound for many.
             (1 << 20, false, 1, hidden + shared + 32 * 2 * (1 << 20) + growing * 128),
-            // A conversation shorter than a piece of prompt: all of it at once, and caches of 256 positions.
+            // A context shorter than a prefill chunk: all of it at once, and caches of 256 positions.
             (64, false, 1, (hidden + shared) / 32 + 32 * 2 * 64 * 64 + 4096 * (192 * 32 * 4 + 2 * 64)),
         ] {
             assert_eq!(work(context, head, size), bytes, "{context} tokens, {size} ranks");
@@ -443,16 +483,21 @@ mod tests {
     fn kv_tokens_below_the_maximum_limit_the_reservation() {
         let taken = |kv_tokens| {
             let shape = shape(false);
-            let room = ServingCapacity { context_tokens: 1000, max_sequences: 8, kv_tokens, ..ServingCapacity::default() };
+            let room = ServingCapacity {
+                context_tokens: 1000,
+                max_sequences: 8,
+                kv_tokens,
+                ..ServingCapacity::default()
+            };
             let need = MemoryModel::new(&shape, room).whole_model();
-            // Beside what grows: two layers of one conversation.
+            // Beside the growing cache: two layers of one sequence.
             (need.kv, (need.overhead - ENGINE_BASE_BYTES) / 2 - 2 * 1000)
         };
         for (kv_tokens, tokens, unused) in [
-            // 24 positions of each conversation in each of four layers, its cache being 1,024 long.
+            // 24 positions of each sequence in each of four layers, its cache being 1,024 long.
             (None, 8000, 4 * 8 * 24),
             (Some(9000), 8000, 4 * 8 * 24),
-            // Three can be as long as they may be, and the last step of another reaches beyond.
+            // Three can be at full length, and the last step of another reaches beyond.
             (Some(3500), 3500, 4 * (3 * 24 + 255)),
             (Some(1000), 1000, 4 * (24 + 255)),
         ] {
@@ -478,7 +523,10 @@ mod tests {
                 ..ServingCapacity::default()
             };
             let fit = MemoryModel::new(&shape, room);
-            assert_eq!(fit.sharded_estimate(0..32, false, false, 2).kv, fit.kv_bytes_per_token() * 32 * 1000 * 2 / 2);
+            assert_eq!(
+                fit.sharded_estimate(0..32, false, false, 2).kv,
+                fit.kv_bytes_per_token() * 32 * 1000 * 2 / 2
+            );
             fit.kv_bytes_per_token()
         };
         for (kv_cache, head_dim, value, bytes) in [
@@ -500,7 +548,12 @@ mod tests {
         shape.layer_bytes = vec![1 << 33; 4];
         let fit = MemoryModel::new(
             &shape,
-            ServingCapacity { context_tokens: 16, max_sequences: 1, headroom_percent: 5, ..ServingCapacity::default() },
+            ServingCapacity {
+                context_tokens: 16,
+                max_sequences: 1,
+                headroom_percent: 5,
+                ..ServingCapacity::default()
+            },
         );
         let need = fit.whole_model();
         assert_eq!(need.overhead, (need.weights + need.kv) / 20);
@@ -513,13 +566,23 @@ mod tests {
         shape.kv_bytes_per_token_per_layer = u64::MAX;
         let fit = MemoryModel::new(
             &shape,
-            ServingCapacity { context_tokens: 1, max_sequences: 1, headroom_percent: 100, ..ServingCapacity::default() },
+            ServingCapacity {
+                context_tokens: 1,
+                max_sequences: 1,
+                headroom_percent: 100,
+                ..ServingCapacity::default()
+            },
         );
         assert_eq!(fit.whole_model().total(), u64::MAX);
         (shape.key_value_heads, shape.head_dim) = (u32::MAX, u32::MAX - 63);
         let engine = EngineOptions { kv_cache: KvCacheType::Int8, ..EngineOptions::default() };
-        let room =
-            ServingCapacity { context_tokens: 1, max_sequences: 1, kv_tokens: None, headroom_percent: 100, engine };
+        let room = ServingCapacity {
+            context_tokens: 1,
+            max_sequences: 1,
+            kv_tokens: None,
+            headroom_percent: 100,
+            engine,
+        };
         assert_eq!(MemoryModel::new(&shape, room).whole_model().total(), u64::MAX);
     }
 }

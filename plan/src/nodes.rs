@@ -1,5 +1,5 @@
-//! The machines of a view, by name, with what is found out about them once: which cables join them. It is found
-//! when somebody first asks, and again only after a machine has changed.
+//! The machines of a view by name, with their cabling, which is computed once: on first use, and again only
+//! after a machine has changed.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::fabric::Cabling;
 use crate::snapshot::NodeInfo;
 
-/// Machines; reads and changes as the map it is.
+/// Machines; read and changed like the map it wraps.
 #[derive(Clone, Debug, Default)]
 pub struct Nodes {
     by_name: BTreeMap<String, NodeInfo>,
@@ -16,7 +16,7 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// The cables between them, whoever uses them.
+    /// The cables between them, regardless of use.
     pub fn cabling(&self) -> &Cabling {
         self.cabling.get_or_init(|| Cabling::from_nodes(&self.by_name))
     }

@@ -1,6 +1,6 @@
-//! Why: everything a decision has to say to a person. Every note names the object and the numbers,
-//! and the last one of a refusal names the remedy. Not a log; notes are shown in conditions, in the
-//! placement report and by `russet plan`. The sentences are in `words`.
+//! Notes: the explanation of a decision. Every note names the object and the numbers, and the last one of a
+//! refusal names the remedy. Notes are shown in conditions, in the placement report and by `russet plan`. Not
+//! here: logs; the sentences (`words`).
 
 mod display;
 
@@ -13,7 +13,7 @@ use crate::memory_model::{DraftOverhead, MemoryEstimate};
 use crate::pool::LinkDemand;
 use crate::snapshot::Availability;
 
-/// One remark of the planner.
+/// One note of the planner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// The named Model does not exist, or its headers are not read yet.
@@ -21,7 +21,7 @@ pub enum Note {
         /// The Model.
         model: String,
     },
-    /// The engine does not know the architecture.
+    /// The engine does not support the architecture.
     Architecture {
         /// The Model.
         model: String,
@@ -32,17 +32,17 @@ pub enum Note {
     Headers {
         /// The Model.
         model: String,
-        /// How.
+        /// The contradiction.
         why: String,
     },
     /// The spec contradicts itself or the model.
     Invalid {
         /// The field, as a path.
         field: String,
-        /// What is wrong and what to do.
+        /// What is wrong, and the remedy.
         why: String,
     },
-    /// The spec uses a word of a newer release.
+    /// The spec uses a value from a newer release.
     Newer {
         /// The field, as a path.
         field: String,
@@ -51,17 +51,17 @@ pub enum Note {
     StrategyUnknown {
         /// The ShardingStrategy.
         strategy: String,
-        /// Those there are.
+        /// Existing ones.
         known: Vec<String>,
     },
     /// The named Tier does not exist.
     TierUnknown {
         /// The Tier.
         tier: String,
-        /// Those there are.
+        /// Existing ones.
         known: Vec<String>,
     },
-    /// A workload group has no node yet that could take work.
+    /// A workload group has no node yet that takes work.
     NoDedicatedNodes {
         /// The Tier.
         tier: String,
@@ -72,10 +72,10 @@ pub enum Note {
     PoolUnknown {
         /// The NodePool.
         pool: String,
-        /// Those there are.
+        /// Existing ones.
         known: Vec<String>,
     },
-    /// A NodePool makes no sense.
+    /// A NodePool is invalid.
     PoolInvalid {
         /// The NodePool.
         pool: String,
@@ -89,11 +89,11 @@ pub enum Note {
         /// How many nodes they have together.
         nodes: usize,
     },
-    /// Nodes are not joined as is asked of those that share a group.
+    /// Nodes are not linked as required for a group.
     NotLinked {
-        /// Who asks.
+        /// The object with the requirement.
         demanded_by: String,
-        /// What is asked.
+        /// The requirement.
         demand: LinkDemand,
         /// Which pairs lack what.
         why: String,
@@ -102,12 +102,12 @@ pub enum Note {
     OutsidePools {
         /// The ShardGroup.
         group: String,
-        /// Its nodes that are in none of them, or all when no pool has all.
+        /// Its nodes that are in none of them, or all if no pool has all.
         nodes: Vec<String>,
         /// The NodePools.
         pools: Vec<String>,
     },
-    /// A replica does not answer, and cables that it runs over are not there any more.
+    /// A replica is not ready, and cables that it uses are gone.
     CableLost {
         /// The ShardGroup.
         group: String,
@@ -121,62 +121,62 @@ pub enum Note {
         /// Why.
         availability: Availability,
     },
-    /// The model's files cannot come to a node.
+    /// The model's files do not fit on a node.
     Disk {
         /// Why.
         shortage: Shortage,
     },
-    /// A node lacks the backend groups of several ranks need.
+    /// A node lacks the backend that groups of several ranks need.
     NoRing {
         /// The node.
         node: String,
     },
-    /// The engine of a node has not an option that is asked for.
+    /// The engine of a node lacks a requested option.
     NoEngineOption {
         /// The node.
         node: String,
         /// Its build.
         build: Option<String>,
-        /// The option, in the words of `InferenceNode.status.engineOptions`.
+        /// The option, named as in `InferenceNode.status.engineOptions`.
         option: &'static str,
     },
-    /// The engine of a node cannot hold parts of layers.
+    /// The engine of a node does not support tensor parallelism.
     NoTensorParallelism {
         /// The node.
         node: String,
         /// Its build.
         build: Option<String>,
     },
-    /// Nodes have different engines and cannot share a group.
+    /// Nodes have different engine builds and cannot share a group.
     MixedBuilds {
-        /// Build and nodes, of every build.
+        /// Each build and its nodes.
         builds: Vec<(String, Vec<String>)>,
     },
-    /// The cables between nodes do not carry the backend asked for.
+    /// The cables between nodes do not support the requested backend.
     MissingCables {
         /// The backend.
         backend: Backend,
         /// Which pair lacks what.
         why: String,
     },
-    /// Cables are there, and in use for a while.
+    /// The cables exist, but are in use for a while.
     PortsBusy {
-        /// The backend, for people.
+        /// The backend, for display.
         backend: &'static str,
-        /// Which port, and by whom.
+        /// Which port, and its user.
         why: String,
     },
-    /// A node has too little memory for one rank of the kind that was tried.
+    /// A node has too little memory for one rank of the split that was tried.
     TooSmall {
         /// The node.
         node: String,
-        /// What was to be put there.
+        /// The part of the model.
         what: String,
         /// Bytes needed.
         needed: u64,
         /// Bytes free.
         free: u64,
-        /// Bytes models may take there in all.
+        /// Bytes that models may take there in all.
         limit: u64,
     },
     /// Several nodes together have too little memory.
@@ -188,45 +188,45 @@ pub enum Note {
         /// Bytes free on all of them.
         free: u64,
     },
-    /// Cables are there, and in use by what stays.
+    /// The cables exist, but are in use by groups that stay.
     PortsTaken {
-        /// The backend, for people.
+        /// The backend, for display.
         backend: &'static str,
-        /// Which port, and by whom.
+        /// Which port, and its user.
         why: String,
     },
-    /// More ranks are wanted than nodes can take work.
+    /// More ranks are wanted than nodes take work.
     TooFewNodes {
         /// Ranks wanted.
         ranks: u32,
-        /// Nodes with equal engines that can take work.
+        /// Nodes with equal engines that take work.
         nodes: usize,
     },
-    /// No node at all can take work.
+    /// No node takes work.
     NoNodes,
-    /// The last word of a refusal.
+    /// The conclusion of a refusal.
     NothingFits {
         /// Index of the replica.
         replica: i32,
-        /// What the whole model needs on one node.
+        /// Memory of the whole model on one node.
         needed: MemoryEstimate,
-        /// What of that is the draft model's.
+        /// The draft model's part of it.
         draft: Option<Box<DraftOverhead>>,
-        /// Nodes that would hold it and take no work.
+        /// Nodes with enough memory that take no work.
         closed: Vec<String>,
-        /// Nodes to which the files cannot come.
+        /// Nodes whose disks cannot hold the files.
         full: Vec<String>,
-        /// Whether it is RDMA ports in use that lack, and not memory.
+        /// Whether RDMA ports in use are what is missing, and not memory.
         ports: bool,
     },
-    /// A replica waits although it fits, because what else waits is worth more.
+    /// A replica waits although it fits, because other pending replicas score higher.
     Outweighed {
         /// Index of the replica.
         replica: i32,
-        /// The deployments that get the room.
+        /// The deployments that get the memory.
         by: Vec<String>,
     },
-    /// Replicas of lower priority make room for one that fits nowhere.
+    /// Replicas of lower priority are preempted for one that fits nowhere.
     Preempts {
         /// Index of the replica.
         replica: i32,
@@ -235,7 +235,7 @@ pub enum Note {
         /// Bytes they hold.
         frees: u64,
     },
-    /// They will, once they have run for long enough.
+    /// They will be preempted, once they have run for their minimum residency.
     Resident {
         /// Index of the replica.
         replica: i32,
@@ -246,7 +246,7 @@ pub enum Note {
         /// When they have.
         until: Timestamp,
     },
-    /// They could, if the tier of the one that waits said so.
+    /// They could be preempted, if the tier of the waiting replica allowed it.
     CouldPreempt {
         /// Index of the replica.
         replica: i32,
@@ -254,69 +254,69 @@ pub enum Note {
         deployments: Vec<String>,
         /// Bytes they hold.
         frees: u64,
-        /// The tier of the one that waits.
+        /// The tier of the waiting replica.
         tier: Option<String>,
     },
-    /// A person is asked first.
+    /// An Approval is needed first.
     AwaitsApproval {
         /// Index of the replica.
         replica: i32,
-        /// What for.
+        /// Hash of the plan to approve.
         hash: String,
-        /// Deployments of which replicas would be stopped; none where the replica itself is to be replaced.
+        /// Deployments whose replicas would be stopped; none if the replica itself is to be replaced.
         deployments: Vec<String>,
         /// Bytes they hold.
         frees: u64,
     },
-    /// A person said no.
+    /// A person denied it.
     Denied {
         /// Index of the replica.
         replica: i32,
-        /// To what.
+        /// Hash of the denied plan.
         hash: String,
     },
-    /// A running replica stays although the spec changed, because its successor fits nowhere.
+    /// A running replica stays although the spec changed, because its replacement fits nowhere.
     OutdatedStays {
         /// The ShardGroup.
         group: String,
     },
-    /// A replica goes on as it is until another one has its successor.
+    /// A replica stays as it is until another one has been replaced.
     WaitsForRollout {
         /// Index of the replica.
         replica: i32,
     },
-    /// Files come first, before anything stops for a replica.
+    /// Files are fetched first, before anything stops for a replica.
     FetchFirst {
         /// Index of the replica.
         replica: i32,
         /// Nodes that lack them.
         nodes: Vec<String>,
     },
-    /// A replica must go before its successor can come.
+    /// A replica must stop before its replacement can start.
     DrainFirst {
         /// The ShardGroup.
         group: String,
-        /// Why not side by side.
+        /// Why they cannot run side by side.
         why: DrainReason,
     },
-    /// A replica will fit once agents release what deleted groups held.
+    /// A replica will fit once agents release the memory of deleted groups.
     WaitingForRelease {
         /// Index of the replica.
         replica: i32,
-        /// What still holds memory, with the bytes.
+        /// The holders of the memory, with the bytes.
         holders: Vec<String>,
     },
-    /// A replica is placed where others of its deployment fail together with it.
+    /// A replica is placed in a failure domain of other replicas of its deployment.
     SharedFailureDomain {
         /// Index of the replica.
         replica: i32,
-        /// The label that tells domains apart.
+        /// The label of the failure domains.
         key: String,
         /// Its values there.
         domains: Vec<String>,
         /// The others.
         with: Vec<i32>,
-        /// The best way apart from more of them; nothing where none fits.
+        /// The best candidate that shares its domains with fewer of them; `None` if none fits.
         apart: Option<String>,
     },
     /// A replica was placed.
@@ -328,21 +328,22 @@ pub enum Note {
     },
 }
 
-/// Why a replica goes before its successor comes.
+/// Why a replica stops before its replacement starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainReason {
-    /// Nodes do not hold both.
+    /// The nodes have no memory for both.
     Memory,
-    /// RDMA ports carry one group.
+    /// An RDMA port serves one group only.
     Ports,
-    /// Its deployment asks for it.
+    /// Its deployment requests it.
     Requested,
-    /// It has lost a node for good, and what it holds on others makes its successor need more of them.
+    /// It has lost a node permanently, and its memory on other nodes would make its replacement need more of
+    /// them.
     NodeLost,
 }
 
 impl Note {
-    /// The condition reason this note stands for.
+    /// The condition reason of this note.
     pub fn reason(&self) -> Reason {
         match self {
             Note::ModelUnknown { .. } => Reason::ModelNotFound,
@@ -386,14 +387,14 @@ impl Note {
         }
     }
 }
-/// What of a need is a draft model's, to be said after it.
+/// The draft model's share of a memory need, as text after it.
 pub fn draft_share(draft: Option<&DraftOverhead>) -> String {
     draft.map(|draft| format!(", of it {draft}")).unwrap_or_default()
 }
 
-/// Notes as one text for a condition, bounded because conditions are.
+/// Notes as one text for a condition, with a limited length.
 pub fn join(notes: &[Note]) -> String {
-    // The Kubernetes limit for a condition's message is 32768; a screenful serves people better.
+    // The Kubernetes limit for a condition's message is 32768; a screenful is easier to read.
     const LIMIT: usize = 2000;
     let mut text = String::new();
     for (index, note) in notes.iter().enumerate() {

@@ -1,6 +1,6 @@
-//! The performance model: how fast a group will answer, from what its machines read and compute, what the
-//! model makes them read, and what a message costs on their links. Prediction only: placing uses it, and what
-//! running groups measure corrects it (`measured`). `docs/planner-speed.md` holds the formula and its
+//! The performance model: predicted speed of a group, from the bandwidth and compute of its machines, the
+//! model's reads per token, and the cost of messages on their links. Prediction only: placement uses it, and
+//! measurements of running groups calibrate it (`measured`). `docs/planner-speed.md` has the formula and its
 //! errors; `tests/throughput.rs` checks both against published measurements.
 //!
 //! ```text
@@ -13,14 +13,14 @@
 //! decode = 1 / step(B)          total = B / step(B)          TTFT = prefill of the prompt + step(1)
 //! ```
 
+pub mod calibration;
 pub mod engine;
 pub mod link;
-pub mod calibration;
 pub mod model;
 
+pub use calibration::Calibration;
 pub use engine::{Coefficients, EngineFamily};
 pub use link::{FenceMode, LinkProfile};
-pub use calibration::Calibration;
 pub use model::{Experts, ModelProfile, WeightFormat, Window};
 
 /// Share of the stated bandwidth that a long read reaches: 340 of 400 GB/s seen on GPUs of these chips.
@@ -28,45 +28,45 @@ pub use model::{Experts, ModelProfile, WeightFormat, Window};
 const READ_EFFICIENCY: f64 = 0.85;
 /// Rows of a tile of the matrix kernels: a product with fewer rows costs as much as one with this many.
 const MATMUL_TILE_ROWS: u32 = 32;
-/// Tokens of a prompt that engines compute at once.
+/// Tokens of a prefill chunk.
 const PREFILL_CHUNK_TOKENS: u32 = 2048;
-/// Operations for one quantised weight and one stream beyond the first, which unpacks the weights anew: on an
-/// M3 Ultra a product of 2, 4 and 8 rows costs 1.8, 3.3 and 6.1 times that of one (MLX's issue 4265), which is
-/// 13 with 60 cores and 17 with 80. Fitting it to batched rates gives 16.
+/// Operations per quantised weight for each stream beyond the first, as the weights are unpacked again. On an
+/// M3 Ultra a product of 2, 4 and 8 rows costs 1.8, 3.3 and 6.1 times that of one (MLX's issue 4265), which
+/// is 13 with 60 cores and 17 with 80. Fitting it to batched rates gives 16.
 const UNPACK_OPS: f64 = 15.0;
-/// Flops a core of the GPU does in a cycle: 128 lanes that multiply and add.
+/// Flops per GPU core and cycle: 128 lanes that multiply and add.
 const FLOPS_PER_CORE_CYCLE: f64 = 256.0;
 /// Bytes of one value of the hidden state on a link.
 const HIDDEN_VALUE_BYTES: f64 = 2.0;
 
-/// What a machine's GPU can do.
+/// Profile of a machine's GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuProfile {
-    /// Bytes it reads in a second at best.
+    /// Memory bandwidth, bytes per second.
     pub bandwidth: f64,
-    /// Flops of its shaders in a second.
+    /// Flops of its shaders per second.
     pub flops: f64,
     /// Cores of its GPU.
     pub cores: f64,
-    /// How much faster than its shaders it multiplies large matrices.
+    /// Speed of large matrix products relative to its shaders.
     pub matmul_speedup: f64,
 }
 
 impl GpuProfile {
-    /// Seconds in which MLX reads `bytes` and runs the kernels of `layers`, for one token.
+    /// Seconds for MLX to read `bytes` and run the kernels of `layers`, for one token.
     pub fn step(&self, bytes: f64, layers: u32) -> f64 {
         let by = EngineFamily::Mlx.coefficients();
         let cycles = by.layer + by.core * self.cores;
         bytes / (READ_EFFICIENCY * self.bandwidth) + f64::from(layers) * cycles / self.clock()
     }
 
-    /// Cycles of the GPU in a second.
+    /// GPU cycles per second.
     pub fn clock(&self) -> f64 {
         self.flops / (self.cores * FLOPS_PER_CORE_CYCLE)
     }
 }
 
-/// Machines that hold the same layers, each an equal part of every one.
+/// Machines that hold the same layers, each an equal part of every layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageProfile {
     /// The members.
@@ -75,7 +75,7 @@ pub struct StageProfile {
     pub layers: u32,
 }
 
-/// A replica as it is spread: one stage of one machine, a pipeline, a tensor group, or both.
+/// Topology of a replica: one stage of one machine, a pipeline, a tensor group, or both.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupTopology {
     /// The stages; the first holds the head, as rank 0 does.
@@ -88,27 +88,27 @@ pub struct GroupTopology {
     pub fence: FenceMode,
 }
 
-/// What is asked of a group.
+/// Load on a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Tokens of the prompt.
+    /// Prompt length, tokens.
     pub prompt: u32,
-    /// Tokens in the cache while answering, on average.
+    /// Average context length during decode, tokens.
     pub context: u32,
-    /// Streams answered at once.
+    /// Concurrent streams.
     pub streams: u32,
 }
 
-/// How fast a group answers.
+/// Predicted speed of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
-    /// Tokens a second of every stream.
+    /// Decode tokens per second of each stream.
     pub decode: f64,
-    /// Tokens a second of all streams together.
+    /// Tokens per second of all streams together.
     pub total: f64,
-    /// Seconds from the prompt to the first token, nobody else being served.
+    /// Seconds to the first token, without other load.
     pub ttft: f64,
-    /// Tokens of the prompt computed in a second.
+    /// Prefill tokens per second.
     pub prefill: f64,
 }
 
@@ -120,7 +120,12 @@ impl GroupTopology {
 
     /// Machines that share every layer.
     pub fn tensor(machines: Vec<GpuProfile>, layers: u32, link: LinkProfile, fence: FenceMode) -> Self {
-        Self { stages: vec![StageProfile { gpus: machines, layers }], member_link: link, stage_link: link, fence }
+        Self {
+            stages: vec![StageProfile { gpus: machines, layers }],
+            member_link: link,
+            stage_link: link,
+            fence,
+        }
     }
 
     /// A pipeline of machines, each with its number of layers.
@@ -133,12 +138,18 @@ impl GroupTopology {
     }
 }
 
-/// How fast `group` runs `model` under `load`; `None` for a group without machines or a model without layers.
-pub fn predict(engine: EngineFamily, model: &ModelProfile, group: &GroupTopology, load: Load) -> Option<Speed> {
+/// Predicts the speed of `group` with `model` under `load`; `None` for a group without machines or a model
+/// without layers.
+pub fn predict(
+    engine: EngineFamily,
+    model: &ModelProfile,
+    group: &GroupTopology,
+    load: Load,
+) -> Option<Speed> {
     predict_with(engine, &engine.coefficients(), model, group, load)
 }
 
-/// What `predict` does, with other coefficients, which is how they are fitted.
+/// The same as `predict` with other coefficients, for fitting.
 pub fn predict_with(
     engine: EngineFamily,
     coefficients: &Coefficients,
@@ -171,7 +182,7 @@ struct Estimator<'a> {
 }
 
 impl Estimator<'_> {
-    /// Seconds of one step that gives each of `streams` a token.
+    /// Seconds of one decode step for `streams` streams.
     fn step(&self, context: u32, streams: u32) -> f64 {
         let read = self.model.kv_read(context) * f64::from(streams);
         let attended = self.model.attention * f64::from(context) * f64::from(streams);
@@ -185,11 +196,12 @@ impl Estimator<'_> {
         }) + self.message_seconds(streams, 1)
     }
 
-    /// Seconds until the whole prompt is in the cache.
+    /// Seconds to prefill the prompt.
     fn prefill(&self, prompt: u32) -> f64 {
         let (whole, rest) = (prompt / PREFILL_CHUNK_TOKENS, prompt % PREFILL_CHUNK_TOKENS);
         let tokens = f64::from(prompt);
-        let products = f64::from(whole * PREFILL_CHUNK_TOKENS + rest.div_ceil(MATMUL_TILE_ROWS) * MATMUL_TILE_ROWS);
+        let products =
+            f64::from(whole * PREFILL_CHUNK_TOKENS + rest.div_ceil(MATMUL_TILE_ROWS) * MATMUL_TILE_ROWS);
         // Every token attends to those before it, half the prompt on average.
         let attended = self.model.attention * tokens * tokens / 2.0;
         let chunks = whole + u32::from(rest > 0);
@@ -198,14 +210,14 @@ impl Estimator<'_> {
             let reads = f64::from(whole) * self.weights(f64::from(PREFILL_CHUNK_TOKENS), part, first)
                 + if rest > 0 { self.weights(f64::from(rest), part, first) } else { 0.0 };
             reads / (READ_EFFICIENCY * machine.bandwidth)
-                + 2.0 * products * self.model.active * part / (self.coefficients.gemm * machine.matmul_speedup * machine.flops)
+                + 2.0 * products * self.model.active * part
+                    / (self.coefficients.gemm * machine.matmul_speedup * machine.flops)
                 + 2.0 * attended * part / (self.coefficients.gemm * machine.flops)
                 + f64::from(chunks) * self.latency(stage, machine)
         }) + self.message_seconds(prompt, chunks)
     }
 
-    /// The stages one after another, each as slow as its slowest member. `cost` is told whether the
-    /// stage is the first.
+    /// Sum over the stages, each as slow as its slowest member. `cost` gets whether the stage is the first.
     fn stages(&self, cost: impl Fn(&StageProfile, &GpuProfile, bool) -> f64) -> f64 {
         let stages = self.group.stages.iter().enumerate();
         stages
@@ -215,22 +227,23 @@ impl Estimator<'_> {
             .sum()
     }
 
-    /// What one member holds of the whole body.
+    /// One member's share of the layers.
     fn member_share(&self, stage: &StageProfile) -> f64 {
         f64::from(stage.layers) / f64::from(self.model.layers) / stage.gpus.len() as f64
     }
 
-    /// Bytes of weights one member reads for `tokens` computed together. Different tokens choose different
-    /// experts; the head is not cut.
+    /// Bytes of weights that one member reads for `tokens` computed together. Different tokens choose
+    /// different experts; the head is not sharded.
     fn weights(&self, tokens: f64, part: f64, first: bool) -> f64 {
         let model = self.model;
         let head = if first { model.head_bytes } else { 0.0 };
-        let experts = model.experts.map_or(0.0, |experts| experts.bytes * (experts.read_factor(tokens) - 1.0));
+        let experts =
+            model.experts.map_or(0.0, |experts| experts.bytes * (experts.read_factor(tokens) - 1.0));
         (model.bytes - model.head_bytes + experts) * part + head
     }
 
-    /// Operations for each weight of the products that streams beyond the first add. A few rows run as
-    /// many vector products, each unpacking the weights anew, until a tile of the matrix kernel is cheaper.
+    /// Operations per weight of the products for streams beyond the first. A few rows run as that many vector
+    /// products, each unpacking the weights again, until a tile of the matrix kernel is cheaper.
     fn extra_products(&self, streams: u32, machine: &GpuProfile) -> f64 {
         let matrix = 2.0 / self.coefficients.gemm;
         let each = if self.model.quantised { UNPACK_OPS } else { matrix };
@@ -238,7 +251,7 @@ impl Estimator<'_> {
         (each * f64::from(streams - 1)).min(tiles) / machine.matmul_speedup
     }
 
-    /// Seconds of the chain of kernels that every layer is, whatever they read.
+    /// Seconds of the kernel chain of every layer, whatever it reads.
     fn latency(&self, stage: &StageProfile, machine: &GpuProfile) -> f64 {
         let expert = if self.model.experts.is_some() { self.coefficients.expert } else { 0.0 };
         let cycles = self.coefficients.layer + expert + self.coefficients.core * machine.cores;

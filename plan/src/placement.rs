@@ -1,25 +1,25 @@
-//! From a valid deployment to what must exist: which replicas stay, come and go. Sticky: a replica
-//! whose plan still serves the spec stays where it is, so that replanning an applied plan changes
-//! nothing. It never deletes anything it could not replace.
+//! Placement: from a valid deployment to the groups that must exist, that is which replicas stay, are created
+//! and are removed. Sticky: a replica whose plan still matches the spec stays, so that replanning an applied
+//! plan changes nothing. It never deletes a group that it could not replace.
 //!
 //! ```text
-//! for each replica:  a current group? ─yes─▶ keep; once it is ready, its predecessors go
+//! for each replica:  a current group? ─yes─▶ keep; once it is ready, delete its predecessors
 //!                         │ no
-//!                         ├─ fits beside what runs ──────────────▶ create, predecessor goes when ready
-//!                         ├─ fits once deleted groups let go ────▶ wait
+//!                         ├─ fits beside what runs ──────────────▶ create; delete the predecessor when ready
+//!                         ├─ fits once deleted groups release ───▶ wait
 //!                         ├─ fits once its predecessor is gone ──▶ delete the predecessor, wait
-//!                         ├─ fits once others made room ─────────▶ delete those of lower priority, or ask first
-//!                         └─ fits nowhere ───────────────────────▶ keep what runs, say the numbers
+//!                         ├─ fits once others are preempted ─────▶ preempt them, or request approval first
+//!                         └─ fits nowhere ───────────────────────▶ keep what runs, report the numbers
 //! ```
 
-mod selection;
-mod running;
-mod preempt;
-mod report;
-mod failure_domains;
-mod replica_steps;
 mod candidates;
+mod failure_domains;
+mod preempt;
+mod replica_steps;
+mod report;
+mod running;
 mod score;
+mod selection;
 
 use std::collections::BTreeSet;
 
@@ -27,25 +27,25 @@ use russet_crds::{GroupPlan, PlacementReport, names};
 use sha2::{Digest as _, Sha256};
 
 use crate::digest::digest;
-use crate::prediction::Predictor;
-use crate::note::Note;
-use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
 use crate::joint_placement::JointPlan;
+use crate::note::Note;
+use crate::prediction::Predictor;
+use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
 use crate::validate::ValidDeployment;
-use report::report;
 use failure_domains::desired_and_surplus;
 use replica_steps::ReplicaSteps;
+use report::report;
 
-pub use running::{is_current, pending_among, pending_replicas};
+pub use candidates::{Candidates, enumerate};
 pub use preempt::ApprovalRequest;
 pub use report::{UNCHANGED_REASON, refusal_report, status_report};
-pub use candidates::{Candidates, enumerate};
+pub use running::{is_current, pending_among, pending_replicas};
 pub use score::{ScoreScale, ScoredCandidate};
 
-/// Nodes that a refusal names as its remedy.
+/// Maximum number of nodes that a remedy names.
 const MAX_SHOWN_NODES: usize = 5;
 
-/// What must change for one deployment.
+/// Changes for one deployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// Groups that stay.
@@ -54,15 +54,15 @@ pub struct Placement {
     pub create: Vec<NewGroup>,
     /// Groups to delete.
     pub delete: Vec<RemovedGroup>,
-    /// Replicas of other deployments to delete, so that one of this fits.
+    /// Replicas of other deployments to delete, so that a replica of this one fits.
     pub preempt: Vec<ObjectKey>,
-    /// Models whose files should be on nodes before anything stops for them: model and node.
+    /// Models whose files have to be on nodes before anything stops for them: model and node.
     pub prefetch: Vec<(String, String)>,
-    /// What a person is asked.
+    /// Approvals to request.
     pub approval_requests: Vec<ApprovalRequest>,
-    /// Replicas that have no current group and get none yet.
+    /// Replicas without a current group that get none yet.
     pub waiting: Vec<i32>,
-    /// The decision for people; only when something was placed.
+    /// The placement report; only if something was placed.
     pub report: Option<PlacementReport>,
 }
 
@@ -82,20 +82,20 @@ pub struct NewGroup {
 pub struct RemovedGroup {
     /// Its name.
     pub name: String,
-    /// Why it goes.
+    /// Why it is deleted.
     pub reason: RemovalReason,
 }
 
-/// Why a group goes.
+/// Why a group is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovalReason {
     /// The deployment wants fewer replicas.
     ScaledDown,
-    /// It wants none for now: its tier has it rest.
+    /// The deployment is idle: its tier has scaled it to zero for now.
     Idle,
-    /// Another group of the same replica serves the spec.
+    /// Another group of the same replica matches the spec.
     Replaced,
-    /// Its successor needs its memory.
+    /// Its replacement needs its memory.
     Drained,
 }
 
@@ -112,7 +112,7 @@ impl Placement {
         i32::try_from(replicas.len()).unwrap_or(i32::MAX)
     }
 
-    /// The view after everything was carried out and every agent released what it had to.
+    /// The view after everything was applied and every agent has released its memory.
     pub fn apply(&self, view: &Snapshot, desired: &ValidDeployment) -> Snapshot {
         let mut after = view.clone();
         for old in &self.delete {
@@ -131,13 +131,17 @@ impl Placement {
     }
 }
 
-/// Decides what must exist for `want`, as if nobody else waited.
+/// Decides which groups must exist for `want`, as if no other deployment waited.
 pub fn place(view: &Snapshot, desired: &ValidDeployment) -> (Placement, Vec<Note>) {
     place_with(view, desired, &JointPlan::default())
 }
 
-/// Decides what must exist for `want`, its new replicas where `advice` has them.
-pub fn place_with(view: &Snapshot, desired: &ValidDeployment, joint_plan: &JointPlan) -> (Placement, Vec<Note>) {
+/// Decides which groups must exist for `want`, with new replicas where the joint plan `advice` has them.
+pub fn place_with(
+    view: &Snapshot,
+    desired: &ValidDeployment,
+    joint_plan: &JointPlan,
+) -> (Placement, Vec<Note>) {
     let mut turn = ReplicaSteps::new(view, desired, joint_plan);
     turn.remove_surplus();
     for replica in turn.desired_replicas.clone() {
@@ -145,13 +149,17 @@ pub fn place_with(view: &Snapshot, desired: &ValidDeployment, joint_plan: &Joint
     }
     let ReplicaSteps { mut placement, notes, selections: found, .. } = turn;
     let predictor = Predictor::new(view, &desired.shape, desired.capacity);
-    let placed = placement.placed_replicas(view).max(if placement.waiting.is_empty() { 0 } else { desired.ran_before });
+    let placed = placement.placed_replicas(view).max(if placement.waiting.is_empty() {
+        0
+    } else {
+        desired.ran_before
+    });
     placement.report = report(&placement, &found, &notes, &predictor)
         .map(|report| PlacementReport { replicas: placed.min(desired.replicas), ..report });
     (placement, notes)
 }
 
-/// What a deployment that cannot be planned still allows: replicas nobody wants any more go.
+/// Placement of a deployment that cannot be planned: surplus replicas are removed.
 pub fn scale_down(view: &Snapshot, namespace: &str, deployment: &str, replicas: i32) -> Placement {
     let mut placement = Placement::default();
     let groups: Vec<(&ObjectKey, &GroupInfo)> =
@@ -167,13 +175,13 @@ pub fn scale_down(view: &Snapshot, namespace: &str, deployment: &str, replicas: 
     placement
 }
 
-/// Digest of everything that makes a plan what it is; another digest is another group.
+/// Digest of the content of a plan; another digest means another group.
 pub fn plan_hash(model: &str, plan: &GroupPlan) -> String {
     let bare = GroupPlan { hash: String::new(), ..plan.clone() };
     digest(&(model, bare))
 }
 
-/// The hash a deployment shows for all its replicas.
+/// The hash that a deployment shows for all its replicas.
 pub fn deployment_hash<'a>(hashes: impl Iterator<Item = &'a str>) -> String {
     let hashes: Vec<&str> = hashes.collect();
     match hashes.as_slice() {

@@ -1,5 +1,5 @@
-//! Pools: which nodes a selector takes, and where the ranks of one group may be. A plain set of nodes
-//! and what must join them; who asks for it, a NodePool or something else, is only a name here.
+//! Pools: which nodes a selector matches, and the eligible nodes of one group with the links they require.
+//! The source of a requirement, a NodePool or another object, is only a name here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use crate::quantity;
 /// Labels of a node.
 pub type Labels = BTreeMap<String, String>;
 
-/// Nodes among which one group may be.
+/// Eligible nodes for one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EligibleNodes {
-    /// The NodePool; absent where there are no pools.
+    /// The NodePool; `None` without pools.
     pub pool: Option<String>,
-    /// The nodes; absent for every node.
+    /// The nodes; `None` for every node.
     pub nodes: Option<Arc<BTreeSet<String>>>,
-    /// What must join every two nodes of a group of several ranks.
+    /// Links required between any two nodes of a group of several ranks.
     pub demand: Option<LinkDemand>,
-    /// Who asks for that, for people.
+    /// The objects with these requirements, for display.
     pub demanded_by: Vec<String>,
 }
 
 impl EligibleNodes {
-    /// The area with one more demand on its links.
+    /// The same nodes with one more link requirement.
     pub fn with_demand(mut self, demand: LinkDemand, who: String) -> Self {
         self.demand = Some(self.demand.map_or(demand, |own| own.and(demand)));
         self.demanded_by.push(who);
@@ -39,33 +39,34 @@ impl EligibleNodes {
     }
 }
 
-/// The least link.
+/// A link requirement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkDemand {
-    /// Its kind.
+    /// Minimum kind.
     pub kind: FabricKind,
-    /// Bits per second both ends must report; 0 asks nothing of them.
+    /// Bits per second that both ends must report; 0 for no minimum.
     pub bits: u64,
 }
 
 impl LinkDemand {
-    /// Both of two demands.
+    /// The combination of two requirements.
     pub fn and(self, other: LinkDemand) -> LinkDemand {
         LinkDemand { kind: self.kind.max(other.kind), bits: self.bits.max(other.bits) }
     }
 }
 
-/// Reads a demand; `field` is where it stands.
+/// Parses a requirement; `field` is its path.
 pub fn parse_demand(demand: &FabricDemand, field: &str) -> Result<LinkDemand, Note> {
     let FabricDemand { kind, min_bits_per_second } = demand;
     if *kind == FabricKind::Unknown {
         return Err(Note::Newer { field: format!("{field}.kind") });
     }
-    let bits = min_bits_per_second.as_deref().map(|text| parse_rate(text, &format!("{field}.minBitsPerSecond")));
+    let bits =
+        min_bits_per_second.as_deref().map(|text| parse_rate(text, &format!("{field}.minBitsPerSecond")));
     Ok(LinkDemand { kind: *kind, bits: bits.transpose()?.unwrap_or(0) })
 }
 
-/// Reads a rate such as `60G`.
+/// Parses a rate such as `60G`.
 pub fn parse_rate(text: &str, field: &str) -> Result<u64, Note> {
     quantity::parse(text).map_err(|_| Note::Invalid {
         field: field.to_owned(),
@@ -73,7 +74,7 @@ pub fn parse_rate(text: &str, field: &str) -> Result<u64, Note> {
     })
 }
 
-/// The pool among these nodes, or what makes it none.
+/// Resolves a pool to these nodes, or says why it is invalid.
 pub fn resolve<'a>(
     name: &str,
     spec: &NodePoolSpec,
@@ -84,7 +85,8 @@ pub fn resolve<'a>(
         return Err(Note::Newer { field: "spec.selector.matchExpressions[].operator".to_owned() });
     }
     let demand = fabric.as_ref().map(|fabric| self::parse_demand(fabric, "spec.fabric")).transpose()?;
-    let taken = nodes.filter(|(_, labels)| matches_selector(selector, labels)).map(|(node, _)| node.to_owned());
+    let taken =
+        nodes.filter(|(_, labels)| matches_selector(selector, labels)).map(|(node, _)| node.to_owned());
     let nodes = Some(Arc::new(taken.collect()));
     let area = EligibleNodes { pool: Some(name.to_owned()), nodes, ..EligibleNodes::default() };
     Ok(match demand {
@@ -93,7 +95,7 @@ pub fn resolve<'a>(
     })
 }
 
-/// Whether a node with these labels meets all of a selector, as Kubernetes reads selectors.
+/// Whether a node with these labels matches a selector, with the semantics of Kubernetes.
 pub fn matches_selector(selector: &NodeSelector, labels: &Labels) -> bool {
     let NodeSelector { match_labels, match_expressions } = selector;
     match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
@@ -110,9 +112,9 @@ pub fn matches_selector(selector: &NodeSelector, labels: &Labels) -> bool {
         })
 }
 
-/// What the nodes have of the labels a selector that takes none asks for, for people.
+/// For a selector that matches no node: the values of its labels that nodes have, as text.
 pub fn hint<'a>(selector: &NodeSelector, nodes: impl Iterator<Item = &'a Labels> + Clone) -> String {
-    /// Values of one label that are worth reading.
+    /// Maximum number of values of one label to show.
     const SHOWN: usize = 8;
     let mut keys: Vec<&str> = selector.match_labels.keys().map(String::as_str).collect();
     keys.extend(selector.match_expressions.iter().map(|rule| rule.key.as_str()));
@@ -190,7 +192,8 @@ mod tests {
     #[test]
     fn pools_with_newer_words_or_invalid_rates_are_rejected() {
         let nodes = [("a", labels(&[]))];
-        let area = |spec: &NodePoolSpec| super::resolve("p", spec, nodes.iter().map(|(node, it)| (*node, it)));
+        let area =
+            |spec: &NodePoolSpec| super::resolve("p", spec, nodes.iter().map(|(node, it)| (*node, it)));
         let fabric = |kind, bits: &str| NodePoolSpec {
             fabric: Some(FabricDemand { kind, min_bits_per_second: Some(bits.to_owned()) }),
             ..NodePoolSpec::default()

@@ -1,24 +1,24 @@
-//! What keeps a deployment from being planned whatever it asks for: a Model that is not there, goes, or was not
-//! read yet, its own or the one that guesses for it.
+//! Preconditions of planning a deployment: its Model and its draft model exist, are not being deleted, and
+//! their headers were read.
 
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{Model, ModelDeploymentSpec};
 
 const DRAFT_FIELD: &str = "spec.draftModelRef";
 
-/// What keeps a deployment from being planned.
+/// An unmet precondition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnmetPrecondition {
     /// The reason for conditions.
     pub reason: Reason,
-    /// For people.
+    /// The message.
     pub message: String,
-    /// Whether only a person can remove it.
+    /// Whether only a person can fix it.
     pub stalled: bool,
 }
 
-/// The first thing in the way of a deployment in `namespace` that names these Models, of which `find` knows those there
-/// are.
+/// The first unmet precondition of a deployment in `namespace` that names these Models; `find` looks a Model
+/// up.
 pub fn unmet_precondition<'m>(
     namespace: &str,
     spec: &ModelDeploymentSpec,
@@ -28,7 +28,12 @@ pub fn unmet_precondition<'m>(
     spec.models().zip(fields).find_map(|(name, field)| model_precondition(namespace, name, field, find(name)))
 }
 
-fn model_precondition(namespace: &str, name: &str, field: &str, model: Option<&Model>) -> Option<UnmetPrecondition> {
+fn model_precondition(
+    namespace: &str,
+    name: &str,
+    field: &str,
+    model: Option<&Model>,
+) -> Option<UnmetPrecondition> {
     let Some(model) = model else {
         let message = format!(
             "Model {name:?} does not exist in namespace {namespace}; create it, or correct {field}.name"

@@ -1,5 +1,5 @@
-//! How fast a plan will answer: the performance model on the machines and links that a view names. What
-//! machines and links can do is in `speed`; what is made of the answer is decided in `place`.
+//! Predicted speed of a plan: the performance model applied to the machines and links of a view. Not here:
+//! the machines' and links' figures (`speed`), and the decision (`place`).
 
 use std::cmp::Reverse;
 
@@ -7,19 +7,23 @@ use russet_crds::{Backend, GroupMember, GroupPlan, LinkKind, PredictedThroughput
 use russet_wire::shape::ModelShape;
 
 use crate::memory_model::ServingCapacity;
-use crate::snapshot::Snapshot;
 use crate::performance_model::calibration::{Calibration, CalibrationKey, single_stream_rate};
-use crate::performance_model::{EngineFamily, FenceMode, GroupTopology, LinkProfile, Load, GpuProfile, ModelProfile, Speed, StageProfile, predict};
+use crate::performance_model::{
+    EngineFamily, FenceMode, GpuProfile, GroupTopology, LinkProfile, Load, ModelProfile, Speed, StageProfile,
+    predict,
+};
+use crate::snapshot::Snapshot;
 
-/// Tokens of the prompt that is planned for.
+/// Prompt length that is planned for, tokens.
 const PLANNED_PROMPT_TOKENS: u32 = 1024;
-/// Tokens in the cache while answering that are planned for.
+/// Context length during decode that is planned for, tokens.
 const PLANNED_CONTEXT_TOKENS: u32 = 2048;
-/// Bytes of a message by which links are compared: the activations of a token of a large model.
+/// Message size by which links are compared: the activations of a token of a large model.
 const TYPICAL_MESSAGE_BYTES: f64 = 32768.0;
-/// What a machine counts as whose chip nobody knows: an M4 Pro, in the middle of what people have. It only
-/// serves to compare; no rate is shown for it.
-const UNKNOWN_GPU: GpuProfile = GpuProfile { bandwidth: 273e9, flops: 9.2e12, cores: 20.0, matmul_speedup: 1.0 };
+/// Profile of a machine with an unknown chip: an M4 Pro, in the middle of what people have. It serves only
+/// for comparison; no rate is shown for it.
+const UNKNOWN_GPU: GpuProfile =
+    GpuProfile { bandwidth: 273e9, flops: 9.2e12, cores: 20.0, matmul_speedup: 1.0 };
 
 /// Predictions for one model.
 #[derive(Clone, Debug)]
@@ -31,9 +35,14 @@ pub struct Predictor<'a> {
 }
 
 impl<'a> Predictor<'a> {
-    /// For a model with this room on the nodes of `view`.
+    /// For a model with this capacity on the nodes of `view`.
     pub fn new(view: &'a Snapshot, shape: &ModelShape, room: ServingCapacity) -> Self {
-        let mut predictor = Self { view, model: ModelProfile::from_shape(shape), capacity: room, calibration: Calibration::default() };
+        let mut predictor = Self {
+            view,
+            model: ModelProfile::from_shape(shape),
+            capacity: room,
+            calibration: Calibration::default(),
+        };
         for ((namespace, _), group) in view.groups.iter() {
             let Some(measured) = &group.measured else { continue };
             if view.models.get(&(namespace.clone(), group.model.clone())) != Some(shape) {
@@ -41,7 +50,8 @@ impl<'a> Predictor<'a> {
             }
             let context = measured.context_tokens;
             let load = Load { prompt: PLANNED_PROMPT_TOKENS.min(context), context, streams: 1 };
-            let predicted = predictor.topology(&group.plan, None).and_then(|group| predictor.speed_under(&group, load));
+            let predicted =
+                predictor.topology(&group.plan, None).and_then(|group| predictor.speed_under(&group, load));
             if let (Some(rate), Some(kind), Some(predicted)) =
                 (single_stream_rate(measured), predictor.calibration_key(&group.plan), predicted)
             {
@@ -51,10 +61,11 @@ impl<'a> Predictor<'a> {
         predictor
     }
 
-    /// Tokens a second of one stream, to compare plans by: as predicted, and corrected by what running groups
-    /// of the same kind have measured. Machines nobody knows count as equal ones.
+    /// Tokens per second of one stream, to compare plans: as predicted, and calibrated with the measurements
+    /// of running groups of the same kind. Machines with an unknown chip count as equal.
     pub fn rate(&self, plan: &GroupPlan) -> f64 {
-        self.calibration_factor(plan) * self.speed(plan, 1, Some(UNKNOWN_GPU)).map_or(0.0, |speed| speed.decode)
+        self.calibration_factor(plan)
+            * self.speed(plan, 1, Some(UNKNOWN_GPU)).map_or(0.0, |speed| speed.decode)
     }
 
     fn calibration_factor(&self, plan: &GroupPlan) -> f64 {
@@ -62,18 +73,19 @@ impl<'a> Predictor<'a> {
         kind.map_or(1.0, |kind| self.calibration.factor(&kind))
     }
 
-    /// What measurements carry over to; nothing where a chip is not known.
+    /// The key under which measurements apply; `None` if a chip is unknown.
     fn calibration_key(&self, plan: &GroupPlan) -> Option<CalibrationKey> {
         let machine = |member: &GroupMember| self.view.nodes.get(&member.node_name)?.gpu;
         let machines = plan.members.iter().map(machine).collect::<Option<_>>()?;
         Some(CalibrationKey { backend: plan.backend, tensor_size: plan.tensor_size.max(1), machines })
     }
 
-    /// What to promise people; nothing where a chip is not known.
+    /// The prediction to show; `None` if a chip is unknown.
     pub fn predicted(&self, plan: &GroupPlan) -> Option<PredictedThroughput> {
         let alone = self.speed(plan, 1, None)?;
-        // As many of them as there is room for at this length.
-        let held = self.capacity.reserved_tokens() / u64::from(PLANNED_CONTEXT_TOKENS.min(self.capacity.context_tokens).max(1));
+        // As many of them as the capacity allows at this length.
+        let held = self.capacity.reserved_tokens()
+            / u64::from(PLANNED_CONTEXT_TOKENS.min(self.capacity.context_tokens).max(1));
         let streams = u32::try_from(held).unwrap_or(u32::MAX).clamp(1, self.capacity.max_sequences.max(1));
         let full = self.speed(plan, streams, None)?;
         Some(PredictedThroughput {
@@ -107,8 +119,12 @@ impl<'a> Predictor<'a> {
             .collect();
         Some(GroupTopology {
             stages: stages?,
-            member_link: self.slowest_link(plan.backend, pairs_within_stages(plan), |link| link.all_reduce(2, TYPICAL_MESSAGE_BYTES)),
-            stage_link: self.slowest_link(Backend::Ring, pairs_between_stages(plan), |link| link.hop(TYPICAL_MESSAGE_BYTES)),
+            member_link: self.slowest_link(plan.backend, pairs_within_stages(plan), |link| {
+                link.all_reduce(2, TYPICAL_MESSAGE_BYTES)
+            }),
+            stage_link: self.slowest_link(Backend::Ring, pairs_between_stages(plan), |link| {
+                link.hop(TYPICAL_MESSAGE_BYTES)
+            }),
             fence: match plan.engine.fence {
                 russet_crds::Fence::Fast => FenceMode::Fast,
                 russet_crds::Fence::Default | russet_crds::Fence::Unknown => FenceMode::Default,
@@ -116,14 +132,16 @@ impl<'a> Predictor<'a> {
         })
     }
 
-    /// Whether ranks meet over Wi-Fi, because nothing better joins their nodes.
+    /// Whether ranks communicate over Wi-Fi, because no better link joins their nodes.
     pub fn over_wifi(&self, plan: &GroupPlan) -> bool {
         let tcp = plan.backend == Backend::Ring;
         let mut pairs = pairs_between_stages(plan).chain(pairs_within_stages(plan).filter(|_| tcp));
-        pairs.any(|(a, b)| a != b && self.best_reported_link(a, b).is_some_and(|link| link.kind == LinkKind::Wifi))
+        pairs.any(|(a, b)| {
+            a != b && self.best_reported_link(a, b).is_some_and(|link| link.kind == LinkKind::Wifi)
+        })
     }
 
-    /// The slowest link among pairs of nodes, as messages of `backend` see it and `cost` counts.
+    /// The slowest link among pairs of nodes, for messages of `backend` and by `cost`.
     fn slowest_link<'n>(
         &self,
         backend: Backend,
@@ -135,11 +153,12 @@ impl<'a> Predictor<'a> {
         links.reduce(slower).unwrap_or(LinkProfile::RDMA)
     }
 
-    /// The best link two nodes report; a wired network where they report none, as most have one.
+    /// The best link that two nodes report; a wired network if they report none, as most have one.
     fn best_link(&self, backend: Backend, a: &str, b: &str) -> LinkProfile {
-        self.best_reported_link(a, b).map_or(LinkProfile::for_backend(backend, LinkKind::Ethernet, None, None), |link| {
-            LinkProfile::for_backend(backend, link.kind, link.bits_per_second, link.measured)
-        })
+        self.best_reported_link(a, b)
+            .map_or(LinkProfile::for_backend(backend, LinkKind::Ethernet, None, None), |link| {
+                LinkProfile::for_backend(backend, link.kind, link.bits_per_second, link.measured)
+            })
     }
 
     fn best_reported_link(&self, a: &str, b: &str) -> Option<&russet_crds::Link> {
@@ -153,7 +172,7 @@ impl<'a> Predictor<'a> {
             let links = self.view.nodes.get(node).map(|node| node.links.as_slice()).unwrap_or_default();
             links.iter().filter(move |link| link.peer == peer)
         });
-        // Of several cables the engine takes the one that carries most too.
+        // Of several cables the engine also takes the fastest.
         let carries = |link: &russet_crds::Link| link.measured.and_then(|measured| measured.bits_per_second);
         reported.min_by_key(|link| (rank(link.kind), Reverse(carries(link)), Reverse(link.bits_per_second)))
     }
@@ -164,12 +183,12 @@ fn stage_members(plan: &GroupPlan) -> impl Iterator<Item = &[GroupMember]> {
     plan.members.chunks(plan.tensor_size.max(1) as usize)
 }
 
-/// Nodes whose ranks meet within a stage.
+/// Pairs of nodes whose ranks communicate within a stage.
 fn pairs_within_stages(plan: &GroupPlan) -> impl Iterator<Item = (&str, &str)> {
     stage_members(plan).flat_map(|team| team.iter().zip(team.iter().cycle().skip(1))).map(node_names)
 }
 
-/// Nodes whose ranks meet from stage to stage: over TCP, whatever carries the sums of their members.
+/// Pairs of nodes whose ranks communicate between stages: over TCP, whatever backend their members use.
 fn pairs_between_stages(plan: &GroupPlan) -> impl Iterator<Item = (&str, &str)> {
     stage_members(plan).zip(stage_members(plan).skip(1)).flat_map(|(a, b)| a.iter().zip(b)).map(node_names)
 }
@@ -178,7 +197,7 @@ fn node_names<'p>((a, b): (&'p GroupMember, &'p GroupMember)) -> (&'p str, &'p s
     (a.node_name.as_str(), b.node_name.as_str())
 }
 
-/// A rate with as many digits as mean something.
+/// A rate with its significant digits.
 pub fn show_rate(rate: f64) -> String {
     match rate {
         rate if rate >= 99.95 => format!("{rate:.0}"),
@@ -245,7 +264,12 @@ mod tests {
     fn plans_are_as_fast_as_their_machines_and_links() {
         let view =
             view(&[("ultra", "M3 Ultra"), ("other", "M3 Ultra"), ("max", "M4 Max"), ("linux", "EPYC")]);
-        let room = ServingCapacity { context_tokens: 8192, max_sequences: 4, headroom_percent: 5, ..ServingCapacity::default() };
+        let room = ServingCapacity {
+            context_tokens: 8192,
+            max_sequences: 4,
+            headroom_percent: 5,
+            ..ServingCapacity::default()
+        };
         let shape = llama();
         let predictor = Predictor::new(&view, &shape, room);
         let single = plan(Backend::None, 1, &[("ultra", 80)]);
@@ -254,7 +278,8 @@ mod tests {
         let tcp = plan(Backend::Ring, 2, &[("ultra", 80), ("other", 80)]);
         let pipeline = plan(Backend::Ring, 1, &[("ultra", 40), ("other", 40)]);
         let mixed = plan(Backend::Ring, 1, &[("ultra", 40), ("max", 40)]);
-        // 40 GB at 819 GB/s are 17.5 at most; 2 × 80 sums with MLX's own fence eat what the halves win.
+        // 40 GB at 819 GB/s are 17.5 at most; 2 × 80 sums with MLX's own fence cost as much as the halves
+        // save.
         assert!((11.0..16.0).contains(&rate(&single)), "{}", rate(&single));
         for (story, faster, slower) in [
             ("a pipeline answers no sooner than one machine", &single, &pipeline),
@@ -277,7 +302,12 @@ mod tests {
     fn prediction_is_calibrated_by_a_similar_running_group() {
         let view =
             view(&[("a", "M3 Ultra"), ("b", "M3 Ultra"), ("c", "M4 Max"), ("d", "EPYC"), ("e", "EPYC")]);
-        let room = ServingCapacity { context_tokens: 8192, max_sequences: 4, headroom_percent: 5, ..ServingCapacity::default() };
+        let room = ServingCapacity {
+            context_tokens: 8192,
+            max_sequences: 4,
+            headroom_percent: 5,
+            ..ServingCapacity::default()
+        };
         let (shape, other) = (llama(), ModelShape { layers: 79, ..llama() });
         let runs = |node: &str, model: &str, share: f64, streams: u32| {
             let mut view = view.clone();
@@ -319,7 +349,11 @@ mod tests {
             let before = Predictor::new(&empty, &shape, room);
             let (raw, shown) = (before.rate(&plan), before.predicted(&plan));
             let predictor = Predictor::new(&view, &shape, room);
-            assert!((predictor.rate(&plan) / raw - factor).abs() < 1e-3, "{story}: {}", predictor.rate(&plan));
+            assert!(
+                (predictor.rate(&plan) / raw - factor).abs() < 1e-3,
+                "{story}: {}",
+                predictor.rate(&plan)
+            );
             assert_eq!(
                 predictor.predicted(&plan),
                 shown,

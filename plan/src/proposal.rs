@@ -1,7 +1,6 @@
-//! What the planner would do for several deployments: each is placed on the view that those before it
-//! leave, with an eye on those that still wait, as the operator places one after another. Nothing is written
-//! here, and nothing is decided that `place` does not decide; whoever shows a proposal needs no second look at
-//! the cluster.
+//! Proposals: what the planner would do for several deployments. Each is placed on the view left by those
+//! before it, with regard to those still pending, in the same way as the operator. Nothing is written here,
+//! and every decision comes from `place`; a proposal is complete without another look at the cluster.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,49 +10,50 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
 use russet_crds::{GroupPlan, KvCacheType, Model, ModelDeployment, PlacementReport, Residency};
 
+use crate::joint_placement::solve;
 use crate::memory_model::ServingCapacity;
 use crate::note::{Note, draft_share};
-use crate::precondition::{UnmetPrecondition, unmet_precondition};
 use crate::placement::{
-    NewGroup, RemovedGroup, Placement, RemovalReason, is_current, place_with, refusal_report, scale_down, status_report,
+    NewGroup, Placement, RemovalReason, RemovedGroup, is_current, place_with, refusal_report, scale_down,
+    status_report,
 };
+use crate::precondition::{UnmetPrecondition, unmet_precondition};
 use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
-use crate::joint_placement::solve;
 use crate::tier::{assign, members};
 use crate::validate::{IdleReason, ValidDeployment, read, read_at};
 
-/// What to do about a Model whose size nobody knows.
+/// Remedy for a Model of unknown size.
 const UNKNOWN_SIZE_REMEDY: &str = "apply it and let an agent read its headers, or add it with its status.shape to the description of the cluster";
 
-/// Times that room is made for one deployment before it has its places: by others, then by its own replicas.
+/// Maximum rounds of preempting and draining for one deployment: others' replicas, then its own.
 const MAX_STEPS: usize = 4;
 
-/// What would become of one deployment.
+/// The proposal for one deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
     /// Namespace of the ModelDeployment.
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Whether every replica it wants is there or can come.
+    /// Whether every desired replica exists or can be created.
     pub placed: bool,
-    /// What a replica needs, in numbers; nothing where its model's size is not known.
+    /// Memory of a replica; `None` if its model's size is unknown.
     pub needs: Option<String>,
-    /// What its tier means for it.
+    /// The effect of its tier.
     pub tier: Option<String>,
-    /// The decision and its reason, as the deployment's status would show them.
+    /// The decision and its reason, as in the deployment's status.
     pub report: PlacementReport,
     /// Replicas that would be created.
     pub create: Vec<ProposedReplica>,
     /// Replicas that would stay.
     pub keep: Vec<ProposedReplica>,
-    /// Replicas that would go.
+    /// Replicas that would be deleted.
     pub delete: Vec<RemovedGroup>,
-    /// Other deployments that would lose replicas to it, as `namespace/name`.
+    /// Other deployments whose replicas would be preempted, as `namespace/name`.
     pub preempt: Vec<String>,
     /// Replicas that would wait.
     pub waiting: Vec<i32>,
-    /// What else is to be said, the remedy last.
+    /// Further notes, the remedy last.
     pub notes: Vec<String>,
 }
 
@@ -68,8 +68,8 @@ pub struct ProposedReplica {
     pub plan: GroupPlan,
 }
 
-/// Plans the deployments one after another, each on the view that those before it leave; as they are `now`, where
-/// what nobody asks for rests, or as if somebody asked for all of them.
+/// Plans the deployments one after another, each on the view left by those before it; with the demand at
+/// `now`, or as if all deployments had requests.
 pub fn propose(
     models: &[Arc<Model>],
     view: &Snapshot,
@@ -80,7 +80,8 @@ pub fn propose(
     assign_dedicated_nodes(&mut view, deployments);
     let checked: Vec<_> =
         deployments.iter().map(|deployment| check(models, &view, deployment, now)).collect();
-    let competitors: Vec<&ValidDeployment> = checked.iter().filter_map(|checked| checked.as_ref().ok()).collect();
+    let competitors: Vec<&ValidDeployment> =
+        checked.iter().filter_map(|checked| checked.as_ref().ok()).collect();
     let mut proposals = Vec::new();
     for (deployment, checked) in deployments.iter().zip(&checked) {
         let (proposal, after) = propose_one(&view, deployment, checked, &competitors);
@@ -90,12 +91,12 @@ pub fn propose(
     proposals
 }
 
-/// Gives the workload groups of Dedicated tiers their nodes, as the operator does before it places anything.
+/// Assigns nodes to the workload groups of Dedicated tiers, as the operator does before placement.
 fn assign_dedicated_nodes(view: &mut Snapshot, deployments: &[Arc<ModelDeployment>]) {
     let tiers: Vec<String> = view.tiers.keys().cloned().collect();
     for tier in tiers {
         let members = members(&tier, deployments.iter().map(AsRef::as_ref));
-        // What is wrong with a tier is said of each deployment that names it.
+        // The errors of a tier are reported for each deployment that names it.
         if let Ok(grants) = assign(view, &tier, &members)
             && let Some(seen) = view.tiers.get_mut(&tier)
         {
@@ -129,7 +130,7 @@ fn check(
     }
 }
 
-/// One deployment, and the view it leaves.
+/// The proposal for one deployment, and the view after it.
 fn propose_one(
     view: &Snapshot,
     deployment: &ModelDeployment,
@@ -146,7 +147,7 @@ fn propose_one(
             (settled, texts(&notes), report)
         }
         Err(why) => {
-            // Even a deployment that makes no sense may be scaled down.
+            // Even an invalid deployment may be scaled down.
             let placement = scale_down(view, &namespace, &name, replicas);
             let mut after = view.clone();
             after
@@ -157,7 +158,8 @@ fn propose_one(
             (PlacementResult { placement, view_after: after }, notes, report)
         }
     };
-    let Placement { keep, create, delete, preempt, prefetch: _, approval_requests: _, waiting, report: _ } = placement;
+    let Placement { keep, create, delete, preempt, prefetch: _, approval_requests: _, waiting, report: _ } =
+        placement;
     let stopped = |(namespace, group): &ObjectKey| {
         Some(format!("{namespace}/{}", view.groups.get(&(namespace.clone(), group.clone()))?.deployment))
     };
@@ -184,15 +186,19 @@ fn propose_one(
     (proposal, after)
 }
 
-/// A placement, and the view once it was carried out.
+/// A placement, and the view after it was applied.
 struct PlacementResult {
     placement: Placement,
     view_after: Snapshot,
 }
 
-/// What becomes of a deployment. Where a replica had to go before its successor can come, its own or another's,
-/// the operator looks again once the memory is released, or the files have come, and so does this.
-fn settle(view: &Snapshot, desired: &ValidDeployment, competitors: &[&ValidDeployment]) -> (PlacementResult, Vec<Note>) {
+/// Places a deployment. If a replica has to stop before a new one can start, its own or another's, the
+/// operator plans again once the memory is released or the files are present, and so does this.
+fn settle(
+    view: &Snapshot,
+    desired: &ValidDeployment,
+    competitors: &[&ValidDeployment],
+) -> (PlacementResult, Vec<Note>) {
     let (placement, notes) = place_with(view, desired, &solve(view, competitors));
     let after = placement.apply(view, desired);
     let mut preempts = makes_room(&placement) || !placement.prefetch.is_empty();
@@ -216,12 +222,12 @@ fn settle(view: &Snapshot, desired: &ValidDeployment, competitors: &[&ValidDeplo
     (settled, notes)
 }
 
-/// Whether something goes so that something else can come.
+/// Whether a group is deleted to free memory for another.
 fn makes_room(placement: &Placement) -> bool {
     !placement.preempt.is_empty() || placement.delete.iter().any(|old| old.reason == RemovalReason::Drained)
 }
 
-/// Two placements, one after the other.
+/// Merges two consecutive placements.
 fn merge(first: Placement, second: Placement, namespace: &str) -> Placement {
     let came = |key: &ObjectKey| first.create.iter().any(|new| key.0 == namespace && new.name == key.1);
     let report = match (first.report, second.report) {
@@ -243,7 +249,7 @@ fn merge(first: Placement, second: Placement, namespace: &str) -> Placement {
     }
 }
 
-/// What the status would show.
+/// The report for the status.
 fn report(
     settled: &PlacementResult,
     desired: &ValidDeployment,
@@ -257,12 +263,14 @@ fn report(
         .collect();
     current.sort_by_key(|(key, group)| (group.replica, *key));
     let plans: Vec<&GroupPlan> = current.iter().map(|(_, group)| &group.plan).collect();
-    status_report(placement, &plans, notes, before).unwrap_or_else(|| stopped_report(desired.idle_reason.as_ref()))
+    status_report(placement, &plans, notes, before)
+        .unwrap_or_else(|| stopped_report(desired.idle_reason.as_ref()))
 }
 
-/// What a replica needs, for people.
+/// Memory of a replica, as text.
 fn needs_text(desired: &ValidDeployment) -> String {
-    let ServingCapacity { context_tokens, max_sequences, kv_tokens, headroom_percent: _, engine } = desired.capacity;
+    let ServingCapacity { context_tokens, max_sequences, kv_tokens, headroom_percent: _, engine } =
+        desired.capacity;
     let fit = desired.memory_model();
     let (needed, draft) = (fit.whole_model(), draft_share(fit.draft()));
     let together = kv_tokens.map(|tokens| format!(", {tokens} of all together")).unwrap_or_default();
@@ -276,15 +284,18 @@ fn needs_text(desired: &ValidDeployment) -> String {
     )
 }
 
-/// What its tier means for a deployment, for people.
+/// The effect of its tier on a deployment, as text.
 fn tier_text(view: &Snapshot, desired: &ValidDeployment) -> Option<String> {
     let name = desired.tier.as_ref()?;
     let tier = view.tiers.get(name)?;
-    let own = desired.dedicated_group.as_ref().map(|(_, group)| format!("nodes of workload group {group}'s own"));
+    let own =
+        desired.dedicated_group.as_ref().map(|(_, group)| format!("nodes of workload group {group}'s own"));
     let preempts = tier.preempts.then(|| "others of lower priority make room for it".to_owned());
     let residency = match tier.residency {
         Residency::Always => Some("it makes no room for others".to_owned()),
-        Residency::OnDemand => Some(format!("kept while somebody asks, and {} s after", tier.idle_after.as_secs())),
+        Residency::OnDemand => {
+            Some(format!("kept while somebody asks, and {} s after", tier.idle_after.as_secs()))
+        }
         Residency::Sticky | Residency::Unknown => None,
     };
     let parts = [own, preempts, residency].into_iter().flatten();
@@ -301,7 +312,7 @@ fn stopped_report(rest: Option<&IdleReason>) -> PlacementReport {
     }
 }
 
-/// Notes for people; that a replica was placed is what the report says at length.
+/// Notes as text, without those of placed replicas, which the report covers.
 fn texts(notes: &[Note]) -> Vec<String> {
     notes.iter().filter(|note| !matches!(note, Note::Placed { .. })).map(ToString::to_string).collect()
 }
@@ -310,8 +321,8 @@ fn texts(notes: &[Note]) -> Vec<String> {
 mod tests {
     use russet_crds::conditions::Type;
     use russet_crds::{
-        InferenceNode, InferenceNodeSpec, InferenceNodeStatus, KvCapacity, LocalReference, ModelDeploymentSpec,
-        ModelSpec, ModelStatus, NodeMemory, Sharding, conditions,
+        InferenceNode, InferenceNodeSpec, InferenceNodeStatus, KvCapacity, LocalReference,
+        ModelDeploymentSpec, ModelSpec, ModelStatus, NodeMemory, Sharding, conditions,
     };
     use russet_wire::shape::ModelShape;
 
@@ -394,7 +405,7 @@ mod tests {
         let (small, large) = (deployment("s", "small", 2, 5), deployment("l", "large", 1, 5));
         let alone = propose(&cluster.models, &view, std::slice::from_ref(&small), None);
         assert_eq!(summaries(&alone), ["s: 2 0 0 0, replica 0: 1 rank on b; replica 1: 1 rank on a"]);
-        // Whatever the order: a second replica is worth less than another model at all.
+        // In any order: a second replica has a lower score than the first of another model.
         let (one, other) = ("s: 1 0 0 1, 1 rank on b", "l: 1 0 0 0, 1 rank on a");
         let first = propose(&cluster.models, &view, &[small.clone(), large.clone()], None);
         assert_eq!(summaries(&first), [one, other]);
@@ -406,7 +417,7 @@ mod tests {
         );
     }
 
-    /// The view that one deployment leaves.
+    /// The view after one deployment was placed.
     fn after(cluster: &ClusterObjects, view: &Snapshot, deployment: &ModelDeployment) -> Snapshot {
         let checked = check(&cluster.models, view, deployment, None);
         propose_one(view, deployment, &checked, &checked.iter().collect::<Vec<_>>()).1
@@ -422,7 +433,7 @@ mod tests {
             ("the same again", &settled, deployment("s", "small", 1, 5), "s: 0 1 0 0, 1 rank on a"),
             ("stopped", &settled, deployment("s", "small", 0, 5), "s: 0 0 1 0, nothing runs"),
             ("stopped, its model gone", &settled, deployment("s", "ghost", 0, 5), "s: 0 0 1 0, nothing runs"),
-            // 4 GiB twice are more than the node has, so the old one goes first.
+            // The node has no memory for 4 GiB twice, so the old one stops first.
             ("another room", &settled, deployment("s", "small", 1, 20), "s: 1 0 1 0, 1 rank on a"),
             ("too large", &settled, deployment("s", "large", 1, 5), "s: 0 1 0 1, not placed"),
         ] {

@@ -1,5 +1,5 @@
-//! Kubernetes quantities as whole bytes, and bytes as people read them. Not the full grammar: no
-//! exponents and no fractions of a byte, because the schemas that use it allow neither.
+//! Kubernetes quantities as whole bytes, and bytes as text. Not the full grammar: no exponents and no
+//! fractions of a byte, because the schemas that use it allow neither.
 
 use thiserror::Error;
 
@@ -35,8 +35,8 @@ pub fn parse(text: &str) -> Result<u64, QuantityError> {
     if whole.is_empty() || !digits(whole) || !digits(fraction) || number.ends_with('.') {
         return Err(error());
     }
-    // Nine digits after the point are a billionth of the unit; more would not change a byte count
-    // anyone asks for, and fewer would lose bytes of a fraction of a terabyte.
+    // Nine digits after the point are a billionth of the unit; more would not change a realistic byte count,
+    // and fewer would lose bytes of a fraction of a terabyte.
     let fraction = &fraction[..fraction.len().min(9)];
     let scale = 10_u128.pow(fraction.len() as u32);
     let whole: u128 = whole.parse().map_err(|_| error())?;
@@ -48,7 +48,7 @@ pub fn parse(text: &str) -> Result<u64, QuantityError> {
     u64::try_from(bytes).map_err(|_| error())
 }
 
-/// Bytes for people: `14.2 GiB`.
+/// Bytes as text: `14.2 GiB`.
 pub fn show(bytes: u64) -> String {
     for (unit, name) in [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
         if bytes >= unit {
@@ -59,7 +59,7 @@ pub fn show(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
-/// Bytes as a Kubernetes quantity for people, one decimal at most: `512Gi`, `1.5Gi`.
+/// Bytes as a Kubernetes quantity for display, with at most one decimal: `512Gi`, `1.5Gi`.
 pub fn write(bytes: u64) -> String {
     for (unit, name) in [(1_u64 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")] {
         if bytes >= unit {

@@ -1,5 +1,5 @@
-//! Ways to cut one replica over free nodes. A way answers with the candidates it found and notes on
-//! what it could not use; which candidate wins is decided in `place`.
+//! Splits of one replica over free nodes. Each kind of split returns its candidates, and notes on what it
+//! could not use. Not here: the selection (`place`).
 
 pub mod hybrid;
 pub mod pipeline;
@@ -9,27 +9,27 @@ pub mod tensor;
 
 use russet_crds::{Backend, GroupMember, GroupPlan, LocalReference};
 
-use crate::memory_model::{MemoryModel, MemoryEstimate};
+use crate::memory_model::{MemoryEstimate, MemoryModel};
 use crate::performance_model::GpuProfile;
 
-/// A node that may take a rank.
+/// A node that may run a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSlot<'a> {
     /// Name of the node.
     pub node: &'a str,
-    /// Where that stands among the names of all nodes.
+    /// Index of the node in the order of all names.
     pub index: usize,
     /// Bytes free.
     pub free: u64,
-    /// Bytes models may take there in all.
+    /// Bytes that models may take there in all.
     pub limit: u64,
-    /// Ranks of the same deployment it already has; replicas spread where they can.
+    /// Ranks of the same deployment already on it; replicas are spread if possible.
     pub siblings: usize,
-    /// Replicas of the same deployment in its failure domain, as far as that is known.
+    /// Replicas of the same deployment in its failure domain, as far as known.
     pub domain_siblings: usize,
-    /// Whether its engine can hold parts of layers.
+    /// Whether its engine supports tensor parallelism.
     pub supports_tensor: bool,
-    /// What its GPU can do, where that is known.
+    /// Profile of its GPU, if known.
     pub gpu: Option<GpuProfile>,
 }
 
@@ -38,11 +38,11 @@ pub struct NodeSlot<'a> {
 pub struct RankAssignment {
     /// Name of the node.
     pub node: String,
-    /// Layers held, of which a tensor group shares every one.
+    /// Number of layers, all of which a tensor group shares.
     pub layers: u32,
-    /// Memory taken.
+    /// Memory of the rank.
     pub memory: MemoryEstimate,
-    /// Bytes that stay free on the node.
+    /// Free bytes that remain on the node.
     pub free_after: u64,
     /// RDMA devices towards every member of its stage; empty without RDMA.
     pub rdma_devices: Vec<Vec<String>>,
@@ -55,16 +55,16 @@ pub struct SplitCandidate {
     pub ranks: Vec<RankAssignment>,
     /// Ranks of the same deployment on the nodes chosen.
     pub siblings: usize,
-    /// Members of every stage; 1 where no layer is cut.
+    /// Ranks per stage; 1 without tensor parallelism.
     pub tensor_size: u32,
-    /// How ranks exchange what they compute.
+    /// Backend between ranks.
     pub backend: Backend,
-    /// Why this backend, for people; only where there was a choice.
+    /// Reason for the backend, for display; only if there was a choice.
     pub backend_reason: Option<String>,
 }
 
 impl SplitCandidate {
-    /// Split and nodes in one line, and how the ranks meet where that was a choice.
+    /// Split and nodes in one line, with the backend if there was a choice.
     pub fn show(&self) -> String {
         let split = describe(&self.plan_members(), self.tensor_size);
         match &self.backend_reason {
@@ -81,7 +81,7 @@ impl SplitCandidate {
         (self.tensor_size, self.backend) == (other.tensor_size, other.backend) && ranks(self) == ranks(other)
     }
 
-    /// The least memory that stays free on any of its nodes.
+    /// The minimum of the remaining free memory over its nodes.
     pub fn min_free_after(&self) -> u64 {
         self.ranks.iter().map(|rank| rank.free_after).min().unwrap_or(0)
     }
@@ -115,7 +115,7 @@ impl SplitCandidate {
     }
 }
 
-/// How members of a group meet, for people.
+/// The name of a backend, for display.
 pub fn backend_label(backend: Backend) -> &'static str {
     match backend {
         Backend::None => "one rank",
@@ -126,7 +126,7 @@ pub fn backend_label(backend: Backend) -> &'static str {
     }
 }
 
-/// A split and its nodes, for people.
+/// A split and its nodes, for display.
 pub fn describe(members: &[GroupMember], tensor_size: u32) -> String {
     let size = tensor_size.max(1) as usize;
     let teams = members.chunks(size).map(|team| {

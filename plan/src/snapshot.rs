@@ -1,5 +1,5 @@
-//! The cluster as the planner sees it: one immutable view, taken by whoever calls. Not a cache and
-//! not a client; the operator, `russet plan` and the tests all build it themselves.
+//! The planner's view: one immutable snapshot of the cluster, taken by the caller. Not a cache and not a
+//! client; the operator, `russet plan` and the tests build it themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,11 @@ use russet_crds::{GroupPlan, Link, MeasuredThroughput, Residency, Sharding, name
 use russet_wire::shape::ModelShape;
 
 use crate::copies::DiskState;
+use crate::cow::ArcCow;
 use crate::nodes::Nodes;
 use crate::note::Note;
-use crate::pool::EligibleNodes;
-use crate::cow::ArcCow;
 use crate::performance_model::GpuProfile;
+use crate::pool::EligibleNodes;
 use crate::tier::TierInfo;
 
 /// A namespace and a name.
@@ -29,22 +29,22 @@ pub struct Snapshot {
     pub strategies: BTreeMap<String, Sharding>,
     /// Tiers, by name.
     pub tiers: BTreeMap<String, TierInfo>,
-    /// NodePools among these machines, by name; with what makes one none.
+    /// NodePools resolved to these machines, by name; or why one is invalid.
     pub pools: BTreeMap<String, Result<EligibleNodes, Note>>,
-    /// Every replica of every deployment, those being deleted included: they still hold memory.
+    /// Every replica of every deployment, including those being deleted: they still hold memory.
     pub groups: BTreeMap<ObjectKey, GroupInfo>,
-    /// Which files are on which disk; nothing where nobody says, and then nothing waits for them.
+    /// Files by disk; `None` if unknown: then nothing waits for files.
     pub disks: Option<ArcCow<DiskState>>,
-    /// What persons answered, by the deployment it serves.
+    /// Approval decisions, by deployment.
     pub approval_decisions: BTreeMap<ObjectKey, ApprovalDecisions>,
 }
 
-/// What persons said to the operator's questions, as hashes of plans.
+/// Decisions of persons, as hashes of plans.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApprovalDecisions {
-    /// Yes.
+    /// Approved plans.
     pub approved: BTreeSet<String>,
-    /// No.
+    /// Denied plans.
     pub denied: BTreeSet<String>,
 }
 
@@ -53,49 +53,49 @@ pub struct ApprovalDecisions {
 pub struct NodeInfo {
     /// Bytes models may take in all.
     pub serving_limit: u64,
-    /// Bytes the agent still grants to Shards whose group is gone. They are not free until the
-    /// agent says so, however long that takes.
+    /// Bytes that the agent still grants to Shards whose group is gone. They are not free until the agent
+    /// reports their release, however long that takes.
     pub unreleased: u64,
-    /// Whether new work may come.
+    /// Whether the node takes new work.
     pub availability: Availability,
-    /// Its operating system and the build of it, as it names them.
+    /// Its operating system and build, as reported.
     pub os: Option<String>,
-    /// Build of the engine; ranks of one group need equal ones.
+    /// Build of the engine; all ranks of a group need the same.
     pub engine_build: Option<String>,
-    /// Distributed backends the engine offers; empty when the agent does not say.
+    /// Distributed backends of the engine; empty if the agent reports none.
     pub backends: Vec<String>,
-    /// Whether its engine can hold parts of layers; that of an older release cannot.
+    /// Whether its engine supports tensor parallelism; that of an older release does not.
     pub supports_tensor: bool,
-    /// Options that its engine has, by their field in `spec.engine`.
+    /// Options that its engine supports, by their field in `spec.engine`.
     pub engine_options: Vec<String>,
     /// Links to other nodes, as this node reports them.
     pub links: Vec<Link>,
-    /// What its GPU can do, where its chip is in the catalogue.
+    /// Profile of its GPU, if its chip is in the catalogue.
     pub gpu: Option<GpuProfile>,
-    /// Its labels, by which failure domains are told apart.
+    /// Its labels, which determine failure domains.
     pub labels: BTreeMap<String, String>,
 }
 
-/// Whether a node takes new work, and what becomes of the work it has.
+/// Whether a node takes new work, and what happens to its replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Availability {
-    /// New work may come.
+    /// It takes new work.
     #[default]
     Open,
-    /// What runs stays, nothing new comes.
+    /// Running replicas stay, nothing new is placed.
     Cordoned,
-    /// What runs moves away.
+    /// Running replicas move away.
     Draining,
-    /// The agent does not renew its Lease; nobody knows what runs there.
+    /// The agent does not renew its Lease; the state of its ranks is unknown.
     Unreachable,
-    /// Unreachable for so long that engines without an agent have ended: its work moves away, and
-    /// its memory stays taken until its agent is back and says otherwise.
+    /// Unreachable for so long that engines without an agent have exited: its replicas move away, and its
+    /// memory stays reserved until its agent is back and reports otherwise.
     Lost,
     /// The agent has not measured its memory yet.
     Unmeasured,
 }
 
-/// A replica that exists.
+/// An existing replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupInfo {
     /// The ModelDeployment, of the same namespace.
@@ -104,25 +104,25 @@ pub struct GroupInfo {
     pub model: String,
     /// Index of the replica.
     pub replica: i32,
-    /// The NodePools its deployment named when it was made.
+    /// The NodePools that its deployment named when it was created.
     pub pools: Vec<String>,
     /// Its deployment's Tier.
     pub tier: Option<String>,
-    /// Until then it makes no room for others; nothing when it has run for long enough.
+    /// Until when it may not be preempted; `None` if it has run for its minimum residency.
     pub resident_until: Option<Timestamp>,
     /// The split.
     pub plan: GroupPlan,
-    /// How fast it answers, once it has seen enough requests.
+    /// Measured speed, once it has handled enough requests.
     pub measured: Option<MeasuredThroughput>,
-    /// Whether it answers.
+    /// Whether it is ready.
     pub ready: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
 }
 
 impl Snapshot {
-    /// Bytes promised or still held, by node, leaving out the groups for which `without` is true; nodes with
-    /// nothing are left out.
+    /// Bytes reserved or still held, by node, without the groups for which `without` is true; nodes with none
+    /// are left out.
     pub fn committed_bytes(&self, without: impl Fn(&ObjectKey) -> bool) -> BTreeMap<&str, u64> {
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
         for (name, node) in self.nodes.iter().filter(|(_, node)| node.unreleased > 0) {
@@ -137,12 +137,12 @@ impl Snapshot {
         sums
     }
 
-    /// What a group counts, by its tier.
+    /// Priority of a group, from its tier.
     pub fn priority(&self, group: &GroupInfo) -> i32 {
         self.tier(group).map_or(0, |tier| tier.priority)
     }
 
-    /// How long a group goes on, by its tier.
+    /// Residency of a group, from its tier.
     pub fn residency(&self, group: &GroupInfo) -> Residency {
         self.tier(group).map_or_else(Residency::default, |tier| tier.residency)
     }
@@ -167,7 +167,7 @@ impl GroupInfo {
         self.plan.members.iter().map(|member| member.node_name.as_str())
     }
 
-    /// The Models whose files its ranks read, each with a node that has to hold them.
+    /// The Models whose files its ranks read, each with a node that must hold them.
     pub fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         self.plan.files(&self.model)
     }
@@ -177,7 +177,7 @@ impl GroupInfo {
         self.plan.members.iter().fold(0, |sum, member| sum.saturating_add(member.reserved_bytes()))
     }
 
-    /// The name its ShardGroup has.
+    /// The name of its ShardGroup.
     pub fn name(&self) -> String {
         names::shard_group(&self.deployment, self.replica, &self.plan.hash)
     }

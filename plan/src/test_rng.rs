@@ -1,10 +1,10 @@
-//! Numbers for tests over many random clusters.
+//! Seeded random numbers for tests over many random clusters.
 
-/// Numbers that look random and are the same in every run.
+/// Pseudo-random numbers, the same in every run.
 pub struct TestRng(pub u64);
 
 impl TestRng {
-    /// A number from 0 to `bound`, without it.
+    /// A number from 0 to `bound`, exclusive.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

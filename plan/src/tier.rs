@@ -1,10 +1,10 @@
-//! Tiers: which nodes the workload groups of a Dedicated tier have for themselves. What runs there is `place`'s
-//! business, and what a tier promises a deployment is read in `validate`.
+//! Tiers: which nodes the workload groups of a Dedicated tier own. Not here: placement on them (`place`), and
+//! a tier's terms for a deployment (`validate`).
 //!
 //! ```text
-//! nodes a group has stay its own while it needs them ─┬─ all its deployments fit there ─▶ nothing changes
-//!                                                     └─ they do not ─▶ the fewest, then the smallest free
-//!                                                                       nodes with which they do
+//! nodes of a group stay its own while it needs them ─┬─ all its deployments fit there ─▶ nothing changes
+//!                                                    └─ they do not ─▶ the fewest, then the smallest free
+//!                                                                      nodes with which they do
 //! ```
 
 use std::cmp::Reverse;
@@ -13,51 +13,52 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use russet_crds::{
-    ApprovalAction, LocalReference, ModelDeployment, ModelDeploymentSpec, Preemption, Residency, TierMode, TierSpec,
+    ApprovalAction, LocalReference, ModelDeployment, ModelDeploymentSpec, Preemption, Residency, TierMode,
+    TierSpec,
 };
 
+use crate::active_hours::{self, ActiveHours};
+use crate::joint_placement::solve;
 use crate::note::Note;
 use crate::placement;
 use crate::quantity::show;
-use crate::active_hours::{self, ActiveHours};
 use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
-use crate::joint_placement::solve;
 use crate::validate::{ValidDeployment, eligible_nodes, validate};
 
-/// Nodes that a shortage names.
+/// Maximum number of nodes that a shortage names.
 const MAX_SHOWN_NODES: usize = 5;
 
-/// A tier as the planner sees it.
+/// A tier in the planner's view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TierInfo {
-    /// Whether workload groups have nodes of their own.
+    /// Whether workload groups have their own nodes.
     pub mode: TierMode,
     /// NodePools it may use; empty for all nodes.
     pub pools: Vec<LocalReference>,
-    /// Its workload groups, in the order in which they choose.
+    /// Its workload groups, in order of precedence.
     pub groups: Vec<String>,
-    /// What its replicas count.
+    /// Priority of its replicas.
     pub priority: i32,
-    /// The ShardingStrategy of deployments that say nothing of their own.
+    /// The ShardingStrategy of deployments that set none of their own.
     pub strategy: Option<LocalReference>,
-    /// The nodes that groups have.
+    /// The nodes of its groups.
     pub owned: BTreeMap<String, BTreeSet<String>>,
-    /// Whether what fits nowhere may have others make room.
+    /// Whether a replica that fits nowhere may preempt others.
     pub preempts: bool,
-    /// How long what runs goes on.
+    /// How long a running replica stays.
     pub residency: Residency,
-    /// OnDemand: how long nobody may ask for it.
+    /// OnDemand: time without requests before a deployment is unloaded.
     pub idle_after: Duration,
-    /// What a person is asked first.
+    /// Actions that need an approval.
     pub approvals: BTreeSet<ApprovalAction>,
     /// Whether its deployments run at this time of day.
     pub active_hours: ActiveHours,
-    /// What is wrong with its schedules.
+    /// Error in its schedules.
     pub schedule_error: Option<Note>,
 }
 
 impl TierInfo {
-    /// A tier as it is at `now`, and the nodes its workload groups have.
+    /// The tier at `now`, with the nodes of its workload groups.
     pub fn read(tier: &russet_crds::Tier, now: Timestamp) -> Self {
         let TierSpec {
             mode,
@@ -89,7 +90,7 @@ impl TierInfo {
             residency: *residency,
             idle_after: Duration::from_secs(u64::from(*idle_seconds)),
             approvals: approvals.iter().copied().collect(),
-            // What runs is not stopped by a typo.
+            // A typing error stops no running replica.
             active_hours: hours.clone().unwrap_or_default(),
             schedule_error: hours.err(),
         }
@@ -103,7 +104,7 @@ pub struct TierMember<'a> {
     pub namespace: &'a str,
     /// Its name.
     pub name: &'a str,
-    /// What it asks for.
+    /// Its spec.
     pub spec: &'a ModelDeploymentSpec,
 }
 
@@ -117,14 +118,15 @@ pub fn members<'a>(
         let of_tier = spec.tier_ref.as_ref().is_some_and(|reference| reference.name == tier);
         if let Some(group) = spec.workload_group.as_ref().filter(|_| of_tier) {
             let text = |text: &'a Option<String>| text.as_deref().unwrap_or_default();
-            let member = TierMember { namespace: text(&metadata.namespace), name: text(&metadata.name), spec };
+            let member =
+                TierMember { namespace: text(&metadata.namespace), name: text(&metadata.name), spec };
             members.entry(group.clone()).or_default().push(member);
         }
     }
     members
 }
 
-/// What a workload group gets.
+/// The nodes of a workload group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeGrant {
     /// Its nodes.
@@ -133,15 +135,14 @@ pub struct NodeGrant {
     pub shortage: Option<String>,
 }
 
-/// Who has a node for itself now: the tier and the workload group, by node. What a tier's schedules leave unused is
-/// anybody's.
+/// Owners of nodes: the tier and the workload group, by node. A tier owns nothing outside its active hours.
 pub fn node_owners(view: &Snapshot) -> BTreeMap<&str, (String, String)> {
     let mut owners = BTreeMap::new();
     let dedicated = |tier: &TierInfo| tier.mode == TierMode::Dedicated && tier.active_hours.open;
     for (name, tier) in view.tiers.iter().filter(|(_, tier)| dedicated(tier)) {
         for (group, nodes) in &tier.owned {
             for node in nodes {
-                // Of two that claim a node the first has it, so that everybody sees the same one.
+                // If two claim a node, the first owns it, so that the result is unique.
                 owners.entry(node.as_str()).or_insert_with(|| (name.clone(), group.clone()));
             }
         }
@@ -149,8 +150,8 @@ pub fn node_owners(view: &Snapshot) -> BTreeMap<&str, (String, String)> {
     owners
 }
 
-/// The nodes of every workload group of a Dedicated tier; `members` are the deployments of each. The notes say
-/// what is wrong with its pools.
+/// Assigns nodes to every workload group of a Dedicated tier; `members` are the deployments of each. The
+/// notes are the errors of its pools.
 pub fn assign(
     view: &Snapshot,
     name: &str,
@@ -165,17 +166,17 @@ pub fn assign(
         return Err(notes);
     }
     if !tier.active_hours.open {
-        // Its nodes are its own again at the next of its hours.
+        // It gets its nodes back at its next active hours.
         let kept = |nodes: &BTreeSet<String>| NodeGrant { nodes: nodes.clone(), shortage: None };
         return Ok(tier.owned.iter().map(|(group, nodes)| (group.clone(), kept(nodes))).collect());
     }
     let reach: BTreeSet<String> =
         view.nodes.keys().filter(|node| areas.iter().any(|area| area.contains(node))).cloned().collect();
     let mut state = TierAssignment { view: view.clone(), tier: name, eligible: reach };
-    // Others that are about to leave do not keep a group from its nodes.
+    // Foreign groups that are being deleted do not block a node.
     state.view.groups.retain(|_, group| !group.deleting);
     let mut grants = BTreeMap::new();
-    // Groups with deployments choose before those that wait for their first.
+    // Groups with deployments choose before those without.
     let (busy, idle): (Vec<&String>, Vec<&String>) =
         tier.groups.iter().partition(|group| members.get(*group).is_some_and(|them| !them.is_empty()));
     for group in busy.into_iter().chain(idle) {
@@ -188,7 +189,7 @@ pub fn assign(
     Ok(grants)
 }
 
-/// A tier in the middle of its assignment.
+/// State of an assignment.
 struct TierAssignment<'a> {
     view: Snapshot,
     tier: &'a str,
@@ -219,7 +220,7 @@ impl TierAssignment<'_> {
         if !had.is_empty() && self.fits(group, members, &had) {
             return NodeGrant { nodes: had, shortage: None };
         }
-        // Nodes on which something of the group runs stay its own; an empty one may be changed for another.
+        // Nodes with replicas of the group stay its own; an empty one may be exchanged.
         let kept: BTreeSet<String> = had
             .iter()
             .filter(|node| {
@@ -239,7 +240,7 @@ impl TierAssignment<'_> {
                 return NodeGrant { nodes, shortage: None };
             }
         }
-        // Several: the largest first, so that they are few; those that turn out not to be needed go again.
+        // Several: the largest first, so that they are few; unnecessary ones are dropped afterwards.
         let mut nodes = kept.clone();
         free.sort_by_key(|node| (Reverse(self.limit(node)), node.clone()));
         for node in &free {
@@ -258,7 +259,7 @@ impl TierAssignment<'_> {
         }
         let lacks = Some(self.shortage(group, members, &free));
         if had.is_empty() {
-            // It has at least one, where what fits can run.
+            // It has at least one, which runs what fits.
             return NodeGrant { nodes: free.first().cloned().into_iter().collect(), shortage: lacks };
         }
         NodeGrant { nodes: had, shortage: lacks }
@@ -268,7 +269,8 @@ impl TierAssignment<'_> {
         self.view.nodes.get(node).map_or(0, |node| node.serving_limit)
     }
 
-    /// Nodes the group could have: of its tier's pools, open, nobody's, and nothing foreign on them.
+    /// Nodes that the group could get: in its tier's pools, open, without an owner and without foreign
+    /// replicas.
     fn free(&self, group: &str, members: &[TierMember<'_>]) -> Vec<String> {
         let owners = node_owners(&self.view);
         let foreign = |node: &str| {
@@ -294,13 +296,16 @@ impl TierAssignment<'_> {
         members.iter().filter_map(valid).collect()
     }
 
-    /// Whether all that the group asks for has a place on these nodes. What cannot be planned asks for nothing.
+    /// Whether all deployments of the group fit on these nodes. Deployments that cannot be planned need
+    /// nothing.
     fn fits(&mut self, group: &str, members: &[TierMember<'_>], nodes: &BTreeSet<String>) -> bool {
         let before = self.view.tiers.get(self.tier).and_then(|tier| tier.owned.get(group)).cloned();
         self.set(group, nodes.clone());
         let deployments = self.valid(members);
-        let waiting: usize =
-            deployments.iter().map(|desired| placement::pending_replicas(&self.view, desired, &desired.memory_model()).len()).sum();
+        let waiting: usize = deployments
+            .iter()
+            .map(|desired| placement::pending_replicas(&self.view, desired, &desired.memory_model()).len())
+            .sum();
         let joint_plan = solve(&self.view, &deployments.iter().collect::<Vec<_>>());
         let placed = joint_plan.splits.values().filter(|split| split.is_some()).count();
         self.set(group, before.unwrap_or_default());
@@ -316,8 +321,11 @@ impl TierAssignment<'_> {
                 format!("{} needs {} × {each}", desired.name, desired.replicas)
             })
             .collect();
-        let rooms: Vec<String> =
-            free.iter().take(MAX_SHOWN_NODES).map(|node| format!("{node} has {}", show(self.limit(node)))).collect();
+        let rooms: Vec<String> = free
+            .iter()
+            .take(MAX_SHOWN_NODES)
+            .map(|node| format!("{node} has {}", show(self.limit(node))))
+            .collect();
         let needs =
             if needs.is_empty() { "it waits for its first deployment".to_owned() } else { needs.join(", ") };
         let rooms = match rooms.as_slice() {
@@ -328,7 +336,7 @@ impl TierAssignment<'_> {
     }
 }
 
-/// Whether a replica is one of a group's deployments.
+/// Whether a replica belongs to one of a group's deployments.
 fn belongs_to(members: &[TierMember<'_>], key: &ObjectKey, seen: &GroupInfo) -> bool {
     members.iter().any(|member| member.namespace == key.0 && member.name == seen.deployment)
 }

@@ -1,10 +1,10 @@
-//! From what a person wrote to what can be planned. Everything that can be wrong with a spec is
-//! found here, all of it at once; what comes out needs no second look.
+//! Validation: from a spec as written to a deployment that can be planned. Everything that can be wrong with
+//! a spec is found here, all of it at once; what comes out needs no second look.
 
 mod draft_model;
-mod tier_terms;
 mod split;
 mod strategy;
+mod tier_terms;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,20 +18,20 @@ use russet_crds::{
 use russet_wire::kv_quantization::{KV_GROUPS, kv_group};
 use russet_wire::shape::ModelShape;
 
+use crate::auto_revert;
 use crate::demand;
 use crate::memory_model::{DraftModelShape, MemoryModel, ServingCapacity};
 use crate::note::Note;
 use crate::pool::{self, EligibleNodes, LinkDemand};
-use crate::auto_revert;
 use crate::snapshot::{ApprovalDecisions, GroupInfo, ObjectKey, Snapshot};
 use crate::tier::TierInfo;
 
 pub use russet_wire::architecture::ARCHITECTURES;
 
-/// Most ranks a group may have; the schema of ShardGroup says the same.
+/// Maximum ranks of a group; the schema of ShardGroup says the same.
 pub const MAX_RANKS: u32 = 64;
 
-/// A deployment that makes sense for its model.
+/// A deployment that is valid for its model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidDeployment {
     /// Namespace of the ModelDeployment.
@@ -42,46 +42,46 @@ pub struct ValidDeployment {
     pub model: String,
     /// Sizes of the model.
     pub shape: ModelShape,
-    /// The model that guesses for it.
+    /// The draft model.
     pub draft: Option<DraftModelShape>,
-    /// What is asked for, as it was written.
+    /// The requested split, as written.
     pub sharding: Sharding,
-    /// Where the split is asked for, for people: `spec.sharding`, or whose spec it is.
+    /// Source of the split, for display: `spec.sharding`, or the object whose spec it is.
     pub split_source: String,
-    /// The split asked for.
+    /// The requested split.
     pub split: Split,
-    /// What may carry the sums of tensor groups.
+    /// The requested backend of tensor groups.
     pub backend: BackendChoice,
-    /// Room for conversations.
+    /// KV-cache capacity.
     pub capacity: ServingCapacity,
-    /// Where a replica may be; it is in one of these. Never empty.
+    /// Eligible nodes; each replica is in one of these sets. Never empty.
     pub eligible_nodes: Vec<EligibleNodes>,
-    /// Digest of what is asked for.
+    /// Digest of the requested spec.
     pub spec_digest: String,
-    /// Why something else is planned than what is asked for: what answered before it.
+    /// Why the last known good spec is planned instead of the requested one.
     pub rollback_reason: Option<String>,
-    /// Whether what runs always goes before its successor comes.
+    /// Whether a running replica always stops before its replacement starts.
     pub drain_first: bool,
     /// Its Tier.
     pub tier: Option<String>,
     /// Its tier's priority.
     pub priority: i32,
-    /// Whether it may have replicas of lower priority make room.
+    /// Whether it may preempt replicas of lower priority.
     pub preempts: bool,
-    /// What persons said yes to.
+    /// Approved plans.
     pub approved: BTreeSet<String>,
-    /// What they said no to.
+    /// Denied plans.
     pub denied: BTreeSet<String>,
-    /// Why none of its replicas is to run, though some are asked for.
+    /// Why none of its replicas should run, although some are requested.
     pub idle_reason: Option<IdleReason>,
-    /// How many of its replicas ran before: who makes room for a successor of his own gets that room back, and who
-    /// wants more than he had does not.
+    /// How many of its replicas ran before: a replica that is replaced gets its memory back, an additional
+    /// one does not.
     pub ran_before: i32,
     /// The Dedicated tier and the workload group whose nodes it shares.
     pub dedicated_group: Option<(String, String)>,
     /// Replicas; 0 stops the deployment.
     pub replicas: i32,
-    /// The label of nodes by whose values its replicas keep apart.
+    /// The label of nodes whose values are the failure domains of its replicas.
     pub topology_key: String,
 }
 
@@ -91,17 +91,17 @@ impl ValidDeployment {
         (self.namespace.clone(), self.name.clone())
     }
 
-    /// What its ranks take.
+    /// Its memory model.
     pub fn memory_model(&self) -> MemoryModel<'_> {
         MemoryModel::new(&self.shape, self.capacity).with_draft(self.draft.as_ref())
     }
 
-    /// What engines have to know to run it, in the words of `InferenceNode.status.engineOptions`.
+    /// Options that engines must support to run it, named as in `InferenceNode.status.engineOptions`.
     pub fn engine_options(&self) -> impl Iterator<Item = &'static str> {
         self.capacity.engine.non_default().chain(self.draft.as_ref().map(|_| DRAFT_MODEL))
     }
 
-    /// A replica of it that is planned and does not answer yet.
+    /// A replica of it that is planned and not ready yet.
     pub fn new_group(&self, replica: i32, plan: GroupPlan) -> GroupInfo {
         GroupInfo {
             deployment: self.name.clone(),
@@ -117,48 +117,49 @@ impl ValidDeployment {
         }
     }
 
-    /// The NodePools asked for.
+    /// The requested NodePools.
     pub fn pools(&self) -> Vec<String> {
         self.eligible_nodes.iter().filter_map(|area| area.pool.clone()).collect()
     }
 
-    /// Whether ranks on these nodes may be one replica.
+    /// Whether ranks on these nodes may form one replica.
     pub fn allows<'a>(&self, nodes: impl Iterator<Item = &'a str> + Clone) -> bool {
         self.eligible_nodes.iter().any(|area| nodes.clone().all(|node| area.contains(node)))
     }
 }
 
-use tier_terms::TierTerms;
-pub use tier_terms::IdleReason;
 pub use split::{HybridConstraints, Split, shapes};
 pub use strategy::{StrategyVerdict, judge_strategy};
+pub use tier_terms::IdleReason;
+use tier_terms::TierTerms;
 
-/// Where a deployment's own split stands.
+/// Path of a deployment's own split.
 const SHARDING_FIELD: &str = "spec.sharding";
 
-/// Reads a ModelDeployment as the server has it.
+/// Validates a ModelDeployment as the server has it.
 pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeployment, Vec<Note>> {
     let namespace = deployment.namespace().unwrap_or_default();
     let placed = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
     let ran = placed.filter(|placement| !placement.plan_hash.is_empty()).map_or(0, |placement| {
-        // An older release did not count.
+        // An older release did not store the number.
         if placement.replicas == 0 { i32::MAX } else { placement.replicas }
     });
     let name = deployment.name_any();
     let mut valid = validate(view, &namespace, &name, &deployment.spec)?;
     let known = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
     if let Some((spec, why)) = auto_revert::rolled_back_spec(&deployment.spec, known, &valid.spec_digest) {
-        // What answered before may not make sense any more; then what is asked for is tried on.
+        // The earlier spec may have become invalid; then the requested one is retried.
         if let Ok(before) = validate(view, &namespace, &name, &spec) {
             valid = ValidDeployment { spec_digest: valid.spec_digest, rollback_reason: Some(why), ..before };
         }
     }
-    let ApprovalDecisions { mut approved, denied } = view.approval_decisions.get(&valid.key()).cloned().unwrap_or_default();
+    let ApprovalDecisions { mut approved, denied } =
+        view.approval_decisions.get(&valid.key()).cloned().unwrap_or_default();
     approved.extend(deployment.spec.approved_plan.clone());
     Ok(ValidDeployment { ran_before: ran, approved, denied, ..valid })
 }
 
-/// The same at `now`, when nobody may be asking for it: what its tier has on demand only rests then.
+/// The same at `now`, taking demand into account: an OnDemand deployment may be idle then.
 pub fn read_at(
     view: &Snapshot,
     deployment: &ModelDeployment,
@@ -170,25 +171,31 @@ pub fn read_at(
         let idle_for = demand::summarize(demand, now).idle_for;
         tier.residency == Residency::OnDemand && idle_for.is_none_or(|idle_for| idle_for >= tier.idle_after)
     };
-    match valid.tier.clone().filter(|name| valid.idle_reason.is_none() && view.tiers.get(name).is_some_and(idle)) {
-        Some(tier) => Ok(ValidDeployment { idle_reason: Some(IdleReason::Idle { tier }), replicas: 0, ..valid }),
+    match valid
+        .tier
+        .clone()
+        .filter(|name| valid.idle_reason.is_none() && view.tiers.get(name).is_some_and(idle))
+    {
+        Some(tier) => {
+            Ok(ValidDeployment { idle_reason: Some(IdleReason::Idle { tier }), replicas: 0, ..valid })
+        }
         None => Ok(valid),
     }
 }
 
-/// How long until nobody will have asked for long enough, if nobody asks again; nothing else tells then.
+/// Time until a deployment becomes idle without further requests; no watch event announces that.
 pub fn until_idle(view: &Snapshot, deployment: &ModelDeployment, now: Timestamp) -> Option<Duration> {
     let tier = view.tiers.get(&deployment.spec.tier_ref.as_ref()?.name)?;
     let demand = &deployment.status.as_ref()?.demand;
     let left = tier.idle_after.checked_sub(demand::summarize(demand, now).idle_for?)?;
-    // A little more, so that whoever waits does not wake just before; and requests that nobody reports any more end
-    // by themselves.
+    // A little more, so that the caller does not wake just before; and requests that no gateway renews
+    // expire.
     let stale = demand::until_stale(demand, now);
     let left = left + Duration::from_millis(100);
     (tier.residency == Residency::OnDemand).then(|| stale.map_or(left, |stale| left.min(stale)))
 }
 
-/// Reads what a person wrote; the notes name everything that is wrong with it.
+/// Validates a spec as written; the notes name everything that is wrong with it.
 pub fn validate(
     view: &Snapshot,
     namespace: &str,
@@ -207,7 +214,7 @@ pub fn validate(
         replicas,
         approved_plan: _,
         rollout: how,
-        // It says who writes `replicas`, and nothing about a placement.
+        // It decides who writes `replicas`, and nothing about a placement.
         autoscaling: _,
         spread,
     } = spec;
@@ -220,9 +227,9 @@ pub fn validate(
     }
     let promised = TierTerms::for_deployment(view, tier_ref.as_ref(), workload_group.as_deref())?;
     let asked = requested_split(view, strategy_ref.as_ref(), sharding.as_ref(), &promised)?;
-    let draft = draft_model_ref
-        .as_ref()
-        .and_then(|draft| draft_model::read(view, (namespace, model, shape), &draft.name, engine, &mut notes));
+    let draft = draft_model_ref.as_ref().and_then(|draft| {
+        draft_model::read(view, (namespace, model, shape), &draft.name, engine, &mut notes)
+    });
     let room = asked.capacity(shape, check_options(engine, shape, &mut notes), &mut notes);
     let split = split::split(&asked, shape, &mut notes);
     let links = asked.link_demand(&mut notes);
@@ -269,7 +276,7 @@ pub fn validate(
     Ok(ValidDeployment { spec_digest: auto_revert::spec_digest(&valid), ..valid })
 }
 
-/// The split a deployment asks for itself, by a strategy, or by its tier's.
+/// The requested split: the deployment's own, its strategy's, or its tier's.
 fn requested_split(
     view: &Snapshot,
     strategy_ref: Option<&LocalReference>,
@@ -293,7 +300,7 @@ fn requested_split(
     Ok(RequestedSplit { source: format!("ShardingStrategy {strategy} spec"), sharding: sharding.clone() })
 }
 
-/// The NodePools named, or the whole cluster where none is.
+/// The named NodePools, or the whole cluster without any.
 pub fn eligible_nodes(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<Note>) -> Vec<EligibleNodes> {
     if refs.is_empty() {
         return vec![EligibleNodes::default()];
@@ -315,7 +322,7 @@ pub fn eligible_nodes(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<
     areas
 }
 
-/// What is wrong with a model whatever is asked of it; empty when the engine can run it.
+/// What is wrong with a model regardless of the spec; empty if the engine can run it.
 pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     let mut notes = Vec::new();
     if !ARCHITECTURES.contains(&shape.architecture.as_str()) {
@@ -334,7 +341,7 @@ pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     notes
 }
 
-/// The options of engines, where this release knows their words and the model allows them.
+/// The engine options, if this release knows their values and the model supports them.
 fn check_options(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> EngineOptions {
     let EngineOptions { kv_cache, speculation, fence } = engine;
     if *fence == Fence::Unknown {
@@ -360,7 +367,7 @@ fn check_options(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Not
     *engine
 }
 
-/// A split, and where it is asked for.
+/// A split and its source.
 struct RequestedSplit {
     source: String,
     sharding: Sharding,
@@ -387,7 +394,7 @@ impl RequestedSplit {
             );
             notes.push(invalid(self.field("kv.kvTokens"), why));
         }
-        // A model without a stated limit takes what is asked for.
+        // For a model without a stated limit the requested length counts.
         let context_tokens = match shape.context_length {
             0 => *context_tokens,
             limit => (*context_tokens).min(limit),
@@ -396,14 +403,14 @@ impl RequestedSplit {
         ServingCapacity {
             context_tokens,
             max_sequences: *max_sequences,
-            // More than all can have is what all can have.
+            // More than the maximum of all sequences is that maximum.
             kv_tokens: kv_tokens.filter(|tokens| *tokens < most),
             headroom_percent: *headroom_percent,
             engine,
         }
     }
 
-    /// What is asked of links, and who asks.
+    /// The link requirement and its source.
     fn link_demand(&self, notes: &mut Vec<Note>) -> Option<(LinkDemand, String)> {
         let field = self.field("minBitsPerSecond");
         match pool::parse_rate(self.sharding.min_bits_per_second.as_deref()?, &field) {
@@ -514,13 +521,18 @@ mod tests {
         let valid = validate(&view(), "ns", "chat", &spec("llama", ShardingMode::Auto, None, None)).unwrap();
         assert_eq!(
             valid.capacity,
-            ServingCapacity { context_tokens: 2048, max_sequences: 4, headroom_percent: 5, ..ServingCapacity::default() }
+            ServingCapacity {
+                context_tokens: 2048,
+                max_sequences: 4,
+                headroom_percent: 5,
+                ..ServingCapacity::default()
+            }
         );
     }
 
     #[test]
     fn kv_tokens_hold_one_context_and_at_most_all_of_them() {
-        // The model's own limit is 2,048 tokens, and there are four of them.
+        // The model's own limit is 2,048 tokens, and there are four sequences.
         for (context, asked, expected) in [
             (1024, None, Ok(None)),
             (1024, Some(1024), Ok(Some(1024))),

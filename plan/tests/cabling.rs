@@ -1,5 +1,5 @@
-//! Device matrices: a cluster whose nodes report the cables of a matrix gives that matrix again. Some are
-//! synthetic, some were recorded by people on their Macs.
+//! Device matrices: a cluster whose nodes report the cables of a matrix yields that matrix again. Some are
+//! synthetic, some were recorded on real Macs.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,7 +8,7 @@
 )]
 
 use russet_crds::{Backend, Link, LinkKind};
-use russet_plan::fabric::{Fabric, DeviceMatrix, PortUse, teams};
+use russet_plan::fabric::{DeviceMatrix, Fabric, PortUse, teams};
 use russet_plan::nodes::Nodes;
 use russet_plan::snapshot::NodeInfo;
 use serde_json::Value;
@@ -28,7 +28,7 @@ fn fabric(nodes: &Nodes) -> Fabric<'_> {
     Fabric::new(nodes, PortUse::new())
 }
 
-/// A device matrix as MLX reads it: a cell is null, a name or several.
+/// A device matrix as MLX parses it: a cell is null, a name or several.
 fn matrix(json: &Value) -> DeviceMatrix {
     let cell = |cell: &Value| match cell {
         Value::String(name) => vec![name.clone()],
@@ -54,7 +54,7 @@ fn cabled(matrix: &DeviceMatrix) -> Nodes {
                 links.push(link(&name(b), device, &address(a), &address(b)));
             }
         }
-        // The order in which a node finds its links says nothing.
+        // The order in which a node finds its links means nothing.
         links.reverse();
         nodes.insert(name(a), NodeInfo { links, ..NodeInfo::default() });
     }
@@ -83,7 +83,7 @@ fn synthetic_cabling_gives_its_matrix_again() {
     let nodes = cabled(&wanted);
     let names: Vec<&str> = nodes.keys().map(String::as_str).collect();
     let found = fabric(&nodes).ring(&names).unwrap();
-    // Which of two cables is wire 0 is ours to say, but it is the same one at both ends.
+    // Which of two cables is wire 0 is our choice, but it is the same one at both ends.
     let cable = |matrix: &DeviceMatrix, a: usize, b: usize| {
         let pairs = matrix[a][b].iter().cloned().zip(matrix[b][a].iter().cloned());
         pairs.collect::<Vec<_>>()
@@ -120,6 +120,6 @@ fn recorded_cabling_gives_its_matrix_again() {
         check_mesh(name, &rows.collect());
     }
     check_mesh("readme", &read("jaccl-devices-matrix-3-node-readme.json"));
-    // The same source gives this one for the same cabling; as a list of cables it stands by itself.
+    // The same source gives this one for the same cabling; as a list of cables it is consistent by itself.
     check_mesh("pipeline", &read("jaccl-devices-matrix-3-node-pipeline.json"));
 }

@@ -1,5 +1,6 @@
-//! Several deployments planned together: stories a person can follow, and how good plans are on random small
-//! clusters, beside everything there is to find. `RUSSET_PLAN_SEEDS` says how many clusters.
+//! Joint placement of several deployments: stories that a person can follow, and the quality of plans on
+//! small random clusters against the optimum by exhaustive search. `RUSSET_PLAN_SEEDS` is the number of
+//! clusters.
 
 #![allow(
     clippy::unwrap_used,
@@ -13,11 +14,11 @@ mod test_rng;
 
 use russet_crds::{Link, LinkKind, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode};
 use russet_plan::check::check;
+use russet_plan::joint_placement::{JointPlan, solve};
 use russet_plan::memory_model::MemoryModel;
-use russet_plan::placement::{ScoreScale, place_with, enumerate};
+use russet_plan::placement::{ScoreScale, enumerate, place_with};
 use russet_plan::shard::SplitCandidate;
 use russet_plan::snapshot::{GroupInfo, NodeInfo};
-use russet_plan::joint_placement::{JointPlan, solve};
 use russet_plan::{Snapshot, ValidDeployment, chips, note, validate};
 use russet_wire::shape::ModelShape;
 use test_rng::TestRng;
@@ -74,7 +75,7 @@ fn desired(view: &Snapshot, name: &str, model: &str, mode: ShardingMode, replica
     validate(view, "ns", name, &spec).unwrap()
 }
 
-/// What each deployment got, in the order of their names.
+/// The nodes of each deployment, in the order of their names.
 fn shown(joint_plan: &JointPlan) -> Vec<String> {
     let split = |split: &Option<SplitCandidate>| split.as_ref().map_or("-".to_owned(), SplitCandidate::show);
     joint_plan
@@ -135,7 +136,7 @@ fn lone_fit_waits_where_others_score_higher_and_names_them() {
     assert!(placement.is_empty() && placement.waiting == [0]);
     let said = note::join(&notes);
     assert!(said.contains("serves ns/a, ns/b, ns/c better together"), "{said}");
-    // Once they have it, there is nothing to wait for, and the numbers are told.
+    // Once they are placed, nothing is pending, and the numbers are reported.
     let mut later = view.clone();
     for desired in [&a, &b, &c] {
         later = place_with(&later, desired, &joint_plan).0.apply(&later, desired);
@@ -146,7 +147,7 @@ fn lone_fit_waits_where_others_score_higher_and_names_them() {
     assert!(said.contains("needs") && said.contains("free of 64.0 GiB"), "{said}");
 }
 
-/// Up to five machines and three deployments, of which many compete.
+/// Up to five machines and three deployments, many of them in competition.
 fn random(test_rng: &mut TestRng) -> (Snapshot, Vec<ValidDeployment>) {
     const CHIPS: [(&str, u64); 6] =
         [("M3 Ultra", 96), ("M3 Ultra", 64), ("M4 Max", 64), ("M4 Max", 36), ("M4 Pro", 24), ("EPYC", 48)];
@@ -182,7 +183,7 @@ fn random(test_rng: &mut TestRng) -> (Snapshot, Vec<ValidDeployment>) {
     (view, deployments)
 }
 
-/// The ways of a deployment that nothing restricts, and what each is worth.
+/// The candidates of an unrestricted deployment, with their scores.
 struct DeploymentCandidates<'a> {
     want: &'a ValidDeployment,
     fit: MemoryModel<'a>,
@@ -203,7 +204,11 @@ impl<'a> DeploymentCandidates<'a> {
     fn scored_candidates(&self, view: &Snapshot) -> Vec<(f64, SplitCandidate)> {
         let Some(scale) = self.scale else { return Vec::new() };
         let found = enumerate(view, self.want, &self.fit, 0, true, |_| false).map(|found| found.found);
-        found.unwrap_or_default().into_iter().map(|scored| (scale.net_score(&scored), scored.candidate)).collect()
+        found
+            .unwrap_or_default()
+            .into_iter()
+            .map(|scored| (scale.net_score(&scored), scored.candidate))
+            .collect()
     }
 
     fn with(&self, view: &Snapshot, candidate: &SplitCandidate) -> Snapshot {
@@ -219,7 +224,7 @@ impl<'a> DeploymentCandidates<'a> {
     }
 }
 
-/// The best sum there is, by trying everything in every order.
+/// The best sum, by exhaustive search in every order.
 fn exhaustive(view: &Snapshot, asked: &[&DeploymentCandidates<'_>]) -> f64 {
     let mut best = 0.0;
     for (at, first) in asked.iter().enumerate() {
@@ -232,7 +237,7 @@ fn exhaustive(view: &Snapshot, asked: &[&DeploymentCandidates<'_>]) -> f64 {
     best
 }
 
-/// What comes out when each takes the first way by the names of nodes, one after another.
+/// First fit: each deployment takes the first candidate by node names, one after another.
 fn first_fit(view: &Snapshot, asked: &[DeploymentCandidates<'_>]) -> f64 {
     let Some((first, rest)) = asked.split_first() else { return 0.0 };
     let nodes = |candidate: &SplitCandidate| -> Vec<String> {
@@ -263,10 +268,15 @@ fn plans_are_within_two_percent_of_the_best_there_is() {
             naive += usize::from(first_fit(&view, &asked) < 0.98 * best);
             hard += 1;
         }
-        assert!(joint_plan.score >= 0.98 * best, "seed {seed}: {} of {best}: {:?}", joint_plan.score, shown(&joint_plan));
-        // What the operator makes of it, one deployment after another, breaks no rule and gets as far.
+        assert!(
+            joint_plan.score >= 0.98 * best,
+            "seed {seed}: {} of {best}: {:?}",
+            joint_plan.score,
+            shown(&joint_plan)
+        );
+        // The operator's steps, one deployment after another, violate no invariant and get as far.
         let (mut now, mut placed) = (view.clone(), 0);
-        // Who waits for others has another turn once they have what they get.
+        // Pending deployments are placed again once the others have their nodes.
         for desired in deployments.iter().chain(&deployments) {
             let joint_plan = solve(&now, &refs);
             let (placement, notes) = place_with(&now, desired, &joint_plan);

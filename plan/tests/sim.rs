@@ -1,16 +1,15 @@
-//! The planner over time: small scripts of what happens to a cluster, each step judged (docs/simulator.md).
-//! `RUSSET_SIM=substring` runs scripts whose name has it; `RUSSET_UPDATE_GOLDENS=1` writes the traces anew.
+//! Simulator of the planner over time: small scripts of events in a cluster, with every step checked
+//! (docs/simulator.md). `RUSSET_SIM=substring` selects scripts by name; `RUSSET_UPDATE_GOLDENS=1` rewrites
+//! the traces.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test reads its scripts and may fail")]
 
+#[path = "sim/actions.rs"]
+mod actions;
 #[path = "sim/agent.rs"]
 mod agent;
 #[path = "sim/cable.rs"]
 mod cable;
-#[path = "sim/random_script.rs"]
-mod random_script;
-#[path = "sim/actions.rs"]
-mod actions;
 #[path = "sim/disk.rs"]
 mod disk;
 #[path = "sim/expectation.rs"]
@@ -19,18 +18,20 @@ mod expectation;
 mod ledger;
 #[path = "sim/machine.rs"]
 mod machine;
-#[path = "sim/operator.rs"]
-mod operator;
-#[path = "sim/script.rs"]
-mod script;
 #[path = "sim/model_shape.rs"]
 mod model_shape;
+#[path = "sim/operator.rs"]
+mod operator;
+#[path = "sim/random_script.rs"]
+mod random_script;
+#[path = "sim/script.rs"]
+mod script;
+#[path = "sim/spec_fields.rs"]
+mod spec_fields;
 #[path = "sim/story.rs"]
 mod story;
 #[path = "sim/trace.rs"]
 mod trace;
-#[path = "sim/spec_fields.rs"]
-mod spec_fields;
 #[path = "sim/words.rs"]
 mod words;
 #[path = "sim/world.rs"]
@@ -38,16 +39,16 @@ mod world;
 
 use std::path::PathBuf;
 
-use russet_plan::placement::{NewGroup, RemovedGroup, Placement, RemovalReason};
+use russet_plan::placement::{NewGroup, Placement, RemovalReason, RemovedGroup};
 use script::Script;
 use story::Story;
 
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/sim/scripts");
 
-/// Stories drawn at random; each settles several times. `RUSSET_SIM_STORIES` asks for more.
+/// Number of random stories; each settles several times. `RUSSET_SIM_STORIES` sets it.
 const STORIES: u64 = 10;
 
-/// Every script that was asked for, in the order of their names, with its text.
+/// Every selected script, in the order of names, with its text.
 fn scripts() -> Vec<(String, String)> {
     let wanted = std::env::var("RUSSET_SIM").unwrap_or_default();
     let files = std::fs::read_dir(SCRIPTS).unwrap().map(|entry| entry.unwrap().path());
@@ -158,7 +159,7 @@ fn stories_drawn_at_random_break_no_promise() {
     println!("{stories} stories, {crashes} crash points");
 }
 
-/// The page with every file it shows as it is now.
+/// The page with the current content of every file that it shows.
 fn page(written: &str) -> String {
     let (mut fresh, mut skipping) = (String::new(), false);
     for line in written.lines() {
@@ -186,7 +187,7 @@ fn the_page_shows_the_language_and_a_script_as_they_are() {
     }
     let written = std::fs::read_to_string(path).unwrap();
     assert!(written == fresh, "docs/simulator.md shows other files; RUSSET_UPDATE_GOLDENS=1 writes it anew");
-    // A bar within a table is written so.
+    // A bar in a Markdown table is escaped.
     let written = written.replace("\\|", "|");
     let verbs = script::VERBS.iter().map(|(_, usage, _)| *usage);
     let usages = verbs.chain(script::OTHERS).chain(expectation::USAGE.iter().flat_map(|it| it.split(" or ")));
@@ -194,7 +195,7 @@ fn the_page_shows_the_language_and_a_script_as_they_are() {
     assert!(missing.is_empty(), "docs/simulator.md does not show {missing:#?}");
 }
 
-/// What a script comes to.
+/// Runs a script.
 fn run_story(text: &str) -> Story {
     let mut story = Story::loose();
     story.run(&Script::read("story", text).unwrap()).unwrap();
@@ -218,7 +219,8 @@ fn ledger_detects_every_violation_it_checks() {
     }
     let placement = Placement { create: vec![again], ..Placement::default() };
     assert!(
-        ledger::unrequested(world, "chat", &placement, false)[0].contains("placed again beside chat-0#1 unasked")
+        ledger::unrequested(world, "chat", &placement, false)[0]
+            .contains("placed again beside chat-0#1 unasked")
     );
     let name = group.metadata.name.clone().unwrap();
     let delete = vec![RemovedGroup { name, reason: RemovalReason::Replaced }];
@@ -228,7 +230,7 @@ fn ledger_detects_every_violation_it_checks() {
     edited.deployments.get_mut("chat").unwrap().spec.replicas = 0;
     assert!(ledger::unrequested(&edited, "chat", &placement, false).is_empty());
     assert_eq!(ledger::unsettled(&edited), ["chat-0#1 is one of 1, and 0 are wanted"]);
-    // An engine whose group and Shard are gone holds its memory and its port all the same.
+    // An engine whose group and Shard are gone still holds its memory and its port.
     let mut held = world.clone();
     held.cluster.groups.clear();
     assert_eq!(ledger::unsettled(&held), ["0 replicas of chat are there or said to wait, not 1"]);

@@ -1,6 +1,6 @@
 //! The performance model against published measurements: every row that is not `claimed`, predicted beside
-//! measured, errors by class, also with each source left out of the fit, and the bounds the planner relies
-//! on. `RUSSET_THROUGHPUT` names the file; without it the one beside the project is taken.
+//! measured; errors by class, also with each source left out of the fit; and the bounds that the planner
+//! relies on. `RUSSET_THROUGHPUT` names the file; default is the one beside the project.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,7 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use russet_plan::performance_model::model::ParameterCounts;
-use russet_plan::performance_model::{Coefficients, EngineFamily, FenceMode, GroupTopology, ModelProfile, WeightFormat};
+use russet_plan::performance_model::{
+    Coefficients, EngineFamily, FenceMode, GroupTopology, ModelProfile, WeightFormat,
+};
 use sha2::{Digest, Sha256};
 
 use fit::{fitted, loss};
@@ -28,10 +30,10 @@ use rows::{Row, RowSplit};
 
 const ENGINES: [EngineFamily; 3] = [EngineFamily::Mlx, EngineFamily::LlamaCpp, EngineFamily::Ds4];
 
-/// SHA-256 of the file the constants were fitted on. On any other they are judged, not fitted.
+/// SHA-256 of the file that the constants were fitted on. On any other they are tested, not fitted.
 const FITTED_ON: &str = "ecc17b9f6f3422baafa22663fd83ff8f140df1b1b9ef6699d699ca3e7e7f1bff";
 
-/// The file, or nothing where nobody has it.
+/// The file, or `None` if it does not exist.
 fn file() -> Option<String> {
     let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/data/throughput.csv");
     let path = std::env::var_os("RUSSET_THROUGHPUT").map_or(PathBuf::from(beside), PathBuf::from);
@@ -46,12 +48,12 @@ fn file() -> Option<String> {
     }
 }
 
-/// Rows of an engine that the model can know.
+/// Rows of an engine that the model can predict.
 fn knowable(rows: &[Row], engine: EngineFamily) -> Vec<&Row> {
     rows.iter().filter(|row| row.engine == engine && row.unknowable.is_none()).collect()
 }
 
-/// Median and nine-tenths of errors, and the share within a quarter.
+/// Median and 90th percentile of errors, and the share within a quarter.
 fn spread(mut errors: Vec<f64>) -> (usize, f64, f64, f64) {
     errors.sort_by(f64::total_cmp);
     let at = |share: f64| {
@@ -64,7 +66,7 @@ fn spread(mut errors: Vec<f64>) -> (usize, f64, f64, f64) {
     (errors.len(), at(0.5), at(0.9), within)
 }
 
-/// Relative error of the rate, where one was measured.
+/// Relative error of the rate, if one was measured.
 fn error(row: &Row, by: &Coefficients) -> Option<f64> {
     row.rate.map(|rate| (row.predict(by).total / rate - 1.0).abs())
 }
@@ -85,7 +87,9 @@ type Class = fn(&Row) -> bool;
 
 /// Classes of the table; a row is in several.
 const CLASSES: [(&str, Class); 17] = [
-    ("MLX, one node, one stream", |row| is(row, EngineFamily::Mlx, RowSplit::Single) && row.load.streams == 1),
+    ("MLX, one node, one stream", |row| {
+        is(row, EngineFamily::Mlx, RowSplit::Single) && row.load.streams == 1
+    }),
     ("  dense", |row| is(row, EngineFamily::Mlx, RowSplit::Single) && row.load.streams == 1 && !row.moe()),
     ("  experts", |row| is(row, EngineFamily::Mlx, RowSplit::Single) && row.load.streams == 1 && row.moe()),
     ("MLX, one node, batched", |row| is(row, EngineFamily::Mlx, RowSplit::Single) && row.load.streams > 1),
@@ -144,7 +148,7 @@ fn published_rates_are_predicted_within_the_bounds() {
                  judged: &dyn Fn(&Row, &Coefficients) -> Option<f64>| {
         let chosen: Vec<&Row> = rows.iter().filter(|row| chosen(row)).collect();
         let fitted = chosen.iter().filter_map(|row| judged(row, &row.engine.coefficients())).collect();
-        // A source that was not fitted, because all its rows are unknowable, is left out as it is.
+        // A source that was not fitted, because all its rows are unpredictable, is used as it is.
         let apart = chosen.iter().filter_map(|row| {
             let apart = without[&row.engine].get(&row.source).copied();
             judged(row, &apart.unwrap_or(row.engine.coefficients()))
@@ -177,9 +181,17 @@ fn published_rates_are_predicted_within_the_bounds() {
         Some((row.predict(by).ttft / seconds - 1.0).abs())
     };
     let known = |row: &Row| row.unknowable.is_none();
-    table("prefill, MLX, one node", &|row| known(row) && is(row, EngineFamily::Mlx, RowSplit::Single), &prefill);
+    table(
+        "prefill, MLX, one node",
+        &|row| known(row) && is(row, EngineFamily::Mlx, RowSplit::Single),
+        &prefill,
+    );
     table("prefill, llama.cpp", &|row| known(row) && row.engine == EngineFamily::LlamaCpp, &prefill);
-    table("prefill, ds4, one node", &|row| known(row) && is(row, EngineFamily::Ds4, RowSplit::Single), &prefill);
+    table(
+        "prefill, ds4, one node",
+        &|row| known(row) && is(row, EngineFamily::Ds4, RowSplit::Single),
+        &prefill,
+    );
     table("prefill, clusters", &|row| known(row) && row.split != RowSplit::Single, &prefill);
     table("TTFT, MLX", &|row| known(row) && row.engine == EngineFamily::Mlx, &ttft);
     table("with unknowable: one node", &|row| row.split == RowSplit::Single, &error);
@@ -191,7 +203,11 @@ fn published_rates_are_predicted_within_the_bounds() {
             let group = GroupTopology { fence, ..row.group.clone() };
             error(&Row { group, ..row.clone() }, by)
         };
-        table(name, &|row| known(row) && row.split != RowSplit::Single && row.engine == EngineFamily::Mlx, &declared);
+        table(
+            name,
+            &|row| known(row) && row.split != RowSplit::Single && row.engine == EngineFamily::Mlx,
+            &declared,
+        );
     }
     let estimated = |row: &Row, by: &Coefficients| {
         let guess = Row { model: row.estimate, ..row.clone() };
@@ -210,7 +226,7 @@ fn published_rates_are_predicted_within_the_bounds() {
 
 #[test]
 fn rates_that_were_never_fitted_are_predicted_too() {
-    // Quoted in issues, a chart and a benchmark page, and no rows of the file that is fitted.
+    // Quoted in issues, a chart and a benchmark page; these rows are not in the fitted file.
     let (rows, left) = rows::read(include_str!("fixtures/throughput-apart.csv"));
     assert_eq!((rows.len(), left.len()), (13, 0), "{left:?}");
     let judged = |chosen: fn(&Row) -> bool| {
@@ -270,7 +286,7 @@ fn models_without_config_are_estimated_well_enough() {
     let mut errors: BTreeMap<bool, Vec<f64>> = BTreeMap::new();
     for facts in &known {
         let sparse = facts.experts.0 > 0;
-        // A published name says how many parameters a token uses, embedding included.
+        // A published name gives the active parameters, embedding included.
         let embedding = f64::from(facts.vocabulary) * f64::from(facts.hidden) / 1e9;
         let active = if sparse { facts.read } else { facts.read + embedding };
         let size = ParameterCounts { total: facts.total * 1e9, active: active.min(facts.total) * 1e9 };

@@ -1,7 +1,7 @@
 //! Conversions between the protos and [`russet_wire`]; unknown enum values of a newer peer become
-//! the most careful known one.
+//! the most conservative known one.
 
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 
 use crate::engine as pb;

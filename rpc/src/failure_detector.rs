@@ -1,30 +1,31 @@
-//! How long nothing has come from somebody who says something several times a second, counted in a way that
-//! does not take this process's own sleep for the other's. Pure: time is told.
+//! Heartbeat failure detector that tolerates its own pauses: it does not take this process's own suspension
+//! for the peer's silence. Pure: times are arguments.
 //!
-//! Whoever listens looks at regular times, and looks are what counts. So a machine without free cores, whose looks
-//! come late, is patient by as much; and whoever was suspended (SIGSTOP, a laptop's lid, a paused
-//! virtual machine) wakes up and begins anew, before what was said meanwhile has even been read.
+//! The listener checks at regular intervals, and the checks are counted, not the clock. On a machine without
+//! free cores checks come late and the timeout grows accordingly. After a suspension (SIGSTOP, a laptop's
+//! lid, a paused virtual machine) the detector starts again, even before heartbeats received meanwhile are
+//! read.
 
 use std::time::{Duration, Instant};
 
-/// Between two beats, and between two looks. Four a second cost nothing that can be measured, and seven of them fit
-/// into the two seconds in which a lost rank is to be noticed: one that comes late, or a few, are no loss.
+/// Interval of heartbeats, and of checks. Four a second have no measurable cost, and seven of them fit into
+/// the two seconds in which a lost rank must be detected, so one or a few late ones are tolerated.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Somebody from whom nothing came in so many looks in a row (seven) is lost, while others wait for him. Looks fall
-/// between beats, so the first counts for less, and that it is enough may be seen a look later: 1.85 s at the latest,
-/// which leaves a busy machine some of the two seconds.
+/// A peer that others wait for is lost after this silence (seven checks in a row). Checks fall between
+/// heartbeats, so the first counts for less, and the timeout may be noticed one check later: after 1.85 s at
+/// most, which leaves a busy machine some of the two seconds.
 pub const BUSY_TIMEOUT: Duration = Duration::from_millis(1600);
 
-/// The same while nobody waits for him: a machine may page, or its Wi-Fi look for another channel, and a group that
-/// answers nobody loses less by waiting than by reading all its weights again. Sooner than an unanswered ping closes
-/// the connection (10 s), which would give no reason.
+/// The same for an idle peer. A machine may page, or its Wi-Fi scan for another channel, and an idle group
+/// loses less by waiting than by loading all its weights again. Shorter than the timeout of an unanswered
+/// HTTP/2 ping (10 s), which would give no reason.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// A look that comes so late says that this process did not run.
+/// A check that is later than this means that this process was suspended.
 const SUSPEND_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// Time in which nothing came.
+/// Time without a heartbeat.
 #[derive(Clone, Copy, Debug)]
 pub struct SilenceDetector {
     silent_for: Duration,
@@ -32,21 +33,25 @@ pub struct SilenceDetector {
 }
 
 impl SilenceDetector {
-    /// Begins now.
+    /// Starts now.
     pub fn new(now: Instant) -> Self {
         Self { silent_for: Duration::ZERO, last_tick: now }
     }
 
-    /// Something came.
+    /// Takes a heartbeat.
     pub fn reset(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
-    /// How long nothing has come. A look stands for one beat at most, however late it is.
+    /// Returns the silence so far. A check counts for one interval at most, however late it is.
     pub fn tick(&mut self, now: Instant) -> Duration {
         let since = now.saturating_duration_since(self.last_tick);
         self.last_tick = now;
-        self.silent_for = if since > SUSPEND_THRESHOLD { Duration::ZERO } else { self.silent_for + since.min(HEARTBEAT_INTERVAL) };
+        self.silent_for = if since > SUSPEND_THRESHOLD {
+            Duration::ZERO
+        } else {
+            self.silent_for + since.min(HEARTBEAT_INTERVAL)
+        };
         self.silent_for
     }
 }

@@ -1,7 +1,6 @@
-//! A client of the API server that outlives its credentials: when the kubeconfig or a file it names
-//! was renewed, the next request goes through a client made of the new ones. Watches that are open
-//! stay on the connection they have. Of several API servers it stays with one until that one cannot
-//! be reached.
+//! Client of the API server that outlives its credentials: when the kubeconfig or a file it references was
+//! renewed, the next request uses a new client. Open watches keep their connection. With several API servers
+//! it stays with one until that one is unreachable.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,36 +17,36 @@ use crate::tls::{FileVersion, identity_dir};
 /// Why there is no client.
 #[derive(Debug, Error)]
 pub enum ApiError {
-    /// The file is missing or is none.
+    /// The file is missing or invalid.
     #[error("{path} is not a usable kubeconfig")]
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         source: Box<KubeconfigError>,
     },
-    /// What it names does not make a client.
+    /// The client cannot be built from it.
     #[error("{path} does not make a client of the API server")]
     Client {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         source: Box<kube::Error>,
     },
 }
 
-/// How long a server may say nothing on a connection that waits for it. Watches last 60 s or hear a bookmark
-/// as often, so only connections end by it whose other end is gone.
+/// Read timeout of a connection. Watches last 60 s or get a bookmark as often, so it ends only connections
+/// whose other end is gone.
 const READ_TIMEOUT: Duration = Duration::from_secs(90);
-/// With several servers, how long one may take to accept a connection.
+/// Connect timeout of one of several servers.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Sets what a kubeconfig does not say, such as timeouts.
+/// Sets options that a kubeconfig lacks, such as timeouts.
 type TuneConfig = dyn Fn(&mut Config) + Send + Sync;
 
-/// The kubeconfig, and the client made of it as it was last seen.
+/// The kubeconfig, and the client built from its last version.
 struct ReloadingClient {
     path: PathBuf,
     tune: Box<TuneConfig>,
@@ -56,7 +55,7 @@ struct ReloadingClient {
 
 struct CurrentClient {
     versions: Vec<FileVersion>,
-    /// Which of several servers it is for.
+    /// Index of the current server.
     server_index: usize,
     client: Client,
 }
@@ -66,7 +65,7 @@ pub async fn client(
     path: &Path,
     tune: impl Fn(&mut Config) + Send + Sync + 'static,
 ) -> Result<Client, ApiError> {
-    // Stamped before it is read: what changes in between is read again, never missed.
+    // Version first, then read: a change in between is read again, never missed.
     let stamps = file_versions(path);
     let (first, namespace) = connect(path, &tune, 0).await?;
     let made = Mutex::new(CurrentClient { versions: stamps, server_index: 0, client: first });
@@ -79,7 +78,7 @@ pub async fn client(
 }
 
 impl ReloadingClient {
-    /// Sends a request to the server whose turn it is, and to the others as long as none can be reached.
+    /// Sends a request to the current server, and to the others as long as none is reachable.
     async fn send(&self, mut request: http::Request<Body>) -> Result<http::Response<Body>, kube::Error> {
         for _ in 1..servers(&self.path).len() {
             let Some(again) = clone_request(&request) else { break };
@@ -97,8 +96,8 @@ impl ReloadingClient {
         self.next_on_failure(turn, answer).await
     }
 
-    /// Turns to the next server after an answer that another might not give: none at all, or that the store
-    /// behind this one is out of its reach.
+    /// Moves to the next server after a failure that another server might not have: no response, or an
+    /// unreachable store behind the server.
     async fn next_on_failure(
         &self,
         turn: usize,
@@ -124,7 +123,7 @@ impl ReloadingClient {
         (made.server_index, made.client.clone())
     }
 
-    /// Turns to the next server, unless somebody has done so since `turn`.
+    /// Moves to the next server, unless another request has done so since `turn`.
     async fn use_next_server(&self, turn: usize) {
         if servers(&self.path).len() < 2 {
             return;
@@ -146,20 +145,20 @@ impl ReloadingClient {
     }
 }
 
-/// Gives a server its time and no more: a connection that was cut without a word would be waited for, for ever.
+/// Sets bounded timeouts: a connection that was cut silently would hang forever.
 pub fn set_timeouts(config: &mut Config) {
     config.read_timeout = Some(READ_TIMEOUT);
-    // Counted from the request, and not from when the connection that it goes over was last used.
+    // Counted from the request, not from the last use of its connection.
     config.reset_reader_on_write = true;
 }
 
-/// Whether a request never reached a server, so that another may be asked the same.
+/// Whether a request never reached a server, so that it may be sent to another.
 fn never_sent(error: &kube::Error) -> bool {
     let kube::Error::Service(error) = error else { return false };
     error.downcast_ref::<hyper_util::client::legacy::Error>().is_some_and(|error| error.is_connect())
 }
 
-/// The same request again, unless its body can be read only once.
+/// A copy of the request, unless its body can be read only once.
 fn clone_request(request: &http::Request<Body>) -> Option<http::Request<Body>> {
     let mut again = http::Request::new(request.body().try_clone()?);
     *again.method_mut() = request.method().clone();
@@ -169,13 +168,13 @@ fn clone_request(request: &http::Request<Body>) -> Option<http::Request<Body>> {
     Some(again)
 }
 
-/// The addresses in the file beside the kubeconfig, when there are several.
+/// The addresses in the file beside the kubeconfig, if there are several.
 fn servers(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path.with_file_name(identity_dir::SERVERS)).unwrap_or_default();
     text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// The kubeconfig and what lies beside it: a version of an identity changes all of them.
+/// Versions of the kubeconfig and the files beside it: a renewed identity changes all of them.
 fn file_versions(path: &Path) -> Vec<FileVersion> {
     let beside = |name: &str| FileVersion::read(&path.with_file_name(name));
     vec![FileVersion::read(path), beside(identity_dir::CERTIFICATE), beside(identity_dir::TOKEN)]
@@ -192,7 +191,7 @@ async fn connect(path: &Path, tune: &TuneConfig, turn: usize) -> Result<(Client,
         config.cluster_url = server;
     }
     if servers.len() > 1 {
-        // A host that vanished says nothing: the next server is asked soon.
+        // A lost host does not answer at all: try the next server soon.
         config.connect_timeout = Some(CONNECT_TIMEOUT);
     }
     set_timeouts(&mut config);
@@ -221,8 +220,9 @@ mod tests {
             listener.local_addr().unwrap()
         );
         std::fs::write(&path, kubeconfig).unwrap();
-        // As patient as ever with a server, only in shorter time; without a bound it is none here either.
-        let soon = |config: &mut Config| config.read_timeout = config.read_timeout.and(Some(CONNECT_TIMEOUT / 30));
+        // The same timeouts, only shorter; unbounded stays unbounded.
+        let soon =
+            |config: &mut Config| config.read_timeout = config.read_timeout.and(Some(CONNECT_TIMEOUT / 30));
         let client = client(&path, soon).await.unwrap();
         let silent = tokio::spawn(async move {
             let mut connections = Vec::new();

@@ -1,11 +1,11 @@
-//! The gRPC services between gateway, agents and engines, the identities with which they and the API
-//! server are reached, the ports they publish before they listen, when somebody on the other side counts as lost, and
-//! the conversions to and from [`russet_wire`]. What the messages mean is `wire`'s business.
+//! gRPC services between gateway, agents and engines; TLS identities and their renewal; the API client;
+//! reserved ports; the failure detector; conversions to and from [`russet_wire`]. Not here: what the messages
+//! mean.
 
-#[cfg(feature = "api")]
-pub mod kube_client;
 mod convert;
 pub mod failure_detector;
+#[cfg(feature = "api")]
+pub mod kube_client;
 pub mod ports;
 pub mod tls;
 
@@ -15,11 +15,11 @@ pub mod engine {
     tonic::include_proto!("russet.engine.v1");
 }
 
-/// What engines of one group must agree on: the version of the engine that computes, and how its ranks
-/// reach each other. The last number is raised whenever the latter changes between two releases, so
-/// that ranks which could only wait for each other refuse by name instead.
+/// Compatibility of the engines of one group: the version of the computing engine, and the protocol between
+/// ranks. The last number is raised whenever that protocol changes between two releases, so that incompatible
+/// ranks refuse each other instead of waiting.
 pub const ENGINE_BUILD: &str = concat!("russet-engine/", env!("CARGO_PKG_VERSION"), "+ranks.6");
 
-/// What an agent and an engine tell each other over the control socket. Raised when one of two releases would misread
-/// the other, and only then: an agent adopts the engines of its own number, and those of another end with it.
+/// Version of the control protocol between agent and engine. Raised only when one of two releases would
+/// misread the other: an agent adopts engines of its own version and stops those of another.
 pub const CONTROL_VERSION: u32 = 1;

@@ -1,7 +1,6 @@
-//! Ports for those who are told where to listen before they do: MLX, engines, programs under test.
-//! They lie below the ranges from which systems take ports for outgoing connections (Linux from 32768,
-//! macOS from 49152) and below Kubernetes' NodePorts (from 30000), so that no connection made in
-//! between gets one of them.
+//! Reserved ports, for programs that are told their listen address before they bind it: MLX, engines,
+//! programs under test. They are below the ranges of ephemeral ports (Linux from 32768, macOS from 49152) and
+//! below Kubernetes' NodePorts (from 30000), so that no outgoing connection takes one in between.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
@@ -12,14 +11,14 @@ use tokio::net::{TcpSocket, TcpStream};
 
 const PORT_RANGE: Range<u16> = 20_000..30_000;
 
-/// A socket bound to a free port of `address`, and not listened on; the port is free again when it is
+/// A socket bound to a free port of `address`, not listening; the port is free again when it is
 /// dropped.
 ///
 /// # Errors
 ///
 /// If no port is free, or the machine does not have the address.
 pub fn bind_free(address: IpAddr) -> io::Result<TcpSocket> {
-    // Processes that ask at the same time begin at different ports.
+    // Concurrent processes start at different ports.
     let start = RandomState::new().hash_one(()) as u16 % PORT_RANGE.len() as u16;
     let mut ports = PORT_RANGE.cycle().skip(usize::from(start)).take(PORT_RANGE.len());
     loop {
@@ -37,23 +36,23 @@ pub fn bind_free(address: IpAddr) -> io::Result<TcpSocket> {
     }
 }
 
-/// So many addresses of `address` that are free now and differ.
+/// `count` different socket addresses of `address` that are free now.
 ///
 /// # Errors
 ///
-/// As [`bound`].
+/// As [`bind_free`].
 pub fn free_addresses(address: IpAddr, count: usize) -> io::Result<Vec<SocketAddr>> {
     let held: Vec<TcpSocket> = (0..count).map(|_| bind_free(address)).collect::<io::Result<_>>()?;
     held.iter().map(TcpSocket::local_addr).collect()
 }
 
-/// A way out of this machine.
+/// Local end of outgoing connections.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Egress {
-    /// An address of the machine.
+    /// An address of this machine.
     pub address: IpAddr,
-    /// The network interface that connections are tied to, where the system lets them be: they take no other one,
-    /// whatever the machine's routes say. `None` leaves it to them.
+    /// The network interface to which connections are bound, where the system permits it, regardless of the
+    /// machine's routes. `None` leaves the choice to the routes.
     pub interface: Option<String>,
 }
 
@@ -63,17 +62,17 @@ impl From<IpAddr> for Egress {
     }
 }
 
-/// A connection by this way out.
+/// Connects through this egress.
 ///
 /// # Errors
 ///
-/// If the machine does not have the address, or nobody answers.
+/// If the machine does not have the address, or the connection fails.
 pub async fn connect_from(exit: &Egress, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = socket(exit.address)?;
     if let Some(interface) = &exit.interface
         && let Err(error) = bind_to_interface(&socket, interface, exit.address)
     {
-        // Before Linux 5.7 that was root's alone. An interface that is gone took its address with it.
+        // Before Linux 5.7 this needed root. A removed interface took its address with it.
         tracing::debug!(interface, %error, "a connection has the interface's address, and is not tied to it");
     }
     socket.bind(SocketAddr::new(exit.address, 0))?;

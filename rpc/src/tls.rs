@@ -1,9 +1,9 @@
-//! Mutual TLS between components: every process holds a certificate of the one data-plane CA, and
-//! who it is stands in the subject's common name. Names, not addresses, are verified, so a node may
-//! change its address without a new certificate.
+//! Mutual TLS between components: every process has a certificate of the one data-plane CA, with its user in
+//! the subject's common name. Names are verified, not addresses, so a node may change its address without a
+//! new certificate.
 
-pub mod identity_dir;
 mod hot_reload;
+pub mod identity_dir;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -38,17 +38,17 @@ pub fn node_dns_name(node: &str) -> String {
 /// The DNS name in the gateway's certificate.
 pub const GATEWAY_DNS_NAME: &str = "gateway.russet.dev";
 
-/// What is spoken inside of TLS: who speaks something else is turned away in the handshake.
+/// Application protocol inside TLS (ALPN); a peer with another one fails the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// gRPC, over HTTP/2.
     Grpc,
-    /// What agents ask each other, over HTTP/1.1.
+    /// Protocol between agents, over HTTP/1.1.
     Agents,
 }
 
 impl Protocol {
-    /// Its name in the handshake.
+    /// Its ALPN name.
     fn name(self) -> &'static [u8] {
         match self {
             Self::Grpc => b"h2",
@@ -76,18 +76,18 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// System error.
         source: std::io::Error,
     },
-    /// A file of the identity is not what it should be.
+    /// A file of the identity is invalid.
     #[error("{path} cannot be used ({problem}); join the node again with `russet join`")]
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// The address does not parse, or the name is none.
+    /// The address or the name is invalid.
     #[error("{target} is no address of a node")]
     Address {
         /// The peer.
@@ -100,17 +100,17 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 }
 
 impl TlsFiles {
-    /// The conventional names inside one folder: `tls.crt`, `tls.key`, `ca.crt`.
+    /// The conventional names inside one directory: `tls.crt`, `tls.key`, `ca.crt`.
     pub fn in_dir(dir: &Path) -> Self {
         Self { cert: dir.join("tls.crt"), key: dir.join("tls.key"), ca: dir.join("ca.crt") }
     }
 
-    /// A channel to the engine of `node` at `address` (`ip:port`). It connects when it is used, and
-    /// again when the connection is lost, each time with the identity as it is then.
+    /// A channel to the engine of `node` at `address` (`ip:port`). It connects on first use, and reconnects
+    /// after a loss, each time with the current identity.
     pub fn channel(&self, address: &str, node: &str) -> Result<Channel, TlsError> {
         let wrong = || TlsError::Address { target: format!("{node} at {address}") };
         let name = server_name(node)?;
-        // TLS is the connector's, so the scheme names none.
+        // The connector handles TLS, so the scheme is plain.
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|_| wrong())?
             // A peer that vanished without closing (power, cable) must end streams, not hang them.
@@ -126,7 +126,7 @@ impl TlsFiles {
     }
 }
 
-/// What a node's certificate has to say.
+/// The server name that a node's certificate must have.
 pub fn server_name(node: &str) -> Result<ServerName<'static>, TlsError> {
     ServerName::try_from(node_dns_name(node)).map_err(|_| TlsError::Address { target: node.to_owned() })
 }
@@ -143,7 +143,7 @@ pub fn common_name(leaf: &CertificateDer<'_>) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// A channel over a unix socket, for an agent and the engines of its own machine.
+/// A channel over a unix socket, from an agent to the engines of its own machine.
 pub fn unix_channel(socket: PathBuf) -> Channel {
     // The address is never resolved: the connector below ignores it.
     Endpoint::from_static("http://engine.local").connect_with_connector_lazy(tower::service_fn(move |_| {

@@ -1,5 +1,5 @@
-//! Certificates that live for seconds: streams go on when the certificates they began with have
-//! ended, and new connections need the new ones, on both sides and without a restart.
+//! Certificates with a lifetime of seconds: open streams outlive the certificates they began with, and new
+//! connections need the renewed ones, on both sides and without a restart.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
@@ -17,12 +17,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// How long the first certificates live: long enough to shake hands on a busy machine.
+/// Lifetime of the first certificates: long enough for a handshake on a busy machine.
 const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(5);
 
 type EventSender = mpsc::UnboundedSender<Result<pb::GenerateEvent, Status>>;
 
-/// An engine whose streams the test feeds, and which remembers whose certificates it saw.
+/// A stub engine whose streams the test feeds; it records the users of its clients.
 #[derive(Clone, Default)]
 struct StubEngine {
     streams: Arc<Mutex<Vec<EventSender>>>,
@@ -71,7 +71,7 @@ impl Engine for StubEngine {
     }
 }
 
-/// Writes an identity of `user` that ends at `end`, into a folder that may hold one already.
+/// Writes an identity of `user` that expires at `end`, into a directory that may hold one already.
 fn issue(ca: &CertifiedIssuer<'_, KeyPair>, dir: &Path, user: &str, names: Vec<String>, end: SystemTime) {
     let mut params = CertificateParams::new(names).unwrap();
     params.distinguished_name = DistinguishedName::new();
@@ -114,7 +114,7 @@ async fn streams_outlive_certificates_and_new_connections_reload() {
     let server = tokio::spawn(server.serve_with_incoming(incoming));
 
     let files = TlsFiles::in_dir(&gateway);
-    // Made with the first certificate, connected when that has ended.
+    // Created with the first certificate, connected after it has expired.
     let lazy = files.channel(&address, "a").unwrap();
     let mut stream = ask(&files, &address).await.unwrap();
     let tick = |number: usize| {
@@ -128,7 +128,7 @@ async fn streams_outlive_certificates_and_new_connections_reload() {
     tick(1);
     assert!(stream.message().await.unwrap().is_some());
 
-    // A certificate is good up to and including its last second.
+    // A certificate is valid up to and including its last second.
     while SystemTime::now() < end + Duration::from_secs(1) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -136,7 +136,7 @@ async fn streams_outlive_certificates_and_new_connections_reload() {
     assert!(stream.message().await.unwrap().is_some(), "an open stream asks for no certificate");
     assert!(ask(&files, &address).await.is_err(), "an ended certificate opens nothing");
 
-    // One side alone does not help; both do, without anybody being told.
+    // Renewal on one side is not enough; on both it is, without any notification.
     let later = SystemTime::now() + Duration::from_secs(3600);
     issue(&ca, &gateway, tls::GATEWAY_USER, vec![], later);
     assert!(ask(&files, &address).await.is_err(), "the engine's has ended");

@@ -1,13 +1,12 @@
-//! A peer of another release: numbers and fields this one does not know end in something typed and
-//! sensible, never in an error of decoding.
+//! Peers of another release: unknown enum numbers and fields become a defined value, never a decoding error.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
 use prost::Message as _;
 use russet_rpc::engine as pb;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 
-/// A number no release has given a meaning.
+/// A number that no release uses.
 const UNKNOWN: i32 = 4_711;
 
 /// The bytes of a message with fields that only a newer peer has: a number, a text and a message.
@@ -38,7 +37,10 @@ fn unknown_failure_maps_to_internal_and_keeps_its_message() {
     let told = pb::Failed { kind: UNKNOWN, message: "the moon is full".into() };
     assert_eq!(
         event(pb::generate_event::Event::Failed(told)),
-        GenerationEvent::Failed(GenerationFailure { kind: FailureKind::Internal, message: "the moon is full".into() })
+        GenerationEvent::Failed(GenerationFailure {
+            kind: FailureKind::Internal,
+            message: "the moon is full".into()
+        })
     );
 }
 
@@ -64,7 +66,7 @@ fn unknown_phase_is_unspecified_and_other_fields_are_read() {
 fn messages_decode_past_fields_of_a_newer_peer() {
     fn check<M: prost::Message + Default + PartialEq + std::fmt::Debug>(message: M) {
         assert_eq!(M::decode(with_unknown_field(&message).as_slice()).unwrap(), message);
-        // And an older peer that leaves everything out is read too.
+        // An older peer that leaves everything out can be decoded too.
         assert_eq!(M::decode([].as_slice()).unwrap(), M::default());
     }
     let words = || "words".to_owned();

@@ -1,6 +1,5 @@
-//! The endpoints an operator of the cluster looks at: `/metrics` in Prometheus' text format,
-//! `/healthz` (the process turns its event loop) and `/readyz` (it can do its work). No secrets and
-//! no settings are shown here.
+//! Admin endpoints: `/metrics` in Prometheus' text format, `/healthz` (the event loop runs) and `/readyz`
+//! (the process can do its work). They show no secrets and no settings.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,10 +15,10 @@ use prometheus::{Encoder as _, Registry, TextEncoder};
 
 use crate::process;
 
-/// `/metrics`, `/healthz` and `/readyz` as routes, for a process that has a listener of its own.
-/// Adds the metrics of the process itself to `registry`.
+/// `/metrics`, `/healthz` and `/readyz` as routes, for a process that has a listener. Adds the process
+/// metrics to `registry`.
 pub fn router(registry: Registry, ready: Arc<AtomicBool>) -> Router {
-    // Refused only when they are there already, from an earlier router over the same registry.
+    // An error means that they are registered already, by an earlier router over the same registry.
     let _ = registry.register(Box::new(process::ProcessMetrics::new()));
     Router::new()
         .route("/metrics", get(metrics))
@@ -28,19 +27,19 @@ pub fn router(registry: Registry, ready: Arc<AtomicBool>) -> Router {
         .route("/readyz", get(readyz).with_state(ready))
 }
 
-/// A page that only some processes have.
+/// An additional page of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// What its text is, as HTTP names it.
+    /// Its HTTP content type.
     pub content_type: String,
-    /// Its text.
+    /// Its body.
     pub text: String,
 }
 
-/// Makes the page of a path, or none where there is none.
+/// Returns the page of a path, or `None`.
 pub type Pages = Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = Option<Page>> + Send>> + Send + Sync>;
 
-/// [`router`] and pages of the process's own.
+/// [`router`] with additional pages.
 pub fn router_with(registry: Registry, ready: Arc<AtomicBool>, pages: Pages) -> Router {
     router(registry, ready).fallback(move |uri: Uri| async move {
         match pages(uri.path().to_owned()).await {

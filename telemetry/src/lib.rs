@@ -1,5 +1,6 @@
-//! What every process of Russet shows about itself: its log on stderr, the files such logs go to, and
-//! its admin endpoints (`/metrics`, `/healthz`, `/readyz`). What is measured belongs to each process's own `metrics`.
+//! Telemetry that all processes of Russet share: the log on stderr, log files, and the admin endpoints
+//! (`/metrics`, `/healthz`, `/readyz`). Not here: metrics, which each process
+//! defines in its own `metrics`.
 
 pub mod admin;
 pub mod logfile;

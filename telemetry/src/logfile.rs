@@ -1,30 +1,29 @@
-//! Files that processes write their logs to, kept small: one file and one older one. Who writes
-//! what into them is not its business, only that nobody's disk fills up.
+//! Size-limited log files: the current file and one older one. Not here: what processes write to them.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// A log longer than this becomes the older one.
+/// A log file longer than this, in bytes, is rotated.
 pub const MAX_LOG_BYTES: u64 = 10 << 20;
 
-/// Opens the log at `path` for appending, for its owner alone, and bounds it first.
+/// Opens the log at `path` for appending, readable by its owner only, after limiting its size.
 pub fn open(path: &Path) -> io::Result<File> {
     rotate(path, MAX_LOG_BYTES);
     OpenOptions::new().create(true).append(true).mode(0o600).open(path)
 }
 
-/// Where the older log of `path` is: `engine.log.1` for `engine.log`.
+/// The path of the older log: `engine.log.1` for `engine.log`.
 pub fn rotated_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".1");
     name.into()
 }
 
-/// Copies a log longer than `longest` bytes over the older one and empties it, also while a process
-/// writes to it: everybody appends, so the next line comes first. A line written in between may be
-/// lost, and so is the older log when the disk is full; neither is worth failing for.
+/// Rotates a log longer than `longest` bytes: copies it over the older one and truncates it. Processes may
+/// write to it meanwhile: they all append, so the next line comes first. A line written between copy and
+/// truncation may be lost, and so is the older log when the disk is full; neither is worth an error.
 pub fn rotate(path: &Path, max_bytes: u64) {
     if !std::fs::metadata(path).is_ok_and(|metadata| metadata.len() > max_bytes) {
         return;

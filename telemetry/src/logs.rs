@@ -1,5 +1,5 @@
-//! One line a log event, on stderr, each naming the process that wrote it: a supervisor mixes the
-//! logs of several. Text for people, JSON for collectors. Not where metrics or traces go.
+//! Logging to stderr, one line per event with the name of its process, because a supervisor mixes the logs of
+//! several. Text for people, JSON for collectors. Not here: metrics and traces.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use tracing_subscriber::registry::LookupSpan;
 /// Environment variable with the filter, such as `debug` or `info,russet_gateway=trace`.
 pub const FILTER_VARIABLE: &str = "RUSSET_LOG";
 
-/// Everything worth a person's attention; the libraries below only when something is wrong. kube's
-/// client logs each error that it also returns, and who gets it says what it means.
+/// Info of Russet's own crates; of libraries only warnings or errors. kube's client logs each error that it
+/// also returns, and its caller logs what the error means.
 const DEFAULT_FILTER: &str =
     "info,h2=warn,hyper=warn,hyper_util=warn,rustls=warn,tower=warn,kube_runtime=warn,kube_client=off";
 
-/// Starts logging for `process`, filtered by `RUSSET_LOG`. A second call in the same process (tests,
+/// Starts logging for `process`, filtered by `RUSSET_LOG`. A second call in the same process (in tests, or
 /// `russet up` in one process) changes nothing.
 pub fn init(process: &str, json: bool) {
     let wanted = std::env::var(FILTER_VARIABLE).ok().filter(|filter| !filter.trim().is_empty());
@@ -29,7 +29,7 @@ pub fn init(process: &str, json: bool) {
         },
     };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // An error means that logging runs already, which is all this call is for.
+    // An error means that logging runs already, as this call wants.
     let started = if json {
         let format = Format::default().json().flatten_event(true);
         builder

@@ -1,5 +1,5 @@
-//! The metrics of the process itself, under the names Prometheus' own client libraries use. Values
-//! the platform does not tell are absent, never 0.
+//! Process metrics, under the names of Prometheus' own client libraries. Values that the platform does not
+//! provide are absent, never 0.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, Opts};
 
-/// Start time, resident memory and open files, read when the metrics are.
+/// Start time, resident memory and open files, read at collection.
 pub(crate) struct ProcessMetrics {
     start: Gauge,
     resident: Gauge,
@@ -15,7 +15,7 @@ pub(crate) struct ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    /// Takes now as the start: a process shows its metrics within its first moments.
+    /// Takes now as the start time: a process registers its metrics within its first moments.
     pub(crate) fn new() -> Self {
         let gauge = |name: &str, help: &str| {
             Gauge::with_opts(Opts::new(name, help)).expect("the names below are valid metric names")

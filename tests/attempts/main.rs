@@ -1,8 +1,8 @@
-//! Who may do what, shown by attempts to do otherwise: a node's client tries its own work, which must succeed, and what is
-//! not its own, which must be refused with 403 and a message that names it. The server is the one of `KUBECONFIG` (of an
-//! administrator of any Kubernetes) or the one that `RUSSET_CONTROL_PLANE` names, started for this: `embedded`, the
-//! default, or `kubernetes`, the real API server. Both of a node's identities try: the user of its certificate, and its
-//! ServiceAccount.
+//! Access control, tested by attempts: a node's client tries its own work, which must succeed, and other
+//! actions, which must be rejected with 403 and a message that names the action. The server is that of
+//! `KUBECONFIG` (an administrator's, of any Kubernetes) or the one that `RUSSET_CONTROL_PLANE` names, started
+//! for the test: `embedded`, the default, or `kubernetes`, the real API server. Both of a node's identities
+//! are tested: the user of its certificate, and its ServiceAccount.
 
 mod server;
 mod table;
@@ -19,13 +19,13 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use russet_tests::cluster::WAIT_TIMEOUT;
 use serde_json::json;
 
-use server::{RequestIdentity, Request, AttemptServer};
-use table::{Attempt, OWN_NODE, NAMESPACE, OVERPRIVILEGED_NODE, OTHER_NODE};
+use server::{AttemptServer, Request, RequestIdentity};
+use table::{Attempt, NAMESPACE, OTHER_NODE, OVERPRIVILEGED_NODE, OWN_NODE};
 
-/// Everything the trials need.
+/// Fixture of the trials.
 struct AttemptFixture {
     server: AttemptServer,
-    /// Each node by its two identities.
+    /// The clients of each node, by identity.
     identities: BTreeMap<(&'static str, &'static str), RequestIdentity>,
     csr: String,
     round: String,
@@ -64,7 +64,8 @@ impl AttemptFixture {
             let token = token["status"]["token"].as_str().context("the server gave no token")?;
             identities.insert((node, ACCOUNT), RequestIdentity::Token(token.to_owned()));
             let groups = ["russet:nodes", "system:authenticated"].map(str::to_owned).into();
-            identities.insert((node, CERTIFICATE), RequestIdentity::User(format!("russet:node:{node}"), groups));
+            identities
+                .insert((node, CERTIFICATE), RequestIdentity::User(format!("russet:node:{node}"), groups));
         }
         let binding = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
@@ -85,7 +86,7 @@ impl AttemptFixture {
         Ok(stage)
     }
 
-    /// A server of several processes takes a moment until what was installed is in force.
+    /// A server of several processes takes a moment until installed rules are in force.
     async fn until_enforced(&self) -> Result<()> {
         let begin = Instant::now();
         let attempts = table::overprivileged_attempts(&self.csr, &self.round);
@@ -107,7 +108,7 @@ impl AttemptFixture {
         Ok(())
     }
 
-    /// Makes one attempt; an error says how the answer differs from what is wanted.
+    /// Makes one attempt; the error is the difference to the expected response.
     async fn attempt(&self, who: &RequestIdentity, attempt: &Attempt, allowed: bool) -> Result<()> {
         let (code, body) = self.server.send(who, &attempt.request).await?;
         let told = body["message"].as_str().unwrap_or_default();
@@ -138,8 +139,11 @@ impl AttemptFixture {
     }
 }
 
-/// A node does its work, and nothing else.
-async fn a_node_does_its_own_work_and_nothing_else(stage: &AttemptFixture, identity: &'static str) -> Result<()> {
+/// A node can do its work, and nothing else.
+async fn a_node_does_its_own_work_and_nothing_else(
+    stage: &AttemptFixture,
+    identity: &'static str,
+) -> Result<()> {
     let who = &stage.identities[&(OWN_NODE, identity)];
     let round = format!("{}-{}", stage.round, &identity[..4]);
     stage.all(who, table::allowed_attempts(&stage.csr, &round), true).await?;
@@ -150,15 +154,18 @@ async fn a_node_does_its_own_work_and_nothing_else(stage: &AttemptFixture, ident
     stage.all(who, attempts, false).await
 }
 
-/// A role that gives far too much gives a node nothing.
-async fn an_overprivileged_role_is_still_denied_by_policy(stage: &AttemptFixture, identity: &'static str) -> Result<()> {
+/// An over-privileged role gives a node no more access.
+async fn an_overprivileged_role_is_still_denied_by_policy(
+    stage: &AttemptFixture,
+    identity: &'static str,
+) -> Result<()> {
     let who = &stage.identities[&(OVERPRIVILEGED_NODE, identity)];
     let round = format!("{}-{}-spoilt", stage.round, &identity[..4]);
     let signing = table::signing(&format!("attempt-{round}"), "russet.dev/node", &stage.csr);
     let place = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
     stage.server.must(&Request::create(place, signing)).await?;
     stage.all(who, table::overprivileged_attempts(&stage.csr, &round), false).await?;
-    // It may not make itself; made by others, it may not label itself either.
+    // It may not create its own node; if others create it, it may not label it either.
     let own = format!("/apis/russet.dev/v1alpha1/inferencenodes/{OVERPRIVILEGED_NODE}");
     stage.server.must(&Request::apply(&own, table::node(OVERPRIVILEGED_NODE))).await?;
     stage.attempt(who, &table::overprivileged_label_attempts(), false).await?;
@@ -166,7 +173,7 @@ async fn an_overprivileged_role_is_still_denied_by_policy(stage: &AttemptFixture
     Ok(())
 }
 
-/// A node leaves by removing itself.
+/// A node leaves by deleting its own object.
 async fn a_node_may_remove_itself(stage: &AttemptFixture, identity: &'static str) -> Result<()> {
     let name = if identity == ACCOUNT { OTHER_NODE } else { OVERPRIVILEGED_NODE };
     let path = format!("/apis/russet.dev/v1alpha1/inferencenodes/{name}");
@@ -179,10 +186,11 @@ fn main() -> Result<()> {
     let arguments = Arguments::from_args();
     let runtime = Arc::new(tokio::runtime::Builder::new_multi_thread().enable_all().build()?);
     let folder = tempfile::Builder::new().prefix("russet-attempts-").tempdir()?;
-    let stage = if arguments.list { None } else { Some(runtime.block_on(AttemptFixture::set_up(folder.path()))?) };
+    let stage =
+        if arguments.list { None } else { Some(runtime.block_on(AttemptFixture::set_up(folder.path()))?) };
     let stage = Arc::new(stage);
     let mut trials = Vec::new();
-    // In this order: the last trials remove what the others need.
+    // In this order: the last trials delete what the others need.
     for (name, number) in [
         ("a_node_does_its_own_work_and_nothing_else", 0),
         ("an_overprivileged_role_is_still_denied_by_policy", 1),

@@ -1,4 +1,4 @@
-//! The control plane under test: an administrator's kubeconfig, and requests as anybody.
+//! The control plane under test: an administrator's kubeconfig, and requests as any user.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,32 +14,32 @@ use russet_tests::control_plane::{ControlPlane, PlaneKind};
 use russet_tests::processes::tail;
 use serde_json::{Value, json};
 
-/// The Content-Type of server-side apply; it takes JSON, too.
+/// The Content-Type of server-side apply; JSON is accepted, too.
 pub const APPLY: &str = "application/apply-patch+yaml";
-/// Of a merge patch.
+/// The Content-Type of a merge patch.
 pub const MERGE: &str = "application/merge-patch+json";
-/// Of whole objects.
+/// The Content-Type of whole objects.
 pub const JSON: &str = "application/json";
 
-/// A server, and who may do everything on it.
+/// A server, and its administrator's client.
 pub struct AttemptServer {
     url: String,
     admin: reqwest::Client,
-    /// Sees no client certificate, so that a bearer token is all there is.
+    /// A client without a certificate, for bearer tokens.
     plain: reqwest::Client,
     admin_token: Option<String>,
-    /// What was started for this; nothing when the server was there.
+    /// The control plane started for the test; `None` if the server existed.
     started: Option<ControlPlane>,
 }
 
-/// As whom a request is made.
+/// The user of a request.
 #[derive(Clone, Debug)]
 pub enum RequestIdentity {
     /// The administrator.
     Admin,
-    /// Somebody the administrator acts as.
+    /// A user that the administrator impersonates.
     User(String, Vec<String>),
-    /// Who this token proves.
+    /// The user of this token.
     Token(String),
 }
 
@@ -54,13 +54,14 @@ pub struct Request {
     pub media: &'static str,
     /// The body; null for none.
     pub body: Value,
-    /// A user in the header for acting as somebody else.
+    /// A user in the impersonation header.
     pub pretend: Option<&'static str>,
 }
 
 impl AttemptServer {
-    /// The server of `KUBECONFIG`, with Russet's kinds and rules installed as an administrator would; without one, the
-    /// server that `RUSSET_CONTROL_PLANE` names, started in `folder`: the real one with the charts, or an embedded one.
+    /// The server of `KUBECONFIG`, with Russet's kinds and rules installed as by an administrator; without
+    /// one, the server that `RUSSET_CONTROL_PLANE` names, started in `folder`: the real one with the charts,
+    /// or an embedded one.
     pub async fn start(folder: &Path) -> Result<Self> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         if let Some(kubeconfig) = std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) {
@@ -90,7 +91,7 @@ impl AttemptServer {
         }
     }
 
-    /// Ends what was started, and waits until it has ended: its folder is removed next.
+    /// Stops the control plane, and waits until it has exited: its folder is deleted next.
     pub async fn stop(self) -> Result<()> {
         match self.started {
             Some(plane) => plane.stop().await,
@@ -170,11 +171,12 @@ impl AttemptServer {
         true
     }
 
-    /// Sends a request; the answer's code and body.
+    /// Sends a request; returns the status code and body.
     pub async fn send(&self, who: &RequestIdentity, request: &Request) -> Result<(StatusCode, Value)> {
         let client = if matches!(who, RequestIdentity::Token(_)) { &self.plain } else { &self.admin };
         let mut asking = client.request(request.method.clone(), format!("{}{}", self.url, request.path));
-        let token = if let RequestIdentity::Token(token) = who { Some(token) } else { self.admin_token.as_ref() };
+        let token =
+            if let RequestIdentity::Token(token) = who { Some(token) } else { self.admin_token.as_ref() };
         if let Some(token) = token {
             asking = asking.bearer_auth(token);
         }
@@ -196,7 +198,7 @@ impl AttemptServer {
         Ok((code, serde_json::from_str(&text).unwrap_or(Value::String(text))))
     }
 
-    /// Sends a request of the administrator, which must succeed.
+    /// Sends a request as the administrator; it must succeed.
     pub async fn must(&self, request: &Request) -> Result<Value> {
         let (code, body) = self.send(&RequestIdentity::Admin, request).await?;
         ensure!(code.is_success(), "{} {}: {code} {body}", request.method, request.path);
@@ -221,12 +223,12 @@ impl AttemptServer {
     }
 }
 
-/// A port nobody listens on, released right before it is used.
+/// A free port, released right before it is used.
 fn free_port() -> Result<u16> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Where an object of `manifests/` lives.
+/// Path of an object of `manifests/`.
 fn object_path(object: &Value) -> Result<String> {
     let kind = object["kind"].as_str().unwrap_or_default();
     let plural = match kind {
@@ -248,38 +250,38 @@ impl Request {
         Self { method, path: path.to_owned(), media, body, pretend: None }
     }
 
-    /// Reads.
+    /// A GET request.
     pub fn get(path: &str) -> Self {
         Self::new(Method::GET, path, JSON, Value::Null)
     }
 
-    /// Creates.
+    /// A create request.
     pub fn create(path: &str, body: Value) -> Self {
         Self::new(Method::POST, path, JSON, body)
     }
 
-    /// Replaces.
+    /// A replace request.
     pub fn replace(path: &str, body: Value) -> Self {
         Self::new(Method::PUT, path, JSON, body)
     }
 
-    /// Patches by merging.
+    /// A merge patch.
     pub fn merge(path: &str, body: Value) -> Self {
         Self::new(Method::PATCH, path, MERGE, body)
     }
 
-    /// Applies by force, as everything of Russet's does.
+    /// A forced server-side apply, like all of Russet's writes.
     pub fn apply(path: &str, body: Value) -> Self {
         let join = if path.contains('?') { '&' } else { '?' };
         Self::new(Method::PATCH, &format!("{path}{join}fieldManager=attempts&force=true"), APPLY, body)
     }
 
-    /// Deletes.
+    /// A delete request.
     pub fn delete(path: &str) -> Self {
         Self::new(Method::DELETE, path, JSON, json!({"kind": "DeleteOptions", "apiVersion": "v1"}))
     }
 
-    /// The same, acting as somebody else.
+    /// The same with impersonation.
     pub fn impersonating(mut self, user: &'static str) -> Self {
         self.pretend = Some(user);
         self

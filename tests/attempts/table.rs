@@ -1,15 +1,15 @@
-//! What a node tries: its own work, which must succeed, and everything else, each refused with 403 in words that name what
-//! was tried. `MINE` asks; `THEIRS` is another node.
+//! Attempts of a node: its own work, which must succeed, and all else, each rejected with 403 and a message
+//! that names the action. `MINE` is the requesting node; `THEIRS` is another node.
 
 use serde_json::{Value, json};
 
 use crate::server::Request;
 
-/// The node that asks.
+/// The requesting node.
 pub const OWN_NODE: &str = "attempt-a";
 /// Another node.
 pub const OTHER_NODE: &str = "attempt-b";
-/// A node to whom an administrator gave far too much.
+/// A node with an over-privileged role.
 pub const OVERPRIVILEGED_NODE: &str = "attempt-c";
 /// Namespace of the models and ranks.
 pub const NAMESPACE: &str = "attempts";
@@ -26,15 +26,15 @@ const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1";
 
 /// One attempt.
 pub struct Attempt {
-    /// What is tried.
+    /// The action.
     pub what: &'static str,
-    /// How.
+    /// The request.
     pub request: Request,
-    /// Words of the refusal, by role or by policy.
+    /// Words of the rejection, by role or by policy.
     pub words: Vec<String>,
 }
 
-/// The policy's refusal of a node.
+/// The policy's rejection of a node.
 fn policy(node: &str, words: &str) -> Vec<String> {
     vec![
         "ValidatingAdmissionPolicy 'russet-nodes' with binding 'russet-nodes' denied request: ".into(),
@@ -42,7 +42,7 @@ fn policy(node: &str, words: &str) -> Vec<String> {
     ]
 }
 
-/// The roles' refusal.
+/// The roles' rejection.
 fn role(words: &str) -> Vec<String> {
     vec![" is forbidden: User ".into(), words.into()]
 }
@@ -75,7 +75,7 @@ fn event(name: &str, kind: &str, about: &str) -> Value {
     })
 }
 
-/// A request for a certificate: `body` is base64 of its PEM.
+/// A certificate signing request: `body` is base64 of its PEM.
 pub fn signing(name: &str, signer: &str, body: &str) -> Value {
     json!({
         "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": name},
@@ -83,7 +83,7 @@ pub fn signing(name: &str, signer: &str, body: &str) -> Value {
     })
 }
 
-/// A rank that was bound to a node.
+/// A rank bound to a node.
 pub fn shard(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "russet.dev/v1alpha1", "kind": "Shard", "metadata": {"name": name, "namespace": NAMESPACE},
@@ -95,7 +95,7 @@ pub fn shard(name: &str, node: &str) -> Value {
     })
 }
 
-/// Files that a node was asked to hold.
+/// Files requested from a node.
 pub fn copy(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "russet.dev/v1alpha1", "kind": "ModelCopy", "metadata": {"name": name},
@@ -108,7 +108,7 @@ pub fn node(name: &str) -> Value {
     json!({"apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "metadata": {"name": name}, "spec": {}})
 }
 
-/// What a node must be able to do. `csr` is a request body, `round` makes names unique.
+/// Actions that a node needs. `csr` is a request body, `round` makes names unique.
 pub fn allowed_attempts(csr: &str, round: &str) -> Vec<Attempt> {
     let own_lease = format!("{LEASES}/node-{OWN_NODE}");
     vec![
@@ -159,7 +159,7 @@ pub fn allowed_attempts(csr: &str, round: &str) -> Vec<Attempt> {
     ]
 }
 
-/// What no node may do.
+/// Actions that no node may do.
 pub fn forbidden_attempts(csr: &str, round: &str) -> Vec<Attempt> {
     let status_of = |place: &str, kind: &str| {
         Request::apply(&format!("{place}/status"), status(kind, json!({"conditions": []})))
@@ -319,7 +319,9 @@ pub fn forbidden_attempts(csr: &str, round: &str) -> Vec<Attempt> {
             Request::apply(&format!("{LEASES}/node-{OTHER_NODE}"), lease(&format!("node-{OTHER_NODE}"))),
             policy(
                 OWN_NODE,
-                &format!("may write Lease russet-system/node-{OWN_NODE} only, not russet-system/node-{OTHER_NODE}"),
+                &format!(
+                    "may write Lease russet-system/node-{OWN_NODE} only, not russet-system/node-{OTHER_NODE}"
+                ),
             ),
         ),
         refused(
@@ -327,7 +329,9 @@ pub fn forbidden_attempts(csr: &str, round: &str) -> Vec<Attempt> {
             Request::apply(&format!("{LEASES}/russet-operator"), lease("russet-operator")),
             policy(
                 OWN_NODE,
-                &format!("may write Lease russet-system/node-{OWN_NODE} only, not russet-system/russet-operator"),
+                &format!(
+                    "may write Lease russet-system/node-{OWN_NODE} only, not russet-system/russet-operator"
+                ),
             ),
         ),
         refused(
@@ -466,7 +470,7 @@ pub fn forbidden_attempts(csr: &str, round: &str) -> Vec<Attempt> {
     ]
 }
 
-/// Acting as somebody else in a header, which only who brings a token of its own can try here.
+/// Impersonation by header, which only a client with its own token can try here.
 pub fn impersonation_attempts() -> Vec<Attempt> {
     vec![refused(
         "act as an administrator",
@@ -475,7 +479,7 @@ pub fn impersonation_attempts() -> Vec<Attempt> {
     )]
 }
 
-/// What a node may not do even though its role would let it: the policy alone holds it.
+/// Actions that a node may not do although its role would allow them: only the policy prevents them.
 pub fn overprivileged_attempts(csr: &str, round: &str) -> Vec<Attempt> {
     let mut labelled = node(OVERPRIVILEGED_NODE);
     labelled["metadata"]["labels"] = json!({"zone": "x"});

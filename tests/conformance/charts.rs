@@ -1,5 +1,5 @@
-//! Helm with both charts: what they refuse, what they install on the real API server, what an upgrade
-//! and an uninstallation leave alone, and what they bring to the embedded one.
+//! Helm with both charts: what they reject, what they install on the real API server, what an upgrade and an
+//! uninstallation preserve, and their installation on the embedded server.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ fn has(text: &str, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The real control plane, shared by the trials that need one, and the runtime its processes live in.
+/// The real control plane, shared by the trials that need one, and the runtime of its processes.
 struct RealCluster {
     runtime: tokio::runtime::Runtime,
     plane: Option<KubernetesControlPlane>,
@@ -38,7 +38,8 @@ impl RealCluster {
         let folder = tempfile::Builder::new().prefix("russet-charts-").tempdir()?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let address = std::net::Ipv4Addr::LOCALHOST.into();
-        let plane = runtime.block_on(KubernetesControlPlane::bare(address, port, &folder.path().join("plane")))?;
+        let plane =
+            runtime.block_on(KubernetesControlPlane::bare(address, port, &folder.path().join("plane")))?;
         Ok(Self { runtime, plane: Some(plane), _folder: folder })
     }
 
@@ -50,7 +51,7 @@ impl RealCluster {
 
 impl Drop for RealCluster {
     fn drop(&mut self) {
-        // Its processes end with the value, which needs the runtime.
+        // Its processes end when it is dropped, which needs the runtime.
         let _guard = self.runtime.enter();
         drop(self.plane.take());
     }
@@ -68,7 +69,8 @@ pub fn trials(bench: &Arc<Mutex<ConformanceBench>>) -> Result<Vec<Trial>> {
     ] {
         trials.push(Trial::test(name, move || step().map_err(|error| format!("{error:#}").into())));
     }
-    type ChartStep = for<'a> fn(&'a KubernetesControlPlane) -> futures::future::LocalBoxFuture<'a, Result<()>>;
+    type ChartStep =
+        for<'a> fn(&'a KubernetesControlPlane) -> futures::future::LocalBoxFuture<'a, Result<()>>;
     let steps: [(&str, ChartStep); 5] = [
         ("charts::the_charts_install_and_their_pods_are_restricted", |plane| Box::pin(install(plane))),
         ("charts::the_kinds_upgrade_in_place_and_outlive_their_chart", |plane| Box::pin(upgrade(plane))),
@@ -84,13 +86,10 @@ pub fn trials(bench: &Arc<Mutex<ConformanceBench>>) -> Result<Vec<Trial>> {
         }));
     }
     let bench = bench.clone();
-    trials.push(Trial::test(
-        "charts::embedded_server_gets_only_roles_and_models_of_the_chart",
-        move || {
-            let bench = bench.lock().unwrap_or_else(PoisonError::into_inner);
-            embedded(&bench).map_err(|error| format!("{error:#}").into())
-        },
-    ));
+    trials.push(Trial::test("charts::embedded_server_gets_only_roles_and_models_of_the_chart", move || {
+        let bench = bench.lock().unwrap_or_else(PoisonError::into_inner);
+        embedded(&bench).map_err(|error| format!("{error:#}").into())
+    }));
     Ok(trials)
 }
 
@@ -137,7 +136,7 @@ fn namespace() -> Result<()> {
     has(&text, &["--namespace russet-system"])
 }
 
-/// What a template does to a file is undone here, and nothing may be left of it.
+/// The inverse of a template applied to a file: nothing may be left.
 fn board_and_alerts() -> Result<()> {
     let template = ["template", "x", &chart("russet"), "-n", "russet-system"];
     let (ok, text) = helm(&template)?;
@@ -163,7 +162,7 @@ fn board_and_alerts() -> Result<()> {
     Ok(())
 }
 
-/// Everything optional switched on, in a namespace that refuses pods which are not restricted.
+/// With everything optional enabled, in a namespace that rejects pods that are not restricted.
 async fn install(plane: &KubernetesControlPlane) -> Result<()> {
     plane.kubectl(&["create", "namespace", "russet-system"]).await?;
     let labels = ["warn", "enforce"].map(|mode| format!("pod-security.kubernetes.io/{mode}=restricted"));
@@ -183,7 +182,7 @@ async fn install(plane: &KubernetesControlPlane) -> Result<()> {
         ],
     )?;
     for component in ["operator", "gateway"] {
-        // The same pod, made by hand: the server's own judgement of it, without a kubelet.
+        // The same pod, created by hand: validated by the server, without a kubelet.
         let text = plane
             .kubectl(&[
                 "-n",
@@ -210,7 +209,7 @@ async fn install(plane: &KubernetesControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// A newer chart adds a field; objects stay, and they stay when the chart goes.
+/// A newer chart adds a field; objects stay, also when the chart is uninstalled.
 async fn upgrade(plane: &KubernetesControlPlane) -> Result<()> {
     let model = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: kept}\nspec: {source: {uri: 'hf://russet/smoke'}}\n";
     plane.kubectl_with(&["apply", "-f", "-"], model).await?;
@@ -256,7 +255,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Least privilege, asked of the real server one question at a time.
+/// Least privilege, checked with the real server one permission at a time.
 async fn rights(plane: &KubernetesControlPlane) -> Result<()> {
     let operator = "system:serviceaccount:russet-system:russet-operator";
     let gateway = "system:serviceaccount:russet-system:russet-gateway";
@@ -303,7 +302,7 @@ async fn people(plane: &KubernetesControlPlane) -> Result<()> {
         let _ = plane.kubectl(&[&make[..], &["-n", "default"]].concat()).await;
         let mut arguments = vec!["auth", "can-i", "--as", &user];
         arguments.extend(question.split(' '));
-        // The controller manager sums roles up a moment after they appear.
+        // The controller manager aggregates roles a moment after they are created.
         let mut may = plane.kubectl(&arguments).await.is_ok();
         for _ in 0..100 {
             if may == wanted {
@@ -325,7 +324,7 @@ async fn uninstall(plane: &KubernetesControlPlane) -> Result<()> {
     plane.install(&repository().join("charts"), 18080).await
 }
 
-/// Helm on Russet's own server.
+/// Helm on the embedded server.
 fn embedded(bench: &ConformanceBench) -> Result<()> {
     let kubeconfig = bench.folder().join("kubeconfig");
     let helm = Tool::new(oracle("RUSSET_HELM")?, &kubeconfig, bench.folder());

@@ -1,7 +1,6 @@
-//! The real kubectl against the embedded API server, as people use it, and Helm with both charts
-//! against it and the real one. `RUSSET_KUBECTL` and `RUSSET_HELM` name the programs; `cargo xtask
-//! oracle` builds and sets them. Without them there is nothing to run, which the oracle suite itself
-//! never accepts.
+//! The real kubectl against the embedded API server, as users run it, and Helm with both charts against it
+//! and the real one. `RUSSET_KUBECTL` and `RUSSET_HELM` name the programs; `cargo xtask oracle` builds and
+//! sets them. Without them nothing runs, which the oracle suite itself does not accept.
 
 mod charts;
 mod steps;
@@ -15,14 +14,14 @@ use anyhow::{Context, Result, bail, ensure};
 use libtest_mimic::{Arguments, Trial};
 use russet_tests::cluster::program;
 
-/// A control plane alone, and kubectl.
+/// A control plane without nodes, and kubectl.
 pub struct ConformanceBench {
     kubectl: PathBuf,
     folder: tempfile::TempDir,
     server: std::process::Child,
 }
 
-/// What a call of kubectl said.
+/// Output of a kubectl call.
 pub struct CommandOutput {
     /// Whether it exited with 0.
     pub ok: bool,
@@ -73,7 +72,7 @@ impl ConformanceBench {
         command
     }
 
-    /// Runs kubectl with that standard input.
+    /// Runs kubectl with this standard input.
     pub fn try_run(&self, arguments: &[&str], input: &str) -> Result<CommandOutput> {
         use std::io::Write as _;
         let mut child = self
@@ -91,7 +90,7 @@ impl ConformanceBench {
         })
     }
 
-    /// Runs kubectl, which must succeed; its output.
+    /// Runs kubectl, which must succeed; returns its output.
     pub fn run(&self, arguments: &[&str], input: &str) -> Result<String> {
         let said = self.try_run(arguments, input)?;
         if !said.ok {
@@ -115,7 +114,7 @@ impl ConformanceBench {
         Ok(())
     }
 
-    /// Starts kubectl and returns it running, its output piped.
+    /// Starts kubectl with its output piped.
     pub fn start_kubectl(&self, arguments: &[&str]) -> Result<std::process::Child> {
         Ok(self
             .command(arguments)
@@ -132,7 +131,7 @@ impl ConformanceBench {
 }
 
 impl Drop for ConformanceBench {
-    /// The control plane ends with its pipe, and its folder goes only when it has ended.
+    /// The control plane ends with its pipe, and its folder is deleted only after that.
     fn drop(&mut self) {
         drop(self.server.stdin.take());
         let begin = Instant::now();
@@ -179,7 +178,7 @@ fn main() {
     } else {
         println!("RUSSET_HELM is not set: the charts were skipped; `cargo xtask oracle charts` runs them");
     }
-    // Trials of one server take turns anyway, and those of the charts build on each other.
+    // Trials of one server run one after another anyway, and those of the charts build on each other.
     arguments.test_threads = Some(1);
     let conclusion = libtest_mimic::run(&arguments, trials);
     drop(bench);

@@ -1,4 +1,4 @@
-//! What people do with kubectl, one function a habit. Each makes and removes its own objects.
+//! Common uses of kubectl, one function each. Each creates and deletes its own objects.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 
@@ -6,10 +6,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::ConformanceBench;
 
-/// A habit.
+/// A use.
 type KubectlStep = fn(&ConformanceBench) -> Result<()>;
 
-/// Every habit.
+/// Every use.
 pub const ALL: &[(&str, KubectlStep)] = &[
     ("apply_creates_changes_and_leaves_alone", apply),
     ("apply_server_side_reports_conflicts_and_forces", apply_server_side),

@@ -1,5 +1,5 @@
-//! What `cargo xtask demo` runs once everything is built: two machines, the quickstart samples, one
-//! question, and the tables a person would look at. It does nothing a person could not do by hand.
+//! The program of `cargo xtask demo` once everything is built: two machines, the quickstart samples, one
+//! prompt, and the tables that a user would look at. It does nothing that a user could not do by hand.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use russet_tests::chat::{self, StreamEnd};
 use russet_tests::cluster::{TestCluster, condition, repository};
 use serde_json::json;
 
-/// Two machines on this computer answer a question with one model.
+/// Run one model on two simulated machines and answer a prompt.
 #[derive(Parser)]
 struct Arguments {
-    /// End after the answer.
+    /// Exit after the answer.
     #[arg(long)]
     once: bool,
-    /// The question.
+    /// The prompt.
     #[arg(long, default_value = "What is 17 + 25?")]
     question: String,
 }
@@ -102,7 +102,7 @@ async fn show(cluster: &mut TestCluster, arguments: &Arguments, started: std::ti
     Ok(())
 }
 
-/// Bars for the copies and the loading, until the deployment is Ready.
+/// Progress bars for copies and loading, until the deployment is Ready.
 async fn wait_with_bars(cluster: &mut TestCluster) -> Result<()> {
     let bars = MultiProgress::new();
     let mut known: std::collections::BTreeMap<String, ProgressBar> = std::collections::BTreeMap::new();
@@ -148,7 +148,7 @@ async fn wait_with_bars(cluster: &mut TestCluster) -> Result<()> {
             let message = ready.and_then(|ready| ready["message"].as_str()).unwrap_or("").to_owned();
             if message != last && !message.is_empty() {
                 let line = format!("  · {message}");
-                // Without a terminal there are no bars, and their lines would be swallowed.
+                // Without a terminal there are no bars, and their lines would not be shown.
                 if bars.is_hidden() {
                     println!("{line}")
                 } else {

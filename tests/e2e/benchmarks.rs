@@ -1,5 +1,5 @@
-//! Benchmarks: each runs once, one after the other, and leaves figures; a deleted one asks nothing more.
-//! What the engine measured meanwhile is shown beside what was predicted.
+//! Benchmarks: each runs once, one after the other, and leaves results; a deleted one sends no more requests.
+//! The engine's own measurement is shown beside the prediction.
 
 use anyhow::{Context, Result, ensure};
 use russet_tests::cluster::{TestCluster, condition};
@@ -15,12 +15,12 @@ fn manifest(name: &str, deployment: &str, numbers: &str) -> String {
     )
 }
 
-/// A figure that is written as text.
+/// A number written as text.
 fn number(value: &Value) -> Result<f64> {
     value.as_str().with_context(|| format!("{value} is no figure"))?.parse().context("a figure is a number")
 }
 
-/// Two of one deployment, one of none, and one that is deleted while it runs.
+/// Two of one deployment, one of a missing deployment, and one that is deleted while it runs.
 pub async fn benchmarks(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
     let alone = "promptTokens: 300, outputTokens: 120, repetitions: 5";
@@ -67,7 +67,7 @@ pub async fn benchmarks(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// Enough was asked for rank 0 to say how fast it is.
+/// There were enough requests for rank 0 to report its speed.
 async fn measured(cluster: &mut TestCluster) -> Result<()> {
     cluster
         .until("the deployment shows what was measured", async |cluster| {
@@ -86,7 +86,7 @@ async fn measured(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// A Benchmark that is deleted leaves nothing running in the engine.
+/// A deleted Benchmark leaves no request running in the engine.
 async fn cancelled(cluster: &mut TestCluster) -> Result<()> {
     let endless = "promptTokens: 50, outputTokens: 900, concurrency: 2, repetitions: 100";
     apply(cluster, &manifest("endless", "smoke", endless)).await?;

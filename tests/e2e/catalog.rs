@@ -1,17 +1,17 @@
-//! From a name to an answer in one command: `russet run` adds the Model, deploys it and asks; asked again it uses what
-//! is there.
+//! From a name to an answer in one command: `russet run` adds the Model, deploys it and sends a prompt; a
+//! second run uses the existing objects.
 
 use anyhow::{Result, ensure};
 use russet_tests::cluster::TestCluster;
 
-use crate::path::{delete_object, delete_and_wait};
+use crate::path::{delete_and_wait, delete_object};
 
 /// The hub's name of a model that only this scenario fetches.
 pub const RUN: &str = "russet/run-me";
-/// What `russet run` makes of it.
+/// The name that `russet run` derives from it.
 const NAME: &str = "run-me";
 
-/// Run, run again, and a Model of an entry, twice.
+/// Run, run again, and add a Model from an entry, twice.
 pub async fn run(cluster: &mut TestCluster) -> Result<()> {
     let (source, gateway) = (format!("hf://{RUN}"), format!("http://127.0.0.1:{}", cluster.gateway_port));
     for model in [source.as_str(), NAME] {

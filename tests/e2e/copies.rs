@@ -1,5 +1,5 @@
-//! Files on both machines before anybody needs them: a deployment then starts without a transfer. Also of a model
-//! whose hub asks for a token.
+//! Preloaded files on both machines: a deployment then starts without a transfer. Also for a model whose hub
+//! requires a token.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -8,14 +8,14 @@ use anyhow::{Result, ensure};
 use russet_tests::cluster::{TestCluster, condition};
 
 use crate::mistakes::apply;
-use crate::path::{answers, delete_object, delete_and_wait, serves};
+use crate::path::{answers, delete_and_wait, delete_object, serves};
 
 /// The hub's name of a model that only this scenario fetches.
 pub const AHEAD: &str = "russet/ahead";
 
-/// The hub's name of a model that it gives to whoever has the token.
+/// The hub's name of a gated model.
 pub const CLOSED: &str = "closed/smoke";
-/// The hub's name of a model that comes slowly, and not at all hours.
+/// The hub's name of a model with rate limits and quiet hours.
 pub const PACED: &str = "russet/paced";
 const TOKEN: &str = "hf_of_the_tests";
 
@@ -34,7 +34,7 @@ pub async fn ahead(cluster: &mut TestCluster) -> Result<()> {
         })
         .await?;
     println!("  both machines hold the files after {:.1} s", asked.elapsed().as_secs_f64());
-    // They came from the hub once; the second machine has them from the first.
+    // They came from the hub once; the second machine downloaded them from the first.
     let copies = cluster.get("modelcopies").await?;
     let own = copies["items"].as_array().into_iter().flatten();
     let own: Vec<_> = own.filter(|copy| copy["spec"]["modelRef"]["name"] == "ahead").collect();
@@ -44,13 +44,13 @@ pub async fn ahead(cluster: &mut TestCluster) -> Result<()> {
     let given = cluster.hub.bytes_served(AHEAD);
     let share = given as f64 / model as f64;
     println!("  the hub gave {given} bytes for {model} on two machines, headers included: {share:.3}");
-    // The model is so small that its headers, which are read first, are some of it.
+    // The model is so small that its headers, which are read first, are a large share.
     ensure!(given >= model && share < 1.1, "the hub gave {given} bytes of {model}");
     for kind in ["models", "modelcopies"] {
         println!("{}", cluster.russet(&["get", kind]).await?);
     }
 
-    // From here on the hub writes down what is fetched, and would let nothing through.
+    // From here on the hub records transfers, and would block them.
     let held = cluster.hub.hold_transfers();
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: ahead}\n\
                       spec: {modelRef: {name: ahead}, sharding: {mode: Pipeline, ranks: 2, kv: {contextTokens: 512}}}\n";
@@ -61,7 +61,7 @@ pub async fn ahead(cluster: &mut TestCluster) -> Result<()> {
     drop(held);
     answers(cluster, "ahead").await?;
 
-    // Who reads files leaves a note, and what is kept says so.
+    // Engines record their reads, and the retention shows it.
     cluster
         .until("both copies were used", async |cluster| {
             let copies = cluster.get("modelcopies").await?;
@@ -83,7 +83,7 @@ pub async fn ahead(cluster: &mut TestCluster) -> Result<()> {
     delete_object(cluster, "models/ahead").await
 }
 
-/// A closed model waits for its Secret and says so; nodes may read it while they fetch, and no longer.
+/// A gated model waits for its Secret and reports it; nodes may read it while they fetch, and no longer.
 pub async fn closed(cluster: &mut TestCluster) -> Result<()> {
     cluster.hub.gate(CLOSED, TOKEN);
     let model = format!(
@@ -126,7 +126,7 @@ pub async fn closed(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// What a node's spec says of transfers.
+/// Sets the transfers of a node's spec.
 async fn transfers(cluster: &TestCluster, said: &str) -> Result<()> {
     let nodes = cluster.get("inferencenodes").await?;
     for node in nodes["items"].as_array().into_iter().flatten() {
@@ -139,7 +139,7 @@ async fn transfers(cluster: &TestCluster, said: &str) -> Result<()> {
     Ok(())
 }
 
-/// Hours begin in the middle of a transfer, which goes on when they are over, at the rate that is set then.
+/// Quiet hours start in the middle of a transfer, which continues when they are over, at the rate set then.
 pub async fn paced(cluster: &mut TestCluster) -> Result<()> {
     let held = cluster.hub.hold_transfers();
     let model = format!(
@@ -170,7 +170,7 @@ pub async fn paced(cluster: &mut TestCluster) -> Result<()> {
         .await?;
     println!("{}", cluster.russet(&["get", "modelcopies"]).await?);
     drop(held);
-    // In bits a second; its files are some megabytes.
+    // In bits per second; its files are some megabytes.
     let rate = 10_000_000;
     let before = cluster.hub.bytes_served(PACED);
     transfers(cluster, &format!("{{transfers: {{fromSources: {{maxBitsPerSecond: '{rate}'}}}}}}")).await?;
@@ -183,7 +183,7 @@ pub async fn paced(cluster: &mut TestCluster) -> Result<()> {
         .await?;
     let (seconds, given) = (begun.elapsed().as_secs_f64(), cluster.hub.bytes_served(PACED) - before);
     println!("  {given} bytes of it came within {seconds:.1} s at {rate} bit/s");
-    // What had come before this looked is not timed.
+    // Bytes from before the measurement are not timed.
     ensure!(given as f64 * 8.0 < 2.0 * seconds * f64::from(rate), "{given} bytes came within {seconds:.1} s");
     transfers(cluster, "{}").await?;
     delete_object(cluster, "models/paced").await

@@ -1,4 +1,4 @@
-//! A draft model beside a model: its files, its memory, its guesses, and what becomes of it when its Model is deleted.
+//! A draft model beside a model: its files, memory and draft tokens, and the deletion of its Model.
 
 use anyhow::{Result, ensure};
 use russet_tests::chat;
@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 
 use crate::mistakes::{apply, until_message};
 use crate::path::{
-    answers, answers_right, apply_to_smoke, delete_object, delete_and_wait, prompts, rank_0_metrics, serves, shards_of,
+    answers, answers_right, apply_to_smoke, delete_and_wait, delete_object, prompts, rank_0_metrics, serves,
+    shards_of,
 };
 
-/// A draft model is copied to the node of rank 0 and counted there, guesses, and stays while it does; what is answered
-/// stays the same.
+/// A draft model is copied to the node of rank 0 and counted there, proposes tokens, and stays while it is
+/// used; the output is the same.
 pub async fn draft_model(cluster: &mut TestCluster) -> Result<()> {
-    // Whose metrics can be read from here.
+    // Its metrics are readable from here.
     cluster.russet(&["cordon", "node-b"]).await?;
     let outcome = drafted(cluster).await;
     cluster.russet(&["uncordon", "node-b"]).await?;
@@ -37,7 +38,7 @@ async fn drafted(cluster: &mut TestCluster) -> Result<()> {
         &["drafter", "does not exist", "correct spec.draftModelRef.name"],
     )
     .await?;
-    // The same numbers from another repository: copies of their own.
+    // The same weights from another repository: copies of its own.
     let model = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: drafter}\n\
                  spec: {source: {uri: hf://russet/cut}}\n";
     apply(cluster, model).await?;
@@ -68,7 +69,7 @@ async fn drafted(cluster: &mut TestCluster) -> Result<()> {
     let told = cluster.russet(&["explain", "guessed"]).await?;
     ensure!(told.contains("for the draft model drafter, beside rank 0"), "{told}");
 
-    // A Model goes once nobody reads it any more.
+    // A Model is deleted once no engine reads it any more.
     delete_object(cluster, "models/drafter").await?;
     let goes = cluster.get("models drafter").await?;
     ensure!(!goes["metadata"]["deletionTimestamp"].is_null(), "drafter is not on its way out: {goes}");

@@ -1,6 +1,6 @@
-//! Kill -9 of each process in the middle of a streaming answer with end-of-sequence banned. Times
-//! are printed; `cargo xtask bench faults` judges them. Other ways of failing stand beside: frozen
-//! processes, cut networks, full disks, copies, an edited spec, clocks that jump.
+//! Kill -9 of each process in the middle of a stream with end-of-sequence banned. Times are printed; `cargo
+//! xtask bench faults` checks them. Submodules have the other faults: frozen processes, partitioned networks,
+//! full disks, copies, an edited spec, clocks that jump.
 
 mod campaign;
 pub mod clocks;
@@ -9,15 +9,15 @@ mod disk;
 pub mod frozen;
 mod memory;
 mod network;
-mod rollout;
 mod out_of_memory;
+mod rollout;
 mod wire;
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::chat::{self, StreamedAnswer, StreamEnd};
+use russet_tests::chat::{self, StreamEnd, StreamedAnswer};
 use russet_tests::cluster::{TestCluster, kill};
 use russet_tests::control_plane::PlaneProcess;
 
@@ -25,7 +25,7 @@ pub use self::copies::MODEL as HELD;
 use crate::faults::campaign::Aim;
 use crate::path::{self, answers};
 
-/// What fails otherwise than by kill -9.
+/// Faults other than kill -9.
 pub fn others() -> Vec<(&'static str, crate::Scenario)> {
     vec![
         ("losing_rank_0_to_a_freeze_breaks_no_stream", |c| Box::pin(frozen::rank(c, 0))),
@@ -52,18 +52,18 @@ pub fn others() -> Vec<(&'static str, crate::Scenario)> {
     ]
 }
 
-/// Servers that do not come back by themselves can be lost once.
+/// Servers that are not restarted can be lost only once.
 const ONCE: [&str; 1] = ["losing_the_leader_restarts_no_group"];
 
-/// How often a scenario runs, one after the other on the same cluster: `cargo xtask proof faults N`
-/// says so for those that lose something.
+/// How often a scenario runs, one after the other on the same cluster: `cargo xtask proof faults N` sets it
+/// for the scenarios that lose a process.
 pub fn rounds(scenario: &str) -> usize {
     let told = std::env::var("RUSSET_FAULT_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
     if scenario.starts_with("losing_") && !ONCE.contains(&scenario) { told.unwrap_or(1) } else { 1 }
 }
 
-/// Replaces a group that was restarted often by one without a past. After 20 restarts within ten minutes a
-/// group is held back on purpose, longer each time; what many rounds measure is how it comes back before that.
+/// Replaces a group that was restarted often by a new one. After 20 restarts within ten minutes a group backs
+/// off on purpose, longer each time; many rounds should measure its recovery before that.
 pub async fn replace_restarted_group(cluster: &mut TestCluster) -> Result<()> {
     const MAX_RESTARTS: u64 = 15;
     let groups = cluster.get("shardgroups").await?;
@@ -76,10 +76,10 @@ pub async fn replace_restarted_group(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// Tokens of a stream that is to be disturbed: one is read, more than 100 are still due.
+/// Tokens of a stream to disturb: one is read, more than 100 are still to come.
 pub const TOKENS: u32 = 400;
 
-/// Reads on after the fault and demands that at least 100 tokens were due when it struck.
+/// Reads on after the fault and requires that at least 100 tokens were still to come.
 pub async fn finish_undisturbed(answer: &mut StreamedAnswer) -> Result<()> {
     let before = answer.pieces;
     let end = answer.finish().await;
@@ -92,8 +92,8 @@ pub async fn finish_undisturbed(answer: &mut StreamedAnswer) -> Result<()> {
     Ok(())
 }
 
-/// Reads on after the engine was lost and demands that another went on with the answer, each token of it told once;
-/// how long it stood still.
+/// Reads on after the loss of the engine and requires that another resumes the stream, with every token sent
+/// once; returns how long it stalled.
 pub async fn finish_resumed(answer: &mut StreamedAnswer, undisturbed: &str) -> Result<Duration> {
     let (before, mut last, mut longest) = (answer.pieces, Instant::now(), Duration::ZERO);
     let end = loop {
@@ -111,7 +111,7 @@ pub async fn finish_resumed(answer: &mut StreamedAnswer, undisturbed: &str) -> R
     Ok(longest)
 }
 
-/// Answers that the gateway had another engine go on with so far.
+/// Streams that the gateway has resumed on another engine so far.
 pub async fn resumed_count(cluster: &TestCluster) -> Result<u64> {
     let metrics = cluster.base_url().replace("/v1", "/metrics");
     let text = chat::client()?.get(metrics).send().await?.text().await?;
@@ -136,14 +136,14 @@ pub async fn expected(cluster: &mut TestCluster) -> Result<String> {
     Ok(TEXT.get_or_init(|| answer.text).clone())
 }
 
-/// Kills what stands for the role, and says which processes that was.
+/// Kills the processes of a role, and returns their ids.
 fn kill_role(cluster: &TestCluster, role: PlaneProcess) -> Result<Vec<i32>> {
     let pids = cluster.pids(role)?;
     pids.iter().for_each(|pid| kill(*pid));
     Ok(pids)
 }
 
-/// Waits until others run in place of all who were killed.
+/// Waits until new processes run instead of the killed ones.
 async fn until_replaced(cluster: &mut TestCluster, role: PlaneProcess, killed: &[i32]) -> Result<()> {
     cluster
         .until("others run in place of the killed", async |cluster| {
@@ -152,7 +152,7 @@ async fn until_replaced(cluster: &mut TestCluster, role: PlaneProcess, killed: &
         .await
 }
 
-/// The API server and operator die: no stream notices.
+/// The API server and operator die: no stream is affected.
 pub async fn serve(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let mut answer = path::long_answer(cluster, TOKENS).await?;
@@ -169,7 +169,7 @@ pub async fn serve(cluster: &mut TestCluster) -> Result<()> {
     check_invariants(cluster).await
 }
 
-/// Each agent dies: its engine goes on and is adopted again.
+/// Each agent dies: its engine keeps running and is adopted.
 pub async fn agents(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     for near in [true, false] {
@@ -238,7 +238,7 @@ async fn until_ended(cluster: &mut TestCluster, pid: i32) -> Result<()> {
         .await
 }
 
-/// A rank dies: the group forms anew by itself, and its streams go on where they were.
+/// A rank dies: the group re-forms by itself, and its streams resume.
 pub async fn rank(cluster: &mut TestCluster, rank: i64) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
@@ -264,7 +264,7 @@ pub async fn rank(cluster: &mut TestCluster, rank: i64) -> Result<()> {
     check_invariants(cluster).await
 }
 
-/// One of two replicas dies: the other goes on with its streams at once.
+/// One of two replicas dies: the other resumes its streams at once.
 pub async fn replica(cluster: &mut TestCluster) -> Result<()> {
     path::quickstart(cluster).await?;
     let twice = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: twice}\nspec:\n  \
@@ -300,7 +300,7 @@ pub async fn replica(cluster: &mut TestCluster) -> Result<()> {
     check_invariants(cluster).await
 }
 
-/// Asks until an answer comes; a refused question is asked again, because a person would.
+/// Retries until there is an answer, as a user would after an error.
 pub async fn answers_again(cluster: &mut TestCluster) -> Result<()> {
     cluster
         .until("a question is answered", async |cluster| {
@@ -309,20 +309,20 @@ pub async fn answers_again(cluster: &mut TestCluster) -> Result<()> {
         .await
 }
 
-/// What must hold after every fault: memory was given once, and answers are right.
+/// Invariants after every fault: memory was granted once, and answers are correct.
 pub async fn check_invariants(cluster: &mut TestCluster) -> Result<()> {
     memory::is_granted_once(cluster).await?;
     check_answers(cluster).await
 }
 
-/// Waits until agents and operator have worked since a fault of the API server: what they would do wrong
-/// has been done by then.
+/// Waits until agents and operator have worked after a fault of the API server: any wrong action would have
+/// happened by then.
 pub async fn until_caught_up(cluster: &mut TestCluster) -> Result<()> {
     for node in ["node-a", "node-b"] {
         let before = renew_time(cluster, node).await?;
         until_renewed(cluster, node, before).await?;
     }
-    // The operator judges a new deployment.
+    // The operator reconciles a new deployment.
     crate::mistakes::unknown_model(cluster).await
 }
 
@@ -331,13 +331,13 @@ async fn check_answers(cluster: &TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// When a node's Lease was renewed last.
+/// When a node's Lease was last renewed.
 async fn renew_time(cluster: &TestCluster, node: &str) -> Result<String> {
     let lease = cluster.get(&format!("leases node-{node} -n russet-system")).await?;
     lease["spec"]["renewTime"].as_str().map(str::to_owned).context("a Lease without renewTime")
 }
 
-/// Waits until the Lease is renewed anew.
+/// Waits until the Lease is renewed.
 async fn until_renewed(cluster: &mut TestCluster, node: &str, before: String) -> Result<()> {
     cluster
         .until("the Lease is renewed", async |cluster| Ok(renew_time(cluster, node).await? != before))

@@ -1,5 +1,5 @@
-//! Tiers on four nodes that are full: an edit where memory is scarce, something more important that a person has
-//! to allow, a drain, and everything back as it was.
+//! Tiers on four full nodes: an edit with scarce memory, a deployment of higher priority that needs approval,
+//! a drain, and the original state again.
 
 use anyhow::{Context, Result, ensure};
 use russet_tests::cluster::{TestCluster, condition, repository};
@@ -35,7 +35,7 @@ fn deployment(name: &str, tier: &str, sharding: &str, context: u32) -> String {
     )
 }
 
-/// Sets what models may take on every node; nothing takes the limit away.
+/// Sets the serving limit on every node; `None` removes it.
 async fn limit(cluster: &mut TestCluster, bytes: Option<u64>) -> Result<()> {
     let memory = bytes.map(|bytes| format!("{{servingLimit: \"{bytes}\"}}")).unwrap_or("{}".to_owned());
     let nodes = NODES.map(|node| {
@@ -50,7 +50,7 @@ async fn limit(cluster: &mut TestCluster, bytes: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// Bytes promised to a deployment's ranks.
+/// Bytes reserved for a deployment's ranks.
 async fn reserved(cluster: &TestCluster, name: &str) -> Result<u64> {
     let groups = cluster.get("shardgroups").await?["items"].as_array().cloned().unwrap_or_default();
     let group = groups.iter().find(|group| group["spec"]["deploymentRef"]["name"] == name);
@@ -75,7 +75,7 @@ async fn until_reason(cluster: &mut TestCluster, name: &str, reason: &str) -> Re
     Ok(condition(&deployment, "Ready").map(|ready| ready["message"].to_string()).unwrap_or_default())
 }
 
-/// On four nodes of which each has room for one model.
+/// On four nodes, each with memory for one model.
 pub async fn tiers(cluster: &mut TestCluster) -> Result<()> {
     for node in &NODES[2..] {
         cluster.add_agent(node).await?;
@@ -103,7 +103,7 @@ async fn full(cluster: &mut TestCluster) -> Result<()> {
         ensure!(nodes_of(cluster, name).await? != mine, "{name} is on chat's own node");
     }
 
-    // Rolled where there is no room for old and new together.
+    // Rolled out without memory for old and new together.
     let before = cluster.get("modeldeployments mine").await?["status"]["placement"]["planHash"].clone();
     apply(cluster, &deployment("mine", "daily", "mode: Single", 512)).await?;
     cluster
@@ -117,7 +117,7 @@ async fn full(cluster: &mut TestCluster) -> Result<()> {
     ensure!(nodes_of(cluster, "mine").await? == mine, "mine left its node");
     answers(cluster, "mine").await?;
 
-    // Two nodes for something more important, which a person has to allow.
+    // Two nodes for a deployment of higher priority, which needs approval.
     apply(cluster, &deployment("deep", "reasoning", "mode: Pipeline, ranks: 2", 1024)).await?;
     let message = until_reason(cluster, "deep", "AwaitingApproval").await?;
     ensure!(message.contains("fits if replicas of default/"), "{message}");
@@ -147,7 +147,8 @@ async fn full(cluster: &mut TestCluster) -> Result<()> {
     let [left] = left.as_slice() else { anyhow::bail!("of three one goes on, not {left:?}") };
     answers(cluster, left).await?;
 
-    // The node of what is left is drained; there is no other room for it, so it says so and goes on.
+    // The node of the remaining replica is drained; there is no other free node, so it reports that and
+    // stays.
     let node = nodes_of(cluster, left).await?;
     let told = cluster.russet(&["drain", &node, "--timeout-seconds", "3"]).await;
     let told = told.err().context("a node was drained though nothing else has room")?.to_string();
@@ -157,7 +158,7 @@ async fn full(cluster: &mut TestCluster) -> Result<()> {
     cluster.russet(&["uncordon", &node]).await?;
     serves(cluster, left).await?;
 
-    // The room comes back to those who made it.
+    // The preempted replicas get their memory back.
     delete_and_wait(cluster, "deep").await?;
     for name in ["one", "two", "three"] {
         serves(cluster, name).await?;

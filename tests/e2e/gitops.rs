@@ -1,7 +1,7 @@
-//! Samples as GitOps brings them: `kubectl apply -k` and Flux's own kustomize-controller, each judging
-//! by kstatus what is Ready and removing what is no longer asked for. The samples name real models; the
-//! overlays put the smoke model in their place. Without the programs, which `cargo xtask oracle` builds,
-//! there is nothing to run, which the oracle suites never accept.
+//! Samples as GitOps applies them: `kubectl apply -k` and Flux's own kustomize-controller, both of which use
+//! kstatus for readiness and prune. The samples name real models; the overlays use the smoke model instead.
+//! Without the programs, which `cargo xtask oracle` builds, nothing runs, which the oracle suites do not
+//! accept.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use russet_tests::processes::{oracle, tail};
 
 use crate::path::answers;
 
-/// Where the overlays lie in the repository.
+/// Folder of the overlays in the repository.
 const OVERLAYS: &str = "tests/e2e/overlays";
 
 fn missing(variable: &str) -> Result<bool> {
@@ -24,7 +24,7 @@ fn missing(variable: &str) -> Result<bool> {
     Ok(missing)
 }
 
-/// Everything of the namespace that a person wrote.
+/// All user-written objects of the namespace.
 async fn user_objects(cluster: &TestCluster) -> Result<Vec<String>> {
     let kinds = "models,modeldeployments,modelroutes,accesskeys";
     let text = cluster.kubectl()?.run(&["get", kinds, "-o", "name"]).await?;
@@ -44,7 +44,7 @@ async fn until_written(cluster: &mut TestCluster, wanted: &[&str]) -> Result<()>
         .await
 }
 
-/// What was there before goes, so that only the samples are.
+/// Deletes earlier objects, so that only the samples remain.
 async fn clear(cluster: &mut TestCluster) -> Result<()> {
     let kinds = "modelroutes,modeldeployments,models,accesskeys";
     cluster.kubectl()?.run(&["delete", kinds, "--all", "--timeout=100s"]).await?;
@@ -120,7 +120,7 @@ async fn follow(cluster: &mut TestCluster, flux: &mut Flux, work: &Path) -> Resu
             answers(cluster, model).await?;
         }
     }
-    // A file that leaves the repository takes its objects along, the others stay.
+    // Deleting a file from the repository deletes its objects, and no others.
     let list = work.join("manifests/samples/access-key/kustomization.yaml");
     std::fs::write(&list, std::fs::read_to_string(&list)?.replace("- key.yaml\n", ""))?;
     std::fs::remove_file(work.join("manifests/samples/access-key/key.yaml"))?;

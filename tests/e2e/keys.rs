@@ -1,12 +1,12 @@
-//! Keys of the gateway: from the first one on nobody is answered without, and not before the last
-//! AccessKey is gone is loopback open again.
+//! API keys of the gateway: from the first one on requests without a key are rejected, and loopback is open
+//! again only after the last AccessKey is deleted.
 
 use anyhow::{Result, ensure};
 use russet_tests::chat;
 use russet_tests::cluster::TestCluster;
 use serde_json::json;
 
-/// Status of a question with this key, and its `code` when it is an error.
+/// Status of a request with this key, and the error's `code`.
 async fn status(cluster: &TestCluster, key: Option<&str>) -> Result<(u16, String)> {
     let body = chat::question("smoke", "What is 17 + 25?", json!({"stream": false, "max_tokens": 20}));
     let request = chat::client()?.post(format!("{}/chat/completions", cluster.base_url())).json(&body);
@@ -30,7 +30,7 @@ pub async fn keys(cluster: &mut TestCluster) -> Result<()> {
     ensure!(status(cluster, None).await?.0 == 200, "loopback is open before there is a key");
     let key = cluster.russet(&["key", "create", "one"]).await?.trim().to_owned();
     let tried = used(cluster, &key).await;
-    // The scenarios that follow ask without a key, whatever became of this one.
+    // Later scenarios send no key, whatever became of this one.
     for name in ["one", "few"] {
         let _ = cluster.russet(&["delete", &format!("accesskey/{name}")]).await;
     }

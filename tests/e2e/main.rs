@@ -1,5 +1,5 @@
-//! The path end to end, and what happens when parts of it are killed: real processes on two
-//! machines, one cluster for all scenarios, which run one after the other.
+//! End-to-end scenarios and fault injection: real processes on two machines, one cluster for all scenarios,
+//! which run one after the other.
 
 mod benchmarks;
 mod catalog;
@@ -12,13 +12,13 @@ mod keys;
 mod mistakes;
 mod path;
 mod pools;
-mod scaling;
+mod priorities;
 mod prometheus;
+mod scaling;
 mod servers;
 mod skew;
 mod starts;
 mod tiers;
-mod priorities;
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ use russet_tests::control_plane::PlaneKind;
 /// One scenario on the shared cluster.
 type Scenario = for<'a> fn(&'a mut TestCluster) -> futures::future::LocalBoxFuture<'a, Result<()>>;
 
-/// Every scenario, in order: those that only look come first, those that kill last.
+/// Every scenario, in order: read-only ones first, destructive ones last.
 fn scenarios() -> Vec<(&'static str, Scenario)> {
     if std::env::var_os("RUSSET_FAR_BIN").is_some() {
         return skew::scenarios();
@@ -52,14 +52,15 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
     }
 }
 
-/// Says which scenarios run where not all do: `0/2` those of even places, `1/2` the others.
+/// Selects part of the scenarios: `0/2` those at even positions, `1/2` the others.
 const PART: &str = "RUSSET_PART";
 
-/// Those that others build on: before the second one the quickstart serves, and behind it the machines are empty.
+/// Scenarios that others depend on: after the first the quickstart serves, and after the second the machines
+/// are empty.
 const ALWAYS: [&str; 2] =
     ["quickstart_becomes_ready_with_two_shards_on_two_nodes", "a_deleted_deployment_leaves_nothing"];
 
-/// Each scenario that falls to this part.
+/// The scenarios of this part.
 fn part(scenarios: Vec<(&'static str, Scenario)>, told: &str) -> Vec<(&'static str, Scenario)> {
     let numbers = told.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
     let (part, of): (usize, usize) = numbers.unwrap_or_else(|| panic!("{PART}={told} is not like 0/2"));
@@ -67,12 +68,12 @@ fn part(scenarios: Vec<(&'static str, Scenario)>, told: &str) -> Vec<(&'static s
     scenarios.into_iter().enumerate().filter(falls).map(|(_, scenario)| scenario).collect()
 }
 
-/// Those of several servers on one etcd; the second one does not come back once it led.
+/// Scenarios for several servers on one etcd; the second one does not come back once it led.
 fn on_etcd() -> Vec<(&'static str, Scenario)> {
     vec![
         ("losing_a_member_of_etcd_stops_no_write", |c| Box::pin(servers::member(c))),
         ("losing_the_leader_restarts_no_group", |c| Box::pin(servers::leader(c))),
-        // Whose operator leads afterwards is not known, so it comes after the one that must know.
+        // Afterwards the leader is unknown, so it comes after the scenario that must know it.
         ("losing_the_network_of_etcd_disturbs_no_stream", |c| Box::pin(servers::cut(c))),
     ]
 }
@@ -102,15 +103,11 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("losing_rank_1_breaks_no_stream_and_the_group_reforms", |c| Box::pin(faults::rank(c, 1))),
         ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
         ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
-        ("a_quantised_kv_cache_reserves_less_and_edits_roll_out", |c| {
-            Box::pin(path::quantised_cache(c))
-        }),
+        ("a_quantised_kv_cache_reserves_less_and_edits_roll_out", |c| Box::pin(path::quantised_cache(c))),
         ("a_draft_model_runs_beside_rank_0_and_changes_no_answer", |c| Box::pin(drafts::draft_model(c))),
         ("an_engine_starts_soon_after_apply", |c| Box::pin(starts::starts(c))),
         ("files_are_preloaded_before_they_are_needed", |c| Box::pin(copies::ahead(c))),
-        ("a_gated_model_is_fetched_with_a_temporarily_readable_secret", |c| {
-            Box::pin(copies::closed(c))
-        }),
+        ("a_gated_model_is_fetched_with_a_temporarily_readable_secret", |c| Box::pin(copies::closed(c))),
         ("transfers_wait_for_their_hours_and_keep_their_rate", |c| Box::pin(copies::paced(c))),
         ("a_name_becomes_an_answer_in_one_command", |c| Box::pin(catalog::run(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
@@ -126,7 +123,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
 fn main() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut arguments = Arguments::from_args();
-    // One cluster, one scenario at a time: they kill what others would use.
+    // One cluster, one scenario at a time: they kill processes that others would use.
     arguments.test_threads = Some(1);
     let runtime = Arc::new(tokio::runtime::Runtime::new().expect("a runtime can be made"));
     let smoke = repository().join("engine/smoke/model");
@@ -146,7 +143,7 @@ fn main() {
     let listing = arguments.list;
     let cluster = Arc::new(std::sync::Mutex::new(None));
     let mut trials = Vec::new();
-    // A filter that no scenario passes needs no machines.
+    // A filter that no scenario matches needs no machines.
     let filter = arguments.filter.clone().unwrap_or_default();
     let wanted = scenarios().iter().any(|(name, _)| name.contains(&filter));
     if !listing && wanted {
@@ -190,7 +187,7 @@ fn main() {
         }));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
-    // A scenario that panicked leaves the lock poisoned and the machines standing.
+    // A scenario that panicked leaves the lock poisoned and the machines running.
     let stopped = cluster.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
     if let Some(cluster) = stopped
         && let Err(error) = runtime.block_on(cluster.stop())

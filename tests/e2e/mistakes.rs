@@ -1,11 +1,11 @@
-//! What people get wrong, and whether they are told what, where and what to do.
+//! User errors, and whether the messages say what is wrong, where, and how to fix it.
 
 use anyhow::{Context, Result, ensure};
 use russet_tests::chat;
 use russet_tests::cluster::{TestCluster, condition, repository};
 use serde_json::json;
 
-use crate::path::{answers, delete_object, delete_and_wait, serves};
+use crate::path::{answers, delete_and_wait, delete_object, serves};
 
 /// The hub's name of the model of [`damaged_model`].
 pub const DAMAGED: &str = "russet/damaged";
@@ -20,7 +20,7 @@ fn smoke_without_weights() -> Result<(tempfile::TempDir, std::path::PathBuf)> {
     Ok((folder, smoke.join("model.safetensors")))
 }
 
-/// A model folder whose last norm holds no numbers: it is loaded like any other, and answers nothing.
+/// A model folder whose last norm is NaN: it loads like any other, and gives no valid output.
 pub fn damaged_model() -> Result<tempfile::TempDir> {
     let (folder, weights) = smoke_without_weights()?;
     let mut bytes = std::fs::read(weights)?;
@@ -55,8 +55,13 @@ pub async fn apply(cluster: &TestCluster, text: &str) -> Result<()> {
     cluster.russet(&["apply", "-f", &file.path().display().to_string()]).await.map(|_| ())
 }
 
-/// Waits until a condition of an object mentions every word.
-pub async fn until_message(cluster: &mut TestCluster, object: &str, kind: &str, words: &[&str]) -> Result<()> {
+/// Waits until a condition of an object contains every word.
+pub async fn until_message(
+    cluster: &mut TestCluster,
+    object: &str,
+    kind: &str,
+    words: &[&str],
+) -> Result<()> {
     let mut last = String::new();
     let outcome = cluster
         .until("the condition says so", async |cluster| {
@@ -68,7 +73,7 @@ pub async fn until_message(cluster: &mut TestCluster, object: &str, kind: &str, 
     outcome.map_err(|error| error.context(format!("{object}: {kind} says {last}, not {words:?}")))
 }
 
-/// A model name nobody serves, and a deployment whose Model does not exist.
+/// A model name that is not served, and a deployment whose Model does not exist.
 pub async fn unknown_model(cluster: &mut TestCluster) -> Result<()> {
     let response = chat::client()?
         .post(format!("{}/chat/completions", cluster.base_url()))
@@ -88,7 +93,7 @@ pub async fn unknown_model(cluster: &mut TestCluster) -> Result<()> {
     delete_object(cluster, "modeldeployments/orphan").await
 }
 
-/// Typos are refused by the API server, by name.
+/// The API server rejects typos, by name.
 pub async fn unknown_field(cluster: &mut TestCluster) -> Result<()> {
     for (text, words) in [
         (
@@ -140,7 +145,7 @@ pub async fn fits_nowhere(cluster: &mut TestCluster) -> Result<()> {
     outcome
 }
 
-/// Waits until the node's agent reports that limit: from then on the planner knows it.
+/// Waits until the node's agent reports this limit: from then on the planner knows it.
 pub async fn until_limit(cluster: &mut TestCluster, node: &str, bytes: u64) -> Result<()> {
     cluster
         .until("the agent reports the owner's limit", async |cluster| {
@@ -175,8 +180,8 @@ pub async fn corrupt_header(cluster: &mut TestCluster) -> Result<()> {
     delete_object(cluster, "models/broken").await
 }
 
-/// A deployment that answers is edited to a model that computes no numbers, on one rank and then on two: the old one
-/// answers all along, and people are told why.
+/// A ready deployment is edited to a model with NaN output, on one rank and then on two: the old one serves
+/// all along, and the status says why.
 pub async fn no_numbers(cluster: &mut TestCluster) -> Result<()> {
     let smoke = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &smoke.display().to_string()]).await?;
@@ -243,10 +248,10 @@ pub async fn cut_download(cluster: &mut TestCluster) -> Result<()> {
     delete_object(cluster, "models/cut").await
 }
 
-/// Another `up` on a port that is taken.
+/// A second `up` on a port in use.
 pub async fn port_in_use(cluster: &mut TestCluster) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // Taken on loopback, whichever control plane there is.
+    // In use on loopback, whatever the control plane.
     let port = cluster.gateway_port.to_string();
     let error = cluster
         .russet(&[

@@ -1,4 +1,4 @@
-//! The path itself: apply, Ready, ask, look, delete.
+//! The basic path: apply, Ready, chat, inspect, delete.
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_tests::chat::{self, StreamEnd};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 pub async fn quickstart(cluster: &mut TestCluster) -> Result<()> {
     let samples = repository().join("manifests/samples/quickstart");
     cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?;
-    // An earlier scenario may have left another plan, whose ranks still leave.
+    // An earlier scenario may have left another plan, whose ranks are still stopping.
     cluster
         .until("smoke is Ready and two shards are left", async |cluster| {
             let shards = cluster.get("shards").await?;
@@ -45,7 +45,7 @@ async fn is_ready(cluster: &TestCluster, name: &str) -> bool {
         && condition(&deployment, "Ready").is_some_and(|ready| ready["status"] == "True")
 }
 
-/// Prompts of the smoke model's own list, each with the one right answer.
+/// Prompts of the smoke model's own list, each with its one correct answer.
 pub fn prompts() -> Result<Vec<(String, String)>> {
     let path = repository().join("engine/smoke/prompts.jsonl");
     let text = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
@@ -60,7 +60,7 @@ pub fn prompts() -> Result<Vec<(String, String)>> {
         .collect()
 }
 
-/// Every prompt a smoke test uses is answered right, through both ranks.
+/// Every smoke prompt is answered correctly, through both ranks.
 pub async fn smoke_prompts(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
     let prompts = prompts()?;
@@ -68,7 +68,7 @@ pub async fn smoke_prompts(cluster: &mut TestCluster) -> Result<()> {
     answers_right(cluster, "smoke", prompts).await
 }
 
-/// What a model answers is what these prompts expect.
+/// The model's output is what these prompts expect.
 pub async fn answers_right(
     cluster: &TestCluster,
     name: &str,
@@ -94,7 +94,7 @@ pub async fn metrics(cluster: &mut TestCluster) -> Result<()> {
     wanted.push((format!("http://{agent}"), "russet_node_memory"));
     let shards = cluster.get("shards").await?;
     for shard in shards["items"].as_array().into_iter().flatten() {
-        // Engine metrics are on the node's loopback; only the near machine's can be asked from here.
+        // Engine metrics are on the node's loopback; only the near machine's are readable from here.
         if shard["spec"]["nodeName"] == "node-a" {
             let address =
                 shard["status"]["metricsAddress"].as_str().context("a shard reports no metricsAddress")?;
@@ -137,10 +137,10 @@ pub async fn openai_sdk(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// Tokens each of the disturbed streams would still generate if nobody noticed that its client left.
+/// Tokens that each abandoned stream would still generate if the disconnect went unnoticed.
 const ABANDONED_TOKENS: u32 = 900;
 
-/// More clients than slots connect and leave; the engine stops working for those who left.
+/// More clients than slots connect and disconnect; the engine stops their requests.
 pub async fn disconnect(cluster: &mut TestCluster) -> Result<()> {
     quickstart(cluster).await?;
     let base = cluster.base_url();
@@ -178,7 +178,7 @@ pub async fn disconnect(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// Where rank 0 shows its metrics: its node's loopback, so it must be the near node's.
+/// Address of rank 0's metrics: its node's loopback, so it must be the near node's.
 pub async fn rank_0_metrics(cluster: &TestCluster) -> Result<String> {
     let shards = cluster.get("shards").await?;
     let rank_0 = shards["items"].as_array().into_iter().flatten().find(|shard| shard["spec"]["rank"] == 0);
@@ -200,7 +200,7 @@ pub async fn metric(url: &str, name: &str) -> Result<f64> {
     Ok(values.iter().sum())
 }
 
-/// Deleting the deployment ends its engines and removes what it owned.
+/// Deleting the deployment stops its engines and deletes its objects.
 pub async fn delete(cluster: &mut TestCluster) -> Result<()> {
     let engines = cluster.engines().await?;
     ensure!(engines.len() == 2, "two engines are wanted, got {engines:?}");
@@ -220,12 +220,12 @@ pub async fn delete_object(cluster: &TestCluster, name: &str) -> Result<()> {
     cluster.russet(&["delete", name]).await.map(|_| ())
 }
 
-/// Starts an answer that will not end by itself: end-of-sequence banned, and reads its first piece.
+/// Starts a stream that does not end by itself: end-of-sequence banned, and reads its first chunk.
 pub async fn long_answer(cluster: &TestCluster, tokens: u32) -> Result<chat::StreamedAnswer> {
     long_answer_of(cluster, "smoke", tokens).await
 }
 
-/// The same of another deployment.
+/// The same for another deployment.
 pub async fn long_answer_of(cluster: &TestCluster, name: &str, tokens: u32) -> Result<chat::StreamedAnswer> {
     let body = chat::question(name, "What is Russet?", json!({"max_tokens": tokens, "ignore_eos": true}));
     let mut answer = chat::ask(&cluster.base_url(), &body).await?;
@@ -236,7 +236,7 @@ pub async fn long_answer_of(cluster: &TestCluster, name: &str, tokens: u32) -> R
     }
 }
 
-/// Every layer cut over both nodes: it becomes Ready, says how it meets, and answers right.
+/// Tensor parallelism over both nodes: it becomes Ready, reports its backend, and answers correctly.
 pub async fn tensor(cluster: &mut TestCluster) -> Result<()> {
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: tensor}\n\
                       spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Tensor\n    tensorSize: 2\n    \
@@ -259,7 +259,7 @@ pub async fn tensor(cluster: &mut TestCluster) -> Result<()> {
     delete_and_wait(cluster, "tensor").await
 }
 
-/// A cache of 8 bits reserves less and answers right; asked for as computed it is another plan.
+/// A cache of 8 bits reserves less and answers correctly; as computed it is another plan.
 pub async fn quantised_cache(cluster: &mut TestCluster) -> Result<()> {
     let deployment = |engine: &str| {
         format!(
@@ -290,7 +290,7 @@ pub async fn quantised_cache(cluster: &mut TestCluster) -> Result<()> {
     delete_and_wait(cluster, "packed").await
 }
 
-/// What runs on a drained node goes on elsewhere; the node is empty then, and takes work again.
+/// Replicas of a drained node move elsewhere; the node is empty then, and takes work again.
 pub async fn drain(cluster: &mut TestCluster) -> Result<()> {
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: mover}\n\
                       spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Single\n    \
@@ -310,7 +310,7 @@ pub async fn drain(cluster: &mut TestCluster) -> Result<()> {
     delete_and_wait(cluster, "mover").await
 }
 
-/// Applies a deployment of the smoke model, which earlier scenarios may not have left there.
+/// Applies a deployment of the smoke model, and the Model, which earlier scenarios may not have left.
 pub async fn apply_to_smoke(cluster: &TestCluster, deployment: &str) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
@@ -341,15 +341,15 @@ pub async fn delete_and_wait(cluster: &mut TestCluster, name: &str) -> Result<()
     cluster.until("its shards are gone", async |cluster| Ok(shards_of(cluster, name).await?.is_empty())).await
 }
 
-/// Asks a deployment something that has one right answer.
+/// Sends a deployment a prompt with one correct answer.
 pub async fn answers(cluster: &TestCluster, name: &str) -> Result<()> {
     let answer = chat::answer(&cluster.base_url(), name, "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "{name} says that 17 + 25 is \"{answer}\"");
     Ok(())
 }
 
-/// A person who asks what is wrong is told that nothing is, and has each machine and both together answer; what was made
-/// for that is gone afterwards. A machine that is away is named.
+/// `doctor` finds no problem, and tests each machine and both together; its objects are deleted afterwards.
+/// An unreachable machine is named.
 pub async fn doctor(cluster: &mut TestCluster) -> Result<()> {
     let told = cluster.russet(&["doctor", "--prove"]).await?;
     for line in ["node-a", "node-b", "node-a + node-b"] {

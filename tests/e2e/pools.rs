@@ -1,14 +1,14 @@
-//! A pool of the one machine that a person labelled, and a split that is named instead of written down.
+//! A pool of the one machine that a user labelled, and a split by reference to a strategy.
 
 use anyhow::{Context, Result, ensure};
 use russet_tests::cluster::{TestCluster, repository};
 
 use crate::mistakes::apply;
-use crate::path::{answers, delete_object, delete_and_wait, serves};
+use crate::path::{answers, delete_and_wait, delete_object, serves};
 
 const NODE: &str = "apiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: node-b";
 
-/// With nothing said, the deployment would run on node-a.
+/// By default, the deployment would run on node-a.
 pub async fn pools(cluster: &mut TestCluster) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;

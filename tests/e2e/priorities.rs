@@ -1,5 +1,5 @@
-//! Turns, lengths and deadlines of requests, as keys and headers say them, on an engine whose cache holds one
-//! conversation although it takes two.
+//! Priorities, length limits and deadlines of requests, set by keys and headers, on an engine whose cache
+//! holds one sequence although it has two slots.
 
 use anyhow::{Context as _, Result, ensure};
 use russet_tests::chat::{self, StreamEnd};
@@ -11,13 +11,14 @@ use crate::path::{delete_and_wait, serves, shards_of};
 
 const NAME: &str = "turns";
 const QUESTION: &str = "What is Russet?";
-/// Tokens of a long answer: nearly all that the cache holds.
+/// Tokens of a long answer: nearly the whole cache.
 const LONG_ANSWER_TOKENS: u32 = 420;
-/// Tokens after which a request makes room for one of higher priority (the engine's `TOKENS_BETWEEN`), and some more.
+/// Tokens after which a request can be preempted by one of higher priority (the engine's `TOKENS_BETWEEN`),
+/// and some more.
 const PREEMPT_AFTER_TOKENS: usize = 40;
 
-/// A stream of a lower key stands still for one of a higher key, and ends as it would have; a deadline ends what waits;
-/// a key bounds its answers.
+/// A stream of a lower-priority key is preempted for one of a higher-priority key, and completes unchanged; a
+/// deadline ends a waiting request; a key limits its requests.
 pub async fn turns(cluster: &mut TestCluster) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
@@ -32,7 +33,7 @@ pub async fn turns(cluster: &mut TestCluster) -> Result<()> {
     let shards = shards_of(cluster, NAME).await?;
     ensure!(shards.iter().all(|shard| shard["spec"]["kvTokens"] == 512), "kvTokens of {shards:?}");
     let tried = with_keys(cluster).await;
-    // The scenarios that follow ask without a key, whatever became of these.
+    // Later scenarios send no key, whatever became of these.
     for name in ["low", "high"] {
         let _ = cluster.russet(&["delete", &format!("accesskey/{name}")]).await;
     }
@@ -62,7 +63,7 @@ async fn with_keys(cluster: &mut TestCluster) -> Result<()> {
     bounded(&base, &low).await
 }
 
-/// The lower key's answer stands still until that of the higher one, which came later, is complete.
+/// The lower-priority stream stalls until that of the higher-priority key, which came later, is complete.
 async fn preempts(
     base: &str,
     low: &str,
@@ -91,7 +92,7 @@ async fn preempts(
     Ok(())
 }
 
-/// What waits behind a higher one ends at its own deadline, typed.
+/// A request that waits behind one of higher priority ends at its own deadline, with a typed error.
 async fn expires(base: &str, low: &str, high: &str, question: impl Fn(u32) -> Value) -> Result<()> {
     let mut higher = chat::ask_by(high, base, &question(LONG_ANSWER_TOKENS)).await?;
     let piece = higher.piece().await;
@@ -108,12 +109,15 @@ async fn expires(base: &str, low: &str, high: &str, question: impl Fn(u32) -> Va
     Ok(())
 }
 
-/// A key's bound is what a request that names none gets, and no request gets more.
+/// A key's limit applies to a request that names none, and no request gets more.
 async fn bounded(base: &str, low: &str) -> Result<()> {
     let body = chat::question(NAME, QUESTION, json!({"ignore_eos": true, "stream": false}));
     let (status, answer) = posted(low, base, &body, None).await?;
     let told = &answer["usage"]["completion_tokens"];
-    ensure!((status, told) == (200, &json!(LONG_ANSWER_TOKENS)), "an answer without a number: {status}: {answer}");
+    ensure!(
+        (status, told) == (200, &json!(LONG_ANSWER_TOKENS)),
+        "an answer without a number: {status}: {answer}"
+    );
     let body = chat::question(NAME, QUESTION, json!({"max_tokens": LONG_ANSWER_TOKENS + 1}));
     let (status, error) = refusal(low, base, &body, None).await?;
     ensure!((status, &error["param"]) == (400, &json!("max_tokens")), "{status}: {error}");
@@ -124,7 +128,7 @@ async fn bounded(base: &str, low: &str) -> Result<()> {
     Ok(())
 }
 
-/// Status and error of what is refused.
+/// Status and error of a rejected request.
 async fn refusal(key: &str, base: &str, body: &Value, timeout: Option<&str>) -> Result<(u16, Value)> {
     let (status, mut answer) = posted(key, base, body, timeout).await?;
     Ok((status, answer["error"].take()))

@@ -1,5 +1,6 @@
-//! What an owner sees: a real Prometheus scrapes every process of a cluster that answers, and every query of
-//! the board, every rule and every metric the docs name is held against it. `RUSSET_SEEN` chooses these.
+//! Observability: a real Prometheus scrapes every process of a serving cluster, and every query of the
+//! dashboard, every rule and every documented metric is checked against it. `RUSSET_SEEN` selects these
+//! scenarios.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use crate::mistakes::apply;
 use crate::path;
 
-/// What is run instead of the usual scenarios.
+/// Scenarios that replace the usual ones.
 pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
     vec![
         ("promtool_accepts_the_rules_and_every_alert_fires_in_time", |c| Box::pin(promtool(c))),
@@ -21,7 +22,7 @@ pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
     ]
 }
 
-/// Queries of the board that need what no test machine has.
+/// Dashboard queries that need hardware that no test machine has.
 const UNSEEN_QUERIES: [&str; 2] =
     // Predictions need a chip of the catalogue on every machine.
     [
@@ -29,12 +30,12 @@ const UNSEEN_QUERIES: [&str; 2] =
         "russet_modeldeployment_predicted_total_tokens_per_second",
     ];
 
-/// Metrics of the docs that this cluster has no reason to show.
+/// Documented metrics that this cluster does not show.
 const UNSEEN_METRICS: [&str; 21] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
-    // Macs that are played tell neither load nor warmth.
+    // Simulated Macs report neither load nor temperature.
     "russet_node_gpu_active_ratio",
     "russet_node_power_watts",
     "russet_node_temperature_celsius",
@@ -44,18 +45,18 @@ const UNSEEN_METRICS: [&str; 21] = [
     "russet_node_link_round_trip_seconds",
     "russet_node_link_pings_total",
     "russet_node_link_measured_bits_per_second",
-    // Nothing ends that ran or stands still, and no request is sent twice.
+    // Nothing running ends or stalls, and no request is retried.
     "russet_engine_ends_total",
     "russet_engine_kills_total",
     "russet_engine_reforms_total",
     "russet_gateway_request_retry_total",
     "russet_gateway_request_continued_total",
-    // Nobody's claim is refused, no engine fails a request, no client leaves, and there are no keys.
+    // No claim is refused, no engine fails a request, no client disconnects, and there are no keys.
     "russet_shard_refusals_total",
     "russet_engine_request_failures_total",
     "russet_gateway_request_cancelled_total",
     "russet_gateway_key_request_total",
-    // A request is held only where it comes before its model answers.
+    // A request is held only if it arrives before its model is ready.
     "russet_gateway_request_queue_time_seconds",
 ];
 
@@ -93,7 +94,7 @@ async fn seen(cluster: &mut TestCluster) -> Result<()> {
     let control_plane = cluster.plane()?.metrics()?.remove(0).0;
     let gateway = format!("127.0.0.1:{}", cluster.gateway_port);
     let mut prometheus = Prometheus::start(control_plane.trim_start_matches("http://"), &gateway)?;
-    // It looks before anything is formed, as counters are measured by their growth.
+    // It scrapes before a group has formed, as counters are measured by their increase.
     cluster
         .until("Prometheus sees the operator lead and two machines open", async |_| {
             Ok(prometheus.is_ready().await?
@@ -102,7 +103,7 @@ async fn seen(cluster: &mut TestCluster) -> Result<()> {
         })
         .await?;
     path::quickstart(cluster).await?;
-    // Afterwards, or the tier would give a machine to a group nobody is in yet.
+    // Later, or the tier would give a machine to a group without deployments.
     apply(cluster, POOL_AND_TIER).await?;
     apply(cluster, UNPLACEABLE).await?;
     let mut targets = BTreeMap::new();
@@ -118,10 +119,10 @@ async fn seen(cluster: &mut TestCluster) -> Result<()> {
     documented(&prometheus).await
 }
 
-/// How many machines take work.
+/// Number of machines that take work.
 const OPEN_NODES_QUERY: &str = "sum(russet_inferencenode_availability{state=\"open\"})";
 
-/// What is known of this cluster.
+/// Known values of this cluster.
 const EXPECTED_VALUES: [(&str, f64); 9] = [
     ("sum(russet_modeldeployment_replicas_ready{deployment=\"smoke\"})", 1.0),
     ("russet_modeldeployment_ready{deployment=\"waiting\", reason=\"NothingFits\"}", 0.0),
@@ -134,7 +135,7 @@ const EXPECTED_VALUES: [(&str, f64); 9] = [
     (OPEN_NODES_QUERY, 2.0),
 ];
 
-/// What is more than nothing, whatever it is.
+/// Values above zero.
 const POSITIVE_QUERIES: [&str; 4] = [
     "sum(rate(vllm:generation_tokens_total[5m]))",
     "russet_inferencenode_memory_committed_bytes",
@@ -148,11 +149,11 @@ const POOL_AND_TIER: &str = "apiVersion: russet.dev/v1alpha1\nkind: InferenceNod
     apiVersion: russet.dev/v1alpha1\nkind: Tier\nmetadata: {name: daily}\n\
     spec: {mode: Dedicated, workloadGroups: [chat], priority: 100}\n";
 
-/// More ranks than there are machines.
+/// More ranks than machines.
 const UNPLACEABLE: &str = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: waiting}\n\
     spec: {modelRef: {name: smoke}, sharding: {mode: Pipeline, ranks: 3}}\n";
 
-/// The targets, each with what is wrong with it.
+/// The targets, each with its error.
 async fn up(prometheus: &Prometheus) -> Result<BTreeMap<String, String>> {
     let targets = prometheus.get("targets?state=active").await?;
     let targets = targets["activeTargets"].as_array().context("no list of targets")?;
@@ -167,7 +168,7 @@ async fn up(prometheus: &Prometheus) -> Result<BTreeMap<String, String>> {
     Ok(targets.iter().map(one).collect())
 }
 
-/// Asks questions, some of which nobody answers, until every query has a number.
+/// Sends requests, some of which fail, until every query has a value.
 async fn answers(cluster: &mut TestCluster, prometheus: &Prometheus) -> Result<()> {
     let mut queries = queries()?;
     let all = queries.len();
@@ -198,13 +199,13 @@ async fn answers(cluster: &mut TestCluster, prometheus: &Prometheus) -> Result<(
     Ok(())
 }
 
-/// A rule: what it measures, and whether it calls people.
+/// A rule: its expression, and whether it is an alert.
 struct RuleUnderTest {
     measures: String,
     is_alert: bool,
 }
 
-/// Every rule by its name. Of an alert what it compares with its bound, which must be a number.
+/// Every rule by its name. Of an alert the left side of the comparison, which must be a number.
 fn rules_of() -> Result<BTreeMap<String, RuleUnderTest>> {
     let text = std::fs::read_to_string(repository().join(RULES))?;
     let file: Value = serde_norway::from_str(&text)?;
@@ -231,7 +232,7 @@ fn rules_of() -> Result<BTreeMap<String, RuleUnderTest>> {
     Ok(rules)
 }
 
-/// Every expression of the board and of the rules.
+/// Every expression of the dashboard and of the rules.
 fn queries() -> Result<BTreeSet<String>> {
     let mut queries: BTreeSet<String> = rules_of()?.into_values().map(|rule| rule.measures).collect();
     let board = std::fs::read_to_string(repository().join("charts/russet/dashboards/russet.json"))?;
@@ -254,7 +255,7 @@ fn queries() -> Result<BTreeSet<String>> {
     Ok(queries)
 }
 
-/// Numbers that are known. Where an operator takes turns with itself on a busy machine they come back.
+/// Known values. On a busy machine an operator may lose and regain leadership, so they are polled.
 async fn figures(cluster: &mut TestCluster, prometheus: &Prometheus) -> Result<()> {
     let mut wrong = Vec::new();
     let outcome = cluster
@@ -288,7 +289,7 @@ async fn figures(cluster: &mut TestCluster, prometheus: &Prometheus) -> Result<(
     Ok(())
 }
 
-/// Every metric that was scraped stands in the docs with its kind, and every one that stands there was scraped.
+/// Every scraped metric is documented with its type, and every documented one was scraped.
 async fn documented(prometheus: &Prometheus) -> Result<()> {
     let page = std::fs::read_to_string(repository().join("docs/metrics.md"))?;
     let mut rows = BTreeMap::new();

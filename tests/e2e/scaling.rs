@@ -1,5 +1,5 @@
-//! A model that sleeps while nobody asks for it: its memory is free then, and the request that wakes it is held until
-//! it is answered.
+//! Scale to zero: without requests the model's memory is free, and the request that scales it up is held
+//! until it is answered.
 
 use anyhow::{Context as _, Result, ensure};
 use russet_tests::chat;
@@ -10,7 +10,7 @@ use crate::path::{delete_and_wait, serves};
 
 const QUESTION: &str = "What is 17 + 25?";
 
-/// Asleep after a few seconds, woken by a request, and the answer is what it ever was.
+/// Scaled to zero after a few seconds, scaled up by a request, and the answer is unchanged.
 pub async fn sleeper(cluster: &mut TestCluster) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
@@ -35,7 +35,7 @@ pub async fn sleeper(cluster: &mut TestCluster) -> Result<()> {
                     && empty)
             })
             .await?;
-        // Applying the same file again wakes nobody: it says nothing of replicas.
+        // Applying the same file again scales nothing up: it does not set replicas.
         apply(cluster, deployment).await?;
         let sleeper = cluster.get("modeldeployments sleeper").await?;
         ensure!(sleeper["spec"]["replicas"] == 0, "applied again it has {}", sleeper["spec"]["replicas"]);

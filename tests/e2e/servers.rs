@@ -1,4 +1,4 @@
-//! What only several API servers on one etcd can show: the loss of the leader, of a member of etcd.
+//! Scenarios for several API servers on one etcd: loss of the leader, and of an etcd member.
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_tests::chat::{self, StreamEnd};
@@ -10,9 +10,9 @@ use serde_json::Value;
 use crate::faults::frozen::FrozenProcesses;
 use crate::{faults, mistakes, path};
 
-/// Tokens of a stream that goes on while a leader is lost and found.
+/// Tokens of a stream that continues through a change of leader.
 const TOKENS: u32 = 700;
-/// A write that nobody answers is given up after so long.
+/// Timeout of a write that gets no response.
 const WRITE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
 
 fn plane(cluster: &mut TestCluster) -> Result<&mut EtcdControlPlane> {
@@ -37,7 +37,7 @@ pub async fn epochs(cluster: &TestCluster) -> Result<Vec<(Value, Value)>> {
         .collect())
 }
 
-/// A member of etcd dies: writes go on at the others.
+/// An etcd member dies: the others take the writes.
 pub async fn member(cluster: &mut TestCluster) -> Result<()> {
     path::quickstart(cluster).await?;
     let engines = cluster.engines().await?;
@@ -54,7 +54,7 @@ pub async fn member(cluster: &mut TestCluster) -> Result<()> {
             .await?;
         println!("fault: member of etcd killed, a write is taken = {:.2}", struck.elapsed().as_secs_f64());
         plane(cluster)?.member(at, true)?;
-        // The next one may only go when this one holds everything again.
+        // The next one may only be killed when this one is in sync again.
         cluster
             .until("the restarted member is healthy", async |cluster| plane(cluster)?.is_healthy(at).await)
             .await?;
@@ -64,8 +64,8 @@ pub async fn member(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// Every member of etcd is there and answers nothing, as behind a cut network: streams and new answers
-/// do not notice, a write is not acknowledged, and afterwards everything is where it was.
+/// Every etcd member runs but does not respond, as behind a partition: streams and new requests are not
+/// affected, a write is not acknowledged, and afterwards all data is there.
 pub async fn cut(cluster: &mut TestCluster) -> Result<()> {
     path::quickstart(cluster).await?;
     let (groups, engines) = (epochs(cluster).await?, cluster.engines().await?);
@@ -97,7 +97,7 @@ pub async fn cut(cluster: &mut TestCluster) -> Result<()> {
     faults::check_invariants(cluster).await
 }
 
-/// The server whose operator leads dies: the other's takes over, and no group restarts.
+/// The server with the leading operator dies: the other's takes over, and no group restarts.
 pub async fn leader(cluster: &mut TestCluster) -> Result<()> {
     path::quickstart(cluster).await?;
     let [first, second] = plane(cluster)?.candidates()?;
@@ -115,7 +115,7 @@ pub async fn leader(cluster: &mut TestCluster) -> Result<()> {
     println!("fault: leader killed, the other leads = {:.2} of 30", struck.elapsed().as_secs_f64());
     let end = answer.finish().await;
     ensure!(end == StreamEnd::Finished("length".into()), "the stream ended with {end:?}");
-    // It acts: what fits nowhere is told so.
+    // It reconciles: a deployment that fits nowhere gets its message.
     mistakes::fits_nowhere(cluster).await?;
     path::ready(cluster).await?;
     ensure!(epochs(cluster).await? == groups, "a group began a new epoch");

@@ -1,5 +1,5 @@
-//! The far machine runs the agent and the engine of the previous release: `cargo xtask skew`. Engines of
-//! two releases are never put into one group, and everything else works across the border.
+//! Version skew: the far machine runs the previous release's agent and engine (`cargo xtask skew`). Engines
+//! of two releases never share a group, and everything else works across releases.
 
 use anyhow::{Context, Result, ensure};
 use russet_tests::chat::{self, StreamEnd};
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{mistakes, path};
 
-/// What is run instead of the usual scenarios.
+/// Scenarios that replace the usual ones.
 pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
     vec![
         ("engines_of_two_releases_are_not_put_into_one_group", |c| Box::pin(refused(c))),
@@ -63,7 +63,7 @@ async fn replaces(cluster: &mut TestCluster) -> Result<()> {
     let mut answer = stream(cluster).await?;
     kill(pid);
     let end = answer.finish().await;
-    // An engine that does not know how to go on with an answer says so, and the stream ends typed.
+    // An engine that cannot resume a stream reports it, and the stream ends with a typed error.
     let typed = matches!(&end, StreamEnd::Failed(code) if code == "engine_lost");
     ensure!(typed || end == StreamEnd::Finished("length".into()), "the stream ended with {end:?}");
     cluster

@@ -1,4 +1,4 @@
-//! How soon an engine starts once somebody asks for a model whose files are there.
+//! Start latency of an engine once a model with local files is requested.
 
 use anyhow::{Context, Result, ensure};
 use russet_tests::cluster::{TestCluster, repository};
@@ -6,11 +6,11 @@ use russet_tests::cluster::{TestCluster, repository};
 use crate::mistakes::write;
 use crate::path::{delete_and_wait, serves, shards_of};
 
-/// Starts that are timed; their median is printed.
+/// Number of timed starts; their median is printed.
 const ROUNDS: usize = 5;
 
-/// Applies a deployment of a ready model, several times, and prints what lies between the beginning of the command
-/// and the start of the engine's process.
+/// Applies a deployment of a ready model several times, and prints the time from the start of the command to
+/// the start of the engine's process.
 pub async fn starts(cluster: &mut TestCluster) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
@@ -20,7 +20,7 @@ pub async fn starts(cluster: &mut TestCluster) -> Result<()> {
     )?;
     let path = file.path().display().to_string();
     let mut times = Vec::new();
-    // The first start has the files fetched, and is not counted.
+    // The first start fetches the files, and is not counted.
     for round in 0..=ROUNDS {
         let begun = uptime()?;
         match cluster.kubectl() {
@@ -32,7 +32,7 @@ pub async fn starts(cluster: &mut TestCluster) -> Result<()> {
         let shards = shards_of(cluster, "soon").await?;
         let pid = shards.first().and_then(|shard| shard["status"]["enginePid"].as_i64());
         let started = started(pid.context("the Shard names no engine")?)? - begun;
-        // A process of the round before would have been there already.
+        // A process of the previous round would have existed already.
         ensure!(started > 0.0, "the engine started {started} s before it was asked for");
         if round > 0 {
             times.push((started, applied));
@@ -58,7 +58,7 @@ fn uptime() -> Result<f64> {
 /// When a process started, in the same seconds.
 fn started(pid: i64) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name, in parentheses, may hold anything; field 22 is the twentieth behind it.
+    // The name, in parentheses, may contain anything; field 22 is the twentieth after it.
     let (_, rest) = stat.rsplit_once(')').context("no process status")?;
     let ticks: f64 = rest.split_whitespace().nth(19).context("no start time")?.parse()?;
     Ok(ticks / rustix::param::clock_ticks_per_second() as f64)

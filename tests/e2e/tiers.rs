@@ -1,12 +1,12 @@
-//! A workload group with a machine of its own: who may run there, what the group gets when it grows, and that
-//! nothing of it is left.
+//! A workload group with its own machine: which replicas may run there, what it gets when it grows, and that
+//! nothing is left of it.
 
 use anyhow::{Result, ensure};
 use russet_tests::cluster::{TestCluster, condition, repository};
 use serde_json::Value;
 
 use crate::mistakes::apply;
-use crate::path::{answers, delete_object, delete_and_wait, nodes_of, serves};
+use crate::path::{answers, delete_and_wait, delete_object, nodes_of, serves};
 
 fn deployment(name: &str, more: &str) -> String {
     format!(
@@ -15,7 +15,7 @@ fn deployment(name: &str, more: &str) -> String {
     )
 }
 
-/// Of two machines one becomes the group's own; strangers run on the other, whatever the planner would choose.
+/// Of two machines the group owns one; other deployments run on the other, whatever the planner would choose.
 pub async fn tiers(cluster: &mut TestCluster) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
@@ -30,14 +30,14 @@ pub async fn tiers(cluster: &mut TestCluster) -> Result<()> {
     let mine = nodes_of(cluster, "mine").await?;
     ensure!(nodes[0] == mine.as_str(), "mine runs on {mine}, chat has {nodes}");
 
-    // Two strangers: both on the other machine, though each would fit on the first.
+    // Two other deployments: both on the other machine, though each would fit on the first.
     for name in ["stranger", "other"] {
         apply(cluster, &deployment(name, "")).await?;
         serves(cluster, name).await?;
         let node = nodes_of(cluster, name).await?;
         ensure!(node != mine, "{name} runs on {node}, which is chat's own");
     }
-    // A second one of the group shares its machine.
+    // A second deployment of the group shares its machine.
     apply(cluster, &deployment("ours", own)).await?;
     serves(cluster, "ours").await?;
     ensure!(nodes_of(cluster, "ours").await? == mine, "ours is not where its group is");
@@ -47,7 +47,7 @@ pub async fn tiers(cluster: &mut TestCluster) -> Result<()> {
     let table = cluster.russet(&["get", "tiers"]).await?;
     ensure!(["daily", "Dedicated", "100", "True"].iter().all(|word| table.contains(word)), "{table}");
 
-    // A typo is said with what there is; a tier that goes takes nothing with it that runs.
+    // The message for a typo lists existing names; deleting a tier stops no running replica.
     apply(cluster, &deployment("typo", ", tierRef: {name: daily}, workloadGroup: cook")).await?;
     cluster
         .until("typo says which groups there are", async |cluster| {

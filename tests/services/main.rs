@@ -1,6 +1,5 @@
-//! `russet service` on machines that a real systemd runs: its units start, are killed, come back, outlive the machine's
-//! restart and keep their processes within bounds, and every command that is printed is typed, by root and so without
-//! sudo.
+//! `russet service` on machines with a real systemd: units start, are killed, restart, survive the machine's
+//! restart and confine their processes; every printed command is executed, as root and so without sudo.
 //! `cargo xtask oracle services` runs it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use russet_tests::booted::{BootedMachine, LIBRARIES, PROGRAM};
 
-/// A model that every agent carries, deployed.
+/// A deployment of the model that every agent has built in.
 const SMOKE: &str = r#"
 apiVersion: russet.dev/v1alpha1
 kind: Model
@@ -22,7 +21,7 @@ kind: ModelDeployment
 metadata: {name: smoke}
 spec: {modelRef: {name: smoke}}
 "#;
-/// An address for a port, also after the machine's restart.
+/// An address for a port, kept over the machine's restart.
 const CABLE: &str = r#"
 apiVersion: russet.dev/v1alpha1
 kind: InferenceNode
@@ -45,8 +44,8 @@ fn nspawn() -> Option<PathBuf> {
     program
 }
 
-/// Makes a verb a service and types everything that is printed then. What is asked is asked until it is answered; how to
-/// join is given back.
+/// Installs a verb as a service and executes all printed commands. A query is repeated until it succeeds; the
+/// join command is returned.
 fn install(machine: &BootedMachine, command: &str) -> Option<String> {
     let install = format!("russet service install --env LD_LIBRARY_PATH={LIBRARIES}/mlx/lib {command}");
     let said = machine.run(&install).unwrap();
@@ -62,7 +61,7 @@ fn install(machine: &BootedMachine, command: &str) -> Option<String> {
     join.first().map(|step| line(step))
 }
 
-/// What a person types behind `sudo`; the machine has none, and its root needs none.
+/// The command after `sudo`; the machine has none, and its root needs none.
 fn line(step: &str) -> String {
     match step.strip_prefix("-u ").and_then(|rest| rest.split_once(' ')) {
         Some((user, command)) => format!("runuser -u {user} -- {command}"),
@@ -70,18 +69,18 @@ fn line(step: &str) -> String {
     }
 }
 
-/// A verb that asks the machine's own control plane, as the user it belongs to.
+/// A verb for the machine's own control plane, as the user it belongs to.
 fn own(verb: &str) -> String {
     format!("runuser -u russet -- russet {verb} --data-dir /var/lib/russet")
 }
 
-/// What systemd says of a service.
+/// A property of a service, from systemd.
 fn shown(machine: &BootedMachine, unit: &str, property: &str) -> String {
     let line = format!("systemctl show --value --property={property} russet-{unit}.service");
     machine.run(&line).unwrap().trim().to_owned()
 }
 
-/// The model's own answer to the question it was made for, once it gives one; for how long it did not.
+/// Waits for the model's correct answer to its smoke prompt; returns how long that took.
 fn answers(machine: &BootedMachine) -> Duration {
     let ask = "run smoke --prompt 'What is 17 + 25?' --temperature 0 --timeout-seconds 5";
     let (said, waited) = machine.until(&own(ask), |said| !said.is_empty()).unwrap();
@@ -98,7 +97,7 @@ fn control_plane_restarts_itself_and_its_engines_survive() {
     assert!(status.contains("state active (running), enabled, 0 restarts"), "{status}");
     machine.run(&format!("echo '{SMOKE}' | {}", own("apply -f -"))).unwrap();
     println!("it answers after {:.1?}", answers(&machine));
-    // A port below 1024, by the one capability that the unit has for it.
+    // A port below 1024, with the one capability that the unit has for it.
     machine.until("ss --listening --tcp --numeric", |said| said.contains("127.0.0.1:443")).unwrap();
 
     let (engine, first) = (machine.run(ENGINES).unwrap(), shown(&machine, "up", "MainPID"));
@@ -134,7 +133,7 @@ fn control_plane_restarts_itself_and_its_engines_survive() {
     assert!(machine.run("russet service status").is_err());
 }
 
-/// What the kernel says of the process of a service: its user, what it may, and whether its calls are filtered.
+/// The kernel's view of a service's process: its user, its capabilities, and whether its calls are filtered.
 fn bounds(machine: &BootedMachine, unit: &str) -> (String, String) {
     let line = format!("cat /proc/{}/status", shown(machine, unit, "MainPID"));
     let status = machine.run(&line).unwrap();
@@ -151,7 +150,7 @@ fn services_start_in_order_and_keep_their_sandbox() {
     let Some(nspawn) = nspawn() else { return };
     let mut machine = BootedMachine::start(&nspawn, "all").unwrap();
     install(&machine, "up --no-agent");
-    // A machine that has joined nothing has nothing to run, and that is no failure.
+    // A machine that has not joined has nothing to run, and that is no failure.
     let join = install(&machine, "agent --node-name box --memory 2Gi").unwrap();
     assert_eq!(
         (shown(&machine, "agent", "ConditionResult"), shown(&machine, "agent", "ActiveState")),
@@ -164,7 +163,7 @@ fn services_start_in_order_and_keep_their_sandbox() {
     machine.run("systemctl start russet-agent").unwrap();
     install(&machine, "gateway --kubeconfig /var/lib/russet/kubeconfig --listen 127.0.0.1:52416");
     install(&machine, "operator --kubeconfig /var/lib/russet/kubeconfig");
-    // The helper is told to take interfaces whose names begin so for Thunderbolt's.
+    // The helper is configured to treat interfaces with this prefix as Thunderbolt's.
     let cable = "ip link add cable0 type veth peer name far0";
     machine.run(cable).unwrap();
     install(&machine, "helper --interface-prefix cable");
@@ -197,7 +196,7 @@ fn services_start_in_order_and_keep_their_sandbox() {
         ["helper", "up", "agent", "gateway", "operator"].map(started);
     assert!(helper < up && up < agent && up < gateway && up < operator);
     assert!(machine.run("russet service status").is_ok());
-    // A cable that is there again gets again what was asked for to be kept.
+    // A cable that is plugged in again gets its kept settings again.
     assert!(machine.run(address).is_err());
     machine.run(cable).unwrap();
     machine.until(address, |said| said.contains("172.31.240.1/30")).unwrap();

@@ -1,6 +1,6 @@
-//! A machine that a real systemd runs, from its start to its end: a container of `systemd-nspawn` that sees this
-//! computer's programs and writes into memory, without this computer's services and network. It starts anew as machines
-//! do, and keeps its disk then.
+//! A machine booted by a real systemd: a container of `systemd-nspawn` that sees this computer's programs and
+//! writes to memory, without this computer's services and network. It restarts like a machine, and keeps its
+//! disk then.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,17 @@ use crate::processes::{processes, program};
 
 /// Variable that names `systemd-nspawn`.
 pub const PROGRAM: &str = "RUSSET_NSPAWN";
-/// Between two looks.
+/// Poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// What the machine's search path is.
+/// The machine's PATH.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Where MLX's libraries are on the machine; those of a home folder its services cannot see.
+/// Path of MLX's libraries on the machine; its services cannot read home folders.
 pub const LIBRARIES: &str = "/usr/local/lib/russet";
 
-/// The folder to work in, then everything for nspawn. This shell is the first process of a namespace, so that everything
-/// ends with it, and what was written too: once its input is closed, as it is when whoever started it is no more, or once
-/// the machine is off. Units, scripts and the number of this computer are none of the machine's. 133 is how nspawn says
-/// that the machine wants to start anew.
+/// The folder to work in, then everything for nspawn. This shell is the first process of a namespace, so that
+/// all processes and files end with it: once its input is closed, as when the process that started it has
+/// ended, or once the machine is off. Units, scripts and the machine id of this computer are hidden from the
+/// machine. With 133 nspawn reports that the machine wants to reboot.
 const SCRIPT: &str = r#"
 set -e
 folder=$1
@@ -51,18 +51,18 @@ input=$!
 wait "$input" || exit 1
 "#;
 
-/// The machine; dropped, it is switched off and all it wrote goes.
+/// The machine; when dropped, it is switched off and its files are deleted.
 pub struct BootedMachine {
     folder: tempfile::TempDir,
     child: Child,
 }
 
 impl BootedMachine {
-    /// Switches a machine on that has our programs in `/usr/local/bin`, and waits until all its services run.
+    /// Boots a machine with our programs in `/usr/local/bin`, and waits until all its services run.
     ///
     /// # Errors
     ///
-    /// Where this user may not, or this kernel cannot.
+    /// If this user may not, or this kernel cannot.
     pub fn start(nspawn: &Path, name: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let machine = folder.path().join("machine");
@@ -86,7 +86,7 @@ impl BootedMachine {
         Ok(booted)
     }
 
-    /// Waits until systemd has started everything; a service that failed is an error.
+    /// Waits until systemd has started everything; a failed service is an error.
     fn runs(&mut self) -> Result<()> {
         let began = Instant::now();
         loop {
@@ -105,7 +105,7 @@ impl BootedMachine {
         }
     }
 
-    /// The machine's first process, by this computer's number of it.
+    /// The machine's first process, by its id on this computer.
     fn init_pid(&self) -> Result<i32> {
         let all = processes();
         let mut above = vec![self.child.id() as i32];
@@ -121,11 +121,11 @@ impl BootedMachine {
         bail!("nothing runs on the machine")
     }
 
-    /// Runs a line in a shell of root's on the machine, which must succeed; what it printed.
+    /// Runs a line in a root shell on the machine, which must succeed; returns its output.
     ///
     /// # Errors
     ///
-    /// With all that was said, where it fails, and where the machine is off.
+    /// With all output, if it fails or the machine is off.
     pub fn run(&self, line: &str) -> Result<String> {
         let mut command = Command::new("nsenter");
         command.args(["--all", "--target", &self.init_pid()?.to_string(), "sh", "-c", line]);
@@ -141,11 +141,12 @@ impl BootedMachine {
         Ok(said)
     }
 
-    /// Waits until what a line prints is as wanted; it, and for how long. A line that fails prints nothing.
+    /// Waits until the output of a line is as wanted; returns the output and the time. A line that fails
+    /// counts as without output.
     ///
     /// # Errors
     ///
-    /// After two minutes, with the machine's own words.
+    /// After two minutes, with the machine's last output.
     pub fn until(&self, line: &str, wanted: impl Fn(&str) -> bool) -> Result<(String, Duration)> {
         let began = Instant::now();
         loop {
@@ -163,11 +164,11 @@ impl BootedMachine {
         }
     }
 
-    /// Has the machine start anew, and waits until everything runs again.
+    /// Reboots the machine, and waits until everything runs again.
     ///
     /// # Errors
     ///
-    /// Where it does not.
+    /// If it does not.
     pub fn restart(&mut self) -> Result<Duration> {
         let (began, before) = (Instant::now(), self.init_pid()?);
         self.run("systemctl reboot")?;
@@ -182,12 +183,12 @@ impl BootedMachine {
 
 impl Drop for BootedMachine {
     fn drop(&mut self) {
-        // Its input is closed before it is waited for, and everything ends with that.
+        // Its input is closed before the wait, which ends everything.
         self.child.wait().ok();
     }
 }
 
-/// The folder with the libraries an engine needs, as its loader finds them: MLX's wheel.
+/// The folder with the libraries that an engine needs, as its loader finds them: MLX's wheel.
 fn libraries(engine: &Path) -> Result<PathBuf> {
     let output = Command::new("ldd").arg(engine).output().context("ldd cannot be run")?;
     let said = String::from_utf8_lossy(&output.stdout);

@@ -1,4 +1,4 @@
-//! Asks a question over HTTP and reads the answer as it streams.
+//! OpenAI client of the tests: sends a prompt over HTTP and reads the streamed response.
 
 use anyhow::{Context, Result};
 use futures::StreamExt as _;
@@ -7,20 +7,20 @@ use serde_json::{Value, json};
 /// How a stream ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// With a finish reason and the closing mark.
+    /// With a finish reason and the final marker.
     Finished(String),
     /// With a typed error event; the code.
     Failed(String),
-    /// The connection broke: only the gateway's own death may look like this.
+    /// The connection broke: only a dead gateway may cause this.
     Broken,
 }
 
-/// An answer being read.
+/// A response being read.
 pub struct StreamedAnswer {
     lines: std::pin::Pin<Box<dyn futures::Stream<Item = Result<String>> + Send>>,
     /// Text so far.
     pub text: String,
-    /// Pieces that carried text.
+    /// Chunks that contained text.
     pub pieces: usize,
     finish_reason: Option<String>,
 }
@@ -39,12 +39,12 @@ pub fn question(model: &str, text: &str, extra: Value) -> Value {
     body
 }
 
-/// Sends the question; an HTTP error is an error with the server's words.
+/// Sends the request; an HTTP error becomes an error with the server's message.
 pub async fn ask(base_url: &str, body: &Value) -> Result<StreamedAnswer> {
     read(client()?.post(format!("{base_url}/chat/completions")).json(body)).await
 }
 
-/// The same with a key.
+/// The same with an API key.
 pub async fn ask_by(key: &str, base_url: &str, body: &Value) -> Result<StreamedAnswer> {
     read(client()?.post(format!("{base_url}/chat/completions")).bearer_auth(key).json(body)).await
 }
@@ -63,7 +63,7 @@ async fn read(request: reqwest::RequestBuilder) -> Result<StreamedAnswer> {
     Ok(StreamedAnswer { lines: Box::pin(lines), text: String::new(), pieces: 0, finish_reason: None })
 }
 
-/// Asks and reads to the end; the text of the answer.
+/// Sends a prompt and reads to the end; returns the text.
 pub async fn answer(base_url: &str, model: &str, text: &str) -> Result<String> {
     let mut answer = ask(base_url, &question(model, text, json!({"max_tokens": 200}))).await?;
     match answer.finish().await {
@@ -72,13 +72,13 @@ pub async fn answer(base_url: &str, model: &str, text: &str) -> Result<String> {
     }
 }
 
-/// An HTTP client without proxies: everything asked here is on this machine.
+/// An HTTP client without proxies: all servers are on this machine.
 pub fn client() -> Result<reqwest::Client> {
     Ok(reqwest::Client::builder().no_proxy().build()?)
 }
 
 impl StreamedAnswer {
-    /// The next piece of text; `None` at the end, which [`Answer::finish`] names.
+    /// The next chunk of text; `None` at the end, which [`Answer::finish`] names.
     pub async fn piece(&mut self) -> Result<Option<String>, StreamEnd> {
         loop {
             let line = match self.lines.next().await {

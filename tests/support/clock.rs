@@ -1,12 +1,12 @@
-//! A machine whose clock can be set: libfaketime in its processes reads from a file how far it is off.
-//! Only the wall clock moves, as when a person or a time server sets it.
+//! A machine with an adjustable clock: libfaketime in its processes reads the offset from a file. Only the
+//! wall clock moves, as when a person or a time server sets it.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use tokio::process::Command;
 
-/// Set when the machines of a cluster are to have clocks of their own.
+/// Set if the machines of a cluster have clocks of their own.
 pub const CLOCKS_VARIABLE: &str = "RUSSET_CLOCKS";
 /// The variable that names the library.
 const LIBRARY: &str = "RUSSET_LIBFAKETIME";
@@ -17,13 +17,13 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The clock of the machine `name`, kept in `folder`; `None` where machines share the real one.
+    /// The clock of the machine `name`, stored in `folder`; `None` if machines share the real one.
     pub fn chosen(folder: &Path, name: &str) -> Option<Self> {
         std::env::var_os(CLOCKS_VARIABLE)?;
         Some(Self { file: folder.join(format!("clock-{name}")) })
     }
 
-    /// Lets a process of the machine, and what it starts, see this clock.
+    /// Gives a process of the machine, and its children, this clock.
     pub fn apply_to(&self, command: &mut Command) -> Result<()> {
         let library = std::env::var_os(LIBRARY).with_context(|| format!("{LIBRARY} names no library"))?;
         if !self.file.exists() {
@@ -38,9 +38,9 @@ impl Clock {
         Ok(())
     }
 
-    /// From now on the clock is that many seconds ahead of the truth, or behind it.
+    /// Sets the offset in seconds to the real clock.
     pub fn set(&self, seconds: i64) -> Result<()> {
-        // Renamed into place: it is read at any moment.
+        // Renamed into place: it may be read at any moment.
         let new = self.file.with_extension("new");
         std::fs::write(&new, format!("{seconds:+}\n"))?;
         Ok(std::fs::rename(new, &self.file)?)

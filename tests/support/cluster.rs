@@ -1,6 +1,6 @@
-//! A running cluster: a control plane and an agent on the near machine, an agent on the far one,
-//! started as a person would. Everything ends with the value: children stop when their input closes,
-//! engines when nobody watches them, and what is left is killed.
+//! A running cluster: a control plane and an agent on the near machine, an agent on the far one, started as a
+//! user would. Everything ends when it is dropped: children exit when their input closes, engines when they
+//! have no agent, and the rest is killed.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use crate::control_plane::etcd::EtcdControlPlane;
 use crate::control_plane::kubernetes::KubernetesControlPlane;
 use crate::control_plane::{ControlPlane, PlaneKind, PlaneProcess};
 use crate::hub::FakeHub;
-use crate::lab::{TwoMachineLab, LabMachine};
+use crate::lab::{LabMachine, TwoMachineLab};
 use crate::mac::{self, FakeMac};
 use crate::processes::{SupervisedProcess, oracle, processes, tail};
 pub use crate::processes::{kill, program};
 use crate::tool::Tool;
 
-/// Waits are for conditions; this bounds a wait that would never end.
+/// Timeout of all waits, which are for conditions.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A cluster of two machines.
 pub struct TestCluster {
     /// The machines.
     pub lab: TwoMachineLab,
-    /// Where models come from.
+    /// The hub that models come from.
     pub hub: FakeHub,
     /// Port of the API server.
     pub api_port: u16,
@@ -41,9 +41,9 @@ pub struct TestCluster {
     folder: tempfile::TempDir,
     plane: Option<ControlPlane>,
     join: Option<Child>,
-    /// What both machines' ports are, where a wire joins them.
+    /// Simulated ports of both machines, if a cable joins them.
     pub macs: Option<[FakeMac; 2]>,
-    /// Further agents on the far machine, by their node.
+    /// Additional agents on the far machine, by node.
     extra_agents: Vec<(String, Child)>,
 }
 
@@ -52,8 +52,8 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A port free on loopback and on the machine's address, released right before it is used: the API
-/// server opens both.
+/// A port free on loopback and on the machine's address, released right before it is used: the API server
+/// opens both.
 fn free_port(address: IpAddr) -> Result<u16> {
     for _ in 0..100 {
         let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -66,7 +66,7 @@ fn free_port(address: IpAddr) -> Result<u16> {
 }
 
 impl TestCluster {
-    /// Starts both machines under the control plane the environment chooses; `say` hears each step.
+    /// Starts both machines with the control plane selected by the environment; `say` gets each step.
     pub async fn start(models: &[(&str, &Path)], say: &mut dyn FnMut(&str)) -> Result<Self> {
         let kind = PlaneKind::from_environment()?;
         let lab = TwoMachineLab::new()?;
@@ -76,7 +76,7 @@ impl TestCluster {
         let hub = FakeHub::start(lab.near.address, models).await?;
         let russet = program("russet")?;
         program("russet-engine")?;
-        // What `cargo xtask skew` names: the programs of another release, for the far machine.
+        // Set by `cargo xtask skew`: the programs of another release, for the far machine.
         let far_russet =
             std::env::var_os("RUSSET_FAR_BIN").map_or(russet.clone(), |dir| Path::new(&dir).join("russet"));
         let folder = tempfile::Builder::new().prefix("russet-").tempdir()?;
@@ -131,14 +131,14 @@ impl TestCluster {
         self.folder.path().join("node-b")
     }
 
-    /// Where the agents of both machines write.
+    /// Log files of the agents of both machines.
     pub fn agent_logs(&self) -> Vec<PathBuf> {
-        // The near one is a child of `russet up`, or stands alone.
+        // The near one is a child of `russet up`, or runs separately.
         let near = [self.near_dir().join("logs/agent.log"), self.folder.path().join("near.log")];
         near.into_iter().chain([self.folder.path().join("join.log")]).filter(|path| path.exists()).collect()
     }
 
-    /// The clock of a machine, where machines have their own.
+    /// The clock of a machine, if machines have their own.
     pub fn clock(&self, machine: &LabMachine) -> Result<Clock> {
         Clock::chosen(self.folder.path(), &machine.name).context("the machines share the real clock")
     }
@@ -212,7 +212,8 @@ impl TestCluster {
         let near = self.lab.near.clone();
         let url = format!("https://{}:{}", near.address, free_port(near.address)?);
         let log = self.log("second.log")?;
-        let plane = EtcdControlPlane::start(self.command(&near)?, &self.folder.path().join("second"), log, &url)?;
+        let plane =
+            EtcdControlPlane::start(self.command(&near)?, &self.folder.path().join("second"), log, &url)?;
         let flags = plane.flags();
         self.plane = Some(ControlPlane::Etcd(Box::new(plane)));
         self.until("the second server is ready", async |cluster| {
@@ -228,7 +229,7 @@ impl TestCluster {
         self.start_up(&flags)
     }
 
-    /// The control plane, to change it.
+    /// The control plane, mutable.
     pub fn plane_mut(&mut self) -> Result<&mut ControlPlane> {
         self.plane.as_mut().context("there is no control plane")
     }
@@ -246,15 +247,16 @@ impl TestCluster {
         let arguments = self.join_arguments(&self.lab.near, &self.near_dir()).await?;
         let (near, russet, endpoint) = (self.lab.near.clone(), self.russet.clone(), self.hub.endpoint());
         let tools = mac::folder(self.folder.path(), &near.name);
-        let agent = SupervisedProcess::start("near agent", &self.folder.path().join("near.log"), move || {
-            let mut command = near.command(&russet);
-            command.args(&arguments).env("HF_ENDPOINT", &endpoint).env("RUSSET_LOG", log_level());
-            command.env_remove("KUBECONFIG");
-            if tools.exists() {
-                command.env("RUSSET_FABRIC_TOOLS", &tools);
-            }
-            command
-        })?;
+        let agent =
+            SupervisedProcess::start("near agent", &self.folder.path().join("near.log"), move || {
+                let mut command = near.command(&russet);
+                command.args(&arguments).env("HF_ENDPOINT", &endpoint).env("RUSSET_LOG", log_level());
+                command.env_remove("KUBECONFIG");
+                if tools.exists() {
+                    command.env("RUSSET_FABRIC_TOOLS", &tools);
+                }
+                command
+            })?;
         match &mut self.plane {
             Some(ControlPlane::Kubernetes(plane)) => plane.set_agent(agent),
             _ => bail!("the control plane went"),
@@ -276,7 +278,7 @@ impl TestCluster {
             ControlPlane::Etcd(plane) => Some(plane.second_url()),
             _ => None,
         };
-        // On the machine's own address, so that somebody who looks at all machines can.
+        // On the machine's own address, so that metrics of all machines are readable.
         let metrics = SocketAddr::new(machine.address, 0).to_string();
         let more = ["--address", &address, "--data-dir", &data_dir, "--metrics-listen", &metrics];
         let words = words.into_iter().chain(more).chain(second);
@@ -309,7 +311,7 @@ impl TestCluster {
         self.until_joined("node-b").await
     }
 
-    /// Joins one more node, which is another agent of the far machine.
+    /// Joins one more node: another agent on the far machine.
     pub async fn add_agent(&mut self, node: &str) -> Result<()> {
         let mut far = self.lab.far.clone();
         far.name = node.to_owned();
@@ -322,7 +324,7 @@ impl TestCluster {
         self.until_joined(node).await
     }
 
-    /// Ends the agents that were added, as Ctrl-C does, and takes their nodes away.
+    /// Stops the added agents, as Ctrl-C does, and deletes their nodes.
     pub async fn remove_agents(&mut self) -> Result<()> {
         for (node, child) in std::mem::take(&mut self.extra_agents) {
             interrupt(child, &node).await?;
@@ -331,7 +333,7 @@ impl TestCluster {
         Ok(())
     }
 
-    /// Starts the far machine's agent again after its process was killed, as a service manager would.
+    /// Restarts the far machine's agent after it was killed, as a service manager would.
     pub async fn restart_far_agent(&mut self) -> Result<()> {
         if let Some(mut child) = self.join.take() {
             let _ = child.kill().await;
@@ -359,7 +361,7 @@ impl TestCluster {
         std::fs::read_to_string(self.folder.path().join(name)).unwrap_or_default()
     }
 
-    /// Runs a `russet` verb of a person on the near machine and returns what it printed.
+    /// Runs a client verb of `russet` on the near machine and returns its output.
     pub async fn russet(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new(&self.russet)
             .args(arguments)
@@ -377,12 +379,12 @@ impl TestCluster {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// kubectl of the oracles, as the administrator.
+    /// The oracles' kubectl, as the administrator.
     pub fn kubectl(&self) -> Result<Tool> {
         Ok(Tool::new(oracle("RUSSET_KUBECTL")?, &self.kubeconfig(), self.folder.path()))
     }
 
-    /// One object or list as JSON.
+    /// An object or list as JSON.
     pub async fn get(&self, what: &str) -> Result<Value> {
         let mut arguments = vec!["get"];
         arguments.extend(what.split_whitespace());
@@ -396,7 +398,7 @@ impl TestCluster {
             .is_ok_and(|object| condition(&object, "Ready").is_some_and(|ready| ready["status"] == "True"))
     }
 
-    /// Waits until `check` holds, bounded by [`PATIENCE`]; returns how long it took.
+    /// Waits until `check` holds, at most [`PATIENCE`]; returns how long it took.
     pub async fn until(
         &mut self,
         what: &str,
@@ -412,7 +414,7 @@ impl TestCluster {
         Ok(())
     }
 
-    /// Tables and logs for a person who must find out what went wrong.
+    /// Tables and logs for the analysis of a failure.
     pub async fn diagnostics(&self) -> String {
         let mut text = String::new();
         for what in ["russet", "events"] {
@@ -432,7 +434,7 @@ impl TestCluster {
         text
     }
 
-    /// Process ids of the engines, by rank, as the Shards' status names them.
+    /// Process ids of the engines, by rank, as in the Shards' status.
     pub async fn engines(&self) -> Result<Vec<(i64, i32)>> {
         let shards = self.get("shards").await?;
         let mut found = Vec::new();
@@ -447,8 +449,8 @@ impl TestCluster {
         Ok(found)
     }
 
-    /// Process ids that stand for a role of the control plane or the near machine: one with the
-    /// embedded API server, several elsewhere.
+    /// Process ids of a role of the control plane or the near machine: one with the embedded API server,
+    /// several elsewhere.
     pub fn pids(&self, role: PlaneProcess) -> Result<Vec<i32>> {
         self.plane()?.pids(role)
     }
@@ -460,7 +462,7 @@ impl TestCluster {
         Ok(pid as i32)
     }
 
-    /// Ends everything and waits until no process is left.
+    /// Stops everything and waits until no process is left.
     pub async fn stop(mut self) -> Result<()> {
         let more = std::mem::take(&mut self.extra_agents).into_iter();
         for (node, child) in
@@ -473,7 +475,7 @@ impl TestCluster {
         if let Some(plane) = self.plane.take() {
             plane.stop().await?;
         }
-        // A killed process may take a moment to give its memory back.
+        // A killed process may take a moment to release its memory.
         let begin = Instant::now();
         loop {
             let left = self.leftovers();
@@ -505,7 +507,7 @@ impl Drop for TestCluster {
     }
 }
 
-/// Ends an agent as Ctrl-C does.
+/// Stops an agent as Ctrl-C does.
 async fn interrupt(mut child: Child, node: &str) -> Result<()> {
     // Held open until the end: a closed pipe means something else than Ctrl-C.
     let _input = child.stdin.take();

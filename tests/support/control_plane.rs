@@ -1,6 +1,6 @@
-//! The control plane a cluster under test has. `RUSSET_CONTROL_PLANE` chooses: `embedded` (the
-//! default: `russet up`), `etcd` (the same with its objects in etcd) or `kubernetes` (the real API
-//! server with both charts). Scenarios are the same for all; what differs is said here.
+//! The control plane of a cluster under test. `RUSSET_CONTROL_PLANE` selects it: `embedded` (the default:
+//! `russet up`), `etcd` (the same with its objects in etcd) or `kubernetes` (the real API server with both
+//! charts). Scenarios are the same for all; the differences are here.
 
 pub mod embedded;
 pub mod etcd;
@@ -15,10 +15,10 @@ use self::embedded::Embedded;
 use self::etcd::EtcdControlPlane;
 use self::kubernetes::KubernetesControlPlane;
 
-/// A process of the control plane or of the near machine, by what it does.
+/// A process of the control plane or of the near machine, by its role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaneProcess {
-    /// The API server and the operator, be they one process or two.
+    /// The API server and the operator, in one process or two.
     Serve,
     /// The gateway.
     Gateway,
@@ -38,7 +38,7 @@ pub enum PlaneKind {
 }
 
 impl PlaneKind {
-    /// What the environment says.
+    /// The kind selected by the environment.
     pub fn from_environment() -> Result<Self> {
         Ok(match std::env::var("RUSSET_CONTROL_PLANE").as_deref() {
             Err(_) | Ok("" | "embedded") => Self::Embedded,
@@ -71,7 +71,7 @@ impl ControlPlane {
         }
     }
 
-    /// Process ids that stand for the role; an error while one of them does not run.
+    /// Process ids of the role; an error while one of them does not run.
     pub fn pids(&self, role: PlaneProcess) -> Result<Vec<i32>> {
         match self {
             Self::Embedded(plane) => Ok(vec![plane.pid(role)?]),
@@ -80,7 +80,7 @@ impl ControlPlane {
         }
     }
 
-    /// Where the processes of the control plane show their metrics, each with one that must be there.
+    /// Metrics addresses of the control plane's processes, each with a metric that must exist.
     pub fn metrics(&self) -> Result<Vec<(String, &'static str)>> {
         match self {
             Self::Embedded(plane) => Ok(vec![(plane.metrics()?, "apiserver_request_total")]),
@@ -89,7 +89,7 @@ impl ControlPlane {
         }
     }
 
-    /// Arguments by which a person's `russet token` finds the control plane.
+    /// Arguments by which `russet token` finds the control plane.
     pub fn token_arguments(&self) -> Vec<String> {
         match self {
             Self::Embedded(plane) => vec!["--data-dir".into(), plane.data_dir().display().to_string()],
@@ -101,7 +101,7 @@ impl ControlPlane {
         }
     }
 
-    /// Ends it; the near machine's agent and its engines first.
+    /// Stops it; the near machine's agent and its engines first.
     pub async fn stop(self) -> Result<()> {
         match self {
             Self::Embedded(plane) => plane.stop().await,

@@ -1,5 +1,5 @@
-//! An etcd for tests: one member or several on loopback, with TLS if wanted, killed and started again at
-//! will. Nothing outlives the test: each member ends when the pipe that its keeper reads is closed.
+//! An etcd for tests: one member or several on loopback, optionally with TLS, killed and restarted on demand.
+//! Nothing outlives the test: each member ends when the pipe that its keeper reads is closed.
 
 use std::fs::File;
 use std::io;
@@ -20,15 +20,15 @@ const WRAPPER_SCRIPT: &str = r#""$@" </dev/null & member=$!; cat >/dev/null; kil
 /// Members of one etcd.
 pub struct Etcd {
     members: Vec<EtcdMember>,
-    /// What a client needs for TLS.
+    /// TLS files for a client.
     pub tls: Option<Tls>,
     folder: tempfile::TempDir,
 }
 
-/// Files of an authority and of a client it knows.
+/// Files of a CA and of a client certificate.
 #[derive(Clone)]
 pub struct Tls {
-    /// The authority's certificate.
+    /// The CA's certificate.
     pub ca: PathBuf,
     /// The certificate of a client, and of every member.
     pub cert: PathBuf,
@@ -49,7 +49,7 @@ pub fn program() -> Option<PathBuf> {
 }
 
 impl Etcd {
-    /// Starts `count` members; they answer soon after.
+    /// Starts `count` members; they respond soon after.
     pub fn start(count: usize, tls: bool) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("russet-etcd-").tempdir()?;
         let tls = if tls { Some(Tls::make(folder.path())?) } else { None };
@@ -76,7 +76,7 @@ impl Etcd {
         self.members.iter().map(|member| member.client.clone()).collect()
     }
 
-    /// Where the members keep their data.
+    /// Folder of the members' data.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -90,7 +90,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// Starts a member that was killed, on what it left.
+    /// Restarts a killed member with its data.
     pub fn restart(&mut self, at: usize) -> io::Result<()> {
         let cluster: Vec<String> =
             self.members.iter().map(|member| format!("{}={}", member.name, member.peer)).collect();
@@ -110,7 +110,7 @@ impl Etcd {
             .args(["--listen-client-urls", &member.client, "--advertise-client-urls", &member.client])
             .args(["--listen-peer-urls", &member.peer, "--initial-advertise-peer-urls", &member.peer])
             .args(["--initial-cluster", &cluster.join(","), "--initial-cluster-state", "new"])
-            // A killed process loses nothing that it handed to the system; only a power cut would.
+            // A killed process loses nothing that it handed to the system; only a power failure would.
             .args(["--unsafe-no-fsync", "--log-level", "warn"]);
         if let Some(tls) = &self.tls {
             for (flag, file) in [
@@ -140,7 +140,7 @@ impl Drop for Etcd {
 }
 
 impl Tls {
-    /// A new authority and what it signed, in `folder`.
+    /// A new CA and its certificates, in `folder`.
     pub fn make(folder: &Path) -> io::Result<Self> {
         let made = || -> Result<[String; 3], rcgen::Error> {
             let mut authority = CertificateParams::default();
@@ -166,7 +166,7 @@ impl Tls {
     }
 }
 
-/// Ports that were free a moment ago, all of them at once, so that they differ.
+/// Different ports that were free a moment ago.
 fn free_ports(count: usize) -> io::Result<Vec<u16>> {
     let held: Vec<TcpListener> =
         (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<io::Result<_>>()?;

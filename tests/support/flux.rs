@@ -1,5 +1,5 @@
-//! Flux's kustomize-controller against a cluster under test, and in place of its source-controller a
-//! web server with one archive: what a push to a repository would become.
+//! Flux's kustomize-controller against a cluster under test, with a web server of one archive instead of its
+//! source-controller: the result of a push to a repository.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +30,7 @@ pub struct Flux {
 }
 
 impl Flux {
-    /// Installs the kinds and starts the controller; `folder` takes its log and what is published.
+    /// Installs the kinds and starts the controller; its log and the published archive are in `folder`.
     pub async fn start(program: PathBuf, kubectl: Tool, kubeconfig: &Path, folder: &Path) -> Result<Self> {
         let definition = program.with_file_name("kustomizations.yaml");
         kubectl.run(&["apply", "--server-side", "-f", &definition.display().to_string()]).await?;
@@ -52,20 +52,25 @@ impl Flux {
         });
         std::fs::create_dir_all(folder)?;
         let (kubeconfig, home) = (kubeconfig.to_owned(), folder.to_owned());
-        let controller = SupervisedProcess::start("kustomize-controller", &folder.join("flux.log"), move || {
-            // The process goes with this one, however this one ends.
-            let mut command = Command::new("setpriv");
-            command
-                .args(["--pdeathsig", "KILL"])
-                .arg(&program)
-                .args(["--metrics-addr=127.0.0.1:0", "--health-addr=127.0.0.1:0", "--requeue-dependency=1s"])
-                .args(["--log-encoding=console", "--min-retry-delay=200ms", "--max-retry-delay=2s"])
-                .env("KUBECONFIG", &kubeconfig)
-                .env("HOME", &home)
-                .env("TMPDIR", &home)
-                .env("RUNTIME_NAMESPACE", NAMESPACE);
-            command
-        })?;
+        let controller =
+            SupervisedProcess::start("kustomize-controller", &folder.join("flux.log"), move || {
+                // The process ends with this one, however this one ends.
+                let mut command = Command::new("setpriv");
+                command
+                    .args(["--pdeathsig", "KILL"])
+                    .arg(&program)
+                    .args([
+                        "--metrics-addr=127.0.0.1:0",
+                        "--health-addr=127.0.0.1:0",
+                        "--requeue-dependency=1s",
+                    ])
+                    .args(["--log-encoding=console", "--min-retry-delay=200ms", "--max-retry-delay=2s"])
+                    .env("KUBECONFIG", &kubeconfig)
+                    .env("HOME", &home)
+                    .env("TMPDIR", &home)
+                    .env("RUNTIME_NAMESPACE", NAMESPACE);
+                command
+            })?;
         Ok(Self { kubectl, folder: folder.to_owned(), archive, url, revision: 0, controller, server })
     }
 
@@ -105,7 +110,7 @@ impl Flux {
         format!("main@sha1:{:040x}", self.revision)
     }
 
-    /// Has the controller reconcile a folder of what is published, with pruning, judged by kstatus.
+    /// Makes the controller reconcile a folder of the archive, with pruning and kstatus checks.
     pub async fn reconcile(&self, path: &str) -> Result<()> {
         let kustomization = json!({
             "apiVersion": "kustomize.toolkit.fluxcd.io/v1",
@@ -127,7 +132,7 @@ impl Flux {
         said.map(|_| ())
     }
 
-    /// Whether everything of the present revision is Ready; an error when the controller gave up.
+    /// Whether all objects of the current revision are Ready; an error if the controller gave up.
     pub async fn is_ready(&self) -> Result<bool> {
         let text =
             self.kubectl.run(&["-n", NAMESPACE, "get", "kustomization", "samples", "-o", "json"]).await?;
@@ -145,18 +150,18 @@ impl Flux {
         Ok(current && applied && ready["status"] == "True")
     }
 
-    /// Removes the Kustomization; with it goes, by its finalizer, all it applied.
+    /// Deletes the Kustomization, and by its finalizer all that it applied.
     pub async fn remove(&self) -> Result<()> {
         let delete = ["-n", NAMESPACE, "delete", "kustomization", "samples", "--timeout=120s"];
         self.kubectl.run(&delete).await.map(|_| ())
     }
 
-    /// Where its log lies.
+    /// Path of its log.
     pub fn log(&self) -> PathBuf {
         self.folder.join("flux.log")
     }
 
-    /// Ends the controller and takes its kinds away.
+    /// Stops the controller and deletes its kinds.
     pub async fn stop(self) -> Result<()> {
         self.server.abort();
         self.controller.stop(Signal::KILL).await?;

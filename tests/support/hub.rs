@@ -1,7 +1,7 @@
-//! A hub that serves model folders as Hugging Face does, as far as PyPI's `huggingface_hub` minds: revisions resolve to
-//! a commit, weights have a SHA-256 and all else the hash of a git blob, files come with ranges, doors open to a token.
-//! It can be told to misbehave, so that tests see what an agent does with a cut connection, and to stop in the middle
-//! of a file, so that they can strike there.
+//! A hub that serves model folders like Hugging Face, as far as PyPI's `huggingface_hub` requires: revisions
+//! resolve to a commit, weights have a SHA-256 and other files the hash of a git blob, files support ranges,
+//! gated models need a token. Faults can be injected: cut connections, and stalls in the middle of a file,
+//! for faults of the agent at that point.
 
 #![allow(clippy::result_large_err, reason = "a refusal is a whole answer, and made once a request")]
 
@@ -22,7 +22,7 @@ use futures::StreamExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-/// Transfers of more bytes are the ones that are cut, held and written down.
+/// Minimum size of a transfer that is cut, held and recorded.
 const LARGE_TRANSFER_BYTES: usize = 256 * 1024;
 
 /// A running hub.
@@ -31,24 +31,24 @@ pub struct FakeHub {
     pub address: SocketAddr,
     state: Arc<HubState>,
     task: tokio::task::JoinHandle<()>,
-    /// What the other host serves, and that it does.
+    /// Router of the other host, and whether there is one.
     bridge: Router,
     bridged: Option<tokio::task::JoinHandle<()>>,
 }
 
 struct HubState {
     repositories: BTreeMap<String, PathBuf>,
-    /// Connections to cut after half a file, each once.
+    /// Number of connections to cut after half a file, each once.
     cuts: AtomicU64,
-    /// Whether large transfers stop in the middle.
+    /// Whether large transfers stall in the middle.
     holding: watch::Sender<bool>,
-    /// At which byte of its file each large transfer began, since the last hold.
+    /// Start offset of each large transfer since the last hold.
     hold_offsets: Mutex<Vec<usize>>,
-    /// Bytes of files that each model's answers had.
+    /// Bytes served of each model's files.
     bytes_served: Mutex<BTreeMap<String, u64>>,
-    /// What opens a gated model.
+    /// Token of each gated model.
     tokens: Mutex<BTreeMap<String, String>>,
-    /// Whether weights are redirected to another host of the hub's, as those are that lie in Xet's storage.
+    /// Whether weights are redirected to another host of the hub, like those in Xet's storage.
     bridge: Mutex<Option<SocketAddr>>,
 }
 
@@ -84,7 +84,7 @@ impl FakeHub {
         Ok(Self { address, state, task, bridge, bridged: None })
     }
 
-    /// From now on weights are redirected to another host, as those are that lie in Xet's storage.
+    /// Redirects weights to another host from now on, like those in Xet's storage.
     pub async fn redirect(&mut self) -> Result<()> {
         let other = tokio::net::TcpListener::bind((self.address.ip(), 0)).await?;
         *self.state.bridge.lock().unwrap_or_else(PoisonError::into_inner) = Some(other.local_addr()?);
@@ -95,12 +95,12 @@ impl FakeHub {
         Ok(())
     }
 
-    /// From now on a model wants this token.
+    /// Makes a model require this token from now on.
     pub fn gate(&self, model: &str, token: &str) {
         locked(&self.state.tokens).insert(model.to_owned(), token.to_owned());
     }
 
-    /// What `HF_ENDPOINT` should say.
+    /// Value for `HF_ENDPOINT`.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -110,30 +110,30 @@ impl FakeHub {
         self.state.cuts.store(count, Ordering::SeqCst);
     }
 
-    /// Large transfers stop in the middle for as long as what is returned is kept.
+    /// Stalls large transfers in the middle until the returned value is dropped.
     pub fn hold_transfers(&self) -> TransferHold {
         locked(&self.state.hold_offsets).clear();
         self.state.holding.send_replace(true);
         TransferHold(self.state.clone())
     }
 
-    /// At which byte of its file each large transfer began, since the last [`Hub::hold`].
+    /// Start offset of each large transfer, since the last [`Hub::hold`].
     pub fn hold_offsets(&self) -> Vec<usize> {
         locked(&self.state.hold_offsets).clone()
     }
 
-    /// Bytes of a model's files that were given so far, to whomever.
+    /// Bytes of a model's files that were served so far, to all clients.
     pub fn bytes_served(&self, model: &str) -> u64 {
         locked(&self.state.bytes_served).get(model).copied().unwrap_or(0)
     }
 
-    /// Cuts still due.
+    /// Cuts that have not happened yet.
     pub fn cuts_left(&self) -> u64 {
         self.state.cuts.load(Ordering::SeqCst)
     }
 }
 
-/// Large transfers stop in the middle until this is dropped.
+/// Large transfers stall in the middle until this is dropped.
 pub struct TransferHold(Arc<HubState>);
 
 impl Drop for TransferHold {
@@ -156,11 +156,13 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl HubState {
-    /// The folder of a model that this request may see.
+    /// The folder of a model, if this request may access it.
     fn folder(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<&PathBuf, Response> {
         let model = format!("{owner}/{name}");
-        let folder =
-            self.repositories.get(&model).ok_or_else(|| error_response(StatusCode::NOT_FOUND, "RepoNotFound"))?;
+        let folder = self
+            .repositories
+            .get(&model)
+            .ok_or_else(|| error_response(StatusCode::NOT_FOUND, "RepoNotFound"))?;
         match locked(&self.tokens).get(&model) {
             Some(token) if token_of(headers) != Some(token) => {
                 Err(error_response(StatusCode::UNAUTHORIZED, "GatedRepo"))
@@ -175,12 +177,12 @@ fn token_of(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// A refusal with the code that clients of hubs tell them apart by.
+/// An error with the code by which clients of hubs distinguish errors.
 fn error_response(status: StatusCode, code: &'static str) -> Response {
     (status, [("x-error-code", code)], code).into_response()
 }
 
-/// A file as the hub keeps it: weights by their SHA-256, in large storage, all else in git.
+/// A file as the hub stores it: weights by their SHA-256, in large storage, other files in git.
 struct HubFile {
     size: usize,
     git: String,
@@ -208,12 +210,12 @@ impl HubFile {
     }
 }
 
-/// What git has in a large file's place.
+/// Git LFS pointer of a large file.
 fn pointer(sum: &str, size: usize) -> String {
     format!("version https://git-lfs.github.com/spec/v1\noid sha256:{sum}\nsize {size}\n")
 }
 
-/// A commit made of the folder's contents, so that it changes when they do.
+/// A commit id derived from the folder's contents, so that it changes with them.
 fn commit(folder: &Path) -> Result<(String, Vec<String>)> {
     let mut names: Vec<String> =
         std::fs::read_dir(folder)?.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
@@ -226,7 +228,7 @@ fn commit(folder: &Path) -> Result<(String, Vec<String>)> {
     Ok((hex::encode(&hash.finalize()[..20]), names))
 }
 
-/// Whether a revision is one of ours: the branch, or a commit.
+/// Whether a revision exists: the branch, or a commit.
 fn check_revision(revision: &str) -> Result<(), Response> {
     let commit = revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit());
     match revision == "main" || commit {
@@ -324,7 +326,8 @@ async fn resolve(
     let found = || -> Result<_, Response> {
         let folder = served.folder(&owner, &name, &headers)?;
         check_revision(&revision)?;
-        let commit = if revision == "main" { commit(folder).map_err(internal_error)?.0 } else { revision.clone() };
+        let commit =
+            if revision == "main" { commit(folder).map_err(internal_error)?.0 } else { revision.clone() };
         let missing = |_| error_response(StatusCode::NOT_FOUND, "EntryNotFound");
         Ok((std::fs::read(folder.join(plain(&file)?)).map_err(missing)?, commit))
     };
@@ -352,7 +355,7 @@ async fn resolve(
     response
 }
 
-/// The other host, which knows nothing of tokens: who is sent there has shown one.
+/// The other host, which checks no tokens: a redirected client has shown one.
 async fn bridge(
     State(served): State<Arc<HubState>>,
     UrlPath((owner, name, file)): UrlPath<(String, String, String)>,
@@ -374,7 +377,7 @@ fn plain(file: &str) -> Result<&str, Response> {
     if file.contains("..") { Err(StatusCode::BAD_REQUEST.into_response()) } else { Ok(file) }
 }
 
-/// A file or a range of it, cut or held where that was asked for.
+/// A file or a range of it, cut or stalled if requested.
 fn serve(
     served: &HubState,
     model: &str,

@@ -1,6 +1,6 @@
-//! Two machines on one computer: this one, and a network namespace with its own address, linked by
-//! a virtual cable. Where namespaces are not allowed the second machine falls back to loopback, and
-//! says so; CI does not accept that.
+//! Two machines on one computer: this one, and a network namespace with its own address, linked by a virtual
+//! cable. If namespaces are not allowed the second machine falls back to loopback, with a message; CI does
+//! not accept that.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 pub struct LabMachine {
     /// Node name.
     pub name: String,
-    /// Address the other machine reaches it at.
+    /// Address for the other machine.
     pub address: IpAddr,
     namespace: Option<String>,
 }
@@ -31,10 +31,10 @@ impl LabMachine {
     }
 }
 
-/// Something of the far machine's network that was taken away; dropped, it is put back.
+/// A fault in the far machine's network; dropping it restores the network.
 pub struct NetworkFault {
     namespace: String,
-    /// Commands of `ip` that put it back.
+    /// Commands of `ip` that restore it.
     repair: Vec<String>,
 }
 
@@ -46,20 +46,20 @@ impl Drop for NetworkFault {
     }
 }
 
-/// The two machines; dropped, the cable and the namespace go.
+/// The two machines; dropping it removes the cable and the namespace.
 pub struct TwoMachineLab {
     /// This computer.
     pub near: LabMachine,
     /// The other machine.
     pub far: LabMachine,
-    /// Ends of the wire that joins the two beside their network, where Macs would have a Thunderbolt cable.
+    /// Ends of the second cable between the two, where Macs would have a Thunderbolt cable.
     pub wire: Option<[IpAddr; 2]>,
-    /// Why both are on loopback, when they are.
+    /// Why both are on loopback, if they are.
     pub fallback: Option<String>,
     namespace: Option<String>,
 }
 
-/// Names of both ends of a virtual cable: here and there.
+/// Names of both ends of a virtual cable: near and far.
 fn ends(cable: char) -> [String; 2] {
     let id = std::process::id() % 1_000_000;
     [format!("rs{id}{cable}a"), format!("rs{id}{cable}b")]
@@ -67,11 +67,11 @@ fn ends(cable: char) -> [String; 2] {
 
 /// The network between the machines.
 const NETWORK: char = 'n';
-/// The wire beside it.
+/// The second cable.
 const WIRE: char = 'w';
 
 impl TwoMachineLab {
-    /// Makes the second machine.
+    /// Creates the second machine.
     pub fn new() -> Result<Self> {
         match Self::with_namespace() {
             Ok(lab) => Ok(lab),
@@ -96,7 +96,7 @@ impl TwoMachineLab {
         self.pull(NETWORK)
     }
 
-    /// Pulls the wire beside it.
+    /// Pulls the second cable.
     pub fn cut_wire(&self) -> Result<NetworkFault> {
         self.pull(WIRE)
     }
@@ -107,19 +107,19 @@ impl TwoMachineLab {
         self.cut_by(&link("down"), link("up"))
     }
 
-    /// Bytes that came over the wire to the near machine.
+    /// Bytes received on the near machine over the second cable.
     pub fn wire_bytes(&self) -> Result<u64> {
         let [here, _] = ends(WIRE);
         let path = format!("/sys/class/net/{here}/statistics/rx_bytes");
         Ok(std::fs::read_to_string(&path).with_context(|| path)?.trim().parse()?)
     }
 
-    /// Swallows what the far machine sends to these TCP ports, and nothing else.
+    /// Drops packets of the far machine to these TCP ports, and no others.
     pub fn cut_ports(&self, ports: &[u16]) -> Result<NetworkFault> {
         self.drop_packets("dport", ports)
     }
 
-    /// Swallows what the far machine sends to or from these TCP ports.
+    /// Drops packets of the far machine to or from these TCP ports.
     pub fn cut_connections(&self, ports: &[u16]) -> Result<[NetworkFault; 2]> {
         Ok([self.drop_packets("dport", ports)?, self.drop_packets("sport", ports)?])
     }
@@ -134,7 +134,7 @@ impl TwoMachineLab {
 
     fn cut_by(&self, cut: &[String], mend: Vec<String>) -> Result<NetworkFault> {
         let namespace = self.namespace.clone().context("both machines share one loopback")?;
-        // Made first, so that a failure half way is undone too.
+        // Created first, so that a failure half way is undone too.
         let undo = NetworkFault { namespace, repair: mend };
         for command in cut {
             ip_in(&undo.namespace, command)?;
@@ -145,12 +145,12 @@ impl TwoMachineLab {
     fn with_namespace() -> Result<Self> {
         let id = std::process::id();
         let namespace = format!("russet-{id}");
-        // A /30 of ranges nobody routes, spread by process id so that two labs do not meet.
+        // An unrouted /30, spread by process id so that two labs do not collide.
         let [third, fourth] = [(id >> 6) as u8, ((id & 0x3f) << 2) as u8];
         let address = |second, end| Ipv4Addr::new(10, second, third, fourth + end);
         let [network, wire] = [213, 214].map(|second| [address(second, 1), address(second, 2)]);
         ip(&["netns", "add", &namespace])?;
-        // From here on a failure takes the namespace down again.
+        // From here on a failure removes the namespace again.
         let lab = Self {
             near: LabMachine { name: "node-a".into(), address: network[0].into(), namespace: None },
             far: LabMachine {
@@ -179,7 +179,7 @@ impl TwoMachineLab {
 impl Drop for TwoMachineLab {
     fn drop(&mut self) {
         if let Some(namespace) = &self.namespace {
-            // Taking the namespace away takes its end of the cable, and so the cable.
+            // Removing the namespace removes its end of the cable, and so the cable.
             let _ = ip(&["netns", "del", namespace]);
         }
     }

@@ -1,8 +1,8 @@
-//! A whole cluster for tests and the demo: two machines on one computer, a hub that serves model
-//! files, and a client that asks questions. Real processes, real sockets; nothing of Russet is faked.
+//! A whole cluster for tests and the demo: two machines on one computer, a hub that serves model files, and
+//! an OpenAI client. Real processes, real sockets; nothing of Russet is mocked.
 
-pub mod chat;
 pub mod booted;
+pub mod chat;
 pub mod clock;
 pub mod cluster;
 pub mod control_plane;

@@ -1,4 +1,4 @@
-//! A machine that plays a Mac with one Thunderbolt port, by programs that are asked in place of macOS's.
+//! A machine that simulates a Mac with one Thunderbolt port, by programs that replace macOS's tools.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -17,19 +17,19 @@ pub struct FakeMac {
 }
 
 impl FakeMac {
-    /// Of a machine that has nothing plugged in; its port has this address.
+    /// The tools of a machine with nothing plugged in; its port has this address.
     pub fn new(root: &Path, machine: &str, address: IpAddr) -> Result<Self> {
         let mac = Self { folder: folder(root, machine), domain: format!("DOMAIN-{machine}"), address };
         mac.write_tools(&[])?;
         Ok(mac)
     }
 
-    /// Plugs in a cable whose other end is in that one.
+    /// Plugs in a cable to the other Mac.
     pub fn plug(&self, other: &FakeMac) -> Result<()> {
         self.write_tools(&[&other.domain])
     }
 
-    /// Takes the cable out.
+    /// Unplugs the cable.
     pub fn unplug(&self) -> Result<()> {
         self.write_tools(&[])
     }
@@ -45,7 +45,7 @@ impl FakeMac {
     }
 }
 
-/// Where the tools of a machine are, if it plays a Mac.
+/// Folder of a machine's tools, if it simulates a Mac.
 pub fn folder(root: &Path, machine: &str) -> PathBuf {
     root.join(format!("mac-{machine}"))
 }

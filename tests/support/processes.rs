@@ -1,5 +1,5 @@
-//! Processes of a cluster under test: found in /proc, killed, and kept running where a kubelet or a
-//! service manager would keep them running.
+//! Processes of a cluster under test: found in /proc, killed, and restarted where a kubelet or a service
+//! manager would.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
-/// What restarts a process that ended waits this long first.
+/// Delay before a process is restarted.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
 
-/// A process that is started again whenever it ends, until it is stopped.
+/// A process that is restarted whenever it exits, until it is stopped.
 pub struct SupervisedProcess {
     name: String,
     pid: Arc<AtomicI32>,
@@ -23,7 +23,7 @@ pub struct SupervisedProcess {
 }
 
 impl SupervisedProcess {
-    /// Starts what `command` makes; its output goes to `log`.
+    /// Starts the process of `command`; its output goes to `log`.
     pub fn start(name: &str, log: &Path, command: impl Fn() -> Command + Send + 'static) -> Result<Self> {
         let (pid, stopping) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicBool::new(false)));
         let (log, current) = (log.to_owned(), pid.clone());
@@ -63,7 +63,7 @@ impl SupervisedProcess {
         }
     }
 
-    /// Ends it for good.
+    /// Stops it permanently.
     pub async fn stop(mut self, signal: Signal) -> Result<()> {
         self.stopping.store(true, Ordering::SeqCst);
         if let Some(pid) = self.pid().ok().and_then(Pid::from_raw) {
@@ -77,12 +77,12 @@ impl SupervisedProcess {
 
 impl Drop for SupervisedProcess {
     fn drop(&mut self) {
-        // The child dies with the task that owns it.
+        // The child is killed with the task that owns it.
         self.task.abort();
     }
 }
 
-/// SIGKILL.
+/// Sends SIGKILL.
 pub fn kill(pid: i32) {
     if let Some(pid) = Pid::from_raw(pid) {
         let _ = kill_process(pid, Signal::KILL);
@@ -99,7 +99,7 @@ pub struct OsProcess {
     pub arguments: Vec<String>,
 }
 
-/// Every process that is not dead already.
+/// Every process that is not a zombie.
 pub fn processes() -> Vec<OsProcess> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -138,7 +138,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A program of somebody else's, named by a variable that `cargo xtask oracle` sets.
+/// An external program, named by a variable that `cargo xtask oracle` sets.
 pub fn oracle(variable: &str) -> Result<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from).with_context(|| {
         format!("{variable} is not set; `cargo xtask oracle build` builds the program and says the variable")

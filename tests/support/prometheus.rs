@@ -1,4 +1,5 @@
-//! A real Prometheus on loopback, configured as docs/metrics says, but for addresses and a hurry.
+//! A real Prometheus on loopback, configured as docs/metrics says, except for addresses and shorter
+//! intervals.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -11,18 +12,18 @@ use crate::chat;
 use crate::cluster::repository;
 use crate::processes::{oracle, tail};
 
-/// Prometheus and what it keeps; both end with the value.
+/// Prometheus and its data; both are removed on drop.
 pub struct Prometheus {
     child: Child,
     base: String,
     folder: tempfile::TempDir,
 }
 
-/// The rules the chart brings.
+/// The rules of the chart.
 pub const RULES: &str = "charts/russet/rules/russet.yaml";
 
 impl Prometheus {
-    /// Starts it on what `control_plane` and `gateway`, both `host:port`, show and name.
+    /// Starts it with the targets of `control_plane` and `gateway`, both `host:port`.
     pub fn start(control_plane: &str, gateway: &str) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("russet-prometheus-").tempdir()?;
         let mut config = read("docs/metrics/prometheus.yml")?;
@@ -53,7 +54,7 @@ impl Prometheus {
         Ok(Self { child, base: format!("http://127.0.0.1:{port}"), folder })
     }
 
-    /// Whether it answers; an error when it has ended.
+    /// Whether it responds; an error if it has exited.
     pub async fn is_ready(&mut self) -> Result<bool> {
         if let Some(status) = self.child.try_wait()? {
             bail!("Prometheus ended ({status}):\n{}", tail(&self.folder.path().join("prometheus.log"), 30));
@@ -70,7 +71,7 @@ impl Prometheus {
         Ok(answer["data"].take())
     }
 
-    /// What an expression has now: the numbers of its series, those that are none left out.
+    /// The current value of an expression: the numbers of its series, without NaN.
     pub async fn query(&self, expression: &str) -> Result<Vec<f64>> {
         let data = self.get(&format!("query?query={}", encoded(expression))).await?;
         let series = data["result"].as_array().context("an answer without series")?;

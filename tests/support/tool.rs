@@ -1,4 +1,4 @@
-//! kubectl and Helm as a person runs them: an administrator's kubeconfig, a home of their own.
+//! kubectl and Helm as a user runs them: with an administrator's kubeconfig and a home of their own.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -22,12 +22,12 @@ impl Tool {
         Self { program, kubeconfig: kubeconfig.to_owned(), home: home.to_owned() }
     }
 
-    /// Runs it, which must succeed; what it printed.
+    /// Runs it; it must succeed. Returns its output.
     pub async fn run(&self, arguments: &[&str]) -> Result<String> {
         self.with_input(arguments, "").await
     }
 
-    /// kubectl alone: waits until every CustomResourceDefinition is served.
+    /// For kubectl: waits until every CustomResourceDefinition is served.
     pub async fn until_established(&self) -> Result<()> {
         let wait = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"];
         for _ in 0..600 {
@@ -42,7 +42,7 @@ impl Tool {
         bail!("a CustomResourceDefinition has no conditions after a minute")
     }
 
-    /// The same with that standard input.
+    /// The same with this standard input.
     pub async fn with_input(&self, arguments: &[&str], input: &str) -> Result<String> {
         let mut child = Command::new(&self.program)
             .args(arguments)

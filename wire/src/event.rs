@@ -1,22 +1,21 @@
-//! What a running request sends back, in order: `Started`, any number of `Token`, then exactly
-//! one `Finished` or a typed [`Failure`]. A stream that ends in any other way is a bug
-//! (invariant 10).
+//! Events of a generation stream, in order: `Started`, any number of `Token`, then exactly one `Finished` or
+//! a typed [`GenerationFailure`]. A stream that ends in any other way is a bug (invariant 10).
 
 use serde::{Deserialize, Serialize};
 
-/// Why an answer ended.
+/// Why a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
-    /// The model ended its turn or a stop text was met.
+    /// The model emitted an end-of-sequence token, or a stop string matched.
     Stop,
     /// `max_tokens` or the context length was reached.
     Length,
-    /// The caller went away or asked to stop.
+    /// The client disconnected or cancelled.
     Cancelled,
 }
 
 impl FinishReason {
-    /// The word OpenAI's API and the engine's metrics use.
+    /// The word in OpenAI's API and the engine's metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -26,68 +25,68 @@ impl FinishReason {
     }
 }
 
-/// Tokens counted for one request.
+/// Token counts of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the rendered prompt.
     pub prompt_tokens: u32,
-    /// Tokens of the whole answer, whoever generated them; the end-of-sequence token is not counted.
+    /// Tokens of the whole response, whichever engines generated them, without the end-of-sequence token.
     pub completion_tokens: u32,
-    /// Tokens of the prompt that were kept of earlier requests and not read again.
+    /// Prompt tokens found in the prefix cache and not prefilled again.
     #[serde(default)]
     pub cached_tokens: u32,
 }
 
-/// Why a request failed, typed so that a gateway knows whether to try elsewhere.
+/// Class of a failure, so that a gateway knows whether to retry elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureKind {
-    /// The request itself is wrong (too long, unknown role); no other group would take it.
+    /// The request itself is invalid (too long, unknown role); no other group would accept it.
     InvalidRequest,
-    /// No room now; the same request may succeed later or elsewhere.
+    /// No capacity now; the same request may succeed later or elsewhere.
     Overloaded,
-    /// The engine or a peer rank is gone; the group is being re-formed.
+    /// The engine or a peer rank is lost; the group is being re-formed.
     Unavailable,
-    /// The caller's deadline passed, or passes before there could be an answer.
+    /// The client's deadline has passed, or passes before a response is possible.
     DeadlineExceeded,
-    /// A fault of ours.
+    /// A bug in Russet.
     Internal,
 }
 
-/// One failure with the message a person sees.
+/// A failure with its message for users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GenerationFailure {
-    /// The class of the failure.
+    /// Class of the failure.
     pub kind: FailureKind,
-    /// What happened, to what, with the numbers, and what to do.
+    /// Object, numbers and remedy.
     pub message: String,
 }
 
-/// One event of a running request.
+/// One event of a generation stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GenerationEvent {
     /// The request was admitted.
     Started {
         /// Tokens of the rendered prompt.
         prompt_tokens: u32,
-        /// Tokens of the answer it goes on after: as many as the request holds, unless the engine is of a release
-        /// that does not know of them and begins anew.
+        /// Number of emitted tokens that the response resumes after: all of the request's, unless the engine
+        /// is of a release without resume and starts again.
         emitted_tokens: u32,
     },
-    /// A token was chosen. Its event may carry the text of several tokens, or none yet of a token
+    /// A token was sampled. Its event may carry the text of several tokens, or none yet of a token
     /// whose bytes are still incomplete.
     Token {
-        /// The id the model chose; there is one event a token, but for an end that has nothing to tell.
+        /// The sampled token's id. There is one event per token, except for an end token without text.
         id: u32,
         /// Text to append; never splits a character.
         text: String,
     },
-    /// The answer is complete.
+    /// The response is complete.
     Finished {
         /// Why it ended.
         reason: FinishReason,
-        /// What it cost.
+        /// Token counts.
         usage: Usage,
     },
-    /// The answer cannot be completed.
+    /// The response cannot be completed.
     Failed(GenerationFailure),
 }

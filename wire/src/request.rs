@@ -1,30 +1,30 @@
-//! A generation request, free of any client dialect. The gateway's dialects produce it, the
+//! A generation request, independent of any client dialect. The gateway's dialects produce it, the
 //! engine consumes it; HTTP and gRPC stay outside.
 
 use serde::{Deserialize, Serialize};
 
-/// One turn of a conversation.
+/// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant` or `tool`; the chat template decides what it knows.
+    /// `system`, `user`, `assistant` or `tool`; the chat template decides which it supports.
     pub role: String,
-    /// The text of the turn; dialects join text parts before they come here.
+    /// Text of the message; dialects join text parts before.
     pub content: String,
 }
 
-/// How the next token is chosen from the logits.
+/// Sampling parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0 means greedy: always the most probable token.
     pub temperature: f32,
-    /// Nucleus mass in (0, 1]; 1 keeps everything.
+    /// Nucleus mass in (0, 1]; 1 disables it.
     pub top_p: f32,
-    /// Number of most probable tokens kept; 0 keeps everything.
+    /// Number of most probable tokens to sample from; 0 disables it.
     pub top_k: u32,
-    /// Tokens less probable than this share of the best one are dropped; 0 keeps everything.
+    /// Tokens less probable than this share of the best one are dropped; 0 disables it.
     pub min_p: f32,
-    /// Makes sampling repeatable for one request; drawn by the gateway when a client names none, so that another
-    /// engine can go on with the same one.
+    /// Makes sampling reproducible for one request. The gateway draws it when a client sends none, so that
+    /// another engine can resume with the same one.
     pub seed: Option<u64>,
 }
 
@@ -34,26 +34,26 @@ impl Default for Sampling {
     }
 }
 
-/// Everything rank 0 needs to answer one chat turn.
+/// All inputs of rank 0 for one chat completion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerationRequest {
     /// Unique per request; appears in logs of gateway and engine.
     pub id: String,
     /// The conversation, oldest first.
     pub messages: Vec<Message>,
-    /// Most tokens to generate; absent means whatever the context still holds.
+    /// Maximum tokens to generate; absent means the rest of the context.
     pub max_tokens: Option<u32>,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Texts that end the answer; they are not part of it.
+    /// Stop strings; they are not part of the response.
     pub stop: Vec<String>,
-    /// Bans the end-of-sequence tokens, so that the answer runs to `max_tokens`.
+    /// Bans the end-of-sequence tokens, so that the response runs to `max_tokens`.
     pub ignore_eos: bool,
-    /// Tokens of the answer that its caller was told already, by an engine that was lost: the answer goes on after
-    /// them, and everything else here means the whole of it. Empty for an answer that begins.
+    /// Tokens that a lost engine has emitted to the client: the response resumes after them, and all other
+    /// fields apply to the whole response. Empty for a new response.
     pub emitted: Vec<u32>,
-    /// Who is answered first where not all can be: higher first, 0 as a rule.
+    /// Scheduling priority: higher first, default 0.
     pub priority: i32,
-    /// How long the caller still waits for the whole answer; absent means as long as it takes.
+    /// Remaining time for the whole response; absent means unlimited.
     pub deadline_milliseconds: Option<u64>,
 }

@@ -1,6 +1,6 @@
 //! `cargo xtask bench AREA`: figures with their goals, as a table, as JSON lines, or written into
-//! docs/benchmarks.md; and `cargo xtask proof AREA`: the same over many rounds, written to
-//! docs/evidence. An area is a file beside this one and a line in [`AREAS`].
+//! docs/benchmarks.md; and `cargo xtask proof AREA`: the same over many rounds, written to docs/evidence. An
+//! area is a file beside this one and a line in [`AREAS`].
 
 mod control_plane;
 mod engine;
@@ -38,7 +38,7 @@ const AREAS: &[Area] = &[
     Area { name: "tunnel", about: tunnel::ABOUT, run: tunnel::run },
 ];
 
-/// The figures that a program prints, each JSON at the end of a line: a test writes its own name before it.
+/// The figures that a program prints, each as JSON at the end of a line: a test prints its name before it.
 fn figures(command: &mut Command, name: &str) -> Result<Vec<Value>> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.with_context(|| format!("cannot run {name}"))?;
@@ -54,34 +54,34 @@ fn figures(command: &mut Command, name: &str) -> Result<Vec<Value>> {
 /// One thing to measure, with everything built that it needs.
 struct Area {
     name: &'static str,
-    /// How it is measured, in sentences for docs/benchmarks.md.
+    /// Method, in sentences for docs/benchmarks.md.
     about: &'static str,
     run: fn(&mlx::Prepared) -> Result<Vec<BenchRow>>,
 }
 
-/// A figure, what it is compared with, and what it should be.
+/// A figure, its comparison, and its goal.
 pub struct BenchRow {
     /// The area's name.
     pub area: &'static str,
-    /// What was measured; rounds of the same thing say the same.
+    /// What was measured; the same for all rounds of one measurement.
     pub what: String,
     pub ours: f64,
-    /// What the program we compare with needed or did in the same run.
+    /// The figure of the program that we compare with, in the same run.
     pub peer: Option<f64>,
-    /// Of `ours` and `peer`.
+    /// Unit of `ours` and `peer`.
     pub unit: &'static str,
-    /// How we compare; a goal is meant for it where there is one, and for `ours` otherwise.
+    /// Ratio of ours to the peer's; the goal applies to it if there is one, and to `ours` otherwise.
     pub ratio: Option<f64>,
     pub goal: Goal,
 }
 
-/// What a figure should be.
+/// The goal of a figure.
 #[derive(Clone, Copy)]
 #[allow(dead_code, reason = "which bounds are in use changes with the areas")]
 pub enum Goal {
     AtLeast(f64),
     AtMost(f64),
-    /// It is only told.
+    /// No goal; reported only.
     None,
 }
 
@@ -94,7 +94,7 @@ impl Goal {
         }
     }
 
-    /// Ordered so that the worst comes last.
+    /// Ordering with the worst last.
     fn worse(self, a: f64, b: f64) -> std::cmp::Ordering {
         match self {
             Self::AtLeast(_) => b.total_cmp(&a),
@@ -114,7 +114,7 @@ impl std::fmt::Display for Goal {
 }
 
 impl BenchRow {
-    /// The figure that the goal is about.
+    /// The figure that the goal applies to.
     fn judged(&self) -> f64 {
         self.ratio.unwrap_or(self.ours)
     }
@@ -164,8 +164,8 @@ pub fn bench(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// `proof AREA [N] [ONLY]`: runs one area many times and writes the table. `ONLY` names faults by a part
-/// of their names; lines of others stay as they were, with the commit they were measured at. Of a soak `N` are seconds.
+/// `proof AREA [N] [ONLY]`: runs one area many times and writes the table. `ONLY` selects faults by a part of
+/// their names; other lines stay, with the commit they were measured at. For a soak `N` are seconds.
 pub fn proof(arguments: &[String]) -> Result<()> {
     let area = area(arguments)?;
     let rounds: usize = arguments
@@ -173,11 +173,11 @@ pub fn proof(arguments: &[String]) -> Result<()> {
         .map_or(Ok(5), |text| text.parse())
         .context("the second word is a number of rounds")?;
     ensure!(rounds > 0, "a proof needs at least one round");
-    // Commits made while it runs are not what was measured.
+    // Later commits are not what was measured.
     let commit = commit()?;
     let prepared = prepare()?;
     let (mut measured, mut failed) = (Vec::new(), Vec::new());
-    // Faults repeat themselves on one cluster; starting one each time would take longer than they do.
+    // Faults are repeated on one cluster; starting one each time would take longer than the faults.
     if area.name == "faults" {
         let proof = faults::many(&prepared, rounds, arguments.get(2).map(String::as_str));
         (measured, failed) = (proof.rows, proof.failed);
@@ -205,9 +205,9 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The page of an area's proof: new lines in place of those about the same things, others kept.
+/// The page of an area's proof: new lines replace those of the same measurement, others are kept.
 fn evidence(area: &Area, page: &str, measured: Vec<BenchRow>, commit: &str) -> String {
-    // The columns of today; lines of older pages are not kept.
+    // The current columns; lines of older pages are dropped.
     const HEAD: &str = "| what | rounds | median | worst | goal | commit |\n|---|---|---|---|---|---|\n";
     let kept = page.split_once(HEAD).map_or("", |(_, lines)| lines).lines();
     let what = |line: &str| line.split('|').nth(1).map(|what| what.trim().to_owned());
@@ -255,7 +255,7 @@ fn prepare() -> Result<mlx::Prepared> {
     Ok(prepared)
 }
 
-/// The commit, and whether anything but the pages these commands write differs from it.
+/// The commit, and whether the working tree differs from it, apart from the pages that these commands write.
 fn commit() -> Result<String> {
     let git = |arguments: &[&str]| -> Result<String> {
         let output = Command::new("git").args(arguments).current_dir(cargo::root()).output()?;
@@ -267,7 +267,7 @@ fn commit() -> Result<String> {
     Ok(git(&["rev-parse", "--short", "HEAD"])? + if changes.is_empty() { "" } else { "-dirty" })
 }
 
-/// Three digits that mean something, whatever the size.
+/// Three significant digits, whatever the size.
 fn figure(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
@@ -313,7 +313,7 @@ fn section(area: &Area, rows: &[BenchRow]) -> Result<String> {
     ))
 }
 
-/// The page with one area's section put in, or put anew where it already stood.
+/// The page with one area's section inserted or replaced.
 fn with_section(page: &str, name: &str, section: &str) -> String {
     let (begin, end) = (format!("<!-- bench {name} -->"), format!("<!-- end of {name} -->"));
     let body = format!("{begin}\n{section}{end}\n");
@@ -376,8 +376,15 @@ mod tests {
 
     #[test]
     fn a_goal_is_for_the_ratio_where_there_is_one() {
-        let row =
-            |ratio, goal| BenchRow { area: "a", what: "w".into(), ours: 3.0, peer: None, unit: "s", ratio, goal };
+        let row = |ratio, goal| BenchRow {
+            area: "a",
+            what: "w".into(),
+            ours: 3.0,
+            peer: None,
+            unit: "s",
+            ratio,
+            goal,
+        };
         for (ratio, goal, met) in [
             (None, Goal::AtMost(3.0), true),
             (None, Goal::AtLeast(3.5), false),

@@ -1,5 +1,5 @@
-//! Calls of cargo, always over the whole workspace: building single packages would choose other
-//! features for shared dependencies and compile them twice.
+//! Calls of cargo, always for the whole workspace: building single packages would select other features for
+//! shared dependencies and compile them twice.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ pub fn root() -> PathBuf {
 /// `cargo VERB …` with MLX's configuration, run in the repository.
 pub fn command(prepared: &mlx::Prepared, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // Clippy never sees what stands before its name, and passes on what follows it.
+    // Clippy ignores arguments before its name, and passes on those after it.
     match arguments.split_first() {
         Some((&"clippy", rest)) => command.arg("clippy").args(prepared.cargo_args()).args(rest),
         _ => command.args(prepared.cargo_args()).args(arguments),
@@ -25,8 +25,8 @@ pub fn command(prepared: &mlx::Prepared, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs in the repository, without the variables cargo sets for this program itself: they would make
-/// every build look changed.
+/// Runs in the repository, without the variables that cargo sets for this program itself: with them every
+/// build looks changed.
 pub fn without_own_variables(command: &mut Command) -> &mut Command {
     command.current_dir(root());
     for (name, _) in std::env::vars_os() {
@@ -40,7 +40,7 @@ pub fn without_own_variables(command: &mut Command) -> &mut Command {
     command
 }
 
-/// Runs it and demands success.
+/// Runs it; it must succeed.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot run {command:?}"))?;
     ensure!(status.success(), "{command:?} ended with {status}");

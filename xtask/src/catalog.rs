@@ -1,5 +1,5 @@
-//! `cargo xtask catalog`: asks the hub what the repositories of the catalogue say about themselves, and writes it into
-//! `cli/src/catalog/models.csv`. It neither adds nor drops rows, and leaves alone what a person decides.
+//! `cargo xtask catalog`: updates `cli/src/catalog/models.csv` from what the hub says about the repositories.
+//! It neither adds nor removes rows, and leaves columns alone that a person decides.
 
 use std::fmt;
 use std::path::Path;
@@ -12,13 +12,14 @@ use serde_json::Value;
 use crate::{cargo, step};
 
 const LIST: &str = "cli/src/catalog/models.csv";
-/// Asked where HF_ENDPOINT names no mirror.
+/// Default if HF_ENDPOINT names no mirror.
 const ENDPOINT: &str = "https://huggingface.co";
-/// Seconds until an endpoint that takes no connections is given up: without a network, each row waits so long.
+/// Connect timeout in seconds: without a network, each row takes this long.
 const CONNECT_TIMEOUT_SECONDS: &str = "10";
-/// Seconds for one answer. A listing has some hundred bytes a file, so a slow line is done long before.
+/// Response timeout in seconds. A listing has some hundred bytes per file, so even a slow connection is done
+/// long before.
 const REQUEST_TIMEOUT_SECONDS: &str = "60";
-/// Characters of a stranger's word that a column or a reason takes; the longest licence so far has 22.
+/// Maximum characters of external text in a column or a reason; the longest licence so far has 22.
 const MAX_WORD_CHARS: usize = 60;
 /// The first line of the list.
 const COLUMNS: [&str; 12] = [
@@ -36,7 +37,7 @@ const COLUMNS: [&str; 12] = [
     "licence",
 ];
 
-// Places of columns in a row.
+// Indices of columns in a row.
 const NAME: usize = 0;
 const REPOSITORY: usize = 1;
 const ARCHITECTURE: usize = 3;
@@ -47,26 +48,26 @@ const ORIGIN: usize = 9;
 const CONTEXT: usize = 10;
 const LICENCE: usize = 11;
 
-/// A row of the list, as it is written: numbers stay text, so that a row that nobody changes stays the same.
+/// A row of the list, as text, so that an unchanged row stays byte for byte the same.
 #[derive(Clone, Debug, PartialEq)]
 struct CatalogRow([String; COLUMNS.len()]);
 
-/// What the hub says of a repository.
+/// The hub's data on a repository.
 struct HubAnswer {
-    /// Its API's answer: files, commit, card.
+    /// The API's response: files, commit, card.
     listing: Value,
     /// The model's `config.json` of that commit.
     config: Value,
 }
 
-/// Why a row stays as it was, for the person who runs this.
+/// Why a row was not updated.
 enum UnchangedReason {
-    /// The hub answered, and what it says is none of the catalogue's.
+    /// The hub responded, and its values do not fit the catalogue.
     Unfit(String),
     Unreachable(String),
 }
 
-/// How many rows had which outcome.
+/// Number of rows by outcome.
 #[derive(Default)]
 struct Tally {
     rows: usize,
@@ -75,7 +76,7 @@ struct Tally {
     unreachable: usize,
 }
 
-/// Asks for every row and writes the list, or only compares.
+/// Queries every row and writes the list, or only compares.
 pub fn run(arguments: &[String]) -> Result<()> {
     let check = match arguments {
         [] => false,
@@ -90,8 +91,8 @@ pub fn run(arguments: &[String]) -> Result<()> {
     update(&cargo::root().join(LIST), endpoint.as_deref().unwrap_or(ENDPOINT), check)
 }
 
-/// Makes `list` say what the hub says. A check judges the list alone: a repository that cannot be asked changes
-/// nothing in it, and so fails only the run that was to write.
+/// Updates `list` from the hub. A check judges the list only: a repository that cannot be reached changes
+/// nothing in it, and so fails only a run that writes.
 fn update(list: &Path, endpoint: &str, check: bool) -> Result<()> {
     let shown = list.display();
     let text = fs::read_to_string(list).with_context(|| format!("cannot read {shown}"))?;
@@ -138,8 +139,7 @@ fn update(list: &Path, endpoint: &str, check: bool) -> Result<()> {
     Ok(())
 }
 
-/// The row with everything that the repository says about itself, or why the catalogue cannot have it. What it does
-/// not say stays.
+/// The row with all values that the repository states, or why they do not fit. Others stay.
 fn merged(row: &CatalogRow, said: &HubAnswer) -> Result<CatalogRow, String> {
     let HubAnswer { listing, config } = said;
     let mut new = row.clone();
@@ -162,7 +162,7 @@ fn merged(row: &CatalogRow, said: &HubAnswer) -> Result<CatalogRow, String> {
     Ok(new)
 }
 
-/// Bits and format of most weights; single modules may be packed otherwise.
+/// Bits and format of most weights; single modules may be quantized otherwise.
 fn packing(config: &Value) -> Result<(u64, &'static str), String> {
     let quantization = match &config["quantization"] {
         Value::Null => &config["quantization_config"],
@@ -194,12 +194,12 @@ fn packing(config: &Value) -> Result<(u64, &'static str), String> {
     }
 }
 
-/// Bytes of the weights: of the files in the repository's own folder, as agents fetch no others.
+/// Bytes of the weights: of the files in the repository's top folder, as agents fetch no others.
 fn weights(listing: &Value) -> Result<Option<u64>, String> {
     let Some(files) = listing["siblings"].as_array() else { return Ok(None) };
     let is_weights = |name: &str| name.ends_with(".safetensors") && !name.contains('/');
     let files = files.iter().filter(|file| file["rfilename"].as_str().is_some_and(is_weights));
-    // Mirrors may list files without their sizes, and part of a sum is none.
+    // Mirrors may list files without their sizes, and a partial sum is useless.
     let sizes: Option<Vec<u64>> = files.map(|file| file["size"].as_u64()).collect();
     if sizes.as_ref().is_some_and(Vec::is_empty) {
         return Err("it has no *.safetensors in its own folder".to_owned());
@@ -207,13 +207,13 @@ fn weights(listing: &Value) -> Result<Option<u64>, String> {
     Ok(sizes.and_then(|sizes| sizes.into_iter().try_fold(0, u64::checked_add)))
 }
 
-/// The longest context. Models that read pictures too say it of the part that reads text.
+/// The maximum context length. Multimodal models state it in the text part.
 fn context(config: &Value) -> Option<u64> {
     let said = |config: &Value| config["max_position_embeddings"].as_u64();
     said(config).or_else(|| said(&config["text_config"]))
 }
 
-/// The licence, by its name where the hub has no short form for it.
+/// The licence, by its name if the hub has no short form for it.
 fn licence(listing: &Value) -> Option<&str> {
     let card = &listing["cardData"];
     let tag = || {
@@ -227,12 +227,12 @@ fn licence(listing: &Value) -> Option<&str> {
     }
 }
 
-/// What two spellings of one licence have in common.
+/// The letters of a licence, to compare two spellings.
 fn letters(licence: &str) -> String {
     licence.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase()
 }
 
-/// A stranger's word as a column; the list quotes nothing, so a comma would be two columns.
+/// External text as a column; the list has no quoting, so a comma would be two columns.
 fn column(what: &str, word: &str) -> Result<String, String> {
     let plain = |letter: char| letter.is_ascii_graphic() && !matches!(letter, ',' | '"') || letter == ' ';
     if word.trim().is_empty() || word.len() > MAX_WORD_CHARS || !word.chars().all(plain) {
@@ -241,7 +241,7 @@ fn column(what: &str, word: &str) -> Result<String, String> {
     Ok(word.trim().to_owned())
 }
 
-/// A stranger's text for a terminal.
+/// External text for a terminal.
 fn printable(text: &str) -> String {
     text.chars().filter(|letter| letter.is_ascii_graphic() || *letter == ' ').take(MAX_WORD_CHARS).collect()
 }
@@ -289,12 +289,12 @@ fn write(rows: &[CatalogRow]) -> String {
     lines.map(|line| line + "\n").collect()
 }
 
-/// Puts `text` in the list's place by one rename, so that a killed run leaves the old list.
+/// Replaces the list with `text` by one rename, so that a killed run leaves the old list.
 fn replace(list: &Path, text: &str) -> Result<()> {
     let aside = list.with_extension(format!("csv.{}", std::process::id()));
     let replaced = fs::write(&aside, text).and_then(|()| fs::rename(&aside, list));
     if replaced.is_err() {
-        // It may not even be there; what failed before is what the person must know.
+        // It may not even exist; the first error is the relevant one.
         let _ = fs::remove_file(&aside);
     }
     replaced.with_context(|| format!("cannot write {} and rename it to {}", aside.display(), list.display()))
@@ -314,13 +314,20 @@ fn ask(endpoint: &str, repository: &str) -> Result<HubAnswer, String> {
     Ok(HubAnswer { listing, config })
 }
 
-/// The JSON of an address; `missing` says what it means that there is none.
+/// The JSON at a URL; `missing` is the error if there is none.
 fn get(url: &str, missing: &str) -> Result<Value, String> {
-    // A mirror must not send this to files of this machine, nor curl take brackets for a range.
+    // A mirror must not redirect to local files, nor curl expand brackets.
     let output = Command::new("curl")
-        // Nothing of this user's own settings; curl wants that first.
+        // Without the user's own settings; curl requires this option first.
         .args(["--disable", "--silent", "--show-error", "--location", "--globoff", "--proto", "=http,https"])
-        .args(["--connect-timeout", CONNECT_TIMEOUT_SECONDS, "--max-time", REQUEST_TIMEOUT_SECONDS, "--write-out", "\n%{http_code}"])
+        .args([
+            "--connect-timeout",
+            CONNECT_TIMEOUT_SECONDS,
+            "--max-time",
+            REQUEST_TIMEOUT_SECONDS,
+            "--write-out",
+            "\n%{http_code}",
+        ])
         .args(["--url", url])
         .output()
         .map_err(|error| format!("cannot run curl: {error}"))?;
@@ -332,7 +339,7 @@ fn get(url: &str, missing: &str) -> Result<Value, String> {
     match status {
         "200" => serde_json::from_str(body).map_err(|error| format!("{url} is not JSON: {error}")),
         "404" => Err(format!("{missing} (404)")),
-        // The hub says so too of what is not there, to those who name no account.
+        // The hub returns this also for missing repositories, to clients without an account.
         "401" | "403" => Err(format!("{missing}, or is not open to everybody ({status})")),
         status => Err(format!("{url} answers {status}")),
     }
@@ -371,7 +378,7 @@ mod tests {
         let four = packed(r#""quantization": {"group_size": 64, "bits": 4}"#);
         for (listing, config, expected) in [
             (apache.clone(), four.clone(), Ok("llama,1.0,0.5,4,affine,600,listed,2048,Apache-2.0")),
-            // How weights are packed.
+            // Quantization.
             (
                 apache.clone(),
                 packed(r#""quantization": {"group_size": 32, "bits": 4, "mode": "affine"}"#),
@@ -404,7 +411,7 @@ mod tests {
                 Err("packed by gptq"),
             ),
             (apache.clone(), packed(r#""quantization": {"group_size": 64}"#), Err("bits null")),
-            // What is said below, elsewhere or not at all.
+            // The value is below, elsewhere or missing.
             (
                 apache.clone(),
                 r#"{"model_type": "gemma3", "text_config": {"max_position_embeddings": 4096, "model_type": "gemma3_text"},
@@ -490,7 +497,7 @@ mod tests {
         }
     }
 
-    /// What answers one path: a status and a body, or a connection that ends without either.
+    /// Response for one path: a status and a body, or a connection that ends without either.
     type StubAnswer = (String, Option<(u16, String)>);
 
     /// A hub on this machine; other paths are not found. It ends with its test.
@@ -508,7 +515,7 @@ mod tests {
             let ends = ended.clone();
             let thread = std::thread::spawn(move || {
                 for stream in listener.incoming().take_while(|_| !ends.load(Ordering::SeqCst)) {
-                    // Whoever asked may be gone, which is no concern of the next one.
+                    // A client may have disconnected, which does not affect the next one.
                     let _ = stream.and_then(|stream| answer(stream, &answers));
                 }
             });
@@ -560,7 +567,7 @@ mod tests {
         ]
     }
 
-    /// A folder of one test, gone with it.
+    /// A folder of one test, deleted on drop.
     struct Folder(PathBuf);
 
     impl Folder {

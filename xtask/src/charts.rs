@@ -1,5 +1,5 @@
-//! The parts of the charts that are copies of `manifests/`: definitions, roles, admission policies.
-//! Written by `cargo xtask codegen`, so that nobody writes a rule twice; tidy says when they are old.
+//! Parts of the charts that are copies of `manifests/`: CRDs, roles, admission policies. Written by `cargo
+//! xtask codegen`, so that no rule is written twice; tidy reports stale ones.
 
 use std::path::PathBuf;
 
@@ -7,20 +7,20 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cargo::root;
 
-/// What uninstalling a chart must leave alone: with these, everything of the people's would go.
+/// Annotation for what an uninstallation must keep: deleting a CRD would delete all its objects.
 const KEEP: &str = "  annotations:\n    helm.sh/resource-policy: keep\n";
 
-/// Components whose certificate users only the embedded server makes; elsewhere the same bindings name
-/// their ServiceAccounts, and those users would be an open door to whoever signs certificates.
+/// Components whose certificate users exist on the embedded server only. Elsewhere the bindings name their
+/// ServiceAccounts, and these users would grant access to any holder of a signed certificate.
 const COMPONENTS: [&str; 2] = ["operator", "gateway"];
 
-/// A file of the repository and what it should hold.
+/// A file of the repository and its expected content.
 struct GeneratedFile {
     path: String,
     text: String,
 }
 
-/// Writes every copy and removes those whose original is gone.
+/// Writes every copy and deletes those whose original is gone.
 pub fn write() -> Result<()> {
     let copies = copies()?;
     for stale in unexpected(&copies)? {
@@ -32,7 +32,7 @@ pub fn write() -> Result<()> {
     Ok(())
 }
 
-/// The copies that are not what their originals say.
+/// The copies that differ from their originals.
 pub fn stale() -> Result<Vec<String>> {
     let copies = copies()?;
     let mut found = unexpected(&copies)?;
@@ -60,14 +60,14 @@ fn copies() -> Result<Vec<GeneratedFile>> {
 
 const DEFINITIONS: &str = "charts/russet-crds/templates";
 
-/// Definitions of the chart whose kind is gone.
+/// CRDs of the chart whose kind is gone.
 fn unexpected(copies: &[GeneratedFile]) -> Result<Vec<String>> {
     let known = |path: &String| copies.iter().any(|copy| copy.path == *path);
     let paths = files(DEFINITIONS)?.into_iter().map(|name| format!("{DEFINITIONS}/{name}"));
     Ok(paths.filter(|path| path.ends_with(".yaml") && !known(path)).collect())
 }
 
-/// A definition as the chart has it.
+/// A CRD as the chart has it.
 fn definition(name: &str, text: &str) -> Result<String> {
     let text = literal(name, text)?;
     let (head, rest) = text.split_once("\nmetadata:\n").with_context(|| {
@@ -77,7 +77,7 @@ fn definition(name: &str, text: &str) -> Result<String> {
 }
 
 /// Roles or policies as the chart has them: for ServiceAccounts, and only where the control plane is
-/// the chart's, because the embedded one brings its own.
+/// external, because the embedded one brings its own.
 fn rules(name: &str, text: &str) -> Result<String> {
     let mut documents = Vec::new();
     for document in literal(name, text)?.split("\n---\n") {
@@ -105,7 +105,7 @@ fn for_service_accounts(document: &str) -> String {
     })
 }
 
-/// The text, provided that Helm will not read a template into it.
+/// The text, provided that Helm would not interpret it as a template.
 fn literal(name: &str, text: &str) -> Result<String> {
     ensure!(!text.contains("{{"), "{name} holds {{{{, which Helm would take for a template");
     Ok(text.to_owned())

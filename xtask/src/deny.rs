@@ -1,5 +1,5 @@
-//! The dependency policy of `deny.toml`, checked by cargo-deny, which is built once per version into
-//! the user's cache folder. Advisories are looked up only where their database can be fetched.
+//! The dependency policy of `deny.toml`, checked by cargo-deny, which is built once per version into the
+//! user's cache folder. Advisories are checked only if their database can be fetched.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 
 use crate::{cargo, mlx};
 
-/// The version whose findings count.
+/// The required version.
 const VERSION: &str = "0.20.2";
 
 /// Licenses, bans and sources.

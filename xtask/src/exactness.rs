@@ -1,5 +1,5 @@
-//! What mlx-lm answers, for the engine's test `exactness` to compare with: kept for as long as the script
-//! that asks and its MLX are the same. It compares nothing itself.
+//! Reference outputs of mlx-lm for the engine's test `exactness`: cached for as long as the script and its
+//! MLX are unchanged. Not here: the comparison.
 
 use std::{ffi::OsString, fs, path::Path, process::Command};
 
@@ -12,10 +12,10 @@ use crate::{
 };
 
 const ORACLE: &str = "engine/tests/oracle.py";
-/// Written when every variant is there.
+/// Written when all variants are there.
 const MARK: &str = "complete";
 
-/// Asks mlx-lm unless its answers are there, and returns the variables by which the engine's test
+/// Runs mlx-lm unless its outputs are cached, and returns the variables by which the engine's test
 /// `exactness` finds them.
 pub fn oracle(python: &Python) -> Result<Vec<(String, OsString)>> {
     let script =

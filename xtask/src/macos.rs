@@ -1,6 +1,6 @@
-//! `cargo xtask macos`: whether everything but MLX's half of the engine compiles for Macs, shown on
-//! Linux. Checked, not linked and never run: that needs Apple's SDK. The C code of dependencies (ring)
-//! is compiled by Zig, which carries the system's headers.
+//! `cargo xtask macos`: checks on Linux that everything but MLX's half of the engine compiles for Macs. Not
+//! linked and never run: that needs Apple's SDK. The C code of dependencies (ring) is compiled by Zig, which
+//! has the system's headers.
 
 use std::process::Command;
 
@@ -10,10 +10,10 @@ use crate::{cargo, python};
 
 const TARGET: &str = "aarch64-apple-darwin";
 
-/// From PyPI, where every machine with the tests' Python can get them.
+/// From PyPI, which every machine with the tests' Python can reach.
 const PINS: &str = "ziglang==0.17.1\ncargo-zigbuild==0.24.0\n";
 
-/// What links MLX: `mlx-sys` builds MLX itself for Macs, with Xcode.
+/// Crates that link MLX: `mlx-sys` builds MLX itself for Macs, with Xcode.
 const MLX_HALF: [&str; 4] = ["--exclude", "russet-engine", "--exclude", "russet-mlx"];
 
 /// Checks, or says why it cannot be checked here.
@@ -31,7 +31,7 @@ pub fn run() -> Result<()> {
     };
     let workspace = ["--workspace", "--all-targets"];
     check(&zigbuild, &[&workspace[..], &MLX_HALF].concat())?;
-    // Without the feature `mlx`, the engine is its serving half: tokens, schedules, tunnels.
+    // Without the feature `mlx`, the engine is its serving half: tokenizer, scheduler, tunnels.
     check(&zigbuild, &["--package", "russet-engine", "--lib", "--no-default-features"])?;
     println!("everything but MLX's half of the engine compiles for {TARGET}");
     Ok(())

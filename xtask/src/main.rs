@@ -1,5 +1,5 @@
-//! The workspace's own commands: `cargo xtask <verb>`. It is not shipped, and it stays light: every
-//! newcomer builds it first.
+//! The workspace's own commands: `cargo xtask <verb>`. It is not shipped, and it stays light: every newcomer
+//! builds it first.
 
 mod bench;
 mod cargo;

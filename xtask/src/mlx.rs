@@ -8,8 +8,8 @@
 //! 3. generates the Rust bindings with bindgen,
 //! 4. writes a cargo configuration that replaces `mlx-sys`'s build script by these results.
 //!
-//! It is not a build of MLX, and nothing it makes is committed. A killed run leaves nothing half:
-//! everything is made in a folder aside and published by one rename.
+//! It does not build MLX, and nothing it creates is committed. A killed run leaves nothing partial:
+//! everything is created in a temporary folder and published by one rename.
 
 use std::{
     fs,
@@ -27,10 +27,10 @@ pub const MLX_VERSION: &str = "0.32.2";
 const MLX_SYS_VERSION: &str = "0.7.0";
 /// The version `mlx-sys` itself builds with.
 const BINDGEN_VERSION: &str = "0.72.1";
-/// Raised whenever a step below changes what it makes.
+/// Increased whenever a step below changes its output.
 const RECIPE: u32 = 1;
 
-/// One platform the wheels exist for.
+/// One platform with published wheels.
 struct Platform {
     arch: &'static str,
     triple: &'static str,
@@ -93,7 +93,7 @@ pub unsafe fn mlx_array_item_bfloat16(res: *mut bfloat16_t, arr: mlx_array) -> :
 }
 ";
 
-/// What `prepare` made.
+/// The output of `prepare`.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     /// `None` on macOS, where cargo alone is enough.
@@ -121,7 +121,7 @@ impl Prepared {
     }
 }
 
-/// The folder for everything this workspace prepares outside `target`.
+/// The folder for everything that this workspace prepares outside `target`.
 pub fn cache_dir() -> Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
         Some(dir) => PathBuf::from(dir),
@@ -131,7 +131,7 @@ pub fn cache_dir() -> Result<PathBuf> {
     Ok(base.join("russet"))
 }
 
-/// Makes MLX ready; a second run finds it ready and returns at once.
+/// Prepares MLX; a second run finds it prepared and returns at once.
 pub fn prepare() -> Result<Prepared> {
     if cfg!(target_os = "macos") {
         return Ok(Prepared { linux: None });
@@ -172,7 +172,7 @@ pub fn prepare() -> Result<Prepared> {
     Ok(prepared())
 }
 
-/// Makes everything in `aside`; `home` is where it will lie once published.
+/// Builds everything in `aside`; `home` is its path once published.
 fn build(platform: &Platform, aside: &Path, home: &Path) -> Result<()> {
     println!("mlx: preparing MLX {MLX_VERSION} for {} (once, about two minutes)", platform.triple);
     let source = mlx_c_source()?;
@@ -225,8 +225,8 @@ fn fetch_wheels(platform: &Platform, aside: &Path) -> Result<()> {
     )?;
     let python = tools.join("bin/python3");
     let wheels = aside.join("wheels");
-    // The tags are spelt out so that the machine's own Python may be any version: only the library
-    // and the headers are used.
+    // Explicit tags, so that the machine's own Python may be any version: only the library and the headers
+    // are used.
     run(
         Command::new(&python)
             .args([
@@ -332,9 +332,9 @@ fn generate_bindings(source: &Path, aside: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The override replaces `mlx-sys`'s build script: `OUT_DIR` is where the crate looks for its
-/// bindings. OpenBLAS comes before MLX so that its symbols win over the wheel's own, 25 times
-/// slower, BLAS; the engine calls into it, else the linker would drop it.
+/// The override replaces `mlx-sys`'s build script: `OUT_DIR` is where the crate looks for its bindings.
+/// OpenBLAS comes before MLX so that its symbols have precedence over the wheel's own BLAS, which is 25 times
+/// slower; the engine calls into it, else the linker would drop it.
 fn cargo_config(triple: &str, home: &Path) -> String {
     let path = |tail: &str| toml_string(&home.join(tail));
     format!(
@@ -362,7 +362,7 @@ fn cargo() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Names the step, then runs it.
+/// Runs a step; an error names it.
 fn run(command: &mut Command, step: &str) -> Result<()> {
     println!("mlx: {}", step.split(" (").next().unwrap_or(step));
     step::run(command, step)

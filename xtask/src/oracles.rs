@@ -1,5 +1,5 @@
-//! Peers that are built from Go modules, or come from other registries, once per version, in the user's cache folder. The product
-//! never needs them; the suites compare with them or run against them.
+//! Peer programs, built from Go modules or downloaded from other registries, once per version, in the user's
+//! cache folder. The product never needs them; the test suites compare with them or run against them.
 
 mod npm;
 
@@ -19,17 +19,17 @@ struct OracleBuild {
     /// Folder in the cache: name and version.
     name: &'static str,
     version: &'static str,
-    /// Modules to take in place of others, `OLD=NEW@VERSION`.
+    /// Module replacements, `OLD=NEW@VERSION`.
     replaces: fn(&Path) -> Result<Vec<String>>,
     /// What to build: the program's name and its Go package.
     programs: &'static [(&'static str, &'static str)],
     /// The version of the module that holds the packages.
     module_version: &'static str,
-    /// What the linker writes into variables of the programs.
+    /// Values that the linker writes into variables of the programs.
     stamp: &'static [&'static str],
 }
 
-/// Kubernetes says its version only when the linker tells it; clients parse it.
+/// Kubernetes gets its version only from the linker; clients parse it.
 const KUBERNETES_STAMP: &[&str] = &[
     "k8s.io/component-base/version.gitVersion=v1.36.3",
     "k8s.io/component-base/version.gitMajor=1",
@@ -75,7 +75,7 @@ const HELM_PEER: OracleBuild = OracleBuild {
 const FLUX_PEER: OracleBuild = OracleBuild {
     name: "kustomize-controller",
     version: "1.9.5",
-    // The controller's own go.mod says so, which counts only in its own repository.
+    // As in the controller's own go.mod, whose replacements count only in its own repository.
     replaces: |_| {
         let digest = "github.com/opencontainers/go-digest";
         Ok(vec![format!("{digest}={digest}@v1.0.1-0.20220411205349-bde1400a84be")])
@@ -112,7 +112,7 @@ const FAKE_GCS_PEER: OracleBuild = OracleBuild {
     stamp: &[],
 };
 
-/// What puts models into stores, and stands for S3.
+/// Go program that writes models into stores, and simulates S3.
 const STORES: &str =
     "moto[server]==5.2.5\nboto3==1.44.8\nazure-storage-blob==12.31.1\nhuggingface_hub==2.4.0\n";
 
@@ -124,12 +124,12 @@ pub struct KubernetesPrograms {
     pub controller_manager: PathBuf,
 }
 
-/// kubectl, built when it is not there.
+/// kubectl, built if missing.
 pub fn kubectl() -> Result<PathBuf> {
     Ok(KUBECTL_PEER.build()?.join("kubectl"))
 }
 
-/// kube-apiserver and kube-controller-manager, built when they are not there.
+/// kube-apiserver and kube-controller-manager, built if missing.
 pub fn kubernetes() -> Result<KubernetesPrograms> {
     let folder = KUBERNETES_PEER.build()?;
     Ok(KubernetesPrograms {
@@ -138,18 +138,17 @@ pub fn kubernetes() -> Result<KubernetesPrograms> {
     })
 }
 
-/// etcd, built when it is not there.
+/// etcd, built if missing.
 pub fn etcd() -> Result<PathBuf> {
     Ok(ETCD_PEER.build()?.join("etcd"))
 }
 
-/// Helm, built when it is not there.
+/// Helm, built if missing.
 pub fn helm() -> Result<PathBuf> {
     Ok(HELM_PEER.build()?.join("helm"))
 }
 
-/// Flux's kustomize-controller, built when it is not there; beside it lies `kustomizations.yaml`, the
-/// definition of its kind.
+/// Flux's kustomize-controller, built if missing; beside it is `kustomizations.yaml`, the CRD of its kind.
 pub fn flux() -> Result<PathBuf> {
     let folder = FLUX_PEER.build()?;
     let definition = folder.join("kustomizations.yaml");
@@ -162,7 +161,7 @@ pub fn flux() -> Result<PathBuf> {
     Ok(folder.join("kustomize-controller"))
 }
 
-/// libfaketime of Debian's package, installed when it is not there: it gives a process a clock of its own.
+/// libfaketime of Debian's package, installed if missing: it gives a process its own clock.
 fn libfaketime() -> Result<PathBuf> {
     setup::packages(&[("faketime", "sets the clocks of the tests' machines")])?;
     let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
@@ -170,8 +169,8 @@ fn libfaketime() -> Result<PathBuf> {
     Ok(library.into())
 }
 
-/// systemd-nspawn of Debian's package, installed when it is not there: it runs machines with a systemd of their own, for
-/// root. Whoever is not has those tests skipped, and needs no package for that.
+/// systemd-nspawn of Debian's package, installed if missing: it runs machines with their own systemd, for
+/// root. Other users have those tests skipped, and need no package.
 fn nspawn() -> Result<PathBuf> {
     if setup::is_root() {
         setup::packages(&[("systemd-container", "runs the machines on which services are tried")])?;
@@ -179,8 +178,8 @@ fn nspawn() -> Result<PathBuf> {
     Ok("/usr/bin/systemd-nspawn".into())
 }
 
-/// The folder with programs of Debian's packages, the first of which has `program`. They are unpacked beside the other
-/// oracles and not installed: their services would start.
+/// The folder with programs of Debian's packages, the first of which has `program`. They are unpacked beside
+/// the other oracles and not installed: their services would start.
 fn unpacked(packages: &[&str], program: &str) -> Result<PathBuf> {
     let name = packages.first().context("no package is named")?;
     let cache = cache_dir()?;
@@ -198,7 +197,7 @@ fn unpacked(packages: &[&str], program: &str) -> Result<PathBuf> {
     let part = emptied(&cache, &format!("{name}-debian.part"))?;
     let apt = |own: bool, arguments: &[&str]| {
         let mut command = Command::new("apt-get");
-        // Lists of its own need no administrator.
+        // Its own package lists need no administrator.
         if own {
             for setting in ["Dir::State::lists", "Dir::Cache"] {
                 let place = part.join(setting.replace(':', ""));
@@ -240,7 +239,7 @@ fn prometheus() -> Result<PathBuf> {
     Ok(unpacked(&["prometheus"], "usr/bin/prometheus")?.join("usr/bin"))
 }
 
-/// mosquitto, started with those libraries that few machines have.
+/// mosquitto, with the libraries that few machines have.
 fn mosquitto() -> Result<PathBuf> {
     let packages = ["mosquitto", "libmosquitto1", "libcjson1", "libdlt2", "libwrap0"];
     let folder = unpacked(&packages, "usr/sbin/mosquitto")?;
@@ -271,7 +270,7 @@ fn emptied(cache: &Path, name: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The variables that tell the tests where a program lies.
+/// Variables that give tests the path of a program.
 pub const ETCD: &str = "RUSSET_ETCD";
 pub const KUBECTL: &str = "RUSSET_KUBECTL";
 pub const KUBE_APISERVER: &str = "RUSSET_KUBE_APISERVER";
@@ -289,7 +288,7 @@ pub const AZURITE: &str = "RUSSET_AZURITE";
 pub const SOURCES_PYTHON: &str = "RUSSET_SOURCES_PYTHON";
 pub const NSPAWN: &str = "RUSSET_NSPAWN";
 
-/// The program of a variable, built or installed when it is not there.
+/// The program of a variable, built or installed if missing.
 pub fn program(variable: &str) -> Result<PathBuf> {
     match variable {
         ETCD => etcd(),
@@ -313,8 +312,8 @@ pub fn program(variable: &str) -> Result<PathBuf> {
 }
 
 impl OracleBuild {
-    /// The folder with the programs. Two commands at once take turns, and each program is built
-    /// aside and renamed, so that a killed build leaves nothing that looks finished.
+    /// The folder with the programs. Concurrent commands take turns, and each program is built aside and
+    /// renamed, so that a killed build leaves nothing that looks finished.
     fn build(&self) -> Result<PathBuf> {
         let Self { name, version, .. } = self;
         let cache = cache_dir()?;
@@ -365,8 +364,8 @@ fn none(_: &Path) -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// Kubernetes takes its own libraries from a folder of its repository; the same are published, one
-/// version each, and its go.mod names them with a version that nobody has.
+/// Kubernetes takes its own libraries from a folder of its repository. The same are published, one version
+/// each, and its go.mod names them with a version that does not exist.
 fn staging(folder: &Path) -> Result<Vec<String>> {
     let about = downloaded(folder, "k8s.io/kubernetes@v1.36.3")?;
     let path = about["GoMod"].as_str().context("go mod download names no GoMod")?;
@@ -376,14 +375,14 @@ fn staging(folder: &Path) -> Result<Vec<String>> {
     Ok(libraries.iter().map(|library| format!("{library}={library}@v0.36.3")).collect())
 }
 
-/// Where a module lies, once it is here.
+/// Folder of a module, once it is downloaded.
 fn downloaded(folder: &Path, module: &str) -> Result<serde_json::Value> {
     let output = command(folder, &["mod", "download", "-json", module]).output()?;
     ensure!(output.status.success(), "go mod download: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Libraries that a go.mod requires at the version nobody has.
+/// Libraries that a go.mod requires at the non-existent version.
 fn staged(module: &str) -> Vec<&str> {
     module
         .lines()
@@ -401,7 +400,7 @@ fn command(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs go; what it prints is shown only when it fails, because it names every module it fetches.
+/// Runs go; its output is shown only if it fails, because it names every module it fetches.
 fn go(folder: &Path, arguments: &[&str]) -> Result<()> {
     let output = command(folder, arguments)
         .output()

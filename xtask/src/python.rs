@@ -1,9 +1,9 @@
 //! Prepares the Python that oracles, SDK tests and the smoke model's scripts run in: one virtual
 //! environment per list of pins, in the user's cache folder.
 //!
-//! It serves tests and tools only: nothing of Russet that ships runs Python, and nothing for GPUs
-//! is installed. A killed run leaves nothing that a later run would trust: the environment counts
-//! once its last file, the mark, is written.
+//! It serves tests and tools only: no shipped part of Russet runs Python, and nothing for GPUs is installed.
+//! A killed run leaves nothing that a later run would trust: the environment is valid once its last file, the
+//! mark, is written.
 
 use std::{
     fs,
@@ -18,12 +18,12 @@ use crate::step::{fingerprint, run};
 
 /// The oldest Python the pinned packages have wheels for.
 const OLDEST: (u32, u32) = (3, 10);
-/// Asked in this order; the first that is new enough and can make environments is taken.
+/// Tried in this order; the first that is new enough and can create environments is used.
 const CANDIDATES: &[&str] = &["python3", "python3.13", "python3.12", "python3.11", "python3.10"];
 /// Written last.
 const MARK: &str = "russet-ready";
 
-/// What is installed. What these pull in is left to pip: no result depends on it.
+/// The pinned packages. Their dependencies are left to pip: no result depends on them.
 fn pins() -> String {
     format!(
         "mlx=={MLX_VERSION}\n\
@@ -48,7 +48,7 @@ impl Python {
         self.home.join("bin/python3")
     }
 
-    /// Where the programs are that packages bring.
+    /// Folder of the programs that packages install.
     pub fn programs(&self) -> PathBuf {
         self.home.join("bin")
     }
@@ -75,9 +75,9 @@ impl Python {
 
 /// The OpenBLAS kernels that fit a processor, from the text of `/proc/cpuinfo`.
 ///
-/// OpenBLAS picks them by processor model, and takes its oldest (SSE) ones for a model newer than
-/// itself: Debian 12's 0.3.21 does so on Sapphire Rapids, at a fifth of the speed. The instruction
-/// sets that the kernel lists do not age in that way.
+/// OpenBLAS selects them by processor model, and uses its oldest (SSE) ones for a model newer than itself:
+/// Debian 12's 0.3.21 does so on Sapphire Rapids, at a fifth of the speed. The instruction sets that the
+/// kernel lists do not have this problem.
 pub fn openblas_kernels(cpuinfo: &str) -> Option<&'static str> {
     let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags"))?;
     let has =
@@ -91,8 +91,8 @@ pub fn openblas_kernels(cpuinfo: &str) -> Option<&'static str> {
     }
 }
 
-/// Where distributions put OpenBLAS; the loader is not asked, since a preload that it cannot find
-/// makes it complain in every child.
+/// Path of OpenBLAS in distributions; the loader is not asked, since a preload that it cannot find makes it
+/// complain in every child.
 fn openblas() -> Option<PathBuf> {
     let folders = [
         format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH),
@@ -102,12 +102,12 @@ fn openblas() -> Option<PathBuf> {
     folders.iter().map(|folder| Path::new(folder).join("libopenblas.so.0")).find(|library| library.exists())
 }
 
-/// Makes the environment of the tests; a second run finds it ready and returns at once.
+/// Creates the environment of the tests; a second run finds it ready and returns at once.
 pub fn prepare() -> Result<Python> {
     environment(&format!("mlx-lm {MLX_VERSION} and the OpenAI SDK"), &pins())
 }
 
-/// Makes an environment with `pins`, which are `what` to a person.
+/// Creates an environment with `pins`; `what` describes it in messages.
 pub fn environment(what: &str, pins: &str) -> Result<Python> {
     let (base, version) = find_base()?;
     let cache = cache_dir()?;
@@ -123,7 +123,7 @@ pub fn environment(what: &str, pins: &str) -> Result<Python> {
     lock.lock().with_context(|| format!("lock {}", cache.display()))?;
     if !home.join(MARK).exists() {
         println!("python: preparing {what} (once, about half a minute)");
-        // Made in place, not aside and renamed: an environment's scripts hold its absolute path.
+        // Created in place, not aside and renamed: an environment's scripts contain its absolute path.
         let _ = fs::remove_dir_all(&home);
         run(
             Command::new(base).args(["-m", "venv"]).arg(&home),
@@ -142,7 +142,7 @@ pub fn environment(what: &str, pins: &str) -> Result<Python> {
     Ok(Python { home })
 }
 
-/// The first Python of this machine that can be used, and its version.
+/// The first usable Python of this machine, and its version.
 fn find_base() -> Result<(&'static str, (u32, u32))> {
     let mut seen = Vec::new();
     for candidate in CANDIDATES {

@@ -1,5 +1,5 @@
-//! What the machine lacks: system packages where apt may install them, else their names and a stop;
-//! then MLX and Python, in the user's cache folder.
+//! Missing prerequisites: system packages if apt may install them, else their names and an error; then MLX
+//! and Python, in the user's cache folder.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{mlx, python};
 
-/// Debian and Ubuntu packages, each with what it is for.
+/// Debian and Ubuntu packages, each with its purpose.
 const DEBIAN: &[(&str, &str)] = &[
     ("g++", "compiles MLX's C interface"),
     ("cmake", "configures MLX's C interface"),
@@ -23,7 +23,7 @@ const DEBIAN: &[(&str, &str)] = &[
     ("curl", "asks the hub what it says of the catalogue's models"),
 ];
 
-/// Steps for a Mac, which nothing here may take by itself.
+/// Manual steps for a Mac.
 const MAC: &str = "\
   xcode-select --install            (or Xcode from the App Store, opened once)
   xcodebuild -downloadComponent MetalToolchain
@@ -64,7 +64,7 @@ fn system() -> Result<()> {
     packages(DEBIAN)
 }
 
-/// Installs those of the packages that are missing, each with what it is for.
+/// Installs the missing packages, each with its purpose.
 pub fn packages(wanted: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<(&str, &str)> = wanted.iter().copied().filter(|(name, _)| !installed(name)).collect();
     if missing.is_empty() {
@@ -102,7 +102,7 @@ pub fn packages(wanted: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Whether this user may do everything.
+/// Whether this user is root.
 pub fn is_root() -> bool {
     succeeds("sh", &["-c", "test \"$(id -u)\" = 0"])
 }
@@ -116,7 +116,7 @@ fn installed(package: &str) -> bool {
         .args(["-W", "-f=${Status}", package])
         .output()
         .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("install ok installed"))
-        // A Python by other means (pyenv, uv) serves as well.
+        // A Python from elsewhere (pyenv, uv) is accepted too.
         || package.starts_with("python3") && succeeds("python3", &["-c", "import venv, ensurepip"])
 }
 

@@ -1,5 +1,5 @@
-//! `cargo xtask skew [REVISION]`: end-to-end scenarios with the previous release's agent and engine on
-//! the far machine. That release is built once, by its own commands, from its own sources.
+//! `cargo xtask skew [REVISION]`: end-to-end scenarios with the previous release's agent and engine on the
+//! far machine. That release is built once, by its own commands, from its own sources.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::mlx::cache_dir;
 use crate::{cargo, setup, step, suites};
 
-/// Runs the suite, or says why there is nothing to compare with.
+/// Runs the suite, or says why there is no release to compare with.
 pub fn run(arguments: &[String]) -> Result<()> {
     let revision = match arguments.first() {
         Some(revision) => revision.clone(),
@@ -46,7 +46,7 @@ fn previous<'a>(tags: &'a [String], here: &[String]) -> Option<&'a str> {
     others.filter_map(|tag| Some((release(tag)?, tag))).max().map(|(_, tag)| tag)
 }
 
-/// `v1.2.3` → [1, 2, 3]; candidates and anything else are no releases.
+/// `v1.2.3` → [1, 2, 3]; release candidates and anything else are no releases.
 fn release(tag: &str) -> Option<[u64; 3]> {
     let numbers: Option<Vec<u64>> = tag.strip_prefix('v')?.split('.').map(|part| part.parse().ok()).collect();
     numbers?.try_into().ok()
@@ -80,7 +80,7 @@ fn built(revision: &str) -> Result<PathBuf> {
         for program in ["russet", "russet-engine"] {
             fs::copy(target.join("debug").join(program), made.join(program))?;
         }
-        // Published by one rename, so that a killed run leaves nothing half.
+        // Published by one rename, so that a killed run leaves nothing partial.
         Ok(fs::rename(made, &programs)?)
     });
     fs::remove_dir_all(&work)?;

@@ -1,5 +1,6 @@
-//! What of the long suites a run of CI does. The core runs always; the rest is dealt by the commit's hash, so that
-//! several landings see all of it and none takes long. `RUSSET_SLICE`, a number or `all`, says otherwise.
+//! The part of the long suites that a CI run executes. The core always runs; the rest is distributed by the
+//! commit's hash, so that several commits cover all of it and none takes long. `RUSSET_SLICE`, a number or
+//! `all`, overrides it.
 
 use std::process::Command;
 
@@ -9,24 +10,24 @@ use anyhow::{Context, Result};
 pub const KUBERNETES: u32 = 0;
 /// etcd: the store, scenarios, clocks that jump; kubectl's conformance; where models come from.
 pub const ETCD: u32 = 1;
-/// What else builds long: the dependency policy, Macs, the previous release; services under systemd.
+/// Other long builds: the dependency policy, Macs, the previous release; services under systemd.
 pub const POLICY: u32 = 2;
 
-/// A commit's own number, from its hash.
+/// A number derived from the commit's hash.
 pub fn commit() -> Result<u32> {
     let output = Command::new("git").args(["rev-parse", "--short=7", "HEAD"]).output()?;
     let hash = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     u32::from_str_radix(hash.get(..7).unwrap_or("0"), 16).with_context(|| format!("commit {hash:?}"))
 }
 
-/// Two control planes share the end-to-end scenarios of a run.
+/// Half of a run's end-to-end scenarios, for one of two control planes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Half {
     One,
     Other,
 }
 
-/// What a run does.
+/// The selection of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slice {
     Everything,
@@ -52,7 +53,7 @@ impl Slice {
         }
     }
 
-    /// Tells the end-to-end suite which of its scenarios run, where not all do.
+    /// The variable that selects the end-to-end suite's scenarios, if not all run.
     pub fn scenarios(self, half: Half) -> Option<(&'static str, String)> {
         let Self::Of(number) = self else { return None };
         let part = (number / 3 + u32::from(half == Half::Other)) % 2;
@@ -60,7 +61,7 @@ impl Slice {
     }
 }
 
-/// Prints the steps of `.ci/run` that this run does besides the core.
+/// Prints the steps of `.ci/run` that this run has besides the core.
 pub fn print() -> Result<()> {
     let slice = Slice::of_this_run()?;
     let parts = [("kubernetes", KUBERNETES), ("etcd", ETCD), ("policy", POLICY)];

@@ -1,11 +1,11 @@
-//! One step of a preparation: a command whose output matters only when it fails, and the fingerprint
-//! that names the folder its result is kept in.
+//! One preparation step: a command whose output matters only if it fails, and the fingerprint that names the
+//! folder of its result.
 
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Runs one step; its output is shown only when it fails.
+/// Runs one step; its output is shown only if it fails.
 pub fn run(command: &mut Command, step: &str) -> Result<()> {
     let output = command.output().with_context(|| format!("{step}: start {:?}", command.get_program()))?;
     if !output.status.success() {
@@ -18,7 +18,7 @@ pub fn run(command: &mut Command, step: &str) -> Result<()> {
     Ok(())
 }
 
-/// FNV-1a: names a folder, guards nothing.
+/// FNV-1a: names a folder, not for security.
 pub fn fingerprint(bytes: &[u8]) -> u64 {
     bytes
         .iter()

@@ -1,5 +1,5 @@
-//! What runs when: building, the demo, the tests, lints. Each suite is told what it needs by
-//! environment variables, so that `cargo test` alone finds the same tests.
+//! The suites: build, demo, tests, lints. Each gets its inputs by environment variables, so that `cargo test`
+//! alone finds the same tests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::slice::{ETCD, Half, KUBERNETES, POLICY, Slice, commit};
 use crate::{cargo, charts, exactness, mlx, oracles, setup, tidy};
 
-/// Everything, so that programs and tests share one set of dependencies; with `--tests` what tests it too.
+/// Everything, so that programs and tests share one set of dependencies; with `--tests` the tests too.
 pub fn build(arguments: &[String]) -> Result<()> {
     let tests = arguments == ["--tests"];
     ensure!(tests || arguments.is_empty(), "cargo xtask build takes --tests alone");
@@ -29,7 +29,7 @@ fn build_with(prepared: &mlx::Prepared) -> Result<()> {
     cargo::run(&mut cargo::command(prepared, &["build", "--workspace"]))
 }
 
-/// Two nodes on this computer answer a question.
+/// Two nodes on this computer answer a prompt.
 pub fn demo(arguments: &[String]) -> Result<()> {
     let started = Instant::now();
     println!("▸ looking for what this machine lacks");
@@ -43,7 +43,7 @@ pub fn demo(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Every test that needs no Go oracle; closes with `N passed, N failed`.
+/// Every test that needs no Go oracle; ends with `N passed, N failed`.
 pub fn test() -> Result<()> {
     let started = Instant::now();
     let (prepared, python) = setup::with_python()?;
@@ -68,12 +68,12 @@ pub fn test() -> Result<()> {
     Ok(())
 }
 
-/// A suite that needs programs built from Go modules: its name, its test binary, what that is told, and
-/// which of its tests run.
+/// A suite that needs programs built from Go modules: its name, its test binary, its environment, and its
+/// filter.
 struct OracleSuite {
     name: &'static str,
     test: &'static str,
-    /// What it runs, by the variables that name them.
+    /// The programs it needs, by the variables that name them.
     programs: &'static [&'static str],
     /// The slice of CI that runs it; `None` for every one.
     slice: Option<u32>,
@@ -81,7 +81,7 @@ struct OracleSuite {
     arguments: &'static [&'static str],
 }
 
-/// In the order of how soon they say something.
+/// Ordered by how soon they give a result.
 const ORACLE_SUITES: &[OracleSuite] = &[
     OracleSuite {
         name: "kubectl",
@@ -179,7 +179,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
     },
 ];
 
-/// What stands for the real Kubernetes, with the tools its users have.
+/// The programs of the real Kubernetes, with its users' tools.
 const REAL: &[&str] = &[
     oracles::KUBE_APISERVER,
     oracles::KUBE_CONTROLLER_MANAGER,
@@ -189,7 +189,7 @@ const REAL: &[&str] = &[
     oracles::FLUX,
 ];
 
-/// The suites named, or without names all of them, in CI those of this commit.
+/// The named suites; without names all of them, in CI those of this commit.
 fn chosen(arguments: &[String]) -> Result<Vec<&'static OracleSuite>> {
     for name in arguments {
         let known: Vec<&str> = ORACLE_SUITES.iter().map(|suite| suite.name).collect();
@@ -207,7 +207,7 @@ fn chosen(arguments: &[String]) -> Result<Vec<&'static OracleSuite>> {
     Ok(ORACLE_SUITES.iter().filter(wanted).collect())
 }
 
-/// The programs of suites, by the variables that tests know them by; built when they are not there.
+/// The programs of suites, by the variables that tests read; built if missing.
 fn programs(suites: &[&OracleSuite]) -> Result<BTreeMap<&'static str, PathBuf>> {
     let mut programs = BTreeMap::new();
     for name in suites.iter().flat_map(|suite| suite.programs) {
@@ -218,7 +218,7 @@ fn programs(suites: &[&OracleSuite]) -> Result<BTreeMap<&'static str, PathBuf>> 
     Ok(programs)
 }
 
-/// The suites named, or all of them; closes with `N passed, N failed`. `build` only builds their programs.
+/// The named suites, or all of them; ends with `N passed, N failed`. `build` only builds their programs.
 pub fn oracle(arguments: &[String]) -> Result<()> {
     if arguments == ["build"] {
         for (name, program) in programs(&chosen(&[])?)? {
@@ -238,7 +238,8 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         let mut command = vec!["test", "--workspace", "--test", suite.test, "--"];
         command.extend(suite.arguments);
         let mut tests = cargo::command(&prepared, &command);
-        // Where a program is missing these suites fail; anywhere else their tests say `skipped`.
+        // With this variable these suites fail if a program is missing; otherwise their tests print
+        // `skipped`.
         tests.env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
         tests.envs(&programs);
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
@@ -269,7 +270,7 @@ pub fn lint() -> Result<()> {
         &prepared,
         &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
     ))?;
-    // The engine's serving half stands without MLX, as `cargo xtask macos` builds it for Macs.
+    // The engine's serving half compiles without MLX, as `cargo xtask macos` builds it for Macs.
     cargo::run(&mut cargo::command(
         &prepared,
         &["clippy", "-p", "russet-engine", "--no-default-features", "--all-targets", "--", "-D", "warnings"],
@@ -277,8 +278,7 @@ pub fn lint() -> Result<()> {
     tidy::run(&[])
 }
 
-/// Writes what is generated from the Rust types, and the charts' copies of it; golden tests and tidy
-/// check them.
+/// Generates files from the Rust types, and the charts' copies of them; golden tests and tidy check them.
 pub fn codegen() -> Result<()> {
     let prepared = setup::all()?;
     cargo::run(
@@ -289,7 +289,7 @@ pub fn codegen() -> Result<()> {
     tidy::write()
 }
 
-/// Runs tests, shows their output, adds up what each test binary says of itself; whether they ended well.
+/// Runs tests, shows their output, sums the results of all test binaries; returns whether they succeeded.
 fn run_counting(command: &mut Command) -> Result<(Tally, bool)> {
     let mut child = command
         .stdin(Stdio::null())
@@ -307,8 +307,8 @@ fn run_counting(command: &mut Command) -> Result<(Tally, bool)> {
     Ok((tally, status.success()))
 }
 
-/// Tests by how they ended. Those that say `skipped: WHY` while they run call themselves passed afterwards;
-/// they are counted apart.
+/// Tests by outcome. Tests that print `skipped: WHY` while they run count as passed for cargo; they are
+/// counted separately here.
 #[derive(Default)]
 struct Tally {
     passed: u64,
@@ -316,15 +316,15 @@ struct Tally {
     skipped: BTreeSet<String>,
     /// The test that runs.
     current: String,
-    /// Those of its binary that were skipped.
+    /// The skipped tests of its binary.
     unjudged: BTreeSet<String>,
-    /// The newest lines of its binary.
+    /// The last lines of its binary.
     newest: VecDeque<String>,
-    /// What binaries with failures said last.
+    /// The last lines of binaries with failures.
     faults: Vec<String>,
 }
 
-/// Lines before a bad result that are worth reading again at the end, where a long log may have been cut.
+/// Number of lines before a failure that are repeated at the end, where a long log may have been cut.
 const SHOWN: usize = 60;
 
 impl Tally {
@@ -360,7 +360,7 @@ impl Tally {
     }
 }
 
-/// The last line is what scripts look for; lines with a bar before them say again what failed.
+/// Scripts look for the last line; lines with a bar before it repeat the failures.
 impl fmt::Display for Tally {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.skipped.is_empty() {

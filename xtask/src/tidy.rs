@@ -49,8 +49,8 @@ const CHECKS: &[(&str, Check)] = &[
     ("test_names_are_short", test_names_are_short),
 ];
 
-/// What a crate of ours may depend on among ours. A dependency not drawn here is a decision to make
-/// in ARCHITECTURE.md first.
+/// Allowed dependencies between our crates. A dependency that is missing here is first a decision in
+/// ARCHITECTURE.md.
 const GRAPH: &[(&str, &[&str])] = &[
     ("russet-wire", &[]),
     ("russet-crds", &["russet-wire"]),
@@ -144,7 +144,7 @@ fn sources() -> Result<Vec<TidySource>> {
     Ok(found)
 }
 
-/// Lines that are neither blank, comment nor test.
+/// Number of lines that are neither blank, comment nor test.
 fn code_lines(text: &str) -> usize {
     let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text);
     code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//")).count()
@@ -209,7 +209,7 @@ fn plan_is_pure(sources: &[TidySource]) -> Result<Findings> {
         "russet-plan",
         &["tokio", "kube-client", "kube-runtime", "reqwest", "hyper", "rand", "getrandom"],
     )?;
-    // Tests have files of their own where they are long.
+    // Long tests have files of their own.
     let is_test = |source: &TidySource| source.path.iter().any(|part| part == "tests" || part == "tests.rs");
     for source in sources.iter().filter(|source| in_folder(source, "plan/src") && !is_test(source)) {
         let code = source.text.split("#[cfg(test)]").next().unwrap_or("");
@@ -278,7 +278,7 @@ fn every_crate_obeys_the_workspace_lints(_: &[TidySource]) -> Result<Findings> {
         let folder =
             if *package == "russet-mlx" { "engine/mlx" } else { package.trim_start_matches("russet-") };
         let manifest = std::fs::read_to_string(cargo::root().join(folder).join("Cargo.toml"))?;
-        // engine/mlx alone may hold unsafe code, so it carries its own lints.
+        // engine/mlx alone may contain unsafe code, so it has its own lints.
         if !manifest.contains("[lints]\nworkspace = true") && *package != "russet-mlx" {
             findings.push(format!("{folder}/Cargo.toml does not take the workspace's lints"));
         }

@@ -1,4 +1,4 @@
-//! Programs that tests kill, or stop for a while, at a step of theirs.
+//! Kills or stops a test's program at one of its steps.
 
 #![allow(clippy::unwrap_used, reason = "a program of tests fails by panicking")]
 
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Has this process get `signal` when it comes to `point:count` for that time.
+/// Sends `signal` to this process when it reaches `point:count` for that time.
 pub fn signal_at(step: &str, signal: Signal) {
     let (point, count) = step.split_once(':').unwrap();
     let left = AtomicU64::new(count.parse().unwrap());

@@ -1,4 +1,4 @@
-//! What the programs of `examples/spread.rs` do.
+//! Programs of `examples/spread.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
@@ -15,22 +15,22 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use russet_agent::transfer_limits::TransferLimiter;
-use russet_agent::peers;
 use russet_agent::peer_download::{PeerDownloader, PeerPath};
-use russet_agent::store::{Context, TransferProgress, Store, SourceSpec};
+use russet_agent::peers;
+use russet_agent::store::{Context, SourceSpec, Store, TransferProgress};
+use russet_agent::transfer_limits::TransferLimiter;
 use russet_rpc::ports::{Egress, connect_from};
-use russet_rpc::tls::{TlsFiles, Protocol, node_dns_name, node_user};
+use russet_rpc::tls::{Protocol, TlsFiles, node_dns_name, node_user};
 use rustix::process::Signal;
 use tokio::sync::watch;
 
-/// As `russet` has it.
+/// The same allocator as in `russet`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Connections of a way, as agents have.
+/// Connections per path, as in the agent.
 const CONNECTIONS_PER_PATH: usize = 3;
-/// Bytes that are read or sent at once.
+/// Bytes per read or write.
 const BLOCK_BYTES: usize = 1 << 20;
 
 pub fn main() {
@@ -115,7 +115,7 @@ async fn make(folder: &Path, mebibytes: usize, nodes: &[&str]) {
     file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
     file.write_all(header.as_bytes()).unwrap();
     file.write_all(&[0; 32]).unwrap();
-    // Bytes that nothing could compress.
+    // Incompressible bytes.
     let mut block = vec![0; BLOCK_BYTES];
     for _ in 0..mebibytes {
         rand::Rng::fill(&mut rand::rng(), &mut block[..]);
@@ -127,13 +127,13 @@ async fn make(folder: &Path, mebibytes: usize, nodes: &[&str]) {
     println!("{}", published.path.join("model.safetensors").display());
 }
 
-/// What an agent does that has the source itself.
+/// Fetches the model like an agent with access to the source.
 async fn fetch(folder: &Path, node: &str) {
     let progress = watch::Sender::new(TransferProgress::default());
     store(folder, node).fetch(&source_spec(folder), &progress).await.unwrap();
 }
 
-/// Tells its CPU seconds when its standard input ends.
+/// Serves models; prints its CPU seconds when its standard input closes.
 async fn serve(folder: &Path, node: &str, at: &[&str]) {
     let files = TlsFiles::in_dir(&folder.join(node));
     for address in at {
@@ -155,7 +155,7 @@ fn parse_path(way: &str) -> (IpAddr, SocketAddr) {
     (from.parse().unwrap(), to.parse().unwrap())
 }
 
-/// Gives what it has meanwhile at the addresses that are named by `@ip:port`.
+/// Downloads the model, and serves it meanwhile at the addresses given as `@ip:port`.
 async fn download(folder: &Path, node: &str, ways: &[&str]) {
     let files = TlsFiles::in_dir(&folder.join(node));
     let store = store(folder, node);
@@ -163,8 +163,11 @@ async fn download(folder: &Path, node: &str, ways: &[&str]) {
         let serving = peers::serve(files.clone(), address.parse().unwrap(), store.clone()).await.unwrap();
         tokio::spawn(serving);
     }
-    let puller =
-        PeerDownloader { store, connector: files.connector(Protocol::Agents).unwrap(), limiter: TransferLimiter::default() };
+    let puller = PeerDownloader {
+        store,
+        connector: files.connector(Protocol::Agents).unwrap(),
+        limiter: TransferLimiter::default(),
+    };
     let ways: BTreeSet<PeerPath> = ways
         .iter()
         .filter_map(|way| way.split_once('='))
@@ -180,7 +183,7 @@ async fn download(folder: &Path, node: &str, ways: &[&str]) {
     puller.download(&source_spec(folder), &id, || ways.clone(), &progress).await.unwrap();
     let state = progress.borrow().clone();
     report_usage(began.elapsed().as_secs_f64(), state.total);
-    // Others may still want something.
+    // Other nodes may still request chunks.
     wait_stdin().await;
 }
 
@@ -194,7 +197,7 @@ fn serve_raw(file: &Path, at: &[&str]) {
                 let (stream, file) = (stream.unwrap(), file.clone());
                 std::thread::spawn(move || {
                     let mut offset = 0;
-                    // Until nobody reads any more.
+                    // Until the client closes.
                     while rustix::fs::sendfile(&stream, &*file, Some(&mut offset), BLOCK_BYTES).is_ok() {
                         if offset >= size {
                             offset = 0;
@@ -209,18 +212,18 @@ fn serve_raw(file: &Path, at: &[&str]) {
     report_usage(0.0, 0);
 }
 
-/// By the interface that has this address.
+/// The egress through the interface that has this address.
 fn egress(from: IpAddr) -> Egress {
     let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
     let found = interfaces.into_iter().find(|interface| interface.ip() == from);
     Egress { address: from, interface: found.map(|interface| interface.name) }
 }
 
-/// What is read goes nowhere, or into a file, a block of each stream after the other.
+/// Discards the bytes, or writes them into a file, one block of each stream after the other.
 async fn download_raw(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
     let total = mebibytes << 20;
     let [read, kept]: [Arc<AtomicU64>; 2] = Default::default();
-    // One at a time, as agents write: file systems have others burn a core meanwhile.
+    // One write at a time, like the agent: on a locked file, waiting writers would burn a core.
     let into = into.map(|path| Arc::new(Mutex::new(std::fs::File::create(path).unwrap())));
     let mut streams = Vec::new();
     for way in ways {
@@ -228,7 +231,7 @@ async fn download_raw(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
         for _ in 0..CONNECTIONS_PER_PATH {
             let stream = connect_from(&egress(from), to).await.unwrap().into_std().unwrap();
             stream.set_nonblocking(false).unwrap();
-            // A way that dies in the middle holds nobody up.
+            // A path that dies in the middle must not block the others.
             stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
             streams.push(stream);
         }

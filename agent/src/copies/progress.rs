@@ -1,4 +1,4 @@
-//! How far a copy has come, told seldom: a status is no telemetry.
+//! Progress of a copy, reported with a rate limit: a status is not telemetry.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -11,27 +11,27 @@ use crate::store::TransferProgress;
 /// Between two reports of a copy.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Tells at most once in so long, also over several tries.
+/// Limits reports to one per interval, across several attempts.
 #[derive(Debug)]
 pub(super) struct Throttle {
     interval: Duration,
-    /// When it was told last.
+    /// Time of the last report.
     last: Mutex<Option<Instant>>,
 }
 
 impl Throttle {
-    /// Told nothing yet.
+    /// A limiter without an earlier report.
     pub fn new(interval: Duration) -> Self {
         Self { interval, last: Mutex::default() }
     }
 
-    /// When it may be told next.
+    /// Earliest time of the next report.
     fn next_report(&self) -> Instant {
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.map_or_else(Instant::now, |last| last + self.interval)
     }
 
-    /// Tells how far something has come, and bytes a second since it was told last, until it is there.
+    /// Reports progress, and bytes per second since the last report, until the future completes.
     pub async fn report_while<T>(
         &self,
         coming: impl Future<Output = T>,
@@ -46,11 +46,11 @@ impl Throttle {
                 () = tokio::time::sleep_until(self.next_report()) => {
                     let now = progress.borrow().clone();
                     let seconds = since.elapsed().as_secs_f64().max(0.001);
-                    // What was there before this try is not this second's work.
+                    // Bytes present before this attempt do not count towards its rate.
                     let fresh = if before == 0 { 0 } else { now.done.saturating_sub(before) };
                     (before, since) = (now.done, Instant::now());
                     tell(&now, (fresh as f64 / seconds) as u64);
-                    // Whoever was kept from telling does not make up for it.
+                    // Delayed reports are not made up for.
                     *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                 }
             }
@@ -65,11 +65,11 @@ mod tests {
     #[tokio::test]
     async fn progress_is_reported_at_most_every_two_seconds() {
         assert_eq!(REPORT_INTERVAL, Duration::from_secs(2));
-        // The same, forty times as quick.
+        // The same, forty times as fast.
         let seldom = Throttle::new(REPORT_INTERVAL / 40);
         let progress = watch::Sender::new(TransferProgress::default());
         let mut told = Vec::new();
-        // Tries that end after some steps, one of which stands still for longer than between two reports.
+        // Attempts that end after some steps, one of which lasts longer than the report interval.
         for attempt in 0..8 {
             let coming = async {
                 for step in 0..50 {

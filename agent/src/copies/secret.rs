@@ -1,4 +1,4 @@
-//! The Secret of a copy's source, which this node may read only while it asks the source.
+//! The Secret of a copy's source. This node may read it only while it accesses the source.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
@@ -6,7 +6,7 @@ use russet_crds::conditions::Reason;
 
 use crate::store::Credentials;
 
-/// What the Secret says, which must have one of `keys`.
+/// Contents of the Secret, which must have one of `keys`.
 pub(super) async fn read(
     client: Client,
     namespace: &str,

@@ -1,5 +1,5 @@
-//! How long the ways to other nodes are and what they carry: every link is asked once a second, over itself, and is
-//! tried with as much as it carries when it is new or was away, unless that would disturb what serves.
+//! Link monitor: latency and bandwidth to other nodes. Every link is pinged once a second over its own
+//! interface. Its bandwidth is probed when it is new or was down, unless that would disturb running engines.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -18,21 +18,21 @@ use crate::peers::client::{DialError, PeerClient};
 
 /// Between two pings of a link.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// Pings whose median counts: a minute of them.
+/// Pings in the window for the median: one minute.
 const WINDOW_PINGS: usize = 60;
-/// After so many there is a median worth showing.
+/// Minimum number of pings for a median.
 const MIN_PINGS: usize = 5;
-/// Without any answer for so long, a link does not answer. Longer than the Lease of an agent that stopped.
+/// A link without a reply for this long counts as down. Longer than the Lease of an agent that stopped.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Share by which a median must move before another one is shown. It takes half a minute for that.
+/// Relative change of the median before it is published. With a full window that takes half a minute.
 const CHANGE_THRESHOLD: f64 = 0.25;
-/// Between two attempts to try what a link carries. Both ends want to, and each waits for the other.
+/// Between two attempts of a bandwidth probe. Both ends probe, and each waits for the other.
 const PROBE_RETRY_INTERVAL: Duration = Duration::from_secs(3);
 
-/// What was found out, by the interface of this machine.
+/// Measurements, by this machine's interface.
 pub(crate) type LinkMeasurements = BTreeMap<String, LinkMeasured>;
 
-/// What this agent had found out about links that are still there, before it began anew.
+/// The agent's measurements, before its restart, of links that still exist.
 pub(crate) fn restored(ports: &[FabricPort], links: &[Link]) -> LinkMeasurements {
     let there = |port: &&FabricPort| links.iter().any(|link| link.interface == port.interface);
     let measured = ports.iter().filter(there);
@@ -49,7 +49,7 @@ pub(crate) struct LinkMonitor {
     pub metrics: AgentMetrics,
 }
 
-/// A way to another agent.
+/// A path to another agent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct LinkPath {
     interface: String,
@@ -59,7 +59,7 @@ struct LinkPath {
 }
 
 impl LinkPath {
-    /// A link, where both of its ends have addresses and the other agent is new enough to answer.
+    /// The path of a link, if both ends have addresses and the other agent is new enough to answer.
     fn from_link(link: &Link) -> Option<Self> {
         let ip = |address: &Option<String>| address.as_ref()?.parse::<IpAddr>().ok();
         let port = u16::try_from(link.peer_port?).ok()?;
@@ -71,18 +71,18 @@ impl LinkPath {
         })
     }
 
-    /// What is measured is this cable, whatever the routes say.
+    /// Binds to this cable, whatever the routes say.
     fn egress(&self) -> Egress {
         Egress { address: self.from, interface: Some(self.interface.clone()) }
     }
 
-    /// Whether it is the same cable. An agent that begins anew answers at another port.
+    /// Whether it is the same cable. A restarted agent answers at another port.
     fn is_same_cable(&self, other: &Self) -> bool {
         self.interface == other.interface && self.peer == other.peer && self.from == other.from
     }
 }
 
-/// Measures for ever.
+/// Measures all links until the agent exits.
 pub(crate) async fn run(mut measuring: LinkMonitor) {
     let mut running: BTreeMap<LinkPath, JoinSet<()>> = BTreeMap::new();
     loop {
@@ -90,10 +90,10 @@ pub(crate) async fn run(mut measuring: LinkMonitor) {
         let ways: Vec<LinkPath> = links.iter().filter_map(LinkPath::from_link).collect();
         let gone: Vec<LinkPath> = running.keys().filter(|way| !ways.contains(way)).cloned().collect();
         for way in gone {
-            // Its task goes with it.
+            // Dropping the set aborts its task.
             running.remove(&way);
             let stays = ways.iter().any(|other| other.is_same_cable(&way));
-            // Nor is the silence of an agent that ended that of the one that began.
+            // The silence of an ended agent is not that of its successor.
             let over = |found: &LinkMeasured| !stays || found.round_trip_microseconds.is_none();
             measuring.measurements.send_if_modified(|found| {
                 found.get(&way.interface).is_some_and(over) && found.remove(&way.interface).is_some()
@@ -115,7 +115,7 @@ pub(crate) async fn run(mut measuring: LinkMonitor) {
     }
 }
 
-/// Measures one link for as long as it is there.
+/// Measures one link for as long as it exists.
 async fn measure(path: LinkPath, mut measuring: LinkMonitor) {
     let before = measuring.measurements.borrow().get(&path.interface).copied();
     let mut window = PingWindow::new(before.unwrap_or_default(), Instant::now());
@@ -163,7 +163,11 @@ async fn measure(path: LinkPath, mut measuring: LinkMonitor) {
     }
 }
 
-async fn ping(peer: &mut Option<PeerClient>, path: &LinkPath, connector: &Connector) -> Result<Duration, DialError> {
+async fn ping(
+    peer: &mut Option<PeerClient>,
+    path: &LinkPath,
+    connector: &Connector,
+) -> Result<Duration, DialError> {
     let connected = match peer {
         Some(peer) => peer,
         None => peer.insert(PeerClient::connect(connector, &path.peer, &path.egress(), path.to).await?),
@@ -171,11 +175,15 @@ async fn ping(peer: &mut Option<PeerClient>, path: &LinkPath, connector: &Connec
     connected.ping().await
 }
 
-/// What comes over a link, unless somebody needs one of both machines.
+/// Probes the bandwidth of a link, unless one of the machines is busy.
 async fn probe_bandwidth(path: &LinkPath, measuring: &mut LinkMonitor) -> Result<Option<u64>, DialError> {
     let Some(_permit) = measuring.idle_gate.try_acquire() else { return Ok(None) };
-    let flooding =
-        async { PeerClient::connect(&measuring.connector, &path.peer, &path.egress(), path.to).await?.measure_bandwidth().await };
+    let flooding = async {
+        PeerClient::connect(&measuring.connector, &path.peer, &path.egress(), path.to)
+            .await?
+            .measure_bandwidth()
+            .await
+    };
     let mut idle = measuring.idle_gate.clone();
     tokio::select! {
         bits = flooding => bits,
@@ -183,20 +191,25 @@ async fn probe_bandwidth(path: &LinkPath, measuring: &mut LinkMonitor) -> Result
     }
 }
 
-/// The last answers of a link, and what of them is shown. Pure: times are arguments.
+/// The last replies of a link, and the published values. Pure: times are arguments.
 #[derive(Debug)]
 struct PingWindow {
     round_trips: VecDeque<Duration>,
-    /// When an answer came last, or this began.
+    /// Time of the last reply, or of the start.
     last_reply: Instant,
     bits_per_second: Option<u64>,
     published: Option<LinkMeasured>,
 }
 
 impl PingWindow {
-    /// After what was found out `before` by this agent.
+    /// A window that starts with the agent's earlier measurement.
     fn new(before: LinkMeasured, now: Instant) -> Self {
-        Self { round_trips: VecDeque::new(), last_reply: now, bits_per_second: before.bits_per_second, published: None }
+        Self {
+            round_trips: VecDeque::new(),
+            last_reply: now,
+            bits_per_second: before.bits_per_second,
+            published: None,
+        }
     }
 
     fn record_reply(&mut self, took: Duration, now: Instant) {
@@ -210,7 +223,7 @@ impl PingWindow {
     fn record_loss(&mut self, now: Instant) {
         if self.is_silent(now) {
             self.round_trips.clear();
-            // Whoever comes back may come back over another cable.
+            // A peer that returns may be on another cable.
             self.bits_per_second = None;
         }
     }
@@ -227,7 +240,7 @@ impl PingWindow {
         self.bits_per_second = Some(bits);
     }
 
-    /// What to show now; nothing before anything is known.
+    /// The values to publish now; `None` before anything is known.
     fn publish(&mut self, now: Instant) -> Option<LinkMeasured> {
         let median = self.median();
         if median.is_none() && !self.is_silent(now) {
@@ -236,7 +249,8 @@ impl PingWindow {
         let bits = self.bits_per_second.map(|bits| rounded(bits as f64) as u64);
         let trip = median.map(|median| rounded(median.as_secs_f64() * 1e6).max(1.0) as u32);
         let shown = self.published.and_then(|shown| shown.round_trip_microseconds);
-        let near = |shown: u32, trip: u32| (f64::from(trip) / f64::from(shown) - 1.0).abs() < CHANGE_THRESHOLD;
+        let near =
+            |shown: u32, trip: u32| (f64::from(trip) / f64::from(shown) - 1.0).abs() < CHANGE_THRESHOLD;
         let kept = shown.zip(trip).is_some_and(|(shown, trip)| near(shown, trip));
         let trip = if kept { shown } else { trip };
         self.published = Some(LinkMeasured { round_trip_microseconds: trip, bits_per_second: bits });
@@ -250,7 +264,7 @@ impl PingWindow {
     }
 }
 
-/// With two digits.
+/// Rounds to two significant digits.
 fn rounded(value: f64) -> f64 {
     let unit = 10_f64.powf(value.max(1.0).log10().floor() - 1.0).max(1.0);
     (value / unit).round() * unit
@@ -264,8 +278,12 @@ mod tests {
         Duration::from_micros(micros)
     }
 
-    /// A ping a second: microseconds, or none where none came back.
-    fn seconds(window: &mut PingWindow, from: Instant, pings: &[Option<u64>]) -> (Option<LinkMeasured>, Instant) {
+    /// One ping per second: microseconds, or `None` without a reply.
+    fn seconds(
+        window: &mut PingWindow,
+        from: Instant,
+        pings: &[Option<u64>],
+    ) -> (Option<LinkMeasured>, Instant) {
         let (mut now, mut shown) = (from, None);
         for ping in pings {
             now += PING_INTERVAL;

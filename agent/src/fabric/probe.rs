@@ -1,5 +1,6 @@
-//! Looks at this machine's ports: runs the tools of macOS and has them read, or reads Linux's `/sys`. Again every half
-//! minute, and sooner when a network interface came, went or changed its address, as they may with a cable.
+//! Scans this machine's ports: runs the tools of macOS and parses their output, or reads Linux's `/sys`.
+//! Every half minute, and sooner when a network interface appeared, vanished or changed its address, as with
+//! a cable.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,66 +17,66 @@ use crate::linux;
 use crate::macos::network::{self, Address};
 use crate::macos::{ParseError, overview, ports as hardware, rdma, thunderbolt};
 
-/// Between two looks while nothing seems to change. `system_profiler` takes a second or more of one core.
+/// Scan interval while nothing seems to change. `system_profiler` takes a second or more of one core.
 const SCAN_INTERVAL: Duration = Duration::from_secs(30);
-/// Between two looks at the interfaces, which cost nothing that can be measured.
+/// Poll interval for the interface list; its cost is not measurable.
 const INTERFACE_POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Between two looks whatever changes: VPNs and radios come and go, and what serves needs its cores.
+/// Minimum time between two scans: VPNs and radios come and go, and engines need their cores.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(5);
-/// Tools hang at times, as `system_profiler` does after sleep.
+/// Timeout of a tool: some hang at times, as `system_profiler` does after sleep.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Where the tools of macOS are; a daemon has no useful `PATH`.
+/// Directories of macOS's tools; a daemon has no useful `PATH`.
 const TOOL_DIRS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// Why the ports are not known.
 #[derive(Debug, Error)]
 pub enum ProbeError {
-    /// It is not there, or may not be run.
+    /// The tool is missing or must not be executed.
     #[error("{tool} could not be run: {source}")]
     NotRun {
         /// The tool.
         tool: &'static str,
-        /// Why.
+        /// System error.
         source: io::Error,
     },
-    /// It hangs.
+    /// The tool hangs.
     #[error("{tool} did not end within {} s and was killed", TOOL_TIMEOUT.as_secs(), tool = .0)]
     Timeout(&'static str),
-    /// It said something else.
+    /// The output cannot be parsed.
     #[error(transparent)]
     Parse(#[from] ParseError),
 }
 
-/// What was seen of the ports.
+/// Result of a scan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PortScan {
-    /// The ports, as of the last look that succeeded.
+    /// The ports, from the last successful scan.
     pub ports: Vec<FabricPort>,
     /// Whether RDMA is enabled.
     pub rdma: bool,
-    /// Why the last look did not succeed.
+    /// Error of the last scan.
     pub error: Option<String>,
-    /// Whether anybody has looked since this agent began; before, the ports are those that were reported last.
+    /// Whether a scan has completed since the agent started; before that, the ports are those last reported.
     pub scanned: bool,
 }
 
 impl PortScan {
-    /// What a node reported before its agent began, so that an agent that starts anew takes no link away.
+    /// The node's status from before the restart, so that a restarted agent removes no link.
     pub(crate) fn from_status(status: &InferenceNodeStatus) -> Self {
         let rdma = status.backends.iter().any(|backend| backend == "jaccl");
         Self { ports: status.ports.clone(), rdma, ..Self::default() }
     }
 }
 
-/// Looks at ports.
+/// Scans ports.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// Programs to ask in place of the system's: this machine plays a Mac.
+    /// Directory of stub programs that replace the system's tools, to simulate a Mac.
     tools: Option<PathBuf>,
 }
 
 impl Probe {
-    /// Of this machine, or of the Mac that the programs in `tools` make it.
+    /// A probe of this machine, or of the Mac that the programs in `tools` simulate.
     pub fn new(tools: Option<PathBuf>) -> Self {
         Self { tools }
     }
@@ -99,7 +100,7 @@ impl Probe {
         let interfaces = self.run_tool("ifconfig", &[]).await?;
         let rdma_enabled = match self.run_tool("rdma_ctl", &["status"]).await {
             Ok(said) => Some(rdma::is_enabled(&said)?),
-            // It came with macOS 26.2.
+            // `rdma_ctl` came with macOS 26.2.
             Err(ProbeError::NotRun { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
             Err(trouble) => return Err(trouble),
         };
@@ -108,14 +109,16 @@ impl Probe {
             buses,
             hardware_ports: hardware::hardware_ports(&listed)?,
             interfaces: network::interfaces(&interfaces)?,
-            // Where there is none, nothing goes over a cable.
-            default_routes: network::default_routes(&self.run_tool("netstat", &["-rn", "-f", "inet"]).await?)?,
+            // Without any default route, none goes over a cable.
+            default_routes: network::default_routes(
+                &self.run_tool("netstat", &["-rn", "-f", "inet"]).await?,
+            )?,
             devices: if rdma_enabled == Some(true) { self.devices().await? } else { Vec::new() },
             rdma_enabled,
         })
     }
 
-    /// The RDMA devices. The tool that tells of their ports fails where there are none, so another one is asked first.
+    /// The RDMA devices. `ibv_devinfo` fails where there are none, so `ibv_devices` runs first.
     async fn devices(&self) -> Result<Vec<rdma::RdmaDevice>, ProbeError> {
         if rdma::devices(&self.run_tool("ibv_devices", &[]).await?)?.is_empty() {
             return Ok(Vec::new());
@@ -123,7 +126,7 @@ impl Probe {
         Ok(rdma::device_infos(&self.run_tool("ibv_devinfo", &["-v"]).await?)?)
     }
 
-    /// What a tool prints. Its exit status says less than its words: some fail where there is nothing to tell.
+    /// Output of a tool. Its exit status is ignored: some tools fail when there is nothing to list.
     async fn run_tool(&self, tool: &'static str, arguments: &[&str]) -> Result<Vec<u8>, ProbeError> {
         let program = match &self.tools {
             Some(folder) => folder.join(tool),
@@ -143,22 +146,23 @@ impl Probe {
     }
 }
 
-/// Looks for ever, and tells what it sees.
+/// Scans until the agent exits, and publishes the results.
 pub(crate) async fn run(probe: Probe, scans: watch::Sender<PortScan>) {
     loop {
         let before = interface_snapshot();
         match probe.scan().await {
             Ok((ports, rdma)) => publish(&scans, PortScan { ports, rdma, error: None, scanned: true }),
             Err(trouble) => {
-                // What was known is kept: a tool that fails once says nothing of the cables.
-                let now = PortScan { error: Some(trouble.to_string()), scanned: true, ..scans.borrow().clone() };
+                // Keep the last result: one failure of a tool says nothing about the cables.
+                let now =
+                    PortScan { error: Some(trouble.to_string()), scanned: true, ..scans.borrow().clone() };
                 if *scans.borrow() != now {
                     tracing::warn!(%trouble, "this machine's ports could not be looked at; what was seen before is kept");
                 }
                 publish(&scans, now);
             }
         }
-        // Who plays a machine changes what its programs say, and no interface.
+        // A simulated machine changes its tools' output, but no interface.
         let period = if probe.tools.is_some() { INTERFACE_POLL_INTERVAL } else { SCAN_INTERVAL };
         let changed = async {
             tokio::time::sleep(MIN_SCAN_INTERVAL.min(period)).await;
@@ -203,7 +207,7 @@ fn addresses() -> Vec<(String, Address)> {
 mod tests {
     use super::*;
 
-    /// Has a tool print this.
+    /// Sets the output of a stub tool.
     fn tool(folder: &Path, name: &str, printed: &str) {
         let (path, next) = (folder.join(format!("{name}.out")), folder.join(format!("{name}.next")));
         std::fs::write(&next, printed).unwrap();

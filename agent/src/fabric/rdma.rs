@@ -1,5 +1,5 @@
-//! Whether RDMA can run over a port, as far as this end knows, and what to do if it cannot. Of a pair both ends have to
-//! say yes; what both together say, the operator compares (`operator/src/node/cables.rs`).
+//! Whether RDMA can run over a port, as far as this end knows, and the remedy if not. Both ends of a link
+//! must agree; the operator compares them (`operator/src/node/cables.rs`).
 
 use std::net::Ipv4Addr;
 
@@ -10,13 +10,13 @@ use thiserror::Error;
 use super::PortFacts;
 use crate::macos::thunderbolt::{Bus, Plug};
 
-/// Why a port has no RDMA. The text says what to do.
+/// Why a port has no RDMA. The text contains the remedy.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum NoRdma {
     /// No cable.
     #[error("nothing is plugged in")]
     NothingPlugged,
-    /// A dock, a drive.
+    /// A dock or a drive.
     #[error("{0} is plugged in, and no machine is behind it")]
     NoMachine(String),
     /// A cable without anything at its other end.
@@ -24,7 +24,7 @@ pub enum NoRdma {
         "something is plugged in that does not answer; wake the other machine, plug the cable in again, or take another one"
     )]
     PeerUnknown,
-    /// Both ends are here.
+    /// Both ends of the cable are in this machine.
     #[error("the cable leads back to {0} of this machine; plug one end into the other machine")]
     Loop(String),
     /// Thunderbolt 4 at this end or the other.
@@ -40,33 +40,33 @@ pub enum NoRdma {
     /// macOS before 26.2.
     #[error("this macOS has no RDMA over Thunderbolt; update both machines to 26.2 or later")]
     NoSwitch,
-    /// It was never enabled.
+    /// RDMA is not enabled on this machine.
     #[error(
         "RDMA is disabled on this machine; start it in Recovery, open Terminal and run `rdma_ctl enable`"
     )]
     Disabled,
-    /// The other machine says that it is not.
+    /// RDMA is not enabled on the other machine.
     #[error(
         "{0} offers no RDMA; enable it there too: start it in Recovery, open Terminal and run `rdma_ctl enable`"
     )]
     DisabledThere(String),
-    /// One port of a Mac Studio.
+    /// The port of a Mac Studio that has no RDMA.
     #[error("{0} is the port of a Mac Studio beside Ethernet, which carries no RDMA; use another port")]
     BesideEthernet(String),
-    /// The system made none.
+    /// The system created no RDMA device.
     #[error("there is no RDMA device {0}; restart this machine, and if it stays away use another port")]
     NoDevice(String),
-    /// Mostly the other machine's doing.
+    /// The RDMA port is not active, mostly because of the other machine.
     #[error(
         "{device} is {state} though a machine is there; plug the cable in again, or restart the other machine"
     )]
     Down {
         /// The device.
         device: String,
-        /// In the tool's words.
+        /// State as printed by the tool.
         state: String,
     },
-    /// JACCL finds the other end by an IPv4 address of the port, and a bridge's is not the port's.
+    /// No IPv4 address because of a bridge. JACCL finds the other end by the port's own IPv4 address.
     #[error(
         "{interface} is a member of {bridge} and has no IPv4 address of its own, by which MLX finds the other end; take it out of {bridge} and give it one"
     )]
@@ -76,16 +76,16 @@ pub enum NoRdma {
         /// The bridge.
         bridge: String,
     },
-    /// The same, of a port that is in none.
+    /// No IPv4 address, and not in a bridge.
     #[error("{0} has no IPv4 address, by which MLX finds the other end; give it one")]
     NoAddress(String),
-    /// What runs on Macs alone.
+    /// RDMA over Thunderbolt exists on macOS only.
     #[error("Linux carries IP over Thunderbolt, and no RDMA")]
     OnLinux,
 }
 
 impl NoRdma {
-    /// In one word.
+    /// Reason for conditions.
     pub fn reason(&self) -> Reason {
         match self {
             Self::NothingPlugged => Reason::NothingPlugged,
@@ -107,7 +107,7 @@ impl NoRdma {
     }
 }
 
-/// Where a port is in the system's network.
+/// A port's place in the system's network.
 pub(super) struct PortInterface<'a> {
     /// `en5`.
     pub interface: &'a str,
@@ -117,7 +117,7 @@ pub(super) struct PortInterface<'a> {
     pub bridge: Option<&'a str>,
 }
 
-/// The device of this port, if it can be used. Of several reasons the one that is to be mended first.
+/// The port's RDMA device, if usable. Of several reasons, returns the one to fix first.
 pub(super) fn device(facts: &PortFacts, bus: &Bus, place: &PortInterface<'_>) -> Result<String, NoRdma> {
     let interface = place.interface.to_owned();
     if matches!(bus.plug, Plug::Idle { .. }) {
@@ -135,7 +135,7 @@ pub(super) fn device(facts: &PortFacts, bus: &Bus, place: &PortInterface<'_>) ->
         let number = other.receptacle.map_or_else(|| other.name.clone(), |number| format!("port {number}"));
         return Err(NoRdma::Loop(number));
     }
-    // Before the switch: who has Thunderbolt 4 need not go to Recovery for it (exo-explore/exo#1636).
+    // Before the switch: Thunderbolt 4 gains nothing from a visit to Recovery (exo-explore/exo#1636).
     if let Some(bits) = peer.bits_per_second.filter(|bits| *bits <= TOO_SLOW) {
         let gigabits = bits / 1_000_000_000;
         return Err(if has_thunderbolt5(facts) {
@@ -153,7 +153,7 @@ pub(super) fn device(facts: &PortFacts, bus: &Bus, place: &PortInterface<'_>) ->
     let device = facts.devices.iter().find(|device| device.interface() == interface);
     let device = device.ok_or_else(|| NoRdma::NoDevice(format!("rdma_{interface}")))?;
     if !device.is_active {
-        // Believed where the device says no too: Apple writes of this service nowhere.
+        // Trusted only if the device is inactive too: Apple does not document this service.
         if peer.offers_rdma == Some(false) {
             return Err(NoRdma::DisabledThere(peer.name.clone()));
         }
@@ -166,10 +166,11 @@ pub(super) fn device(facts: &PortFacts, bus: &Bus, place: &PortInterface<'_>) ->
     }
 }
 
-/// Whether some port of this machine is faster than Thunderbolt 4 can be, or was to another machine.
+/// Whether a port of this machine, or a connection to another machine, is faster than Thunderbolt 4.
 fn has_thunderbolt5(facts: &PortFacts) -> bool {
     facts.buses.iter().any(|bus| {
-        let (Plug::Idle { max_bits_per_second: bits } | Plug::Connected { bits_per_second: bits }) = bus.plug else {
+        let (Plug::Idle { max_bits_per_second: bits } | Plug::Connected { bits_per_second: bits }) = bus.plug
+        else {
             return false;
         };
         bits.is_some_and(|bits| bits > TOO_SLOW)
@@ -184,7 +185,7 @@ mod tests {
     use crate::fabric::{ports, tests::joined};
     use crate::macos::network::Interface;
 
-    /// What came of the joined port after a change.
+    /// The cabled port after a change.
     fn port_after(change: impl FnOnce(&mut PortFacts)) -> FabricPort {
         let mut told = joined();
         change(&mut told);

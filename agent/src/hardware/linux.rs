@@ -21,7 +21,7 @@ pub fn measure() -> io::Result<Hardware> {
     })
 }
 
-/// Bytes the kernel could hand out without swapping.
+/// Bytes that the kernel could allocate without swapping.
 #[cfg(target_os = "linux")]
 pub fn available_memory() -> io::Result<u64> {
     field(&std::fs::read_to_string("/proc/meminfo")?, "MemAvailable")
@@ -39,31 +39,32 @@ pub fn process_stopped(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| state(&stat) == Some("T"))
 }
 
-/// Bytes that a process has to itself: what it allocated, in memory or swapped out. Files that it maps are not its own.
+/// Private memory of a process in bytes: anonymous memory, resident or swapped out. Mapped files do not
+/// count.
 #[cfg(target_os = "linux")]
 pub fn process_memory(pid: u32) -> Option<u64> {
     available_in_cgroup(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
 
-/// Whether everything here waited for memory during a good part of the last ten seconds.
+/// Whether all work stalled on memory during a good part of the last ten seconds.
 #[cfg(target_os = "linux")]
 pub fn memory_is_critical() -> bool {
     let text = std::fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
     crate::linux::pressure::memory(&text).is_some_and(|pressure| pressure.full >= CRITICAL_PRESSURE_PERCENT)
 }
 
-/// Percent of the time in which nobody gets on for want of memory, beyond which a machine only swaps.
+/// Memory pressure (`full`, in percent) beyond which a machine only swaps.
 #[cfg(target_os = "linux")]
 const CRITICAL_PRESSURE_PERCENT: f64 = 40.0;
 
-/// Bytes of a process's own out of `/proc/PID/status`.
+/// Private memory of a process, from `/proc/PID/status`.
 pub fn available_in_cgroup(status: &str) -> Option<u64> {
     let bytes = |name| field(status, name).ok();
     let own = bytes("RssAnon")?;
     Some(["RssShmem", "VmSwap"].into_iter().filter_map(bytes).fold(own, u64::saturating_add))
 }
 
-/// The processor's name; ARM kernels name none.
+/// Name of the processor; ARM kernels report none.
 pub fn chip(cpuinfo: &str) -> Option<String> {
     let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
     lines
@@ -87,18 +88,18 @@ pub fn os(release: &str, kernel: &str) -> String {
     format!("{name}, Linux {}", kernel.trim())
 }
 
-/// The fields of `/proc/PID/stat` from the third on. The second is the program's name and may contain anything, so
-/// counting begins after its last bracket.
+/// The fields of `/proc/PID/stat` from the third on. The second is the program's name and may contain any
+/// character, so counting begins after its last bracket.
 fn fields(stat: &str) -> Option<std::str::SplitAsciiWhitespace<'_>> {
     Some(stat.rsplit_once(") ")?.1.split_ascii_whitespace())
 }
 
-/// The state out of `/proc/PID/stat`, field 3: `T` of one that a signal stopped, `t` of one that a debugger holds.
+/// The state in `/proc/PID/stat`, field 3: `T` is stopped by a signal, `t` by a debugger.
 pub fn state(stat: &str) -> Option<&str> {
     fields(stat)?.next()
 }
 
-/// Start time out of `/proc/PID/stat`, field 22; `None` for a zombie.
+/// Start time in `/proc/PID/stat`, field 22; `None` for a zombie.
 pub fn start_ticks(stat: &str) -> Option<String> {
     let start = fields(stat)?.nth(19)?;
     (!matches!(state(stat)?, "Z" | "X")).then(|| start.to_owned())

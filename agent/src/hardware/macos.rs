@@ -1,5 +1,5 @@
-//! macOS, from `sysctl`, `sw_vers`, `vm_stat` and `ps`, none of which was ever run here. What they print is read by
-//! [`crate::macos`].
+//! macOS, from `sysctl`, `sw_vers`, `vm_stat` and `ps`, none of which was ever run here. [`crate::macos`]
+//! parses their output.
 
 #[cfg(target_os = "macos")]
 use std::io;
@@ -7,7 +7,7 @@ use std::io;
 use super::Hardware;
 use crate::macos::{ParseError, system};
 
-/// Names asked of `sysctl` in one call. An unknown one costs a line on standard error, no more.
+/// `sysctl` names, read in one call. An unknown one only costs a line on standard error.
 #[cfg(target_os = "macos")]
 const NAMES: &[&str] =
     &["hw.memsize", "hw.logicalcpu", "machdep.cpu.brand_string", "hw.model", "kern.bootsessionuuid"];
@@ -17,7 +17,7 @@ fn run(program: &str, arguments: &[&str]) -> io::Result<Vec<u8>> {
     Ok(std::process::Command::new(program).args(arguments).output()?.stdout)
 }
 
-/// Asks the machine's own commands.
+/// Runs the machine's own commands.
 #[cfg(target_os = "macos")]
 pub fn measure() -> io::Result<Hardware> {
     machine(&run("/usr/sbin/sysctl", NAMES)?, &run("/usr/bin/sw_vers", &[])?).map_err(io::Error::other)
@@ -43,20 +43,20 @@ pub fn process_stopped(pid: u32) -> bool {
     printed.is_ok_and(|printed| stopped(&String::from_utf8_lossy(&printed)))
 }
 
-/// Nothing: what `ps` counts holds files that are mapped, and not what was compressed. MLX's own count has to do.
+/// Always `None`: `ps` counts mapped files and leaves out compressed memory. MLX's own count is used instead.
 #[cfg(target_os = "macos")]
 pub fn process_memory(_: u32) -> Option<u64> {
     None
 }
 
-/// Whether the system calls its memory critically short: 4, after 1 and 2.
+/// Whether the system reports critical memory pressure: level 4, after 1 and 2.
 #[cfg(target_os = "macos")]
 pub fn memory_is_critical() -> bool {
     let printed = run("/usr/sbin/sysctl", &["kern.memorystatus_vm_pressure_level"]).unwrap_or_default();
     critical(&printed)
 }
 
-/// Whether the level that `sysctl` printed is the highest.
+/// Whether the level in the output of `sysctl` is the highest.
 pub fn critical(sysctl: &[u8]) -> bool {
     let read = system::Sysctls::read(sysctl).ok();
     read.and_then(|read| read.number("kern.memorystatus_vm_pressure_level")) == Some(4)
@@ -89,7 +89,8 @@ pub fn start(ps: &str) -> Option<String> {
     (!state.starts_with('Z')).then(|| start.trim().to_owned())
 }
 
-/// Whether `stat` is of a stopped process. `ps` says `T` of one that a debugger holds too, and `X` after it.
+/// Whether `stat` is that of a stopped process. `ps` prints `T` for one under a debugger too, followed by
+/// `X`.
 pub fn stopped(ps: &str) -> bool {
     let state = ps.trim();
     state.starts_with('T') && !state.contains('X')

@@ -1,6 +1,6 @@
-//! A change to the machine, with what there was before, and the commands that make it and take it back. Pure. A command
-//! is a program's name and its arguments and never passes a shell; its words come from what the machine itself said and
-//! from what [`super::check`] let through.
+//! A change to the machine, with the state before it, and the commands that apply and undo it. Pure. A
+//! command is a program's name and its arguments and never passes through a shell; its arguments come from
+//! the machine's own output and from values that [`super::check`] validated.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::current_state::AddressConfig;
 
-/// Bits that all addresses of a cable's network share: two ends, and the two that every network needs.
+/// Prefix length of a cable's network: two hosts, plus network and broadcast address.
 pub const PREFIX_BITS: u32 = 30;
 
-/// Whose commands.
+/// Operating system whose commands are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// `ifconfig`, `networksetup`, `sysctl`.
@@ -21,48 +21,48 @@ pub enum System {
     Linux,
 }
 
-/// One change. It knows all that undoing needs.
+/// One change. It contains all that undoing needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "deed", rename_all = "camelCase")]
 pub enum MachineChange {
-    /// An interface is no member of its bridge any more.
+    /// An interface is removed from its bridge.
     Leave {
         /// The interface.
         interface: String,
         /// The bridge.
         bridge: String,
     },
-    /// An address of an interface goes.
+    /// An address of an interface is removed.
     Drop {
         /// The interface.
         interface: String,
-        /// The address as it was.
+        /// The removed address.
         held: AddressConfig,
     },
-    /// An interface that was down is up.
+    /// An interface is brought up.
     Raise {
         /// The interface.
         interface: String,
     },
-    /// An interface has an address.
+    /// An interface gets an address.
     Give {
         /// The interface.
         interface: String,
         /// The address.
         address: Ipv4Addr,
     },
-    /// Services stand in another order.
+    /// Network services are reordered.
     Order {
-        /// As they stood.
+        /// Order before.
         before: Vec<String>,
-        /// As they stand.
+        /// Order after.
         after: Vec<String>,
     },
-    /// So much memory may be wired.
+    /// The limit of wired memory is set.
     Wire {
-        /// MiB before; 0 is what the system thinks fit.
+        /// MiB before; 0 is the system's default.
         before: u64,
-        /// MiB now.
+        /// MiB after.
         after: u64,
     },
 }
@@ -74,23 +74,23 @@ fn command(program: &'static str, words: &[&str]) -> ToolCommand {
     (program, words.iter().map(|word| (*word).to_owned()).collect())
 }
 
-/// Dotted mask of so many bits.
+/// Dotted netmask of a prefix length.
 fn mask(prefix: u32) -> String {
     Ipv4Addr::from(u32::MAX.checked_shl(32 - prefix.min(32)).unwrap_or(0)).to_string()
 }
 
 impl MachineChange {
-    /// Whether it is of the network; the limit of wired memory is not.
+    /// Whether it changes the network, rather than the limit of wired memory.
     pub fn is_network(&self) -> bool {
         !matches!(self, Self::Wire { .. })
     }
 
-    /// Whether the system undoes it by itself when the machine starts anew.
+    /// Whether a restart of the machine undoes it.
     pub fn is_volatile(&self) -> bool {
         !matches!(self, Self::Order { .. })
     }
 
-    /// What makes it.
+    /// The command that applies it.
     pub fn apply_command(&self, system: System) -> ToolCommand {
         match (self, system) {
             (Self::Leave { interface, bridge }, System::MacOs) => {
@@ -99,20 +99,24 @@ impl MachineChange {
             (Self::Leave { interface, .. }, System::Linux) => {
                 command("ip", &["link", "set", "dev", interface, "nomaster"])
             }
-            (Self::Drop { interface, held }, system) => remove_address(system, interface, held.ip, held.prefix),
+            (Self::Drop { interface, held }, system) => {
+                remove_address(system, interface, held.ip, held.prefix)
+            }
             (Self::Raise { interface }, System::MacOs) => command("ifconfig", &[interface, "up"]),
             (Self::Raise { interface }, System::Linux) => {
                 command("ip", &["link", "set", "dev", interface, "up"])
             }
-            (Self::Give { interface, address }, system) => {
-                add_address(system, interface, &AddressConfig { ip: *address, prefix: PREFIX_BITS, broadcast: None })
-            }
+            (Self::Give { interface, address }, system) => add_address(
+                system,
+                interface,
+                &AddressConfig { ip: *address, prefix: PREFIX_BITS, broadcast: None },
+            ),
             (Self::Order { after, .. }, _) => set_service_order(after),
             (Self::Wire { after, .. }, _) => set_wired_limit(*after),
         }
     }
 
-    /// What takes it back.
+    /// The command that undoes it.
     pub fn undo_command(&self, system: System) -> ToolCommand {
         match (self, system) {
             (Self::Leave { interface, bridge }, System::MacOs) => {
@@ -126,7 +130,9 @@ impl MachineChange {
             (Self::Raise { interface }, System::Linux) => {
                 command("ip", &["link", "set", "dev", interface, "down"])
             }
-            (Self::Give { interface, address }, system) => remove_address(system, interface, *address, PREFIX_BITS),
+            (Self::Give { interface, address }, system) => {
+                remove_address(system, interface, *address, PREFIX_BITS)
+            }
             (Self::Order { before, .. }, _) => set_service_order(before),
             (Self::Wire { before, .. }, _) => set_wired_limit(*before),
         }

@@ -1,5 +1,5 @@
-//! What the helper does for those who ask, and what for nobody: a wish is held against how the machine is and against
-//! its owner's bounds before anything of it is looked at again. Pure.
+//! Validation of requests to the root helper, against the machine's current state and its owner's bounds,
+//! before any change. Pure.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -8,89 +8,89 @@ use thiserror::Error;
 
 use super::change::PREFIX_BITS;
 use super::current_state::{AddressConfig, CurrentState};
-use super::protocol::{Network, Port, RestartPolicy, MachineRequest};
+use super::protocol::{MachineRequest, Network, Port, RestartPolicy};
 
-/// Most ports that a machine has.
+/// Maximum number of ports of a machine.
 const MAX_PORTS: usize = 32;
 
-/// The owner's bounds.
+/// Bounds set by the machine's owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HelperPolicy {
-    /// Percent of the memory that may be wired at most; nobody may set the limit where there is none.
+    /// Maximum wired memory, in percent; without it the limit may not be set.
     pub wired_percent: Option<u8>,
     /// Bytes of memory of this machine.
     pub memory: u64,
 }
 
-/// A wish that can be done.
+/// A valid request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredState {
-    /// Each port's address.
+    /// Address of each port.
     pub ports: BTreeMap<String, Ipv4Addr>,
-    /// Whether services of cables come last.
+    /// Whether network services of cables come last.
     pub cables_last: bool,
-    /// MiB that may be wired.
+    /// Limit of wired memory, in MiB.
     pub wired: Option<u64>,
 }
 
-/// Why a wish is not done.
+/// Why a request is refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum HelperRefusal {
-    /// Not a request at all.
+    /// Not a valid request.
     #[error("this is no request that this helper knows: {0}")]
     Unknown(String),
-    /// No name of a node.
+    /// Not a valid node name.
     #[error("{0:?} is no name of a node")]
     Node(String),
-    /// Somebody else's.
+    /// The machine is held for another node.
     #[error(
         "this machine's network is held for node {holder}; take that back first, with `sudo russet helper --revert`, or ask as that node, not as {asked}"
     )]
     Other {
-        /// For whom it is held.
+        /// Node for which it is held.
         holder: String,
-        /// Who asked.
+        /// Node that asked.
         asked: String,
     },
-    /// What was asked for was taken back at the machine.
+    /// The request was reverted at the machine.
     #[error(
         "this was taken back at the machine itself, with `russet helper --revert`, and is not made again before the machine starts anew; `russet fabric revert` and then `russet fabric apply` ask for it anew"
     )]
     Reverted,
-    /// More ports than there are.
+    /// Too many ports.
     #[error("{0} ports; no machine has more than {MAX_PORTS}")]
     TooMany(usize),
-    /// No interface there, or none of a Thunderbolt cable.
+    /// No such interface, or not one of a Thunderbolt cable.
     #[error(
         "{0:?} is no Thunderbolt interface of this machine now, and this helper changes no other; plug the cable in, or take the port out of what is asked for"
     )]
     NoCable(String),
-    /// Twice in one wish.
+    /// Listed twice in one request.
     #[error("{0} stands twice in what is asked for")]
     Twice(String),
-    /// Not a private network of four.
+    /// Not a host address in a private /30 network.
     #[error(
         "{address:?} of {interface} is no address of a host in a private network of four (10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16, written as 172.31.240.1/30)"
     )]
     Address {
         /// The interface.
         interface: String,
-        /// What was written.
+        /// Address as requested.
         address: String,
     },
-    /// Somebody else's network.
+    /// Overlaps another interface's network.
     #[error("{address}/{PREFIX_BITS} of {interface} lies in the network of {other} ({held}/{prefix}), whose traffic it would take; choose another range", held = .with.ip, prefix = .with.prefix)]
     Overlaps {
         /// The interface.
         interface: String,
-        /// Its address to be.
+        /// Requested address.
         address: Ipv4Addr,
-        /// Whose network.
+        /// The other interface.
         other: String,
         /// The address there.
         with: AddressConfig,
     },
-    /// An address that could not be given back.
+    /// A DHCP address, which could not be restored.
     #[error("{interface} has {ip} from DHCP, which nobody can give back; end DHCP on it first")]
     Lent {
         /// The interface.
@@ -98,12 +98,12 @@ pub enum HelperRefusal {
         /// The address.
         ip: Ipv4Addr,
     },
-    /// Of something that is no bridge.
+    /// Member of an interface that is not a bridge.
     #[error("{interface} is a member of {team}, which is no bridge; take it out yourself")]
     Team {
         /// The interface.
         interface: String,
-        /// What it is a member of.
+        /// The interface it is a member of.
         team: String,
     },
     /// The owner has not allowed it.
@@ -114,22 +114,22 @@ pub enum HelperRefusal {
     /// More than allowed.
     #[error("{asked} MiB may not be wired: {percent} % of this machine's memory are {most} MiB")]
     WiredTooMuch {
-        /// MiB asked for.
+        /// MiB requested.
         asked: u64,
-        /// What is allowed.
+        /// Percent allowed.
         percent: u8,
-        /// MiB of that.
+        /// That percentage in MiB.
         most: u64,
     },
-    /// No such limit.
+    /// The system has no such limit.
     #[error("this system has no limit of wired memory; only macOS on Apple silicon has")]
     NoWired,
-    /// No order.
+    /// The system has no service order.
     #[error("this system has no order of network services; only macOS has")]
     NoOrder,
 }
 
-/// Holds a wish against the machine. `holder` is the node for which something is held already.
+/// Validates a request against the machine. `holder` is the node for which the helper holds changes already.
 pub fn check(
     wanted: &MachineRequest,
     current: &CurrentState,
@@ -180,9 +180,11 @@ fn addresses(ports: &[Port], current: &CurrentState) -> Result<BTreeMap<String, 
     }
     let network = |ip: Ipv4Addr| AddressConfig { ip, prefix: PREFIX_BITS, broadcast: None };
     for (interface, &ip) in &addresses {
-        // What the ports of this wish have now goes, and what they will have is compared with each other.
+        // Current addresses of the requested ports will be replaced; their new ones are compared with each
+        // other.
         let others = current.interfaces.iter().filter(|other| !addresses.contains_key(&other.name));
-        let theirs = others.flat_map(|other| other.addresses.iter().map(move |own| (&other.name, own.config)));
+        let theirs =
+            others.flat_map(|other| other.addresses.iter().map(move |own| (&other.name, own.config)));
         let wished = addresses.iter().filter(|(other, _)| *other != interface);
         let wished = wished.map(|(other, &ip)| (other, network(ip)));
         if let Some((other, with)) = theirs.chain(wished).find(|(_, held)| held.overlaps(&network(ip))) {
@@ -193,7 +195,7 @@ fn addresses(ports: &[Port], current: &CurrentState) -> Result<BTreeMap<String, 
     Ok(addresses)
 }
 
-/// `172.31.240.1/30`, of a host in a private network.
+/// Parses `172.31.240.1/30`: a host in a private network.
 fn parse_host(text: &str) -> Option<Ipv4Addr> {
     let (ip, prefix) = text.split_once('/')?;
     let ip: Ipv4Addr = ip.parse().ok()?;
@@ -201,13 +203,17 @@ fn parse_host(text: &str) -> Option<Ipv4Addr> {
     (prefix == "30" && ip.is_private() && is_host).then_some(ip)
 }
 
-fn check_wired_limit(asked: u64, current: &CurrentState, policy: &HelperPolicy) -> Result<u64, HelperRefusal> {
+fn check_wired_limit(
+    asked: u64,
+    current: &CurrentState,
+    policy: &HelperPolicy,
+) -> Result<u64, HelperRefusal> {
     let percent = policy.wired_percent.ok_or(HelperRefusal::WiredForbidden)?;
     let most = (policy.memory / 100 * u64::from(percent.min(100))) >> 20;
     if current.wired.is_none() {
         return Err(HelperRefusal::NoWired);
     }
-    // Zero is what the system thinks fit, which is asked for by not asking.
+    // Zero is the system's default; a request for it leaves the field out.
     if asked == 0 || asked > most {
         return Err(HelperRefusal::WiredTooMuch { asked, percent, most });
     }
@@ -216,15 +222,18 @@ fn check_wired_limit(asked: u64, current: &CurrentState, policy: &HelperPolicy) 
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::current_state::{InterfaceAddress, Interface};
+    use super::super::current_state::{Interface, InterfaceAddress};
     use super::super::protocol::HelperRequest;
     use super::*;
 
     fn address(ip: [u8; 4], prefix: u32, is_lent: bool) -> InterfaceAddress {
-        InterfaceAddress { config: AddressConfig { ip: ip.into(), prefix, broadcast: None }, is_dhcp: is_lent }
+        InterfaceAddress {
+            config: AddressConfig { ip: ip.into(), prefix, broadcast: None },
+            is_dhcp: is_lent,
+        }
     }
 
-    /// A machine with Ethernet, two cables in a bridge, one with an address of DHCP and one in a bond.
+    /// A machine with Ethernet, two cables in a bridge, one with a DHCP address and one in a bond.
     pub fn current_state() -> CurrentState {
         let interface = |name: &str, is_cable, bridge: Option<&str>, addresses| Interface {
             name: name.to_owned(),
@@ -251,15 +260,18 @@ pub(super) mod tests {
         HelperPolicy { wired_percent: Some(80), memory: 10 << 30 }
     }
 
-    /// What the helper says of a line, without making anything.
+    /// The helper's verdict on a request line, without applying it.
     fn check_line(line: &str, policy: &HelperPolicy) -> Result<DesiredState, HelperRefusal> {
         let request: HelperRequest =
             serde_json::from_str(line).map_err(|error| HelperRefusal::Unknown(error.to_string()))?;
         match request {
             HelperRequest::Apply(wanted) => check(&wanted, &current_state(), policy, Some("a")),
-            HelperRequest::Read {} | HelperRequest::Revert {} => {
-                check(&MachineRequest { node: "a".into(), ..Default::default() }, &current_state(), policy, None)
-            }
+            HelperRequest::Read {} | HelperRequest::Revert {} => check(
+                &MachineRequest { node: "a".into(), ..Default::default() },
+                &current_state(),
+                policy,
+                None,
+            ),
         }
     }
 
@@ -268,7 +280,10 @@ pub(super) mod tests {
         let line = r#"{"op":"apply","node":"a","network":{"ports":[{"interface":"en4","address":"172.31.240.1/30"}],"afterRestart":"Keep"},"wiredLimitMebibytes":8000}"#;
         let wish = check_line(line, &policy()).unwrap();
         assert_eq!((wish.ports["en4"], wish.wired), ([172, 31, 240, 1].into(), Some(8000)));
-        assert!(check_line(r#"{"op":"read"}"#, &policy()).is_ok() && check_line(r#"{"op":"revert"}"#, &policy()).is_ok());
+        assert!(
+            check_line(r#"{"op":"read"}"#, &policy()).is_ok()
+                && check_line(r#"{"op":"revert"}"#, &policy()).is_ok()
+        );
     }
 
     #[test]

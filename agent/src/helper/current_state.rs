@@ -1,4 +1,4 @@
-//! How the machine is now, as far as it matters here, out of what its tools print. Pure.
+//! Current state of the machine, as far as the helper needs it, parsed from tools' output. Pure.
 
 use std::net::Ipv4Addr;
 
@@ -8,14 +8,14 @@ use crate::macos::network;
 use crate::macos::ports::HardwarePort;
 use crate::macos::services::NetworkService;
 
-/// The machine's network and its limit.
+/// The machine's network and its limit of wired memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CurrentState {
     /// All interfaces.
     pub interfaces: Vec<Interface>,
     /// Network services in their order; Linux has none.
     pub services: Vec<NetworkService>,
-    /// MiB that may be wired; `None` where the system has no such limit.
+    /// Limit of wired memory in MiB; `None` where the system has no such limit.
     pub wired: Option<u64>,
 }
 
@@ -24,13 +24,13 @@ pub struct CurrentState {
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// Whether it is a port that a Thunderbolt cable joins to another machine.
+    /// Whether it is a port whose Thunderbolt cable leads to another machine.
     pub is_cable: bool,
-    /// Whether it is switched on.
+    /// Whether it is up.
     pub is_up: bool,
     /// The bridge it is a member of.
     pub bridge: Option<String>,
-    /// What else it is a member of, which is nothing for this helper.
+    /// Another kind of aggregate it is a member of, which the helper does not change.
     pub team: Option<String>,
     /// Its IPv4 addresses.
     pub addresses: Vec<InterfaceAddress>,
@@ -41,23 +41,23 @@ pub struct Interface {
 pub struct InterfaceAddress {
     /// The address itself.
     pub config: AddressConfig,
-    /// Whether somebody lent it for a time, as DHCP does.
+    /// Whether it is a DHCP lease.
     pub is_dhcp: bool,
 }
 
-/// An address as it can be given again.
+/// An address with all that is needed to configure it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressConfig {
     /// The address.
     pub ip: Ipv4Addr,
-    /// Bits that all addresses of its network share.
+    /// Prefix length of its network.
     pub prefix: u32,
-    /// Where it calls all of its network, if that is said of it.
+    /// Broadcast address, if configured.
     pub broadcast: Option<Ipv4Addr>,
 }
 
 impl AddressConfig {
-    /// Whether two networks have addresses in common.
+    /// Whether two networks overlap.
     pub fn overlaps(&self, other: &Self) -> bool {
         let bits = self.prefix.min(other.prefix).min(32);
         let differs = u32::from(self.ip) ^ u32::from(other.ip);
@@ -76,7 +76,7 @@ impl CurrentState {
         self.services.iter().map(|service| service.name.clone()).collect()
     }
 
-    /// The services' names with those of cables, and of bridges over cables, behind all others.
+    /// The services' names, with those of cables and of bridges over cables last.
     pub fn cables_last(&self) -> Vec<String> {
         let bridges = self.interfaces.iter().filter(|one| one.is_cable).filter_map(|one| one.bridge.as_ref());
         let bridges: Vec<&String> = bridges.collect();
@@ -91,8 +91,8 @@ impl CurrentState {
     }
 }
 
-/// Whether a hardware port is one of the machine's own or the bridge of all of them. An adapter for Ethernet is called
-/// after Thunderbolt too, and may be the way to the internet.
+/// Whether a hardware port is a Thunderbolt port of the machine or the bridge over all of them. The names of
+/// Ethernet adapters contain Thunderbolt too, and such an adapter may be the route to the internet.
 fn is_thunderbolt(port: &str) -> bool {
     port.strip_prefix("Thunderbolt ").is_some_and(|rest| rest == "Bridge" || rest.parse::<u32>().is_ok())
 }
@@ -103,7 +103,7 @@ pub fn mac_interfaces(ports: &[HardwarePort], interfaces: Vec<network::Interface
         interfaces.iter().find(|one| one.members.contains(name)).map(|bridge| bridge.name.clone())
     };
     let address = |address: &network::Address| InterfaceAddress {
-        // A mask with holes is nobody's; what has none here is a network of its own.
+        // A non-contiguous mask is invalid; without a prefix the address is a network of its own.
         config: AddressConfig { ip: address.ip, prefix: address.prefix.unwrap_or(32), broadcast: None },
         is_dhcp: false,
     };
@@ -118,7 +118,7 @@ pub fn mac_interfaces(ports: &[HardwarePort], interfaces: Vec<network::Interface
     interfaces.iter().map(one).collect()
 }
 
-/// What `ip -json -details address show` prints, as far as it is needed.
+/// Output of `ip -json -details address show`, as far as it is needed.
 #[derive(Deserialize)]
 struct IpLink {
     ifname: String,
@@ -147,7 +147,7 @@ struct IpLinkAddress {
     dynamic: bool,
 }
 
-/// Interfaces of a Linux machine; `is_cable` says of which names Thunderbolt is the driver.
+/// Interfaces of a Linux machine; `is_cable` tells which names have the Thunderbolt driver.
 pub fn linux_interfaces(
     printed: &[u8],
     is_cable: impl Fn(&str) -> bool,

@@ -1,11 +1,11 @@
-//! From how the machine is and how it should be to what is to be done and what to be taken back. Pure; a machine that is
-//! as it should be has nothing to do.
+//! Compares current and desired state: which changes to make and which to undo. Pure; a machine in its
+//! desired state needs none.
 
-use super::check::DesiredState;
 use super::change::{MachineChange, PREFIX_BITS};
+use super::check::DesiredState;
 use super::current_state::CurrentState;
 
-/// What is missing, in the order in which it is done.
+/// Missing changes, in the order of their application.
 pub fn pending_changes(current: &CurrentState, desired: &DesiredState) -> Vec<MachineChange> {
     let DesiredState { ports, cables_last, wired } = desired;
     let mut deeds = Vec::new();
@@ -14,7 +14,7 @@ pub fn pending_changes(current: &CurrentState, desired: &DesiredState) -> Vec<Ma
         let of = || name.clone();
         deeds.extend(interface.bridge.clone().map(|bridge| MachineChange::Leave { interface: of(), bridge }));
         let wanted = |ip, prefix| ip == address && prefix == PREFIX_BITS;
-        // What a port gave itself may stay beside another.
+        // A link-local address may stay beside another one.
         let others = interface.addresses.iter().map(|own| own.config);
         let others = others.filter(|held| !held.ip.is_link_local() && !wanted(held.ip, held.prefix));
         deeds.extend(others.map(|held| MachineChange::Drop { interface: of(), held }));
@@ -32,21 +32,24 @@ pub fn pending_changes(current: &CurrentState, desired: &DesiredState) -> Vec<Ma
     deeds
 }
 
-/// Whether a deed serves a wish; one that does not is taken back.
+/// Whether a change belongs to the desired state; one that does not is undone.
 pub fn is_desired(change: &MachineChange, desired: &DesiredState) -> bool {
     match change {
-        MachineChange::Leave { interface, .. } | MachineChange::Raise { interface } => desired.ports.contains_key(interface),
-        MachineChange::Drop { interface, held } => {
-            desired.ports.get(interface).is_some_and(|address| *address != held.ip || held.prefix != PREFIX_BITS)
+        MachineChange::Leave { interface, .. } | MachineChange::Raise { interface } => {
+            desired.ports.contains_key(interface)
         }
+        MachineChange::Drop { interface, held } => desired
+            .ports
+            .get(interface)
+            .is_some_and(|address| *address != held.ip || held.prefix != PREFIX_BITS),
         MachineChange::Give { interface, address } => desired.ports.get(interface) == Some(address),
         MachineChange::Order { .. } => desired.cables_last,
         MachineChange::Wire { after, .. } => desired.wired == Some(*after),
     }
 }
 
-/// Whether there is anything to take back of a deed: it may never have been done, somebody else may have undone it, or
-/// its interface may be gone. What somebody changed since is his.
+/// Whether a change is in effect and can be undone: it may never have been applied, another program may have
+/// undone it, or its interface may be gone. Later changes by others are not touched.
 pub fn is_applied(change: &MachineChange, current: &CurrentState) -> bool {
     let of = |name: &String| current.interface(name);
     let has = |name: &String, ip, prefix| {
@@ -62,7 +65,7 @@ pub fn is_applied(change: &MachineChange, current: &CurrentState) -> bool {
         MachineChange::Drop { interface, held } => has(interface, held.ip, held.prefix) == Some(false),
         MachineChange::Raise { interface } => of(interface).is_some_and(|one| one.is_up),
         MachineChange::Give { interface, address } => has(interface, *address, PREFIX_BITS) == Some(true),
-        // Services may have come and gone since; of those that were there then the order is as it was made.
+        // Services may have been added or removed since; the order of the remaining ones is as applied.
         MachineChange::Order { after, .. } => {
             let now = current.service_names();
             let still = after.iter().filter(|name| now.contains(name));
@@ -72,8 +75,8 @@ pub fn is_applied(change: &MachineChange, current: &CurrentState) -> bool {
     }
 }
 
-/// The deed as it is to be undone on this machine: services that came since stay where they are, those that went are not
-/// named.
+/// The change in the form to undo on this machine: services added since keep their place, removed ones are
+/// left out.
 pub fn undo_change(change: &MachineChange, current: &CurrentState) -> MachineChange {
     let MachineChange::Order { before, after } = change else { return change.clone() };
     let now = current.service_names();
@@ -89,7 +92,7 @@ pub fn undo_change(change: &MachineChange, current: &CurrentState) -> MachineCha
 mod tests {
     use super::super::check::tests::{current_state, policy};
     use super::super::check::{DesiredState, check};
-    use super::super::protocol::{Network, Port, RestartPolicy, MachineRequest};
+    use super::super::protocol::{MachineRequest, Network, Port, RestartPolicy};
     use super::*;
     use crate::macos::services::NetworkService;
 
@@ -109,9 +112,9 @@ mod tests {
         check(&wanted, &current_state(), &policy(), None).unwrap()
     }
 
-    /// The machine after a deed.
+    /// The machine after a change.
     fn applied(mut present: CurrentState, deed: &MachineChange) -> CurrentState {
-        use super::super::current_state::{InterfaceAddress, AddressConfig, Interface};
+        use super::super::current_state::{AddressConfig, Interface, InterfaceAddress};
         let mut of = |name: &String, change: &dyn Fn(&mut Interface)| {
             present.interfaces.iter_mut().filter(|one| one.name == *name).for_each(change);
         };
@@ -160,8 +163,12 @@ mod tests {
         let done = deeds.iter().fold(bridge.clone(), applied);
         assert_eq!(pending_changes(&done, &wish), []);
         assert!(deeds.iter().all(|deed| is_desired(deed, &wish) && is_applied(deed, &done)));
-        assert!(!deeds.iter().any(|deed| is_applied(deed, &bridge)), "nothing was done, so nothing is undone");
-        let none = check(&MachineRequest { node: "a".into(), ..Default::default() }, &done, &policy(), None).unwrap();
+        assert!(
+            !deeds.iter().any(|deed| is_applied(deed, &bridge)),
+            "nothing was done, so nothing is undone"
+        );
+        let none = check(&MachineRequest { node: "a".into(), ..Default::default() }, &done, &policy(), None)
+            .unwrap();
         assert!(!deeds.iter().any(|deed| is_desired(deed, &none)));
     }
 
@@ -188,7 +195,7 @@ mod tests {
         assert_eq!(order, &["Wi-Fi", "Ethernet", "Adapter", "Thunderbolt Bridge", "Cable", "Bridge of mine"]);
         let mut done = applied(present, &deeds[0]);
         assert_eq!((pending_changes(&done, &wish), is_applied(&deeds[0], &done)), (vec![], true));
-        // A service that came since stays where it is, one that went is not named.
+        // A service added since keeps its place, a removed one is left out.
         let mut since = done.clone();
         since.services.retain(|service| service.name != "Ethernet");
         since.services.insert(1, service("VPN", "VPN", "utun0"));

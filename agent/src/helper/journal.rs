@@ -1,6 +1,6 @@
-//! What was changed and how to take it back, on the disk before it is changed. A process that is killed between the two
-//! leaves a deed that may not have been done; whether it was, the machine itself says when it is taken back
-//! ([`super::decide::is_there`]).
+//! Journal of the changes and how to undo them, written to disk before each change. A process killed between
+//! the two leaves a change that may not have been applied; the machine's own state decides that when it is
+//! undone ([`super::decide::is_applied`]).
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -12,50 +12,51 @@ use thiserror::Error;
 use super::change::MachineChange;
 use super::protocol::MachineRequest;
 
-/// What is held.
+/// Contents of the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JournalRecord {
-    /// The boot during which it was done.
+    /// Boot id at the time of the changes.
     pub boot: String,
-    /// What it was done for.
+    /// The request that the changes serve.
     pub wanted: Option<MachineRequest>,
-    /// What was done, or was about to be, in order.
+    /// Changes that were applied or were about to be, in order.
     pub deeds: Vec<MachineChange>,
-    /// What somebody at the machine took back during this boot; it is not made again because an agent still asks.
+    /// The request that a user reverted at the machine during this boot; an agent's repetition does not apply
+    /// it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reverted: Option<MachineRequest>,
 }
 
 impl JournalRecord {
-    /// Whether there is nothing to remember.
+    /// Whether there is nothing to undo.
     pub fn is_empty(&self) -> bool {
         self.wanted.is_none() && self.deeds.is_empty()
     }
 
-    /// The node for which something is held.
+    /// The node for which changes are held.
     pub fn holder(&self) -> Option<&str> {
         self.wanted.as_ref().map(|wanted| wanted.node.as_str())
     }
 }
 
-/// Why the journal cannot be kept.
+/// Why the journal cannot be used.
 #[derive(Debug, Error)]
 pub enum JournalError {
-    /// The disk says no.
+    /// The file system failed.
     #[error("the journal {0} cannot be read or written: {1}; nothing is changed without it")]
     Io(PathBuf, #[source] io::Error),
-    /// It is not what this helper wrote.
+    /// The file is not a valid journal.
     #[error(
         "the journal {0} is no journal of this helper's: {1}; what it changed is gone after a restart of the machine, but for the order of network services: remove the file then"
     )]
     Damaged(PathBuf, #[source] serde_json::Error),
-    /// Somebody else has it.
+    /// Another process has locked it.
     #[error("another helper runs with {0}; stop it, or give this one its own --state")]
     Locked(PathBuf),
 }
 
-/// The file.
+/// The journal file.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
@@ -64,7 +65,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the one in `folder`, alone, and makes the folder where it is not there.
+    /// Opens and locks the journal in `folder`, and creates the folder if absent.
     pub fn open(folder: &Path) -> Result<Self, JournalError> {
         let io = |source| JournalError::Io(folder.to_owned(), source);
         fs::create_dir_all(folder).map_err(io)?;
@@ -84,12 +85,12 @@ impl Journal {
         Ok(Self { path, record, _lock: lock })
     }
 
-    /// What is held.
+    /// Current contents.
     pub fn record(&self) -> &JournalRecord {
         &self.record
     }
 
-    /// Changes what is held; it is on the disk when this returns.
+    /// Changes the contents; they are on disk when this returns.
     pub fn write(&mut self, change: impl FnOnce(&mut JournalRecord)) -> Result<(), JournalError> {
         let mut next = self.record.clone();
         change(&mut next);
@@ -102,7 +103,7 @@ impl Journal {
     }
 }
 
-/// Has the whole of a file in its place, or what was there.
+/// Replaces a file atomically.
 fn replace(path: &Path, record: &JournalRecord) -> io::Result<()> {
     let next = path.with_extension("next");
     let mut file = File::create(&next)?;
@@ -126,7 +127,7 @@ mod tests {
         let error = Journal::open(folder.path()).unwrap_err().to_string();
         assert!(error.starts_with("another helper runs with"), "{error}");
         drop(journal);
-        // What a killed one left half written is nobody's.
+        // A half-written file of a killed process is ignored.
         fs::write(folder.path().join("journal.next"), "{").unwrap();
         assert_eq!(Journal::open(folder.path()).unwrap().record().deeds, [deed]);
         for damaged in ["{", "{\"deeds\":[{\"deed\":\"run\"}]}", "[]"] {

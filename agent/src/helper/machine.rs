@@ -1,5 +1,5 @@
-//! The machine itself: asks its tools how it is, and has them carry out deeds. The one place where the helper runs
-//! programs: of fixed names in fixed folders, without a shell and without an environment.
+//! The machine itself: reads its state from tools and has them apply changes. The only place where the helper
+//! runs programs: fixed names in fixed directories, without a shell and without an environment.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,56 +14,56 @@ use super::current_state::{self, CurrentState};
 use crate::linux;
 use crate::macos::{ParseError, network, ports, services, system};
 
-/// Where the tools are.
+/// Directories of the tools.
 const TOOL_DIRS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
-/// Tools hang at times.
+/// Timeout: tools hang at times.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Why the machine could not be asked or changed.
+/// Why the machine could not be read or changed.
 #[derive(Debug, Error)]
 pub enum ToolError {
-    /// A tool is not there.
+    /// A tool is missing.
     #[error("{0} could not be run: {1}")]
     NotRun(&'static str, #[source] io::Error),
-    /// It hangs.
+    /// A tool hangs.
     #[error("{tool} did not end within {} s and was killed", TOOL_TIMEOUT.as_secs(), tool = .0)]
     Timeout(&'static str),
-    /// It says that it did not do it.
+    /// A tool reports failure.
     #[error("`{command}` failed: {said}")]
     Failed {
         /// The whole command.
         command: String,
-        /// What it said.
+        /// Its output.
         said: String,
     },
-    /// Nobody understands it.
+    /// A tool's output cannot be parsed.
     #[error(transparent)]
     Parse(#[from] ParseError),
-    /// The same, of Linux's.
+    /// Output of Linux's tool is not the expected JSON.
     #[error("ip -json address printed what nobody understands: {0}")]
     Json(#[from] serde_json::Error),
 }
 
-/// This machine, or one that is played.
+/// This machine, or a simulated one.
 #[derive(Clone, Debug)]
 pub struct HostController {
     system: System,
     tools: Option<PathBuf>,
     sys: PathBuf,
-    /// Interfaces whose names begin so count as Thunderbolt too.
+    /// Interfaces with this name prefix count as Thunderbolt too.
     prefix: Option<String>,
 }
 
 impl HostController {
-    /// This machine; with `tools`, a Mac that the programs of that folder play; with `prefix`, one some of whose
-    /// interfaces play Thunderbolt.
+    /// This machine. With `tools`, a Mac that the programs in that directory simulate; with `prefix`, a
+    /// machine some of whose interfaces simulate Thunderbolt.
     pub fn new(tools: Option<PathBuf>, prefix: Option<String>) -> Self {
         let is_mac = tools.is_some() || cfg!(target_os = "macos");
         let system = if is_mac { System::MacOs } else { System::Linux };
         Self { system, tools, sys: "/sys".into(), prefix: prefix.filter(|prefix| !prefix.is_empty()) }
     }
 
-    /// How it is now.
+    /// Its current state.
     pub(super) async fn current_state(&self) -> Result<CurrentState, ToolError> {
         let mut present = match self.system {
             System::MacOs => self.current_mac_state().await?,
@@ -88,9 +88,9 @@ impl HostController {
         let order = self.run_tool("networksetup", &["-listnetworkserviceorder"]).await?;
         let wired = match self.run_tool("sysctl", &["iogpu.wired_limit_mb"]).await {
             Ok(printed) => system::Sysctls::read(&printed).ok(),
-            // Macs with Intel's processors have no such name.
+            // Macs with Intel processors have no such sysctl.
             Err(ToolError::Failed { said, .. }) if said.contains("unknown oid") => None,
-            // Whoever takes a limit back must not hear that there is none.
+            // An error must not look like "no limit" while a limit is being undone.
             Err(trouble) => return Err(trouble),
         };
         Ok(CurrentState {
@@ -100,12 +100,12 @@ impl HostController {
         })
     }
 
-    /// Makes a deed.
+    /// Applies a change.
     pub(super) async fn apply(&self, deed: &MachineChange) -> Result<(), ToolError> {
         self.execute(deed.apply_command(self.system)).await
     }
 
-    /// Takes a deed back.
+    /// Undoes a change.
     pub(super) async fn undo(&self, deed: &MachineChange) -> Result<(), ToolError> {
         self.execute(deed.undo_command(self.system)).await
     }
@@ -116,7 +116,7 @@ impl HostController {
         self.run_tool(program, &words).await.map(drop)
     }
 
-    /// What a tool prints when it succeeds.
+    /// Output of a tool that succeeds.
     async fn run_tool(&self, tool: &'static str, arguments: &[&str]) -> Result<Vec<u8>, ToolError> {
         let not_there = || ToolError::NotRun(tool, io::ErrorKind::NotFound.into());
         let program = match &self.tools {

@@ -1,5 +1,5 @@
-//! What is asked of the helper and what it answers, a line of JSON each. A closed set: what is not named here cannot be
-//! asked for, and a word that is not known is an error.
+//! Requests to the helper and its replies, a line of JSON each. A closed set: other requests do not exist,
+//! and an unknown field is an error.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,32 +7,32 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "camelCase", deny_unknown_fields)]
 pub enum HelperRequest {
-    /// Make the machine be like this, and take back what was made before and is not in it.
+    /// Put the machine into this state, and undo earlier changes that are not part of it.
     Apply(MachineRequest),
-    /// Say what is held.
+    /// Return the changes that are held.
     Read {},
-    /// Take back everything, whoever asked for it.
+    /// Undo all changes, whichever node requested them.
     Revert {},
 }
 
-/// How a machine should be.
+/// Desired state of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MachineRequest {
-    /// The node that wants it: what one node asked for no other takes back.
+    /// The requesting node: changes for one node are not undone by another.
     pub node: String,
-    /// The network; nothing of it is changed where there is none.
+    /// The network; absent means unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
-    /// MiB that the GPU may keep wired; the system's own number where there is none.
+    /// MiB that the GPU may keep wired; the system's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wired_limit_mebibytes: Option<u64>,
-    /// Parts that stay as they were made, whatever is said of them above.
+    /// Parts that stay unchanged, whatever the fields above contain.
     #[serde(default, skip_serializing_if = "UnchangedParts::is_empty")]
     pub leave: UnchangedParts,
 }
 
-/// Parts of a machine that a wish says nothing of: what was made of them stays.
+/// Parts of a machine that a request leaves unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct UnchangedParts {
@@ -52,12 +52,13 @@ impl UnchangedParts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Network {
-    /// Ports that have an address of their own and are in no bridge.
+    /// Ports with an address of their own, outside any bridge.
     pub ports: Vec<Port>,
-    /// Whether services of cables come last when the system looks for a way to the internet; macOS alone has an order.
+    /// Whether services of cables come last when the system looks for a route to the internet; only macOS has
+    /// an order.
     #[serde(default)]
     pub cables_last: bool,
-    /// What becomes of it when the machine starts anew.
+    /// What happens to it when the machine restarts.
     #[serde(default)]
     pub after_restart: RestartPolicy,
 }
@@ -72,35 +73,35 @@ pub struct Port {
     pub address: String,
 }
 
-/// What becomes of a network when its machine starts anew.
+/// What happens to a network when its machine restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RestartPolicy {
-    /// It is as if it had never been.
+    /// It is dropped.
     #[default]
     Drop,
-    /// It is made again.
+    /// It is applied again.
     Keep,
 }
 
-/// An answer.
+/// A reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "camelCase")]
 pub enum HelperReply {
-    /// It is so.
+    /// The machine is in the requested state.
     Done {
-        /// What was done for it just now; nothing where it was so before.
+        /// Changes made for this request; empty if the machine was in that state before.
         changed: Vec<String>,
-        /// Everything that would be taken back.
+        /// All changes that a revert would undo.
         held: Vec<String>,
     },
-    /// It is outside of what the helper does, and nothing was changed.
+    /// The request is outside the helper's bounds, and nothing was changed.
     Refused {
-        /// Why, and what to do.
+        /// Reason and remedy.
         why: String,
     },
-    /// A tool failed on the way; what was done until then can be taken back.
+    /// A tool failed; changes made so far can be undone.
     Failed {
-        /// Which, and what it said.
+        /// The tool and its output.
         why: String,
     },
 }

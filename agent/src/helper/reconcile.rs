@@ -1,5 +1,6 @@
-//! The agent's side: has the root helper make the machine be as its InferenceNode's spec says, again and again, because
-//! cables come and go, and says in two conditions what became of it. What nobody asks for is taken back.
+//! Client of the root helper in the agent: reconciles the machine with its InferenceNode's spec, periodically
+//! because cables come and go, and sets two conditions. Changes that the spec no longer asks for are
+//! reverted.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,13 +11,15 @@ use russet_crds::{AfterRestart, InferenceNodeSpec, NodeNetwork, PortAddress, Ser
 use russet_plan::quantity;
 use tokio::sync::watch;
 
-use super::protocol::{HelperReply, UnchangedParts, Network, Port, HelperRequest, RestartPolicy, MachineRequest};
+use super::protocol::{
+    HelperReply, HelperRequest, MachineRequest, Network, Port, RestartPolicy, UnchangedParts,
+};
 use super::{HelperClientError, send_request};
 
-/// Between two requests while nothing changes: a port that was plugged in again has lost its address.
+/// Request interval while nothing changes: a replugged port has lost its address.
 const RETRY_INTERVAL: Duration = Duration::from_secs(15);
 
-/// What a spec asks of the helper.
+/// The part of a spec that concerns the helper.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HelperSpec {
     network: Option<NodeNetwork>,
@@ -25,14 +28,14 @@ pub(crate) struct HelperSpec {
 }
 
 impl HelperSpec {
-    /// Out of the spec of this generation.
+    /// The helper's part of the spec of this generation.
     pub fn new(spec: &InferenceNodeSpec, generation: Option<i64>) -> Self {
         let (network, wired_limit) = (spec.network.clone(), spec.memory.wired_limit.clone());
         Self { network, wired_limit, generation }
     }
 }
 
-/// A condition to be.
+/// A condition to set.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct HelperCondition {
     pub kind: Type,
@@ -42,10 +45,11 @@ pub(crate) struct HelperCondition {
     pub generation: Option<i64>,
 }
 
-/// The condition types of verdicts.
+/// Condition types that the helper's client sets.
 pub(crate) const CONDITION_TYPES: [Type; 2] = [Type::NetworkApplied, Type::WiredLimitSet];
 
-/// What was said of this machine before its agent began: it holds until the helper was asked, which may not be there.
+/// The machine's conditions from before the agent's start. They hold until the helper answers, which may be
+/// absent.
 pub(crate) fn from_status(told: &[Condition]) -> Vec<HelperCondition> {
     let verdict = |kind| {
         let condition = conditions::get(told, kind)?;
@@ -60,18 +64,18 @@ pub(crate) fn from_status(told: &[Condition]) -> Vec<HelperCondition> {
     CONDITION_TYPES.into_iter().filter_map(verdict).collect()
 }
 
-/// Who asks, and who is told.
+/// Inputs and outputs of the client.
 pub(crate) struct HelperSync {
     pub socket: PathBuf,
     pub node: String,
-    /// Identity of this boot.
+    /// Boot id.
     pub boot: String,
-    /// Nothing until the spec was read.
+    /// `None` until the spec was read.
     pub spec: watch::Receiver<Option<HelperSpec>>,
     pub conditions: watch::Sender<Vec<HelperCondition>>,
 }
 
-/// Asks for ever.
+/// Reconciles until the agent exits.
 pub(crate) async fn run(mut asking: HelperSync) {
     loop {
         let asked = asking.spec.borrow_and_update().clone();
@@ -87,7 +91,7 @@ pub(crate) async fn run(mut asking: HelperSync) {
     }
 }
 
-/// Has the helper take back what it did for this node, which is no node any more.
+/// Has the helper revert its changes for a node that was removed.
 pub(crate) async fn release(socket: &Path, node: &str) {
     let request = HelperRequest::Apply(MachineRequest { node: node.to_owned(), ..MachineRequest::default() });
     match send_request(socket, &request).await {
@@ -99,7 +103,7 @@ pub(crate) async fn release(socket: &Path, node: &str) {
     }
 }
 
-/// A wish for the machine, or why there is none.
+/// Part of a request, or why there is none.
 type RequestPart<T> = Result<Option<T>, (Reason, String)>;
 
 fn network(spec: &HelperSpec, boot: &str) -> RequestPart<Network> {
@@ -140,17 +144,24 @@ fn wired_limit(spec: &HelperSpec) -> RequestPart<u64> {
     }
 }
 
-/// Whether this agent does not understand what is asked.
+/// Whether this agent cannot interpret the spec.
 fn is_unsupported<T>(part: &RequestPart<T>) -> bool {
     matches!(part, Err((Reason::NewerRelease | Reason::InvalidSpec, _)))
 }
 
-/// What became of a wish: what is held and whether anything was changed for it just now, or why it is not so.
+/// Result of a request: what is applied and whether anything was changed just now, or the reason of a
+/// failure.
 type HelperOutcome = Result<(String, bool), (Reason, String)>;
 
-async fn reconcile(socket: &Path, node: &str, boot: &str, asked: &HelperSpec, before: &[HelperCondition]) -> Vec<HelperCondition> {
+async fn reconcile(
+    socket: &Path,
+    node: &str,
+    boot: &str,
+    asked: &HelperSpec,
+    before: &[HelperCondition],
+) -> Vec<HelperCondition> {
     let (network, wired) = (network(asked, boot), wired_limit(asked));
-    // What this agent cannot read stays as it is: a newer release may have asked for it.
+    // Parts that this agent cannot interpret stay unchanged: a newer release may have requested them.
     let leave = UnchangedParts { network: is_unsupported(&network), wired_limit: is_unsupported(&wired) };
     let whole = MachineRequest {
         node: node.to_owned(),
@@ -161,10 +172,14 @@ async fn reconcile(socket: &Path, node: &str, boot: &str, asked: &HelperSpec, be
     let request = async |wanted| outcome(send_request(socket, &HelperRequest::Apply(wanted)).await);
     let two = whole.network.is_some() && whole.wired_limit_mebibytes.is_some();
     let done = request(whole.clone()).await;
-    // One part that is refused keeps nobody from the other, and stays as it was.
-    let network_alone =
-        MachineRequest { wired_limit_mebibytes: None, leave: UnchangedParts { wired_limit: true, ..leave }, ..whole.clone() };
-    let wired_alone = MachineRequest { network: None, leave: UnchangedParts { network: true, ..leave }, ..whole };
+    // A refused part does not block the other one, and stays as it was.
+    let network_alone = MachineRequest {
+        wired_limit_mebibytes: None,
+        leave: UnchangedParts { wired_limit: true, ..leave },
+        ..whole.clone()
+    };
+    let wired_alone =
+        MachineRequest { network: None, leave: UnchangedParts { network: true, ..leave }, ..whole };
     let (of_network, of_wired) = match &done {
         Err((Reason::HelperRefused, _)) if two => match request(network_alone).await {
             Ok(held) => (Ok(held), done.clone()),
@@ -176,14 +191,14 @@ async fn reconcile(socket: &Path, node: &str, boot: &str, asked: &HelperSpec, be
     let wired = part_condition(wired.map(|wish| wish.is_some()), of_wired);
     let verdict = |(kind, said): (Type, PartCondition)| {
         let PartCondition { is_shown: speaks, status, reason, message } = said;
-        // What nobody ever asked for is nothing to speak of.
+        // A part that was never requested has no condition.
         let speaks = speaks || before.iter().any(|verdict| verdict.kind == kind);
         speaks.then_some(HelperCondition { kind, status, reason, message, generation: asked.generation })
     };
     CONDITION_TYPES.into_iter().zip([network, wired]).filter_map(verdict).collect()
 }
 
-/// What is to be said of a part, and whether it has to be.
+/// The condition of a part, and whether it is shown.
 struct PartCondition {
     is_shown: bool,
     status: bool,
@@ -259,7 +274,7 @@ mod tests {
             (1, Type::NetworkApplied, Reason::HelperAbsent, Some(3))
         );
         assert!(told[0].message.contains("install it there: sudo russet service install"), "{told:?}");
-        // Who has been told that something is changed is not left to think so.
+        // A condition that reported a change is updated, not left stale.
         assert_eq!(reconcile(&socket, "a", "one", &nothing, &told).await[0].reason, Reason::HelperAbsent);
     }
 }

@@ -1,10 +1,10 @@
-//! Answers requests, one after the other: the order in which a machine is changed is the order of its journal. Who is at
-//! the other end of the socket the kernel says.
+//! Server of the helper: handles requests one after another, so that the order of changes equals the order of
+//! the journal. The kernel identifies the peer of the socket.
 //!
 //! ```text
-//! wish ─▶ refused, and nothing was done
-//!      └▶ take back what serves it no more ─▶ each deed: journal ─▶ machine ─▶ done
-//! another boot ─▶ Drop: forgotten    Keep: wished again
+//! request ─▶ refused, and nothing was changed
+//!         └▶ undo changes it does not contain ─▶ each new change: journal ─▶ machine ─▶ done
+//! another boot ─▶ Drop: forgotten    Keep: applied again
 //! ```
 
 use std::fs::Permissions;
@@ -19,37 +19,37 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{UnixListener, UnixStream};
 
 use super::MAX_MESSAGE_BYTES;
-use super::check::{HelperPolicy, HelperRefusal, check};
-use super::decide::{is_applied, pending_changes, undo_change, is_desired};
 use super::change::MachineChange;
+use super::check::{HelperPolicy, HelperRefusal, check};
+use super::current_state::CurrentState;
+use super::decide::{is_applied, is_desired, pending_changes, undo_change};
 use super::journal::{Journal, JournalError};
 use super::machine::{HostController, ToolError};
-use super::current_state::CurrentState;
-use super::protocol::{HelperReply, UnchangedParts, HelperRequest, RestartPolicy, MachineRequest};
+use super::protocol::{HelperReply, HelperRequest, MachineRequest, RestartPolicy, UnchangedParts};
 
-/// A client says what it wants at once, or keeps others waiting.
+/// A client must send its request within this time, because others wait for it.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why the helper cannot run.
 #[derive(Debug, Error)]
 pub enum HelperError {
-    /// No journal, no change.
+    /// Without a journal nothing is changed.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The socket.
+    /// The socket cannot be used.
     #[error("{path} cannot be listened at: {source}; run the helper as root, or choose another --socket")]
     Socket {
-        /// Where.
+        /// Path.
         path: PathBuf,
-        /// Why.
+        /// System error.
         source: io::Error,
     },
-    /// A tool.
+    /// A tool failed.
     #[error(transparent)]
     Tool(#[from] ToolError),
 }
 
-/// What could not be done.
+/// Why a change failed.
 #[derive(Debug, Error)]
 enum ChangeError {
     #[error(transparent)]
@@ -60,7 +60,7 @@ enum ChangeError {
     Tool(#[from] ToolError),
 }
 
-/// Does what it is asked for, within its bounds.
+/// Handles requests, within its bounds.
 #[derive(Debug)]
 pub struct Helper {
     machine: HostController,
@@ -70,14 +70,19 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// A helper that keeps its journal in `state`, during this boot.
-    pub fn open(machine: HostController, policy: HelperPolicy, state: &Path, boot: &str) -> Result<Self, HelperError> {
+    /// A helper with its journal in `state`, during this boot.
+    pub fn open(
+        machine: HostController,
+        policy: HelperPolicy,
+        state: &Path,
+        boot: &str,
+    ) -> Result<Self, HelperError> {
         let journal = Journal::open(state)?;
         Ok(Self { machine, policy, journal, boot: boot.to_owned() })
     }
 
-    /// What is left to do after a restart of the machine: what was to be dropped is forgotten, what was to be kept made
-    /// again. Nothing during the same boot.
+    /// Work after a restart of the machine: dropped changes are forgotten, kept ones applied again. Does
+    /// nothing during the same boot.
     pub async fn resume_after_boot(&mut self) -> Result<(), HelperError> {
         let record = self.journal.record();
         if record.is_empty() || record.boot == self.boot {
@@ -85,7 +90,7 @@ impl Helper {
         }
         let boot = self.boot.clone();
         self.journal.write(|record| {
-            // The machine has undone these itself.
+            // The restart has undone these.
             record.deeds.retain(|deed| !deed.is_volatile());
             record.boot = boot;
             record.reverted = None;
@@ -96,7 +101,7 @@ impl Helper {
         match self.journal.record().wanted.clone().filter(keeps) {
             Some(wanted) => {
                 let answer = self.handle(HelperRequest::Apply(wanted)).await;
-                // Cables may come later than this process; the agent asks again.
+                // Cables may appear later than this process; the agent asks again.
                 tracing::info!(?answer, "what is kept over restarts was made again");
             }
             None => {
@@ -107,7 +112,7 @@ impl Helper {
         Ok(())
     }
 
-    /// Answers a request.
+    /// Handles a request.
     pub async fn handle(&mut self, request: HelperRequest) -> HelperReply {
         let done = match request {
             HelperRequest::Apply(wanted) => self.apply(&wanted).await,
@@ -129,7 +134,7 @@ impl Helper {
         {
             return Err(HelperRefusal::Reverted.into());
         }
-        // Whoever asks for something else is heard from then on.
+        // A different request clears the reverted mark.
         self.journal.write(|record| record.reverted = None)?;
         let record = self.journal.record();
         let before = record.wanted.clone().unwrap_or_default();
@@ -145,7 +150,7 @@ impl Helper {
             leave: UnchangedParts::default(),
         };
         let nothing = kept.network.is_none() && kept.wired_limit_mebibytes.is_none();
-        // Who wants nothing has nothing to take back that is another's.
+        // An empty request of a node without changes must not undo another node's.
         if nothing && record.holder() != Some(wanted.node.as_str()) {
             return Ok(Vec::new());
         }
@@ -160,7 +165,7 @@ impl Helper {
             record.wanted = (!nothing).then_some(kept);
         })?;
         for deed in deeds {
-            // One that somebody else has undone since is done again, and taken back once.
+            // A change that another program has undone since is applied again, and undone once.
             self.journal.write(|record| {
                 if !record.deeds.contains(&deed) {
                     record.deeds.push(deed.clone());
@@ -174,7 +179,7 @@ impl Helper {
         Ok(changed)
     }
 
-    /// Takes back everything for whoever is at the machine. An agent that goes on asking does not undo that.
+    /// Undoes everything for the user at the machine. An agent's repeated request does not apply it again.
     async fn revert_all(&mut self) -> Result<Vec<String>, ChangeError> {
         let boot = self.boot.clone();
         self.journal.write(|record| {
@@ -186,8 +191,11 @@ impl Helper {
         self.undo_changes(|_| true).await
     }
 
-    /// Takes back deeds, the last one first; what was taken back. One that cannot be keeps nobody from the others.
-    async fn undo_changes(&mut self, which: impl Fn(&MachineChange) -> bool) -> Result<Vec<String>, ChangeError> {
+    /// Undoes changes, the last one first; returns those undone. A failed one does not block the others.
+    async fn undo_changes(
+        &mut self,
+        which: impl Fn(&MachineChange) -> bool,
+    ) -> Result<Vec<String>, ChangeError> {
         let (mut changed, mut failed) = (Vec::new(), None);
         let all: Vec<MachineChange> =
             self.journal.record().deeds.iter().rev().filter(|deed| which(deed)).cloned().collect();
@@ -211,12 +219,12 @@ impl Helper {
         failed.map_or(Ok(changed), |trouble| Err(trouble.into()))
     }
 
-    /// Takes back everything, without a socket.
+    /// Undoes everything, without a socket.
     pub async fn revert(&mut self) -> HelperReply {
         self.handle(HelperRequest::Revert {}).await
     }
 
-    /// Answers at the socket until `shutdown` completes.
+    /// Serves the socket until `shutdown` completes.
     pub async fn serve(mut self, socket: HelperSocket, shutdown: impl Future<Output = ()>) {
         tokio::pin!(shutdown);
         loop {
@@ -225,7 +233,7 @@ impl Helper {
                 () = &mut shutdown => return,
             };
             match accepted {
-                // A change that has begun is not left half done for a shutdown.
+                // A shutdown waits for a change in progress.
                 Ok((stream, _)) => match self.serve_client(stream, &socket).await {
                     Ok(()) => {}
                     Err(error) => tracing::warn!(%error, "a client was not answered"),
@@ -257,22 +265,24 @@ impl Helper {
     }
 }
 
-/// Whether a part of a wish is what somebody took back.
+/// Whether a part of a request is the one that was reverted.
 fn repeats_reverted(wanted: &MachineRequest, reverted: &MachineRequest) -> bool {
     let network = wanted.network.is_some() && wanted.network == reverted.network;
     let wired = wanted.wired_limit_mebibytes;
     network || (wired.is_some() && wired == reverted.wired_limit_mebibytes)
 }
 
-/// A request out of a line, which ends where it is said to.
+/// Parses a request from a line that must be complete.
 fn parse(line: &[u8]) -> Result<HelperRequest, HelperRefusal> {
     let line = line.strip_suffix(b"\n").ok_or_else(|| {
-        HelperRefusal::Unknown(format!("no end of the line within {MAX_MESSAGE_BYTES} bytes, or of the words"))
+        HelperRefusal::Unknown(format!(
+            "no end of the line within {MAX_MESSAGE_BYTES} bytes, or of the words"
+        ))
     })?;
     serde_json::from_slice(line).map_err(|error| HelperRefusal::Unknown(error.to_string()))
 }
 
-/// The machine as it would be without addresses that were given here: they stand in nobody's way.
+/// The machine without the addresses that the helper added: they cause no conflict.
 fn without_applied(mut present: CurrentState, changes: &[MachineChange]) -> CurrentState {
     for deed in changes {
         if let MachineChange::Give { interface, address } = deed {
@@ -283,7 +293,7 @@ fn without_applied(mut present: CurrentState, changes: &[MachineChange]) -> Curr
     present
 }
 
-/// Where the helper listens, and to whom.
+/// Socket of the helper, and the user it accepts.
 #[derive(Debug)]
 pub struct HelperSocket {
     listener: UnixListener,
@@ -298,14 +308,14 @@ impl Drop for HelperSocket {
 }
 
 impl HelperSocket {
-    /// Listens at `path` for the user of that number, and for root.
+    /// Listens at `path` for the user with this id, and for root.
     pub fn bind(path: &Path, user: u32) -> Result<Self, HelperError> {
         let listen = || {
             if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
                 std::fs::create_dir_all(folder)?;
                 std::fs::set_permissions(folder, Permissions::from_mode(0o755))?;
             }
-            // Whoever has the journal alone is the one helper, so what is left here is a dead one's.
+            // The journal's lock proves that no other helper runs, so an existing socket is stale.
             match std::fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

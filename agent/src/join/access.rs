@@ -1,5 +1,5 @@
-//! How the API server knows this node: by its certificate where the server believes the CA that
-//! signed it (the embedded one does), by tokens of its ServiceAccount anywhere else.
+//! The credential a node uses at the API server: its certificate where the server trusts the CA that signed
+//! it (the embedded one does), elsewhere tokens of its ServiceAccount.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use russet_rpc::tls::node_user;
 
 /// Namespace of the nodes' ServiceAccounts.
 const NAMESPACE: &str = "russet-nodes";
-/// A token lives as long as a certificate, unless the server gives less.
+/// Requested lifetime of a token: that of a certificate, unless the server grants less.
 const LIFETIME_SECONDS: i64 = 30 * 24 * 3600;
-/// A fresh role takes a moment to be in force on every API server.
+/// Retry timeout: a new role takes a moment to be in force on every API server.
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two tries.
+/// Between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
-/// How often a server that does not answer is asked who this is.
+/// Maximum number of attempts while the server does not answer.
 const MAX_ATTEMPTS: usize = 5;
 
-/// What a node shows the API server.
+/// Credential for the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Its certificate.
@@ -31,7 +31,7 @@ pub enum Access {
     Token,
 }
 
-/// Asks the server whom it sees behind the certificate.
+/// Asks the server which user the certificate authenticates.
 pub async fn discover(
     mut config: Config,
     node: &str,
@@ -50,7 +50,7 @@ pub async fn discover(
                 let own = seen.as_deref() == Some(node_user(node).as_str());
                 return Ok(if own { Access::Certificate } else { Access::Token });
             }
-            // Not believed, or too old a server to be asked.
+            // The certificate is not trusted, or the server is too old for the request.
             Err(kube::Error::Api(answer)) if matches!(answer.code, 401 | 403 | 404) => {
                 return Ok(Access::Token);
             }
@@ -63,7 +63,7 @@ pub async fn discover(
     }
 }
 
-/// Asks for a token of the node's ServiceAccount.
+/// Requests a token of the node's ServiceAccount.
 pub async fn token(client: &Client, node: &str) -> Result<String, kube::Error> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
     let request = TokenRequest {
@@ -89,7 +89,7 @@ pub async fn token(client: &Client, node: &str) -> Result<String, kube::Error> {
     }
 }
 
-/// From when to when a token is good, in seconds since 1970; `None` when it does not say.
+/// Validity of a token, in seconds since 1970; `None` when the token does not contain it.
 pub fn validity(token: &str) -> Option<(i64, i64)> {
     let claims = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
     let claims: serde_json::Value = serde_json::from_slice(&claims).ok()?;

@@ -1,5 +1,5 @@
-//! A node's identity on disk: certificate, key, CAs, perhaps a token, and a kubeconfig over them. Every
-//! version appears whole ([`folder`]) and is readable by its owner alone.
+//! A node's identity on disk: certificate, key, CAs, an optional token, and a kubeconfig over them. Every
+//! version appears atomically ([`folder`]) and is readable by its owner alone.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,34 +21,34 @@ pub enum IdentityError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// System error.
         source: std::io::Error,
     },
-    /// A file is not what was written.
+    /// A file is not in the written form.
     #[error("{path} is damaged ({problem}); remove it and join again with `russet join`")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// No client can be made of it.
+    /// The API client cannot be built from it.
     #[error("the identity does not make a client of the API server; join again with `russet join`")]
     Client(#[from] ApiError),
 }
 
-/// Who this node is, and where its files are.
+/// Node name, API server and location of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeIdentity {
     /// Name of the node.
     pub node: String,
-    /// URL of the API server; of several, the one that is asked first.
+    /// URL of the API server; with several, the one that is tried first.
     pub server: String,
     /// Folder with the files that [`folder`] names.
     pub folder: PathBuf,
 }
 
-/// What an identity is made of; PEM, and the token as it came.
+/// Contents of an identity; PEM, and the token as received.
 #[derive(Clone, Debug)]
 pub struct Material<'a> {
     /// The node's certificate.
@@ -59,21 +59,21 @@ pub struct Material<'a> {
     pub ca: &'a str,
     /// The API server's CA.
     pub server_ca: &'a str,
-    /// A token, where the certificate is no credential of the API server.
+    /// A token, where the API server does not accept the certificate as a credential.
     pub token: Option<&'a str>,
 }
 
-/// When something was issued and when it ends, in seconds since 1970.
+/// Validity period, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// From when it is good.
+    /// Not valid before.
     pub begin: i64,
-    /// Until when.
+    /// Not valid after.
     pub end: i64,
 }
 
 impl Validity {
-    /// That of a certificate, PEM.
+    /// Validity of a certificate in PEM.
     pub fn from_certificate(certificate: &str) -> Option<Self> {
         let der = CertificateDer::from_pem_slice(certificate.as_bytes()).ok()?;
         let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
@@ -81,14 +81,14 @@ impl Validity {
         Some(Self { begin: validity.not_before.timestamp(), end: validity.not_after.timestamp() })
     }
 
-    /// How long it is still good.
+    /// Remaining validity.
     pub fn remaining(self) -> Duration {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Duration::from_secs(u64::try_from(self.end).unwrap_or(0)).saturating_sub(now)
     }
 
-    /// How long until it is to be renewed: at two thirds of its life, and up to a tenth of its life
-    /// earlier by `jitter` (0 to 1), so that machines which joined together do not ask together.
+    /// Time until renewal: at two thirds of the lifetime, and up to a tenth of the lifetime earlier by
+    /// `jitter` (0 to 1), so that machines which joined together do not renew together.
     pub fn renew_in(self, jitter: f64) -> Duration {
         let life = (self.end - self.begin).max(1) as f64;
         self.remaining()
@@ -97,10 +97,11 @@ impl Validity {
 }
 
 impl NodeIdentity {
-    /// The identity in `folder`, whoever wrote it; `None` when there is none. The certificate says
-    /// who it is and the kubeconfig where the cluster is.
+    /// The identity in `folder`, whichever program wrote it; `None` when there is none. The certificate
+    /// contains the node name, the kubeconfig the cluster's address.
     pub fn load(folder: &Path) -> Result<Option<Self>, IdentityError> {
-        let files = [identity_dir::CERTIFICATE, identity_dir::KEY, identity_dir::CA, identity_dir::KUBECONFIG];
+        let files =
+            [identity_dir::CERTIFICATE, identity_dir::KEY, identity_dir::CA, identity_dir::KUBECONFIG];
         if !files.iter().all(|name| folder.join(name).is_file()) {
             return Ok(None);
         }
@@ -119,7 +120,7 @@ impl NodeIdentity {
         Ok(Some(identity))
     }
 
-    /// Writes an identity; half of one is none.
+    /// Writes an identity atomically.
     pub fn store(
         dir: &Path,
         node: &str,
@@ -143,21 +144,21 @@ impl NodeIdentity {
             files.push((identity_dir::TOKEN, token.as_bytes()));
         }
         if token.is_none() && dir.join(identity_dir::TOKEN).exists() {
-            // What an earlier identity had and this one has not must not stay.
+            // Files that only the earlier identity had must not stay.
             remove(dir)?;
         }
         publish(dir, &files)?;
         Ok(Self { node: node.to_owned(), server, folder: dir.to_owned() })
     }
 
-    /// The same identity at other addresses of the cluster.
+    /// The same identity with other addresses of the cluster.
     pub fn with_servers(self, servers: &[String]) -> Result<Self, IdentityError> {
         let lines = servers.join("\n");
         let Some(server) = servers.first() else { return Ok(self) };
         let kept = self.read(identity_dir::SERVERS).unwrap_or_default();
         let (mut before, mut after): (Vec<&str>, Vec<&str>) =
             (kept.lines().collect(), lines.lines().collect());
-        // Their order may be another: the one that answered is kept first.
+        // The order may differ: the server that answered is kept first.
         before.sort_unstable();
         after.sort_unstable();
         if before == after {
@@ -174,27 +175,29 @@ impl NodeIdentity {
         Ok(Self { server: server.clone(), ..self })
     }
 
-    /// Takes a renewed certificate in place of the one it has.
+    /// Replaces the certificate with a renewed one.
     pub(crate) fn renew(&self, certificate: &str, key: &str, ca: &str) -> Result<(), IdentityError> {
-        let files = [(identity_dir::CERTIFICATE, certificate), (identity_dir::KEY, key), (identity_dir::CA, ca)];
+        let files =
+            [(identity_dir::CERTIFICATE, certificate), (identity_dir::KEY, key), (identity_dir::CA, ca)];
         publish(&self.folder, &files.map(|(name, text)| (name, text.as_bytes())))
     }
 
-    /// Takes other certificates of the CA in place of those it has. The embedded server has one CA for the
-    /// data plane and for itself; elsewhere the API server's is not touched.
+    /// Replaces the CA certificates. The embedded server has one CA for the data plane and for itself;
+    /// elsewhere the API server's CA is not touched.
     pub(crate) fn trust(&self, ca: &str) -> Result<(), IdentityError> {
         let one_for_both = self.server_ca_pem()? == self.ca_pem()?;
-        let names = [identity_dir::CA, identity_dir::SERVER_CA].into_iter().take(if one_for_both { 2 } else { 1 });
+        let names =
+            [identity_dir::CA, identity_dir::SERVER_CA].into_iter().take(if one_for_both { 2 } else { 1 });
         let files: Vec<(&str, &[u8])> = names.map(|name| (name, ca.as_bytes())).collect();
         publish(&self.folder, &files)
     }
 
-    /// Takes a renewed token in place of the one it has.
+    /// Replaces the token with a renewed one.
     pub(crate) fn renew_token(&self, token: &str) -> Result<(), IdentityError> {
         publish(&self.folder, &[(identity_dir::TOKEN, token.as_bytes())])
     }
 
-    /// What this node shows the API server.
+    /// Which credential this node uses at the API server.
     pub fn access(&self) -> Access {
         if self.folder.join(identity_dir::TOKEN).is_file() { Access::Token } else { Access::Certificate }
     }
@@ -220,14 +223,14 @@ impl NodeIdentity {
         self.read(identity_dir::CERTIFICATE)
     }
 
-    /// How long the certificate is good.
+    /// Validity of the certificate.
     pub fn validity(&self) -> Result<Validity, IdentityError> {
         let path = self.folder.join(identity_dir::CERTIFICATE);
         let damaged = || IdentityError::Damaged { path, problem: "it is no certificate".into() };
         Validity::from_certificate(&self.read(identity_dir::CERTIFICATE)?).ok_or_else(damaged)
     }
 
-    /// How long the token is good; `None` without one, or when it does not say.
+    /// Validity of the token; `None` without a token, or when the token does not contain it.
     pub fn token_validity(&self) -> Result<Option<Validity>, IdentityError> {
         if self.access() == Access::Certificate {
             return Ok(None);
@@ -236,13 +239,13 @@ impl NodeIdentity {
         Ok(access::validity(&token).map(|(begin, end)| Validity { begin, end }))
     }
 
-    /// Whether nothing of it has run out.
+    /// Whether certificate and token are both still valid.
     pub fn is_valid(&self) -> Result<bool, IdentityError> {
         let token = self.token_validity()?.is_none_or(|token| !token.remaining().is_zero());
         Ok(token && !self.validity()?.remaining().is_zero())
     }
 
-    /// A client that acts as this node, also after its files were renewed.
+    /// A client that acts as this node and follows renewals of its files.
     pub async fn client(
         &self,
         tune: impl Fn(&mut kube::Config) + Send + Sync + 'static,
@@ -251,7 +254,7 @@ impl NodeIdentity {
     }
 }
 
-/// The node a certificate names.
+/// The node name in a certificate.
 fn name_in(certificate: &str) -> Option<String> {
     let der = CertificateDer::from_pem_slice(certificate.as_bytes()).ok()?;
     let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
@@ -259,7 +262,7 @@ fn name_in(certificate: &str) -> Option<String> {
     name.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
 }
 
-/// A kubeconfig over the files of an identity beside it.
+/// A kubeconfig that refers to the files of the identity beside it.
 pub fn kubeconfig(user: &str, server: &str, access: Access) -> String {
     let credentials = match access {
         Access::Certificate => serde_json::json!({
@@ -288,9 +291,10 @@ pub(crate) fn remove(dir: &Path) -> Result<(), IdentityError> {
     identity_dir::remove(dir).map_err(|source| IdentityError::Io { path: dir.to_owned(), source })
 }
 
-/// Writes a file in one step, readable by its owner alone.
+/// Writes a file atomically, readable by its owner alone.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), IdentityError> {
-    identity_dir::write(path, text.as_bytes()).map_err(|source| IdentityError::Io { path: path.to_owned(), source })
+    identity_dir::write(path, text.as_bytes())
+        .map_err(|source| IdentityError::Io { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Finding out who a server is before anything secret is shown to it. The token pins the CA's
-//! public key; the server sends the CA in its chain; from then on TLS is verified as usual.
+//! Authenticates a server before any secret is sent to it. The token pins the CA's public key; the server
+//! sends the CA in its chain; from then on TLS is verified as usual.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,40 +13,40 @@ use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureSc
 use sha2::Digest as _;
 use thiserror::Error;
 
-/// Why a server was not believed.
+/// Why a server was not trusted.
 #[derive(Debug, Error)]
 pub enum PinError {
-    /// The URL is none.
+    /// The URL is invalid.
     #[error("`{0}` is no address of an API server; write it like https://10.0.0.5:6443")]
     Url(String),
-    /// Nobody listens there.
+    /// The server cannot be reached.
     #[error(
         "{server} cannot be reached ({problem}); check the address and the port, and that `russet token create` ran there (it opens the server to the network)"
     )]
     Unreachable {
         /// The server.
         server: String,
-        /// Why.
+        /// Cause.
         problem: String,
     },
-    /// Another CA.
+    /// The server has another CA.
     #[error(
         "{server} is not the server this token is for: none of its certificates has the CA pin {pin}; take a token from that very cluster, and if you did, somebody may be in between"
     )]
     Mismatch {
         /// The server.
         server: String,
-        /// What the token says.
+        /// Pin of the token.
         pin: String,
     },
-    /// The pinned CA does not vouch for this server.
+    /// The pinned CA has not signed a certificate for this address.
     #[error(
         "{server} has the right CA but a certificate that is not valid for this address ({problem}); use an address the certificate names, or restart `russet serve`"
     )]
     Certificate {
         /// The server.
         server: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }
@@ -72,9 +72,9 @@ pub(super) fn to_pem(der: &[u8]) -> String {
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }
 
-/// Connects to `server` and returns its CA, which has the public key `pin` names and vouches for
-/// the server's address. `known` is the CA itself, for a server that does not send it. Nothing is
-/// sent but the handshake.
+/// Connects to `server` and returns its CA, which must have the public key that `pin` names and have signed
+/// the server's certificate for this address. `known` is the CA itself, for a server that does not send it.
+/// Nothing is sent but the handshake.
 pub async fn fetch(server: &str, pin: &str, known: Option<&[u8]>) -> Result<Vec<u8>, PinError> {
     let url = reqwest::Url::parse(server).ok().filter(|url| url.scheme() == "https");
     let bad = || PinError::Url(server.to_owned());
@@ -85,7 +85,8 @@ pub async fn fetch(server: &str, pin: &str, known: Option<&[u8]>) -> Result<Vec<
 
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let known = known.filter(|known| of_der(known).as_deref() == Some(pin)).map(<[u8]>::to_vec);
-    let verifier = Arc::new(PinVerifier { pin: pin.to_owned(), known: known.clone(), provider: provider.clone() });
+    let verifier =
+        Arc::new(PinVerifier { pin: pin.to_owned(), known: known.clone(), provider: provider.clone() });
     let unreachable = |problem: String| PinError::Unreachable { server: server.to_owned(), problem };
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -114,7 +115,7 @@ pub async fn fetch(server: &str, pin: &str, known: Option<&[u8]>) -> Result<Vec<
 fn connection_error(server: &str, pin: &str, error: &std::io::Error) -> PinError {
     let server = server.to_owned();
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        // A CA of the same name has another key.
+        // Another CA with the same name.
         Some(rustls::Error::InvalidCertificate(
             CertificateError::UnknownIssuer | CertificateError::BadSignature,
         )) => PinError::Mismatch { server, pin: pin.to_owned() },
@@ -125,7 +126,7 @@ fn connection_error(server: &str, pin: &str, error: &std::io::Error) -> PinError
     }
 }
 
-/// Believes a chain that holds the pinned CA and that this CA vouches for.
+/// Accepts a chain that contains the pinned CA and is signed by it.
 #[derive(Debug)]
 struct PinVerifier {
     pin: String,
@@ -189,7 +190,7 @@ mod tests {
     use super::*;
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-    /// A server with a certificate for `name`, and its CA, which it sends or keeps to itself.
+    /// A server with a certificate for `name`, and its CA, which it sends or not.
     async fn server(name: &str, sends: bool) -> (String, Vec<u8>) {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -233,7 +234,7 @@ mod tests {
         assert!(matches!(fetch("http://127.0.0.1:1", &pin, None).await, Err(PinError::Url(_))));
         assert!(matches!(fetch("https://127.0.0.1:1", &pin, None).await, Err(PinError::Unreachable { .. })));
 
-        // A server that does not send its CA is believed by one that brings the CA, and only that one.
+        // A server that does not send its CA is accepted only by a client that brings the CA.
         let (silent, ca) = server("127.0.0.1", false).await;
         let pin = of_der(&ca).unwrap();
         assert!(matches!(fetch(&silent, &pin, None).await, Err(PinError::Mismatch { .. })));

@@ -1,5 +1,5 @@
-//! Asking the cluster for a certificate: a request for the signer `russet.dev/node`, and patience
-//! until it is answered. Machines that join, nodes that renew and the gateway ask alike.
+//! Certificate requests: creates a CertificateSigningRequest for the signer `russet.dev/node` and waits for
+//! its result. Used by joining machines, renewing nodes and the gateway.
 
 use std::time::Duration;
 
@@ -18,13 +18,12 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use thiserror::Error;
 
-/// How long an answer is waited for. The operator answers within a second; a cluster whose operator
-/// is just starting deserves some patience.
+/// Timeout of a request. The operator answers within a second, but may just be starting in a new cluster.
 const SIGNING_TIMEOUT: Duration = Duration::from_secs(120);
-/// Between two looks at the request.
+/// Poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Whose certificate is wanted.
+/// Subject and usage of a certificate.
 #[derive(Clone, Debug)]
 pub struct CertificateRequest {
     user: String,
@@ -34,7 +33,7 @@ pub struct CertificateRequest {
 }
 
 impl CertificateRequest {
-    /// A node's.
+    /// A node's certificate.
     pub fn node(node: &str) -> Self {
         Self {
             user: tls::node_user(node),
@@ -44,7 +43,7 @@ impl CertificateRequest {
         }
     }
 
-    /// The gateway's.
+    /// The gateway's certificate.
     pub fn gateway() -> Self {
         Self {
             user: tls::GATEWAY_USER.to_owned(),
@@ -67,56 +66,60 @@ impl CertificateRequest {
     }
 }
 
-/// Why there is no certificate.
+/// Why a certificate could not be obtained.
 #[derive(Debug, Error)]
 pub enum RequestError {
-    /// The request could not be made.
+    /// The request could not be created.
     #[error("no certificate request for {user} can be made")]
     Key {
-        /// Whose.
+        /// User of the certificate.
         user: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: rcgen::Error,
     },
-    /// The API server refused it, or failed.
+    /// The API server refused the request, or failed.
     #[error("the certificate request of {user} failed at the API server")]
     Api {
-        /// Whose.
+        /// User of the certificate.
         user: String,
         /// The server's answer.
         #[source]
         source: Box<kube::Error>,
     },
-    /// The operator refused it.
+    /// The operator denied the request.
     #[error("the cluster refuses a certificate for {user}: {message}")]
     Denied {
-        /// Whose.
+        /// User of the certificate.
         user: String,
-        /// Why.
+        /// The denial's message.
         message: String,
     },
-    /// Nobody answered in time.
+    /// The request timed out.
     #[error(
         "no certificate came for {user} within {} s; the operator signs requests, look whether it runs (request {request})",
         SIGNING_TIMEOUT.as_secs()
     )]
     Unsigned {
-        /// Whose.
+        /// User of the certificate.
         user: String,
         /// Name of the request.
         request: String,
     },
-    /// The CA's certificate is not there.
+    /// The CA's certificate is not published.
     #[error("the CA of {user}'s certificate is not in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} after {} s; look whether the operator runs", SIGNING_TIMEOUT.as_secs())]
     Authority {
-        /// Whose.
+        /// User of the certificate.
         user: String,
     },
 }
 
-/// Asks for a certificate of `key` and waits for it; PEM.
-pub async fn certificate(client: &Client, wanted: &CertificateRequest, key: &KeyPair) -> Result<String, RequestError> {
+/// Requests a certificate for `key` and waits for it; PEM.
+pub async fn certificate(
+    client: &Client,
+    wanted: &CertificateRequest,
+    key: &KeyPair,
+) -> Result<String, RequestError> {
     let user = || wanted.user.clone();
     let failed = |source| RequestError::Api { user: user(), source: Box::new(source) };
     let pem = wanted.pem(key).map_err(|source| RequestError::Key { user: user(), source })?;
@@ -139,7 +142,7 @@ pub async fn certificate(client: &Client, wanted: &CertificateRequest, key: &Key
         let status = match requests.get(&name).await {
             Ok(found) => found.status.unwrap_or_default(),
             Err(error @ kube::Error::Api(_)) => return Err(failed(error)),
-            // A control plane that restarts in this very minute keeps the request.
+            // A restarting control plane keeps the request.
             Err(error) => {
                 tracing::debug!(request = name, %error, "the request could not be looked at; tried again");
                 CertificateSigningRequestStatus::default()
@@ -162,8 +165,8 @@ pub async fn certificate(client: &Client, wanted: &CertificateRequest, key: &Key
     Err(RequestError::Unsigned { user: user(), request: name })
 }
 
-/// The CAs to trust from now on, if the cluster publishes others than `kept`. Nothing depends on the
-/// answer coming at once, so none is no error.
+/// The published CAs, if they differ from `kept`. A failed read is not an error, because the result is not
+/// urgent.
 pub async fn changed_authority(client: &Client, kept: &str) -> Option<String> {
     match published(client).await {
         Ok(published) => published.filter(|published| published != kept),
@@ -174,16 +177,16 @@ pub async fn changed_authority(client: &Client, kept: &str) -> Option<String> {
     }
 }
 
-/// The certificates of the data-plane CA that the cluster publishes, PEM: the first signs, and while it
-/// takes another's place that one is trusted too.
+/// The certificates of the data-plane CA that the cluster publishes, PEM. The first one signs; during a CA
+/// rotation the previous one is trusted too.
 async fn published(client: &Client) -> Result<Option<String>, kube::Error> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let published = maps.get_opt(CA_SECRET).await?.and_then(|map| map.data?.remove("ca.crt"));
     Ok(published.filter(|pem| !certificates(pem).is_empty()))
 }
 
-/// The CA that vouches for `certificate`: the published one, which a new cluster may take a moment to
-/// publish; else `known`, for a control plane of an older release that publishes none.
+/// The CA that signed `certificate`: the published one, which a new cluster may take a moment to publish;
+/// else `known`, for a control plane of an older release that publishes none.
 pub async fn authority(
     client: &Client,
     wanted: &CertificateRequest,
@@ -198,7 +201,7 @@ pub async fn authority(
         match published(client).await {
             Ok(Some(published)) if is_signed_by_any(&published, certificate) => return Ok(published),
             Ok(_) => {}
-            // The roles of a new cluster may still be on their way.
+            // The roles of a new cluster may not be in force yet.
             Err(error) => tracing::debug!(%error, "the CA could not be read; tried again"),
         }
         if tokio::time::Instant::now() > deadline {
@@ -213,7 +216,7 @@ fn is_signed_by_any(authorities: &str, certificate: &str) -> bool {
     certificates(authorities).iter().any(|ca| signed(ca, certificate))
 }
 
-/// Whether the CA that signs now signed that certificate too; if not, it is time for another one.
+/// Whether the currently signing CA signed that certificate; if not, a new certificate is needed.
 pub fn is_signed_by_first(authorities: &str, certificate: &str) -> bool {
     certificates(authorities).first().is_some_and(|ca| signed(ca, certificate))
 }
@@ -222,8 +225,8 @@ fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().unwrap_or_default()
 }
 
-/// Whether the key identifiers say that this CA signed that certificate. Not a proof: both came over
-/// a connection that is trusted, and a wrong pair only fails later.
+/// Whether the key identifiers match: this CA signed that certificate. Not a proof: both came over a trusted
+/// connection, and a wrong pair only fails later.
 fn signed(ca: &CertificateDer<'_>, certificate: &str) -> bool {
     use x509_parser::extensions::ParsedExtension;
     use x509_parser::parse_x509_certificate as parse;
@@ -277,7 +280,7 @@ mod tests {
         assert!(is_signed_by_any(&ca.pem(), &leaf.pem()));
         assert!(!is_signed_by_any(&namesake.pem(), &leaf.pem()));
         assert!(!is_signed_by_any("", &leaf.pem()));
-        // While one takes the other's place, both are there, and the first signs.
+        // During a rotation both CAs are published, and the first signs.
         let both = |first: &str, second: &str| format!("{first}{second}");
         for (authorities, current) in
             [(both(&ca.pem(), &namesake.pem()), true), (both(&namesake.pem(), &ca.pem()), false)]

@@ -9,24 +9,26 @@ use super::{folders, gigabits, name, word};
 pub struct Port {
     /// `mlx5_0`.
     pub device: String,
-    /// From 1.
+    /// Port number, from 1.
     pub number: u32,
-    /// Whether it can be used: `4: ACTIVE`.
+    /// Whether it is active: `4: ACTIVE`.
     pub is_active: bool,
-    /// The state in the kernel's words.
+    /// State as printed by the kernel.
     pub state: String,
-    /// As negotiated.
+    /// Negotiated speed.
     pub bits_per_second: Option<u64>,
     /// The network interface of the same hardware.
     pub interface: Option<String>,
 }
 
-/// Ports of all devices, in the order of their names. `sys` is where `/sys` lies.
+/// Ports of all devices, by name. `sys` is the path of `/sys`.
 pub fn ports(sys: &Path) -> Vec<Port> {
     let devices = folders(&sys.join("class/infiniband"));
     devices
         .iter()
-        .flat_map(|device| folders(&device.join("ports")).into_iter().filter_map(|port| read_port(device, &port)))
+        .flat_map(|device| {
+            folders(&device.join("ports")).into_iter().filter_map(|port| read_port(device, &port))
+        })
         .collect()
 }
 

@@ -1,12 +1,12 @@
-//! `nvidia-smi`, which asks NVML: load, power and warmth of NVIDIA's GPUs.
+//! `nvidia-smi`, which queries NVML: load, power and temperature of NVIDIA GPUs.
 
 use crate::machine_load::MachineLoad;
 
-/// What is asked of it.
+/// Arguments of the query.
 pub const QUERY_ARGUMENTS: [&str; 2] =
     ["--query-gpu=utilization.gpu,power.draw,temperature.gpu", "--format=csv,noheader,nounits"];
 
-/// Reads a line for each GPU: the mean load, all watts, the warmest. What a GPU does not tell is `[N/A]`.
+/// Parses a line for each GPU: mean load, total power, highest temperature. Unknown values are `[N/A]`.
 pub fn load(output: &[u8]) -> Option<MachineLoad> {
     let text = String::from_utf8_lossy(output);
     let column = |place: usize| -> Vec<f64> {

@@ -1,15 +1,15 @@
-//! `/proc/pressure/memory`: how much of the time work waited for memory.
+//! `/proc/pressure/memory` (PSI): the share of time in which tasks stalled on memory.
 
 /// Percent of the last ten seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pressure {
-    /// In which somebody waited.
+    /// At least one task was stalled.
     pub some: f64,
-    /// In which everybody did.
+    /// All tasks were stalled.
     pub full: f64,
 }
 
-/// Reads the file; `None` where it is none, as on a kernel without it.
+/// Parses the file; `None` if the format is unknown, as on a kernel without it.
 pub fn memory(text: &str) -> Option<Pressure> {
     let percent = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind))?;

@@ -1,10 +1,11 @@
-//! `/sys/class/thermal`: how warm parts of the machine are.
+//! `/sys/class/thermal`: temperatures of the machine.
 
 use std::path::Path;
 
 use super::{folders, name, word};
 
-/// Degrees Celsius of the warmest zone, with its kind; `None` where there is no zone. `sys` is where `/sys` lies.
+/// Temperature in degrees Celsius of the hottest zone, with its type; `None` without zones. `sys` is the path
+/// of `/sys`.
 pub fn warmest(sys: &Path) -> Option<(String, f64)> {
     let zones =
         folders(&sys.join("class/thermal")).into_iter().filter(|path| name(path).starts_with("thermal_zone"));

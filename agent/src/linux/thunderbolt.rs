@@ -1,5 +1,5 @@
-//! `/sys/bus/thunderbolt/devices`: other machines on Thunderbolt cables, which the kernel calls XDomains, and the
-//! network interface over each.
+//! `/sys/bus/thunderbolt/devices`: other machines on Thunderbolt cables (XDomains), and the network interface
+//! of each.
 
 use std::path::Path;
 
@@ -10,20 +10,20 @@ use super::{folders, gigabits, name, word};
 pub struct Host {
     /// The kernel's name of the connection, `0-1`.
     pub name: String,
-    /// UUID of this end's controller, by which the other end knows it; in upper case as macOS writes domains.
+    /// UUID of this end's controller, which the other end sees; in upper case like macOS's domains.
     pub own_domain: Option<String>,
     /// UUID of the other end's controller.
     pub domain: String,
-    /// What the other machine calls itself.
+    /// Device name of the other machine.
     pub device: Option<String>,
-    /// Bits per second of all lanes towards this machine.
+    /// Receive speed of all lanes, in bits per second.
     pub bits_per_second: Option<u64>,
-    /// The interface that carries IP over it, `thunderbolt0`, once its driver is there.
+    /// Its IP interface, `thunderbolt0`, once the driver is loaded.
     pub interface: Option<String>,
 }
 
-/// Machines on cables, in the order of their names. `sys` is where `/sys` lies. Docks and drives are devices of other
-/// kinds and left out.
+/// Machines on cables, by name. `sys` is the path of `/sys`. Docks and drives are devices of other types and
+/// left out.
 pub fn hosts(sys: &Path) -> Vec<Host> {
     let all = folders(&sys.join("bus/thunderbolt/devices"));
     all.iter().filter_map(|path| host(path)).collect()

@@ -1,6 +1,6 @@
-//! `macmon pipe`: a JSON object per second of what a Mac does. Its fields changed their names: up to 0.7 load is a pair
-//! of megahertz and a ratio (`gpu_usage`), from 0.8 numbers of their own (`gpu_freq_mhz`, `gpu_active_ratio`), and for a
-//! while both.
+//! `macmon pipe`: a JSON object per second with a Mac's load. Its fields were renamed: up to 0.7 a load is a
+//! pair of megahertz and ratio (`gpu_usage`), from 0.8 there are separate numbers (`gpu_freq_mhz`,
+//! `gpu_active_ratio`), and for some releases both.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::machine_load::MachineLoad;
 
 const TOOL: &str = "macmon pipe";
 
-/// Reads the last of the lines.
+/// Parses the last of the lines.
 pub fn load(output: &[u8]) -> Result<MachineLoad, ParseError> {
     let mut lines = output.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
     let last = lines.next_back().ok_or_else(|| ParseError::new(TOOL, "nothing"))?;

@@ -1,5 +1,5 @@
-//! `vm_stat`, `memory_pressure` and `sysctl vm.swapusage`: what memory is left. None of them is the truth by itself: a
-//! machine with its swap nearly full may call 93 percent of its memory free.
+//! `vm_stat`, `memory_pressure` and `sysctl vm.swapusage`: available memory. None of them is reliable by
+//! itself: a machine with its swap nearly full may report 93 percent of its memory as free.
 
 use super::{ParseError, fields, text};
 
@@ -7,7 +7,7 @@ const PAGES: &str = "vm_stat";
 const PRESSURE: &str = "memory_pressure";
 const SWAP: &str = "sysctl vm.swapusage";
 
-/// Bytes that are free, inactive, speculative or purgeable: what new work can take without anything being swapped.
+/// Bytes that are free, inactive, speculative or purgeable: what new work can use without swapping.
 pub fn available(output: &[u8]) -> Result<u64, ParseError> {
     let text = text(output);
     let missing = |what: &str| ParseError::new(PAGES, format!("no {what}"));
@@ -23,16 +23,16 @@ pub fn available(output: &[u8]) -> Result<u64, ParseError> {
     count.checked_mul(size).ok_or_else(|| missing("number of pages that a machine has"))
 }
 
-/// What `memory_pressure` says.
+/// Output of `memory_pressure`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pressure {
-    /// Bytes built in.
+    /// Installed bytes.
     pub total: u64,
-    /// Percent that it calls free; some releases of macOS leave the line out.
+    /// Free percentage; some releases of macOS leave the line out.
     pub free_percent: Option<u8>,
 }
 
-/// Reads what `memory_pressure` printed, with or without `-Q`.
+/// Parses the output of `memory_pressure`, with or without `-Q`.
 pub fn pressure(output: &[u8]) -> Result<Pressure, ParseError> {
     let text = text(output);
     let total = text.split_once("The system has ").and_then(|(_, rest)| rest.split_whitespace().next());
@@ -47,13 +47,13 @@ pub fn pressure(output: &[u8]) -> Result<Pressure, ParseError> {
 /// Swap, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swap {
-    /// All there is at the moment; macOS makes more as it needs it.
+    /// Current size; macOS adds swap as needed.
     pub total: u64,
-    /// What is taken of it.
+    /// Bytes in use.
     pub used: u64,
 }
 
-/// Reads the value of `vm.swapusage`: `total = 10240.00M  used = 9460.62M  free = 779.38M  (encrypted)`.
+/// Parses the value of `vm.swapusage`: `total = 10240.00M  used = 9460.62M  free = 779.38M  (encrypted)`.
 pub fn swap(value: &str) -> Result<Swap, ParseError> {
     let words: Vec<&str> = value.split_whitespace().collect();
     let bytes = |name: &str| {

@@ -1,5 +1,5 @@
-//! `ifconfig`, `netstat -rn` and the bridge's preferences: interfaces and their addresses, which of them are members of
-//! a bridge, and where traffic goes that nobody named a way for.
+//! `ifconfig`, `netstat -rn` and the bridge's preferences: interfaces and their addresses, members of
+//! bridges, and default routes.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -17,13 +17,13 @@ const PREFERENCES: &str = "plutil of the bridge preferences";
 pub struct Interface {
     /// `en5`, `bridge0`.
     pub name: String,
-    /// Largest packet.
+    /// Maximum packet size.
     pub mtu: Option<u32>,
     /// Its IPv4 addresses.
     pub addresses: Vec<Address>,
-    /// Whether there is somebody at the other end; not known where it does not say, as of a loopback.
+    /// Whether the link has a peer; `None` where the tool does not say, as for a loopback.
     pub is_active: Option<bool>,
-    /// Its members, of a bridge.
+    /// Members, if it is a bridge.
     pub members: Vec<String>,
 }
 
@@ -32,18 +32,18 @@ pub struct Interface {
 pub struct Address {
     /// The address.
     pub ip: Ipv4Addr,
-    /// How many of its first bits all addresses of its network share.
+    /// Prefix length of its network.
     pub prefix: Option<u32>,
 }
 
-/// Bits of a mask like `0xfffffffc`; one with holes is none.
+/// Prefix length of a mask like `0xfffffffc`; `None` for a non-contiguous one.
 fn prefix(mask: &str) -> Option<u32> {
     let mask = u32::from_str_radix(mask.strip_prefix("0x")?, 16).ok()?;
     let ones = mask.leading_ones();
     (mask.count_ones() == ones).then_some(ones)
 }
 
-/// Reads all interfaces, in the order in which they are printed.
+/// Parses all interfaces, in the printed order.
 pub fn interfaces(output: &[u8]) -> Result<Vec<Interface>, ParseError> {
     let text = text(output);
     let mut interfaces: Vec<Interface> = Vec::new();
@@ -71,7 +71,7 @@ pub fn interfaces(output: &[u8]) -> Result<Vec<Interface>, ParseError> {
     if interfaces.is_empty() { Err(ParseError::new(IFCONFIG, "no interface")) } else { Ok(interfaces) }
 }
 
-/// Interfaces that a default route goes over, the one that is used first: a Thunderbolt port among them may take a
+/// Interfaces with a default route, the preferred one first. A Thunderbolt port among them may take the
 /// machine's internet traffic.
 pub fn default_routes(output: &[u8]) -> Result<Vec<String>, ParseError> {
     let text = text(output);
@@ -79,7 +79,7 @@ pub fn default_routes(output: &[u8]) -> Result<Vec<String>, ParseError> {
     let head = lines.find(|words| words.first() == Some(&"Destination"));
     let column = head.and_then(|head| head.iter().position(|word| *word == "Netif"));
     let column = column.ok_or_else(|| ParseError::new(NETSTAT, "no columns Destination and Netif"))?;
-    // IPv6's table, where there is one, has a head of its own.
+    // IPv6's table, where there is one, has a header of its own.
     let table = lines.take_while(|words| words.first() != Some(&"Destination"));
     let defaults = table.filter(|words| words.first() == Some(&"default"));
     Ok(defaults.filter_map(|words| words.get(column).map(|&interface| interface.to_owned())).collect())

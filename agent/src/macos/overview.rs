@@ -1,4 +1,5 @@
-//! `system_profiler SPHardwareDataType SPDisplaysDataType -json`: what machine it is, and the cores of its GPU.
+//! `system_profiler SPHardwareDataType SPDisplaysDataType -json`: model of the machine, and the cores of its
+//! GPU.
 
 use serde_json::Value;
 
@@ -6,22 +7,22 @@ use super::{ParseError, json};
 
 const TOOL: &str = "system_profiler SPHardwareDataType SPDisplaysDataType -json";
 
-/// What a Mac says of itself. Each part is there as far as it was asked for.
+/// Hardware of a Mac, as far as it was queried.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overview {
     /// `Apple M3 Ultra`.
     pub chip: Option<String>,
-    /// `Mac15,14`, by which a machine is known: people's names for machines differ.
+    /// Model identifier `Mac15,14`: marketing names are ambiguous.
     pub model: Option<String>,
     /// `Mac Studio`.
     pub name: Option<String>,
-    /// Cores of the processor, of all kinds.
+    /// Cores of the processor, of all types.
     pub cores: Option<u32>,
     /// Cores of the GPU.
     pub gpu_cores: Option<u32>,
 }
 
-/// Reads what is there of both lists.
+/// Parses whichever of both lists is present.
 pub fn overview(output: &[u8]) -> Result<Overview, ParseError> {
     let all = json(TOOL, output)?;
     let first = |list: &str| all.get(list).and_then(Value::as_array).and_then(|list| list.first()).cloned();
@@ -34,7 +35,7 @@ pub fn overview(output: &[u8]) -> Result<Overview, ParseError> {
         chip: word(&hardware, "chip_type").or_else(|| word(&display, "sppci_model")),
         model: word(&hardware, "machine_model"),
         name: word(&hardware, "machine_name"),
-        // "proc 24:16:8:0": all of them, then kinds in an order that differs from Mac to Mac.
+        // "proc 24:16:8:0": all of them, then core types in an order that differs from Mac to Mac.
         cores: word(&hardware, "number_processors")
             .and_then(|cores| cores.strip_prefix("proc ")?.split(':').next()?.parse().ok()),
         gpu_cores: word(&display, "sppci_cores").and_then(|cores| cores.parse().ok()),

@@ -1,22 +1,23 @@
-//! Reports of kernel panics, `/Library/Logs/DiagnosticReports/panic-full-*.panic`: whether the GPU's memory was the
-//! cause, as it is where MLX uses more than there is (ml-explore/mlx#3186), and which program it was.
+//! Kernel panic reports, `/Library/Logs/DiagnosticReports/panic-full-*.panic`: whether the GPU's memory was
+//! the cause, as when MLX uses more memory than there is (ml-explore/mlx#3186), and which program was
+//! running.
 
 use super::{ParseError, text};
 
 const REPORT: &str = "a panic report";
 
-/// What a report says.
+/// Contents of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelPanic {
-    /// What the kernel said, without its own addresses.
+    /// Panic message, without the kernel's own addresses.
     pub message: String,
     /// Source file and line of the kernel, `IOGPUMemory.cpp:550`.
     pub location: String,
-    /// The program that ran, where it is told.
+    /// The running program, if reported.
     pub task: Option<String>,
-    /// Its process id, where it is told.
+    /// Its process id, if reported.
     pub pid: Option<u32>,
-    /// Build of macOS, where it is told.
+    /// Build of macOS, if reported.
     pub build: Option<String>,
 }
 
@@ -26,19 +27,19 @@ impl KernelPanic {
         self.location.starts_with("IOGPU") && self.location.contains("Memory.cpp")
     }
 
-    /// Whether nothing answered for a minute and a half, as where the GPU waits for memory for ever.
+    /// Whether the watchdog fired after a minute and a half, as when the GPU waits for memory forever.
     pub fn is_watchdog(&self) -> bool {
         self.message.contains("watchdog timeout")
     }
 }
 
-/// Reads the first panic of a report; in a newer one, which is JSON, the text stands in a member.
+/// Parses the first panic of a report; in newer reports, which are JSON, the text is a member.
 pub fn panic(output: &[u8]) -> Result<KernelPanic, ParseError> {
     let text = text(output).replace("\\n", "\n").replace("\\\"", "\"");
     let missing = |what| ParseError::new(REPORT, format!("no {what}"));
     let (_, from) = text.split_once("panic(cpu ").ok_or_else(|| missing("line \"panic(cpu …)\""))?;
     let (_, from) = from.split_once("): ").ok_or_else(|| missing("message"))?;
-    // The place may stand in a line of its own.
+    // The location may be on a line of its own.
     let (message, rest) = from.split_once('@').ok_or_else(|| missing("place in the kernel's source"))?;
     let place = rest.split(|letter: char| letter.is_whitespace() || letter == '"').next().unwrap_or_default();
     let after = |head: &str| {

@@ -1,5 +1,5 @@
-//! `networksetup -listallhardwareports`: which interface a port of the machine is. A port's number and its
-//! interface's have nothing to do with each other: Thunderbolt 2 is `en6` on one Mac and `en3` on another.
+//! `networksetup -listallhardwareports`: the interface of each port of the machine. A port's number and its
+//! interface's are unrelated: Thunderbolt 2 is `en6` on one Mac and `en3` on another.
 
 use super::{ParseError, fields, text};
 
@@ -12,18 +12,18 @@ pub struct HardwarePort {
     pub name: String,
     /// `en2`.
     pub device: String,
-    /// Its hardware address; some outputs lack it.
+    /// Its hardware address; missing in some outputs.
     pub address: Option<String>,
 }
 
 impl HardwarePort {
-    /// The number of the Thunderbolt port, which is its receptacle's; `None` of others, and of the bridge over all.
+    /// Receptacle number of a Thunderbolt port; `None` for other ports and for the bridge over all of them.
     pub fn receptacle(&self) -> Option<u32> {
         self.name.strip_prefix("Thunderbolt ")?.parse().ok()
     }
 }
 
-/// Reads the ports, in the order in which they are printed.
+/// Parses the ports, in the printed order.
 pub fn hardware_ports(output: &[u8]) -> Result<Vec<HardwarePort>, ParseError> {
     let text = text(output);
     let mut ports: Vec<HardwarePort> = Vec::new();

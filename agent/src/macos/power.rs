@@ -1,5 +1,6 @@
-//! `powermetrics`, as text or as a property list: power and thermal pressure. It has to run as root; where nobody is,
-//! [`load`](super::load) knows everything but the pressure. Its `freq_hz` counts megahertz, so nobody reads it here.
+//! `powermetrics`, as text or as a property list: power and thermal pressure. It needs root; without it,
+//! [`load`](super::load) has everything but the pressure. Its `freq_hz` counts megahertz, so it is not read
+//! here.
 
 use plist::Value;
 
@@ -7,23 +8,26 @@ use super::{ParseError, fields, text};
 
 const TOOL: &str = "powermetrics";
 
-/// What `powermetrics` says, as far as it was asked.
+/// Output of `powermetrics`, as far as it was queried.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Power {
     /// Watts of processor, GPU and neural engine together.
     pub watts: Option<f64>,
     /// Watts of the GPU.
     pub gpu_watts: Option<f64>,
-    /// Of the time, how much the GPU works, between 0 and 1.
+    /// Utilisation of the GPU, between 0 and 1.
     pub gpu: Option<f64>,
     /// `Nominal`, `Moderate`, `Heavy`, `Trapping` or `Sleeping`.
     pub thermal_pressure: Option<String>,
 }
 
-/// Reads either form, of several samples the last.
+/// Parses either format; of several samples the last.
 pub fn power(output: &[u8]) -> Result<Power, ParseError> {
-    let found =
-        if output.trim_ascii_start().starts_with(b"<?xml") { parse_plist(output)? } else { parse_text(&text(output)) };
+    let found = if output.trim_ascii_start().starts_with(b"<?xml") {
+        parse_plist(output)?
+    } else {
+        parse_text(&text(output))
+    };
     if found == Power::default() {
         return Err(ParseError::new(TOOL, "neither power nor thermal pressure"));
     }

@@ -1,5 +1,5 @@
-//! `rdma_ctl status`, `ibv_devices` and `ibv_devinfo`: whether RDMA is enabled, which devices there are, and what state
-//! their ports are in. A device is named after its interface: `rdma_en5` is `en5`'s.
+//! `rdma_ctl status`, `ibv_devices` and `ibv_devinfo`: whether RDMA is enabled, the devices, and the state of
+//! their ports. A device is named after its interface: `rdma_en5` belongs to `en5`.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ const SWITCH: &str = "rdma_ctl status";
 const DEVICES: &str = "ibv_devices";
 const INFO: &str = "ibv_devinfo";
 
-/// Whether `rdma_ctl status` says that RDMA is enabled.
+/// Whether `rdma_ctl status` reports RDMA as enabled.
 pub fn is_enabled(output: &[u8]) -> Result<bool, ParseError> {
     match text(output).trim() {
         "enabled" => Ok(true),
@@ -18,7 +18,7 @@ pub fn is_enabled(output: &[u8]) -> Result<bool, ParseError> {
     }
 }
 
-/// Names of the devices that `ibv_devices` lists, which may be none.
+/// Names of the devices that `ibv_devices` lists; may be empty.
 pub fn devices(output: &[u8]) -> Result<Vec<String>, ParseError> {
     let text = text(output);
     let mut lines = text.lines().map(str::split_whitespace);
@@ -34,11 +34,11 @@ pub fn devices(output: &[u8]) -> Result<Vec<String>, ParseError> {
 pub struct RdmaDevice {
     /// `rdma_en5`.
     pub name: String,
-    /// Whether its port is active: a cable is there, and the other end has RDMA enabled too.
+    /// Whether its port is active: a cable is connected, and the other end has RDMA enabled too.
     pub is_active: bool,
-    /// The state in the tool's words, `PORT_ACTIVE (4)`.
+    /// State as printed by the tool, `PORT_ACTIVE (4)`.
     pub state: String,
-    /// Entries of its GID table that are IPv4 addresses, with their places; `ibv_devinfo -v` alone tells them.
+    /// IPv4 entries of its GID table, with their indices; only `ibv_devinfo -v` prints them.
     pub addresses: Vec<(u32, Ipv4Addr)>,
 }
 
@@ -49,8 +49,8 @@ impl RdmaDevice {
     }
 }
 
-/// Reads devices from `ibv_devinfo`, with or without `-v`. What comes before the first device, as a prompt does in what
-/// people post, is left out; a device whose port says nothing is refused.
+/// Parses devices from `ibv_devinfo`, with or without `-v`. Text before the first device, such as a shell
+/// prompt in posted outputs, is skipped; a device without port information is an error.
 pub fn device_infos(output: &[u8]) -> Result<Vec<RdmaDevice>, ParseError> {
     let text = text(output);
     let mut devices: Vec<RdmaDevice> = Vec::new();

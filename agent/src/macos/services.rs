@@ -1,6 +1,6 @@
-//! `networksetup -listnetworkserviceorder` and `-getinfo SERVICE`: services, in the order in which they are asked for a
-//! route, and how one gets its address. An interface may have none, one or several; a disabled one has an asterisk in
-//! the place of its number.
+//! `networksetup -listnetworkserviceorder` and `-getinfo SERVICE`: network services in the order of their
+//! routes, and how each gets its address. An interface may have none, one or several; a disabled one has an
+//! asterisk instead of its number.
 
 use std::net::Ipv4Addr;
 
@@ -12,9 +12,9 @@ const INFO: &str = "networksetup -getinfo";
 /// A network service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkService {
-    /// Its name, which people may change.
+    /// Its name, which users may change.
     pub name: String,
-    /// The port it is of, `Thunderbolt 1` or a VPN client's identifier.
+    /// Its port, `Thunderbolt 1` or a VPN client's identifier.
     pub port: String,
     /// Its interface; VPN clients have none.
     pub device: Option<String>,
@@ -22,7 +22,7 @@ pub struct NetworkService {
     pub enabled: bool,
 }
 
-/// Reads the services, the first asked first.
+/// Parses the services, in the order of their routes.
 pub fn service_order(output: &[u8]) -> Result<Vec<NetworkService>, ParseError> {
     let text = text(output);
     let mut services = Vec::new();
@@ -51,13 +51,13 @@ pub fn service_order(output: &[u8]) -> Result<Vec<NetworkService>, ParseError> {
 pub struct ServiceInfo {
     /// `DHCP`, `Manual`.
     pub configuration: String,
-    /// Its address, where it has one.
+    /// Its address, if it has one.
     pub address: Option<Ipv4Addr>,
-    /// The router that it leads to, where it leads anywhere.
+    /// Its router, if it has one.
     pub router: Option<Ipv4Addr>,
 }
 
-/// Reads what a service says of itself.
+/// Parses the information about a service.
 pub fn info(output: &[u8]) -> Result<ServiceInfo, ParseError> {
     let text = text(output);
     let configuration = text.lines().find_map(|line| line.trim().strip_suffix(" Configuration"));

@@ -5,15 +5,15 @@ use super::{ParseError, fields, text};
 const SYSCTL: &str = "sysctl";
 const VERSIONS: &str = "sw_vers";
 
-/// What `sysctl` said, by name.
+/// Output of `sysctl`, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sysctls(Vec<(String, String)>);
 
 impl Sysctls {
-    /// Reads `name: value` lines. A name it does not know, of which it says so in a line of its own, is not there.
+    /// Parses `name: value` lines. Names unknown to `sysctl`, which prints a message for each, are left out.
     pub fn read(output: &[u8]) -> Result<Self, ParseError> {
         let text = text(output);
-        // Names have dots and no blanks; a remark behind a value is nobody's.
+        // Names have dots and no blanks; remarks after a value are ignored.
         let is_name = |name: &str| name.contains('.') && !name.contains(char::is_whitespace);
         let pairs = fields(&text).filter(|(name, _)| is_name(name));
         let value = |value: &str| value.split(" #").next().unwrap_or_default().trim().to_owned();
@@ -25,7 +25,7 @@ impl Sysctls {
         }
     }
 
-    /// The value of a name, after a change the new one.
+    /// The value of a name; the new one after a change.
     pub fn get(&self, name: &str) -> Option<&str> {
         let (_, value) = self.0.iter().rfind(|(own, _)| own == name)?;
         Some(value.rsplit_once(" -> ").map_or(value, |(_, new)| new))
@@ -42,11 +42,11 @@ impl Sysctls {
 pub struct Version {
     /// `26.5.1`.
     pub version: String,
-    /// `25F80`: what RDMA needs to be equal at both ends.
+    /// `25F80`: RDMA needs the same build at both ends.
     pub build: String,
 }
 
-/// Reads what `sw_vers` printed.
+/// Parses the output of `sw_vers`.
 pub fn version(output: &[u8]) -> Result<Version, ParseError> {
     let text = text(output);
     let value = |name: &str| {

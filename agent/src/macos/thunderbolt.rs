@@ -1,9 +1,9 @@
-//! `system_profiler SPThunderboltDataType -json`: a machine's Thunderbolt buses, and who is at the other end of each.
+//! `system_profiler SPThunderboltDataType -json`: a machine's Thunderbolt buses, and the peers on each.
 //!
-//! A bus is one port of the machine and has a domain, a UUID of its own. Another Mac is seen by the domain of *its*
-//! port, so two machines have a cable between them where each sees the other's domain; docks and hubs are between
-//! without a domain, and what hangs behind them is nested. Apple writes `receptacle_connected` and
-//! `receptacle_no_devices_connected`: a word within the other.
+//! A bus is one port of the machine and has a domain, a UUID of its own. Another Mac appears with the domain
+//! of *its* port, so two machines share a cable when each lists the other's domain. Docks and hubs in between
+//! have no domain, and devices behind them are nested. Apple writes `receptacle_connected` and
+//! `receptacle_no_devices_connected`: one word contains the other.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ const TOOL: &str = "system_profiler SPThunderboltDataType -json";
 /// Protocol of the service that a Mac offers over a cable while RDMA is enabled on it (exo-explore/exo#1390).
 const RDMA_PROTOCOL: u64 = 64087;
 
-/// Hubs that may be between two machines; a description that goes deeper is none.
+/// Maximum number of hubs between two machines; deeper nesting is not parsed.
 const MAX_HUBS: usize = 16;
 
 /// One Thunderbolt port of this machine.
@@ -24,9 +24,9 @@ pub struct Bus {
     pub name: String,
     /// Its domain, in upper case; some buses have none.
     pub domain: Option<String>,
-    /// The number beside the port, from 1; it says nothing of the interface's number.
+    /// The number printed beside the port, from 1; unrelated to the interface's number.
     pub receptacle: Option<u32>,
-    /// What is plugged in.
+    /// State of its cable.
     pub plug: Plug,
     /// Macs at the other end, directly or behind hubs.
     pub peers: Vec<ThunderboltPeer>,
@@ -34,41 +34,41 @@ pub struct Bus {
     pub devices: Vec<String>,
 }
 
-/// What a port says of its cable.
+/// State of a port's cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plug {
-    /// Nothing there; bits per second it could do, 120 × 10⁹ on Thunderbolt 5 and 40 × 10⁹ on 4.
+    /// Nothing plugged in; the maximum speed is 120 × 10⁹ bit/s on Thunderbolt 5 and 40 × 10⁹ on 4.
     Idle {
-        /// The most it could do.
+        /// Maximum speed.
         max_bits_per_second: Option<u64>,
     },
-    /// Something there, at so many bits per second.
+    /// Something plugged in, at this speed.
     Connected {
-        /// As negotiated.
+        /// Negotiated speed.
         bits_per_second: Option<u64>,
     },
-    /// It does not say.
+    /// Not reported.
     Unknown,
 }
 
 /// A Mac at the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThunderboltPeer {
-    /// The machine's name, as its owner gave it or as it was made.
+    /// Name of the machine, user-given or default.
     pub name: String,
     /// `Mac15,14`.
     pub model: String,
     /// Domain of its port, in upper case.
     pub domain: Option<String>,
-    /// Whether it offers RDMA; not known where it says nothing of its services' protocols.
+    /// Whether it offers RDMA; `None` where its services' protocols are not listed.
     pub offers_rdma: Option<bool>,
-    /// Names of docks and hubs between, the nearest first.
+    /// Names of docks and hubs in between, the nearest first.
     pub through: Vec<String>,
-    /// Bits per second of the slowest part of the way.
+    /// Speed of the slowest segment, in bits per second.
     pub bits_per_second: Option<u64>,
 }
 
-/// Reads the buses, in the order in which they are printed.
+/// Parses the buses, in the printed order.
 pub fn buses(output: &[u8]) -> Result<Vec<Bus>, ParseError> {
     let all = json(TOOL, output)?;
     let buses = all.get("SPThunderboltDataType").and_then(Value::as_array);
@@ -103,7 +103,7 @@ fn bus(bus: &Value) -> Result<Bus, ParseError> {
     Ok(found)
 }
 
-/// Notes all that hangs on `parent`, which `through` leads to at `bits_per_second`.
+/// Collects everything below `parent`, which is reached through `through` at `bits_per_second`.
 fn peers_behind(
     parent: &Value,
     through: &mut Vec<String>,
@@ -115,7 +115,7 @@ fn peers_behind(
     }
     for item in parent.get("_items").and_then(Value::as_array).into_iter().flatten() {
         let name = word(item, "_name").unwrap_or_else(|| "a device without a name".to_owned());
-        // Docks have neither; a description that was cut may lack the domain.
+        // Docks have neither; a truncated output may lack the domain.
         if item.get("domain_uuid_key").is_some() || item.get("services_title").is_some() {
             found.peers.push(ThunderboltPeer {
                 name,
@@ -138,7 +138,7 @@ fn peers_behind(
     Ok(())
 }
 
-/// Whether one of the peer's services is RDMA's; `None` where protocols are left out.
+/// Whether one of the peer's services is RDMA; `None` where protocols are left out.
 fn offers_rdma(peer: &Value) -> Option<bool> {
     let services = peer.get("services_title")?.as_array()?;
     let protocols = services.iter().map(|service| service.get("protocol_id_key").and_then(Value::as_u64));
@@ -146,21 +146,20 @@ fn offers_rdma(peer: &Value) -> Option<bool> {
     Some(protocols?.contains(&RDMA_PROTOCOL))
 }
 
-/// A cable between two machines that both see.
+/// A cable between two machines, as both report it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ThunderboltCable {
     /// Domains of its ends, the smaller first.
     pub ends: [String; 2],
-    /// Bits per second, the smaller of what both ends say.
+    /// Bits per second, the smaller value of both ends.
     pub bits_per_second: Option<u64>,
-    /// Whether both ends are ports of the same machine, which joins nobody with anybody.
+    /// Whether both ends are ports of the same machine.
     pub is_loop: bool,
-    /// Whether one end alone sees the other: a cable that is being plugged in, or half dead.
+    /// Whether only one end reports the other: a cable being plugged in, or a defective one.
     pub is_one_sided: bool,
 }
 
-/// The cables between machines, each of which is described by its buses. Ends of machines that are not described are
-/// left out, for nobody answers for them.
+/// The cables between the given machines, each described by its buses. Ends at other machines are left out.
 pub fn cables(machines: &[&[Bus]]) -> Vec<ThunderboltCable> {
     let owner = |wanted: &str| {
         machines.iter().position(|buses| buses.iter().any(|bus| bus.domain.as_deref() == Some(wanted)))
@@ -203,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// Synthetic, in the shape of what Macs print.
+    /// Synthetic output in the format of a Mac.
     fn printed(buses: &Value) -> Vec<u8> {
         json!({"SPThunderboltDataType": buses}).to_string().into_bytes()
     }

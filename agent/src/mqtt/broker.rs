@@ -1,4 +1,4 @@
-//! Where an MQTT broker is and who asks it, read from what its owner wrote. Not how it is reached.
+//! Address and credentials of an MQTT broker, parsed from flags and files. Not here: the connection.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use thiserror::Error;
 /// A broker.
 #[derive(Clone, Debug)]
 pub struct Broker {
-    /// Name or address; IPv6 stands in brackets.
+    /// Host name or address; IPv6 in brackets.
     pub host: String,
     /// Port.
     pub port: u16,
-    /// User and password.
+    /// User name and password.
     pub login: Option<(String, Secret)>,
-    /// Who must have signed its certificate; without it nothing is encrypted.
+    /// TLS configuration; without it nothing is encrypted.
     pub tls: Option<Trust>,
 }
 
-/// A password, which no log shows.
+/// A password; hidden in logs.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -30,29 +30,29 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// What TLS with a broker needs.
+/// TLS configuration of a broker.
 #[derive(Clone, Debug)]
 pub struct Trust {
-    /// The name in its certificate.
+    /// Server name in its certificate.
     pub name: ServerName<'static>,
-    /// Whose certificates are believed.
+    /// Client configuration with the trusted CA.
     pub client: Arc<rustls::ClientConfig>,
 }
 
 /// Why a broker cannot be used.
 #[derive(Debug, Error)]
 pub enum BrokerError {
-    /// It is no address.
+    /// The address is invalid.
     #[error(
         "--mqtt {0} names no broker ({1}); write for example mqtt://homeassistant.local, or mqtts://user@host:8883"
     )]
     Address(String, String),
-    /// A password in an address is read by everybody on the machine.
+    /// The address contains a password, which every user of the machine could see.
     #[error(
         "--mqtt holds a password, which every user of this machine can see; write it into a file of its own and name that with --mqtt-password-file"
     )]
     PasswordInUrl,
-    /// Flags that do not go together.
+    /// Conflicting flags.
     #[error("{0}")]
     Flags(&'static str),
     /// A file cannot be read.
@@ -60,24 +60,25 @@ pub enum BrokerError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// System error.
         source: std::io::Error,
     },
-    /// A file holds something else.
+    /// A file does not contain a CA certificate.
     #[error("{path} holds no certificate authority that can be used: {problem}")]
     Authority {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }
 
 impl Broker {
-    /// Reads `mqtt://[user@]host[:port]`, or `mqtts://` with the file of the authority that signed its certificate.
+    /// Parses `mqtt://[user@]host[:port]`, or `mqtts://` with the file of the CA that signed the broker's
+    /// certificate.
     pub fn read(url: &str, password: Option<&Path>, authority: Option<&Path>) -> Result<Self, BrokerError> {
         let wrong = |problem: &str| BrokerError::Address(url.to_owned(), problem.to_owned());
-        // Before anything shows the address.
+        // First, before any error message shows the address.
         let parsed = reqwest::Url::parse(url);
         if parsed.as_ref().is_ok_and(|parsed| parsed.password().is_some()) {
             return Err(BrokerError::PasswordInUrl);

@@ -1,5 +1,5 @@
-//! One connection to the broker, for one who is present: made again for ever, with pauses that grow, and given a last
-//! will each time. While it stands, what others say wrongly of its owner is corrected.
+//! MQTT connection of one entity: reconnects forever with exponential backoff, with a last will each time.
+//! While connected, it corrects wrong statuses of its entity from others.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,32 +10,32 @@ use tokio::task::JoinSet;
 
 use super::MqttConfig;
 use super::broker::Broker;
-use super::topics::{MqttEntity, OFFLINE};
 use super::tls_bridge::TlsBridge;
+use super::topics::{MqttEntity, OFFLINE};
 
-/// Pause after the first connection that failed; doubled up to [`LONGEST_PAUSE`].
+/// Backoff after the first failed connection; doubles up to [`MAX_BACKOFF`].
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
-/// A broker is restarted in less, and one that is gone for good costs a packet a minute.
+/// Maximum backoff. A broker restarts in less, and one that is gone for good costs a packet a minute.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// A wrong status stands at least this long, so that two who contradict each other cannot keep a broker busy.
+/// Delay of a correction, so that two contradicting clients cannot keep a broker busy.
 const CORRECTION_DELAY: Duration = Duration::from_secs(1);
-/// What waits for the broker at once: an arrival, a subscription, a farewell, twice.
+/// Maximum number of queued messages: online messages, a subscription and removal messages, twice.
 const QUEUE_CAPACITY: usize = 16;
 
-/// How the broker is reached.
+/// Transport to the broker.
 #[derive(Clone, Debug)]
 pub(super) struct BrokerTransport {
     bridge: Option<TlsBridge>,
 }
 
 impl BrokerTransport {
-    /// Sets out: TLS is spoken by a bridge, whose task is one of `tasks`.
+    /// Prepares the transport: for TLS it starts a bridge, whose task is added to `tasks`.
     pub fn open(broker: &Broker, folder: &Path, tasks: &mut JoinSet<()>) -> Self {
         Self { bridge: TlsBridge::open(broker, folder, tasks) }
     }
 }
 
-/// One who is present.
+/// The connection of one entity.
 #[derive(Debug)]
 pub(super) struct MqttConnection {
     entity: MqttEntity,
@@ -44,7 +44,7 @@ pub(super) struct MqttConnection {
     transport: BrokerTransport,
 }
 
-/// Whether a session goes on.
+/// Whether to reconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectionEnd {
     Retry,
@@ -71,13 +71,13 @@ impl MqttConnection {
         Self { entity, broker: config.broker.to_string(), options, transport }
     }
 
-    /// Says that its owner is there until this is dropped.
+    /// Keeps the entity online until this is dropped.
     pub async fn run_until_dropped(self) {
         let (_remembered, forget) = watch::channel(false);
         self.run(forget).await;
     }
 
-    /// The same until its owner is to be forgotten: then the broker is told so, once.
+    /// Keeps the entity online until removal is requested; then removes its retained messages, once.
     pub async fn run(self, mut forget: watch::Receiver<bool>) {
         let (mut pause, mut complained) = (INITIAL_BACKOFF, false);
         loop {
@@ -90,10 +90,11 @@ impl MqttConnection {
                 Ok(ConnectionEnd::Done) => return,
                 Ok(ConnectionEnd::Retry) => {}
                 Err(error) => {
-                    let error = self.transport.bridge.as_ref().and_then(TlsBridge::last_error).unwrap_or(error);
+                    let error =
+                        self.transport.bridge.as_ref().and_then(TlsBridge::last_error).unwrap_or(error);
                     let (broker, topic) = (&self.broker, &self.entity.status);
                     match complained {
-                        // One line an outage.
+                        // One log line per outage.
                         false => tracing::warn!(
                             broker,
                             topic,
@@ -107,17 +108,21 @@ impl MqttConnection {
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                // Who is away cannot be told to forget.
+                // Without a connection nothing can be removed.
                 Ok(_) = forget.wait_for(|forget| *forget) => return,
             }
             pause = (pause * 2).min(MAX_BACKOFF);
         }
     }
 
-    /// From connecting to the connection's end.
-    async fn connect_once(&self, forget: watch::Receiver<bool>, connected: &mut bool) -> Result<ConnectionEnd, String> {
+    /// Runs one connection from connect to its end.
+    async fn connect_once(
+        &self,
+        forget: watch::Receiver<bool>,
+        connected: &mut bool,
+    ) -> Result<ConnectionEnd, String> {
         let (client, mut events) = AsyncClient::new(self.options.clone(), QUEUE_CAPACITY);
-        // What is said later has tasks of its own: an event that is being sent must not be cut off.
+        // Later messages have tasks of their own: an event in progress must not be cancelled.
         let mut asides = JoinSet::new();
         loop {
             let event = match events.poll().await {
@@ -129,7 +134,7 @@ impl MqttConnection {
                 Event::Incoming(Packet::ConnAck(_)) => {
                     *connected = true;
                     tracing::info!(broker = self.broker, topic = self.entity.status, "present at the MQTT broker");
-                    // First what is so, then what others say: an earlier status is no contradiction.
+                    // Publish first, then subscribe: an earlier retained status is no contradiction.
                     let said = self.publish_online(&client).and_then(|()| {
                         client.try_subscribe(&self.entity.status, QoS::AtLeastOnce)
                     });
@@ -137,7 +142,7 @@ impl MqttConnection {
                     asides.spawn(publish_removal(client.clone(), self.entity.clone(), forget.clone()));
                 }
                 Event::Incoming(Packet::Publish(heard))
-                    // Beside the farewell at most one correction waits.
+                    // At most one correction waits beside the removal.
                     if self.entity.is_contradicted_by(&heard.topic, &heard.payload)
                         && !*forget.borrow()
                         && unfinished(&mut asides) < 2 =>
@@ -158,30 +163,30 @@ impl MqttConnection {
     }
 }
 
-/// How many tasks have not ended.
+/// Number of unfinished tasks.
 fn unfinished(asides: &mut JoinSet<()>) -> usize {
     while asides.try_join_next().is_some() {}
     asides.len()
 }
 
-/// Says again what is so, after a moment.
+/// Publishes the status again, after a delay.
 async fn correct(client: AsyncClient, entity: MqttEntity, forget: watch::Receiver<bool>) {
     tokio::time::sleep(CORRECTION_DELAY).await;
     if *forget.borrow() {
         return;
     }
     for (topic, payload) in entity.online_messages() {
-        // It fails with its connection, after which all is said anew.
+        // Fails only with the connection; the next one publishes everything again.
         if client.publish(topic, QoS::AtLeastOnce, true, payload).await.is_err() {
             return;
         }
     }
 }
 
-/// Has the broker forget its owner, once that is asked for.
+/// Removes the entity's retained messages once that is requested.
 async fn publish_removal(client: AsyncClient, entity: MqttEntity, mut forget: watch::Receiver<bool>) {
     if forget.wait_for(|forget| *forget).await.is_err() {
-        // Nobody can ask any more.
+        // The requesting side is gone.
         return std::future::pending().await;
     }
     for (topic, payload) in entity.removal_messages() {

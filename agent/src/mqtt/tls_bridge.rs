@@ -1,6 +1,6 @@
-//! TLS with a broker, spoken beside rumqttc: what it would bring for it is a second, older rustls-webpki and a crate for
-//! PEM files that nobody maintains. rumqttc reaches a socket in the agent's own folder, and what comes there goes on to
-//! the broker, one connection for each.
+//! TLS bridge to a broker, outside rumqttc: its own TLS support would add a second, older rustls-webpki and
+//! an unmaintained crate for PEM files. rumqttc connects to a unix socket in the agent's directory, and the
+//! bridge forwards each connection to the broker.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use tokio_rustls::TlsConnector;
 
 use super::broker::{Broker, Trust};
 
-/// A broker answers within this, or rumqttc gives up first.
+/// Connect timeout; rumqttc's own is longer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Between two tries to listen, and after a connection that could not be taken.
+/// Between two attempts to listen, and after a failed accept.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The way to a broker that speaks TLS.
+/// TLS bridge to a broker.
 #[derive(Clone, Debug)]
 pub(super) struct TlsBridge {
     path: Arc<PathBuf>,
@@ -26,7 +26,7 @@ pub(super) struct TlsBridge {
 }
 
 impl TlsBridge {
-    /// Listens for as long as `tasks` run; `None` where the broker speaks no TLS.
+    /// Listens for as long as `tasks` run; `None` where the broker does not use TLS.
     pub fn open(broker: &Broker, folder: &Path, tasks: &mut JoinSet<()>) -> Option<Self> {
         let trust = broker.tls.clone()?;
         let path = Arc::new(crate::process::record::short_path(&folder.join("mqtt.sock")));
@@ -36,12 +36,12 @@ impl TlsBridge {
         Some(bridge)
     }
 
-    /// Where rumqttc connects.
+    /// Path of the unix socket for rumqttc.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Why the last connection did not come to be; rumqttc only sees that it ended.
+    /// Error of the last connection; rumqttc only sees that it ended.
     pub fn last_error(&self) -> Option<String> {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -54,7 +54,9 @@ impl TlsBridge {
         let listener = loop {
             match self.listen() {
                 Ok(listener) => break listener,
-                Err(error) => self.set_last_error(Some(format!("no socket at {}: {error}", self.path.display()))),
+                Err(error) => {
+                    self.set_last_error(Some(format!("no socket at {}: {error}", self.path.display())))
+                }
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
         };
@@ -74,7 +76,7 @@ impl TlsBridge {
     }
 
     fn listen(&self) -> std::io::Result<UnixListener> {
-        // An agent that was killed left it; another one cannot run in this folder.
+        // A stale socket of a killed agent; no other agent can run in this directory.
         match std::fs::remove_file(&*self.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -95,12 +97,14 @@ impl TlsBridge {
             Ok(Ok(far)) => far,
             Ok(Err(error)) => return self.set_last_error(Some(error.to_string())),
             Err(_) => {
-                return self
-                    .set_last_error(Some(format!("{host}:{port} did not answer within {} s", CONNECT_TIMEOUT.as_secs())));
+                return self.set_last_error(Some(format!(
+                    "{host}:{port} did not answer within {} s",
+                    CONNECT_TIMEOUT.as_secs()
+                )));
             }
         };
         self.set_last_error(None);
-        // However it ends, both ends end, and the broker says what its last will is.
+        // However it ends, both sides close, and the broker publishes the last will.
         tokio::io::copy_bidirectional(&mut near, &mut far).await.ok();
     }
 }

@@ -1,23 +1,23 @@
-//! What the broker is told: topics and payloads of a node and of a deployment, and what Home Assistant reads to know
-//! them. Pure; who tells it when is the session's business.
+//! MQTT topics and payloads of a node and of a deployment, and their discovery messages for Home Assistant.
+//! Pure. Not here: when they are published.
 
 use serde_json::{Value, json};
 use thiserror::Error;
 
-/// What a status topic says of somebody who is there.
+/// Status payload of an online entity.
 pub const ONLINE: &str = "online";
-/// And of somebody who is not.
+/// Status payload of an offline entity.
 pub const OFFLINE: &str = "offline";
 
-/// How topics begin.
+/// Topic prefixes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicNames {
     prefix: String,
-    /// Where Home Assistant looks; nothing is told there without it.
+    /// Discovery prefix of Home Assistant; without it no discovery messages are published.
     discovery: Option<String>,
 }
 
-/// A topic cannot begin with this.
+/// An invalid topic prefix.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "{0:?} cannot begin a topic of MQTT: it is empty, longer than {MAX_PREFIX_BYTES} bytes, begins or ends with a slash, or has one of + # and control characters; write for example russet"
@@ -27,19 +27,19 @@ pub struct BadPrefix(pub String);
 /// Topics are at most 65,535 bytes, of which namespace and name take their part.
 const MAX_PREFIX_BYTES: usize = 200;
 
-/// Somebody who is there or not.
+/// A node or a deployment that is online or offline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MqttEntity {
-    /// What the broker knows its connection by; a second one of the same name ends the first.
+    /// MQTT client id; a second connection with the same id ends the first.
     pub client_id: String,
     /// Topic of its status.
     pub status: String,
-    /// Topic and payload by which Home Assistant knows it.
+    /// Discovery topic and payload for Home Assistant.
     pub discovery: Option<(String, String)>,
 }
 
 impl TopicNames {
-    /// Checks what topics are to begin with. An empty `discovery` is none.
+    /// Validates the prefixes. An empty `discovery` disables discovery.
     pub fn new(prefix: &str, discovery: &str) -> Result<Self, BadPrefix> {
         let check = |text: &str| {
             let control = text.contains(|c: char| c.is_control() || matches!(c, '+' | '#'));
@@ -51,7 +51,7 @@ impl TopicNames {
         Ok(Self { prefix: check(prefix)?, discovery })
     }
 
-    /// A node. It has one agent, so its name is enough.
+    /// The entity of a node. It has one agent, so its name is unique.
     pub fn node(&self, node: &str) -> MqttEntity {
         let id = self.id("node", &[node]);
         let device = json!({
@@ -66,11 +66,11 @@ impl TopicNames {
         MqttEntity { client_id: id, status, discovery }
     }
 
-    /// A deployment, told of by the node whose rank 0 answers. Its topic is the same on every node: replicas share it,
-    /// and it stays what it is when they move.
+    /// The entity of a deployment, published by the node of its rank 0. Its topic is the same on every node:
+    /// replicas share it, and it stays when they move.
     pub fn deployment(&self, namespace: &str, name: &str, node: &str) -> MqttEntity {
         let id = self.id("deployment", &[namespace, name]);
-        // All that Home Assistant is told is the same on every node, too.
+        // The discovery message is the same on every node, too.
         let device = json!({
             "identifiers": [id],
             "name": format!("{namespace}/{name}"),
@@ -82,8 +82,8 @@ impl TopicNames {
         MqttEntity { client_id: format!("{id}@{}", encoded(node)), status, discovery }
     }
 
-    /// A name with letters, digits, `-` and `_` alone, as Home Assistant wants it. Different objects have different
-    /// ones: their own names hold no `_`, and a namespace has no dot.
+    /// An id of letters, digits, `-` and `_` only, as Home Assistant requires. Ids are unique: the objects'
+    /// own names contain no `_`, and a namespace contains no dot.
     fn id(&self, kind: &str, names: &[&str]) -> String {
         let names: Vec<String> =
             [self.prefix.as_str(), kind].iter().chain(names).map(|name| encoded(name)).collect();
@@ -119,19 +119,19 @@ fn encoded(name: &str) -> String {
 }
 
 impl MqttEntity {
-    /// What is said as soon as the broker listens, all of it retained.
+    /// Messages on connection, all of them retained.
     pub fn online_messages(&self) -> Vec<(&str, &str)> {
         let discovery = self.discovery.iter().map(|(topic, payload)| (topic.as_str(), payload.as_str()));
         discovery.chain([(self.status.as_str(), ONLINE)]).collect()
     }
 
-    /// What makes the broker forget all of it: retained messages without a payload.
+    /// Messages that remove the retained ones: the same topics with empty payloads.
     pub fn removal_messages(&self) -> Vec<(&str, &str)> {
         self.online_messages().into_iter().rev().map(|(topic, _)| (topic, "")).collect()
     }
 
-    /// Whether somebody said what is not so. An earlier connection's last will may come late, another replica may have
-    /// ended, and a broker may have been cleaned.
+    /// Whether a received status contradicts this entity's. An earlier connection's last will may arrive
+    /// late, another replica may have ended, and a broker may have been cleared.
     pub fn is_contradicted_by(&self, topic: &str, payload: &[u8]) -> bool {
         topic == self.status && payload != ONLINE.as_bytes()
     }
@@ -169,7 +169,11 @@ mod tests {
         assert_eq!(chat.status, "russet/deployment/default/chat/status");
         assert_eq!(chat.online_messages()[1], ("russet/deployment/default/chat/status", ONLINE));
         let topics: Vec<&str> = chat.online_messages().iter().map(|(topic, _)| *topic).collect();
-        assert!(chat.removal_messages().iter().all(|(topic, payload)| topics.contains(topic) && payload.is_empty()));
+        assert!(
+            chat.removal_messages()
+                .iter()
+                .all(|(topic, payload)| topics.contains(topic) && payload.is_empty())
+        );
         assert!(payload.len() < 2048, "rumqttc sends at most 10 KiB");
     }
 

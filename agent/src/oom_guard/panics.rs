@@ -1,9 +1,9 @@
-//! Kernel panics that a machine came back from, and the deployments under which they happened. They are looked for as the
-//! agent begins and for some minutes after: a panic ends every process, so there are no later ones, but the system takes
-//! its time to write the report.
+//! Kernel panics that the machine recovered from, and the deployments that were running. The agent scans for
+//! reports at its start and for some minutes after: a panic ends every process, so no later ones exist, but
+//! the system takes time to write the report.
 //!
-//! A report names the process that ran. Where that is none of ours but the GPU's memory gave way, or nothing answered for
-//! a minute and a half, the rank that had most of it is held to be the cause.
+//! A report names the running process. If that is not an engine but the GPU's memory failed, or nothing
+//! answered for a minute and a half (watchdog), the rank that used the most memory is held responsible.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -17,39 +17,41 @@ use crate::join::identity::write;
 use crate::macos::panic::{KernelPanic, panic};
 use crate::process::record::{self, EngineRecord};
 
-/// So many by one deployment, and it is granted nothing more.
+/// Panics of one deployment after which it gets no more grants.
 const MAX_PANICS: usize = 2;
-/// A plan that needs less than this share of what panicked may be tried.
+/// A plan that needs less than this share of the panicked memory may be tried.
 const RETRY_MEMORY_SHARE: f64 = 0.95;
-/// Reports are some ten kibibytes; what is much longer is none.
+/// Reports are some ten kibibytes; much longer files are not reports.
 const MAX_REPORT_BYTES: u64 = 16 << 20;
-/// Letters of what the kernel said that are kept.
+/// Characters of the panic message to keep.
 const MAX_MESSAGE_CHARS: usize = 200;
-/// Between two looks, and how many there are.
+/// Interval between two scans, and their number.
 const SCAN_SCHEDULE: (Duration, u32) = (Duration::from_secs(30), 20);
 
-/// A rank that ran when the system before this one went down.
+/// A rank that was running before the last reboot.
 #[derive(Clone, Debug)]
 pub struct Suspect {
-    /// What was noted of it.
+    /// Its record.
     pub record: EngineRecord,
-    /// When that was: a report that is older is not about it.
+    /// When the record was written: an older report is not about it.
     pub recorded_at: SystemTime,
 }
 
-/// The ranks of `engines` that ran under another system than `boot_id`.
+/// The ranks of `engines` that ran under another boot than `boot_id`.
 pub fn suspects(engines: &Path, boot_id: &str) -> Vec<Suspect> {
-    let ran = |record: &EngineRecord| record.process.as_ref().is_some_and(|process| process.boot_id != boot_id);
+    let ran =
+        |record: &EngineRecord| record.process.as_ref().is_some_and(|process| process.boot_id != boot_id);
     let records = record::load(engines).into_iter().filter(ran);
-    let noted = |record: &EngineRecord| record::recorded_at(engines, &record.shard).unwrap_or(SystemTime::UNIX_EPOCH);
+    let noted =
+        |record: &EngineRecord| record::recorded_at(engines, &record.shard).unwrap_or(SystemTime::UNIX_EPOCH);
     records.map(|record| Suspect { recorded_at: noted(&record), record }).collect()
 }
 
-/// Looks for reports.
+/// Scans for reports.
 pub(crate) struct PanicScanner {
-    /// File of those that are known.
+    /// File of the known panics.
     pub known: PathBuf,
-    /// Where the system leaves them.
+    /// Directory of the system's reports.
     pub reports: PathBuf,
     pub suspects: Vec<Suspect>,
     pub panicked: watch::Sender<Panics>,
@@ -57,7 +59,7 @@ pub(crate) struct PanicScanner {
 }
 
 impl PanicScanner {
-    /// Looks once, and tells of what happened to those who ran.
+    /// Scans once, and reports panics of the ranks that were running.
     pub fn scan(&self) {
         let (panics, new) = Panics::load(&self.known, &self.reports, &self.suspects);
         for seen in new {
@@ -72,7 +74,7 @@ impl PanicScanner {
         self.panicked.send_if_modified(|known| std::mem::replace(known, panics.clone()) != panics);
     }
 
-    /// Looks again for as long as a report may still come.
+    /// Repeats the scan for as long as a report may still appear.
     pub async fn run(self) {
         for _ in 0..SCAN_SCHEDULE.1 {
             tokio::time::sleep(SCAN_SCHEDULE.0).await;
@@ -81,23 +83,23 @@ impl PanicScanner {
     }
 }
 
-/// A panic that was read.
+/// A recorded panic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RecordedPanic {
-    /// Name of its report.
+    /// File name of its report.
     pub report: String,
-    /// What the kernel said, and where.
+    /// Panic message and location.
     pub message: String,
-    /// Namespace and name of the deployment it happened under, where that is known.
+    /// Namespace and name of the deployment that was running, if known.
     #[serde(default)]
     pub deployment: Option<String>,
-    /// Bytes that its rank here had been granted.
+    /// Bytes granted to its rank on this machine.
     #[serde(default)]
     pub reserved: u64,
 }
 
-/// All panics this agent knows of.
+/// All known panics of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Panics {
     path: PathBuf,
@@ -105,8 +107,8 @@ pub struct Panics {
 }
 
 impl Panics {
-    /// Reads the reports in `folder` that were not read before and remembers them in `path`. Also gives those that are
-    /// new and may be about one of the suspects.
+    /// Reads new reports in `folder` and records them in `path`. Also returns the new ones that may be about
+    /// one of the suspects.
     pub fn load(path: &Path, folder: &Path, suspects: &[Suspect]) -> (Self, Vec<RecordedPanic>) {
         let seen: Vec<RecordedPanic> = std::fs::read(path)
             .ok()
@@ -133,7 +135,11 @@ impl Panics {
                 .collect();
             let seen = match panic(&report.text) {
                 Ok(found) => attribute_panic(report.name, &found, &of),
-                Err(error) => RecordedPanic { report: report.name, message: error.to_string(), ..RecordedPanic::default() },
+                Err(error) => RecordedPanic {
+                    report: report.name,
+                    message: error.to_string(),
+                    ..RecordedPanic::default()
+                },
             };
             panics.recorded.push(seen.clone());
             if !of.is_empty() {
@@ -147,7 +153,7 @@ impl Panics {
         (panics, new)
     }
 
-    /// Why a rank of this deployment is granted nothing.
+    /// Why a rank of this deployment gets no grant, if it does not.
     pub fn refusal(&self, deployment: &str, reserved: u64) -> Option<String> {
         let of: Vec<&RecordedPanic> =
             self.recorded.iter().filter(|seen| seen.deployment.as_deref() == Some(deployment)).collect();
@@ -165,14 +171,14 @@ impl Panics {
     }
 }
 
-/// A report as it was found.
+/// A report file.
 struct PanicReport {
     name: String,
     written: SystemTime,
     text: Vec<u8>,
 }
 
-/// The reports in a folder, by name: the oldest first, for their names begin with the date.
+/// The reports in a folder, by name: oldest first, because names begin with the date.
 fn reports(folder: &Path) -> Vec<PanicReport> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<PanicReport> = entries
@@ -191,10 +197,11 @@ fn reports(folder: &Path) -> Vec<PanicReport> {
     found
 }
 
-/// Whose a panic was.
+/// Attributes a panic to a rank.
 fn attribute_panic(report: String, found: &KernelPanic, suspects: &[&EngineRecord]) -> RecordedPanic {
-    let ran =
-        |record: &&&EngineRecord| record.process.as_ref().is_some_and(|process| Some(process.pid) == found.pid);
+    let ran = |record: &&&EngineRecord| {
+        record.process.as_ref().is_some_and(|process| Some(process.pid) == found.pid)
+    };
     let ours = found.is_gpu_memory() || found.is_watchdog();
     let cause = suspects
         .iter()
@@ -269,7 +276,7 @@ mod tests {
         assert_eq!(panics.refusal("home/small", 1 << 30), None);
         assert_eq!(panics.refusal("away/large", 8 << 30), None);
 
-        // A person removes what was noted and restarts the agent, when those who ran then do no more.
+        // The remedy: delete the records and restart the agent. By then the suspects are gone.
         std::fs::remove_file(&known).unwrap();
         let (panics, new) = Panics::load(&known, folder.path(), &[]);
         assert_eq!((panics.refusal("home/large", 8 << 30), new), (None, vec![]));

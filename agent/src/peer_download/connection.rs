@@ -1,4 +1,4 @@
-//! One connection of a transfer: asks, writes, checks, and connects again where that fails.
+//! One connection of a peer download: requests, writes and verifies pieces, and reconnects after failures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,18 +8,18 @@ use hyper::StatusCode;
 use russet_rpc::tls::Connector;
 use tokio::time::Instant;
 
-use super::piece_picker::{PieceRequester, Piece, ChunkResult};
-use super::{Transfer, PeerPath, lock};
+use super::piece_picker::{ChunkResult, Piece, PieceRequester};
+use super::{PeerPath, Transfer, lock};
 use crate::peers::client::{DialError, PeerClient};
 use crate::peers::models;
 use crate::store::StoreError;
 
-/// First and longest pause after a way failed.
+/// Initial and maximum backoff of a path.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Between two looks whether there is something to ask for, where nothing tells.
+/// Poll interval while there is nothing to request and no notification.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Asks over one way until this is dropped.
+/// Downloads over one path until this is dropped.
 pub(super) async fn run(number: usize, way: PeerPath, connector: Connector, transfer: Arc<Transfer>) {
     let mut pause = BACKOFF.0;
     loop {
@@ -30,7 +30,13 @@ pub(super) async fn run(number: usize, way: PeerPath, connector: Connector, tran
         let mut gave = false;
         match PeerClient::connect(&connector, &way.peer, &way.egress, way.to).await {
             Ok(peer) => {
-                let connection = PeerConnection { number, path: &way, client: peer, transfer: &transfer, received_any: &mut gave };
+                let connection = PeerConnection {
+                    number,
+                    path: &way,
+                    client: peer,
+                    transfer: &transfer,
+                    received_any: &mut gave,
+                };
                 match connection.run().await {
                     Ok(()) => continue,
                     Err(error) => transfer.record_failure(&way, &error),
@@ -38,7 +44,7 @@ pub(super) async fn run(number: usize, way: PeerPath, connector: Connector, tran
             }
             Err(error) => transfer.record_failure(&way, &error),
         }
-        // A way that carries something is worth another try at once.
+        // A path that delivered bytes is retried at once.
         if gave {
             pause = BACKOFF.0;
         }
@@ -52,11 +58,11 @@ struct PeerConnection<'t> {
     path: &'t PeerPath,
     client: PeerClient,
     transfer: &'t Arc<Transfer>,
-    /// Whether anything came over it.
+    /// Whether any bytes were received over it.
     received_any: &'t mut bool,
 }
 
-/// A piece that was asked for; given back where the connection ends before it is there.
+/// A requested piece; released if the connection ends before it arrives.
 struct RequestedPiece<'t> {
     transfer: &'t Transfer,
     piece: Piece,
@@ -70,7 +76,7 @@ impl Drop for RequestedPiece<'_> {
     }
 }
 
-/// A piece that is on its way to the disk. Dropped where it is there, or will never be.
+/// A piece being written. Dropped when it is on disk, or will never be.
 struct WritingPiece {
     transfer: Arc<Transfer>,
     piece: Piece,
@@ -82,7 +88,7 @@ impl Drop for WritingPiece {
     }
 }
 
-/// That a way which is not spare answers, for as long as it does.
+/// Marks a non-fallback path as active while its connection works.
 struct ActiveConnection<'t>(&'t Transfer, &'t str);
 
 impl Drop for ActiveConnection<'_> {
@@ -105,7 +111,7 @@ impl Transfer {
 }
 
 impl PeerConnection<'_> {
-    /// Asks until the connection fails, or until another way makes this one needless.
+    /// Requests pieces until the connection fails, or until another path makes it unnecessary.
     async fn run(mut self) -> Result<(), DialError> {
         let (transfer, way) = (self.transfer, self.path);
         let _answering = (!way.fallback).then(|| transfer.mark_active(&way.peer));
@@ -127,7 +133,7 @@ impl PeerConnection<'_> {
             transfer.limiter.acquire(piece.length).await;
             let path = models::bytes_path(&transfer.id, piece.chunk, piece.offset, piece.length);
             let parts = match self.client.get(&path, piece.length as usize).await {
-                // It had it a moment ago.
+                // The peer had it a moment ago.
                 Err(DialError::Status(StatusCode::NOT_FOUND)) => {
                     drop(asked);
                     self.query_chunks().await?;
@@ -158,7 +164,7 @@ impl PeerConnection<'_> {
         stale
     }
 
-    /// Asks the machine what it has.
+    /// Queries the peer for its chunks.
     async fn query_chunks(&mut self) -> Result<(), DialError> {
         let bytes = self.transfer.incoming.local_chunks().chunks().len().div_ceil(8);
         let (has, begun) = match self.client.get(&models::chunks_path(&self.transfer.id), 2 * bytes).await {
@@ -171,12 +177,12 @@ impl PeerConnection<'_> {
             Err(error) => return Err(error),
         };
         self.transfer.picker().update_peer(&self.path.peer, has, begun);
-        // Its other connections wait for that.
+        // Its other connections wait for the result.
         self.transfer.changed.notify_waiters();
         Ok(())
     }
 
-    /// Writes a piece and, if it was the last one of its chunk, reads the chunk again.
+    /// Writes a piece and, after the last one of its chunk, verifies the chunk.
     async fn store_piece(&self, piece: Piece, parts: Vec<Bytes>) {
         let (transfer, peer) = (self.transfer.clone(), self.path.peer.clone());
         let kept = tokio::task::spawn_blocking(move || {
@@ -184,7 +190,7 @@ impl PeerConnection<'_> {
                 transfer.fail(error);
             }
         });
-        // What was begun is ended, whether somebody waits for it or not.
+        // A started write is completed, whether this future is polled or not.
         kept.await.ok();
     }
 }

@@ -1,5 +1,5 @@
-//! The ways to the agents that have a model: every cable to their machines, and the network, which is spared where a
-//! cable answers.
+//! Paths to the agents that have a model: every cable to their machines, and the network as a fallback where
+//! no cable works.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -9,20 +9,20 @@ use russet_rpc::ports::Egress;
 
 use crate::process::spawn;
 
-/// A way to another agent.
+/// A path to another agent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PeerPath {
     /// Its node.
     pub peer: String,
-    /// Its way out of this machine.
+    /// Egress of this machine.
     pub egress: Egress,
-    /// Where the other agent answers on it.
+    /// Address of the other agent on it.
     pub to: SocketAddr,
-    /// Whether it is used only while no other way to that node is.
+    /// Whether it is used only while no other path to that node works.
     pub fallback: bool,
 }
 
-/// All ways to `peers` from a machine with this address and these links.
+/// All paths to `peers` from a machine with this address and these links.
 pub(crate) fn paths(peers: &[CopyPeer], own: IpAddr, links: &[Link]) -> BTreeSet<PeerPath> {
     let cables = spawn::carrying_ring(links).filter_map(|(link, from, to)| {
         let named = peers.iter().any(|peer| peer.node_name == link.peer);
@@ -34,7 +34,7 @@ pub(crate) fn paths(peers: &[CopyPeer], own: IpAddr, links: &[Link]) -> BTreeSet
     });
     let network = peers.iter().filter_map(|peer| {
         let to: SocketAddr = peer.address.parse().ok()?;
-        // A machine has no way from one family of addresses to the other.
+        // There is no path between IPv4 and IPv6.
         (to.is_ipv4() == own.is_ipv4()).then(|| PeerPath {
             peer: peer.node_name.clone(),
             egress: own.into(),

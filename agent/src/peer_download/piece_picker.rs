@@ -1,26 +1,28 @@
-//! Which bytes are asked of whom next. Pure: who asks, who has what and what time it is are arguments.
+//! Piece picker: which piece of which chunk each connection requests next. Pure: requester, peers' chunks and
+//! time are arguments.
 //!
-//! Chunks are the unit that is checked, pieces the unit that is asked for. A connection asks for what fewest have, of
-//! that for a chunk that was begun, and where nothing is left for what another connection has been asked for longest,
-//! so that the end is not as slow as the slowest way.
+//! Chunks are verified, pieces are requested. A connection requests the rarest piece, preferring chunks that
+//! are already started. When no piece is left, it also requests those that another connection has been asked
+//! for longest (endgame), so that the end is not as slow as the slowest path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Bytes of a piece. Small enough that the slowest way of several does not hold a chunk up, large enough that what
-/// asking costs does not count.
+/// Bytes of a piece. Small enough that the slowest of several paths does not delay a chunk, large enough that
+/// the cost of a request does not matter.
 pub(super) const PIECE_BYTES: u64 = 1 << 20;
-/// Bytes of a piece of the last chunks, so that all ways are done at almost the same time: three connections of a way of
-/// 400 Mbit/s take 60 ms for one of the others, and asking four times as often costs a tenth of a millisecond each time.
+/// Bytes of a piece of the last chunks, so that all paths finish at almost the same time: three connections
+/// on a path of 400 Mbit/s take 60 ms for a normal piece, and four times as many requests cost a tenth of a
+/// millisecond each.
 const ENDGAME_PIECE_BYTES: u64 = 256 << 10;
-/// Chunks that are the last ones: of one alone the pieces would be asked for before the large ones of those before it
-/// have come.
+/// Number of chunks that count as the last ones. With one alone, its pieces would be requested before the
+/// large ones of the chunks before it have arrived.
 const ENDGAME_CHUNKS: usize = 3;
-/// How old what is known of a machine may be that has not everything yet.
+/// Maximum age of the known chunks of a peer that does not have all of them.
 const STALE_AFTER: Duration = Duration::from_millis(500);
-/// Connections that may be asked for one piece.
+/// Connections that may request the same piece.
 const MAX_REQUESTS_PER_PIECE: usize = 2;
 
 /// A piece of a chunk.
@@ -28,38 +30,38 @@ const MAX_REQUESTS_PER_PIECE: usize = 2;
 pub(super) struct Piece {
     /// The chunk's number.
     pub chunk: usize,
-    /// Its place in the chunk.
+    /// Index in the chunk.
     pub index: usize,
-    /// Where it begins in the chunk.
+    /// Offset in the chunk.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// Who asks: a connection, and the machine at its other end.
+/// A connection that requests pieces, and the peer at its other end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PieceRequester<'a> {
     pub connection: usize,
     pub peer: &'a str,
 }
 
-/// What a chunk that came turned out to be.
+/// Result of a chunk's verification.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ChunkResult {
-    /// Right.
+    /// The hash matches.
     Valid,
-    /// Wrong, and nobody knows whose fault it is: it is asked for again, of one machine alone.
+    /// The hash differs and several peers sent pieces: the chunk is requested again from one peer alone.
     Retry,
-    /// Wrong, and all of it came from one machine.
+    /// The hash differs and one peer sent all of it.
     Corrupt(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum PieceState {
     Missing,
-    /// Asked of these connections, at first at this count.
+    /// Requested from these connections, first at this request count.
     Requested(Vec<usize>, u64),
-    /// On its way to the disk; bytes that come for it now are of no use.
+    /// Being written to disk; further bytes for it are discarded.
     Writing,
     Written,
 }
@@ -77,42 +79,46 @@ struct PartialChunk {
     /// Bytes of a piece.
     piece_bytes: u64,
     senders: BTreeSet<String>,
-    /// Where it was wrong before: the only one who is asked.
+    /// The only peer to request it from, after a failed verification.
     sole_peer: Option<String>,
 }
 
 #[derive(Debug)]
 struct PeerChunks {
     complete: Vec<bool>,
-    /// With what it has.
+    /// Chunks that the peer is receiving.
     started: Vec<bool>,
     last_queried: Instant,
 }
 
-/// All chunks of a model, and who has them.
+/// All chunks of a model, and which peers have them.
 #[derive(Debug)]
 pub(super) struct PiecePicker {
     lengths: Vec<u64>,
     states: Vec<ChunkState>,
-    /// Chunks that were begun, oldest first.
+    /// Started chunks, oldest first.
     started: Vec<usize>,
-    /// Which of chunks that equally many have comes first; another order on every machine, so that they begin with
-    /// different ones and have something to give each other.
+    /// Tie-break among equally rare chunks. It differs on every machine, so that machines start with
+    /// different chunks and can exchange them.
     order: Vec<u64>,
-    /// Chunks that were wrong once.
+    /// Chunks that failed verification once.
     failed: BTreeSet<usize>,
     peers: BTreeMap<String, PeerChunks>,
-    /// Machines that have each chunk, or soon will.
+    /// Number of peers that have each chunk or are receiving it.
     holders: Vec<u32>,
     request_count: u64,
-    /// So many missing chunks are the last ones; most tests have so few that they would have no others.
+    /// Missing chunks at which the endgame starts; most tests have so few that they would have no others.
     endgame_chunks: usize,
 }
 
 impl PiecePicker {
-    /// Chunks of these lengths, some of which are `whole`, in an order of the caller's.
+    /// A picker for chunks of these lengths, of which `whole` are complete, with the caller's tie-break
+    /// order.
     pub fn new(lengths: Vec<u64>, whole: &[bool], order: Vec<u64>) -> Self {
-        let states = whole.iter().map(|whole| if *whole { ChunkState::Complete } else { ChunkState::Missing }).collect();
+        let states = whole
+            .iter()
+            .map(|whole| if *whole { ChunkState::Complete } else { ChunkState::Missing })
+            .collect();
         let holders = vec![0; lengths.len()];
         Self {
             lengths,
@@ -127,22 +133,24 @@ impl PiecePicker {
         }
     }
 
-    /// Whether every chunk is here.
+    /// Whether all chunks are complete.
     pub fn is_whole(&self) -> bool {
         self.states.iter().all(|state| matches!(state, ChunkState::Complete))
     }
 
-    /// Machines that were asked what they have.
+    /// Peers that were queried for their chunks.
     pub fn peers(&self) -> impl Iterator<Item = &String> {
         self.peers.keys()
     }
 
-    /// Whether a machine should be asked what it has.
+    /// Whether to query a peer for its chunks.
     pub fn should_query(&self, peer: &str, now: Instant) -> bool {
-        self.peers.get(peer).is_none_or(|it| now >= it.last_queried + STALE_AFTER && !it.complete.iter().all(|has| *has))
+        self.peers
+            .get(peer)
+            .is_none_or(|it| now >= it.last_queried + STALE_AFTER && !it.complete.iter().all(|has| *has))
     }
 
-    /// Notes that a machine is being asked what it has, so that others do not ask too.
+    /// Marks a peer as queried, so that other connections do not query it too.
     pub fn mark_queried(&mut self, peer: &str, now: Instant) {
         let none = || {
             let none = vec![false; self.lengths.len()];
@@ -151,7 +159,7 @@ impl PiecePicker {
         self.peers.entry(peer.to_owned()).or_insert_with(none).last_queried = now;
     }
 
-    /// Takes what a machine says it has and has begun to receive; nothing where it says too little.
+    /// Records the chunks that a peer has and is receiving; lists that are too short are padded with "no".
     pub fn update_peer(&mut self, peer: &str, mut has: Vec<bool>, mut begun: Vec<bool>) {
         has.resize(self.lengths.len(), false);
         begun.resize(self.lengths.len(), false);
@@ -162,11 +170,12 @@ impl PiecePicker {
         (known.complete, known.started) = (has, begun);
     }
 
-    /// Forgets a machine.
+    /// Removes a peer.
     pub fn remove_peer(&mut self, peer: &str) {
         self.update_peer(peer, Vec::new(), Vec::new());
         self.peers.remove(peer);
-        // Others go on with what it alone was asked for. What of it is being written stays until it is checked.
+        // Other connections take over the pieces requested from it alone. Pieces being written stay until the
+        // check.
         for state in &mut self.states {
             if let ChunkState::Started(begun) = state
                 && begun.sole_peer.as_deref() == Some(peer)
@@ -181,7 +190,7 @@ impl PiecePicker {
         self.started.retain(|begun| *begun != number);
     }
 
-    /// What to ask for next; nothing where the machine has nothing that is missing.
+    /// The next piece to request; `None` where the peer has no missing one.
     pub fn next_piece(&mut self, asker: PieceRequester<'_>) -> Option<Piece> {
         let has = &self.peers.get(asker.peer)?.complete;
         let begun = self.started.iter().copied().filter(|&number| has[number]);
@@ -195,16 +204,19 @@ impl PiecePicker {
         let fresh = numbers.filter(|&number| matches!(self.states[number], ChunkState::Missing));
         let fresh =
             fresh.min_by_key(|&number| (rarity(number), self.order[number])).map(|number| (number, 0));
-        // What others have too, others can give.
+        // Pieces that more peers have can come from them.
         let found = match (begun_first, fresh) {
             (Some(begun), Some(fresh)) if rarity(fresh.0) < rarity(begun.0) => Some(fresh),
             (begun, fresh) => begun.or(fresh),
         };
         let found = found.or_else(|| {
-            let slots = begun.filter_map(|number| Some((number, self.requestable_pieces(number, asker.peer)?)));
+            let slots =
+                begun.filter_map(|number| Some((number, self.requestable_pieces(number, asker.peer)?)));
             let asked = slots.flat_map(|(number, slots)| {
                 slots.iter().enumerate().filter_map(move |(index, slot)| match slot {
-                    PieceState::Requested(who, since) if who.len() < MAX_REQUESTS_PER_PIECE && !who.contains(&asker.connection) => {
+                    PieceState::Requested(who, since)
+                        if who.len() < MAX_REQUESTS_PER_PIECE && !who.contains(&asker.connection) =>
+                    {
                         Some((*since, number, index))
                     }
                     _ => None,
@@ -220,12 +232,14 @@ impl PiecePicker {
             PieceState::Requested(who, _) => who.push(asker.connection),
             slot => *slot = PieceState::Requested(vec![asker.connection], asked),
         }
-        let ChunkState::Started(PartialChunk { piece_bytes: piece, .. }) = self.states[number] else { return None };
+        let ChunkState::Started(PartialChunk { piece_bytes: piece, .. }) = self.states[number] else {
+            return None;
+        };
         let offset = index as u64 * piece;
         Some(Piece { chunk: number, index, offset, length: piece.min(self.lengths[number] - offset) })
     }
 
-    /// The pieces of a chunk that was begun, where this machine may be asked for them.
+    /// The pieces of a started chunk, if this peer may be asked for them.
     fn requestable_pieces(&self, number: usize, peer: &str) -> Option<&[PieceState]> {
         match &self.states[number] {
             ChunkState::Started(begun) if begun.sole_peer.as_deref().is_none_or(|only| only == peer) => {
@@ -241,7 +255,12 @@ impl PiecePicker {
             let piece = if missing > self.endgame_chunks { PIECE_BYTES } else { ENDGAME_PIECE_BYTES };
             let slots = vec![PieceState::Missing; self.lengths[number].div_ceil(piece) as usize];
             let only = self.failed.contains(&number).then(|| peer.to_owned());
-            self.states[number] = ChunkState::Started(PartialChunk { pieces: slots, piece_bytes: piece, senders: BTreeSet::new(), sole_peer: only });
+            self.states[number] = ChunkState::Started(PartialChunk {
+                pieces: slots,
+                piece_bytes: piece,
+                senders: BTreeSet::new(),
+                sole_peer: only,
+            });
             self.started.push(number);
         }
     }
@@ -253,10 +272,12 @@ impl PiecePicker {
         }
     }
 
-    /// Whether bytes that came are to be written: nobody else's for the same piece are then, nor were they.
+    /// Whether received bytes are to be written. Bytes for a piece are accepted from one connection only.
     pub fn accept(&mut self, piece: Piece, asker: PieceRequester<'_>) -> bool {
-        let Some(slot @ PieceState::Requested(..)) = self.piece_state(piece.chunk, piece.index) else { return false };
-        // What was begun anew meanwhile was not asked of this one.
+        let Some(slot @ PieceState::Requested(..)) = self.piece_state(piece.chunk, piece.index) else {
+            return false;
+        };
+        // After a restart of the chunk, this connection was not asked for the piece.
         if !matches!(slot, PieceState::Requested(who, _) if who.contains(&asker.connection)) {
             return false;
         }
@@ -267,7 +288,7 @@ impl PiecePicker {
         true
     }
 
-    /// Notes that a piece was written; whether its chunk is to be checked now.
+    /// Marks a piece as written; returns whether its chunk is to be verified now.
     pub fn mark_written(&mut self, piece: Piece) -> bool {
         match self.piece_state(piece.chunk, piece.index) {
             Some(slot @ PieceState::Writing) => *slot = PieceState::Written,
@@ -279,7 +300,7 @@ impl PiecePicker {
         }
     }
 
-    /// Notes that a piece does not come from there.
+    /// Releases a piece that does not come over a connection.
     pub fn release(&mut self, piece: Piece, connection: usize) {
         let Some(slot) = self.piece_state(piece.chunk, piece.index) else { return };
         if let PieceState::Requested(who, _) = slot {
@@ -290,14 +311,14 @@ impl PiecePicker {
         }
     }
 
-    /// Notes that a piece could not be written.
+    /// Releases a piece that could not be written.
     pub fn write_failed(&mut self, piece: Piece) {
         if let Some(slot @ PieceState::Writing) = self.piece_state(piece.chunk, piece.index) {
             *slot = PieceState::Missing;
         }
     }
 
-    /// Takes what was found when a chunk was read again.
+    /// Records the result of a chunk's verification.
     pub fn chunk_checked(&mut self, number: usize, right: bool) -> ChunkResult {
         let ChunkState::Started(begun) = &self.states[number] else { return ChunkResult::Retry };
         let mut givers = begun.senders.clone();

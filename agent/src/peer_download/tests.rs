@@ -1,4 +1,4 @@
-//! Transfers between agents on loopback: each test has agents of nodes `a`, `b`, … and receives on node `z`.
+//! Downloads between agents on loopback: each test has agents of nodes `a`, `b`, … and downloads to node `z`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt as _;
@@ -19,17 +19,17 @@ fn store(folder: &Path) -> Store {
     Store::open(folder.to_owned(), context).unwrap()
 }
 
-/// What is asked for by the receiving node, which could not fetch it.
+/// The source of the downloading node, which it could not fetch.
 fn wanted() -> SourceSpec {
     SourceSpec { uri: "https://models.example/big".into(), ..SourceSpec::default() }
 }
 
-/// One where it is not said.
+/// Number of rounds, by default one.
 fn iterations() -> u64 {
     std::env::var("RUSSET_FAULT_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap())
 }
 
-/// A figure, for `cargo xtask proof store`.
+/// Prints a figure for `cargo xtask proof store`.
 fn log(what: &str) {
     println!("{}", serde_json::json!({"what": what, "ours": iterations(), "unit": "times"}));
 }
@@ -38,7 +38,7 @@ fn progress() -> watch::Sender<TransferProgress> {
     watch::Sender::new(TransferProgress::default())
 }
 
-/// A model of a small file and one of two chunks and a half.
+/// A model of a small file and one of two and a half chunks.
 fn model(folder: &Path) {
     let data = 2 * CHUNK_BYTES as usize + CHUNK_BYTES as usize / 2;
     let header = serde_json::json!({
@@ -55,7 +55,7 @@ fn model(folder: &Path) {
     std::fs::write(folder.join("model.safetensors"), weights).unwrap();
 }
 
-/// Nodes that have the model, and one that wants it.
+/// Nodes that have the model, and one that needs it.
 struct TransferLab {
     folder: tempfile::TempDir,
     agents: Vec<(String, Store, PeerAgent)>,
@@ -68,8 +68,10 @@ impl TransferLab {
         let folder = tempfile::tempdir().unwrap();
         model(&folder.path().join("source"));
         let authority = TestCa::new(folder.path());
-        let wanted =
-            SourceSpec { uri: format!("file://{}", folder.path().join("source").display()), ..SourceSpec::default() };
+        let wanted = SourceSpec {
+            uri: format!("file://{}", folder.path().join("source").display()),
+            ..SourceSpec::default()
+        };
         let (mut agents, mut id) = (Vec::new(), String::new());
         for node in nodes {
             let store = store(&folder.path().join(format!("models-{node}")));
@@ -77,19 +79,23 @@ impl TransferLab {
             agents.push(((*node).to_owned(), store.clone(), agent(authority.node(node), store)));
         }
         let connector = authority.node("z").connector(Protocol::Agents).unwrap();
-        let puller =
-            PeerDownloader { store: store(&folder.path().join("models-z")), connector, limiter: TransferLimiter::default() };
+        let puller = PeerDownloader {
+            store: store(&folder.path().join("models-z")),
+            connector,
+            limiter: TransferLimiter::default(),
+        };
         (Self { folder, agents, authority, id }, puller)
     }
 
-    /// Ways to a node, each out of another address.
+    /// Paths to a node, each from another local address.
     fn paths(&self, node: &str, count: u8) -> BTreeSet<PeerPath> {
         let agent = self.agents.iter().find(|(name, ..)| name == node).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), agent.2.port);
-        // Linux has all of 127/8; elsewhere one address has to do.
+        // Linux has all of 127/8; elsewhere one address must do.
         let last = |number| if cfg!(target_os = "linux") { number } else { 1 };
         let from = (1..=count).map(|number| IpAddr::from([127, 0, 0, last(number)]));
-        from.map(|from| PeerPath { peer: node.to_owned(), egress: from.into(), to, fallback: false }).collect()
+        from.map(|from| PeerPath { peer: node.to_owned(), egress: from.into(), to, fallback: false })
+            .collect()
     }
 
     async fn download(&self, puller: &PeerDownloader, nodes: &[&str]) -> Result<Published, StoreError> {
@@ -97,7 +103,7 @@ impl TransferLab {
         self.download_over(puller, move || ways.clone(), &progress()).await
     }
 
-    /// Agents begin to listen a moment after they are there.
+    /// Retries at first: agents begin to listen a moment after their start.
     async fn download_over(
         &self,
         puller: &PeerDownloader,
@@ -144,7 +150,7 @@ fn flip(file: &std::fs::File, at: u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn peer_download_uses_all_paths_and_publishes_for_source() {
     let (lab, puller) = TransferLab::new(&["a", "b"]).await;
-    // This node had begun to fetch it itself.
+    // This node had started to fetch it from the source.
     let partial = lab.folder.path().join("models-z/.partial");
     std::fs::create_dir(partial.join(puller.store.key(&wanted()).unwrap())).unwrap();
     let published = lab.download(&puller, &["a", "b"]).await.unwrap();
@@ -154,7 +160,7 @@ async fn peer_download_uses_all_paths_and_publishes_for_source() {
     assert_eq!(published.manifest.uri, wanted().uri);
     let manifest = puller.store.local_chunks(&lab.id).unwrap().manifest().clone();
     assert_eq!(manifest.sha256(), published.manifest.sha256());
-    // What is here under another name needs nobody.
+    // Files that exist here under another source need no peer.
     let other = SourceSpec { uri: "https://mirror.example/big".into(), ..SourceSpec::default() };
     let again = puller.download(&other, &lab.id, BTreeSet::new, &progress()).await.unwrap();
     assert_eq!(again.path, published.path);
@@ -167,7 +173,7 @@ async fn peer_download_resumes_from_verified_chunks() {
     let mut state = progress.subscribe();
     let ways = lab.paths("a", 2);
     let pull = lab.download_over(&puller, || ways.clone(), &progress);
-    // One chunk's worth and what the connections may have begun besides.
+    // One chunk, and what the connections may have started besides.
     let begun = state.wait_for(|state| state.done > CHUNK_BYTES + 8 * piece_picker::PIECE_BYTES);
     tokio::select! {
         pulled = pull => panic!("it ended too soon: {pulled:?}"),
@@ -175,7 +181,7 @@ async fn peer_download_resumes_from_verified_chunks() {
     }
     let partial = lab.folder.path().join("models-z/.partial").join(&lab.id);
     let journal = || std::fs::read(partial.join("JOURNAL")).unwrap();
-    // What was being written when the transfer was dropped ends by itself, and lets the journal go then.
+    // A write in progress when the download was dropped completes by itself, and then releases the journal.
     let lock = std::fs::File::open(partial.join("JOURNAL")).unwrap();
     let released = async {
         while lock.try_lock().is_err() {
@@ -188,7 +194,7 @@ async fn peer_download_resumes_from_verified_chunks() {
         journal().chunks(16).map(|it| u64::from_le_bytes(it[..8].try_into().unwrap())).collect();
     assert!(!chunks.is_empty(), "{chunks:?}");
 
-    // The journal is believed where the disk agrees: chunk 0 is the small file, the others are the weights'.
+    // Journal records count where the disk agrees: chunk 0 is the small file, the others are the weights'.
     let spoiled = chunks.iter().copied().find(|&chunk| chunk > 0).unwrap();
     let weights = std::fs::OpenOptions::new().read(true).write(true).open(partial.join("model.safetensors"));
     flip(&weights.unwrap(), (spoiled - 1) * CHUNK_BYTES + 5);
@@ -206,7 +212,7 @@ async fn peer_download_resumes_from_verified_chunks() {
 #[tokio::test(flavor = "multi_thread")]
 async fn corrupt_bytes_are_detected_and_fetched_from_another_peer() {
     let (lab, puller) = TransferLab::new(&["a", "b"]).await;
-    // Both of its chunks that nobody else will be asked for alone are wrong, whoever begins them.
+    // Every chunk of the weights is corrupt, whichever is started first.
     for at in [9, CHUNK_BYTES + 9, 2 * CHUNK_BYTES + 9] {
         lab.corrupt("a", at);
     }
@@ -219,7 +225,7 @@ async fn corrupt_bytes_are_detected_and_fetched_from_another_peer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn node_serves_chunks_before_its_download_completes() {
     let (lab, puller) = TransferLab::new(&["a", "b"]).await;
-    // Node b lost what it had, and has received one chunk of it again.
+    // Node b lost its files, and has received one chunk again.
     let (_, b, _) = &lab.agents[1];
     let held = lab.agents[0].1.local_chunks(&lab.id).unwrap();
     b.collect(&BTreeSet::new()).unwrap();
@@ -231,7 +237,7 @@ async fn node_serves_chunks_before_its_download_completes() {
     assert!(receiving.check_chunk(1).unwrap());
     assert_eq!(receiving.bytes_done(), CHUNK_BYTES);
 
-    // Node a is known only once node b has given something.
+    // Node a becomes known only after node b has sent something.
     let progress = progress();
     let (all, some) = (&lab.paths("a", 1) | &lab.paths("b", 1), lab.paths("b", 1));
     let ways = || if progress.borrow().from.contains("b") { all.clone() } else { some.clone() };
@@ -243,8 +249,9 @@ async fn node_serves_chunks_before_its_download_completes() {
 async fn fallback_path_is_used_when_no_other_answers() {
     let (lab, puller) = TransferLab::new(&["a"]).await;
     let ways = lab.paths("a", 1);
-    let spare: BTreeSet<PeerPath> = ways.iter().map(|way| PeerPath { fallback: true, ..way.clone() }).collect();
-    // Nobody listens at this end of a cable.
+    let spare: BTreeSet<PeerPath> =
+        ways.iter().map(|way| PeerPath { fallback: true, ..way.clone() }).collect();
+    // Nothing listens at this end of a cable.
     let dead = ways
         .iter()
         .map(|way| PeerPath { to: SocketAddr::new([127, 0, 0, 9].into(), way.to.port()), ..way.clone() });
@@ -254,7 +261,7 @@ async fn fallback_path_is_used_when_no_other_answers() {
     lab.assert_identical(&published);
 }
 
-/// Receives these chunks of a model on a node that lost it, and goes on holding them.
+/// Receives these chunks of a model on a node that lost it; the result keeps them.
 fn incoming_with(lab: &TransferLab, node: usize, chunks: &[usize]) -> IncomingModel {
     let others = lab.agents.iter().enumerate().filter(|(other, _)| *other != node);
     let mut held = others.filter_map(|(_, (_, store, _))| store.local_chunks(&lab.id));
@@ -277,8 +284,8 @@ async fn two_partial_peers_complete_a_model_together() {
     lab.assert_identical(&lab.download(&puller, &["a", "b"]).await.unwrap());
 }
 
-/// Two agents that ask each other: in vain where neither has anything, and not for ever; with a third one's help each
-/// gets what the other one has.
+/// Two agents that request from each other: they fail in bounded time where neither has anything; with a
+/// third one's help each gets what the other has.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_nodes_exchange_chunks_without_deadlock() {
     for _ in 0..iterations() {
@@ -288,7 +295,8 @@ async fn two_nodes_exchange_chunks_without_deadlock() {
             let pulls = [0, 1].map(|index| {
                 let (name, store, _) = &lab.agents[index];
                 let connector = lab.authority.node(name).connector(Protocol::Agents).unwrap();
-                let puller = PeerDownloader { store: store.clone(), connector, limiter: TransferLimiter::default() };
+                let puller =
+                    PeerDownloader { store: store.clone(), connector, limiter: TransferLimiter::default() };
                 let lab = &lab;
                 async move { lab.download(&puller, others[index]).await }
             });
@@ -310,7 +318,7 @@ async fn chunks_removed_by_one_peer_come_from_another() {
     let (first, both) = (lab.paths("a", 1), &lab.paths("a", 1) | &lab.paths("b", 1));
     let removed = std::sync::atomic::AtomicBool::new(false);
     let ways = || {
-        // The model goes from node a once it has given some of it; node b is known from then on.
+        // The model is removed from node a once it has sent some of it; node b is known from then on.
         if progress.borrow().from.contains("a") {
             if !removed.swap(true, std::sync::atomic::Ordering::SeqCst) {
                 lab.agents[0].1.collect(&BTreeSet::new()).unwrap();
@@ -320,11 +328,12 @@ async fn chunks_removed_by_one_peer_come_from_another() {
             first.clone()
         }
     };
-    // Looks come each second, so that node a may have given everything before.
+    // Paths are polled once a second, so node a may have sent everything before.
     lab.assert_identical(&lab.download_over(&puller, &ways, &progress).await.unwrap());
 }
 
-/// As when its ModelCopy is deleted: who pulls is dropped wherever it is, and nobody wants the files.
+/// As when its ModelCopy is deleted: the download is dropped at any point, and the files are not wanted any
+/// more.
 #[tokio::test(flavor = "multi_thread")]
 async fn model_deleted_mid_download_leaves_nothing_behind() {
     let (lab, puller) = TransferLab::new(&["a"]).await;
@@ -338,7 +347,7 @@ async fn model_deleted_mid_download_leaves_nothing_behind() {
             pulled = lab.download_over(&puller, || ways.clone(), &progress) => panic!("too soon: {pulled:?}"),
             begun = begun => drop(begun.unwrap()),
         }
-        // What was being written when it was dropped ends by itself, and may come after the first look.
+        // A write in progress when it was dropped completes by itself, maybe after the first check.
         let partial = lab.folder.path().join("models-z/.partial");
         let gone = async {
             loop {
@@ -356,8 +365,8 @@ async fn model_deleted_mid_download_leaves_nothing_behind() {
     log("a model deleted in the middle, nothing left");
 }
 
-/// A node may say of files that they have the SHA-256 that everybody expects; a pinned model is held against it on
-/// each machine, whether the files come now or came before for a model that nobody pinned.
+/// A node may claim the expected SHA-256 for any files. A pinned model is verified on each machine, whether
+/// its files arrive now or came before for a model without a pin.
 #[tokio::test]
 async fn pinned_sha256_is_verified_against_peer_claims() {
     let (mut lab, puller) = TransferLab::new(&["a"]).await;
@@ -386,7 +395,7 @@ async fn pinned_sha256_is_verified_against_peer_claims() {
     let again = progress();
     is_caught(&pull(&pinned, &again).await, "asked again");
     assert_eq!(again.borrow().done, 0, "it is not fetched again in vain");
-    // Of a model without a pin the first node's word counts; who pins it later does not get it unseen.
+    // Without a pin the first node's statement counts; a later pin triggers the verification.
     let taken = pull(&wanted(), &progress()).await.unwrap();
     assert!(!taken.manifest.own_sha256);
     let fresh = store(&lab.folder.path().join("models-z"));

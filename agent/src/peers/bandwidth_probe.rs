@@ -1,4 +1,4 @@
-//! Bytes that say nothing, for as long as a way is measured.
+//! Bandwidth probe: a stream of zeros, for as long as a path is measured.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use tokio::time::Instant;
 
 use super::{Body, IdleGate};
 
-/// Who asks stops reading sooner; this bounds one who does not.
+/// Maximum duration; a proper client stops reading sooner.
 const MAX_DURATION: Duration = Duration::from_secs(2);
-/// Bytes of a frame: large enough that what each costs does not count.
+/// One frame: large enough that the cost per frame does not matter.
 static ZEROS: [u8; 256 << 10] = [0; 256 << 10];
 
-/// Zeros until it was long enough, nobody reads them or this machine is needed. Somebody who stops reading keeps the
-/// machine no longer than that either.
+/// Zeros until the maximum duration, until the client closes or this machine is needed. A client that stops
+/// reading does not hold the machine any longer either.
 pub(super) fn body(permit: OwnedSemaphorePermit, idle: IdleGate) -> Body {
     let until = Instant::now() + MAX_DURATION;
     let (reading, read) = oneshot::channel::<()>();
     tokio::spawn(async move {
-        // Ends when the frames do, which nobody polls who is not read.
+        // Completes with the frames, which are not polled when the client does not read.
         tokio::time::timeout_at(until, read).await.ok();
         drop(permit);
     });

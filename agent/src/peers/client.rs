@@ -1,4 +1,4 @@
-//! A connection to another agent, over one way.
+//! Client connection to another agent, over one path.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,57 +17,57 @@ use tokio::time::Instant;
 
 use super::{BANDWIDTH, PING};
 
-/// A way answers within this or not at all.
+/// Timeout of a request.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// So long a flood is let run before it is measured: TCP begins slowly.
+/// Warm-up of a bandwidth probe before it is measured: TCP starts slowly.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// So long it is measured.
+/// Measured part of a bandwidth probe.
 const MEASURE_TIME: Duration = Duration::from_millis(800);
 
-/// Why another agent could not be asked.
+/// Why a request to another agent failed.
 #[derive(Debug, Error)]
 pub enum DialError {
-    /// Its node has no name for a certificate, or this one's own cannot be used.
+    /// The node's name is invalid in a certificate, or this node's identity cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// It was not to be reached.
+    /// The other agent cannot be reached.
     #[error("{to} is not to be reached from {from}: {source}")]
     Unreachable {
-        /// Own address.
+        /// Local address.
         from: IpAddr,
-        /// The other agent's.
+        /// Remote address.
         to: SocketAddr,
-        /// Why.
+        /// System error.
         source: std::io::Error,
     },
-    /// It was asked in vain.
+    /// No reply in time.
     #[error("{to} did not answer within {} s", REQUEST_TIMEOUT.as_secs(), to = .0)]
     Timeout(SocketAddr),
     /// The connection ended.
     #[error("the connection ended")]
     Ended(#[from] hyper::Error),
-    /// More came than there can be.
+    /// The reply is longer than possible.
     #[error("it sends more than {0} bytes")]
     TooLong(usize),
-    /// Less came than was asked for.
+    /// The reply is shorter than requested.
     #[error("it left out {0} of the bytes that were asked for")]
     Truncated(u64),
-    /// It does not know what was asked.
+    /// An unexpected HTTP status.
     #[error("it answered {0}")]
     Status(StatusCode),
 }
 
-/// Another agent.
+/// A connection to another agent.
 #[derive(Debug)]
 pub struct PeerClient {
     sender: SendRequest<Empty<Bytes>>,
     to: SocketAddr,
-    /// Ends with this.
+    /// Aborts the connection when dropped.
     _connection: JoinSet<()>,
 }
 
 impl PeerClient {
-    /// Connects to the agent of `node` at `to`, by this way out of the machine.
+    /// Connects to the agent of `node` at `to`, through this egress.
     pub async fn connect(
         connector: &Connector,
         node: &str,
@@ -75,28 +75,29 @@ impl PeerClient {
         to: SocketAddr,
     ) -> Result<Self, DialError> {
         let connecting = connector.connect_from(server_name(node)?, exit, to);
-        let stream = tokio::time::timeout(REQUEST_TIMEOUT, connecting).await.map_err(|_| DialError::Timeout(to))?;
+        let stream =
+            tokio::time::timeout(REQUEST_TIMEOUT, connecting).await.map_err(|_| DialError::Timeout(to))?;
         let stream = stream.map_err(|source| DialError::Unreachable { from: exit.address, to, source })?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let mut running = JoinSet::new();
-        // Its error is that of whatever is asked next.
+        // The next request reports the connection's error.
         running.spawn(async move { drop(connection.await) });
         Ok(Self { sender, to, _connection: running })
     }
 
-    /// How long it takes there and back.
+    /// Measures the round-trip time.
     pub async fn ping(&mut self) -> Result<Duration, DialError> {
         let began = Instant::now();
         let answer = self.request(PING).await?;
-        // It has no body, or is none of ours.
+        // A reply with a body is not from an agent.
         match answer.status() {
             StatusCode::NO_CONTENT => Ok(began.elapsed()),
             other => Err(DialError::Status(other)),
         }
     }
 
-    /// Bits a second that come from there, measured over most of a second; nothing where one of both machines is needed
-    /// otherwise. The connection is of no use afterwards.
+    /// Measures the receive bandwidth in bits per second, over most of a second; `None` where one of the
+    /// machines is busy. The connection cannot be used afterwards.
     pub async fn measure_bandwidth(mut self) -> Result<Option<u64>, DialError> {
         let answer = self.request(BANDWIDTH).await?;
         match answer.status() {
@@ -110,7 +111,7 @@ impl PeerClient {
         loop {
             let frame = tokio::time::timeout(REQUEST_TIMEOUT, body.frame()).await;
             let frame = frame.map_err(|_| DialError::Timeout(self.to))?;
-            // The other machine is needed.
+            // The other machine is busy.
             let Some(frame) = frame else { return Ok(None) };
             bytes += frame?.data_ref().map_or(0, Bytes::len) as u64;
             let passed = began.elapsed();
@@ -122,8 +123,8 @@ impl PeerClient {
         }
     }
 
-    /// What is at a path, of at most so many bytes, in the parts in which it came: who writes it to a disk needs no
-    /// other copy. Where bytes flow it may take its time.
+    /// Reads the content of a path, of at most this many bytes, in the parts in which it arrived, so that
+    /// writing it to disk needs no copy. It may take long as long as bytes flow.
     pub async fn get(&mut self, path: &str, max_bytes: usize) -> Result<Vec<Bytes>, DialError> {
         let answer = self.request(path).await?;
         if answer.status() != StatusCode::OK {
@@ -142,7 +143,7 @@ impl PeerClient {
         }
     }
 
-    /// An answer whose body nobody reads, for tests.
+    /// A reply whose body is not read, for tests.
     #[cfg(test)]
     pub(super) async fn get_unread(mut self, path: &str) -> Result<(Self, Response<Incoming>), DialError> {
         let answer = self.request(path).await?;

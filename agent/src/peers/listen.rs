@@ -1,5 +1,6 @@
-//! Where this agent answers others: at the node's own address and at that of every port that a cable joins to another
-//! machine, everywhere at the same TCP port. Never at all addresses: other networks of the machine have no business here.
+//! Listener for other agents: at the node's own address and at that of every port with a cable to another
+//! machine, always at the same TCP port. Never at the unspecified address: other networks of the machine must
+//! not reach it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -10,7 +11,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use russet_rpc::ports;
-use russet_rpc::tls::{TlsFiles, Protocol, TlsError};
+use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
@@ -21,14 +22,15 @@ use super::{PeerServer, handle, node_name};
 use crate::address::Address;
 use crate::fabric::probe::PortScan;
 
-/// Between two attempts to listen at an address that is not there yet.
+/// Between two attempts to listen at an address that does not exist yet.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// For a request to be asked; a silent connection is closed after it.
+/// Idle timeout of a connection without a request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Connections of one address at a time: a few for each cable and its copies, and no more than a machine has room for.
+/// Maximum number of connections per address: a few for each cable and its copies, and no more than a machine
+/// can hold.
 const MAX_CONNECTIONS: usize = 64;
 
-/// What the agent listens with.
+/// State of the listener.
 pub(crate) struct PeerListener {
     pub files: TlsFiles,
     pub port: u16,
@@ -38,7 +40,7 @@ pub(crate) struct PeerListener {
 }
 
 impl PeerListener {
-    /// A port that is free at every address: those of today may be gone tomorrow.
+    /// A port that is free at every address, because addresses change.
     pub fn free_port() -> io::Result<u16> {
         Ok(ports::bind_free(Ipv4Addr::UNSPECIFIED.into())?.local_addr()?.port())
     }
@@ -47,14 +49,14 @@ impl PeerListener {
     fn addresses(&mut self) -> BTreeSet<IpAddr> {
         let main = *self.address.borrow_and_update();
         let seen = self.ports.borrow_and_update();
-        // A port over which the internet is reached is no cable's.
+        // A port with a default route is not a cable to another node.
         let cables = seen.ports.iter().filter(|port| !port.peers.is_empty() && !port.default_route);
         let ports = cables.filter_map(|port| port.address.as_ref()?.parse().ok());
         ports.chain([main]).collect()
     }
 }
 
-/// Listens for ever.
+/// Listens until the agent exits.
 pub(crate) async fn run(mut listening: PeerListener) {
     let mut tasks = JoinSet::new();
     let mut open: BTreeMap<IpAddr, AbortHandle> = BTreeMap::new();
@@ -79,7 +81,7 @@ pub(crate) async fn run(mut listening: PeerListener) {
                     told.remove(&address);
                     open.insert(address, tasks.spawn(serving));
                 }
-                // A machine that is played has none of its addresses.
+                // A simulated machine has none of its addresses.
                 Err(error) if told.insert(address) => {
                     tracing::warn!(%at, error, "other agents cannot reach this one there yet; tried again");
                 }
@@ -95,7 +97,7 @@ pub(crate) async fn run(mut listening: PeerListener) {
     }
 }
 
-/// Listens at one address, and gives what serves it.
+/// Listens at one address; returns the future that serves it.
 pub(super) async fn listen(
     at: SocketAddr,
     files: &TlsFiles,
@@ -121,7 +123,7 @@ pub(super) async fn listen(
     })
 }
 
-/// Answers one connection until it ends.
+/// Serves one connection until it ends.
 async fn serve(stream: TlsStream<TcpStream>, answers: PeerServer) {
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let Some(peer) = shown.and_then(node_name) else {

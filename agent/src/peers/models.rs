@@ -1,10 +1,10 @@
-//! What this machine has of models, for the others: the manifest, which chunks are here, and bytes of them.
+//! Serves this machine's models to other agents: the manifest, which chunks are here, and bytes of them.
 //!
 //! ```text
 //! GET /models/<id>                                 the manifest
-//! GET /models/<id>/chunks                          a bit for each chunk that is here, the first one in the lowest bit;
-//!                                                  after the last of these bytes the same for those that were begun
-//! GET /models/<id>/chunks/<n>/<offset>/<length>    bytes of a chunk that is here
+//! GET /models/<id>/chunks                          a bit for each complete chunk, the first one in the
+//!                                                  lowest bit; then as many bytes for the started ones
+//! GET /models/<id>/chunks/<n>/<offset>/<length>    bytes of a complete chunk
 //! ```
 
 use bytes::Bytes;
@@ -12,9 +12,9 @@ use hyper::StatusCode;
 
 use crate::store::{LocalChunks, Store};
 
-/// Beginning of the paths.
+/// Prefix of the paths.
 pub(crate) const MODELS: &str = "/models/";
-/// Most bytes that are given at once: somebody else may need the memory.
+/// Maximum bytes of one reply, to bound memory.
 const MAX_BYTES_PER_REQUEST: u64 = 4 << 20;
 
 /// Path of a manifest.
@@ -22,7 +22,7 @@ pub(crate) fn manifest_path(id: &str) -> String {
     format!("{MODELS}{id}")
 }
 
-/// Path of what is here.
+/// Path of the chunk bits.
 pub(crate) fn chunks_path(id: &str) -> String {
     format!("{MODELS}{id}/chunks")
 }
@@ -32,18 +32,18 @@ pub(crate) fn bytes_path(id: &str, chunk: usize, offset: u64, length: u64) -> St
     format!("{MODELS}{id}/chunks/{chunk}/{offset}/{length}")
 }
 
-/// Chunks as bits.
+/// Encodes chunks as bits.
 pub(crate) fn pack(has: &[bool]) -> Vec<u8> {
     let byte = |bits: &[bool]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit));
     has.chunks(8).map(byte).collect()
 }
 
-/// Bits as chunks, of which there may be fewer.
+/// Decodes bits to chunks, with padding at the end.
 pub(crate) fn unpack(bits: &[u8]) -> Vec<bool> {
     bits.iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1)).collect()
 }
 
-/// Answers what was asked below [`MODELS`].
+/// Handles a request below [`MODELS`].
 pub(super) async fn handle(path: &str, store: &Store) -> Result<Bytes, StatusCode> {
     let (path, store) = (path.to_owned(), store.clone());
     let found = tokio::task::spawn_blocking(move || respond(&path, &store)).await;
@@ -75,7 +75,7 @@ fn read_piece(held: &LocalChunks, chunk: usize, offset: u64, length: u64) -> Res
         Ok(Some(bytes)) => Ok(bytes.into()),
         Ok(None) => Err(StatusCode::NOT_FOUND),
         Err(error) => {
-            // It may be going this moment; who asks finds another.
+            // The model may be in removal; the requester finds another node.
             tracing::debug!(%error, "bytes of a model could not be given");
             Err(StatusCode::NOT_FOUND)
         }

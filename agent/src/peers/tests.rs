@@ -1,11 +1,11 @@
-//! Two agents on loopback, with certificates of one authority.
+//! Two agents on loopback, with certificates of one CA.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use russet_crds::{FabricPort, PortPeer};
-use russet_rpc::tls::{Connector, TlsFiles, GATEWAY_USER, Protocol, node_dns_name, node_user};
+use russet_rpc::tls::{Connector, GATEWAY_USER, Protocol, TlsFiles, node_dns_name, node_user};
 
 use super::client::{DialError, PeerClient};
 use super::*;
@@ -13,7 +13,7 @@ use crate::fabric::probe::PortScan;
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// An authority that signs in a folder.
+/// A CA that issues certificates in a directory.
 pub(crate) struct TestCa {
     folder: std::path::PathBuf,
     ca: CertifiedIssuer<'static, KeyPair>,
@@ -48,7 +48,7 @@ impl TestCa {
     }
 }
 
-/// The agent of a node, at its own address and at that of a port.
+/// A node's agent, at its own address and at that of a port.
 pub(crate) struct PeerAgent {
     idle_gate: IdleGate,
     granted: watch::Sender<u64>,
@@ -59,7 +59,7 @@ pub(crate) struct PeerAgent {
 }
 
 impl PeerAgent {
-    /// Waits until so many more floods may run.
+    /// Waits until this many bandwidth probes may run.
     async fn permits(&self, count: usize) {
         let waited = async {
             while self.idle_gate.permits.available_permits() != count {
@@ -86,7 +86,7 @@ pub(crate) fn agent(files: TlsFiles, store: Store) -> PeerAgent {
     PeerAgent { idle_gate: idle, granted, ports: fabric, port, _address: kept, task }
 }
 
-/// The agent of `a`, what node `b` connects with, and where.
+/// The agent of `a`, the connector of node `b`, and the agent's address.
 fn pair(authority: &TestCa) -> (PeerAgent, Connector, SocketAddr) {
     rustls::crypto::ring::default_provider().install_default().ok();
     let context = crate::store::Context::new("https://huggingface.co", Vec::new()).unwrap();
@@ -97,7 +97,7 @@ fn pair(authority: &TestCa) -> (PeerAgent, Connector, SocketAddr) {
     (agent, connector, at)
 }
 
-/// Connects as soon as somebody listens.
+/// Connects as soon as the agent listens.
 async fn connect(connector: &Connector, from: IpAddr, to: SocketAddr) -> PeerClient {
     let reached = async {
         loop {
@@ -119,9 +119,9 @@ async fn peer_server_answers_only_nodes_at_every_address() {
     assert!(!peer.ping().await.unwrap().is_zero());
     peer.ping().await.unwrap();
 
-    // Linux has all of 127/8; elsewhere a second address of loopback has to be made first.
+    // Linux has all of 127/8; elsewhere a second loopback address would have to be created first.
     if cfg!(target_os = "linux") {
-        // An end of a cable is listened at once it has an address, and no longer.
+        // The agent listens at a cable's end as soon as it has an address, and no longer.
         let end: IpAddr = [127, 0, 4, 1].into();
         let cable = FabricPort {
             address: Some(end.to_string()),
@@ -140,7 +140,10 @@ async fn peer_server_answers_only_nodes_at_every_address() {
     let error = PeerClient::connect(&connector, "c", &LOOPBACK.into(), at).await.unwrap_err();
     assert!(matches!(error, DialError::Unreachable { .. }), "a is not c: {error}");
     let grpc = authority.node("b").connector(Protocol::Grpc).unwrap();
-    assert!(PeerClient::connect(&grpc, "a", &LOOPBACK.into(), at).await.is_err(), "gRPC is not what agents speak");
+    assert!(
+        PeerClient::connect(&grpc, "a", &LOOPBACK.into(), at).await.is_err(),
+        "gRPC is not what agents speak"
+    );
     let gateway = authority.identity(GATEWAY_USER, "gateway.russet.dev").connector(Protocol::Agents).unwrap();
     let turned_away = async { PeerClient::connect(&gateway, "a", &LOOPBACK.into(), at).await?.ping().await };
     assert!(turned_away.await.is_err(), "the gateway is no node");
@@ -172,7 +175,7 @@ async fn bandwidth_probe_runs_only_on_an_idle_machine() {
     let carried = first.unwrap().unwrap();
     assert!(carried > 1_000_000, "{carried}");
 
-    // What is granted in the middle ends it.
+    // A grant during the probe ends it.
     agent.permits(1).await;
     let flooding = connect(&connector, LOOPBACK, at).await.measure_bandwidth();
     let needed = async {
@@ -182,7 +185,7 @@ async fn bandwidth_probe_runs_only_on_an_idle_machine() {
     let (carried, ()) = tokio::join!(flooding, needed);
     assert_eq!(carried.unwrap(), None, "somebody needs the machine");
 
-    // Who asks and does not read keeps the machine no longer than others.
+    // A client that does not read keeps the machine no longer than others.
     agent.granted.send_replace(0);
     agent.permits(1).await;
     let silent = connect(&connector, LOOPBACK, at).await.get_unread(BANDWIDTH).await.unwrap();

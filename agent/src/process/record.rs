@@ -1,6 +1,5 @@
-//! What the agent writes down about a Shard it claimed, so that a restarted agent finds its engine
-//! again: one `state.json` per Shard. A process is believed to be the engine only if boot, pid and
-//! start time all match.
+//! The agent's record of a claimed Shard, so that a restarted agent can adopt its engine: one `state.json`
+//! per Shard. A process is taken for the engine only if boot id, pid and start time all match.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +13,7 @@ const STATE_FILE: &str = "state.json";
 
 /// Linux allows 108 bytes for the path of a socket, macOS 104; both count the final zero.
 const MAX_SOCKET_PATH_BYTES: usize = 100;
-/// Folders that are tried for a socket, should others have made the first ones.
+/// Maximum number of directories to try for a socket, in case other users own the first ones.
 const MAX_SHORT_FOLDERS: u32 = 16;
 
 /// A claimed Shard and, once started, its engine.
@@ -30,35 +29,35 @@ pub struct EngineRecord {
     /// Deployment it is a rank of, in the same namespace.
     #[serde(default)]
     pub deployment: Option<String>,
-    /// Incarnation claimed for.
+    /// Epoch claimed for.
     pub epoch: i64,
     /// Bytes granted.
     pub reserved: u64,
     /// Addresses allocated.
     pub rendezvous: Rendezvous,
-    /// Key of the model's folder in the store.
+    /// Key of the model's directory in the store.
     #[serde(default)]
     pub model_key: Option<String>,
-    /// Key of the folder of the model that guesses for it.
+    /// Key of the draft model's directory in the store.
     #[serde(default)]
     pub draft_key: Option<String>,
     /// The engine, once started.
     #[serde(default)]
     pub process: Option<ProcessIdentity>,
-    /// Whether the process is of an earlier epoch and waits to be told of this one.
+    /// Whether the process is of an earlier epoch and waits for the formation of this one.
     #[serde(default)]
     pub kept: bool,
-    /// Why the rank is of no more use at this epoch.
+    /// Why the rank cannot serve at this epoch.
     #[serde(default)]
     pub failed: Option<String>,
-    /// What its agent and its engine understand each other by ([`russet_rpc::CONTROL_VERSION`]); the first version where
-    /// nobody wrote it down.
+    /// Version of the control protocol between agent and engine ([`russet_rpc::CONTROL_VERSION`]); the first
+    /// version when not recorded.
     #[serde(default)]
     pub control: Option<u32>,
 }
 
 impl EngineRecord {
-    /// Why its engine, started by an agent of another release, is of no use to this one.
+    /// Why this agent cannot control the engine, which an agent of another release started.
     pub fn version_mismatch(&self) -> Option<String> {
         let (theirs, ours) = (self.control.unwrap_or(1), russet_rpc::CONTROL_VERSION);
         (theirs != ours).then(|| {
@@ -68,97 +67,98 @@ impl EngineRecord {
         })
     }
 
-    /// Keys of the folders that its engine reads.
+    /// Keys of the directories that the engine reads.
     pub fn files(&self) -> impl Iterator<Item = &str> {
         [&self.model_key, &self.draft_key].into_iter().filter_map(|key| key.as_deref())
     }
 }
 
-/// A process that cannot be mistaken for another.
+/// Identity of a process that survives pid reuse.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessIdentity {
     /// Process id, also its process group.
     pub pid: u32,
-    /// Start time, in the system's terms.
+    /// Start time, in the system's format.
     pub start: String,
-    /// Boot it belongs to.
+    /// Boot id.
     pub boot_id: String,
 }
 
 impl ProcessIdentity {
-    /// The running process `pid`; `None` when it is gone already.
+    /// The running process `pid`; `None` when it has exited.
     pub fn from_pid(pid: u32, boot_id: &str) -> Option<Self> {
         let start = hardware::process_start(pid)?;
         Some(Self { pid, start, boot_id: boot_id.to_owned() })
     }
 
-    /// Whether it still runs.
+    /// Whether the process is still running.
     pub fn alive(&self, boot_id: &str) -> bool {
         self.boot_id == boot_id && hardware::process_start(self.pid).as_ref() == Some(&self.start)
     }
 
-    /// Whether a signal stopped it, so that it does nothing until another one lets it go on.
+    /// Whether a signal stopped the process (state T).
     pub fn stopped(&self) -> bool {
         hardware::process_stopped(self.pid)
     }
 
-    /// Kills the process and what it started, if it is still the same one.
+    /// Kills the process and its children, if it is still the same one.
     pub fn kill(&self, boot_id: &str) {
         if !self.alive(boot_id) {
             return;
         }
         let Some(pid) = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw) else { return };
-        // The engine leads a group of its own; killing the group takes what it started along.
+        // The engine leads a process group of its own; killing the group kills its children too.
         if rustix::process::kill_process_group(pid, rustix::process::Signal::KILL).is_err() {
             rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
         }
     }
 }
 
-/// The folder of one Shard's engine.
+/// The directory of a Shard's engine.
 pub fn folder(engines: &Path, shard: &str) -> PathBuf {
     engines.join(shard)
 }
 
-/// The engine's control socket: in the Shard's folder, or, where that path is too long for a
-/// socket, under the system's folder for temporary files.
+/// The engine's control socket: in the Shard's directory, or, where that path is too long for a socket, under
+/// the system's temporary directory.
 pub fn socket(engines: &Path, shard: &str) -> PathBuf {
     short_path(&folder(engines, shard).join("control.sock"))
 }
 
-/// The path, or where it is too long for a socket one that is its alone, in a folder of this user's under the system's
-/// for temporary files. The same one each time.
+/// The path, or, where it is too long for a socket, a unique one in a directory of this user under the
+/// system's temporary directory. The result is always the same.
 pub fn short_path(path: &Path) -> PathBuf {
     if path.as_os_str().len() <= MAX_SOCKET_PATH_BYTES {
         return path.to_owned();
     }
     use sha2::Digest as _;
     let digest = hex::encode(&sha2::Sha256::digest(path.as_os_str().as_encoded_bytes())[..8]);
-    // Everybody may write there, and whoever makes a known name first has it.
-    let folders = (0..MAX_SHORT_FOLDERS).map(|number| std::env::temp_dir().join(format!("russet-{digest}-{number}")));
+    // Every user may write there, and the first to create a known name owns it.
+    let folders =
+        (0..MAX_SHORT_FOLDERS).map(|number| std::env::temp_dir().join(format!("russet-{digest}-{number}")));
     let own = folders.into_iter().find(|folder| is_own(folder));
     own.map_or_else(|| path.to_owned(), |folder| folder.join("sock"))
 }
 
-/// Whether nobody else can enter a folder, which is made where it is not there.
+/// Whether only this user can enter the directory, which is created if absent.
 fn is_own(folder: &Path) -> bool {
     use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
-    // What is there already is looked at like what was made.
+    // An existing directory is checked like a new one.
     std::fs::DirBuilder::new().mode(0o700).create(folder).ok();
     std::fs::symlink_metadata(folder).is_ok_and(|found| {
         found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0
     })
 }
 
-/// Writes a record, whole.
+/// Writes a record atomically.
 pub fn save(engines: &Path, record: &EngineRecord) -> Result<(), IdentityError> {
     let folder = folder(engines, &record.shard);
     std::fs::create_dir_all(&folder).map_err(|source| IdentityError::Io { path: folder.clone(), source })?;
     write(&folder.join(STATE_FILE), &format!("{:#}\n", serde_json::json!(record)))
 }
 
-/// Every record there is; damaged ones are skipped with a warning, their Shards are claimed anew.
+/// All records; damaged ones are skipped with a warning, and their Shards are claimed again.
 pub fn load(engines: &Path) -> Vec<EngineRecord> {
     let entries = std::fs::read_dir(engines).into_iter().flatten().flatten();
     let records = entries.filter_map(|entry| {
@@ -176,12 +176,12 @@ pub fn load(engines: &Path) -> Vec<EngineRecord> {
     records.collect()
 }
 
-/// When a record was written last.
+/// When a record was last written.
 pub fn recorded_at(engines: &Path, shard: &str) -> Option<std::time::SystemTime> {
     std::fs::metadata(folder(engines, shard).join(STATE_FILE)).ok()?.modified().ok()
 }
 
-/// Removes what was kept for a Shard.
+/// Removes the record and the socket of a Shard.
 pub fn remove(engines: &Path, shard: &str) {
     let (socket, folder) = (socket(engines, shard), folder(engines, shard));
     std::fs::remove_file(&socket).ok();
@@ -262,7 +262,7 @@ mod tests {
         assert!(one.as_os_str().len() <= MAX_SOCKET_PATH_BYTES);
         assert_ne!(one, other);
         assert_eq!(socket(Path::new("/e"), "uid"), Path::new("/e/uid/control.sock"));
-        // A folder that others may enter is not taken, whoever made it first.
+        // A directory that others may enter is not used, whichever user created it first.
         let (first, second) = (one.parent().unwrap(), other.parent().unwrap());
         assert_eq!(socket(&deep, "uid"), one, "the same one each time");
         std::fs::set_permissions(first, std::fs::Permissions::from_mode(0o777)).unwrap();

@@ -1,6 +1,6 @@
-//! Having an engine that lost its group be a rank of the next one, with the weights it has: what is asked over its
-//! control socket. Engines of an older release know neither question; that and every other trouble is an
-//! [`Event::Refused`], after which the engine is killed and another one started.
+//! Reform: has an engine that lost its group become a rank of the next one with its loaded weights, over its
+//! control socket. Engines of older releases lack both calls; that and every other error is a
+//! [`ProcessEvent::ReformRefused`], after which the engine is killed and another one started.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use super::ProcessEvent;
 use super::record::ProcessIdentity;
 use super::watch::EngineEvent;
 
-/// Time for MLX to leave a group: the engine itself gives it ten seconds.
+/// Timeout for MLX to leave a group: the engine itself allows ten seconds.
 pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(12);
-/// Time for an answer over a socket of this machine.
+/// RPC timeout over a socket of this machine.
 const RPC_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// One engine and who hears what becomes of it.
+/// One engine, and the receiver of its events.
 #[derive(Debug)]
 pub struct ReformRequest {
     /// UID of the Shard.
@@ -29,12 +29,12 @@ pub struct ReformRequest {
     pub process: ProcessIdentity,
     /// Its control socket.
     pub socket: PathBuf,
-    /// Where events go.
+    /// Sender of events.
     pub events: mpsc::UnboundedSender<EngineEvent>,
 }
 
 impl ReformRequest {
-    /// Has it leave its group. That it has left, or cannot, is in its reports.
+    /// Has the engine leave its group. Its reports say whether it has left.
     pub fn leave_group(self, why: &'static str) {
         tokio::spawn(async move {
             let request = pb::DisbandRequest { why: why.to_owned() };
@@ -45,7 +45,7 @@ impl ReformRequest {
         });
     }
 
-    /// Has it begin the next formation, told like a new process.
+    /// Has the engine join the next formation, with the arguments of a new process.
     pub fn reform(self, arguments: Vec<String>) {
         tokio::spawn(async move {
             let request = pb::FormRequest { arguments };
@@ -67,7 +67,7 @@ impl ReformRequest {
     }
 
     fn send(self, event: ProcessEvent) {
-        // Nobody hears it where the agent ends.
+        // There is no receiver when the agent exits.
         self.events.send((self.shard, self.process, event)).ok();
     }
 }

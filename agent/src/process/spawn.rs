@@ -1,5 +1,5 @@
-//! Starting an engine: its arguments, its addresses, its log. It leads a process group of its own
-//! and is not killed with the agent, so that it outlives it.
+//! Starts an engine: arguments, addresses, log. The engine leads its own process group and is not killed with
+//! the agent, so that it outlives it.
 
 use std::cmp::Reverse;
 use std::fs::{File, Permissions};
@@ -19,14 +19,14 @@ use tokio::process::{Child, Command};
 
 use super::stop;
 
-/// Bytes of what one rank keeps on disk of prompts.
+/// Maximum bytes of one rank's prefix cache on disk.
 const MAX_PREFIX_CACHE_BYTES: u64 = 8 << 30;
 
-/// Folder, beside those of the engines, in which MLX on a CPU keeps the kernels that it compiled. It would take the
-/// machine's folder for temporary files, and run what another user has put there under the right name.
+/// Directory, beside those of the engines, in which MLX on a CPU caches its compiled kernels. By default MLX
+/// uses the system's temporary directory, and would run what another user has put there under the right name.
 const KERNEL_CACHE_DIR: &str = ".kernels";
 
-/// Everything an engine is told.
+/// All inputs of an engine's start.
 #[derive(Clone, Debug)]
 pub struct Launch<'a> {
     /// The engine's program.
@@ -35,41 +35,41 @@ pub struct Launch<'a> {
     pub spec: &'a ShardSpec,
     /// UID of the Shard.
     pub shard_uid: &'a str,
-    /// Address this rank listens at.
+    /// Listen addresses of this rank.
     pub rendezvous: &'a Rendezvous,
-    /// Published folder of the model.
+    /// Published directory of the model.
     pub model_dir: &'a Path,
-    /// Published folder of the model that guesses for it.
+    /// Published directory of the draft model.
     pub draft_dir: Option<&'a Path>,
-    /// Folder with the node's certificate, key and CA.
+    /// Directory with the node's certificate, key and CA.
     pub tls_dir: &'a Path,
     /// Control socket.
     pub socket: &'a Path,
     /// Links of the node.
     pub links: &'a [Link],
-    /// Where it keeps what prompts have in common.
+    /// Directory of its prefix cache.
     pub prefix_cache: PrefixCacheDir,
 }
 
-/// A folder for what prompts have in common.
+/// Directory of a prefix cache, with its size limit.
 #[derive(Clone, Debug)]
 pub struct PrefixCacheDir {
-    /// The folder.
+    /// The directory.
     pub folder: PathBuf,
-    /// Most bytes in it.
+    /// Maximum bytes in it.
     pub max_bytes: u64,
 }
 
 impl PrefixCacheDir {
-    /// Below this folder, one for each rank of groups of this size: a rank finds again what it wrote. It takes a
-    /// sixteenth of what is free at the most, for models need the room more.
+    /// A subdirectory for each rank of groups of this size, so that a rank finds its own blocks again. It
+    /// uses at most a sixteenth of the free space, because models need the space more.
     pub fn for_rank(folder: &Path, spec: &ShardSpec, free: u64) -> Self {
         let folder = folder.join(format!("{}-of-{}", spec.rank, spec.layers_per_rank.len()));
         Self { folder, max_bytes: (free / 16).min(MAX_PREFIX_CACHE_BYTES) }
     }
 }
 
-/// Addresses kept from everybody else until the engine takes them: bound, but not listened on.
+/// Reserved addresses: bound, but not listened on, until the engine binds them.
 #[derive(Debug)]
 pub struct ReservedAddresses {
     rendezvous: Rendezvous,
@@ -77,12 +77,16 @@ pub struct ReservedAddresses {
 }
 
 impl ReservedAddresses {
-    /// Three free ports of `address`.
+    /// Reserves three free ports of `address`.
     pub fn allocate(address: IpAddr) -> io::Result<Self> {
-        Self::from_sockets([ports::bind_free(address)?, ports::bind_free(address)?, ports::bind_free(address)?])
+        Self::from_sockets([
+            ports::bind_free(address)?,
+            ports::bind_free(address)?,
+            ports::bind_free(address)?,
+        ])
     }
 
-    /// The ports an earlier run of the agent published, if they are still free.
+    /// Reserves the ports that an earlier run of the agent published, if they are still free.
     pub fn rebind(rendezvous: &Rendezvous) -> io::Result<Self> {
         let parse = |text: &str| text.parse::<SocketAddr>().map_err(io::Error::other);
         let bind = |address: SocketAddr| {
@@ -106,12 +110,12 @@ impl ReservedAddresses {
         Ok(Self { rendezvous, sockets })
     }
 
-    /// Where others will find the rank.
+    /// Addresses at which other ranks reach this one.
     pub fn rendezvous(&self) -> &Rendezvous {
         &self.rendezvous
     }
 
-    /// Frees the ports; the engine binds them in the next moment.
+    /// Frees the ports; the engine binds them immediately afterwards.
     pub fn release(self) {
         drop(self.sockets);
     }
@@ -196,12 +200,12 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     flag("prefix-dir-bytes", prefixes.max_bytes.to_string());
     flag("drain-seconds", stop::DRAIN_TIMEOUT.as_secs().to_string());
     flag("dtype", "auto".to_owned());
-    // The file is read by people; the agent's own log is the one that is collected.
+    // People read this file; log collectors read the agent's own log.
     flag("log", "text".to_owned());
     arguments
 }
 
-/// The cables to nodes of other ranks as the engine reads them, the one that carries most first.
+/// The `--cables` arguments: cables to nodes of other ranks, the fastest first.
 fn cables(links: &[Link], peers: &[Peer]) -> Vec<String> {
     let leads = |link: &Link| peers.iter().any(|peer| peer.node_name == link.peer);
     let mut found: Vec<_> = carrying_ring(links).filter(|(link, ..)| leads(link)).collect();
@@ -221,7 +225,7 @@ fn ip(address: &Option<String>) -> Option<IpAddr> {
     address.as_ref()?.parse().ok()
 }
 
-/// The engine's word for a backend; `None` for one that no engine of this release has.
+/// The engine's argument for a backend; `None` if no engine of this release has it.
 fn backend(backend: Backend) -> Option<&'static str> {
     match backend {
         Backend::None | Backend::Ring => Some("ring"),
@@ -231,7 +235,7 @@ fn backend(backend: Backend) -> Option<&'static str> {
     }
 }
 
-/// The engine's word for a form of cache; `None` for one that no engine of this release has.
+/// The engine's argument for a KV cache type; `None` if no engine of this release has it.
 fn kv_cache(cache_type: KvCacheType) -> Option<&'static str> {
     match cache_type {
         KvCacheType::AsComputed => Some("as-computed"),
@@ -241,7 +245,7 @@ fn kv_cache(cache_type: KvCacheType) -> Option<&'static str> {
     }
 }
 
-/// The engine's word for who guesses; `None` for one that no engine of this release knows.
+/// The engine's argument for a speculation mode; `None` if no engine of this release has it.
 fn speculation(mode: Speculation) -> Option<&'static str> {
     match mode {
         Speculation::PromptLookup => Some("prompt-lookup"),
@@ -250,7 +254,8 @@ fn speculation(mode: Speculation) -> Option<&'static str> {
     }
 }
 
-/// The engine's word for how ranks wait for sums; `None` for one that no engine of this release knows.
+/// The engine's argument for a fence mode (how ranks wait for sums); `None` if no engine of this release has
+/// it.
 fn fence(mode: Fence) -> Option<&'static str> {
     match mode {
         Fence::Default => Some("default"),
@@ -259,7 +264,7 @@ fn fence(mode: Fence) -> Option<&'static str> {
     }
 }
 
-/// Why this release cannot run a Shard: it says something only a newer release knows.
+/// Why this release cannot run a Shard: a field has a value that only newer releases know.
 pub fn unsupported_field(spec: &ShardSpec) -> Option<String> {
     let words = [
         ("spec.backend", backend(spec.backend).is_some()),
@@ -276,7 +281,7 @@ pub fn unsupported_field(spec: &ShardSpec) -> Option<String> {
 /// Starts the engine with its output appended to `<folder>/engine.log`.
 pub fn start(launch: &Launch<'_>, folder: &Path) -> io::Result<Child> {
     std::fs::create_dir_all(folder)?;
-    // A socket of an earlier incarnation would make the new one's bind fail.
+    // A stale socket of an earlier engine would make the new bind fail.
     std::fs::remove_file(launch.socket).ok();
     let output = russet_telemetry::logfile::open(&log_path(folder))?;
     let kernels = folder.with_file_name(KERNEL_CACHE_DIR);
@@ -289,18 +294,18 @@ pub fn start(launch: &Launch<'_>, folder: &Path) -> io::Result<Child> {
         .stderr(output)
         .current_dir(folder)
         .env("TMPDIR", kernels)
-        // Signals meant for the agent's terminal are not meant for the engine.
+        // Signals for the agent's terminal must not reach the engine.
         .process_group(0)
         .kill_on_drop(false)
         .spawn()
 }
 
-/// Where an engine writes.
+/// The engine's log file.
 pub fn log_path(folder: &Path) -> PathBuf {
     folder.join("engine.log")
 }
 
-/// The last lines an engine wrote, for the message about its end.
+/// The last line that an engine logged, for the message about its exit.
 pub fn last_log_line(folder: &Path) -> String {
     use std::io::{Read as _, Seek as _, SeekFrom};
     let Ok(mut file) = File::open(log_path(folder)) else { return String::new() };
@@ -313,7 +318,7 @@ pub fn last_log_line(folder: &Path) -> String {
     last.chars().take(400).collect()
 }
 
-/// The engine's program: as told, by `RUSSET_ENGINE`, or beside the running program.
+/// The engine's program: as configured, by `RUSSET_ENGINE`, or beside the running program.
 pub fn binary(configured: Option<&Path>) -> PathBuf {
     if let Some(told) = configured {
         return told.to_owned();
@@ -345,7 +350,7 @@ mod tests {
             rank: 0,
             layers_per_rank: vec![2; ranks as usize],
             epoch: 4,
-            // The order of a list is somebody else's; ranks decide.
+            // The order of the list is not reliable; ranks decide.
             peers: (0..ranks).rev().map(peer).collect(),
             context_tokens: 512,
             max_sequences: 2,

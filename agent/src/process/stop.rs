@@ -1,5 +1,5 @@
-//! Ending an engine that is no longer wanted without breaking off what it is answering. Engines of
-//! an epoch that ended are not asked: their group is broken, and the next one waits for the memory.
+//! Graceful shutdown of an engine without interrupting its responses. Engines of an ended epoch are killed
+//! instead: their group is broken, and the next one waits for the memory.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use tokio::task::AbortHandle;
 
 use super::record::ProcessIdentity;
 
-/// Time an engine gives to running answers; it is told so when it starts.
+/// Time that an engine gives running responses; passed to it at its start.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
-/// An engine that lives longer after it was asked hangs: its own time, and some to say goodbye.
+/// Time after which a draining engine counts as hung: its own drain timeout, and some for the exit.
 pub const KILL_TIMEOUT: Duration = Duration::from_secs(40);
-/// Time for the answer to the request itself, over a socket of this machine.
+/// RPC timeout of the request itself, over a socket of this machine.
 const RPC_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two looks at a process that may be nobody's child.
+/// Poll interval for a process that may not be a child of this agent.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// An engine that is being ended. Dropped, it is left to itself; an agent that comes back asks again.
+/// A shutdown in progress. When dropped, the engine is left alone; a restarted agent repeats the request.
 #[derive(Debug)]
 pub struct Shutdown(AbortHandle);
 
@@ -29,8 +29,8 @@ impl Drop for Shutdown {
     }
 }
 
-/// Asks the engine behind `socket` to answer what runs and end, and kills it after `patience`, or at
-/// once when it does not take the request.
+/// Asks the engine behind `socket` to drain and exit, and kills it after `timeout`, or at once when the
+/// request fails.
 pub fn graceful(process: ProcessIdentity, socket: PathBuf, timeout: Duration) -> Shutdown {
     let task = tokio::spawn(async move {
         let mut client = ControlClient::new(russet_rpc::tls::unix_channel(socket));
@@ -55,7 +55,7 @@ pub fn graceful(process: ProcessIdentity, socket: PathBuf, timeout: Duration) ->
                 RPC_TIMEOUT.as_secs()
             ),
         }
-        // Whatever became of the request; a process that is gone is not looked for.
+        // Whatever the result of the request; an exited process is not signalled.
         process.kill(&process.boot_id);
     });
     Shutdown(task.abort_handle())
@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers for a `cat`, which ends when its input does.
+    /// Control service of a `cat`, which exits when its input closes.
     struct StubEngine {
         input: Mutex<Option<ChildStdin>>,
         obeys: bool,
@@ -108,14 +108,14 @@ mod tests {
         }
     }
 
-    /// How a `cat` ended after its engine was asked to stop; the engine listens or does not.
+    /// Exit status of a `cat` after a shutdown; its engine listens or does not.
     async fn end(listens: bool, obeys: bool, patience: Duration) -> std::process::ExitStatus {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("control.sock");
         let mut child = Command::new("cat").stdin(Stdio::piped()).process_group(0).spawn().unwrap();
         let engine = StubEngine { input: Mutex::new(child.stdin.take()), obeys };
         let process = ProcessIdentity::from_pid(child.id(), "boot").unwrap();
-        // The service holds the input in either case, so `cat` does not end by itself.
+        // The service holds the input in either case, so `cat` does not exit by itself.
         let listener = tokio::net::UnixListener::bind(folder.path().join("other.sock")).unwrap();
         if listens {
             std::fs::rename(folder.path().join("other.sock"), &socket).unwrap();

@@ -1,5 +1,5 @@
-//! Watching a running engine from outside: its own reports over the control socket, whether they go on, and its
-//! process, whichever ends first. Nothing here decides what an end means.
+//! Watches a running engine from outside: its reports over the control socket, its heartbeats, and its
+//! process, whichever ends first. Not here: what follows from an end.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,29 +17,29 @@ use super::record::ProcessIdentity;
 use super::spawn;
 use super::watchdog::{CHECK_INTERVAL, Watchdog};
 
-/// How often an adopted process is looked at: it is nobody's child, so nothing wakes us. A lost
-/// rank is to be noticed in a fraction of the ten seconds a group has to form anew.
+/// Poll interval for an adopted process, which is not a child of this agent and sends no SIGCHLD. A lost rank
+/// must be noticed in a fraction of the ten seconds that a group has to reform.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is known of the engine to watch.
+/// The engine to watch.
 #[derive(Clone, Debug)]
 pub struct WatchTarget {
     /// UID of the Shard.
     pub shard: String,
-    /// Incarnation.
+    /// Epoch.
     pub epoch: i64,
     /// Its process.
     pub process: ProcessIdentity,
     /// Its control socket.
     pub socket: PathBuf,
-    /// Its folder.
+    /// Its directory.
     pub folder: PathBuf,
 }
 
-/// An event and whose it is: of which Shard, and which process.
+/// An event with its Shard's UID and its process.
 pub type EngineEvent = (String, ProcessIdentity, ProcessEvent);
 
-/// Ends the watching, not the engine, when dropped.
+/// Stops the watch, not the engine, when dropped.
 #[derive(Debug)]
 pub struct EngineWatch {
     reports_task: AbortHandle,
@@ -54,15 +54,19 @@ impl Drop for EngineWatch {
 }
 
 impl EngineWatch {
-    /// From now on the same process is another formation's.
+    /// Watches the same process as a rank of another formation.
     pub fn retarget(&mut self, target: WatchTarget, notices: mpsc::UnboundedSender<EngineEvent>) {
         self.reports_task.abort();
         self.reports_task = tokio::spawn(run_reports(target, notices)).abort_handle();
     }
 }
 
-/// Watches an engine; `child` is given when this very process started it.
-pub fn watch(target: WatchTarget, child: Option<Child>, notices: mpsc::UnboundedSender<EngineEvent>) -> EngineWatch {
+/// Watches an engine; `child` is given when this agent started it.
+pub fn watch(
+    target: WatchTarget,
+    child: Option<Child>,
+    notices: mpsc::UnboundedSender<EngineEvent>,
+) -> EngineWatch {
     let reports = tokio::spawn(run_reports(target.clone(), notices.clone())).abort_handle();
     let end = tokio::spawn(async move {
         let how = match child {
@@ -93,8 +97,8 @@ async fn wait_process(process: &ProcessIdentity) -> String {
     "ended".to_owned()
 }
 
-/// Passes on what an engine says until it ends or stands still. A beat that says nothing new concerns the watchdog
-/// alone: whoever hears of the rest has more to do than to count beats.
+/// Forwards an engine's reports until it exits or hangs. Heartbeats without news go to the watchdog only, to
+/// spare the receiver.
 async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineEvent>) {
     let (sender, mut said) = mpsc::unbounded_channel();
     let listening = listen(&target, sender);
@@ -105,7 +109,7 @@ async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineE
     let mut last = None;
     loop {
         let event = tokio::select! {
-            // What has been said is heard before anybody counts as silent.
+            // Received messages are handled before the silence is checked.
             biased;
             () = &mut listening => return,
             Some(heard) = said.recv() => {
@@ -134,20 +138,20 @@ async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineE
     }
 }
 
-/// A report without what changes in every beat.
+/// A report without the fields that change with every heartbeat.
 fn without_heartbeat(state: pb::EngineState) -> pb::EngineState {
     pb::EngineState { batches_ended: 0, batch_forecast_seconds: 0.0, ..state }
 }
 
-/// What is heard of an engine.
+/// A signal from an engine.
 enum ControlSignal {
-    /// Its socket is there.
+    /// Its socket exists.
     Socket,
-    /// What it says.
+    /// Its state.
     State(Box<pb::EngineState>),
 }
 
-/// Hears an engine for ever; one that was just started has no socket yet.
+/// Receives an engine's states until the task is aborted; a new process has no socket yet.
 async fn listen(target: &WatchTarget, said: mpsc::UnboundedSender<ControlSignal>) {
     let mut client = ControlClient::new(russet_rpc::tls::unix_channel(target.socket.clone()));
     loop {
@@ -157,7 +161,7 @@ async fn listen(target: &WatchTarget, said: mpsc::UnboundedSender<ControlSignal>
         if let Ok(answer) = client.watch(pb::WatchRequest {}).await {
             let mut stream = answer.into_inner();
             while let Ok(Some(state)) = stream.message().await {
-                // A socket may have been taken over; only the engine we mean is believed.
+                // Another engine may have taken over the socket; its reports are ignored.
                 if state.shard_uid != target.shard || state.epoch != target.epoch as u64 {
                     break;
                 }

@@ -1,67 +1,67 @@
-//! Tells an engine that hangs from one that has much to do, from outside of it. Pure: beats and looks come in with
-//! their times.
+//! Engine watchdog: distinguishes a hung engine from a busy one, from outside its process. Pure: heartbeats
+//! and checks come in with their times.
 //!
-//! An engine beats four times a second from threads that never wait for MLX. So beats that end say that the whole
-//! process stands still (SIGSTOP, a machine that pages); and beats that go on while the same batch runs and runs say
-//! that MLX waits for somebody who does not come, or is stuck itself. How long a batch may take the engine says
-//! before it runs: five times that, and never less than two seconds, is more than noise, and a prompt that is
-//! read for ten seconds is expected to take ten.
+//! An engine sends a heartbeat four times a second, from threads that never wait for MLX. Missing heartbeats
+//! mean that the whole process stands still (SIGSTOP, a machine that pages). Heartbeats with the same batch
+//! running on and on mean that MLX waits for a peer that does not answer, or is stuck itself. The engine
+//! forecasts a batch's duration before it runs. Five times the forecast, and at least two seconds, is beyond
+//! noise; a prefill of ten seconds is forecast as ten.
 //!
-//! Killing a rank that would have come back costs its group a new start, so an engine has the benefit of every doubt
-//! that concerns this side. Neither silence nor a batch is timed by the clock, but by looks and beats that came in time
-//! ([`Lull`]): on a machine without a free core looks come late and count for less, and it takes seven of them in a
-//! row; an agent that was itself suspended gives everybody fresh time. An engine whose socket is not there yet may still
-//! be loading its libraries, and one that serves nobody yet may be wiring a hundred gigabytes; both get longer, as long
-//! as the system does not say that a signal stopped them.
+//! Killing a rank that would have recovered costs its group a restart, so every doubt that concerns this side
+//! favours the engine. Neither silence nor a batch is timed by the clock, but by checks and heartbeats that
+//! came in time ([`SilenceDetector`]). On a machine without a free core checks come late and count for less,
+//! and it takes seven in a row. After a suspension of the agent all timers restart. An engine whose socket
+//! does not exist yet may still be loading its libraries, and one that does not serve yet may be wiring a
+//! hundred gigabytes. Both get longer, as long as the system does not report that a signal stopped them.
 
 use std::time::{Duration, Instant};
 
 use russet_crds::conditions::Reason;
 use russet_rpc::engine as pb;
-use russet_rpc::failure_detector::{HEARTBEAT_INTERVAL, BUSY_TIMEOUT, IDLE_TIMEOUT, SilenceDetector};
+use russet_rpc::failure_detector::{BUSY_TIMEOUT, HEARTBEAT_INTERVAL, IDLE_TIMEOUT, SilenceDetector};
 use thiserror::Error;
 
-/// Between two looks: as often as engines beat.
+/// Between two checks: as often as engines send heartbeats.
 pub const CHECK_INTERVAL: Duration = HEARTBEAT_INTERVAL;
 
-/// For the socket of a process that was just started: its libraries may come from a cold disk.
+/// Timeout for the socket of a new process: its libraries may come from a cold disk.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A batch hangs when it takes so many times its forecast.
+/// A batch hangs when it takes this multiple of its forecast.
 const FORECAST_FACTOR: f64 = 5.0;
 
-/// And no batch hangs sooner: below it the noise of a machine is larger than what was forecast.
+/// Minimum batch timeout: below it the noise of a machine is larger than the forecast.
 const MIN_BATCH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why an engine is given up.
+/// Why an engine is killed.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum HangError {
-    /// It does not beat.
+    /// No heartbeats arrive.
     #[error(
         "the engine was silent for {:.1} s, though it beats every {} ms, and was killed: its process is frozen, or the machine does not let it run",
         .silent.as_secs_f64(),
         HEARTBEAT_INTERVAL.as_millis()
     )]
     Silent {
-        /// For so long.
+        /// Duration of the silence.
         silent: Duration,
     },
-    /// It beats, and a batch does not end.
+    /// Heartbeats arrive, and a batch does not end.
     #[error(
         "a batch was running for {:.1} s where {:.3} s were forecast, and the engine was killed: it waits for a rank that does not answer, or is stuck",
         .running.as_secs_f64(),
         .forecast.as_secs_f64()
     )]
     Hung {
-        /// For so long.
+        /// Duration of the batch so far.
         running: Duration,
-        /// What it should have taken.
+        /// Forecast duration.
         forecast: Duration,
     },
 }
 
 impl HangError {
-    /// For conditions, events and metrics.
+    /// Reason for conditions, events and metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Silent { .. } => Reason::EngineSilent,
@@ -70,36 +70,37 @@ impl HangError {
     }
 }
 
-/// What is known of one engine.
+/// State of the watchdog for one engine.
 #[derive(Debug)]
 pub struct Watchdog {
     silence: SilenceDetector,
-    /// How long silence is borne; `None` for engines of a release that does not beat.
+    /// Silence timeout; `None` for engines of a release without heartbeats.
     silence_timeout: Option<Duration>,
-    /// Since the last batch ended.
+    /// Time since the last batch ended.
     batch: SilenceDetector,
     batches_ended: u64,
-    /// What runs now, by its forecast, and for how long it was seen to.
+    /// Forecast of the running batch, and how long it was seen running.
     current_batch: Option<(Duration, Duration)>,
 }
 
 impl Watchdog {
-    /// Begins with an engine that was not heard yet.
+    /// Starts with an engine that has sent nothing yet.
     pub fn new(now: Instant) -> Self {
         let (silence, batch) = (SilenceDetector::new(now), SilenceDetector::new(now));
         Self { silence, silence_timeout: Some(SOCKET_TIMEOUT), batch, batches_ended: 0, current_batch: None }
     }
 
-    /// Its socket takes connections, which the system does for a frozen process too: from now on it can speak.
+    /// The engine's socket accepts connections (the system accepts them for a frozen process too): heartbeats
+    /// are expected from now on.
     pub fn socket_found(&mut self, now: Instant) {
-        // Once: who is found again and again and never speaks is silent all the same.
+        // Once only: an engine that is found again and again and never sends is still silent.
         if self.silence_timeout == Some(SOCKET_TIMEOUT) {
             self.silence.reset(now);
             self.silence_timeout = Some(IDLE_TIMEOUT);
         }
     }
 
-    /// The engine spoke.
+    /// Takes a heartbeat of the engine.
     pub fn heartbeat(&mut self, state: &pb::EngineState, now: Instant) {
         self.silence.reset(now);
         self.silence_timeout = match state.phase() {
@@ -113,13 +114,13 @@ impl Watchdog {
         if !same {
             self.batch.reset(now);
         }
-        // One that has failed gives up its batches by itself, or is given up by itself.
+        // A failed engine ends its batches itself, or is ended.
         let judged = !forecast.is_zero() && state.phase() != pb::Phase::Failed;
         self.current_batch = judged.then(|| (forecast, self.batch.tick(now)));
     }
 
-    /// What is wrong with it, as far as was heard. Whether the system says that its process is `stopped` is asked only
-    /// of one that is silent.
+    /// Returns why the engine is hung, if it is. `stopped` asks the system whether the process is stopped; it
+    /// is called only for a silent engine.
     pub fn check(&mut self, now: Instant, stopped: impl FnOnce() -> bool) -> Option<HangError> {
         let silent = self.silence.tick(now);
         if let Some(patience) = self.silence_timeout
@@ -129,7 +130,8 @@ impl Watchdog {
             return Some(HangError::Silent { silent });
         }
         let (forecast, running) = self.current_batch?;
-        (running >= MIN_BATCH_TIMEOUT.max(forecast.mul_f64(FORECAST_FACTOR))).then_some(HangError::Hung { running, forecast })
+        (running >= MIN_BATCH_TIMEOUT.max(forecast.mul_f64(FORECAST_FACTOR)))
+            .then_some(HangError::Hung { running, forecast })
     }
 }
 
@@ -137,37 +139,37 @@ impl Watchdog {
 mod tests {
     use super::*;
 
-    /// What happens to an engine for some seconds.
+    /// Activity of an engine for some seconds.
     #[derive(Clone, Copy)]
     enum EngineActivity {
-        /// It beats in this phase; batches of this forecast end all the time.
+        /// Sends heartbeats in this phase; batches of this forecast end all the time.
         RunsBatch(pb::Phase, f64),
-        /// It beats, and one batch of this forecast runs all the time.
+        /// Sends heartbeats; one batch of this forecast runs all the time.
         BatchHangs(pb::Phase, f64),
-        /// It beats and nothing runs.
+        /// Sends heartbeats; nothing runs.
         Idle(pb::Phase),
-        /// It speaks once, as a release before beats did.
+        /// Sends one state, as releases before heartbeats did.
         Old,
-        /// Nothing is heard.
+        /// Sends nothing.
         Nothing,
-        /// Nothing is heard, and the system says that a signal stopped the process.
+        /// Sends nothing, and the system reports that a signal stopped the process.
         Stopped,
-        /// This agent does not run.
+        /// The agent is suspended.
         Suspended,
-        /// Its socket takes connections, and nothing is heard.
+        /// Its socket accepts connections, and it sends nothing.
         Listens,
-        /// It works, and so late are beats and looks: nobody on this machine gets a core in time.
+        /// Works; heartbeats and checks come this late, because no process gets a core in time.
         Starves(f64),
     }
     use EngineActivity::*;
 
-    /// Lives through it; says what was wrong first, and how many seconds after the last thing began.
+    /// Runs the story; returns the first error, and how many seconds after the last activity began.
     fn simulate(story: &[(f64, EngineActivity)]) -> Option<(&'static str, f64)> {
         let mut now = Instant::now();
         let (mut watchdog, mut ended) = (Watchdog::new(now), 0);
         for (seconds, does) in story {
             let (start, end) = (now, now + Duration::from_secs_f64(*seconds));
-            // No batch goes from one thing to the next.
+            // No batch spans two activities.
             ended += 1;
             let step = match does {
                 Suspended => *seconds,
@@ -236,7 +238,11 @@ mod tests {
                 None,
             ),
             ("hung in a long prompt", vec![works, (90.0, BatchHangs(serving, 10.0))], Some(("hung", 50.25))),
-            ("the first step ever", vec![(5.0, Idle(loaded)), (120.0, BatchHangs(loaded, 60.0)), works], None),
+            (
+                "the first step ever",
+                vec![(5.0, Idle(loaded)), (120.0, BatchHangs(loaded, 60.0)), works],
+                None,
+            ),
             ("hung in the first step ever", vec![(400.0, BatchHangs(loaded, 60.0))], Some(("hung", 300.25))),
             ("a gigabyte a second for minutes", vec![(300.0, Idle(loading)), works], None),
             (

@@ -1,16 +1,16 @@
-//! `builtin://smoke`: the smoke model of this repository, in 4 bits, which every agent carries within itself. So a cluster
-//! can be proved without any network but its own (`russet doctor --prove`).
+//! `builtin://smoke`: the smoke model of this repository, in 4 bits, embedded in every agent. It lets a
+//! cluster be tested without any outside network (`russet doctor --prove`).
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use sha2::{Digest as _, Sha256};
 
 use super::verify::Digest;
-use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
+use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "builtin://", pinned: false, keys: &[], list };
 
-/// A file by its name, and its bytes.
+/// Name and bytes of a file.
 type EmbeddedFile = (&'static str, &'static [u8]);
 
 macro_rules! carried {

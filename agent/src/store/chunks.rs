@@ -1,5 +1,5 @@
-//! Files in chunks of 16 MiB, each a subtree of the file's BLAKE3 tree: a chunk is checked alone, and together they
-//! prove the file. Pure.
+//! Chunks of 16 MiB, each a subtree of the file's BLAKE3 tree: a chunk is verified alone, and all chunks
+//! together verify the file. Pure.
 
 use blake3::hazmat::{self, ChainingValue, HasherExt as _, Mode};
 
@@ -10,10 +10,10 @@ use super::model_dirs::Manifest;
 /// Bytes of a chunk; the last one of a file is shorter. A power of two, so that chunks are subtrees.
 pub const CHUNK_BYTES: u64 = 16 << 20;
 
-/// What a chunk hashes to: the file's hash where it is the only one, else the chaining value of its subtree.
+/// Hash of a chunk: the file's hash if it is the only one, else the chaining value of its subtree.
 pub type HashBytes = [u8; 32];
 
-/// A [`Value`] in a manifest, in hexadecimal digits.
+/// [`HashBytes`] in a manifest, in hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ChunkHash(#[serde(with = "hex::serde")] pub HashBytes);
@@ -21,22 +21,22 @@ pub struct ChunkHash(#[serde(with = "hex::serde")] pub HashBytes);
 /// One chunk of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// The file it is of, by its place in the manifest.
+    /// Index of its file in the manifest.
     pub file: usize,
-    /// Its place in the file.
+    /// Its index in the file.
     pub index: usize,
-    /// Where it begins in the file.
+    /// Its offset in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// Chunks of a file of that size.
+/// Number of chunks in a file of this size.
 pub fn count(size: u64) -> usize {
     size.div_ceil(CHUNK_BYTES) as usize
 }
 
-/// Every chunk of a model, file after file.
+/// All chunks of a model, file by file.
 pub fn split(manifest: &Manifest) -> Vec<Chunk> {
     let files = manifest.files.iter().enumerate();
     let chunks = files.flat_map(|(file, of)| {
@@ -48,7 +48,7 @@ pub fn split(manifest: &Manifest) -> Vec<Chunk> {
     chunks.collect()
 }
 
-/// Hashes the chunks of a file, in order, as its bytes come.
+/// Hashes the chunks of a file incrementally, in order.
 pub struct TreeHasher {
     size: u64,
     seen: u64,
@@ -57,7 +57,7 @@ pub struct TreeHasher {
 }
 
 impl TreeHasher {
-    /// For a file of `size` bytes.
+    /// A hasher for a file of `size` bytes.
     pub fn new(size: u64) -> Self {
         Self { size, seen: 0, current: None, hashes: Vec::with_capacity(count(size)) }
     }
@@ -77,21 +77,21 @@ impl TreeHasher {
         }
     }
 
-    /// The values of all chunks.
+    /// The hashes of all chunks.
     pub fn finish(mut self) -> Vec<HashBytes> {
         self.hashes.extend(self.current.take().map(ChunkHasher::finish));
         self.hashes
     }
 }
 
-/// Hashes one chunk, as its bytes come.
+/// Hashes one chunk incrementally.
 pub struct ChunkHasher {
     hasher: blake3::Hasher,
     only: bool,
 }
 
 impl ChunkHasher {
-    /// For the chunk at `offset` in a file of `size` bytes.
+    /// A hasher for the chunk at `offset` in a file of `size` bytes.
     pub fn new(size: u64, offset: u64) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.set_input_offset(offset);
@@ -103,7 +103,7 @@ impl ChunkHasher {
         self.hasher.update(bytes);
     }
 
-    /// What the chunk hashes to.
+    /// The chunk's hash.
     pub fn finish(self) -> HashBytes {
         match self.only {
             true => *self.hasher.finalize().as_bytes(),
@@ -112,7 +112,7 @@ impl ChunkHasher {
     }
 }
 
-/// The BLAKE3 of a file whose chunks have these values.
+/// The BLAKE3 hash of a file with these chunk hashes.
 pub fn root(values: &[HashBytes]) -> HashBytes {
     match values {
         [] => *blake3::hash(b"").as_bytes(),
@@ -134,7 +134,7 @@ fn subtree(values: &[HashBytes]) -> ChainingValue {
     }
 }
 
-/// The left half of a tree is the largest whole one that leaves something for the right.
+/// The left half of a BLAKE3 tree is the largest complete one that leaves something for the right.
 fn halves(values: &[HashBytes]) -> (&[HashBytes], &[HashBytes]) {
     values.split_at(values.len().next_power_of_two() / 2)
 }
@@ -145,10 +145,12 @@ mod tests {
 
     #[test]
     fn chunk_hashes_combine_to_the_blake3_file_hash() {
-        for size in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES, 5 * CHUNK_BYTES + 17] {
+        for size in
+            [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES, 5 * CHUNK_BYTES + 17]
+        {
             let bytes: Vec<u8> = (0..size).map(|at| (at * at % 251) as u8).collect();
             let mut hasher = TreeHasher::new(size);
-            // Pieces that do not end where chunks do.
+            // Pieces that do not end at chunk boundaries.
             bytes.chunks(3_000_001).for_each(|piece| hasher.update(piece));
             let values = hasher.finish();
             assert_eq!(

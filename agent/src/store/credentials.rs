@@ -1,16 +1,16 @@
-//! What opens a source: the keys of the Secret that a Model names, and nothing else. What this machine itself may
-//! open (its environment, its owner's files, the metadata service of a cloud) is never shown to a source, because
-//! whoever writes a Model is not whoever owns the machine.
+//! Credentials of a source: the keys of the Secret that a Model names, and nothing else. Credentials of the
+//! machine (its environment, its owner's files, a cloud's metadata service) are never sent to a source,
+//! because the author of a Model is not necessarily the owner of the machine.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The texts of a Secret by their keys; printed without them.
+/// The texts of a Secret by key; hidden in Debug output.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Credentials(BTreeMap<String, String>);
 
 impl Credentials {
-    /// Takes what is text, without the line ends that editors leave.
+    /// Keeps values that are text, without trailing line breaks of editors.
     pub fn new(data: impl IntoIterator<Item = (String, Vec<u8>)>) -> Self {
         let text = |(key, value): (String, Vec<u8>)| {
             let value = String::from_utf8(value).ok()?.trim().to_owned();
@@ -24,7 +24,7 @@ impl Credentials {
         self.0.get(key).map(String::as_str)
     }
 
-    /// The bearer token, of sources that want one.
+    /// The bearer token, for sources that use one.
     pub fn token(&self) -> Option<&str> {
         self.get("token")
     }

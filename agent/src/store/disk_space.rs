@@ -1,6 +1,5 @@
-//! Whether files may begin to come: what is free, what other files on their way were promised, and what the
-//! machine's owner wants left. Asked before the first byte, because a disk that runs full takes everything
-//! else on the machine with it.
+//! Disk space of the store: free bytes, reservations of other copies, and the owner's reserve. Checked before
+//! the first byte of a copy, because a full disk affects everything else on the machine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,9 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::StoreError;
 use super::model_dirs::ModelDirs;
 
-/// Where the owner says nothing, a twentieth of the disk stays free: logs, updates and the system's own
-/// files grow with the machine. Less than 1 GiB is nothing even on a small disk, and more than 10 GiB
-/// nobody misses on a large one.
+/// By default a twentieth of the disk stays free: logs, updates and the system's own files grow with the
+/// machine. At least 1 GiB even on a small disk, and at most 10 GiB on a large one.
 const RESERVE_DIVISOR: u64 = 20;
 const MIN_RESERVE_BYTES: u64 = 1 << 30;
 const MAX_RESERVE_BYTES: u64 = 10 << 30;
@@ -19,44 +17,44 @@ const MAX_RESERVE_BYTES: u64 = 10 << 30;
 /// The disk under the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUsage {
-    /// Bytes in all.
+    /// Total bytes.
     pub total: u64,
     /// Bytes free.
     pub free: u64,
-    /// Bytes the store has.
+    /// Bytes that the store uses.
     pub models: u64,
-    /// Bytes that stay free.
+    /// Bytes to keep free.
     pub reserve: u64,
 }
 
 impl DiskUsage {
-    /// Bytes all models together may take.
+    /// Bytes that all models together may use.
     pub fn limit(&self) -> u64 {
         self.free.saturating_add(self.models).saturating_sub(self.reserve)
     }
 }
 
-/// What the owner wants left. Cloning shares it.
+/// The owner's reserve. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct DiskReserve(Arc<Mutex<Option<u64>>>);
 
 impl DiskReserve {
-    /// Takes the owner's word; returns whether it is another one.
+    /// Sets the owner's reserve; returns whether it changed.
     pub fn set(&self, bytes: Option<u64>) -> bool {
         std::mem::replace(&mut *lock(&self.0), bytes) != bytes
     }
 
-    /// Bytes of a disk of that size.
+    /// Reserved bytes of a disk of this size.
     pub fn bytes_for(&self, total: u64) -> u64 {
         lock(&self.0).unwrap_or_else(|| (total / RESERVE_DIVISOR).clamp(MIN_RESERVE_BYTES, MAX_RESERVE_BYTES))
     }
 }
 
-/// Files on their way, and their bytes when they are whole.
+/// Copies in progress, with their final size in bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DiskReservations(Arc<Mutex<BTreeMap<String, u64>>>);
 
-/// Room for one copy, until it is dropped.
+/// A reservation for one copy; released when dropped.
 #[derive(Debug)]
 pub(super) struct DiskReservation {
     reservations: DiskReservations,
@@ -64,7 +62,7 @@ pub(super) struct DiskReservation {
 }
 
 impl DiskReservations {
-    /// Promises room for all `total` bytes of a copy.
+    /// Reserves space for all `total` bytes of a copy.
     pub fn reserve(
         &self,
         shelf: &ModelDirs,
@@ -72,7 +70,7 @@ impl DiskReservations {
         key: &str,
         total: u64,
     ) -> Result<DiskReservation, StoreError> {
-        // Held until the promise is written down: two who ask at once must not get the same bytes.
+        // Locked until the reservation is recorded: two concurrent requests must not get the same bytes.
         let mut promised = lock(&self.0);
         let need = total.saturating_sub(shelf.partial_bytes(key));
         check_space(&promised, shelf, reserve, key, need)?;
@@ -80,8 +78,14 @@ impl DiskReservations {
         Ok(DiskReservation { reservations: self.clone(), key: key.to_owned() })
     }
 
-    /// Whether that many more bytes would fit.
-    pub fn check(&self, shelf: &ModelDirs, reserve: &DiskReserve, key: &str, need: u64) -> Result<(), StoreError> {
+    /// Whether this many more bytes fit.
+    pub fn check(
+        &self,
+        shelf: &ModelDirs,
+        reserve: &DiskReserve,
+        key: &str,
+        need: u64,
+    ) -> Result<(), StoreError> {
         check_space(&lock(&self.0), shelf, reserve, key, need)
     }
 }
@@ -132,7 +136,8 @@ mod tests {
     #[test]
     fn disk_pressure_error_shows_the_numbers() {
         let judge = |free, need, promised, reserve| {
-            decide_space(Path::new("/d"), "k", SpaceRequest { free, need, promised, reserve }).map_err(|it| it.to_string())
+            decide_space(Path::new("/d"), "k", SpaceRequest { free, need, promised, reserve })
+                .map_err(|it| it.to_string())
         };
         let gib = 1 << 30;
         assert_eq!(judge(6 * gib, 5 * gib, 0, gib), Ok(()));
@@ -174,7 +179,7 @@ mod tests {
         let shelf = ModelDirs::open(folder.path().join("models")).unwrap();
         let (_, free) = shelf.disk().unwrap();
         let (promises, reserve) = (DiskReservations::default(), DiskReserve::default());
-        // Something else may use the disk meanwhile, so the halves leave a lot between them.
+        // Other programs may use the disk during the test, so the halves leave a wide margin.
         reserve.set(Some(free / 4));
         let half = free / 2;
         let first = promises.reserve(&shelf, &reserve, "a", half).unwrap();

@@ -1,5 +1,5 @@
-//! One file's way to the disk: appended to `<name>.part`, resumed where it stopped for as long as
-//! it is wanted, renamed when every promised byte is there. Hashing comes later and elsewhere.
+//! Download of one file: appended to `<name>.part`, resumed where it stopped for as long as it is wanted,
+//! renamed when every expected byte is there. Not here: hashing.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,15 +12,15 @@ use tokio::sync::watch;
 
 use super::builtin;
 use super::object::RemoteObject;
-use super::{Context, FileLocation, TransferProgress, SourceListing, SourceFile, StoreError, web};
+use super::{Context, FileLocation, SourceFile, SourceListing, StoreError, TransferProgress, web};
 use crate::transfer_limits::TransferLimiter;
 
-/// Longest pause between two tries: a source that comes back is noticed within half a minute.
+/// Maximum backoff between two attempts: a source that returns is noticed within half a minute.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// Bytes written at once; small writes halve the rate of fast disks.
+/// Bytes per write; small writes halve the rate of fast disks.
 const WRITE_BUFFER_BYTES: usize = 1 << 20;
 
-/// Pauses that double while nothing arrives.
+/// Exponential backoff while nothing arrives.
 struct Backoff {
     base: Duration,
     next: Duration,
@@ -45,13 +45,13 @@ fn part_path(folder: &Path, file: &SourceFile) -> PathBuf {
     folder.join(format!("{}.part", file.name))
 }
 
-/// Bytes of `file` an earlier try left in `folder`.
+/// Bytes of `file` in `folder` from an earlier attempt.
 pub(super) fn present_bytes(folder: &Path, file: &SourceFile) -> u64 {
     let size = |path: PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
     size(folder.join(&file.name)).max(size(part_path(folder, file))).min(file.size)
 }
 
-/// Brings `file` into `folder`, whole.
+/// Downloads `file` into `folder`, complete.
 pub(super) async fn file(
     context: &Context,
     source: &SourceListing,
@@ -78,7 +78,7 @@ pub(super) async fn file(
     }
     let part = part_path(folder, file);
     tokio::fs::rename(&part, &done).await.map_err(StoreError::io(&part))?;
-    // Written beside the part to recognise the same bytes when resuming; of no use any more.
+    // The tag file identifies the bytes when resuming; it is no longer needed.
     tokio::fs::remove_file(tag_path(&part)).await.ok();
     Ok(())
 }
@@ -87,7 +87,7 @@ fn tag_path(part: &Path) -> PathBuf {
     part.with_extension("part.etag")
 }
 
-/// One try: from where the part ends to the end of the file.
+/// One attempt: from the end of the part to the end of the file.
 async fn attempt(
     context: &Context,
     source: &SourceListing,
@@ -115,7 +115,7 @@ async fn attempt(
             }),
         }?;
     }
-    // Bytes of an interrupted transfer are kept by `write`; these are the last ones.
+    // `write` flushed an interrupted transfer's bytes; these are the last ones.
     sink.flush().await?;
     if sink.length != file.size {
         return Err(StoreError::Truncated { file: file.name.clone(), got: sink.length, want: file.size });
@@ -147,7 +147,7 @@ async fn from_web(
     let tag_path = tag_path(&sink.path);
     let known = tokio::fs::read_to_string(&tag_path).await.ok();
     let resume = (sink.length > 0).then_some((sink.length, None));
-    // Weak tags promise equal meaning, not equal bytes, and may not guard a range.
+    // Weak tags mean equivalent content, not equal bytes, and may not guard a range.
     let guard = known.as_deref().filter(|tag| resume.is_some() && !tag.starts_with("W/"));
     let mut response = web.get(url, resume, guard).await?.response;
 
@@ -156,7 +156,7 @@ async fn from_web(
     match response.status() {
         StatusCode::PARTIAL_CONTENT if web::start(&response) == Some(sink.length) && !changed => {}
         StatusCode::OK => sink.restart().await?,
-        // The server's file is another one than the part began with: begin anew.
+        // The server's file differs from the one the part began with: start again.
         status => {
             sink.restart().await?;
             tokio::fs::remove_file(&tag_path).await.ok();
@@ -187,8 +187,12 @@ async fn from_web(
     }
 }
 
-async fn from_object(object: &RemoteObject, file: &SourceFile, sink: &mut PartFile<'_>) -> Result<(), StoreError> {
-    // The part is of the object that was listed when it was begun.
+async fn from_object(
+    object: &RemoteObject,
+    file: &SourceFile,
+    sink: &mut PartFile<'_>,
+) -> Result<(), StoreError> {
+    // The part belongs to the object version that was listed at its start.
     let tag_path = tag_path(&sink.path);
     let known = tokio::fs::read_to_string(&tag_path).await.ok();
     if known.as_deref() != object.tag() {
@@ -213,7 +217,7 @@ async fn from_object(object: &RemoteObject, file: &SourceFile, sink: &mut PartFi
     }
 }
 
-/// The part, written in long runs; what it counts as progress is on disk when it is flushed.
+/// The part file, written in long runs; bytes counted as progress are on disk after a flush.
 struct PartFile<'a> {
     path: PathBuf,
     file: tokio::io::BufWriter<tokio::fs::File>,
@@ -249,7 +253,7 @@ impl<'a> PartFile<'a> {
         Ok(())
     }
 
-    /// Writes what `what` sent, if it is no more than the `size` bytes it promised.
+    /// Appends bytes from `what`, unless they exceed the announced `size`.
     async fn append(&mut self, chunk: &[u8], what: &str, size: u64) -> Result<(), StoreError> {
         if chunk.len() as u64 > size.saturating_sub(self.length) {
             self.restart().await?;
@@ -259,7 +263,7 @@ impl<'a> PartFile<'a> {
             });
         }
         self.write(chunk).await?;
-        // What is here already is paid for before more is read.
+        // Received bytes are charged to the rate limit before more are read.
         self.limiter.acquire(chunk.len() as u64).await;
         Ok(())
     }

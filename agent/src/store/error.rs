@@ -27,7 +27,7 @@ pub enum StoreError {
     BadUri {
         /// The URI.
         uri: String,
-        /// What is wrong and how to write it.
+        /// The problem and the correct form.
         problem: String,
     },
     /// `file://` outside the allowed folders.
@@ -40,7 +40,7 @@ pub enum StoreError {
         /// Allowed folders.
         roots: String,
     },
-    /// Nothing is there.
+    /// The source does not exist.
     #[error("{what} does not exist ({detail}); check the URI and the revision")]
     NotFound {
         /// URL or path.
@@ -58,22 +58,22 @@ pub enum StoreError {
         /// Status.
         detail: String,
     },
-    /// The source does not answer properly; tried again.
+    /// The source does not answer properly; retried.
     #[error("{what} cannot be reached: {detail}; it is tried again")]
     Unreachable {
         /// URL.
         what: String,
-        /// Why.
+        /// Cause.
         detail: String,
     },
-    /// The source wants to be left alone for a while.
+    /// The source asks for a pause (rate limit or overload).
     #[error("{what} asks to come back later ({detail}); it is tried again in {} s", .after.as_secs().max(1))]
     Busy {
         /// URL.
         what: String,
         /// Status.
         detail: String,
-        /// When.
+        /// Time until the next attempt.
         after: Duration,
     },
     /// The transfer ended early.
@@ -83,35 +83,35 @@ pub enum StoreError {
         file: String,
         /// Bytes on disk.
         got: u64,
-        /// Bytes promised.
+        /// Bytes expected.
         want: u64,
     },
-    /// A header is not what it should be.
+    /// A header is malformed.
     #[error("the model cannot be read")]
     Header(#[from] HeaderError),
-    /// The bytes are not those promised.
+    /// The digest of the bytes is wrong.
     #[error(
         "{file} has the digest {actual}, not {expected}; the copy was thrown away and is fetched again. If this repeats, the source itself is damaged"
     )]
     Digest {
         /// The file, or `the manifest`.
         file: String,
-        /// Promised.
+        /// Expected digest.
         expected: String,
-        /// Found.
+        /// Actual digest.
         actual: String,
     },
-    /// What another machine's manifest says of a file is not so.
+    /// The SHA-256 of a file in another machine's manifest is wrong.
     #[error(
         "{file} has not the SHA-256 that the other machines' manifest {id} says, though it has its BLAKE3: whoever fetched it first did not tell the truth; it is fetched from the source. Look at the node that was ready first"
     )]
     Sha256Mismatch {
         /// The file.
         file: String,
-        /// What names the manifest.
+        /// Id of the manifest.
         id: String,
     },
-    /// The source has another file by now.
+    /// The source's file changed after it was listed.
     #[error(
         "{what} is not what was listed, so it was replaced meanwhile; the model is listed again and what changed is fetched anew"
     )]
@@ -119,7 +119,7 @@ pub enum StoreError {
         /// URL.
         what: String,
     },
-    /// Too little room.
+    /// Not enough disk space.
     #[error(
         "{} has {} free, but {} more are needed, {} are promised to other copies and {} stay reserved; free some room, lower the node's spec.disk.reserve, or delete a Model that nobody needs here",
         .path.display(), show(*.free), show(*.need), show(*.promised), show(*.reserve)
@@ -127,23 +127,23 @@ pub enum StoreError {
     DiskPressure {
         /// The store.
         path: PathBuf,
-        /// What names the bytes.
+        /// Key of the copy.
         key: String,
         /// Bytes free.
         free: u64,
-        /// Bytes still to come.
+        /// Bytes still missing.
         need: u64,
-        /// Bytes still to come of other copies.
+        /// Bytes that other copies still miss.
         promised: u64,
-        /// Bytes kept for the machine.
+        /// Bytes reserved for the machine.
         reserve: u64,
     },
-    /// No other node gives the bytes.
+    /// No other node sends the bytes.
     #[error("no node gives the model {id}…: {detail}; it is tried again")]
     Peers {
-        /// Beginning of the id of its bytes.
+        /// Beginning of the content id.
         id: String,
-        /// What went wrong last.
+        /// Last error.
         detail: String,
     },
     /// The file system failed.
@@ -151,7 +151,7 @@ pub enum StoreError {
     Io {
         /// File or folder.
         path: PathBuf,
-        /// Why.
+        /// System error.
         source: std::io::Error,
     },
 }
@@ -164,7 +164,7 @@ impl StoreError {
             Self::BadUri { .. } => Reason::InvalidSpec,
             Self::NotFound { .. } => Reason::SourceNotFound,
             Self::Forbidden { .. } => Reason::SourceForbidden,
-            // Something else took the room that was promised; the next try says how much is missing.
+            // Another program used the reserved space; the next attempt reports how much is missing.
             Self::Io { source, .. }
                 if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
             {
@@ -175,7 +175,9 @@ impl StoreError {
             }
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
-            Self::Digest { .. } | Self::Sha256Mismatch { .. } | Self::Replaced { .. } => Reason::DigestMismatch,
+            Self::Digest { .. } | Self::Sha256Mismatch { .. } | Self::Replaced { .. } => {
+                Reason::DigestMismatch
+            }
             Self::DiskPressure { .. } => Reason::DiskPressure,
         }
     }
@@ -188,12 +190,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the same transfer may succeed in a moment.
+    /// Whether the same transfer may succeed soon.
     pub(super) fn transient(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Busy { .. } | Self::Truncated { .. })
     }
 
-    /// Before this has passed the source is not to be asked again.
+    /// Minimum time until the next request to the source.
     pub fn retry_after(&self) -> Duration {
         match self {
             Self::Busy { after, .. } => *after,

@@ -1,5 +1,5 @@
-//! `file:///folder`: a folder of this machine, copied like any other source so that nobody can
-//! change bytes that were verified. Only folders the agent's owner allowed are read.
+//! `file:///folder`: a directory of this machine, copied like any other source so that verified bytes cannot
+//! be changed. Only directories that the agent's owner allowed are read.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 
-use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
+use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "file://", pinned: false, keys: &[], list };
 
-fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(
+    context: &'a Context,
+    wanted: &'a SourceSpec,
+) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         let roots = context.allow_file_roots.clone();
         let uri = wanted.uri.clone();
@@ -44,18 +47,23 @@ fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<SourceListing, StoreError
         if !super::is_allowed_file(&name) {
             continue;
         }
-        // Caches of other tools keep links to blobs; what a link leads to must be allowed as well.
+        // Caches of other tools contain links to blobs; the target of a link must be allowed as well.
         let path = allowed(&entry.path(), roots)?;
         let metadata = std::fs::metadata(&path).map_err(StoreError::io(&path))?;
         if metadata.is_file() {
-            files.push(SourceFile { name, size: metadata.len(), digest: None, location: FileLocation::Disk(path) });
+            files.push(SourceFile {
+                name,
+                size: metadata.len(),
+                digest: None,
+                location: FileLocation::Disk(path),
+            });
         }
     }
     Ok(SourceListing { commit: None, files, web: None })
 }
 
-/// The canonical form of `path`, if it lies under an allowed folder. A path that does not exist is
-/// only reported as missing inside the allowed folders, so that nobody can probe the machine.
+/// The canonical form of `path`, if it is below an allowed directory. A missing path is reported as missing
+/// only inside the allowed directories, so that the machine cannot be probed.
 fn allowed(path: &Path, roots: &[PathBuf]) -> Result<PathBuf, StoreError> {
     let refused = || StoreError::NotAllowed {
         path: path.to_owned(),

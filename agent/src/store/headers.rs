@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_wire::shape::{ShardAxis, ModelShape, TensorRole, shard_axis, tensor_role};
+use russet_wire::shape::{ModelShape, ShardAxis, TensorRole, shard_axis, tensor_role};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -173,7 +173,10 @@ impl ModelConfig {
     /// Values that share one scale in a quantised module.
     fn group_size(&self, module: &str) -> u64 {
         let own = self.quantization.get(module).and_then(|own| own.get("group_size"));
-        own.or_else(|| self.quantization.get("group_size")).and_then(Value::as_u64).unwrap_or(64).min(MAX_FIELD_VALUE)
+        own.or_else(|| self.quantization.get("group_size"))
+            .and_then(Value::as_u64)
+            .unwrap_or(64)
+            .min(MAX_FIELD_VALUE)
     }
 }
 

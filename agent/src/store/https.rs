@@ -1,5 +1,5 @@
-//! `https://host/folder`: a plain folder of a web server. Its `SHA256SUMS` is the listing where
-//! there is one; without, the names a model of the Hugging Face layout may have are tried.
+//! `https://host/folder`: a plain directory of a web server. Its `SHA256SUMS` is the listing if there is one;
+//! otherwise the file names of the Hugging Face layout are tried.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use reqwest::Url;
 use super::headers::{self, CONFIG, INDEX};
 use super::verify::Digest;
 use super::web::WebClient;
-use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
+use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "https://", pinned: false, keys: super::TOKEN, list };
 
-/// The listing, as `sha256sum *` writes it.
+/// The listing, in the format of `sha256sum *`.
 pub(super) const CHECKSUM_FILE: &str = "SHA256SUMS";
 
 /// Files of the Hugging Face layout beside configuration, index and weights.
@@ -32,7 +32,10 @@ const OPTIONAL: &[&str] = &[
     "chat_template.json",
 ];
 
-fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(
+    context: &'a Context,
+    wanted: &'a SourceSpec,
+) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         let folder = Url::parse(&format!("{}/", wanted.uri.trim_end_matches('/')))
             .map_err(|error| StoreError::BadUri { uri: wanted.uri.clone(), problem: error.to_string() })?;
@@ -77,7 +80,7 @@ pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceL
                         digest: digest.map(Digest::Sha256),
                         location: FileLocation::Web(url),
                     })),
-                    // What a listing names must be there; what was only tried may be absent.
+                    // Listed files must exist; files that are only tried may be absent.
                     Err(StoreError::NotFound { .. }) if !listed => Ok(None),
                     Err(error) => Err(error),
                 }
@@ -89,7 +92,7 @@ pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceL
     Ok(SourceListing { commit: None, files: files.into_iter().flatten().collect(), web: Some(web.clone()) })
 }
 
-/// A small text; `None` when there is none.
+/// A small text file; `None` if absent.
 async fn get_optional(web: &WebClient, url: &Url) -> Result<Option<String>, StoreError> {
     let size = match web.probe(url).await {
         Ok(probed) => probed.size.unwrap_or_default().min(headers::MAX_HEADER_BYTES),
@@ -102,7 +105,7 @@ async fn get_optional(web: &WebClient, url: &Url) -> Result<Option<String>, Stor
     Ok(Some(String::from_utf8_lossy(&web.read(url, 0, size).await?).into_owned()))
 }
 
-/// Name to SHA-256; lines that are neither are skipped.
+/// SHA-256 by file name; other lines are skipped.
 pub(super) fn parse_checksums(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter_map(|line| {
@@ -128,7 +131,7 @@ mod tests {
         assert_eq!(parse_checksums(&text)["config.json"], "ab".repeat(32));
     }
 
-    /// Serves `files` as a plain folder and lists it.
+    /// Serves `files` as a plain directory and lists it.
     async fn listed(files: &[(&'static str, String)]) -> Result<Vec<String>, StoreError> {
         rustls::crypto::ring::default_provider().install_default().ok();
         let mut router = axum::Router::new();

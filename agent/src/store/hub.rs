@@ -8,14 +8,15 @@ use serde::Deserialize;
 
 use super::verify::Digest;
 use super::web::WebClient;
-use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
+use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "hf://", pinned: true, keys: super::TOKEN, list };
 
-/// Some hundred bytes for each of a repository's files, of which a few have thousands.
+/// Maximum size of a listing: some hundred bytes for each of a repository's files, of which a few have
+/// thousands.
 const MAX_LISTING_BYTES: usize = 64 << 20;
 
-/// What the hub's API tells of a revision.
+/// Response of the hub's API for a revision.
 #[derive(Deserialize)]
 struct Revision {
     sha: String,
@@ -38,12 +39,16 @@ struct Lfs {
     size: Option<u64>,
 }
 
-fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(
+    context: &'a Context,
+    wanted: &'a SourceSpec,
+) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         let repository = repository(&wanted.uri)?;
         let web = WebClient::new(&context.client, wanted.credentials.token(), &context.hf_endpoint);
         let revision = wanted.revision.as_deref().unwrap_or("main");
-        let mut url = join_url(&context.hf_endpoint, &["api", "models"], &repository, &["revision", revision]);
+        let mut url =
+            join_url(&context.hf_endpoint, &["api", "models"], &repository, &["revision", revision]);
         url.set_query(Some("blobs=true"));
         let body = web.document(&url, None, MAX_LISTING_BYTES).await?;
         let found: Revision = serde_json::from_slice(&body).map_err(|error| StoreError::Unreachable {
@@ -67,7 +72,7 @@ fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Resul
     .boxed()
 }
 
-/// A file with size and digest: from the listing where it says, else from the file's own headers.
+/// A file with size and digest: from the listing if present, else from the response headers of the file.
 async fn describe_file(web: &WebClient, sibling: Sibling, url: Url) -> Result<SourceFile, StoreError> {
     let Sibling { rfilename: name, size, blob_id, lfs } = sibling;
     let lfs_size = lfs.as_ref().and_then(|lfs| lfs.size);

@@ -1,5 +1,5 @@
-//! A model on its way here from other machines: sparse files whose chunks come in any order, and a journal of those
-//! that were read again and found right. What the journal says is checked against the disk before it is believed.
+//! A model being received from other machines: sparse files whose chunks arrive in any order, and a journal
+//! of the verified ones. On resume, the journal's records are verified against the disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::StoreError;
+use super::disk_space::DiskReservation;
 use super::local_chunks::LocalChunks;
 use super::model_dirs::Manifest;
-use super::disk_space::DiskReservation;
 
-/// Name of the journal in a partial folder; no file of a model may have it.
+/// Name of the journal in a partial directory; no file of a model may have it.
 const JOURNAL: &str = "JOURNAL";
-/// Bytes of a record: the chunk's number, and the beginning of what it hashes to.
+/// Bytes of a record: the chunk's number, and the beginning of its hash.
 const RECORD_BYTES: usize = 16;
 
 /// A model that is being received.
@@ -28,8 +28,13 @@ pub struct IncomingModel {
 }
 
 impl IncomingModel {
-    /// Makes the files, or finds what an earlier try left of them. Reads all of that again: blocks for as long.
-    pub(super) fn open(folder: PathBuf, manifest: Arc<Manifest>, room: DiskReservation) -> Result<Self, StoreError> {
+    /// Creates the files, or opens those of an earlier attempt. Reads all existing data again: blocks for as
+    /// long.
+    pub(super) fn open(
+        folder: PathBuf,
+        manifest: Arc<Manifest>,
+        room: DiskReservation,
+    ) -> Result<Self, StoreError> {
         for file in &manifest.files {
             let path = folder.join(&file.name);
             let made = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
@@ -38,7 +43,7 @@ impl IncomingModel {
         let path = folder.join(JOURNAL);
         let journal = OpenOptions::new().create(true).append(true).read(true).open(&path);
         let mut journal = journal.map_err(StoreError::io(&path))?;
-        // What an earlier try began to write must not come after what is found now.
+        // Records of an earlier attempt must not be written after the scan.
         crate::lock_file(&journal).map_err(|error| StoreError::io(&path)(error.into()))?;
         let held = Arc::new(LocalChunks::new(manifest, folder, false));
         let before = std::fs::read(&path).map_err(StoreError::io(&path))?;
@@ -47,26 +52,38 @@ impl IncomingModel {
                 held.mark_complete(number);
             }
         }
-        // A record that was cut off would shift all that follow.
+        // A truncated record would shift all following ones.
         if before.len() % RECORD_BYTES != 0 {
             let padding = vec![0xff; RECORD_BYTES - before.len() % RECORD_BYTES];
             journal.write_all(&padding).map_err(StoreError::io(&path))?;
         }
-        Ok(Self { local_chunks: held, journal: Mutex::new(journal), writing: Mutex::default(), path, _reservation: room })
+        Ok(Self {
+            local_chunks: held,
+            journal: Mutex::new(journal),
+            writing: Mutex::default(),
+            path,
+            _reservation: room,
+        })
     }
 
-    /// What is here, for others to have.
+    /// The chunks on this machine, to serve them to others.
     pub fn local_chunks(&self) -> &Arc<LocalChunks> {
         &self.local_chunks
     }
 
-    /// Bytes that are here and right.
+    /// Verified bytes.
     pub fn bytes_done(&self) -> u64 {
         let whole = self.local_chunks.complete();
-        self.local_chunks.chunks().iter().zip(whole).filter(|(_, whole)| *whole).map(|(chunk, _)| chunk.length).sum()
+        self.local_chunks
+            .chunks()
+            .iter()
+            .zip(whole)
+            .filter(|(_, whole)| *whole)
+            .map(|(chunk, _)| chunk.length)
+            .sum()
     }
 
-    /// Writes bytes of a chunk that came, whatever they are. Blocks.
+    /// Writes received bytes of a chunk, unverified. Blocks.
     pub fn write<B: AsRef<[u8]>>(&self, number: usize, offset: u64, parts: &[B]) -> Result<(), StoreError> {
         let Some(chunk) = self.local_chunks.chunks().get(number) else { return Ok(()) };
         let path = self.local_chunks.path(chunk);
@@ -74,7 +91,7 @@ impl IncomingModel {
         fail::fail_point!("data-write", |_| Err(StoreError::io(&path)(
             std::io::ErrorKind::StorageFull.into()
         )));
-        // File systems let one write to a file at a time, and have the others burn a core meanwhile.
+        // File systems serialise writes to a file, and waiting writers would burn a core.
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let write = || -> std::io::Result<()> {
             let file = OpenOptions::new().write(true).open(&path)?;
@@ -88,7 +105,7 @@ impl IncomingModel {
         write().map_err(StoreError::io(&path))
     }
 
-    /// Reads a chunk again that has come, and writes down that it is right, if it is. Blocks.
+    /// Verifies a received chunk, and records it in the journal if valid. Blocks.
     pub fn check_chunk(&self, number: usize) -> Result<bool, StoreError> {
         if !self.local_chunks.verify_chunk(number)? {
             return Ok(false);

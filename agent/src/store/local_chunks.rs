@@ -1,5 +1,5 @@
-//! What this machine has of a model, whole or on its way, for engines of other machines: files in a folder, and which
-//! of their chunks are known to be right.
+//! Chunks of a model on this machine, complete or being received, to serve them to other machines: files in a
+//! directory, and which of their chunks are verified.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -11,44 +11,44 @@ use super::StoreError;
 use super::chunks::{self, Chunk};
 use super::model_dirs::Manifest;
 
-/// Bytes that are read and hashed at once.
+/// Bytes read and hashed at once.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// A model here.
+/// A model on this machine.
 #[derive(Debug)]
 pub struct LocalChunks {
     manifest: Arc<Manifest>,
     chunks: Vec<Chunk>,
     folder: PathBuf,
     complete: RwLock<Vec<bool>>,
-    /// Chunks of which something came: nobody else needs to fetch them from where they are rare.
+    /// Chunks that are being received: other nodes need not fetch these first where they are rare.
     started: RwLock<Vec<bool>>,
 }
 
 impl LocalChunks {
-    /// The files of `manifest` in `folder`, all of them `whole` or none yet.
+    /// The files of `manifest` in `folder`, with all chunks complete (`whole`) or none yet.
     pub fn new(manifest: Arc<Manifest>, folder: PathBuf, whole: bool) -> Self {
         let chunks = chunks::split(&manifest);
         let (whole, begun) = (vec![whole; chunks.len()], vec![false; chunks.len()]);
         Self { manifest, chunks, folder, complete: RwLock::new(whole), started: RwLock::new(begun) }
     }
 
-    /// What the files are.
+    /// The manifest.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }
 
-    /// All chunks, in the order of [`Held::whole`].
+    /// All chunks, in the order of [`LocalChunks::complete`].
     pub fn chunks(&self) -> &[Chunk] {
         &self.chunks
     }
 
-    /// Which chunks are here and right.
+    /// Which chunks are complete and verified.
     pub fn complete(&self) -> Vec<bool> {
         self.read_complete().clone()
     }
 
-    /// `length` bytes from `offset` on in a chunk; nothing where the chunk is not here or is shorter. Blocks.
+    /// `length` bytes from `offset` on in a chunk; `None` where the chunk is missing or shorter. Blocks.
     pub fn read(&self, number: usize, offset: u64, length: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(chunk) = self.chunks.get(number) else { return Ok(None) };
         let inside = offset.checked_add(length).is_some_and(|end| end <= chunk.length);
@@ -65,12 +65,12 @@ impl LocalChunks {
         Ok((read as u64 == length).then_some(bytes))
     }
 
-    /// Whether a chunk's bytes on the disk are those of the manifest. Blocks.
+    /// Whether a chunk's bytes on disk match the manifest. Blocks.
     pub(super) fn verify_chunk(&self, number: usize) -> Result<bool, StoreError> {
         let Some(chunk) = self.chunks.get(number) else { return Ok(false) };
         let file = &self.manifest.files[chunk.file];
         let mut value = chunks::ChunkHasher::new(file.size, chunk.offset);
-        // As much as stays in a core's own cache between reading and hashing.
+        // A block fits into a core's own cache between reading and hashing.
         let (mut block, mut at) = (vec![0; BLOCK_BYTES.min(chunk.length as usize)], chunk.offset);
         let (path, end) = (self.path(chunk), chunk.offset + chunk.length);
         let mut read = || -> std::io::Result<()> {
@@ -90,7 +90,7 @@ impl LocalChunks {
         Ok(value.finish() == file.chunks[chunk.index].0)
     }
 
-    /// Which chunks are here, or on their way.
+    /// Which chunks are complete or being received.
     pub fn started(&self) -> Vec<bool> {
         let begun = self.started.read().unwrap_or_else(PoisonError::into_inner);
         begun.iter().zip(self.read_complete().iter()).map(|(begun, whole)| *begun || *whole).collect()

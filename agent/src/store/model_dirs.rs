@@ -1,13 +1,13 @@
-//! The folders of the store: partial copies, published ones and what separates them, one rename.
-//! A published folder is complete, hashed and never written again.
+//! Directories of the store: partial copies and published models, one rename apart. A published directory
+//! is complete, hashed and never written again.
 //!
 //! ```text
 //! <root>/.partial/<key>/model.safetensors.part     being fetched from a source
 //! <root>/.partial/<id>/{model.safetensors, JOURNAL}  being received from other machines
-//! <root>/<id>/{model.safetensors, MANIFEST.json}     published; the id is that of the bytes
-//! <root>/.names/<key>                                the id of what a source has
+//! <root>/<id>/{model.safetensors, MANIFEST.json}     published; the id is the content id
+//! <root>/.names/<key>                                content id of a source
 //! <root>/.going/<id>/                                being removed
-//! <root>/.prefixes/<id>/                             what engines keep of prompts to this model
+//! <root>/.prefixes/<id>/                             prefix caches of engines for this model
 //! ```
 
 use std::collections::BTreeSet;
@@ -21,32 +21,32 @@ use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
 use super::verify::VerifiedFile;
-use super::{StoreError, SourceSpec, chunks};
+use super::{SourceSpec, StoreError, chunks};
 
-/// Name of the manifest in a published folder.
+/// Name of the manifest in a published directory.
 pub const MANIFEST: &str = "MANIFEST.json";
 const PARTIAL: &str = ".partial";
-/// What the sources that were fetched have, by [`key`].
+/// Content ids of the fetched sources, by [`key`].
 const SOURCE_IDS: &str = ".names";
-/// What is being removed: gone for everybody, whenever its bytes are.
+/// Directories being removed: invisible at once, deleted later.
 const TRASH: &str = ".going";
-/// What engines keep of prompts, by model; it goes with the model's files.
+/// Engines' prefix caches, by model; removed together with the model's files.
 const PREFIX_CACHES: &str = ".prefixes";
 
-/// What a published folder holds.
+/// Contents of a published directory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
-    /// Where it came from.
+    /// URI of its source.
     pub uri: String,
     /// Commit, for sources that have one.
     pub commit: Option<String>,
     /// Every file, sorted by name.
     pub files: Vec<VerifiedFile>,
-    /// What the headers said.
+    /// Shape according to the headers.
     pub shape: ModelShape,
-    /// Whether this machine has computed the SHA-256 of the files itself. Received files are held against BLAKE3, and
-    /// their SHA-256 is the word of who fetched them, but for models whose bytes are pinned.
+    /// Whether this machine computed the SHA-256 of the files itself. Received files are verified against
+    /// BLAKE3; their SHA-256 is the fetching node's statement, except for models with a pinned manifest.
     #[serde(default)]
     pub own_sha256: bool,
 }
@@ -60,7 +60,7 @@ impl Manifest {
         hex::encode(sha2::Sha256::digest(lines.concat()))
     }
 
-    /// Whether these are the bytes that their owner pinned, if they were.
+    /// Checks the manifest against the pinned SHA-256, if there is one.
     pub(super) fn check_pin(&self, wanted: &SourceSpec) -> Result<(), StoreError> {
         let actual = self.sha256();
         match &wanted.sha256 {
@@ -71,7 +71,7 @@ impl Manifest {
         }
     }
 
-    /// What names these bytes, wherever they came from: the BLAKE3 of the sorted lines
+    /// Content id, independent of the source: the BLAKE3 of the sorted lines
     /// `<sha256> <blake3> <size> <file>`.
     pub fn id(&self) -> String {
         let line = |file: &VerifiedFile| {
@@ -83,13 +83,13 @@ impl Manifest {
         blake3::hash(lines.concat().as_bytes()).to_hex().to_string()
     }
 
-    /// Whether this is the manifest of `id`, and one a store would write: what another machine says is held against
-    /// it.
+    /// Whether this manifest has the id `id` and is one that a store would write. Used to verify another
+    /// machine's manifest.
     pub fn matches_id(&self, id: &str) -> bool {
         let mut names = BTreeSet::new();
         let fits = |file: &VerifiedFile| {
             let values: Vec<chunks::HashBytes> = file.chunks.iter().map(|sum| sum.0).collect();
-            // Where a file system does not tell small letters from capitals, these would be one file.
+            // On a case-insensitive file system these would be one file.
             names.insert(file.name.to_ascii_lowercase())
                 && super::is_allowed_file(&file.name)
                 && values.len() == chunks::count(file.size)
@@ -105,24 +105,24 @@ impl Manifest {
 }
 
 impl Published {
-    /// Where engines keep what prompts to this model have in common.
+    /// Directory of engines' prefix caches for this model.
     pub fn prefix_cache_dir(&self) -> PathBuf {
         self.path.with_file_name(PREFIX_CACHES).join(&self.id)
     }
 }
 
-/// A folder an engine may read.
+/// A published directory that an engine may read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Published {
-    /// What names its bytes.
+    /// Content id.
     pub id: String,
-    /// The folder.
+    /// The directory.
     pub path: PathBuf,
-    /// What it holds.
+    /// Its manifest.
     pub manifest: Manifest,
 }
 
-/// The name of the folder of these bytes: one commit of one source, or one pinned manifest.
+/// Key of a source: one commit, or one pinned manifest.
 pub fn key(uri: &str, commit: Option<&str>, sha256: Option<&str>) -> String {
     let parts = [uri, commit.unwrap_or_default(), sha256.unwrap_or_default()];
     let mut digest = sha2::Sha256::new();
@@ -149,7 +149,7 @@ impl ModelDirs {
         Ok(shelf)
     }
 
-    /// The published folder, if it is there with every file at its size.
+    /// The published directory, if it exists with every file at its size.
     pub fn published(&self, id: &str) -> Option<Published> {
         if !is_id(id) {
             return None;
@@ -163,13 +163,13 @@ impl ModelDirs {
         whole.then(|| Published { id: id.to_owned(), path, manifest })
     }
 
-    /// The id of what a source has, if it was fetched.
+    /// Content id of a source, if it was fetched.
     pub fn id_of(&self, key: &str) -> Option<String> {
         let id = std::fs::read_to_string(self.root.join(SOURCE_IDS).join(key)).ok()?;
         is_id(&id).then_some(id)
     }
 
-    /// Writes down what a source has.
+    /// Records the content id of a source.
     pub fn record_id(&self, key: &str, id: &str) -> Result<(), StoreError> {
         let folder = self.root.join(SOURCE_IDS);
         let (path, written) = (folder.join(key), folder.join(format!("{key}.new")));
@@ -180,19 +180,19 @@ impl ModelDirs {
         sync(&folder)
     }
 
-    /// The folder a copy grows in.
+    /// The directory of a partial copy.
     pub fn partial(&self, key: &str) -> Result<PathBuf, StoreError> {
         let path = self.root.join(PARTIAL).join(key);
         std::fs::create_dir_all(&path).map_err(StoreError::io(&path))?;
         Ok(path)
     }
 
-    /// Throws a partial copy away.
+    /// Removes a partial copy.
     pub fn remove_partial(&self, key: &str) -> Result<(), StoreError> {
         remove(&self.root.join(PARTIAL).join(key))
     }
 
-    /// Where it is.
+    /// The root directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -207,15 +207,18 @@ impl ModelDirs {
         bytes(&self.root.join(PARTIAL).join(key), allocated)
     }
 
-    /// Bytes of everything there, whole or not.
+    /// Bytes of all models, complete or partial.
     pub fn bytes(&self) -> u64 {
         let folders = [self.root.clone(), self.root.join(PARTIAL)];
         let entries =
             folders.iter().flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten());
-        entries.filter(|entry| is_store_name(&entry.file_name())).map(|entry| bytes(&entry.path(), allocated)).sum()
+        entries
+            .filter(|entry| is_store_name(&entry.file_name()))
+            .map(|entry| bytes(&entry.path(), allocated))
+            .sum()
     }
 
-    /// Makes a verified partial copy visible in one step. What has these bytes already stays.
+    /// Makes a verified partial copy visible in one step. An existing directory with the same bytes stays.
     pub fn publish(&self, partial: &str, manifest: &Manifest) -> Result<Published, StoreError> {
         let id = manifest.id();
         if let Some(published) = self.published(&id) {
@@ -242,7 +245,7 @@ impl ModelDirs {
         }
         sync(&partial)?;
         let path = self.root.join(&id);
-        // What is there already is incomplete, or it would have been used.
+        // The existing directory is incomplete, or it would have been used.
         remove(&path)?;
         fail::fail_point!("publish-rename");
         std::fs::rename(&partial, &path).map_err(io())?;
@@ -251,8 +254,8 @@ impl ModelDirs {
         Ok(Published { id, path, manifest: manifest.clone() })
     }
 
-    /// Removes every folder that is not in `keep`, by its key or the id of its bytes; returns the ids of published
-    /// ones. In two steps: first nobody finds it any more, then its bytes go.
+    /// Removes every directory whose key and content id are not in `keep`; returns the ids of the published
+    /// ones. In two steps: each is first moved out of sight, then deleted.
     pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
         let mut kept = keep.clone();
         kept.extend(keep.iter().filter_map(|key| self.id_of(key)));
@@ -261,7 +264,7 @@ impl ModelDirs {
         for folder in [self.root.clone()].iter().chain(&beside) {
             for entry in std::fs::read_dir(folder).map_err(StoreError::io(folder))? {
                 let entry = entry.map_err(StoreError::io(folder))?;
-                // Only names this store gives are this store's to remove.
+                // Only names that this store creates may be removed.
                 let ours = is_store_name(&entry.file_name());
                 let Ok(name) = entry.file_name().into_string() else { continue };
                 if !ours || kept.contains(&name) {
@@ -281,7 +284,7 @@ impl ModelDirs {
         Ok(removed)
     }
 
-    /// Removes what was going.
+    /// Deletes the directories that are being removed.
     fn empty_trash(&self) -> Result<(), StoreError> {
         let folder = self.root.join(TRASH);
         for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))?.flatten() {
@@ -291,23 +294,23 @@ impl ModelDirs {
     }
 }
 
-/// Whether this may name bytes.
+/// Whether a name is a content id.
 fn is_id(name: &str) -> bool {
     name.len() == 64 && is_store_name(std::ffi::OsStr::new(name))
 }
 
-/// Whether it is a name that this store gives: a key, or the id of bytes.
+/// Whether this store creates such names: a key or a content id.
 fn is_store_name(name: &std::ffi::OsStr) -> bool {
     matches!(name.len(), 32 | 64) && name.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit)
 }
 
-/// Bytes of a folder's files as `of` counts them; what goes in this moment counts as gone.
+/// Bytes of a directory's files as counted by `of`; files deleted meanwhile count as 0.
 fn bytes(folder: &Path, of: fn(&Metadata) -> u64) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.metadata().ok()).filter(Metadata::is_file).map(|it| of(&it)).sum()
 }
 
-/// Bytes that a file takes, without those that were never written.
+/// Bytes that a file occupies, without holes that were never written.
 fn allocated(file: &Metadata) -> u64 {
     file.len().min(file.blocks() * 512)
 }
@@ -335,7 +338,8 @@ mod tests {
     use super::*;
 
     fn manifest(files: &[(&str, &str)]) -> Manifest {
-        let files = files.iter().map(|(name, content)| VerifiedFile::for_content(name, content.as_bytes())).collect();
+        let files =
+            files.iter().map(|(name, content)| VerifiedFile::for_content(name, content.as_bytes())).collect();
         Manifest {
             uri: "file:///m".into(),
             commit: None,
@@ -345,7 +349,7 @@ mod tests {
         }
     }
 
-    /// Publishes one file of this content for a source.
+    /// Publishes one file with this content for a source.
     fn published(shelf: &ModelDirs, key: &str, content: &str) -> Published {
         std::fs::write(shelf.partial(key).unwrap().join("config.json"), content).unwrap();
         let published = shelf.publish(key, &manifest(&[("config.json", content)])).unwrap();
@@ -380,7 +384,7 @@ mod tests {
         let first = published(&shelf, &one, "{}");
         assert_eq!(published(&shelf, &other, "{}"), first);
         assert_eq!(shelf.bytes(), bytes(&first.path, allocated));
-        // Each of them keeps it.
+        // Either name keeps the directory.
         assert!(shelf.collect(&BTreeSet::from([other.clone()])).unwrap().is_empty());
         assert_eq!((shelf.id_of(&one), shelf.id_of(&other)), (None, Some(first.id.clone())));
         assert_eq!(shelf.collect(&BTreeSet::new()).unwrap(), [first.id]);
@@ -408,12 +412,15 @@ mod tests {
         assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (4096, both + 4096));
         assert_eq!(shelf.collect(&BTreeSet::from([kept.clone()])).unwrap(), [goes.id.as_str()]);
         assert_eq!(shelf.bytes(), one);
-        assert!(stays.prefix_cache_dir().exists() && !goes.prefix_cache_dir().exists(), "they go with the files");
+        assert!(
+            stays.prefix_cache_dir().exists() && !goes.prefix_cache_dir().exists(),
+            "they go with the files"
+        );
         assert!(shelf.published(&stays.id).is_some() && shelf.published(&goes.id).is_none());
         assert!(models.join("somebody-elses").exists());
         assert_eq!(std::fs::read_dir(models.join(TRASH)).unwrap().count(), 0);
 
-        // What an agent that ended did not get to is removed by the next.
+        // The next agent removes what an ended agent did not.
         std::fs::rename(&stays.path, models.join(TRASH).join(&stays.id)).unwrap();
         ModelDirs::open(models.clone()).unwrap();
         assert_eq!(std::fs::read_dir(models.join(TRASH)).unwrap().count(), 0);

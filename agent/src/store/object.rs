@@ -1,7 +1,7 @@
-//! `s3://bucket/folder`, `gs://bucket/folder` and `az://container/folder`: one folder of an object store, with what the
-//! Model's Secret says or unsigned. Every read names the ETag of the listing, so an object that is replaced meanwhile
-//! is refused and never mixed with what came of the first. Where there is a `SHA256SUMS` it is the listing, as for
-//! `https://`.
+//! `s3://bucket/folder`, `gs://bucket/folder` and `az://container/folder`: one prefix of an object store,
+//! with the credentials of the Model's Secret or unsigned. Every read is conditional on the ETag of the
+//! listing, so that an object replaced meanwhile fails and versions are never mixed. If there is a
+//! `SHA256SUMS` it is the listing, as for `https://`.
 
 mod bucket;
 mod http_client;
@@ -20,7 +20,9 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 use self::bucket::Provider;
 use super::https::{CHECKSUM_FILE, parse_checksums};
 use super::verify::Digest;
-use super::{Context, Credentials, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec, headers};
+use super::{
+    Context, Credentials, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError, headers,
+};
 
 pub(super) const S3: Scheme = Scheme { prefix: "s3://", pinned: false, keys: Provider::S3.keys(), list };
 pub(super) const GOOGLE: Scheme =
@@ -28,26 +30,27 @@ pub(super) const GOOGLE: Scheme =
 pub(super) const AZURE: Scheme =
     Scheme { prefix: "az://", pinned: false, keys: Provider::Azure.keys(), list };
 
-/// Models have some hundred files; a folder of more objects is no model's, and its listing would not end.
+/// Models have some hundred files; a prefix with more objects is not a model's, and its listing would not
+/// end.
 const MAX_OBJECTS: usize = 20_000;
 
-/// One object of a bucket, as it was listed.
+/// One listed object of a bucket.
 #[derive(Clone, Debug)]
 pub(super) struct RemoteObject {
     store: Arc<dyn ObjectStore>,
     path: Path,
-    /// For people: the URI of the object.
+    /// URI of the object, for messages.
     what: String,
     size: u64,
     tag: Option<String>,
 }
 
-/// What is asked of a bucket.
+/// Required traits of a bucket client.
 trait Bucket: ObjectStore + PaginatedListStore {}
 
 impl<T: ObjectStore + PaginatedListStore> Bucket for T {}
 
-/// What a URI names.
+/// Bucket and prefix of a URI.
 struct BucketPrefix<'a> {
     provider: Provider,
     uri: &'a str,
@@ -55,11 +58,14 @@ struct BucketPrefix<'a> {
     path: Path,
 }
 
-fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(
+    context: &'a Context,
+    wanted: &'a SourceSpec,
+) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         let folder = BucketPrefix::parse(&wanted.uri)?;
         match folder.list(context, &wanted.credentials, None).await {
-            // A bucket's region is known to whoever made it, and to S3 itself, which tells.
+            // The bucket's region is not configured; S3 returns it in its error.
             Err(ListError::WrongRegion(region)) => {
                 folder.list(context, &wanted.credentials, Some(&region)).await.map_err(ListError::into)
             }
@@ -110,7 +116,7 @@ impl<'a> BucketPrefix<'a> {
         Ok(Self { provider, uri: uri.trim_end_matches('/'), bucket, path })
     }
 
-    /// The files of the folder itself; what lies in folders below it is not asked for.
+    /// The files directly below the prefix, without deeper ones.
     async fn list(
         &self,
         context: &Context,
@@ -119,8 +125,12 @@ impl<'a> BucketPrefix<'a> {
     ) -> Result<SourceListing, ListError> {
         let bucket = self.provider.open(context, self, credentials, region)?;
         let found = self.objects(bucket.as_ref()).await.map_err(|error| {
-            let elsewhere = http_client::region(&error).filter(|_| self.provider.may_change_region(credentials, region));
-            elsewhere.map_or_else(|| ListError::Store(http_client::store_error(self.uri, &error)), ListError::WrongRegion)
+            let elsewhere =
+                http_client::region(&error).filter(|_| self.provider.may_change_region(credentials, region));
+            elsewhere.map_or_else(
+                || ListError::Store(http_client::store_error(self.uri, &error)),
+                ListError::WrongRegion,
+            )
         })?;
         if found.is_empty() {
             let detail = "there is nothing under that name".to_owned();
@@ -171,16 +181,16 @@ impl<'a> BucketPrefix<'a> {
     }
 }
 
-/// An ETag as headers have it: the listings of some stores leave its quotes out.
+/// An ETag in header form: listings of some stores leave its quotes out.
 fn quoted(tag: String) -> String {
     if tag.ends_with('"') { tag } else { format!("\"{tag}\"") }
 }
 
-/// The files with the digests that the folder's `SHA256SUMS` promises, if there is one: then those it names and no
-/// others.
+/// The files with the digests of the prefix's `SHA256SUMS`, if there is one: then exactly the files it names.
 async fn with_checksums(uri: &str, files: Vec<SourceFile>) -> Result<SourceListing, StoreError> {
     let mut source = SourceListing { commit: None, files, web: None };
-    let Some(list) = source.files.iter().find(|file| file.name == CHECKSUM_FILE).filter(|file| file.size > 0) else {
+    let Some(list) = source.files.iter().find(|file| file.name == CHECKSUM_FILE).filter(|file| file.size > 0)
+    else {
         return Ok(source);
     };
     let text = source.read(list, 0, list.size.min(headers::MAX_HEADER_BYTES)).await?;
@@ -200,22 +210,22 @@ async fn with_checksums(uri: &str, files: Vec<SourceFile>) -> Result<SourceListi
 }
 
 impl RemoteObject {
-    /// The ETag it was listed with.
+    /// ETag from the listing.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// For people: the URI of the object.
+    /// URI of the object, for messages.
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// The bytes of `range` as they come, of the object that was listed and of no other.
+    /// The bytes of `range`, of the listed version only.
     pub async fn stream(
         &self,
         range: Range<u64>,
     ) -> Result<BoxStream<'static, Result<Bytes, StoreError>>, StoreError> {
-        // Weak tags promise equal meaning, not equal bytes, and may not guard anything.
+        // Weak tags mean equivalent content, not equal bytes, and may not guard anything.
         let if_match = self.tag.clone().filter(|tag| !tag.starts_with("W/"));
         let options = GetOptions::new().with_range(Some(GetRange::Bounded(range))).with_if_match(if_match);
         let refused = |error: &object_store::Error| http_client::store_error(&self.what, error);

@@ -1,5 +1,6 @@
-//! `oci://registry/name:tag`, or `@sha256:…`: an artifact of a registry, as `oras push` writes them. Its manifest lists
-//! the files: a layer each, named by its title, with the SHA-256 of its bytes. The manifest's own digest is the commit.
+//! `oci://registry/name:tag`, or `@sha256:…`: an artifact of a registry, as `oras push` writes it. Its
+//! manifest lists the files: one layer each, named by its title, with the SHA-256 of its bytes. The
+//! manifest's own digest is the commit.
 
 mod login;
 
@@ -15,21 +16,22 @@ use sha2::{Digest as _, Sha256};
 pub(super) use self::login::Registry;
 use super::verify::Digest;
 use super::web::{WebClient, loopback};
-use super::{Context, FileLocation, Scheme, SourceListing, SourceFile, StoreError, SourceSpec};
+use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "oci://", pinned: true, keys: login::KEYS, list };
 
-/// Manifests of files: of OCI 1.0 and 1.1, the artifacts of 1.1's drafts that some registries have, and Docker's.
+/// Accepted manifests: OCI 1.0 and 1.1, the artifact manifests of 1.1's drafts that some registries have, and
+/// Docker's.
 const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, \
     application/vnd.oci.artifact.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json";
-/// What registries take at most, by the specification.
+/// Maximum size of a manifest, by the specification.
 const MAX_MANIFEST_BYTES: usize = 4 << 20;
-/// The file's name, in a layer's annotations.
+/// Annotation with the file name of a layer.
 const TITLE: &str = "org.opencontainers.image.title";
-/// Says that a layer is a packed folder, which is no file of a model's.
+/// Annotation of a layer that is a packed directory, which no model has as a file.
 const UNPACK: &str = "io.deis.oras.content.unpack";
 
-/// What a URI names.
+/// Components of a URI.
 #[derive(Debug, PartialEq)]
 struct Artifact {
     /// The registry's host, with its port.
@@ -43,10 +45,10 @@ struct Artifact {
 struct OciManifest {
     #[serde(default)]
     layers: Vec<Layer>,
-    /// What the artifacts of the drafts call layers.
+    /// Layers in the artifact manifests of the drafts.
     #[serde(default)]
     blobs: Vec<Layer>,
-    /// What an index has instead.
+    /// Manifests of an image index.
     #[serde(default)]
     manifests: Vec<IndexEntry>,
 }
@@ -64,7 +66,10 @@ struct IndexEntry {
     digest: String,
 }
 
-fn list<'a>(context: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(
+    context: &'a Context,
+    wanted: &'a SourceSpec,
+) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         let artifact = Artifact::parse(wanted)?;
         let manifest = artifact.url(&wanted.uri, "manifests", &artifact.reference)?;
@@ -125,7 +130,7 @@ impl Artifact {
         Ok(Self { host: host.to_owned(), name: name.to_owned(), reference: reference.to_owned() })
     }
 
-    /// Where the registry keeps something of this artifact; in clear text on this machine alone.
+    /// URL of a part of this artifact; plain HTTP only on this machine.
     fn url(&self, uri: &str, kind: &str, reference: &str) -> Result<Url, StoreError> {
         let Self { host, name, .. } = self;
         let url = |scheme: &str| Url::parse(&format!("{scheme}://{host}/v2/{name}/{kind}/{reference}"));
@@ -138,7 +143,7 @@ impl Artifact {
 }
 
 impl OciManifest {
-    /// The layers that are files of a model, each where `place` says.
+    /// The layers that are files of a model, each at the location that `place` returns.
     fn files(
         self,
         uri: &str,
@@ -156,7 +161,8 @@ impl OciManifest {
         let mut names = BTreeSet::new();
         for Layer { digest, size, annotations } in self.layers.into_iter().chain(self.blobs) {
             let packed = annotations.get(UNPACK).is_some_and(|unpack| unpack == "true");
-            let Some(name) = annotations.get(TITLE).filter(|name| super::is_allowed_file(name) && !packed) else {
+            let Some(name) = annotations.get(TITLE).filter(|name| super::is_allowed_file(name) && !packed)
+            else {
                 continue;
             };
             let sum = sha256(&digest)

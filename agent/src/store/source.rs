@@ -1,4 +1,4 @@
-//! What a source has: its files, where each is read, and what their headers say.
+//! Listing of a source: its files, the location of each, and their headers.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use super::{LocalChunks, StoreError, builtin, file, headers};
 pub struct SourceListing {
     /// Commit the listing belongs to.
     pub commit: Option<String>,
-    /// The files Russet takes, sorted by name.
+    /// The allowed files, sorted by name.
     pub files: Vec<SourceFile>,
     pub(super) web: Option<WebClient>,
 }
@@ -26,12 +26,12 @@ pub struct SourceFile {
     pub name: String,
     /// Bytes.
     pub size: u64,
-    /// What the source promises of its content.
+    /// Expected digest.
     pub digest: Option<Digest>,
     pub(super) location: FileLocation,
 }
 
-/// Where a file is read.
+/// Location of a file.
 #[derive(Clone, Debug)]
 pub(super) enum FileLocation {
     Disk(PathBuf),
@@ -42,7 +42,9 @@ pub(super) enum FileLocation {
 
 /// Reads configuration, index and the headers of the weight files, and drops weight files that the
 /// model does not use.
-pub(super) async fn read_headers(mut source: SourceListing) -> Result<(SourceListing, ModelShape), StoreError> {
+pub(super) async fn read_headers(
+    mut source: SourceListing,
+) -> Result<(SourceListing, ModelShape), StoreError> {
     let config = source.read_small(headers::CONFIG).await?;
     let config = headers::ModelConfig::parse(&config)?;
     let index = match source.files.iter().any(|file| file.name == headers::INDEX) {
@@ -66,7 +68,7 @@ pub(super) async fn read_headers(mut source: SourceListing) -> Result<(SourceLis
 }
 
 impl SourceListing {
-    /// Files that were received.
+    /// A listing of received files.
     pub(super) fn from_local(held: &LocalChunks) -> Self {
         let folder: &Path = held.folder();
         let files = held.manifest().files.iter().map(|file| SourceFile {
@@ -78,7 +80,7 @@ impl SourceListing {
         Self { commit: None, files: files.collect(), web: None }
     }
 
-    /// Bytes of all files. A source may promise any sizes; more than there are bytes is too much.
+    /// Bytes of all files, saturating: a source may announce any sizes.
     pub(super) fn bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size))
     }
@@ -90,7 +92,7 @@ impl SourceListing {
             .ok_or_else(|| HeaderError::Missing { file: name.to_owned() }.into())
     }
 
-    /// A whole small file, such as the configuration.
+    /// Reads a small file, such as the configuration.
     async fn read_small(&self, name: &str) -> Result<Vec<u8>, StoreError> {
         let file = self.file(name)?;
         if file.size > headers::MAX_HEADER_BYTES {

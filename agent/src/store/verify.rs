@@ -1,5 +1,5 @@
-//! Hashing bytes that are on disk, by reading them again after the last write. What was hashed on
-//! its way in proves nothing about what the disk kept.
+//! Hashes bytes on disk by reading them again after the last write. A hash of received bytes proves nothing
+//! about the bytes on disk.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use sha2::Digest as _;
 use super::chunks::{self, ChunkHash};
 use super::{FileLocation, SourceFile, StoreError};
 
-/// What a source promises of a file's content.
+/// Digest of a file, from its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Digest {
-    /// SHA-256, as hubs keep for large files.
+    /// SHA-256, as hubs list for large files.
     Sha256(String),
-    /// SHA-1 of a git blob, as hubs keep for small files.
+    /// SHA-1 of a git blob, as hubs list for small files.
     GitBlob(String),
 }
 
@@ -27,11 +27,11 @@ pub struct VerifiedFile {
     pub name: String,
     /// Bytes.
     pub size: u64,
-    /// SHA-256 of them.
+    /// SHA-256 hash.
     pub sha256: String,
-    /// BLAKE3 of them.
+    /// BLAKE3 hash.
     pub blake3: ChunkHash,
-    /// What each of its chunks hashes to.
+    /// Hashes of its chunks.
     pub chunks: Vec<ChunkHash>,
 }
 
@@ -44,7 +44,7 @@ impl VerifiedFile {
 }
 
 impl Digest {
-    /// The digest in an ETag, told by its length; `None` for tags that are something else.
+    /// The digest in an ETag, recognised by its length; `None` for other tags.
     pub fn from_etag(tag: &str) -> Option<Self> {
         let tag = tag.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
         let hex = tag.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -63,10 +63,10 @@ struct FileHashes {
     chunks: Vec<ChunkHash>,
 }
 
-/// Hashes every file of a partial copy and compares it with what its source promises. A file that
-/// differs is removed, so that the next try fetches it again.
+/// Hashes every file of a partial copy and compares it with its source's digest. A file that differs is
+/// removed, so that the next attempt fetches it again.
 pub(super) async fn all(folder: &Path, files: &[SourceFile]) -> Result<Vec<VerifiedFile>, StoreError> {
-    // Two at once: hashing is the CPU's work, and an engine may be running beside it.
+    // Two at once: hashing is CPU-bound, and an engine may be running beside it.
     let hashes: Vec<_> = files.iter().map(|file| verify_file(folder.to_owned(), file.clone())).collect();
     let mut verified: Vec<VerifiedFile> =
         futures::stream::iter(hashes).buffer_unordered(2).try_collect().await?;
@@ -74,8 +74,11 @@ pub(super) async fn all(folder: &Path, files: &[SourceFile]) -> Result<Vec<Verif
     Ok(verified)
 }
 
-/// The first file whose SHA-256 is not the one that stands beside it, if there is one.
-pub(super) async fn find_mismatch(folder: &Path, files: &[VerifiedFile]) -> Result<Option<String>, StoreError> {
+/// The first file whose SHA-256 differs from the manifest's, if any.
+pub(super) async fn find_mismatch(
+    folder: &Path,
+    files: &[VerifiedFile],
+) -> Result<Option<String>, StoreError> {
     let hashes = files.iter().map(|file| {
         let (path, file) = (folder.join(&file.name), file.clone());
         let work = move || Ok((hash(&path)?.sha256 != file.sha256).then_some(file.name));

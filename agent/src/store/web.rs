@@ -1,5 +1,5 @@
-//! The one way bytes come over HTTP: ranges, redirects followed by hand so that a token never
-//! leaves its own host, and statuses turned into errors a person can act on.
+//! HTTP client of the store: ranges, redirects followed manually so that a token never leaves its own host,
+//! and statuses converted into actionable errors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use super::StoreError;
 use super::oci::Registry;
 use super::verify::Digest;
 
-/// What a source asks for is heeded so far.
+/// Maximum Retry-After that is honoured.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
-/// Redirects followed at most; hubs use one or two.
+/// Maximum number of redirects; hubs use one or two.
 const MAX_REDIRECTS: usize = 10;
 
 pub(super) fn client() -> Result<reqwest::Client, reqwest::Error> {
@@ -24,12 +24,12 @@ pub(super) fn client() -> Result<reqwest::Client, reqwest::Error> {
         .user_agent(concat!("russet-agent/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(Duration::from_secs(10))
-        // A stalled transfer must end to be resumed; slow ones go on for as long as bytes come.
+        // A stalled transfer must end to be resumed; slow ones may run as long as bytes arrive.
         .read_timeout(Duration::from_secs(30))
         .build()
 }
 
-/// A client and what one origin is shown.
+/// A client with the credentials for one origin.
 #[derive(Clone)]
 pub(super) struct WebClient {
     client: reqwest::Client,
@@ -37,32 +37,32 @@ pub(super) struct WebClient {
     auth: WebAuth,
 }
 
-/// What opens an origin.
+/// Credentials for an origin.
 #[derive(Clone)]
 enum WebAuth {
-    /// The same for every request, if anything.
+    /// The same header for every request, if any.
     Fixed(Option<HeaderValue>),
-    /// What a registry asks for, as it asks.
+    /// A registry's challenge-response authentication.
     Registry(Arc<Registry>),
 }
 
-/// What is asked of an answer.
+/// Options of a request.
 #[derive(Clone, Copy, Default)]
 struct RequestOptions<'a> {
-    /// From the first byte to the last one, or to the end.
+    /// First byte, and last byte or the end.
     range: Option<(u64, Option<u64>)>,
     if_range: Option<&'a str>,
     accept: Option<&'a str>,
 }
 
-/// An answer with a body, after all redirects.
+/// A response with a body, after all redirects.
 pub(super) struct WebResponse {
     pub response: Response,
-    /// Digest and size that any hop announced for the linked file.
+    /// Digest and size of the linked file, announced by any redirect.
     pub linked: LinkedFile,
 }
 
-/// What a hub says of a file it redirects to.
+/// A hub's announcement of the file behind a redirect.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct LinkedFile {
     pub size: Option<u64>,
@@ -70,19 +70,19 @@ pub(super) struct LinkedFile {
 }
 
 impl WebClient {
-    /// A client that shows `token` to the origin of `home` and to nobody else.
+    /// A client that sends `token` to the origin of `home` only.
     pub fn new(client: &reqwest::Client, token: Option<&str>, home: &Url) -> Self {
-        // A token that no header may have opens nothing, and the origin says so.
+        // A token that is not a valid header value is left out, and the origin reports the missing access.
         let auth = WebAuth::Fixed(token.and_then(|token| secret(&format!("Bearer {token}"))));
         Self { client: client.clone(), home: home.clone(), auth }
     }
 
-    /// A client that shows the registry at `home` what it asks for.
+    /// A client with credentials for the registry at `home`.
     pub fn registry(client: &reqwest::Client, registry: Registry, home: &Url) -> Self {
         Self { client: client.clone(), home: home.clone(), auth: WebAuth::Registry(Arc::new(registry)) }
     }
 
-    /// GET, of a range from `range.0` to `range.1` inclusive or to the end, if one is given.
+    /// GET, optionally of a range from `range.0` to `range.1` inclusive or to the end.
     pub async fn get(
         &self,
         url: &Url,
@@ -92,14 +92,19 @@ impl WebClient {
         self.request(url, RequestOptions { range, if_range, accept: None }).await
     }
 
-    /// All of a document, if it has at most `limit` bytes.
+    /// A whole document of at most `limit` bytes.
     pub async fn document(
         &self,
         url: &Url,
         accept: Option<&str>,
         limit: usize,
     ) -> Result<Vec<u8>, StoreError> {
-        read_body(url, self.request(url, RequestOptions { accept, ..RequestOptions::default() }).await?.response, limit).await
+        read_body(
+            url,
+            self.request(url, RequestOptions { accept, ..RequestOptions::default() }).await?.response,
+            limit,
+        )
+        .await
     }
 
     async fn request(&self, url: &Url, asked: RequestOptions<'_>) -> Result<WebResponse, StoreError> {
@@ -155,7 +160,7 @@ impl WebClient {
     pub async fn read(&self, url: &Url, offset: u64, length: u64) -> Result<Vec<u8>, StoreError> {
         let range = Some((offset, Some(offset + length - 1)));
         let mut response = self.get(url, range, None).await?.response;
-        // A server without ranges sends the whole file: skip to the part that was asked for.
+        // A server without range support sends the whole file: skip to the requested part.
         let mut skip = if response.status() == StatusCode::PARTIAL_CONTENT { 0 } else { offset };
         let mut bytes: Vec<u8> = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(url, &error))? {
@@ -175,7 +180,7 @@ impl WebClient {
         })
     }
 
-    /// Size and digest of a file whose listing did not tell.
+    /// Size and digest of a file whose listing lacks them.
     pub async fn probe(&self, url: &Url) -> Result<LinkedFile, StoreError> {
         let answer = self.get(url, Some((0, Some(0))), None).await?;
         let size = total(&answer.response).or(answer.linked.size).ok_or_else(|| StoreError::Unreachable {
@@ -201,8 +206,12 @@ impl LinkedFile {
     }
 }
 
-/// All of a good answer's body, if it has at most `limit` bytes.
-pub(super) async fn read_body(url: &Url, mut response: Response, limit: usize) -> Result<Vec<u8>, StoreError> {
+/// The whole body of a successful response, of at most `limit` bytes.
+pub(super) async fn read_body(
+    url: &Url,
+    mut response: Response,
+    limit: usize,
+) -> Result<Vec<u8>, StoreError> {
     check(url, &response)?;
     let mut bytes: Vec<u8> = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(url, &error))? {
@@ -215,7 +224,7 @@ pub(super) async fn read_body(url: &Url, mut response: Response, limit: usize) -
     Ok(bytes)
 }
 
-/// Whether a URL leads to this machine itself.
+/// Whether a URL points to this machine itself.
 pub(super) fn loopback(url: &Url) -> bool {
     match url.host_str() {
         Some("localhost") => true,
@@ -226,14 +235,14 @@ pub(super) fn loopback(url: &Url) -> bool {
     }
 }
 
-/// A header that nothing prints; `None` where its text may not be one.
+/// A sensitive header value, hidden in logs; `None` for invalid text.
 pub(super) fn secret(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);
     Some(value)
 }
 
-/// The size of the whole file an answer is of.
+/// Total size of the file behind a response.
 pub(super) fn total(response: &Response) -> Option<u64> {
     if matches!(response.status(), StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE) {
         let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
@@ -242,7 +251,7 @@ pub(super) fn total(response: &Response) -> Option<u64> {
     response.content_length()
 }
 
-/// The offset a partial answer begins at.
+/// First byte of a partial response.
 pub(super) fn start(response: &Response) -> Option<u64> {
     let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
     range.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok()
@@ -266,14 +275,19 @@ fn check(url: &Url, response: &Response) -> Result<(), StoreError> {
     }
 }
 
-/// What a status says of `what`, where it is no answer.
-pub(super) fn status_error(what: String, detail: String, status: StatusCode, headers: &HeaderMap) -> StoreError {
+/// Converts an error status about `what`.
+pub(super) fn status_error(
+    what: String,
+    detail: String,
+    status: StatusCode,
+    headers: &HeaderMap,
+) -> StoreError {
     match status {
         StatusCode::NOT_FOUND | StatusCode::GONE => StoreError::NotFound { what, detail },
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => StoreError::Forbidden { what, detail },
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
             let after = headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok());
-            // A date is as good as nothing said: clocks differ, and pauses grow anyway.
+            // A date counts as absent: clocks differ, and the backoff grows anyway.
             let seconds = after.and_then(|after| after.parse().ok()).unwrap_or(0);
             StoreError::Busy { what, detail, after: Duration::from_secs(seconds).min(MAX_RETRY_AFTER) }
         }
@@ -285,7 +299,7 @@ pub(super) fn unreachable(url: &Url, error: &reqwest::Error) -> StoreError {
     StoreError::Unreachable { what: url.to_string(), detail: causes(error) }
 }
 
-/// reqwest's own message names the URL but not the reason, which is in its causes.
+/// reqwest's own message contains the URL but not the reason, which is in its causes.
 pub(super) fn causes(error: &reqwest::Error) -> String {
     let mut detail = String::new();
     let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);

@@ -1,5 +1,4 @@
-//! A claim: memory and addresses for one incarnation of a rank, or the words of a refusal. What becomes
-//! of a rank that has claimed is not decided here.
+//! Claims: memory and addresses for one epoch of a rank, or a refusal. Not here: what follows a claim.
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
@@ -12,7 +11,7 @@ use crate::process::record::EngineRecord;
 use crate::process::spawn::{self, ReservedAddresses};
 
 impl Supervisor {
-    /// Grants memory and addresses for one incarnation, or notes why not.
+    /// Grants memory and addresses for one epoch, or records the refusal.
     pub(super) fn claim(&mut self, uid: &str, epoch: i64) {
         let Some(shard) = self.shard(uid) else { return };
         let reserved = shard.spec.reserved_bytes();
@@ -28,7 +27,7 @@ impl Supervisor {
         };
         let deployment = format!("{}/{}", record.namespace, shard.spec.served_model_name);
         let mut before = self.states.remove(uid);
-        // Only one that has no group is there at a claim.
+        // At a claim, only an engine without a group can exist.
         let kept = before.as_mut().and_then(|slot| slot.engine.take());
         let known = before.as_ref().and_then(|slot| slot.refusal.clone());
         let mut slot = ShardState::new(record);
@@ -36,7 +35,7 @@ impl Supervisor {
             Some(before) => (before.conditions, before.sent),
             None => (shard.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default(), None),
         };
-        // Unknown is none: a machine that cannot be measured is given nothing to carry.
+        // Unknown counts as zero: without a measurement nothing is granted.
         let available = hardware::available_memory().unwrap_or(0);
         let limits = self.setup.limits.limits();
         let memory = |refusal: String| (Reason::MemoryRefused, refusal);
@@ -73,7 +72,7 @@ impl Supervisor {
                 }
             }
             Err((_, why)) if let Some(engine) = kept => {
-                // What was granted is free once it is gone, and then it is asked for again.
+                // Its memory is freed once it has exited; then the claim is retried.
                 tracing::info!(shard = slot.record.name, why, "claim refused with the weights in memory");
                 slot.reuse_engine(engine);
                 self.states.insert(uid.to_owned(), slot);
@@ -81,7 +80,7 @@ impl Supervisor {
             }
             Err(refusal) => {
                 self.grants.release(uid);
-                // Numbers move all the time; the first ones stay, so that nothing is written anew.
+                // Numbers change all the time; the first ones stay, so that the status is not rewritten.
                 let same = known.filter(|(_, known)| wording(known) == wording(&refusal.1));
                 if same.is_none() {
                     tracing::warn!(shard = slot.record.name, refusal = refusal.1, "claim refused");
@@ -97,7 +96,7 @@ impl Supervisor {
         }
     }
 
-    /// Fresh addresses, or those the peers know already when an agent lost its records.
+    /// New addresses, or, when an agent lost its records, those that the peers know already.
     fn addresses(&self, shard: &Shard) -> std::io::Result<ReservedAddresses> {
         let own = shard.spec.peers.iter().find(|peer| peer.rank == shard.spec.rank);
         let known = own.and_then(|peer| {

@@ -1,5 +1,5 @@
-//! What engines did, as their agent takes note of it: what they said, that they stand still, left their group, began
-//! the next one or ended. What is to be done about it is decided elsewhere.
+//! Handles engine events: reports, hangs, groups left, reforms and exits. Only records them. Not here: the
+//! decisions that follow.
 
 use russet_crds::conditions::Reason;
 
@@ -10,17 +10,17 @@ use crate::process::watch::EngineEvent;
 use crate::process::{ProcessEvent, ProcessState};
 
 impl Supervisor {
-    /// Takes note of what an engine did.
+    /// Handles an engine event.
     pub(super) fn handle_event(&mut self, (uid, process, event): EngineEvent) {
         let Some(slot) = self.states.get_mut(&uid) else { return };
         let kept = slot.record.kept;
         let Some(engine) = slot.engine.as_mut().filter(|engine| engine.process == process) else { return };
-        // One that was told to end has its own time for that.
+        // A stopping engine has its own timeout.
         if matches!(event, ProcessEvent::Hung(_)) && engine.stopping {
             return;
         }
         match &event {
-            // What it says of an earlier formation is of no interest to this one.
+            // Reports about an earlier formation are ignored.
             ProcessEvent::Reported(_) if kept => return,
             ProcessEvent::Reported(report) => engine.role = engine.role.next(report),
             ProcessEvent::Reformed => {
@@ -47,11 +47,11 @@ impl Supervisor {
         }
         engine.state = std::mem::take(&mut engine.state).step(&event);
         if let ProcessEvent::Hung(trouble) = &event {
-            // At once, also while no API server says what is wanted: a rank that stands still is of no use to any plan,
-            // and its peers wait for it. Nothing gentler than a kill reaches a frozen process.
+            // At once, even while the API server is unreachable: a hung rank is useless to any plan, and its
+            // peers wait for it. Only SIGKILL reaches a frozen process.
             engine.process.kill(&self.setup.boot_id);
             self.setup.metrics.killed(&slot.record.name, trouble.reason());
-            // Another one starts in its place, and this epoch has lost nobody yet.
+            // Another process replaces it, and this epoch has lost no rank yet.
             engine.stopping |= kept;
         }
         if let ProcessEvent::Reported(report) = event {
@@ -71,7 +71,7 @@ impl Supervisor {
                     self.setup.events.rank_lost(&slot.record, Reason::EngineExited, how);
                     slot.failure = Some((Reason::EngineExited, how.clone()));
                 }
-                // One that was told of the next formation has its addresses; the next process is told the same.
+                // A reforming engine had the reserved addresses; the next process gets the same ones.
                 if slot.addresses.is_none() && kept {
                     slot.addresses = ReservedAddresses::rebind(&slot.record.rendezvous).ok();
                 }

@@ -1,4 +1,5 @@
-//! What this node has for one Shard, and when it is worth telling. Bookkeeping: nothing here acts.
+//! State of one Shard on this node, and when its status is worth writing. Bookkeeping only: nothing here
+//! acts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,25 +12,25 @@ use russet_crds::{Rendezvous, Shard, ShardStatus};
 use russet_rpc::engine as pb;
 
 use crate::address::{self, LostAddresses};
-use crate::shard_actions::{self, ActualShard, AddressState};
 use crate::mqtt::DeploymentKey;
-use crate::process::record::{ProcessIdentity, EngineRecord};
+use crate::process::record::{EngineRecord, ProcessIdentity};
 use crate::process::spawn::ReservedAddresses;
 use crate::process::stop::Shutdown;
 use crate::process::watch::EngineWatch;
 use crate::process::{ProcessState, reform};
+use crate::shard_actions::{self, ActualShard, AddressState};
 
 /// Between two reports that differ only in bytes read.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
-/// Between two reports that differ only in bytes held and in how fast the group answers: statuses are no telemetry.
+/// Between two reports that differ only in memory use and throughput: statuses are not telemetry.
 const GAUGE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What this node has for one Shard.
+/// State of one Shard on this node.
 #[derive(Debug)]
 pub(super) struct ShardState {
     pub record: EngineRecord,
     pub claimed: bool,
-    /// When it was claimed, or found again.
+    /// When it was claimed or adopted.
     pub since: Instant,
     pub refusal: Option<(Reason, String)>,
     pub addresses: Option<ReservedAddresses>,
@@ -40,37 +41,37 @@ pub(super) struct ShardState {
     pub sent: Option<(ShardStatus, Instant)>,
 }
 
-/// A process of this node, ours or adopted.
+/// An engine process of this node, started or adopted.
 #[derive(Debug)]
 pub(super) struct RunningEngine {
     pub process: ProcessIdentity,
     pub state: ProcessState,
     pub stopping: bool,
-    /// While it is given time to answer what runs.
+    /// The graceful shutdown in progress.
     pub shutdown: Option<Shutdown>,
-    /// What it is to its group.
+    /// Its relation to its group.
     pub role: EngineRole,
-    /// Ends the watching with the slot.
+    /// Watch of the process; stops when dropped.
     pub watch: EngineWatch,
 }
 
-/// What an engine is to its group.
+/// Relation of an engine to its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EngineRole {
-    /// A rank of it, or of no use to the next one.
+    /// A rank of it, or unable to reform.
     Member,
-    /// Since then leaving it.
+    /// Leaving it since then.
     LeavingGroup(Instant),
-    /// It has left it.
+    /// Has left it.
     Detached,
-    /// Told of the next one.
+    /// Received the next formation.
     Forming,
-    /// Asked in vain.
+    /// Did not accept the next formation.
     ReformRefused,
 }
 
 impl EngineRole {
-    /// What it is once the engine has said this of itself.
+    /// The role after this report of the engine.
     pub fn next(self, report: &pb::EngineState) -> Self {
         match (report.phase(), report.reuse(), self) {
             (pb::Phase::Failed, pb::Reuse::Asked, Self::Member) => Self::LeavingGroup(Instant::now()),
@@ -85,10 +86,16 @@ impl RunningEngine {
     fn engine_state(&self) -> shard_actions::EngineState {
         match (self.role, &self.state) {
             _ if self.stopping => shard_actions::EngineState::Stopping,
-            (EngineRole::Member, ProcessState::Loaded | ProcessState::Serving) => shard_actions::EngineState::Loaded,
+            (EngineRole::Member, ProcessState::Loaded | ProcessState::Serving) => {
+                shard_actions::EngineState::Loaded
+            }
             (EngineRole::Member, _) => shard_actions::EngineState::Alive,
-            (EngineRole::LeavingGroup(since), _) if since.elapsed() < reform::LEAVE_TIMEOUT => shard_actions::EngineState::LeavingGroup,
-            (EngineRole::LeavingGroup(_) | EngineRole::ReformRefused, _) => shard_actions::EngineState::ReformRefused,
+            (EngineRole::LeavingGroup(since), _) if since.elapsed() < reform::LEAVE_TIMEOUT => {
+                shard_actions::EngineState::LeavingGroup
+            }
+            (EngineRole::LeavingGroup(_) | EngineRole::ReformRefused, _) => {
+                shard_actions::EngineState::ReformRefused
+            }
             (EngineRole::Detached, _) => shard_actions::EngineState::Detached,
             (EngineRole::Forming, _) => shard_actions::EngineState::Forming,
         }
@@ -111,15 +118,15 @@ impl ShardState {
         }
     }
 
-    /// Takes over the process of an earlier epoch, which has its weights and no group.
+    /// Reuses the process of an earlier epoch, which has its weights and no group.
     pub fn reuse_engine(&mut self, engine: RunningEngine) {
         self.record.process = Some(engine.process.clone());
         self.record.kept = true;
-        // What it said was about another formation.
+        // Its reports were about another formation.
         self.engine = Some(RunningEngine { state: ProcessState::default(), ..engine });
     }
 
-    /// Whether its engine is a rank that serves.
+    /// Whether its engine is a serving rank.
     pub fn is_serving(&self) -> bool {
         let serves = |engine: &RunningEngine| {
             !engine.stopping && engine.role == EngineRole::Member && engine.state == ProcessState::Serving
@@ -131,7 +138,7 @@ impl ShardState {
         self.claimed.then_some(&self.record.rendezvous)
     }
 
-    /// As decisions see it.
+    /// The state for decisions.
     pub fn actual(&self, best: IpAddr, lost: &LostAddresses) -> ActualShard {
         let rpc = &self.record.rendezvous.rpc;
         let place = match address::ip_of(rpc) {
@@ -144,13 +151,16 @@ impl ShardState {
             address_state: place,
             epoch: self.record.epoch,
             rendezvous: self.rendezvous().cloned(),
-            engine: self.engine.as_ref().map_or(shard_actions::EngineState::None, RunningEngine::engine_state),
+            engine: self
+                .engine
+                .as_ref()
+                .map_or(shard_actions::EngineState::None, RunningEngine::engine_state),
             failed: self.failure.is_some(),
         }
     }
 }
 
-/// Deployments whose rank 0 answers here.
+/// Deployments whose rank 0 serves on this node.
 pub(super) fn serving_deployments(
     slots: &BTreeMap<String, ShardState>,
     shards: &BTreeMap<String, Arc<Shard>>,
@@ -163,17 +173,21 @@ pub(super) fn serving_deployments(
     slots.iter().filter(|(uid, slot)| answers(uid, slot)).filter_map(|(_, slot)| named(slot)).collect()
 }
 
-/// Whether a status is worth sending: at once when it says something new, now and then when only
-/// its byte counts or its words moved.
+/// Whether to write a status: at once when something is new, at intervals when only byte counts or messages
+/// changed.
 pub(super) fn should_send(sent: Option<&(ShardStatus, Instant)>, status: &ShardStatus) -> bool {
     let Some((sent, at)) = sent else { return true };
     let mut without_memory = ShardStatus { memory_bytes: sent.memory_bytes, ..status.clone() };
-    // That there is a rate at all is news; that it moved is none.
+    // The first rate is news; a changed one is not.
     if let (Some(before), Some(now)) = (&sent.measured, &mut without_memory.measured) {
         now.clone_from(before);
     }
     let without_bytes = ShardStatus { loaded_bytes: sent.loaded_bytes, ..without_memory.clone() };
-    match (*sent == *status, *sent == without_memory, without_messages(sent) == without_messages(&without_bytes)) {
+    match (
+        *sent == *status,
+        *sent == without_memory,
+        without_messages(sent) == without_messages(&without_bytes),
+    ) {
         (true, ..) => false,
         (_, true, _) => at.elapsed() >= GAUGE_INTERVAL,
         (.., true) => at.elapsed() >= PROGRESS_INTERVAL,
@@ -181,8 +195,8 @@ pub(super) fn should_send(sent: Option<&(ShardStatus, Instant)>, status: &ShardS
     }
 }
 
-/// A status without the words of its conditions: an engine that waits for several peers names one
-/// after the other.
+/// A status without the messages of its conditions: an engine that waits for several peers names one after
+/// another.
 fn without_messages(status: &ShardStatus) -> ShardStatus {
     let mut quiet = status.clone();
     quiet.conditions.iter_mut().for_each(|condition| condition.message.clear());
@@ -220,7 +234,7 @@ mod tests {
             (EngineRole::Member, Phase::Failed, Reuse::No, "rank"),
             (EngineRole::Member, Phase::Failed, Reuse::Asked, "leaving"),
             (EngineRole::Member, Phase::Failed, Reuse::Yes, "free"),
-            // It was asked to, and has not heard of it yet.
+            // It was asked to leave, and has not received the call yet.
             (leaving, Phase::Serving, Reuse::No, "leaving"),
             (leaving, Phase::Failed, Reuse::Asked, "leaving"),
             (leaving, Phase::Failed, Reuse::Yes, "free"),
@@ -241,7 +255,10 @@ mod tests {
         let memory = ShardStatus { memory_bytes: 5, ..base.clone() };
         let failed = ShardStatus { failure: Some("x".into()), ..base.clone() };
         let rate = |rate: &str| ShardStatus {
-            measured: Some(MeasuredThroughput { tokens_per_second: rate.into(), ..MeasuredThroughput::default() }),
+            measured: Some(MeasuredThroughput {
+                tokens_per_second: rate.into(),
+                ..MeasuredThroughput::default()
+            }),
             ..base.clone()
         };
         let rated =

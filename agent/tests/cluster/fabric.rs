@@ -1,5 +1,5 @@
-//! Two machines that play Macs with a cable between them: what their tools print is synthetic, in the shapes of what
-//! people recorded, and every process between a tool and an InferenceNode's status is real.
+//! Two machines that simulate Macs with a cable between them: the output of their tools is synthetic, in
+//! recorded formats; every process between a tool and an InferenceNode's status is real.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use russet_crds::{InferenceNode, LinkKind};
 
 use crate::plane::*;
 
-/// A Mac with one Thunderbolt 5 port, by the programs that say so.
+/// A Mac with one Thunderbolt 5 port, made of stub tools.
 struct Mac {
     folder: PathBuf,
     own: &'static str,
@@ -24,14 +24,14 @@ impl Mac {
         mac
     }
 
-    /// Puts the cable in, or takes it out.
+    /// Plugs or unplugs the cable.
     fn plug(&self, is_in: bool) {
         let mut mac = std::process::Command::new(mac_stub_dir().join("mac"));
         mac.arg(&self.folder).args([self.own, self.address]).args(is_in.then_some(self.peer));
         assert!(mac.status().unwrap().success());
     }
 
-    /// Has a tool print this.
+    /// Sets the output of a stub tool.
     fn tool(&self, name: &str, printed: &str) {
         let file = |ending: &str| self.folder.join(format!("{name}.{ending}"));
         std::fs::write(file("next"), printed).unwrap();
@@ -51,7 +51,7 @@ async fn join(plane: &TestControlPlane, folder: &Path, name: &str, mac: &Mac) ->
     agent
 }
 
-/// Waits until FabricHealthy of a node has this status and reason; the node, and what it says.
+/// Waits until a node's FabricHealthy has this status and reason; returns the node and the message.
 async fn healthy(
     nodes: &Api<InferenceNode>,
     name: &str,
@@ -68,7 +68,7 @@ async fn healthy(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
-    // All of 127/8 is its own, of which the ends of the cable are.
+    // The cable's ends are addresses in 127/8, all of which only Linux has.
     if !cfg!(target_os = "linux") {
         return;
     }
@@ -98,7 +98,7 @@ async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
         assert_eq!(status.backends, ["ring"], "who plays a Mac has no engine that could use RDMA");
     }
 
-    // Each agent asks the other over the cable, and tries what it carries.
+    // Each agent pings the other over the cable, and probes its bandwidth.
     for name in ["one", "two"] {
         let measured = wait_until(&format!("{name} has measured its link"), || async {
             let status = nodes.get(name).await.ok()?.status?;
@@ -117,7 +117,7 @@ async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
     near.plug(false);
     healthy(&nodes, "one", "True", "NoCables").await;
 
-    // A cable that is plugged in again is a link again, and a tool that fails takes none away.
+    // A replugged cable is a link again, and a failing tool removes none.
     near.plug(true);
     far.plug(true);
     healthy(&nodes, "two", "True", "RdmaReady").await;
@@ -127,7 +127,7 @@ async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
     assert_eq!(node.status.unwrap().links.len(), 1);
     healthy(&nodes, "one", "True", "RdmaReady").await;
 
-    // An agent that starts anew takes no link away before it has looked.
+    // A restarted agent removes no link before its first scan.
     two.stop().await;
     two.start();
     healthy(&nodes, "two", "False", "PortsUnreadable").await;

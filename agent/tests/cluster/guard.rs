@@ -1,5 +1,5 @@
-//! Engines that take too much, and machines whose kernel went down under them: the engines compute nothing and say what
-//! they are told to, the reports are synthetic.
+//! Engines that use too much memory, and machines whose kernel panicked under them: the engines compute
+//! nothing and report what the test sets; the panic reports are synthetic.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use russet_crds::{ModelDeployment, Shard};
 
 use crate::plane::*;
 
-/// Waits for an Event of this reason; what it says.
+/// Waits for an Event with this reason; returns its note.
 async fn event(plane: &TestControlPlane, reason: &str) -> String {
     let events: Api<Event> = Api::all(plane.client.clone());
     wait_until(&format!("an Event that says {reason}"), || async {
@@ -57,7 +57,7 @@ async fn deployment_is_held_on_a_node_after_two_kernel_panics() {
     std::fs::create_dir_all(tools.join("reports")).unwrap();
     agent.config.fabric_tools = Some(tools.clone());
     for day in 1..=2 {
-        // What a panic leaves behind: dead processes of a boot that is over, and a report.
+        // A panic leaves dead processes of an earlier boot, and a report.
         agent.stop().await;
         let engine = pid(&shards[0]);
         signal(engine, "-9");
@@ -96,7 +96,7 @@ async fn deployment_is_held_on_a_node_after_two_kernel_panics() {
         (ready.status == "False" && ready.message.contains("panicked 2 times")).then_some(())
     })
     .await;
-    // The remedy that is named.
+    // Apply the remedy from the message.
     let agent = if node == "one" { &mut one } else { &mut two };
     agent.stop().await;
     std::fs::remove_file(agent.config.data_dir.join("agent/panics.json")).unwrap();

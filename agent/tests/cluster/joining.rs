@@ -1,10 +1,10 @@
-//! Machines that join, leave, and get other credentials.
+//! Machines that join, leave, and get renewed credentials.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use russet_agent::join::identity::{NodeIdentity, Material};
+use russet_agent::join::identity::{Material, NodeIdentity};
 use russet_agent::join::request::is_signed_by_first;
 use russet_agent::leave::{LeaveConfig, LeaveError, leave};
 use russet_agent::token::JoinToken;
@@ -21,7 +21,7 @@ async fn machine_joins_only_with_its_own_token_of_that_cluster() {
     let token = plane.token().await;
     let join = |text: String, name: &str, machine: &str| {
         russet_agent::join(JoinConfig {
-            // The first is not there: nobody listens on the port of discard.
+            // The first server is absent: nothing listens on the discard port.
             servers: vec!["https://127.0.0.1:9".into(), plane.url()],
             token: text,
             data_dir: folder.path().join(machine),
@@ -52,12 +52,12 @@ async fn machine_joins_only_with_its_own_token_of_that_cluster() {
     assert_eq!(join(token.encode(), "a", "m1").await.unwrap(), identity, "joining again changes nothing");
     assert_eq!(std::fs::read(identity.folder.join("tls.key")).unwrap(), key);
 
-    // The same token on another machine, whatever it calls itself.
+    // The same token on another machine, under any name.
     for name in ["a", "b"] {
         let error = join(token.encode(), name, "m2").await.unwrap_err().to_string();
         assert!(error.contains("was used by node a"), "{error}");
     }
-    // The first machine lost what it got and kept its key: it may finish.
+    // The first machine lost its certificate but kept its key: it may finish the join.
     russet_rpc::tls::identity_dir::remove(&identity.folder).unwrap();
     std::fs::write(identity.folder.join("joining.key"), &key).unwrap();
     assert_eq!(join(token.encode(), "a", "m1").await.unwrap(), identity);
@@ -112,7 +112,7 @@ async fn ca_rotation_needs_no_node_to_rejoin() {
     };
     let next = russet_apiserver::pki::Authority::generate("russet-ca").unwrap();
     let (new, new_key) = (next.cert_pem().to_owned(), next.key_pem().to_owned());
-    // The new one is trusted before it signs, and the old one until nothing of it is left.
+    // The new CA is trusted before it signs, and the old one until none of its certificates is left.
     for (story, authorities, key) in [
         ("the new one is trusted", old.clone() + &new, &old_key),
         ("the new one signs", new.clone() + &old, &new_key),
@@ -141,7 +141,7 @@ async fn ca_rotation_needs_no_node_to_rejoin() {
                 follows.then_some(())
             })
             .await;
-            // It is heard with what it has now.
+            // The current certificate is accepted.
             let client = kept.client(|_| {}).await.unwrap();
             Api::<InferenceNode>::all(client).get(&kept.node).await.unwrap();
         }
@@ -188,7 +188,7 @@ async fn leaving_node_is_cleared_and_rejoins_with_a_new_token() {
 
         let again = TestAgent::join(&plane, folder.path(), name, access).await;
         wait_until("the node is ready again", ready).await;
-        // Removed by an administrator: the agent ends and says so.
+        // Removed by an administrator: the agent exits with that error.
         nodes.delete(name, &DeleteParams::default()).await.unwrap();
         let error = again.wait_removed().await;
         assert!(error.contains("was removed from the cluster"), "{error}");

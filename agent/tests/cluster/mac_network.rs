@@ -1,11 +1,11 @@
-//! A Mac that can be changed, for tests of the root helper.
+//! A simulated Mac whose network can be changed, for tests of the root helper.
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use russet_agent::helper::{Helper, HostController, HelperPolicy};
+use russet_agent::helper::{Helper, HelperPolicy, HostController};
 
-/// A Mac whose tools keep what they are told in files of a folder. Only the answers' shapes are macOS's; nothing of this
-/// ever ran on one.
+/// A Mac whose stub tools store their arguments in files of a directory. Only the output formats are macOS's;
+/// none of this ever ran on a Mac.
 pub struct Mac(pub tempfile::TempDir);
 
 impl Mac {
@@ -54,7 +54,7 @@ impl Mac {
         mac
     }
 
-    /// Has a tool do this.
+    /// Sets the script of a stub tool.
     pub fn tool(&self, name: &str, body: &str) {
         let path = self.0.path().join(name);
         let path_line = "PATH=/usr/bin:/bin";
@@ -62,13 +62,14 @@ impl Mac {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// The order of its services, addresses of its cable, members of its bridge, and its limit of wired memory.
+    /// The order of its services, addresses of its cable, members of its bridge, and its limit of wired
+    /// memory.
     pub fn state(&self) -> [String; 4] {
         ["order", "addresses", "members", "wired"]
             .map(|file| std::fs::read_to_string(self.0.path().join(file)).unwrap())
     }
 
-    /// A root helper of it, which keeps its journal beside the tools.
+    /// A root helper for it, with its journal beside the tools.
     pub fn helper(&self, boot: &str) -> Helper {
         let policy = HelperPolicy { wired_percent: Some(50), memory: 64 << 30 };
         let machine = HostController::new(Some(self.0.path().to_owned()), None);

@@ -3,13 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
-mod mac_network;
 mod fabric;
 mod guard;
 mod joining;
+mod mac_network;
+mod mqtt;
 mod network;
 mod plane;
-mod mqtt;
 mod upgrade;
 
 use std::time::Duration;
@@ -21,8 +21,8 @@ use russet_agent::Access;
 use russet_agent::process::record;
 use russet_crds::conditions::{Type, get, is_true};
 use russet_crds::{
-    InferenceNode, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelSource, NamespacedReference, Shard,
-    ShardSpec, CopyMode,
+    CopyMode, InferenceNode, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelSource,
+    NamespacedReference, Shard, ShardSpec,
 };
 use serde_json::json;
 
@@ -33,7 +33,7 @@ async fn two_nodes_serve_through_kills_and_control_plane_loss() {
     let folder = tempfile::tempdir().unwrap();
     let mut plane = TestControlPlane::start(&folder.path().join("plane")).await;
     let mut one = TestAgent::join(&plane, folder.path(), "one", None).await;
-    // As on an API server that does not believe the data plane's CA.
+    // As with an API server that does not trust the data-plane CA.
     let mut two = TestAgent::join(&plane, folder.path(), "two", Some(Access::Token)).await;
 
     plane.create_model(folder.path()).await;
@@ -64,7 +64,7 @@ async fn two_nodes_serve_through_kills_and_control_plane_loss() {
     })
     .await;
 
-    // Kill -9 of one rank: the whole group forms anew at a higher epoch.
+    // Kill -9 of one rank: the whole group is formed again at a higher epoch.
     signal(pid(&first[1]), "-9");
     let second = plane.serving(first[0].spec.epoch + 1).await;
     for (before, after) in first.iter().zip(&second) {
@@ -72,13 +72,13 @@ async fn two_nodes_serve_through_kills_and_control_plane_loss() {
         assert!(!alive(pid(before)), "an engine of an older epoch lives on");
     }
 
-    // Losing an agent disturbs no engine, and the next one adopts it.
+    // The loss of an agent disturbs no engine, and the next agent adopts it.
     one.stop().await;
     two.stop().await;
     assert!(second.iter().all(|shard| alive(pid(shard))));
     one.start();
     two.start();
-    // Killing an adopted engine is noticed although it is nobody's child here.
+    // The kill of an adopted engine is noticed although it is not a child of this agent.
     let leases: Api<Lease> = Api::namespaced(plane.client.clone(), "russet-system");
     let renewed = |leases: Api<Lease>| async move {
         let lease = leases.get("node-one").await.ok()?;
@@ -93,7 +93,7 @@ async fn two_nodes_serve_through_kills_and_control_plane_loss() {
     let adopted = plane.serving(second[0].spec.epoch).await;
     assert_eq!(adopted.iter().map(pid).collect::<Vec<_>>(), second.iter().map(pid).collect::<Vec<_>>());
 
-    // Losing the control plane disturbs nothing either.
+    // The loss of the control plane disturbs nothing either.
     plane.stop().await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(adopted.iter().all(|shard| alive(pid(shard))));
@@ -107,30 +107,33 @@ async fn two_nodes_serve_through_kills_and_control_plane_loss() {
     })
     .await;
 
-    // An adopted engine that dies is noticed by its process alone.
+    // The death of an adopted engine is noticed by its process alone.
     signal(pid(&back[0]), "-9");
     let third = plane.serving(back[0].spec.epoch + 1).await;
 
-    // Deleting the deployment ends the engines and frees the memory.
+    // Deleting the deployment stops the engines and frees the memory.
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     deployments.delete("chat", &DeleteParams::default()).await.unwrap();
     let models: Api<Model> = Api::namespaced(plane.client.clone(), "default");
     models.delete("tiny", &DeleteParams::default()).await.unwrap();
-    wait_until("engines that are gone", || async { (!third.iter().any(|shard| alive(pid(shard)))).then_some(()) })
-        .await;
+    wait_until("engines that are gone", || async {
+        (!third.iter().any(|shard| alive(pid(shard)))).then_some(())
+    })
+    .await;
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
     wait_until("memory that is free again", || async {
         let memory = nodes.get("two").await.ok()?.status?.memory?;
         (memory.granted_bytes == 0).then_some(())
     })
     .await;
-    // A deleted Model leaves no files behind, whether its copy or its engine went first.
+    // A deleted Model leaves no files behind, whether its copy or its engine ends first.
     let published = |agent: &TestAgent| {
         let entries = std::fs::read_dir(agent.config.data_dir.join("agent/models")).unwrap();
         let hidden = |name: std::ffi::OsString| name.to_string_lossy().starts_with('.');
         entries.filter(|entry| !hidden(entry.as_ref().unwrap().file_name())).count()
     };
-    wait_until("stores that are empty", || async { (published(&one) + published(&two) == 0).then_some(()) }).await;
+    wait_until("stores that are empty", || async { (published(&one) + published(&two) == 0).then_some(()) })
+        .await;
     one.stop().await;
     two.stop().await;
     plane.stop().await;
@@ -148,7 +151,7 @@ async fn engine_rejoins_the_reformed_group_or_is_replaced() {
         let story = format!("{name}, its agent restarts meanwhile: {restarts}");
         deployments.create(&PostParams::default(), &deployment_of(name)).await.unwrap();
         let before = plane.serving(1).await;
-        // The survivor is rank 0's; which of the agents has it is the planner's business.
+        // The survivor is rank 0; which agent runs it depends on the placement.
         signal(pid(&before[1]), "-9");
         let left = if before[0].spec.node_name == "one" { &mut one } else { &mut two };
         if restarts {
@@ -225,15 +228,17 @@ async fn hung_engine_is_killed_and_its_group_reforms() {
         })
         .await;
     }
-    // Who is thought to be well is left alone.
+    // A healthy engine is left alone.
     let epoch = ranks[0].spec.epoch;
     one.stop().await;
     one.start();
     let same = plane.serving(epoch).await;
     assert_eq!(same.iter().map(pid).collect::<Vec<_>>(), ranks.iter().map(pid).collect::<Vec<_>>());
     deployments.delete("chat", &DeleteParams::default()).await.unwrap();
-    wait_until("engines that are gone", || async { (!same.iter().any(|shard| alive(pid(shard)))).then_some(()) })
-        .await;
+    wait_until("engines that are gone", || async {
+        (!same.iter().any(|shard| alive(pid(shard)))).then_some(())
+    })
+    .await;
     one.stop().await;
     two.stop().await;
     plane.stop().await;
@@ -275,7 +280,7 @@ async fn oversized_or_unreadable_models_are_refused_in_status() {
         assert!(ready.status == "False" && ready.message.contains(part), "{}", ready.message);
     }
 
-    // What the owner wants left is left: no byte comes, and the copy comes by itself when there is room.
+    // The owner's reserve is kept: no byte arrives, and the copy starts by itself when there is space.
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
     let reserve = async |reserve: &str, bytes: u64| {
         let patch = Patch::Merge(json!({"spec": {"disk": {"reserve": reserve}}}));

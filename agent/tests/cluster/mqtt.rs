@@ -1,6 +1,6 @@
-//! Presence as a broker sees it, through killed and frozen agents, brokers that go and come back, and replicas that move.
-//! Every story is told to a small broker of this test's own (`small.rs`), and all of them to a real mosquitto where
-//! `RUSSET_MOSQUITTO` names one (`cargo xtask oracle presence` does).
+//! MQTT presence as a broker sees it: killed and frozen agents, brokers that stop and return, and replicas
+//! that move. Every test runs against a small broker of its own (`small_broker.rs`), and against a real
+//! mosquitto where `RUSSET_MOSQUITTO` names one (`cargo xtask oracle presence` does).
 
 mod broker;
 mod observer;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use russet_agent::mqtt::broker::Broker;
 use russet_agent::mqtt::topics::TopicNames;
-use russet_agent::mqtt::{DeploymentKey, MqttPresence, MqttConfig};
+use russet_agent::mqtt::{DeploymentKey, MqttConfig, MqttPresence};
 
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
@@ -23,21 +23,16 @@ use self::broker::{BrokerKind, RunningBroker};
 use self::observer::Observer;
 use super::plane::{TestAgent, TestControlPlane, deployment, pid, signal};
 
-/// As short as the protocol allows, for the one who is frozen.
+/// Keep-alive of a frozen client: as short as the protocol allows.
 const SHORT: Duration = Duration::from_secs(1);
-/// For all others: a busy machine must not look like a frozen one.
+/// Keep-alive of all others: a busy machine must not look like a frozen one.
 const LONG: Duration = Duration::from_secs(300);
 
 const NODE: &str = "russet/node/one/status";
 const KNOWN: &str = "homeassistant/binary_sensor/russet_node_one/config";
 const CHAT: &str = "russet/deployment/default/chat/status";
 
-fn config(
-    url: &str,
-    keep_alive: Duration,
-    password: Option<&Path>,
-    authority: Option<&Path>,
-) -> MqttConfig {
+fn config(url: &str, keep_alive: Duration, password: Option<&Path>, authority: Option<&Path>) -> MqttConfig {
     let broker = Broker::read(url, password, authority).unwrap();
     MqttConfig { broker, names: TopicNames::new("russet", "homeassistant").unwrap(), keep_alive }
 }
@@ -51,10 +46,10 @@ fn chat() -> BTreeSet<DeploymentKey> {
     BTreeSet::from([("default".to_owned(), "chat".to_owned())])
 }
 
-/// This test again as a process that is present until it is killed.
+/// This test as a child process that stays online until it is killed.
 struct ChildAgent(Child);
 
-/// Tells [`child_agent_stays_online_until_killed`] whom to be present at.
+/// Variable with the broker for [`child_agent_stays_online_until_killed`].
 const CHILD_VARIABLE: &str = "RUSSET_TEST_PRESENCE";
 
 impl ChildAgent {
@@ -80,7 +75,7 @@ impl Drop for ChildAgent {
     }
 }
 
-/// No test, but the process that others kill.
+/// Not a test, but the child process that other tests kill.
 #[tokio::test]
 async fn child_agent_stays_online_until_killed() {
     let Ok(url) = std::env::var(CHILD_VARIABLE) else { return };
@@ -99,7 +94,7 @@ async fn killed_and_frozen(kind: BrokerKind) {
     let known: serde_json::Value = serde_json::from_str(&seen.wait_known(KNOWN).await).unwrap();
     assert_eq!(known["state_topic"], NODE);
 
-    // Its connections stand, and nobody speaks over them: the keep-alive ends them.
+    // Its connections stay open without traffic: the keep-alive ends them.
     other.signal("-STOP");
     seen.wait_for(NODE, "offline").await;
     seen.wait_for(CHAT, "offline").await;
@@ -111,7 +106,7 @@ async fn killed_and_frozen(kind: BrokerKind) {
     seen.wait_for(NODE, "offline").await;
     seen.wait_for(CHAT, "offline").await;
 
-    // Whoever comes later hears the same: all of it is retained.
+    // A later subscriber gets the same: all of it is retained.
     let mut late = Observer::start(&broker).await;
     late.wait_for(NODE, "offline").await;
     let _again = ChildAgent::start(&broker);
@@ -133,7 +128,7 @@ async fn replicas(kind: BrokerKind) {
     one.set_serving(BTreeSet::new());
     seen.wait_for(CHAT, "offline").await;
 
-    // One of two replicas ends: the other one says that the deployment answers.
+    // One of two replicas ends: the other one publishes that the deployment is online.
     one.set_serving(chat());
     seen.wait_for(CHAT, "online").await;
     seen.forget(CHAT);
@@ -143,7 +138,7 @@ async fn replicas(kind: BrokerKind) {
     seen.wait_for(CHAT, "offline").await;
     seen.wait_for(CHAT, "online").await;
 
-    // An agent that ends leaves its node offline; of a node that was removed nothing is left.
+    // An agent that exits leaves its node offline; a removed node leaves no retained messages.
     one.end(false).await;
     seen.wait_for(NODE, "offline").await;
     two.end(true).await;
@@ -160,7 +155,7 @@ async fn broker_away(kind: BrokerKind) {
     presence.set_serving(chat());
     broker.restart().await;
     for _ in 0..2 {
-        // It comes back each time without what it knew.
+        // It returns each time without its retained messages.
         let mut seen = Observer::start(&broker).await;
         seen.wait_for(NODE, "online").await;
         seen.wait_for(CHAT, "online").await;
@@ -169,7 +164,7 @@ async fn broker_away(kind: BrokerKind) {
         broker.restart().await;
     }
     broker.stop().await;
-    // Nobody waits for it.
+    // The shutdown does not wait for it.
     tokio::time::timeout(observer::TIMEOUT, presence.end(true)).await.unwrap();
 }
 
@@ -238,7 +233,7 @@ async fn deployment_is_online_while_rank_0_serves_until_node_removal() {
     deployments.create(&PostParams::default(), &deployment()).await.unwrap();
     seen.wait_for(CHAT, "online").await;
 
-    // Its group forms anew after a loss.
+    // Its group is formed again after a loss.
     let ranks = plane.serving(1).await;
     signal(pid(&ranks[0]), "-9");
     seen.wait_for(CHAT, "offline").await;

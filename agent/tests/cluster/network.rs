@@ -1,4 +1,4 @@
-//! From an InferenceNode's spec over its agent and the root helper to the machine, and back.
+//! From an InferenceNode's spec through its agent and the root helper to the machine, and back.
 
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -10,15 +10,20 @@ use serde_json::{Value, json};
 use crate::mac_network::Mac;
 use crate::plane::*;
 
-/// Writes the wish of a person, all of it; the generation it makes.
+/// Replaces the spec as a user; returns the new generation.
 async fn set_spec(nodes: &Api<InferenceNode>, spec: Value) -> Option<i64> {
     let patch = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "spec": spec});
     let params = PatchParams::apply("russet-fabric").force();
     nodes.patch("one", &params, &Patch::Apply(patch)).await.unwrap().metadata.generation
 }
 
-/// Waits until the agent has said this of that generation; its words.
-async fn wait_condition(nodes: &Api<InferenceNode>, generation: Option<i64>, kind: Type, reason: &str) -> String {
+/// Waits until the agent has set this reason for that generation; returns the message.
+async fn wait_condition(
+    nodes: &Api<InferenceNode>,
+    generation: Option<i64>,
+    kind: Type,
+    reason: &str,
+) -> String {
     wait_until(&format!("{kind:?} is {reason}"), || async {
         let status = nodes.get("one").await.ok()?.status?;
         let condition = get(&status.conditions, kind)?;
@@ -39,11 +44,11 @@ async fn node_network_spec_is_applied_and_removed_settings_revert() {
     let port = json!({"interface": "en4", "address": "172.31.240.1/30"});
     let network = json!({"ports": [port], "serviceOrder": "CablesLast"});
 
-    // There is no helper, and it is said how to have one.
+    // There is no helper, and the message says how to install it.
     let asked = set_spec(&nodes, json!({"network": network})).await;
     let words = wait_condition(&nodes, asked, Type::NetworkApplied, "HelperAbsent").await;
     assert!(words.contains("sudo russet service install"), "{words}");
-    // What was said is not forgotten by an agent that starts anew: that nobody asks any more takes nothing back.
+    // A restarted agent keeps the condition: an empty spec without a helper reverts nothing.
     agent.stop().await;
     let asked = set_spec(&nodes, json!({})).await;
     agent.start();
@@ -60,20 +65,20 @@ async fn node_network_spec_is_applied_and_removed_settings_revert() {
     wait_condition(&nodes, asked, Type::WiredLimitSet, "Applied").await;
     assert_eq!(mac.state(), ["Ethernet\nCable\n", "172.31.240.1\n", "", "20480\n"].map(str::to_owned));
 
-    // What the helper does not do keeps it from nothing else.
+    // A refused part does not block the other parts.
     let asked = set_spec(&nodes, json!({"network": network, "memory": {"wiredLimit": "60Gi"}})).await;
     let words = wait_condition(&nodes, asked, Type::WiredLimitSet, "HelperRefused").await;
     assert!(words.contains("50 % of this machine's memory"), "{words}");
     wait_condition(&nodes, asked, Type::NetworkApplied, "Applied").await;
 
-    // An agent that starts anew takes back what nobody asks for any more.
+    // A restarted agent reverts what the spec no longer contains.
     agent.stop().await;
     let asked = set_spec(&nodes, json!({})).await;
     agent.start();
     wait_condition(&nodes, asked, Type::NetworkApplied, "Restored").await;
     assert_eq!(mac.state(), before);
 
-    // Who leaves the cluster leaves his machine as it was.
+    // Leaving the cluster reverts the machine.
     let asked = set_spec(&nodes, json!({"network": network})).await;
     wait_condition(&nodes, asked, Type::NetworkApplied, "Applied").await;
     nodes.delete("one", &Default::default()).await.unwrap();

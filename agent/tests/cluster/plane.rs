@@ -19,10 +19,10 @@ use russet_crds::{
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Generous: two cores may be building something else.
+/// Generous: two cores may be busy with a build.
 pub const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Waits for `look` to return something.
+/// Polls `look` until it returns something.
 pub async fn wait_until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     let search = async {
         loop {
@@ -38,7 +38,7 @@ pub async fn wait_until<T, F: Future<Output = Option<T>>>(what: &str, mut look: 
     }
 }
 
-/// A control plane in a folder; it can go and come back.
+/// A control plane in a directory; it can be stopped and started again.
 pub struct TestControlPlane {
     pub folder: PathBuf,
     pub running: Option<russet_apiserver::RunningServer>,
@@ -60,7 +60,10 @@ impl TestControlPlane {
         plane
     }
 
-    pub async fn serve(folder: &Path, listen: std::net::SocketAddr) -> (russet_apiserver::RunningServer, Client) {
+    pub async fn serve(
+        folder: &Path,
+        listen: std::net::SocketAddr,
+    ) -> (russet_apiserver::RunningServer, Client) {
         let config = russet_apiserver::ApiServerConfig::new(folder).listen(listen);
         let running = russet_apiserver::start(config).await.unwrap();
         let kubeconfig = kube::config::Kubeconfig::read_from(running.kubeconfig()).unwrap();
@@ -68,7 +71,7 @@ impl TestControlPlane {
         (running, Client::try_from(config).unwrap())
     }
 
-    /// The Model "tiny", whose files are put into `folder`.
+    /// Creates the Model "tiny", with its files in `folder`.
     pub async fn create_model(&self, folder: &Path) {
         let source = ModelSource { uri: model(&folder.join("tiny")), ..ModelSource::default() };
         let tiny = Model::new("tiny", ModelSpec { source, preload: None });
@@ -80,7 +83,7 @@ impl TestControlPlane {
         let client = self.client.clone();
         self.operator = Some(tokio::spawn(async move {
             let (registry, ready) = (prometheus::Registry::new(), Arc::new(AtomicBool::new(false)));
-            // Nodes of these tests come both ways.
+            // Nodes of these tests use both kinds of credentials.
             let credential = russet_operator::node_accounts::Credential::Account;
             let forever = std::future::pending();
             russet_operator::run(client, "test", credential, registry, Default::default(), ready, forever)
@@ -108,7 +111,7 @@ impl TestControlPlane {
         format!("https://{}", self.address)
     }
 
-    /// Makes a join token as `russet token create` does.
+    /// Creates a join token like `russet token create`.
     pub async fn token(&self) -> JoinToken {
         let ca_pin = self.running.as_ref().unwrap().authority().pin().unwrap();
         let hour = jiff::SignedDuration::from_hours(1);
@@ -153,10 +156,10 @@ pub fn alive(pid: u32) -> bool {
     russet_agent::hardware::process_start(pid).is_some()
 }
 
-/// What stops an agent, and what it ends with.
+/// The shutdown sender of an agent, and its task.
 pub type RunningAgent = (oneshot::Sender<()>, JoinHandle<Result<(), russet_agent::Error>>);
 
-/// An agent that can be restarted; its engines end with the test, however it ends.
+/// An agent that can be restarted; its engines are killed at the end of the test.
 pub struct TestAgent {
     pub config: AgentConfig,
     pub running: Option<RunningAgent>,
@@ -205,13 +208,13 @@ impl TestAgent {
         }
     }
 
-    /// The agent has ended by itself.
+    /// Waits until the agent has exited by itself.
     pub async fn wait_exit(mut self) {
         let (_stop, task) = self.running.take().unwrap();
         tokio::time::timeout(TIMEOUT, task).await.unwrap().unwrap().unwrap();
     }
 
-    /// The agent has ended because its node was removed; what it said.
+    /// Waits until the agent has exited because its node was removed; returns the error.
     pub async fn wait_removed(mut self) -> String {
         let (_stop, task) = self.running.take().unwrap();
         tokio::time::timeout(TIMEOUT, task).await.unwrap().unwrap().unwrap_err().to_string()
@@ -228,7 +231,7 @@ impl Drop for TestAgent {
     }
 }
 
-/// The fake engine, which cargo builds beside the tests.
+/// Path of the fake engine, which cargo builds beside the tests.
 pub fn engine() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let path = own.parent().unwrap().parent().unwrap().join("examples/fake_engine");
@@ -236,7 +239,7 @@ pub fn engine() -> PathBuf {
     path
 }
 
-/// A model of four layers in `folder`.
+/// Creates a model of four layers in `folder`.
 pub fn model(folder: &Path) -> String {
     std::fs::create_dir_all(folder).unwrap();
     let mut offset = 0;

@@ -1,4 +1,4 @@
-//! An agent takes the place of one of another release: it adopts the engines that it understands, and no others.
+//! An agent replaces one of another release: it adopts only engines with its own control version.
 
 use kube::Api;
 use kube::api::PostParams;
@@ -18,7 +18,7 @@ async fn engine_of_another_version_is_replaced_and_group_reforms() {
     deployments.create(&PostParams::default(), &deployment()).await.unwrap();
     let before = plane.serving(1).await;
 
-    // One agent is updated to a release that speaks as this one does, the other to one that does not.
+    // One agent is updated to a release with the same control version, the other to one with another version.
     one.stop().await;
     two.stop().await;
     let engines = two.config.data_dir.join("agent/engines");

@@ -1,6 +1,6 @@
-//! Sources that others wrote: the same folder put into a bucket by boto3, into a container by Azure's SDK, into a
-//! registry by oras, and served by the tests' hub, which PyPI's `huggingface_hub` takes for one. What the agent's store
-//! fetches is what was put there, byte for byte. `cargo xtask oracle sources` brings the programs.
+//! Sources written by other programs: the same folder put into a bucket by boto3, into a container by Azure's
+//! SDK, into a registry by oras, and served by the tests' hub to PyPI's `huggingface_hub`. The agent's store
+//! fetches it byte for byte. `cargo xtask oracle sources` installs the programs.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
@@ -9,14 +9,16 @@ mod peer;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
-use russet_agent::store::{Context, Credentials, TransferProgress, Published, Store, StoreError, SourceSpec, is_allowed_file};
+use russet_agent::store::{
+    Context, Credentials, Published, SourceSpec, Store, StoreError, TransferProgress, is_allowed_file,
+};
 use russet_crds::conditions::Reason;
 use russet_tests::hub::FakeHub;
 use tokio::sync::watch;
 
 use self::peer::{SourceServer, program, python};
 
-/// The smoke model of this repository, beside what no agent takes.
+/// The smoke model of this repository, beside files that no agent fetches.
 struct SourceLab {
     folder: tempfile::TempDir,
     model: PathBuf,
@@ -77,7 +79,7 @@ fn wanted(uri: &str, secret: &[(&str, &str)]) -> SourceSpec {
 
 const NO_ENDPOINT: &str = "http://127.0.0.1:1";
 
-/// moto checks who signs, once it is told to; boto3 writes more objects than a page of a listing has.
+/// moto checks signatures once enabled; boto3 writes more objects than a page of a listing has.
 const S3: &str = r#"
 import boto3, json, os, sys, urllib.request
 endpoint, folder = sys.argv[1:]
@@ -120,11 +122,15 @@ async fn s3_bucket_written_by_boto3_is_fetched() {
     let refused = wanted("s3://models/family/tiny", &[id, wrong, endpoint]);
     assert_eq!(lab.fetch_error(&refused).await, Reason::SourceForbidden);
     for uri in ["s3://others/family/tiny", "s3://models/family/none"] {
-        assert_eq!(lab.fetch_error(&wanted(uri, &[id, secret, endpoint])).await, Reason::SourceNotFound, "{uri}");
+        assert_eq!(
+            lab.fetch_error(&wanted(uri, &[id, secret, endpoint])).await,
+            Reason::SourceNotFound,
+            "{uri}"
+        );
     }
 }
 
-/// Azurite's own account, as its documentation has it, and a signature that may read and list for an hour.
+/// Azurite's documented account, and a signature that may read and list for an hour.
 const AZURE: &str = r#"
 import datetime, os, sys
 from azure.storage.blob import BlobServiceClient, ContainerSasPermissions, generate_container_sas
@@ -188,11 +194,11 @@ async fn google_bucket_is_fetched() {
     let endpoint = ("STORAGE_EMULATOR_HOST", google.url.as_str());
     lab.assert_fetched(&wanted("gs://models/tiny", &[endpoint])).await;
     assert_eq!(lab.fetch_error(&wanted("gs://models/none", &[endpoint])).await, Reason::SourceNotFound);
-    // Where Google says 404, this server says 500.
+    // Where Google answers 404, this server answers 500.
     assert_eq!(lab.fetch_error(&wanted("gs://others/tiny", &[endpoint])).await, Reason::SourceUnreachable);
 }
 
-/// `me` with the password `secret`, as htpasswd writes it.
+/// `me` with the password `secret`, in htpasswd's format.
 const LOGINS: &str = "me:$2b$05$WeKewBjiJbIqpmBnTmcReuWZEyfBP7F.9MDJv.bWMcqcQ0/5ljSY6\n";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -224,7 +230,7 @@ async fn oci_artifact_pushed_by_oras_is_fetched() {
 
     let (uri, login) = (format!("oci://{artifact}"), [("username", "me"), ("password", "secret")]);
     let published = lab.assert_fetched(&wanted(&uri, &login)).await;
-    // By its digest, with the Secret that kubectl makes.
+    // By its digest, with a Secret in kubectl's format.
     let digest = published.manifest.commit.unwrap();
     let docker = serde_json::json!({"auths": {host.clone(): {"username": "me", "password": "secret"}}});
     let pinned =
@@ -237,7 +243,7 @@ async fn oci_artifact_pushed_by_oras_is_fetched() {
     assert_eq!(lab.fetch_error(&none).await, Reason::SourceNotFound);
 }
 
-/// What a person writes who has never heard of Russet.
+/// A script of a user without Russet.
 const HUB: &str = r#"
 import sys
 from huggingface_hub import snapshot_download, HfApi
@@ -259,7 +265,7 @@ for name, revision, error in [("russet/gated", None, GatedRepoError), ("russet/n
 #[tokio::test(flavor = "multi_thread")]
 async fn stub_hub_serves_huggingface_hub_and_the_store_alike() {
     let Some(interpreter) = program("RUSSET_SOURCES_PYTHON") else { return };
-    // Weights from the hub itself, then from the host that Xet's storage is read at without its protocol.
+    // Weights from the hub itself, then from the host that serves Xet's storage over plain HTTP.
     for redirected in [false, true] {
         let lab = SourceLab::new(NO_ENDPOINT);
         let models: [(&str, &Path); 2] = [("russet/tiny", &lab.model), ("russet/gated", &lab.model)];

@@ -1,11 +1,11 @@
-//! Programs of others on loopback: which there are, and one that runs for as long as a test does.
+//! Programs of others on loopback: finds one, and runs it for the duration of a test.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The program that a variable names, or that there is none.
+/// Path of the program that a variable names; prints a message if there is none.
 pub fn program(variable: &str) -> Option<PathBuf> {
     let program = std::env::var_os(variable).map(PathBuf::from);
     if program.is_none() {
@@ -15,9 +15,9 @@ pub fn program(variable: &str) -> Option<PathBuf> {
     program
 }
 
-/// A server of others.
+/// A running server program.
 pub struct SourceServer {
-    /// Where it answers.
+    /// Its URL.
     pub url: String,
     child: Child,
 }
@@ -49,19 +49,19 @@ impl Drop for SourceServer {
     }
 }
 
-/// A script as a process.
+/// A command that runs a script.
 pub fn script(interpreter: &Path, script: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(interpreter);
     command.args(["-c", script]).args(arguments).env("PYTHONDONTWRITEBYTECODE", "1");
     command
 }
 
-/// What a script prints.
+/// Output of a script.
 pub fn python(interpreter: &Path, text: &str, arguments: &[&str]) -> String {
     run(&mut script(interpreter, text, arguments))
 }
 
-/// What a program prints that ends well.
+/// Output of a program that succeeds.
 pub fn run(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

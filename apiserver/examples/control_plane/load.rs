@@ -1,4 +1,4 @@
-//! What is asked of each control plane, and how long it takes.
+//! The load on each control plane, and the measurements.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -11,20 +11,20 @@ use serde_json::json;
 use crate::Error;
 use crate::planes::RunningPlane;
 
-/// Objects in all.
+/// Total objects.
 const OBJECTS: usize = 10_000;
-/// Of them, those that one client creates alone, while a watch is timed.
+/// Objects that a single client creates while watch latency is measured.
 const ALONE_OBJECTS: usize = 500;
-/// Of them, those that one client creates for its rate.
+/// Objects that a single client creates to measure its rate.
 const RATE_OBJECTS: usize = 1_000;
-/// Clients that create at the same time.
+/// Concurrent clients that create objects.
 const CLIENTS: usize = 32;
-/// Lists of everything; the median counts.
+/// Lists of all objects; the median is reported.
 const LISTS: usize = 5;
-/// What follows a start, such as filling caches, is over by then.
+/// Time after a start for work such as filling caches.
 const SETTLE_TIME: Duration = Duration::from_secs(5);
 
-/// What was measured of one control plane.
+/// The figures of one control plane.
 pub struct LoadFigures {
     pub ready: f64,
     pub idle: f64,
@@ -36,7 +36,7 @@ pub struct LoadFigures {
     pub list: f64,
 }
 
-/// Measures everything once.
+/// Runs all measurements once.
 pub async fn measure(plane: &RunningPlane) -> Result<LoadFigures, Error> {
     tokio::time::sleep(SETTLE_TIME).await;
     let idle = plane.resident()?;
@@ -91,7 +91,7 @@ pub async fn measure(plane: &RunningPlane) -> Result<LoadFigures, Error> {
     })
 }
 
-/// Milliseconds from the sending of each create to its event.
+/// Milliseconds from sending each create to its event.
 async fn watch(api: &Api<ConfigMap>) -> Result<Vec<f64>, Error> {
     let from =
         api.list(&ListParams::default().limit(1)).await?.metadata.resource_version.ok_or("no revision")?;

@@ -1,6 +1,6 @@
-//! The bench of the control plane: `russet serve` against kube-apiserver with etcd and its controller manager, in turns,
-//! with the same client and the same objects. Prints one line of JSON a figure; `cargo xtask bench control-plane` runs it
-//! and judges.
+//! The control plane's benchmark: `russet serve` against kube-apiserver with etcd and its controller manager,
+//! in turn, with the same client and the same objects. Prints one line of JSON per figure; `cargo xtask bench
+//! control-plane` runs it and checks the figures.
 //!
 //! `control_plane RUSSET ETCD KUBE_APISERVER KUBE_CONTROLLER_MANAGER`
 
@@ -14,10 +14,10 @@ use serde_json::json;
 use load::LoadFigures;
 use planes::{KubernetesPlane, RussetPlane};
 
-/// Each control plane is started, measured and stopped so often; what is told are the medians.
+/// Rounds of starting, measuring and stopping each control plane; the medians are reported.
 const ROUNDS: usize = 3;
 
-/// Anything that goes wrong ends the bench.
+/// Any error ends the benchmark.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 #[tokio::main]

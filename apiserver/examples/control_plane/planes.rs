@@ -1,4 +1,4 @@
-//! The two control planes, started the way their users do, on loopback.
+//! The two control planes, started as users start them, on loopback.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -10,12 +10,12 @@ use kube::{Client, Config};
 
 use crate::Error;
 
-/// What never becomes ready is broken.
+/// A control plane that is not ready within this time is broken.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A running control plane; dropped, its processes are killed.
+/// A running control plane; its processes are killed on drop.
 pub struct RunningPlane {
-    /// An administrator.
+    /// The administrator's client.
     pub client: Client,
     /// Seconds from the start of the first process until `/readyz` said ok.
     pub ready: f64,
@@ -170,7 +170,7 @@ async fn client(kubeconfig: Kubeconfig) -> Result<Client, Error> {
     Ok(Client::try_from(config)?)
 }
 
-/// Seconds until `/readyz` says ok to somebody unknown.
+/// Seconds until `/readyz` returns ok for an anonymous client.
 async fn ready(port: u16, begun: Instant, processes: &mut [Child]) -> Result<f64, Error> {
     let mut config = Config::new(format!("https://127.0.0.1:{port}").parse()?);
     config.accept_invalid_certs = true;

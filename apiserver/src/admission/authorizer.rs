@@ -1,6 +1,7 @@
-//! `authorizer` in expressions: asks the roles what the request's user, or a service account, may do.
+//! The `authorizer` variable of expressions: checks what the request's user, or a service account, may do.
 //!
-//! Each step (`authorizer.group('apps').resource('things')`) is a map that carries what was said so far; `check` asks.
+//! Each step (`authorizer.group('apps').resource('things')`) is a map of the arguments so far; `check`
+//! evaluates them.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,16 +14,16 @@ use kube_cel::cel::{Context, ExecutionError, ResolveResult, Value};
 use crate::auth::User;
 use crate::auth::rbac::{Attributes, Policy};
 
-/// The name under which `authorizer.requestResource` is known.
+/// The name of the `authorizer.requestResource` variable.
 pub const REQUEST_RESOURCE: &str = "authorizer.requestResource";
-/// What a map is, so that nobody's data is taken for one of ours.
+/// The key that marks a step's map, so that no data of an object is mistaken for one.
 const STEP_KEY: &str = "@authorizer";
 
 thread_local! {
     static CURRENT: RefCell<Option<(Arc<Policy>, User)>> = const { RefCell::new(None) };
 }
 
-/// Answers for this user and these roles while `run` runs.
+/// Sets the user and the RBAC policy of all checks while `run` runs.
 pub fn with_policy<T>(policy: Arc<Policy>, user: User, run: impl FnOnce() -> T) -> T {
     CURRENT.set(Some((policy, user)));
     let outcome = run();
@@ -40,7 +41,7 @@ fn string(text: &str) -> Value {
     Value::String(Arc::new(text.to_string()))
 }
 
-/// The step that every expression starts with.
+/// The first step, the value of `authorizer`.
 pub fn start() -> Value {
     map([(STEP_KEY.to_string(), string("authorizer"))])
 }
@@ -64,9 +65,9 @@ pub fn request_resource(
     map(said.map(|(key, value)| (key.to_string(), string(value))))
 }
 
-/// Adds the steps to the functions of a context.
+/// Registers the functions of the steps in a context.
 pub fn register(context: &mut Context<'_>) {
-    // After which step, the function, the step it makes.
+    // Arguments: the step before, the function, the step it returns.
     context.add_function("path", |this: This<Value>, said: Arguments| {
         step(&this, &said, "authorizer", "path", "path")
     });

@@ -1,5 +1,5 @@
-//! What policies and bindings must look like when they are written: defaults, rules, and the status that says which
-//! expressions do not fit the kinds they are about.
+//! Defaults and validation of policies and bindings on writes, and the status with expressions that do not
+//! match the schemas of the kinds they apply to.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,11 @@ use crate::status::Cause;
 
 const OPERATIONS: &[&str] = &["*", "CREATE", "UPDATE", "DELETE", "CONNECT"];
 const REASONS: &[&str] = &["Forbidden", "Invalid", "RequestEntityTooLarge"];
-/// As many conditions as Kubernetes takes.
+/// Kubernetes' limit on conditions.
 const MAX_CONDITIONS: usize = 64;
 const MAX_ANNOTATIONS: usize = 20;
 
-/// Fills in what may be left out of a policy's or a binding's spec; `matching` names the field that says what it is about.
+/// Fills in the defaults of a policy's or a binding's spec; `matching` names its matching field.
 pub fn fill_defaults(spec: &mut Value, matching: &str) {
     if matching == "matchConstraints" && spec.is_object() && spec["failurePolicy"].is_null() {
         spec["failurePolicy"] = json!("Fail");
@@ -39,7 +39,7 @@ pub fn fill_defaults(spec: &mut Value, matching: &str) {
     }
 }
 
-/// Collects what is wrong.
+/// Collects validation errors.
 #[derive(Default)]
 struct CauseList(Vec<Cause>);
 
@@ -57,7 +57,7 @@ impl CauseList {
         self.push("FieldValueInvalid", field, format!("Invalid value: {value}: {why}"));
     }
 
-    /// Says that a value is none of those there are; nothing where there is no value.
+    /// Reports a value that is not one of `known`; an absent value is fine.
     fn one_of(&mut self, field: impl Into<String>, value: &Value, known: &[&str]) {
         if value.is_null() || known.iter().any(|known| value == *known) {
             return;
@@ -81,7 +81,7 @@ fn items<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// What is wrong with a policy.
+/// Validates a policy.
 pub fn policy(new: &Value) -> Vec<Cause> {
     let spec = &new["spec"];
     let mut blame = CauseList::default();
@@ -156,7 +156,7 @@ pub fn policy(new: &Value) -> Vec<Cause> {
     blame.0
 }
 
-/// Checks the names and expressions of a list.
+/// Validates the names and expressions of a list.
 fn named(spec: &Value, list: &str, fits: impl Fn(&str) -> bool, told: &str, blame: &mut CauseList) {
     let entries = items(spec, list);
     for (index, entry) in entries.iter().enumerate() {
@@ -203,7 +203,7 @@ fn is_identifier(name: &str) -> bool {
     first && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !RESERVED.contains(&name)
 }
 
-/// Checks `matchConstraints` or `matchResources`.
+/// Validates `matchConstraints` or `matchResources`.
 fn matching(matching: &Value, at: &str, blame: &mut CauseList) {
     blame.one_of(format!("{at}.matchPolicy"), &matching["matchPolicy"], &["Exact", "Equivalent"]);
     for field in ["namespaceSelector", "objectSelector"] {
@@ -233,7 +233,8 @@ fn matching(matching: &Value, at: &str, blame: &mut CauseList) {
     }
 }
 
-/// Checks a label selector: an operator nobody knows would select nothing, and so hold nobody.
+/// Validates a label selector: an unknown operator would match nothing, and the policy would apply to
+/// nothing.
 fn selector(selector: &Value, at: &str, blame: &mut CauseList) {
     for (index, expression) in items(selector, "matchExpressions").iter().enumerate() {
         let at = format!("{at}.matchExpressions[{index}]");
@@ -259,7 +260,7 @@ fn selector(selector: &Value, at: &str, blame: &mut CauseList) {
     }
 }
 
-/// What is wrong with a binding.
+/// Validates a binding.
 pub fn binding(new: &Value) -> Vec<Cause> {
     let spec = &new["spec"];
     let mut blame = CauseList::default();
@@ -312,7 +313,8 @@ pub fn binding(new: &Value) -> Vec<Cause> {
     blame.0
 }
 
-/// Writes the status a policy deserves: that it was seen, and what in it does not fit the kinds it names.
+/// Computes the status of a policy: the observed generation, and expressions that do not match the schemas of
+/// its kinds.
 pub fn with_status(policy: &mut Value, table: &Table) {
     let mut warnings = Vec::new();
     let mut seen = BTreeSet::new();
@@ -341,7 +343,7 @@ pub fn with_status(policy: &mut Value, table: &Table) {
     policy["status"] = Value::Object(status);
 }
 
-/// The schema of a whole object: what every object has, beside what its definition says.
+/// The schema of a whole object: the fields of all objects, beside those in the definition.
 fn whole_object_schema(openapi: &Value) -> Value {
     let mut schema = openapi.clone();
     if let Some(fields) = schema.get_mut("properties").and_then(Value::as_object_mut) {

@@ -1,10 +1,11 @@
-//! One CEL expression of a policy: read, made strict, and run within a budget.
+//! A CEL expression of a policy: parsed, made strict, and evaluated within a cost budget.
 //!
-//! The interpreter underneath is lenient in two ways that would let a policy admit what it means to refuse: a field of
-//! something that has no fields is `false` to it, and loops are not counted. So an expression is rewritten once when it is
-//! read: selections become look-ups that fail, and every loop pays for each of its steps.
+//! The CEL interpreter is lenient in two ways that would let a policy admit requests it means to deny: a
+//! field of a value without fields evaluates to `false`, and loops have no cost. So an expression is
+//! rewritten once when it is parsed: field selections become index operations that fail, and every loop
+//! iteration is charged.
 //!
-//! Not here: what the names stand for ([`super::inputs`]), and what a result means ([`super::policy`]).
+//! Not here: the variables ([`super::inputs`]), and what a result means ([`super::policy`]).
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,33 +19,33 @@ use kube_cel::cel::{Context, ExecutionError, ResolveResult, Value};
 use super::authorizer;
 use crate::schema::cel::declarations;
 
-/// The longest expression: ten times what a reviewer would put up with.
+/// Longest expression in bytes: ten times as long as a reviewer would accept.
 const MAX_EXPRESSION_BYTES: usize = 16 * 1024;
-/// What one evaluation of a policy may cost. A step of a loop costs the size of its body, more for large objects; a
-/// million is about a second on a slow machine, and Kubernetes' own budget is of this order.
+/// Cost limit of one evaluation of a policy. A loop iteration costs the size of its body, more for large
+/// objects. A million is about a second on a slow machine, and Kubernetes' own limit is of this order.
 const COST_BUDGET: i64 = 1_000_000;
-/// Elements of data that make a step cost as much again: a loop's body may copy what it names.
+/// Elements of data that add the same cost again to an iteration: a loop's body may copy the values it names.
 const COST_GRANULARITY: i64 = 64;
-/// The function that pays for a step of a loop.
+/// The function that charges a loop iteration.
 const TICK: &str = "@tick";
-/// Told when the budget is spent.
+/// The error when the budget is used up.
 const EXHAUSTED: &str = "operation cancelled: actual cost limit exceeded";
 
-/// An expression that was read.
+/// A parsed expression.
 #[derive(Debug)]
 pub struct Expression {
-    /// As written.
+    /// The source text.
     pub source: String,
     root: IdedExpr,
-    /// What it names of what a policy may name, such as `oldObject` or `variables.zone`.
+    /// The variables it uses, such as `oldObject` or `variables.zone`.
     pub names: BTreeSet<String>,
 }
 
-/// What an expression may name, each with the schema of its value where that is known.
+/// The variables an expression may use, each with the schema of its value if known.
 pub type Roots<'a> = Vec<(String, Option<&'a serde_json::Value>)>;
 
 impl Expression {
-    /// Reads an expression that may name `roots`; the error says why it cannot be used.
+    /// Parses an expression that may use `roots`; an error if it is invalid.
     pub fn read(source: &str, roots: &Roots<'_>) -> Result<Self, String> {
         let told = |why: String| format!("compilation failed: {why}");
         if source.len() > MAX_EXPRESSION_BYTES {
@@ -68,7 +69,7 @@ impl Expression {
         {
             return Err(told(format!("undeclared reference to '{}' (in container '')", unknown.1)));
         }
-        // What a method is called on may look like a library to the walk above.
+        // The rewrite above may have taken the target of a method call for a library.
         let known = |name: &str| {
             let first = name.split('.').next().unwrap_or_default();
             roots.iter().any(|(root, _)| root == first) || declarations::is_own(first)
@@ -79,7 +80,7 @@ impl Expression {
         Ok(Self { source: source.to_string(), root, names: rewrite.names })
     }
 
-    /// The type of the result, where the outermost operation tells it.
+    /// The type of the result, if the outermost operation determines it.
     pub fn result(&self) -> Option<&'static str> {
         match &self.root.expr {
             Expr::Literal(LiteralValue::Boolean(_)) => Some("bool"),
@@ -114,12 +115,12 @@ impl Expression {
     }
 }
 
-/// Makes an expression strict, and notes what it needs.
+/// Makes an expression strict, and collects the names it uses.
 #[derive(Default)]
 struct Rewrite {
     bound: Vec<String>,
     names: BTreeSet<String>,
-    /// What a call may mean, and how it is told.
+    /// The possible names of a function, and its name in messages.
     functions: BTreeSet<(Vec<String>, String)>,
     problems: Vec<String>,
 }
@@ -162,7 +163,8 @@ impl Rewrite {
             }
             Expr::Call(call) => {
                 if call.func_name == operators::OPT_SELECT {
-                    // The interpreter's own fails where the field is missing, which is what it is asked to forgive.
+                    // The interpreter's own operator fails on a missing field, which is the case it must
+                    // tolerate.
                     call.func_name = operators::OPT_INDEX.into();
                 }
                 self.note(call);
@@ -213,7 +215,7 @@ impl Rewrite {
     }
 
     fn note(&mut self, call: &CallExpr) {
-        // Operators have names that no identifier has.
+        // Operators have names that are no identifiers.
         if !call.func_name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
             || call.func_name.starts_with('_')
         {
@@ -237,7 +239,7 @@ fn text(id: u64, value: &str) -> IdedExpr {
     IdedExpr { id, expr: Expr::Literal(LiteralValue::String(value.into())) }
 }
 
-/// The nodes of an expression.
+/// The number of nodes of an expression.
 fn size(expression: &IdedExpr) -> i64 {
     1 + match &expression.expr {
         Expr::Unspecified | Expr::Literal(_) | Expr::Ident(_) | Expr::Struct(_) => 0,
@@ -251,7 +253,7 @@ fn size(expression: &IdedExpr) -> i64 {
     }
 }
 
-/// What is left of the budget, and how large the largest thing is that a step may copy.
+/// The remaining budget, and the size of the largest value that an iteration may copy.
 #[derive(Clone, Copy, Debug, Default)]
 struct CostMeter {
     left: i64,
@@ -259,7 +261,7 @@ struct CostMeter {
 }
 
 thread_local! {
-    /// The libraries. Registering them costs more than most expressions, and evaluation never leaves its thread.
+    /// The libraries. Registering them costs more than most expressions, and evaluation stays on its thread.
     static LIBRARIES: Context<'static> = libraries();
     static METER: Cell<CostMeter> = const { Cell::new(CostMeter { left: 0, largest: 0 }) };
 }
@@ -284,7 +286,7 @@ fn tick(Arguments(arguments): Arguments) -> ResolveResult {
     if meter.left < 0 { Err(ExecutionError::function_error(TICK, EXHAUSTED)) } else { Ok(Value::Bool(true)) }
 }
 
-/// How much a value holds.
+/// The number of elements in a value.
 fn elements(value: &Value) -> i64 {
     match value {
         Value::List(items) => 1 + items.iter().map(elements).sum::<i64>(),
@@ -295,7 +297,7 @@ fn elements(value: &Value) -> i64 {
     }
 }
 
-/// Whether there is a function of this name.
+/// Whether a function with this name exists.
 fn is_known(name: &str) -> bool {
     let asked = IdedExpr { id: 0, expr: call(name, Vec::new()) };
     LIBRARIES.with(|libraries| {
@@ -303,14 +305,14 @@ fn is_known(name: &str) -> bool {
     })
 }
 
-/// What the expressions of one evaluation share: their names' values and the budget.
+/// State shared by the expressions of one evaluation: the values of variables, and the budget.
 pub struct Session<'a> {
     context: Context<'a>,
-    /// Of the variables that could not be computed: why. Only who uses one is told.
+    /// Errors of variables that could not be computed, raised only by expressions that use them.
     failed: BTreeMap<String, String>,
 }
 
-/// Evaluates with a fresh budget.
+/// Evaluates with a full budget.
 pub fn session<T>(run: impl FnOnce(&mut Session<'_>) -> T) -> T {
     LIBRARIES.with(|libraries| {
         METER.set(CostMeter { left: COST_BUDGET, largest: 1 });
@@ -319,7 +321,7 @@ pub fn session<T>(run: impl FnOnce(&mut Session<'_>) -> T) -> T {
 }
 
 impl Session<'_> {
-    /// Gives a name its value.
+    /// Sets a variable.
     pub fn bind(&mut self, name: &str, value: Value) {
         let mut meter = METER.get();
         meter.largest = meter.largest.saturating_add(elements(&value));
@@ -327,7 +329,7 @@ impl Session<'_> {
         self.context.add_variable_from_value(name, value);
     }
 
-    /// Computes a variable and gives it its name; a failure is kept for those who use it.
+    /// Evaluates a variable's expression and sets it; an error is kept for the expressions that use it.
     pub fn define(&mut self, name: &str, expression: &Expression) {
         let key = format!("variables.{name}");
         match self.evaluate(expression) {
@@ -338,7 +340,7 @@ impl Session<'_> {
         }
     }
 
-    /// The value of an expression, or why it has none.
+    /// Evaluates an expression.
     pub fn run(&self, expression: &Expression) -> Result<Value, String> {
         self.evaluate(expression)
             .map_err(|why| format!("expression '{}' resulted in error: {why}", expression.source))
@@ -349,7 +351,7 @@ impl Session<'_> {
             return Err(EXHAUSTED.into());
         }
         let outcome = Value::resolve(&expression.root, &self.context);
-        // Logic may have swallowed the error of a loop that was cut short.
+        // A logical operator may have swallowed the error of an interrupted loop.
         if METER.get().left < 0 {
             return Err(EXHAUSTED.into());
         }
@@ -445,9 +447,9 @@ mod tests {
         let object = json!({"list": (0..2000).collect::<Vec<i64>>(), "big": "x".repeat(100_000)});
         for source in [
             "object.list.all(a, object.list.all(b, object.list.all(c, a + b + c >= 0)))",
-            // The error of a loop that was cut short is not swallowed.
+            // The error of an interrupted loop is not swallowed.
             "object.list.all(a, object.list.all(b, object.list.all(c, a + b + c >= 0))) || true",
-            // Neither is doubling what was doubled.
+            // Copies of copies are charged, too.
             "[object.big].map(a, [a+a+a+a]).map(b, [b,b,b,b]).map(c, [c,c,c,c]).map(d, [d,d,d,d]).map(e, [e,e,e,e]).map(f, [f,f,f,f]).map(g, [g,g,g,g]).size() == 1 && object.list.all(x, object.list.all(y, true))",
         ] {
             assert!(run(source, &object).is_err_and(|told| told.ends_with(EXHAUSTED)), "{source}");

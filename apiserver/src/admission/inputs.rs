@@ -1,4 +1,4 @@
-//! What the expressions of a policy see of one request, in the shapes Kubernetes documents: `request`, `object`,
+//! Variables of a policy's expressions, in the formats Kubernetes documents: `request`, `object`,
 //! `oldObject`, `namespaceObject`.
 
 use std::collections::HashMap;
@@ -11,21 +11,21 @@ use serde_json::{Value, json};
 use super::{AdmissionRequest, Operation};
 use crate::kinds::Resource;
 
-/// Everything a policy may look at, as JSON.
+/// All variables of a request, as JSON.
 #[derive(Debug)]
 pub struct Inputs {
-    /// The state asked for; none for a deletion.
+    /// The requested state; `None` for a deletion.
     pub object: Option<Value>,
-    /// The state before; none for a creation.
+    /// The state before; `None` for a creation.
     pub old_object: Option<Value>,
-    /// Who asks for what.
+    /// The `request` variable.
     pub request: Value,
-    /// The namespace of the object; none for objects of the cluster.
+    /// The namespace of the object; `None` for cluster-scoped objects.
     pub namespace: Option<Value>,
 }
 
 impl Inputs {
-    /// What is seen of an attempt by a policy that matched it as `resource`.
+    /// The variables of a request, for a policy that matched it as `resource`.
     pub fn new(attempt: &AdmissionRequest<'_>, resource: &Resource, namespace: Option<Value>) -> Self {
         let shown = |object: &Value| {
             let same = attempt.is_of(resource);
@@ -40,7 +40,7 @@ impl Inputs {
     }
 }
 
-/// `request`. What is empty is left out, as Kubernetes does: an expression asks with `has` first.
+/// `request`. Empty fields are omitted, as in Kubernetes: an expression tests with `has` first.
 fn request(attempt: &AdmissionRequest<'_>, resource: &Resource) -> Value {
     let call = attempt.call;
     let kind = |resource: &Resource| json!({"group": resource.group, "version": resource.version, "kind": resource.kind});
@@ -73,7 +73,7 @@ fn request(attempt: &AdmissionRequest<'_>, resource: &Resource) -> Value {
     request
 }
 
-/// The schema of `request`, against which names are checked when a policy is written.
+/// The schema of `request`, against which field names are checked when a policy is written.
 pub static REQUEST: LazyLock<Value> = LazyLock::new(|| {
     let text = || json!({"type": "string"});
     let texts = || json!({"type": "array", "items": {"type": "string"}});
@@ -113,7 +113,7 @@ pub static NAMESPACE: LazyLock<Value> = LazyLock::new(|| {
     }))
 });
 
-/// JSON as an expression sees it.
+/// JSON as a CEL value.
 pub fn value(json: &Value) -> Cel {
     match json {
         Value::Null => Cel::Null,

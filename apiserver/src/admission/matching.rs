@@ -1,20 +1,20 @@
-//! Which requests a policy or a binding is about: `matchConstraints` and `matchResources`.
+//! Request matching of policies and bindings: `matchConstraints` and `matchResources`.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::AdmissionRequest;
-use crate::state::ServerState;
 use crate::kinds::{self, Resource, Table};
 use crate::selector;
+use crate::state::ServerState;
 
-/// What `matchConstraints` says.
+/// The compiled `matchConstraints`.
 #[derive(Clone, Debug, Default)]
 pub struct Matching {
     rules: Vec<MatchRule>,
     excluded: Vec<MatchRule>,
-    /// Whether a rule about one version of a resource is about the others, too.
+    /// Whether a rule for one version of a resource also matches its other versions.
     equivalent: bool,
     namespaces: Value,
     objects: Value,
@@ -70,8 +70,13 @@ impl MatchRule {
     }
 }
 
-/// The resource as which one of the rules covers an attempt.
-fn covered(rules: &[MatchRule], attempt: &AdmissionRequest<'_>, equivalent: bool, table: &Table) -> Option<Arc<Resource>> {
+/// The resource as which one of the rules matches a request.
+fn covered(
+    rules: &[MatchRule],
+    attempt: &AdmissionRequest<'_>,
+    equivalent: bool,
+    table: &Table,
+) -> Option<Arc<Resource>> {
     let own = &attempt.call.resource;
     if rules.iter().any(|rule| rule.covers(attempt, own)) {
         return Some(own.clone());
@@ -85,9 +90,10 @@ fn covered(rules: &[MatchRule], attempt: &AdmissionRequest<'_>, equivalent: bool
 }
 
 impl Matching {
-    /// Reads `matchConstraints` or `matchResources`.
+    /// Compiles `matchConstraints` or `matchResources`.
     pub fn read(source: &Value) -> Self {
-        let rules = |field: &str| source[field].as_array().into_iter().flatten().map(MatchRule::read).collect();
+        let rules =
+            |field: &str| source[field].as_array().into_iter().flatten().map(MatchRule::read).collect();
         Self {
             rules: rules("resourceRules"),
             excluded: rules("excludeResourceRules"),
@@ -97,7 +103,8 @@ impl Matching {
         }
     }
 
-    /// The resource as which an attempt is looked at, if it is looked at. Without any rules everything is.
+    /// The resource as which a request matches; `None` if it does not match. Without rules every request
+    /// matches.
     pub fn covers(&self, api: &ServerState, attempt: &AdmissionRequest<'_>) -> Option<Arc<Resource>> {
         let table = api.kinds.table();
         let found = if self.rules.is_empty() {
@@ -117,8 +124,8 @@ impl Matching {
                 .any(|object| selector::matches_labels(&self.objects, &object["metadata"]["labels"]))
     }
 
-    /// By the labels of the namespace the object is in; of a namespace itself by its own. Objects of the cluster are in none
-    /// and always selected.
+    /// Matches the labels of the object's namespace; for a namespace, its own labels. Cluster-scoped objects
+    /// have no namespace and always match.
     fn selects_namespace(&self, api: &ServerState, attempt: &AdmissionRequest<'_>) -> bool {
         let call = attempt.call;
         let itself = call.resource.group.is_empty() && call.resource.kind == "Namespace";
@@ -137,7 +144,7 @@ impl Matching {
     }
 }
 
-/// Whether a selector selects everything.
+/// Whether a selector matches everything.
 fn is_open(selector: &Value) -> bool {
     let none = |field: &str| {
         let field = &selector[field];

@@ -1,22 +1,22 @@
-//! The parameters a binding gives its policy: objects of the policy's `paramKind`, found by `paramRef`.
+//! Parameters that a binding passes to its policy: objects of the policy's `paramKind`, found by `paramRef`.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::policy::{Binding, Policy};
-use crate::state::ServerState;
 use crate::object;
 use crate::selector;
+use crate::state::ServerState;
 
-/// What is wrong with what a policy says of its parameters.
+/// Why a policy's `paramKind` is unusable.
 pub fn param_kind_problem(api: &ServerState, policy: &Policy) -> Option<String> {
     let (api_version, kind) = policy.param_kind.as_ref()?;
     let known = api.kinds.table().of_kind(api_version, kind).is_some();
     (!known).then(|| format!("failed to find resource referenced by paramKind: '{api_version}, Kind={kind}'"))
 }
 
-/// The parameters to evaluate with, one after another; the error says what is wrong with the binding. A policy without
+/// The parameters to evaluate with, one after another; an error if the binding is wrong. A policy without
 /// parameters is evaluated once, with none.
 pub fn find(
     api: &ServerState,

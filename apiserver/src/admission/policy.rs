@@ -1,5 +1,5 @@
-//! A policy and its bindings, read from the objects people write, and the judgement of a policy on one request. Pure but for
-//! the thread's CEL libraries.
+//! Compiled policies and bindings, and the evaluation of a policy for one request. Pure, except for the
+//! thread's CEL libraries.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -13,10 +13,10 @@ use super::inputs::{Inputs, NAMESPACE, REQUEST, value};
 use super::matching::Matching;
 use crate::object;
 
-/// The longest message an expression may make.
+/// Longest message of an expression, in bytes.
 const MAX_MESSAGE_BYTES: usize = 5 * 1024;
 
-/// What `spec.validations` holds, read.
+/// A compiled entry of `spec.validations`.
 #[derive(Debug)]
 struct Validation {
     expression: Expression,
@@ -25,56 +25,56 @@ struct Validation {
     reason: String,
 }
 
-/// One policy.
+/// A compiled policy.
 #[derive(Debug)]
 pub struct Policy {
-    /// Why validations cannot be read, those of another release say; they count as failed.
+    /// Errors of validations that cannot be compiled, for example of another release; they count as failed.
     unread: Vec<String>,
     /// Its name.
     pub name: String,
-    /// Whether what cannot be evaluated is refused.
+    /// Whether a request is denied when evaluation fails (`failurePolicy: Fail`).
     pub fails: bool,
     /// `apiVersion` and kind of its parameters, if it takes any.
     pub param_kind: Option<(String, String)>,
-    /// What it is about.
+    /// The requests it applies to.
     pub matching: Matching,
     conditions: Vec<Expression>,
     variables: Vec<(String, Expression)>,
     validations: Vec<Validation>,
-    /// What its expressions name.
+    /// The variables its expressions use.
     names: BTreeSet<String>,
 }
 
-/// What keeps a stored policy from being evaluated.
+/// Why an expression of a stored policy cannot be evaluated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The field, such as `spec.validations[0].expression`.
     pub field: String,
     /// The expression.
     pub expression: String,
-    /// Why it cannot be used.
+    /// The cause.
     pub why: String,
 }
 
 /// One failed validation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
-    /// What a person reads.
+    /// Message for people.
     pub message: String,
     /// `Forbidden`, `Invalid` and so on.
     pub reason: String,
 }
 
-/// What a policy's expressions may name.
+/// The variables a policy's expressions may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a> {
-    /// The schema of the objects, where it is known.
+    /// The schema of the objects, if known.
     pub object: Option<&'a Value>,
     /// Whether there are parameters.
     pub params: bool,
-    /// Whether the roles may be asked.
+    /// Whether `authorizer` is available.
     pub authorizer: bool,
-    /// The schema of `variables`; none where there are none yet.
+    /// The schema of `variables`; `None` before the first.
     pub variables: Option<&'a Value>,
 }
 
@@ -103,7 +103,7 @@ fn list<'a>(spec: &'a Value, field: &str) -> impl Iterator<Item = (usize, &'a Va
     spec[field].as_array().into_iter().flatten().enumerate()
 }
 
-/// Reads one expression and asks for its result to be one of `results`, as far as it shows.
+/// Compiles one expression and checks, as far as its type is known, that its result is one of `results`.
 fn read(
     source: &Value,
     field: String,
@@ -128,7 +128,8 @@ fn read(
 }
 
 impl Policy {
-    /// Reads a policy, and tells the expressions that cannot be used. `schema` describes the objects, where that is known.
+    /// Compiles a policy and returns the expressions that are invalid. `schema` describes the objects, if
+    /// known.
     pub fn read(policy: &Value, schema: Option<&Value>) -> (Self, Vec<Problem>) {
         let spec = &policy["spec"];
         let mut problems = Vec::new();
@@ -233,7 +234,7 @@ impl Policy {
         }
     }
 
-    /// What is wrong with a request, in the order of the validations.
+    /// Evaluates the validations for a request; returns the failed ones in order.
     pub fn evaluate(&self, inputs: &Inputs, params: Option<&Value>) -> Vec<Denial> {
         session(|session| {
             self.bind(session, inputs, params);
@@ -256,7 +257,8 @@ impl Policy {
         })
     }
 
-    /// Whether all conditions hold. One that does not hold decides; otherwise one that fails does.
+    /// Whether all match conditions hold. A condition that does not hold takes precedence over one that
+    /// fails.
     fn applies(&self, session: &Session<'_>) -> Result<bool, String> {
         let mut failed = Vec::new();
         for condition in &self.conditions {
@@ -274,7 +276,7 @@ impl Policy {
         }
     }
 
-    /// What an error means under the failure policy.
+    /// The effect of an error under the failure policy.
     fn failure(&self, message: String) -> Option<Denial> {
         self.fails.then(|| Denial { message, reason: "Invalid".into() })
     }
@@ -302,34 +304,34 @@ impl Validation {
     }
 }
 
-/// What a binding does about a failed validation.
+/// A binding's action on a failed validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValidationAction {
-    /// Refuses the request.
+    /// Denies the request.
     Deny,
-    /// Lets it pass and tells the client.
+    /// Admits it with a warning.
     Warn,
-    /// Lets it pass and logs.
+    /// Admits it and logs.
     Audit,
 }
 
-/// One binding: it puts a policy into force.
+/// A binding, which puts a policy into force.
 #[derive(Clone, Debug)]
 pub struct Binding {
     /// Its name.
     pub name: String,
-    /// The policy's.
+    /// The policy's name.
     pub policy: String,
-    /// What it is about; none for everything the policy is.
+    /// Its match resources; `None` for everything that the policy matches.
     pub matching: Option<Matching>,
-    /// Where the parameters are.
+    /// The reference to the parameters.
     pub param_ref: Option<Value>,
-    /// What it does.
+    /// Its actions.
     pub actions: Vec<ValidationAction>,
 }
 
 impl Binding {
-    /// Reads a binding.
+    /// Compiles a binding.
     pub fn read(binding: &Value) -> Self {
         let spec = &binding["spec"];
         let actions = spec["validationActions"].as_array().into_iter().flatten();

@@ -1,5 +1,5 @@
-//! The roles and bindings every control plane starts with. They are written at start where they are missing and never
-//! changed after: an administrator's edits stay.
+//! The default roles and bindings of a control plane. Missing ones are created at start; existing ones are
+//! never changed: an administrator's edits stay.
 
 use serde_json::{Value, json};
 

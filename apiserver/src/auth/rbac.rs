@@ -1,4 +1,4 @@
-//! Role-based access control: a policy compiled from roles and bindings, and the questions it answers. Pure: no store, no
+//! Role-based access control: a policy compiled from roles and bindings, and its checks. Pure: no store, no
 //! clock.
 
 use std::collections::HashMap;
@@ -12,10 +12,10 @@ use crate::selector;
 
 /// The API group of roles and bindings.
 pub const GROUP: &str = "rbac.authorization.k8s.io";
-/// Where roles and bindings are stored.
+/// Storage prefix of roles and bindings.
 pub const PREFIX: &str = "/registry/rbac.authorization.k8s.io/";
 
-/// One thing somebody wants to do. `path` is set for paths that are not resources.
+/// Attributes of a request to authorize. `path` is set for non-resource paths.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attributes<'a> {
     /// Such as `get`.
@@ -26,7 +26,7 @@ pub struct Attributes<'a> {
     pub resource: &'a str,
     /// Such as `status`, or empty.
     pub subresource: &'a str,
-    /// Empty for the cluster.
+    /// Empty for cluster scope.
     pub namespace: &'a str,
     /// Empty for a collection.
     pub name: &'a str,
@@ -45,7 +45,7 @@ pub struct RbacRule {
     pub resources: Vec<String>,
     /// Names; empty means all.
     pub names: Vec<String>,
-    /// Paths that are not resources.
+    /// Non-resource paths.
     pub urls: Vec<String>,
 }
 
@@ -64,13 +64,13 @@ fn listed(list: &[String], value: &str) -> bool {
 }
 
 impl RbacRule {
-    /// The rule of a cluster administrator, as far as resources go.
+    /// The rule of a cluster administrator, for resources.
     pub fn everything() -> Self {
         let all = vec!["*".to_string()];
         Self { verbs: all.clone(), groups: all.clone(), resources: all, names: Vec::new(), urls: Vec::new() }
     }
 
-    /// The rule as roles write it.
+    /// The rule in the format of roles.
     pub fn to_value(&self) -> Value {
         let mut value = serde_json::json!({"verbs": self.verbs});
         for (field, list) in [
@@ -114,7 +114,7 @@ impl RbacRule {
     }
 }
 
-/// The rules as written in a role.
+/// The rules of a role.
 pub fn rules(value: &Value) -> Vec<RbacRule> {
     let strings = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_string).collect()
@@ -158,19 +158,19 @@ impl Binding {
     }
 }
 
-/// Everything roles and bindings say.
+/// The compiled roles and bindings.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     cluster_roles: HashMap<String, Vec<RbacRule>>,
     roles: HashMap<(String, String), Vec<RbacRule>>,
     cluster_bindings: Vec<Binding>,
     bindings: HashMap<String, Vec<Binding>>,
-    /// Names of the cluster roles whose rules come from others.
+    /// Names of aggregated cluster roles.
     aggregated: Vec<String>,
 }
 
 impl Policy {
-    /// Compiles roles and bindings; aggregated roles take the rules of those their selectors match.
+    /// Compiles roles and bindings; aggregated roles get the rules of the roles that their selectors match.
     pub fn new(objects: impl IntoIterator<Item = Value>) -> Self {
         let mut policy = Self::default();
         let mut cluster_roles = Vec::new();
@@ -210,7 +210,7 @@ impl Policy {
         policy
     }
 
-    /// The rules of a role a binding may name.
+    /// The rules of a role that a binding refers to.
     pub fn role(&self, kind: &str, namespace: &str, name: &str) -> Vec<RbacRule> {
         let rules = if kind == "ClusterRole" {
             self.cluster_roles.get(name)
@@ -220,7 +220,7 @@ impl Policy {
         rules.cloned().unwrap_or_default()
     }
 
-    /// The rules that hold for a user in a namespace, or in the whole cluster when it is empty.
+    /// The rules that apply to a user in a namespace, or cluster-wide when it is empty.
     pub fn rules_of<'a>(&'a self, user: &User, namespace: &str) -> Vec<&'a RbacRule> {
         let local = self.bindings.get(namespace).into_iter().flatten();
         self.cluster_bindings
@@ -235,7 +235,7 @@ impl Policy {
             .collect()
     }
 
-    /// The rules of aggregated cluster roles, by name, in the shape roles are written in.
+    /// The rules of aggregated cluster roles, by name, in the format of roles.
     pub fn aggregated(&self) -> impl Iterator<Item = (&str, Value)> {
         self.aggregated.iter().map(|name| {
             let rules = self.cluster_roles.get(name).into_iter().flatten().map(RbacRule::to_value).collect();
@@ -243,13 +243,13 @@ impl Policy {
         })
     }
 
-    /// Whether a user may.
+    /// Whether the user is allowed to make the request.
     pub fn allows(&self, user: &User, asked: &Attributes<'_>) -> bool {
         user.groups.iter().any(|group| group == MASTERS)
             || self.rules_of(user, asked.namespace).iter().any(|rule| rule.allows(asked))
     }
 
-    /// Whether a user holds everything a rule grants.
+    /// Whether a user has all permissions of a rule.
     pub fn covers(&self, user: &User, namespace: &str, wanted: &RbacRule) -> bool {
         if user.groups.iter().any(|group| group == MASTERS) {
             return true;
@@ -278,7 +278,7 @@ fn aggregated(role: &Value, all: &[Value], seen: &mut Vec<String>) -> Vec<RbacRu
     let Some(selectors) = role["aggregationRule"]["clusterRoleSelectors"].as_array() else {
         return rules(&role["rules"]);
     };
-    // What such a role says by itself is what was collected before.
+    // The rules stored in an aggregated role are those collected before.
     let mut collected = Vec::new();
     seen.push(object::name(role).to_string());
     for other in all {

@@ -1,5 +1,5 @@
-//! Questions about access, answered and never stored: who am I, may I, may they, whose token is this; and the tokens of
-//! service accounts.
+//! Access and token reviews, answered and never stored: SelfSubjectReview, SubjectAccessReview and its
+//! variants, TokenReview; and TokenRequests of service accounts.
 
 use http::{Response, StatusCode};
 use jiff::Timestamp;
@@ -8,18 +8,18 @@ use serde_json::{Value, json};
 use super::rbac::Attributes;
 use super::{MASTERS, User, tokens};
 use crate::admission::{self, AdmissionRequest, Operation};
-use crate::state::ServerState;
 use crate::object;
 use crate::output::{self, Body};
+use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 use crate::verbs::{Call, write};
 
-/// Tokens last an hour unless asked otherwise, as on the real server.
+/// Default lifetime of tokens in seconds, as in Kubernetes.
 const TOKEN_SECONDS: i64 = 3600;
-/// Nobody needs a token for longer than a year.
+/// Maximum lifetime of tokens in seconds.
 const MAX_TOKEN_SECONDS: i64 = 365 * 24 * 3600;
 
-/// Answers a review.
+/// Handles the creation of a review.
 pub fn create(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     let (mut review, _) = write::decode(call)?;
     write::check_type(call, &mut review)?;
@@ -101,7 +101,7 @@ fn rules(api: &ServerState, user: &User, namespace: &str) -> Value {
     json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false})
 }
 
-/// Answers a TokenRequest.
+/// Handles a TokenRequest.
 pub fn service_account_token(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
     let account = record.object();

@@ -1,5 +1,5 @@
-//! Bearer tokens: service account tokens, which this server signs (ES256), and bootstrap tokens, which are Secrets in
-//! `kube-system` and let a new machine ask for a certificate.
+//! Bearer tokens: service account tokens, which this server signs (ES256), and bootstrap tokens, which are
+//! Secrets in `kube-system` with which a new machine requests a certificate.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -12,12 +12,12 @@ use ring::signature::{
 use serde_json::{Value, json};
 
 use super::User;
-use crate::state::ServerState;
 use crate::object;
 use crate::pki::{self, PkiError};
+use crate::state::ServerState;
 use crate::store::Store;
 
-/// Who signs the tokens, and for whom they are meant unless they say otherwise.
+/// The issuer of tokens, and their default audience.
 pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
 /// The key that signs service account tokens.
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Signer {
 }
 
 impl Signer {
-    /// The key in this file, made if there is none.
+    /// Loads the key from this file, or creates it.
     pub fn ensure(path: &std::path::Path) -> Result<Self, PkiError> {
         let unusable = |why: String| PkiError::Unusable { what: "service account key".into(), why };
         let pair = if path.exists() {
@@ -52,7 +52,7 @@ impl Signer {
         Ok(Self { key, public: pair.der_bytes().to_vec() })
     }
 
-    /// A signed token of these claims.
+    /// Signs a token with these claims.
     pub fn sign(&self, claims: &Value) -> Option<String> {
         let header = URL_SAFE_NO_PAD.encode(json!({"alg": "ES256", "typ": "JWT"}).to_string());
         let body = format!("{header}.{}", URL_SAFE_NO_PAD.encode(claims.to_string()));
@@ -60,7 +60,7 @@ impl Signer {
         Some(format!("{body}.{}", URL_SAFE_NO_PAD.encode(signature)))
     }
 
-    /// The claims of a token this key signed.
+    /// The claims of a token with a valid signature of this key.
     pub fn verify(&self, token: &str) -> Option<Value> {
         let (body, signature) = token.rsplit_once('.')?;
         let (header, claims) = body.split_once('.')?;
@@ -75,7 +75,7 @@ impl Signer {
     }
 }
 
-/// Who a token proves to be; `None` when it proves nobody.
+/// Authenticates a token; `None` when it is invalid.
 pub fn user(api: &ServerState, token: &str, now: Timestamp) -> Option<User> {
     if token.matches('.').count() == 2 {
         return service_account(api, token, now);
@@ -93,7 +93,7 @@ fn service_account(api: &ServerState, token: &str, now: Timestamp) -> Option<Use
     }
     let bound = &claims["kubernetes.io"];
     let (namespace, name) = (bound["namespace"].as_str()?, bound["serviceaccount"]["name"].as_str()?);
-    // A token dies with its account; an account made anew is another one.
+    // A token is valid only while its account exists; a re-created account has another uid.
     let account = api.store.get(&account_key(namespace, name))?;
     let uid = object::uid(account.object()).to_string();
     if bound["serviceaccount"]["uid"] != uid {
@@ -105,17 +105,17 @@ fn service_account(api: &ServerState, token: &str, now: Timestamp) -> Option<Use
     Some(user)
 }
 
-/// Where a service account is stored.
+/// The storage key of a service account.
 pub fn account_key(namespace: &str, name: &str) -> String {
     format!("{}{namespace}/{name}", crate::kinds::builtin::prefix("", "serviceaccounts"))
 }
 
-/// Where bootstrap tokens are stored.
+/// The storage prefix of bootstrap tokens.
 pub fn bootstrap_prefix() -> String {
     format!("{}kube-system/bootstrap-token-", crate::kinds::builtin::prefix("", "secrets"))
 }
 
-/// Whether a Secret is a bootstrap token that still opens the door.
+/// Whether a Secret is a valid bootstrap token.
 pub fn is_live_bootstrap(secret: &Value, now: Timestamp) -> bool {
     let field = |name: &str| -> Option<String> {
         String::from_utf8(STANDARD.decode(secret["data"][name].as_str()?).ok()?).ok()
@@ -145,7 +145,7 @@ fn bootstrap(store: &dyn Store, token: &str, now: Timestamp) -> Option<User> {
     }
     let mut groups = vec!["system:bootstrappers".to_string()];
     if let Some(extra) = field("auth-extra-groups").and_then(|bytes| String::from_utf8(bytes).ok()) {
-        // Only groups under the bootstrappers' own name: a token must never make an administrator.
+        // Only groups with the bootstrappers' prefix: a token must never grant administrator rights.
         let named =
             extra.split(',').map(str::trim).filter(|group| group.starts_with("system:bootstrappers:"));
         groups.extend(named.map(str::to_string));
@@ -153,7 +153,7 @@ fn bootstrap(store: &dyn Store, token: &str, now: Timestamp) -> Option<User> {
     Some(User::authenticated(&format!("system:bootstrap:{id}"), groups))
 }
 
-/// Compares without telling by its duration where the difference is.
+/// Constant-time comparison.
 fn ring_equal(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }

@@ -1,5 +1,5 @@
-//! What a server makes of stored objects and keeps: the table of kinds, the policy, the admission policies. Its own writes
-//! refresh them before they are acknowledged; this is for the writes of other servers.
+//! Refreshes the caches that a server derives from stored objects (the table of kinds, RBAC policy, admission
+//! policies) after writes of other servers. Its own writes refresh them before they are acknowledged.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub async fn run(api: Arc<ServerState>) {
 
 async fn follow(api: &Arc<ServerState>) -> Result<(), String> {
     let mut watch = api.store.watch("/registry/", api.store.revision()).map_err(|error| error.to_string())?;
-    // What happened before this watch began, say while it was broken.
+    // Refreshes for events before this watch began, for example while it was broken.
     for resource in api.kinds.table().stored() {
         write::after_commit(api, &resource);
     }

@@ -1,5 +1,5 @@
-//! The loop of a controller that brings objects on: each is looked at once at the beginning and whenever something about it
-//! happens, and again and again while something holds it up.
+//! The loop of a controller: reconciles each object once at the start and after every event about it, and
+//! retries while the object is not done.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use crate::state::ServerState;
 use crate::status::Result;
 use crate::store::StoreEvent;
 
-/// How soon an object that something holds up is looked at again.
+/// Retry interval of an object that is not done.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// How soon the objects are read anew after the watch broke.
+/// Delay before the objects are listed again after the watch broke.
 const RESYNC_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What is tended, and how.
+/// A controller.
 pub struct Controller {
-    /// What the objects are, for the log.
+    /// The name of the objects in logs.
     pub what: &'static str,
-    /// The prefix of their keys.
+    /// The storage prefix of the objects.
     pub prefix: String,
-    /// The prefix of everything that may concern them.
+    /// The storage prefix of all objects to watch.
     pub watched: String,
-    /// The key of the object that an event is about.
+    /// Maps an event to the key of the object to reconcile.
     pub map_event: fn(&StoreEvent) -> Option<String>,
-    /// Brings the object of a key on; tells whether nothing is left to do.
+    /// Reconciles the object of a key; returns whether it is done.
     pub reconcile: for<'a> fn(&'a Arc<ServerState>, &'a str) -> BoxFuture<'a, Result<bool>>,
 }
 
-/// Tends for ever.
+/// Runs the controller until the server stops.
 pub async fn run(api: Arc<ServerState>, tending: Controller) {
     loop {
         if let Err(error) = follow(&api, &tending).await {

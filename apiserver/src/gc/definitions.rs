@@ -1,4 +1,4 @@
-//! The end of a custom resource definition: its objects are deleted first, then its finalizer lets it go.
+//! Deletion of a custom resource definition: deletes its objects first, then removes its finalizer.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use futures::FutureExt as _;
 
 use super::controller::{self, Controller};
 use super::{release, remove};
-use crate::state::ServerState;
 use crate::kinds::DEFINITIONS;
 use crate::kinds::{builtin, definition};
 use crate::object;
+use crate::state::ServerState;
 use crate::status::Result;
 
 /// Runs the controller.
@@ -24,7 +24,7 @@ pub async fn run(api: Arc<ServerState>) {
     controller::run(api, tending).await;
 }
 
-/// Deletes what a terminating definition defines; tells whether nothing is left to do.
+/// Deletes the objects of a terminating definition; returns whether it is done.
 async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
     let Some(record) = api.store.get(key) else { return Ok(true) };
     let definition = record.object();

@@ -1,5 +1,6 @@
-//! Things that go with time: events an hour after they were last told, signing requests once they can no longer matter,
-//! tokens of machines that never joined. What is over is decided by the pure functions at the end.
+//! Expiry: Events an hour after their last occurrence, certificate signing requests once they no longer
+//! matter, and bootstrap tokens of machines that never joined. The pure functions at the end decide about
+//! each object.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,19 +11,19 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::remove;
-use crate::state::ServerState;
 use crate::auth::tokens;
 use crate::kinds::builtin;
 use crate::object;
+use crate::state::ServerState;
 
-/// How often things are looked through.
+/// Interval between two checks.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
-/// As long as the real server keeps events, and its controllers decided requests.
+/// Seconds that Kubernetes keeps Events, and its controllers decided requests.
 const HOUR: i64 = 3600;
-/// A request nobody decided in a day was forgotten by whoever made it.
+/// Seconds after which an undecided request counts as abandoned by its client.
 const DAY: i64 = 24 * HOUR;
 
-/// Whether an object's time has passed.
+/// Whether an object has expired.
 type IsExpired = fn(&Value, Timestamp) -> bool;
 
 /// Runs the controller.
@@ -50,7 +51,7 @@ fn older(time: &str, seconds: i64, now: Timestamp) -> bool {
     time.parse::<Timestamp>().is_ok_and(|time| now.as_second() - time.as_second() > seconds)
 }
 
-/// Whether the last time an event was told is too long ago.
+/// Whether the last occurrence of an Event is too long ago.
 fn is_old_event(event: &Value, now: Timestamp) -> bool {
     let times = [
         object::meta(event, "creationTimestamp"),
@@ -61,7 +62,7 @@ fn is_old_event(event: &Value, now: Timestamp) -> bool {
     times.iter().filter(|time| !time.is_empty()).all(|time| older(time, HOUR, now))
 }
 
-/// Whether a signing request was decided long ago, or never and nobody waits any more.
+/// Whether a signing request was decided long ago, or was never decided and is abandoned.
 fn is_old_request(request: &Value, now: Timestamp) -> bool {
     let conditions = request["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
     if conditions.is_empty() {
@@ -74,7 +75,7 @@ fn is_old_request(request: &Value, now: Timestamp) -> bool {
     })
 }
 
-/// Whether a bootstrap token says that it has expired.
+/// Whether a bootstrap token has expired.
 fn is_expired_token(secret: &Value, now: Timestamp) -> bool {
     let expiration = secret["data"]["expiration"].as_str().and_then(|text| STANDARD.decode(text).ok());
     let expiration = expiration.and_then(|bytes| String::from_utf8(bytes).ok());

@@ -1,5 +1,5 @@
-//! The life of a namespace: at its beginning it gets a service account and the authority's certificate, at its end
-//! everything in it is deleted before it goes itself.
+//! Namespace controller: a new namespace gets a service account and the CA certificate; a terminating one is
+//! removed after everything in it is deleted.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use super::controller::{self, Controller};
 use super::{edit, remove};
-use crate::state::ServerState;
 use crate::bootstrap;
 use crate::kinds::builtin;
 use crate::object;
+use crate::state::ServerState;
 use crate::status::Result;
-use crate::store::{StoreEvent, EventKind};
+use crate::store::{EventKind, StoreEvent};
 
-/// The certificate authority's certificate in every namespace, under the name Kubernetes gives it.
+/// The ConfigMap with the CA certificate in every namespace, under Kubernetes' name.
 const ROOT_CA: &str = "kube-root-ca.crt";
 
 /// Runs the controller.
@@ -32,7 +32,7 @@ pub async fn run(api: Arc<ServerState>) {
     controller::run(api, tending).await;
 }
 
-/// The key of the namespace that an event is about: its own, or that of what it must hold.
+/// Maps an event to its namespace's key: the namespace's own event, or one of an object that it must contain.
 fn map_event(event: &StoreEvent) -> Option<String> {
     let key = event.record.key.as_ref();
     if key.starts_with(&builtin::prefix("", "namespaces")) {
@@ -44,7 +44,7 @@ fn map_event(event: &StoreEvent) -> Option<String> {
     held.then(|| crate::kinds::builtin_namespace_key(object::namespace(event.record.object())))
 }
 
-/// Brings one namespace on; tells whether nothing is left to do.
+/// Reconciles one namespace; returns whether it is done.
 async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
     let Some(record) = api.store.get(key) else { return Ok(true) };
     let name = object::name(record.object());
@@ -62,7 +62,7 @@ async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": ROOT_CA, "namespace": name},
             "data": {"ca.crt": certificate},
         });
-        // Somebody may have changed it, and what trusts it must not trust them.
+        // A client may have changed it, and clients that trust this CA must not trust the changed one.
         let map = format!("{}{name}/{ROOT_CA}", builtin::prefix("", "configmaps"));
         edit(api, &map, |stored| {
             let differs = stored["data"] != root["data"];
@@ -75,7 +75,7 @@ async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Deletes what is in a terminating namespace, and once nothing is, lets it go.
+/// Deletes the contents of a terminating namespace, and removes its finalizer once it is empty.
 async fn delete_contents(api: &Arc<ServerState>, name: &str, key: &str) -> Result<bool> {
     let mut left = 0;
     for resource in api.kinds.table().stored().iter().filter(|resource| resource.namespaced) {
@@ -102,6 +102,6 @@ async fn delete_contents(api: &Arc<ServerState>, name: &str, key: &str) -> Resul
         held
     })
     .await?;
-    // Other finalizers may hold it still; its next event brings it back here.
+    // Other finalizers may still block its deletion; its next event reconciles it again.
     Ok(true)
 }

@@ -1,5 +1,6 @@
-//! Owner references. Every object's uid and every reference is indexed from the store's events, which arrive in order, so
-//! an owner is always known before its dependents. Deciding what to do with one object is the pure [`judge`].
+//! Garbage collector: owner references. Every object's uid and every reference is indexed from the store's
+//! events, which arrive in order, so an owner is always known before its dependents. The action for one
+//! object is the pure [`decide`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,20 +9,20 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{edit, release, remove};
-use crate::state::ServerState;
 use crate::object;
+use crate::state::ServerState;
 use crate::store::{EventKind, StoredObject};
 use crate::verbs::delete::{FOREGROUND, ORPHAN};
 
-/// Everything this collector watches.
+/// The prefix this collector watches: all objects.
 const WATCH_PREFIX: &str = "/registry/";
 
-/// What is known of an object others may refer to.
+/// An object that others may refer to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KnownObject {
     key: Arc<str>,
     namespace: String,
-    /// Being deleted in the foreground: it waits for its dependents.
+    /// Foreground deletion: it waits for its dependents.
     foreground: bool,
 }
 
@@ -46,7 +47,7 @@ impl OwnerIndex {
         }
     }
 
-    /// Takes in a written object; tells which keys to look at.
+    /// Indexes a written object; returns the keys to reconcile.
     fn on_written(&mut self, record: &StoredObject) -> Vec<Arc<str>> {
         let object = record.object();
         let uid = object::uid(object).to_string();
@@ -89,7 +90,7 @@ impl OwnerIndex {
         look
     }
 
-    /// Takes in a deleted object; tells which keys to look at.
+    /// Indexes a deleted object; returns the keys to reconcile.
     fn on_deleted(&mut self, record: &StoredObject) -> Vec<Arc<str>> {
         let uid = object::uid(record.object()).to_string();
         if self.objects.get(&uid).is_some_and(|known| known.key == record.key) {
@@ -103,19 +104,19 @@ impl OwnerIndex {
     }
 }
 
-/// What becomes of an object, by the state of its owners.
+/// The action for an object, by the state of its owners.
 #[derive(Debug, PartialEq, Eq)]
 enum OwnerDecision {
     Keep,
     /// Every owner is gone.
     Remove,
-    /// Every owner that is left waits for this object to go.
+    /// Every remaining owner waits for this object to be deleted.
     RemoveInForeground,
-    /// Some owners are gone and others stay: forget the former.
+    /// Some owners are gone and others remain: remove the references to the former.
     DropOwners(Vec<String>),
 }
 
-/// How an owner stands.
+/// The state of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OwnerState {
     Absent,
@@ -140,7 +141,7 @@ fn decide(owners: &[(String, OwnerState)]) -> OwnerDecision {
 pub async fn run(api: Arc<ServerState>) {
     loop {
         if let Err(error) = collect(&api).await {
-            // History was compacted under us, or storage failed: read everything again.
+            // The history was compacted, or storage failed: list everything again.
             tracing::debug!(error, "the owner index is rebuilt");
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -170,7 +171,7 @@ async fn collect(api: &Arc<ServerState>) -> Result<(), String> {
         let events = if look.is_empty() {
             watch.next().await
         } else {
-            // Something failed: try again soon, with whatever has happened meanwhile.
+            // A reconciliation failed: retry soon, including new events.
             match tokio::time::timeout(Duration::from_millis(500), watch.next()).await {
                 Ok(events) => events,
                 Err(_) => continue,
@@ -185,10 +186,16 @@ async fn collect(api: &Arc<ServerState>) -> Result<(), String> {
     }
 }
 
-async fn reconcile(api: &Arc<ServerState>, index: &OwnerIndex, key: &Arc<str>, seen: u64) -> crate::status::Result<()> {
+async fn reconcile(
+    api: &Arc<ServerState>,
+    index: &OwnerIndex,
+    key: &Arc<str>,
+    seen: u64,
+) -> crate::status::Result<()> {
     let Some(record) = api.store.get(key) else { return Ok(()) };
     if record.revision > seen {
-        // Written since: it may name an owner that the index does not know yet. Its event brings it here again.
+        // Written after the last event seen: it may have an owner that is not indexed yet. Its event queues
+        // it again.
         return Ok(());
     }
     let object = record.object();
@@ -198,8 +205,10 @@ async fn reconcile(api: &Arc<ServerState>, index: &OwnerIndex, key: &Arc<str>, s
         .map(|owner| {
             let uid = owner["uid"].as_str().unwrap_or_default().to_string();
             let state = match index.objects.get(&uid) {
-                // An owner in another namespace is no owner.
-                Some(known) if !known.namespace.is_empty() && known.namespace != namespace => OwnerState::Absent,
+                // An owner in another namespace does not count.
+                Some(known) if !known.namespace.is_empty() && known.namespace != namespace => {
+                    OwnerState::Absent
+                }
                 Some(known) if known.foreground => OwnerState::Waiting,
                 Some(_) => OwnerState::Present,
                 None => OwnerState::Absent,

@@ -1,12 +1,13 @@
-//! Aggregated cluster roles: their rules, which the policy collects, are also written into them, where people look.
+//! Aggregated cluster roles: writes the rules that the policy collects for them into the objects, where users
+//! read them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::edit;
-use crate::state::ServerState;
 use crate::auth::rbac;
 use crate::kinds::builtin;
+use crate::state::ServerState;
 
 /// Runs the controller.
 pub async fn run(api: Arc<ServerState>) {
@@ -21,7 +22,8 @@ pub async fn run(api: Arc<ServerState>) {
 async fn follow(api: &Arc<ServerState>) -> Result<(), String> {
     let mut watch = api.store.watch(rbac::PREFIX, api.store.revision()).map_err(|error| error.to_string())?;
     loop {
-        // The policy is refreshed before a write is acknowledged, though perhaps after this watch heard of it: read anew.
+        // The policy is refreshed before a write is acknowledged, but possibly after this watch sees it:
+        // refresh now.
         api.policies.refresh(&*api.store);
         for (name, rules) in api.policies.policy().aggregated() {
             let key = format!("{}{name}", builtin::prefix(rbac::GROUP, "clusterroles"));

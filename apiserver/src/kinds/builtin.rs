@@ -1,9 +1,10 @@
-//! The built-in resources, as one table. A kind is added by adding a line; what makes it special goes to [`super::rules`].
+//! The table of built-in resources. A kind is added by adding a line; its special rules go to
+//! [`super::rules`].
 
 use super::{Backing, Resource};
 
 const ALL: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-/// Kinds of workloads that this control plane does not run; clients look them up and must find none.
+/// Workload kinds that this control plane does not run; clients list them and must find none.
 const READ: &[&str] = &["get", "list", "watch"];
 const ASK: &[&str] = &["create"];
 
@@ -16,7 +17,7 @@ struct BuiltinKind {
     namespaced: bool,
     verbs: &'static [&'static str],
     subresources: &'static [&'static str],
-    /// The resource whose objects these are, when it is another one.
+    /// The resource whose objects it serves, when it is another one.
     stored_as: Option<(&'static str, &'static str)>,
 }
 
@@ -52,7 +53,15 @@ const BUILTIN_KINDS: &[BuiltinKind] = &[
     builtin_kind(RBAC, "clusterrolebindings", "ClusterRoleBinding", &[], false, ALL, &[]),
     builtin_kind(RBAC, "roles", "Role", &[], true, ALL, &[]),
     builtin_kind(RBAC, "rolebindings", "RoleBinding", &[], true, ALL, &[]),
-    builtin_kind(ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", &[], false, ALL, &["status"]),
+    builtin_kind(
+        ADMISSION,
+        "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicy",
+        &[],
+        false,
+        ALL,
+        &["status"],
+    ),
     builtin_kind(
         ADMISSION,
         "validatingadmissionpolicybindings",

@@ -1,5 +1,5 @@
-//! Custom resource definitions: the defaults, rules and conditions a definition gets when written, and the resources it
-//! serves. A single process can decide names and conditions within the write, so a new kind serves at once.
+//! Custom resource definitions: their defaults, validation and conditions when written, and the resources
+//! they serve. Names and conditions are decided within the write, so a new kind is served at once.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use crate::object;
 use crate::schema::Schema;
 use crate::status::Cause;
 
-/// Holds a definition until its objects are gone.
+/// The finalizer that keeps a definition until its objects are deleted.
 pub const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 
 const VERBS: &[&str] = &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
@@ -29,7 +29,7 @@ fn condition(definition: &Value, kind: &str) -> bool {
         .any(|condition| condition["type"] == kind && condition["status"] == "True")
 }
 
-/// The resources a definition stored at `revision` serves: one for each served version, preferred first.
+/// The resources that a definition stored at `revision` serves: one per served version, preferred first.
 pub fn resources(definition: &Value, revision: u64) -> Vec<Resource> {
     if !condition(definition, "Established") {
         return Vec::new();
@@ -78,7 +78,8 @@ pub fn resources(definition: &Value, revision: u64) -> Vec<Resource> {
                 columns: crate::table::custom_columns(version),
                 custom: Some(CustomResource {
                     definition: object::name(definition).to_string(),
-                    // It was checked when it was written; a schema this build no longer reads serves unchecked objects.
+                    // It was validated when it was written; with a schema that this build no longer accepts,
+                    // objects are not validated.
                     schema: Schema::from_openapi(&openapi).unwrap_or_default(),
                     openapi,
                     stored_as: stored_as.clone(),
@@ -112,7 +113,7 @@ pub fn priority(version: &str) -> (u8, u64, u64) {
     parse().unwrap_or((0, 0, 0))
 }
 
-/// Fills in what a definition may leave out.
+/// Fills in the defaults of a definition.
 pub fn default(definition: &mut Value) {
     let names = &mut definition["spec"]["names"];
     if let Some(names) = names.as_object_mut() {
@@ -132,7 +133,7 @@ pub fn default(definition: &mut Value) {
     }
 }
 
-/// What is wrong with a definition.
+/// Validates a definition.
 pub fn validate(definition: &Value, old: Option<&Value>) -> Vec<Cause> {
     let spec = &definition["spec"];
     let mut causes = Vec::new();
@@ -181,7 +182,7 @@ pub fn validate(definition: &Value, old: Option<&Value>) -> Vec<Cause> {
             blame("FieldValueRequired", &at, "Required value: schemas are required".into());
             continue;
         }
-        // An unchanged schema was accepted before; rules that came later must not lock its owner out.
+        // An unchanged schema was accepted before; newer validation rules must not block updates.
         let unchanged = old.is_some_and(|old| {
             let mut before = old["spec"]["versions"].as_array().into_iter().flatten();
             before.any(|before| {
@@ -209,7 +210,7 @@ pub fn validate(definition: &Value, old: Option<&Value>) -> Vec<Cause> {
     causes
 }
 
-/// Writes the status a definition deserves: accepted names, conditions, stored versions.
+/// Computes the status of a definition: accepted names, conditions, stored versions.
 pub fn establish(definition: &mut Value, table: &Table, now: &str) {
     let spec = definition["spec"].clone();
     let name = object::name(definition).to_string();
@@ -259,7 +260,7 @@ pub fn establish(definition: &mut Value, table: &Table, now: &str) {
         json!({"acceptedNames": accepted, "storedVersions": stored, "conditions": conditions});
 }
 
-/// Marks a definition whose objects are being deleted.
+/// Marks a definition as terminating while its objects are deleted.
 pub fn terminate(definition: &mut Value, now: &str) {
     let generation = definition["metadata"]["generation"].clone();
     let condition = json!({

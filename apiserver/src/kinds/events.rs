@@ -1,4 +1,5 @@
-//! The two spellings of an Event: core/v1 and events.k8s.io/v1 show the same stored object under different field names.
+//! The two API versions of an Event: core/v1 and events.k8s.io/v1 serve the same stored object with different
+//! field names.
 
 use serde_json::Value;
 
@@ -13,7 +14,7 @@ const NAMES: &[(&str, &str)] = &[
     ("reportingComponent", "reportingController"),
 ];
 
-/// Renames the fields for the API version asked for.
+/// Renames the fields for the requested API version.
 pub fn convert(event: &mut Value, api_version: &str) {
     if event["apiVersion"].as_str() == Some(api_version) {
         return;

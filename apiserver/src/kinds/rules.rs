@@ -1,5 +1,5 @@
-//! What is special about single built-in kinds when they are written: defaults that need the request, fields the server
-//! sets, and rules no schema expresses. Custom resources have none of this.
+//! Special rules of single built-in kinds on writes: defaults that depend on the request, fields that the
+//! server sets, and validation beyond schemas. Custom resources have none of this.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -52,8 +52,8 @@ fn namespace(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// Moves what a Secret says in plain text to where it is stored. Applied configurations are folded before they are
-/// compared, so that their fields are owned under the name they keep.
+/// Moves a Secret's `stringData` to `data`. Applied configurations are folded before they are compared, so
+/// that field ownership refers to `data`.
 pub fn fold_string_data(secret: &mut Value) {
     if !matches!(secret["data"], Value::Null | Value::Object(_)) {
         return;
@@ -76,7 +76,7 @@ fn secret(new: &mut Value) {
 fn signing_request(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
     match old {
         None => {
-            // What the body says of these is nothing that signers may trust.
+            // Signers must not trust these fields from the body: the server sets them.
             let user = call.user.to_value();
             for field in ["username", "groups", "uid", "extra"] {
                 object::copy_field(&mut new["spec"], &user, field);
@@ -130,7 +130,7 @@ fn binding(new: &mut Value) {
     }
 }
 
-/// What is wrong with an object of a built-in kind.
+/// Validates an object of a built-in kind.
 pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
     if resource.custom.is_some() {
         return Vec::new();

@@ -1,6 +1,6 @@
-//! The schemas of the built-in kinds, taken from the types of `k8s-openapi`.
+//! Schemas of the built-in kinds, derived from the types of `k8s-openapi`.
 //!
-//! Not here: their behaviour. What those types leave out (how list elements are told apart) is the table [`LISTS`].
+//! Not here: the kinds' behaviour. The table [`LISTS`] adds list types and keys, which those types lack.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use super::COMPONENTS;
 use crate::schema::{self, Schema};
 
-/// Group, version, kind and the type that describes it.
+/// Group, version, kind and the Rust type that describes it.
 struct DocumentedKind {
     group: &'static str,
     version: &'static str,
@@ -58,9 +58,10 @@ kinds! {
     "rbac.authorization.k8s.io" "v1": rbac { ClusterRole, ClusterRoleBinding, Role, RoleBinding }
 }
 
-/// How lists and maps of built-in types merge: the markers of Kubernetes' published OpenAPI that k8s-openapi drops.
+/// Merge behaviour of lists and maps of built-in types: the extensions of Kubernetes' published OpenAPI that
+/// k8s-openapi drops.
 ///
-/// Component, property, list type, keys. Lists that are not here are atomic.
+/// Component, property, list type, keys. Lists that are not in the table are atomic.
 const LISTS: &[(&str, &str, &str, &[&str])] = &[
     ("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", "finalizers", "set", &[]),
     ("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", "ownerReferences", "map", &["uid"]),
@@ -83,7 +84,7 @@ const LISTS: &[(&str, &str, &str, &[&str])] = &[
     ),
 ];
 
-/// Types that are one value to every manager.
+/// Types that are atomic for field management.
 const ATOMIC: &[&str] = &[
     "io.k8s.api.admissionregistration.v1.NamedRuleWithOperations",
     "io.k8s.api.admissionregistration.v1.ParamKind",
@@ -97,7 +98,7 @@ const ATOMIC: &[&str] = &[
     "io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference",
 ];
 
-/// The recursive type of CRD schemas; [`schema::structural`] judges it, not a schema of schemas.
+/// The recursive type of CRD schemas; [`schema::structural`] validates it, not a schema of schemas.
 const RECURSIVE: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
 
 static DEFINITIONS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
@@ -122,7 +123,7 @@ static DEFINITIONS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
         let Some(definition) = definitions.get_mut(&(line.component)()) else { continue };
         definition["x-kubernetes-group-version-kind"] =
             json!([{"group": line.group, "version": line.version, "kind": line.kind}]);
-        // The types want metadata; the API fills it in.
+        // The types require metadata; the API server fills it in.
         if let Some(required) = definition["required"].as_array_mut() {
             required.retain(|name| name != "metadata");
         }
@@ -135,7 +136,7 @@ static DEFINITIONS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
     definitions
 });
 
-/// Turns what schemars emits into what OpenAPI 3.0 and Kubernetes' clients expect.
+/// Converts schemars' output to the form that OpenAPI 3.0 and Kubernetes' clients expect.
 fn publish(name: &str, definition: &mut Value) {
     wrap_references(definition);
     for (component, property, list_type, keys) in LISTS {
@@ -159,12 +160,12 @@ fn publish(name: &str, definition: &mut Value) {
     }
 }
 
-/// `$ref` may have no siblings in OpenAPI 3.0, so a described reference becomes an `allOf`.
+/// `$ref` allows no siblings in OpenAPI 3.0, so a reference with a description becomes an `allOf`.
 fn wrap_references(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
             map.values_mut().for_each(wrap_references);
-            // A schema of schemas has a property of this name, which is no reference.
+            // The schema of schemas has a property of this name, which is not a reference.
             if map.len() > 1
                 && map.get("$ref").is_some_and(Value::is_string)
                 && let Some(reference) = map.remove("$ref")
@@ -192,7 +193,7 @@ pub fn definition(name: &str) -> Option<&'static Value> {
     DEFINITIONS.get(name)
 }
 
-/// The schema of ObjectMeta, which every root schema holds.
+/// The schema of ObjectMeta, which every root schema contains.
 pub fn object_meta() -> &'static Schema {
     static META: LazyLock<Schema> = LazyLock::new(|| read("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"));
     &META
@@ -223,7 +224,7 @@ fn resolved(schema: &Value) -> Value {
     }
 }
 
-/// The schema of a built-in kind; none when we do not know the kind.
+/// The schema of a built-in kind; `None` for unknown kinds.
 pub fn builtin_schema(group: &str, version: &str, kind: &str) -> Option<&'static Schema> {
     static SCHEMAS: LazyLock<BTreeMap<&str, Schema>> = LazyLock::new(|| {
         KINDS

@@ -1,6 +1,6 @@
-//! The paths of one resource: which operations exist and which query parameters they take.
+//! The paths of one resource: its operations and their query parameters.
 //!
-//! Not here: what the operations do.
+//! Not here: the handlers of the operations.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ const PATCH_TYPES: &[&str] = &[
     "application/strategic-merge-patch+json",
 ];
 
-/// What an operation does: the HTTP method, the verb behind it, the word in its id, and its action.
+/// An operation: HTTP method, verb, word in its id, and action.
 struct Operation {
     method: &'static str,
     verb: &'static str,
@@ -77,7 +77,7 @@ fn item(
     namespaced: bool,
 ) -> Value {
     let mut item = Map::new();
-    // Subresources are served whatever the verbs of their resource are.
+    // Subresources are served independent of the verbs of their resource.
     let subresource = !suffix.is_empty() && suffix != "ForAllNamespaces";
     for operation in operations {
         if subresource || resource.verbs.contains(&operation.verb) {

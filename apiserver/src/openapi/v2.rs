@@ -1,13 +1,14 @@
 //! OpenAPI v2, as far as kubectl still needs it: a document without definitions.
 //!
-//! kubectl looks a kind up in v3 first. Only for a kind that is nowhere does it ask for v2, in protobuf, and a
-//! refusal there hides its real message (`no matches for kind …`). Schemas are in v3 alone.
+//! kubectl looks a kind up in v3 first. Only for an unknown kind it requests v2, in protobuf, and an error
+//! there hides its real message (`no matches for kind …`). Schemas are served in v3 only.
 
-/// The media type of the answer. Clients ask with an `@` where this has a dot, because an `@` is no part of a media type.
+/// The media type of the response. Clients send an `@` where this has a dot, because `@` is not allowed in
+/// media types.
 pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
-/// An empty document in protobuf. Field numbers are those of gnostic's `openapi.v2` Document (swagger 1, info 2,
-/// paths 8) and Info (title 1, version 2).
+/// An empty document in protobuf. Field numbers are those of gnostic's `openapi.v2` Document (swagger 1, info
+/// 2, paths 8) and Info (title 1, version 2).
 pub fn document(version: &str) -> Vec<u8> {
     let info = [field(1, b"Kubernetes"), field(2, version.as_bytes())].concat();
     [field(1, b"2.0"), field(2, &info), field(8, b"")].concat()

@@ -1,4 +1,4 @@
-//! Server-side apply: who owns which field, and what a declarative write may change.
+//! Server-side apply: field ownership, and the changes a declarative write makes.
 //!
 //! Not here: storing, admission, validation or defaults; callers run those between [`apply`] and the store.
 
@@ -22,21 +22,21 @@ use set::FieldSet;
 use shape::Shape;
 use update::Conflicts;
 
-/// One declarative write.
+/// An apply request.
 pub struct ApplyRequest<'a> {
-    /// The object as stored at the request's API version, or none when apply creates it.
+    /// The stored object at the request's API version, or `None` when apply creates it.
     pub live: Option<&'a Value>,
-    /// What the manager wants: the decoded apply body, without the fields that this endpoint does not write.
+    /// The applied configuration: the decoded body, without the fields that this endpoint does not write.
     pub config: &'a Value,
     /// The `fieldManager`.
     pub manager: &'a str,
-    /// Whether conflicts are taken over.
+    /// Whether to take over conflicting fields.
     pub force: bool,
     /// The subresource written (`status`, `scale`), or the empty string.
     pub subresource: &'a str,
     /// `group/version` of the request.
     pub api_version: &'a str,
-    /// The clock.
+    /// The current time.
     pub now: Timestamp,
     /// The schema of the whole object at `api_version`.
     pub schema: &'a Schema,
@@ -51,13 +51,13 @@ pub struct Conflict {
     pub field: String,
 }
 
-/// Why an apply was refused.
+/// Why an apply failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// Other managers own fields that this one sets to something else (409, causes `FieldManagerConflict`).
+    /// Other managers own fields that this one sets to other values (409, causes `FieldManagerConflict`).
     #[error("{message}")]
     Conflict {
-        /// The text that Kubernetes writes for these conflicts.
+        /// Kubernetes' message for these conflicts.
         message: String,
         /// One cause per manager and field.
         conflicts: Vec<Conflict>,
@@ -65,12 +65,13 @@ pub enum ApplyError {
     /// The body cannot be applied (400).
     #[error("{0}")]
     BadRequest(String),
-    /// The body does not fit the schema (400).
+    /// The body does not match the schema (400).
     #[error("failed to create typed patch object {0}")]
     Typed(String),
 }
 
-/// Applies a configuration; the outcome equals `live` exactly when nothing changed, so that the caller can skip the write.
+/// Applies a configuration; the result equals `live` exactly when nothing changed, so that the caller can
+/// skip the write.
 pub fn apply(request: ApplyRequest<'_>) -> Result<Value, ApplyError> {
     let ApplyRequest { live: stored, config, manager, force, subresource, api_version, now, schema } =
         request;
@@ -89,7 +90,7 @@ pub fn apply(request: ApplyRequest<'_>) -> Result<Value, ApplyError> {
     };
     let outcome = match run(&mut managers, force) {
         Err(conflicts) if manager == last_applied::MANAGER => {
-            // What kubectl itself wrote by client-side apply is no conflict.
+            // Fields that kubectl wrote by client-side apply are no conflict.
             let allowed = last_applied::owned(shape, &live, api_version);
             let conflicts: Conflicts = conflicts.into_iter().filter(|(_, path)| !allowed.has(path)).collect();
             if conflicts.is_empty() {
@@ -141,7 +142,7 @@ fn check(shape: Shape<'_>, config: &Value, api_version: &str) -> Result<(), Appl
     Err(ApplyError::Typed(format!("({object}): {detail}")))
 }
 
-/// Gives the fields of an object that nobody tracked to one manager, so that an apply cannot silently take them.
+/// Assigns the untracked fields of an object to one manager, so that an apply cannot take them over silently.
 fn claim_unmanaged(
     shape: Shape<'_>,
     live: &Value,
@@ -175,7 +176,7 @@ fn conflict_error(conflicts: &Conflicts) -> ApplyError {
         many => {
             let mut lines = Vec::new();
             let mut current = None;
-            // Conflicts come manager by manager.
+            // Conflicts are ordered by manager.
             for (id, path) in many {
                 if current != Some(id) {
                     lines.push(format!("conflicts with {}:", id.describe()));
@@ -189,9 +190,10 @@ fn conflict_error(conflicts: &Conflicts) -> ApplyError {
     ApplyError::Conflict { message, conflicts: causes }
 }
 
-/// Records in `new.metadata.managedFields` what a create, update or other patch by `manager` changed.
+/// Records in `new.metadata.managedFields` the fields that a create, update or other patch by `manager`
+/// changed.
 ///
-/// Leaves `new` with the live object's managedFields, times included, when nothing but metadata bookkeeping changed.
+/// Keeps the live object's managedFields with their times when nothing but metadata bookkeeping changed.
 pub fn track_update(
     old: Option<&Value>,
     new: &mut Value,
@@ -216,12 +218,14 @@ pub fn track_update(
         managers => managers,
     };
     if managers.is_empty() && old.is_some() {
-        // Nobody asked for tracking so far, and the past is unknown: the first apply will claim it.
+        // No manager has used tracking so far, and the history is unknown: the first apply will claim the
+        // fields.
         return;
     }
     let api_version = new["apiVersion"].as_str().unwrap_or_default().to_owned();
     let id = ManagerId::updater(manager, &api_version, subresource);
-    // The operation first runs as nobody, so that a manager's own entry also loses what others' entries lose.
+    // The update first runs under an empty name, so that a manager's own entry also loses fields, as the
+    // others do.
     let current = ManagerId { operation: Operation::Update, ..ManagerId::updater("", "", "") };
     let shape = Shape::Typed(schema);
     let took = update::update(shape, &live, new, &mut managers, &current, &api_version, |set| set);

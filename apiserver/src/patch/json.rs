@@ -1,30 +1,31 @@
-//! JSON Patch (RFC 6902): a list of operations, all of which happen or none.
+//! JSON Patch (RFC 6902): a list of operations, applied atomically.
 //!
-//! Not here: which objects take it, and what happens to the outcome.
+//! Not here: which objects accept it, and what happens to the result.
 
 use serde_json::Value;
 
-/// The most operations one patch may hold; the cap that Kubernetes documents.
+/// Maximum operations of one patch, as Kubernetes documents it.
 pub const MAX_OPERATIONS: usize = 10_000;
 
-/// The most bytes that `copy` operations may add: as much as a request body, or a short patch could fill the memory.
+/// Maximum bytes that `copy` operations may add: the size of a request body; without it a short patch could
+/// fill the memory.
 const MAX_COPIED: usize = 3 * 1024 * 1024;
 
-/// Why a JSON patch did not apply.
+/// Why a JSON patch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonPatchError {
-    /// The body is no list of RFC 6902 operations (400).
+    /// The body is not a list of RFC 6902 operations (400).
     #[error("error decoding patch: {0}")]
     Malformed(String),
     /// More operations than [`MAX_OPERATIONS`] (413).
     #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}; split the patch")]
     TooMany(usize),
-    /// An operation did not fit the live object, a failed `test` included (422).
+    /// An operation failed on the live object, including a failed `test` (422).
     #[error("{0}")]
     Refused(String),
 }
 
-/// Applies `patch` (a JSON list of operations) to `live` and returns the outcome.
+/// Applies `patch` (a JSON list of operations) to `live` and returns the result.
 pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> {
     let operations = patch
         .as_array()
@@ -77,7 +78,7 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
             }
             "test" => {
                 let wanted = value()?;
-                // A test for null also holds where nothing is.
+                // A test for null also succeeds on a missing field.
                 let found = document.pointer(path).unwrap_or(&Value::Null);
                 if !same(found, &wanted) {
                     return Err(JsonPatchError::Refused(format!("testing value {path} failed: test failed")));
@@ -93,7 +94,7 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
     Ok(document)
 }
 
-/// Equality by value: `1` and `1.0` are one number.
+/// Equality by value: `1` and `1.0` are equal.
 fn same(a: &Value, b: &Value) -> bool {
     a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }

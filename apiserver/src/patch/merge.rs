@@ -1,10 +1,10 @@
 //! JSON Merge Patch (RFC 7386): maps merge, `null` removes, everything else replaces.
 //!
-//! Not here: merging lists; that takes keys, which only [`super::strategic`] and [`super::apply`] know.
+//! Not here: merging lists, which requires keys; see [`super::strategic`] and [`super::apply`].
 
 use serde_json::{Map, Value};
 
-/// Merges `patch` into `live` and returns the outcome.
+/// Merges `patch` into `live` and returns the result.
 pub fn merge_patch(live: &Value, patch: &Value) -> Value {
     let Value::Object(changes) = patch else {
         return patch.clone();

@@ -1,10 +1,10 @@
-//! Strategic merge patch: a merge patch that knows, for the built-in kinds, which lists are keyed.
+//! Strategic merge patch: a merge patch with keyed lists, for the built-in kinds.
 //!
-//! Not here: custom resources, whose lists have no patch keys; they answer 415 to this format.
+//! Not here: custom resources, whose lists have no patch keys; for them this format is a 415.
 
 use serde_json::{Map, Value};
 
-/// Why a strategic merge patch did not apply.
+/// Why a strategic merge patch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StrategicError {
     /// The patch contradicts itself or the list keys (400).
@@ -14,7 +14,7 @@ pub enum StrategicError {
 
 /// Merges `patch` into `live`, an object of the built-in `kind`.
 ///
-/// Custom resources have no merge keys: answer 415 for them before calling this.
+/// Custom resources have no merge keys: the caller rejects them with 415.
 pub fn strategic_merge(kind: &str, live: &Value, patch: &Value) -> Result<Value, StrategicError> {
     let Value::Object(changes) = patch else {
         return Err(StrategicError::Malformed("a strategic merge patch is an object".into()));
@@ -31,7 +31,8 @@ enum ListMerge {
     Keyed(&'static str),
 }
 
-/// Kind (empty for all), path and merge: the lists that Kubernetes' published types mark, of the kinds served here.
+/// Kind (empty for all), path and merge type: the lists with merge markers in Kubernetes' published types,
+/// for the kinds served here.
 const LISTS: &[(&str, &str, ListMerge)] = &[
     ("", "metadata.finalizers", ListMerge::Scalars),
     ("", "metadata.ownerReferences", ListMerge::Keyed("uid")),
@@ -113,7 +114,7 @@ fn merge_maps(
     Ok(live)
 }
 
-/// An order may come without changes to the list it orders.
+/// Applies an order directive without changes to the list it orders.
 fn reorder_untouched(
     kind: &str,
     path: &str,
@@ -185,7 +186,7 @@ fn merge_lists(
     Ok(live.into())
 }
 
-/// Puts the listed elements in the listed order; elements that the patch does not know keep their neighbours.
+/// Sorts the listed elements into the listed order; elements that are not in the patch keep their neighbours.
 fn set_order(merge: ListMerge, items: &mut [Value], order: &[Value]) {
     let rank = |item: &Value| {
         order.iter().position(|wanted| match merge {

@@ -1,7 +1,7 @@
-//! The keys that all servers of one control plane must have in common: the authority's and the one that signs tokens.
-//! They live in the store, beside the objects that already hold the authority's key as a Secret; whoever may read etcd
-//! is trusted with them. The first server brings its own, every other one takes them over, and each keeps a copy in its
-//! data directory.
+//! Keys shared by all servers of one control plane: the CA's, and the one that signs tokens. They are in the
+//! store, beside the objects that already hold the CA's key as a Secret; readers of etcd are trusted with
+//! them. The first server stores its own keys, the others adopt them, and each keeps a copy in its data
+//! directory.
 
 use std::path::Path;
 
@@ -9,18 +9,18 @@ use rcgen::KeyPair;
 use serde_json::{Value, json};
 
 use super::{Authority, PkiError, read, write_private};
-use crate::store::{TxnChange, Expect, TxnOutcome, Store, StoreError, Txn};
+use crate::store::{Expect, Store, StoreError, Txn, TxnChange, TxnOutcome};
 
-/// Where they are stored: not under `/registry/`, so that no verb of the API reaches them.
+/// Their storage key: not under `/registry/`, so that no API verb reaches it.
 const KEY: &str = "/keys/control-plane";
-/// The files, by the names they also have in the store. Keys come before the certificate: one without its key would look
-/// like an authority that lost it.
+/// The files, by the names they also have in the store. Keys come before the certificate: a certificate
+/// without its key would look like a CA that lost its key.
 const FILES: [&str; 3] = ["ca.key", "sa.key", "ca.crt"];
 
-/// Why the keys could not be shared.
+/// Why the keys cannot be shared.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedError {
-    /// The data directory has others.
+    /// The data directory has different keys.
     #[error(
         "{file} is not the one this etcd holds: the data directory belongs to another control plane; choose another with --data-dir, or another --etcd-prefix"
     )]
@@ -28,18 +28,18 @@ pub enum SharedError {
         /// The file.
         file: String,
     },
-    /// What is stored is incomplete.
+    /// A file is missing in the store.
     #[error("the keys in etcd are incomplete ({0} is missing); put them back from a backup")]
     Incomplete(&'static str),
-    /// The files.
+    /// The local files failed.
     #[error(transparent)]
     Pki(#[from] PkiError),
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Makes the files in `dir` those of the store, or those of the store the ones in `dir` if it has none.
+/// Stores the files in `dir` if the store has none, and otherwise writes the stored ones to `dir`.
 pub async fn adopt(store: &dyn Store, dir: &Path) -> Result<(), SharedError> {
     let own = if FILES.iter().all(|file| dir.join(file).exists()) { Some(files(dir)?) } else { None };
     let offered = match &own {
@@ -51,7 +51,7 @@ pub async fn adopt(store: &dyn Store, dir: &Path) -> Result<(), SharedError> {
     let stored = match store.txn(txn).await? {
         TxnOutcome::Committed(_) => offered,
         TxnOutcome::Conflict(Some(record)) => Value::clone(record.object()),
-        // Nobody deletes this key; if a person does at this very moment, the next start makes it anew.
+        // No component deletes this key; if a person does at this moment, the next start creates it again.
         TxnOutcome::Conflict(None) => return Err(SharedError::Incomplete(FILES[0])),
     };
     for file in FILES {
@@ -99,7 +99,7 @@ mod tests {
             place
         };
         let (first, second, stranger) = (place("first"), place("second"), place("stranger"));
-        // One that ran alone before brings what it has.
+        // A server that ran alone before stores its own keys.
         let pin = Authority::ensure(&first).unwrap().pin().unwrap();
         crate::auth::tokens::Signer::ensure(&first.join("sa.key")).unwrap();
         adopt(&store, &first).await.unwrap();

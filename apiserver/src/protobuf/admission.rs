@@ -1,6 +1,6 @@
 //! The protobuf messages of admission policies, which Go programs send typed.
 //!
-//! The numbers are facts of the `generated.proto` that k8s.io/api publishes (v0.36). Not here: decoding.
+//! The numbers are from the `generated.proto` of k8s.io/api (v0.36). Not here: decoding.
 
 use super::messages::MessageField;
 use super::messages::Type::*;

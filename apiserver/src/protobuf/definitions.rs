@@ -1,6 +1,7 @@
-//! The protobuf messages of custom resource definitions, which Go programs that install their own kinds send typed.
+//! The protobuf messages of custom resource definitions, which Go programs that install their own kinds send
+//! typed.
 //!
-//! The numbers are facts of the `generated.proto` that k8s.io/apiextensions-apiserver publishes (v0.36). Not here: decoding.
+//! The numbers are from the `generated.proto` of k8s.io/apiextensions-apiserver (v0.36). Not here: decoding.
 
 use super::messages::MessageField;
 use super::messages::Type::*;

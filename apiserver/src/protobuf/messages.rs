@@ -1,25 +1,25 @@
 //! The protobuf messages of the kinds that clients send typed: field numbers, JSON names, types.
 //!
-//! The numbers are facts of Kubernetes' published `generated.proto` files (k8s.io/api and k8s.io/apimachinery, v0.36).
-//! Not here: decoding.
+//! The numbers are from Kubernetes' published `generated.proto` files (k8s.io/api and k8s.io/apimachinery,
+//! v0.36). Not here: decoding.
 
 use super::{admission, definitions};
 use Type::*;
 
-/// What a field holds, and how it looks in JSON.
+/// The type of a field, and its form in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Type {
-    /// A string; an empty one is an absent one.
+    /// A string; empty means absent.
     Text,
     /// A string that may be empty.
     MaybeText,
-    /// A boolean; false is absent.
+    /// A boolean; false means absent.
     Bool,
     /// A boolean that may be false.
     MaybeBool,
-    /// A whole number; zero is absent.
+    /// An integer; zero means absent.
     Int,
-    /// A whole number that may be zero.
+    /// An integer that may be zero.
     MaybeInt,
     /// Base64 in JSON.
     Bytes,
@@ -31,29 +31,29 @@ pub enum Type {
     Json,
     /// A message of this name.
     Message(&'static str),
-    /// Strings.
+    /// A list of strings.
     Texts,
-    /// A message of this name whose fields are, in JSON, those of the message it is in.
+    /// A message of this name whose JSON fields are inlined into the enclosing message.
     Inline(&'static str),
-    /// Messages of this name.
+    /// A list of messages of this name.
     Messages(&'static str),
-    /// Strings by name.
+    /// A map of strings.
     TextMap,
-    /// Bytes by name.
+    /// A map of bytes.
     BytesMap,
-    /// Lists of strings by name.
+    /// A map of lists of strings.
     TextsMap,
     /// A floating-point number.
     Double,
-    /// Messages around JSON bytes.
+    /// A list of messages around JSON bytes.
     Jsons,
-    /// A message of this name that says something even when it is empty.
+    /// A message of this name that is meaningful even when it is empty.
     Present(&'static str),
-    /// Messages of this name by name.
+    /// A map of messages of this name.
     MessageMap(&'static str),
     /// One message of this name, or a list of them.
     Either(&'static str),
-    /// A message of this name, or a truth value.
+    /// A message of this name, or a boolean.
     SchemaOrBool(&'static str),
 }
 
@@ -88,7 +88,7 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "ClusterRoleBinding"),
     ("rbac.authorization.k8s.io/v1", "Role", "Role"),
     ("rbac.authorization.k8s.io/v1", "RoleBinding", "RoleBinding"),
-    // Every group registers it under its own version.
+    // Every API group registers it under its own version.
     ("", "DeleteOptions", "DeleteOptions"),
 ];
 
@@ -100,7 +100,7 @@ pub fn of_kind(api_version: &str, kind: &str) -> Option<&'static str> {
         .map(|(_, _, message)| *message)
 }
 
-/// The fields of a message; a name outside the table has none.
+/// The fields of a message; none for an unknown message.
 pub fn fields(message: &str) -> &'static [MessageField] {
     let mut known = MESSAGES.iter().chain(definitions::MESSAGES).chain(admission::MESSAGES);
     known.find(|(name, _)| *name == message).map_or(&[], |(_, fields)| *fields)

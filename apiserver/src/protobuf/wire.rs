@@ -1,8 +1,8 @@
 //! The protobuf wire format: tags, varints, lengths.
 //!
-//! Not here: what the fields mean.
+//! Not here: the meaning of fields.
 
-/// One field as it lies in a message.
+/// The encoded value of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Payload<'a> {
     /// Wire type 0.
@@ -13,7 +13,7 @@ pub enum Payload<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Reads the fields of a message one after another.
+/// Iterator over the fields of a message.
 pub struct Fields<'a> {
     rest: &'a [u8],
 }

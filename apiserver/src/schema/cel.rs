@@ -11,15 +11,15 @@ use serde_json::Value;
 
 use super::prune::{push_field, push_index};
 use super::validate::{counterpart, shown};
-use super::{Additional, FieldError, Issue, SchemaType, Schema};
+use super::{Additional, FieldError, Issue, Schema, SchemaType};
 
-/// The compiled rules of one node; rules further down belong to their own nodes.
+/// The compiled rules of one node; nodes below have their own.
 pub struct Rules {
     compiled: CompiledSchema,
     sources: Vec<RuleSource>,
 }
 
-/// What the errors of a rule need besides its outcome.
+/// The parts of a rule that its errors need.
 #[derive(Debug)]
 struct RuleSource {
     rule: String,
@@ -44,7 +44,7 @@ impl Rules {
         let rules = source["x-kubernetes-validations"].as_array().filter(|rules| !rules.is_empty())?;
         let mut node = source.clone();
         strip_below(&mut node);
-        // The place of an error is ours to tell; kube-cel would join paths in its own way.
+        // This crate reports the field path of an error; kube-cel would join paths differently.
         for rule in node["x-kubernetes-validations"].as_array_mut().into_iter().flatten() {
             if let Some(rule) = rule.as_object_mut() {
                 rule.remove("fieldPath");
@@ -63,7 +63,7 @@ impl Rules {
     }
 }
 
-/// Leaves the types below a node and takes the rules and defaults away.
+/// Removes rules and defaults below a node, and keeps the types.
 fn strip_below(node: &mut Value) {
     let strip = |child: &mut Value| {
         if let Some(map) = child.as_object_mut() {
@@ -94,7 +94,7 @@ pub fn any_rules(schema: &Schema) -> bool {
         || matches!(&schema.additional, Additional::Typed(child) if any_rules(child))
 }
 
-/// Checks the rules of one node of a schema being registered.
+/// Validates the rules of one node when a schema is registered.
 pub fn check(source: &Value, path: &str) -> Vec<Issue> {
     let mut issues = Vec::new();
     for (index, rule) in source["x-kubernetes-validations"].as_array().into_iter().flatten().enumerate() {
@@ -135,7 +135,7 @@ pub fn check(source: &Value, path: &str) -> Vec<Issue> {
     issues
 }
 
-/// Runs all rules of `schema` and adds the failures to `errors`.
+/// Evaluates all rules of `schema` and adds the failures to `errors`.
 pub fn evaluate(
     schema: &Schema,
     new: &Value,
@@ -186,7 +186,7 @@ fn run(
     let outcome = VALIDATOR.with(|validator| validator.validate_compiled(&rules.compiled, new, old));
     let Err(failures) = outcome else { return };
     for failure in failures.into_vec() {
-        // A rule without a view of the past forgives what did not change.
+        // A rule without `oldSelf` does not apply to unchanged values (ratcheting).
         let source = rules.sources.iter().find(|source| source.rule == failure.rule);
         let looks_back = failure.rule.contains("oldSelf");
         if !looks_back && old == Some(new) {

@@ -1,12 +1,12 @@
-//! Defaults: what an absent field means is written into the object.
+//! Defaulting: writes the defaults of absent fields into the object.
 //!
-//! Not here: defaults of the built-in kinds that depend on other fields; those are their kinds' own code.
+//! Not here: defaults of built-in kinds that depend on other fields; those are in the code of their kinds.
 
 use serde_json::Value;
 
 use super::{Additional, Issue, Schema, prune, validate};
 
-/// Drops nulls that a schema does not allow and fills in its defaults, parents before children.
+/// Drops nulls that the schema does not allow and fills in its defaults, parents before children.
 pub fn fill(schema: &Schema, value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -53,7 +53,7 @@ fn replace_null(schema: &Schema, value: &mut Value) {
     }
 }
 
-/// Checks that every default is a value its own schema allows and keeps whole.
+/// Validates that every default is valid under its own schema and that pruning keeps all of it.
 pub fn check(schema: &Schema) -> Vec<Issue> {
     let mut issues = Vec::new();
     visit(schema, "", &mut issues);

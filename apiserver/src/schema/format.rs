@@ -1,6 +1,6 @@
-//! The named string formats that schemas may ask for.
+//! The named string formats of schemas.
 //!
-//! Not here: number formats, which are bounds rather than spellings.
+//! Not here: number formats, which limit the range.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use base64::Engine as _;
 use regex::Regex;
 
-/// Whether `text` is spelled as `format` asks; unknown formats ask nothing.
+/// Whether `text` matches `format`; unknown formats match everything.
 pub fn holds(format: &str, text: &str) -> bool {
     match format {
         "date-time" | "datetime" => text.parse::<jiff::Timestamp>().is_ok(),

@@ -1,12 +1,12 @@
-//! Pruning: what a schema does not mention is not stored.
+//! Pruning: removes fields that the schema does not describe.
 //!
-//! Not here: deciding whether an unknown field is an error or a warning; callers get the paths.
+//! Not here: whether an unknown field is an error or a warning; callers get the paths.
 
 use serde_json::Value;
 
 use super::{Additional, Schema};
 
-/// Removes what `schema` does not describe and returns the paths removed, sorted.
+/// Removes fields that `schema` does not describe and returns their paths, sorted.
 pub fn prune(schema: &Schema, object: &mut Value) -> Vec<String> {
     let mut removed = Vec::new();
     walk(Some(schema), object, &mut String::new(), &mut removed);

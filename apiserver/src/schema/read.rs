@@ -1,12 +1,12 @@
-//! Reading a structural schema from its OpenAPI form.
+//! Compiles a structural schema from its OpenAPI form.
 //!
-//! Not here: refusing one; [`super::structural`] does that first.
+//! Not here: rejecting a schema; [`super::structural`] does that first.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Additional, SizeRange, Checks, SchemaType, ListKind, Schema, cel};
+use super::{Additional, Checks, ListKind, Schema, SchemaType, SizeRange, cel};
 
 fn text<'a>(source: &'a Value, name: &str) -> &'a str {
     source[name].as_str().unwrap_or_default()
@@ -16,7 +16,7 @@ fn is(source: &Value, name: &str) -> bool {
     source[name] == Value::Bool(true)
 }
 
-/// Reads a schema, nested value validations included; unknown keywords restrict nothing.
+/// Compiles a schema, including nested value validations; unknown keywords are ignored.
 pub fn schema(source: &Value) -> Schema {
     let int_or_string = is(source, "x-kubernetes-int-or-string") || text(source, "format") == "int-or-string";
     let mut read = Schema {
@@ -94,7 +94,7 @@ fn read_checks(source: &Value, int_or_string: bool) -> Checks {
     }
 }
 
-/// Gives a root its apiVersion, kind and metadata.
+/// Adds apiVersion, kind and metadata to a root schema.
 pub fn complete_root(schema: &mut Schema) {
     schema.embedded_resource = true;
     complete(schema);
@@ -108,7 +108,7 @@ fn complete(schema: &mut Schema) {
             .or_insert_with(|| Schema { kind: SchemaType::String, ..Default::default() });
     }
     let mut metadata = crate::openapi::object_meta().clone();
-    // A CRD may restrict the name; everything else of metadata is Kubernetes' own.
+    // A CRD may restrict the name; all other metadata is Kubernetes' own.
     if let Some(declared) = schema.properties.get("metadata") {
         for name in ["name", "generateName"] {
             if let (Some(field), Some(declared)) =

@@ -1,4 +1,4 @@
-//! Decoding of request bodies that notices duplicate keys.
+//! Decodes request bodies and reports duplicate keys.
 //!
 //! Not here: unknown fields; pruning finds those.
 
@@ -17,7 +17,7 @@ pub enum DecodeError {
     Malformed(String),
 }
 
-/// Decodes JSON; the second part lists the paths of duplicate keys (`spec.model`), the last value of which won.
+/// Decodes JSON; also returns the paths of duplicate keys (`spec.model`), of which the last value wins.
 pub fn json(body: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
     let mut duplicates = Vec::new();
     let mut decoder = serde_json::Deserializer::from_slice(body);
@@ -28,9 +28,9 @@ pub fn json(body: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
     Ok((value, duplicates))
 }
 
-/// Decodes YAML (one document), of which JSON is a part; duplicates as in [`json`].
+/// Decodes YAML (one document), which includes JSON; duplicates as in [`json`].
 pub fn yaml(body: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
-    // JSON is what kubectl sends under either name, and its decoder is the faster one.
+    // kubectl sends JSON under either media type, and the JSON decoder is faster.
     if body.trim_ascii_start().starts_with(b"{") {
         return json(body);
     }

@@ -1,12 +1,12 @@
-//! Structural schemas: the rules a CRD's schema must keep.
+//! Validates that a CRD's schema is structural.
 //!
-//! Not here: rules about names, versions and printer columns of a CRD; reading a schema that keeps the rules.
+//! Not here: validation of names, versions and printer columns of a CRD; compiling a valid schema.
 
 use serde_json::{Map, Value, json};
 
 use super::{Issue, cel};
 
-/// Where in a schema a node stands; the messages differ.
+/// The level of a node in a schema; the messages differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Level {
     Root,
@@ -14,7 +14,7 @@ enum Level {
     Field,
 }
 
-/// Checks the structural rules; no issue means that [`super::read`] loses nothing.
+/// Checks the structural rules; without issues [`super::read`] loses nothing.
 pub fn check(source: &Value) -> Vec<Issue> {
     let mut issues = Vec::new();
     structure(source, Level::Root, "", &mut issues);
@@ -269,7 +269,7 @@ fn logic(source: &Value, path: &str, int_or_string: bool, issues: &mut Vec<Issue
             ),
         });
     }
-    // int-or-string may spell its two types out; that is the one place where a nested type is allowed.
+    // int-or-string may list its two types; this is the only place where a nested type is allowed.
     let two_types = json!([{"type": "integer"}, {"type": "string"}]);
     for name in ["allOf", "anyOf", "oneOf"] {
         if int_or_string && name == "anyOf" && source[name] == two_types {
@@ -287,7 +287,7 @@ fn logic(source: &Value, path: &str, int_or_string: bool, issues: &mut Vec<Issue
     }
 }
 
-/// Below a logical junctor a schema may only restrict values.
+/// Below a logical junctor a schema may only contain value validations.
 fn nested(source: &Value, path: &str, issues: &mut Vec<Issue>) {
     for (name, detail) in [
         ("type", "must be empty to be structural"),

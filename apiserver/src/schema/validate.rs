@@ -1,13 +1,13 @@
-//! Validation of an object by its schema, with the words that Kubernetes uses.
+//! Validates an object against its schema, with Kubernetes' messages.
 //!
-//! Not here: rules about names and metadata that no schema states, admission.
+//! Not here: rules about names and metadata that are in no schema, admission.
 
 use serde_json::{Map, Value};
 
 use super::prune::{push_field, push_index};
-use super::{Additional, SizeRange, FieldError, SchemaType, ListKind, Schema, cel, format};
+use super::{Additional, FieldError, ListKind, Schema, SchemaType, SizeRange, cel, format};
 
-/// Validates `new`; with `old`, errors below unchanged values are forgiven and transition rules run.
+/// Validates `new`; with `old`, errors below unchanged values are ignored and transition rules run.
 pub fn validate_object(schema: &Schema, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let mut walk = Validation { errors: Vec::new() };
     let mut path = String::new();
@@ -23,7 +23,7 @@ pub fn validate_object(schema: &Schema, new: &Value, old: Option<&Value>) -> Vec
     if !cel::any_rules(schema) {
         return walk.errors;
     }
-    // Rules may rely on the types the schema promises, so they do not run on an object that breaks it.
+    // Rules may rely on the types of the schema, so they do not run on an object that violates it.
     if walk.errors.iter().any(|error| blocking.contains(&error.reason)) {
         walk.errors.push(FieldError {
             reason: "FieldValueInvalid",
@@ -55,12 +55,12 @@ impl Validation {
     }
 
     fn check(&mut self, schema: &Schema, value: &Value, old: Option<&Value>, path: &mut String) {
-        // An unchanged value may stay although a schema that came later forbids it.
+        // An unchanged value may stay even if a newer schema forbids it.
         if !path.is_empty() && old == Some(value) {
             return;
         }
         if value.is_null() && (schema.nullable || schema.kind == SchemaType::Any) {
-            // An enum holds for null, too: it has to list it.
+            // An enum applies to null, too: it has to list it.
             self.allowed(schema, value, path);
             return;
         }
@@ -143,7 +143,7 @@ impl Validation {
         let checks = &schema.checks;
         let SizeRange { min: least, most } = checks.length;
         let size = if least.is_some() || most.is_some() { text.chars().count() as u64 } else { 0 };
-        // The first breach says enough: what is too long rarely also matters by its pattern.
+        // Only the first error is reported: for a value that is too long the pattern rarely matters.
         if let Some(most) = most.filter(|most| size > *most) {
             let bytes = if most == 1 { "byte" } else { "bytes" };
             self.report("FieldValueTooLong", path, format!("Too long: may not be more than {most} {bytes}"));
@@ -258,7 +258,7 @@ impl Validation {
         }
     }
 
-    /// Elements of sets and keyed lists are unique.
+    /// Validates that the elements of sets and keyed lists are unique.
     fn unique(&mut self, schema: &Schema, value: &Value, path: &mut String) {
         let length = path.len();
         match value {
@@ -292,7 +292,7 @@ impl Validation {
                     ListKind::Map(names) => items.iter().map(|item| key(names, item)).collect(),
                 };
                 for (index, key) in keys.iter().enumerate() {
-                    // Told once, at the second appearance.
+                    // Reported once, at the second occurrence.
                     if keys[..index].iter().filter(|earlier| *earlier == key).count() == 1 {
                         push_index(path, index);
                         self.report("FieldValueDuplicate", path, format!("Duplicate value: {}", shown(key)));
@@ -312,12 +312,12 @@ impl Validation {
     }
 }
 
-/// Equality by value: `1` and `1.0` are one number.
+/// Equality by value: `1` and `1.0` are equal.
 fn equal(a: &Value, b: &Value) -> bool {
     a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
-/// The element of `old` that stands for the same thing as `item`.
+/// The element of `old` with the same identity as `item`.
 pub fn counterpart<'a>(schema: &Schema, item: &Value, old: Option<&'a Value>) -> Option<&'a Value> {
     let ListKind::Map(names) = &schema.list else { return None };
     let wanted = key(names, item);
@@ -342,7 +342,7 @@ fn plain(number: f64) -> String {
     number.to_string()
 }
 
-/// How a message shows a bad value.
+/// An invalid value in a message.
 pub fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => format!("{text:?}"),
@@ -362,7 +362,7 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// What was expected, if `value` is not that.
+/// The expected type, if `value` does not have it.
 fn wrong_type(kind: SchemaType, value: &Value) -> Option<&'static str> {
     let whole = |value: &Value| {
         value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0)

@@ -1,5 +1,5 @@
-//! TLS handshakes under way: bounded in time and in number, so that clients that connect and say nothing are in
-//! nobody's way. What is asked over the connections that come of them is not its business.
+//! TLS handshakes in progress, limited in time and number, so that clients that connect and stay silent block
+//! no others. Not here: requests on the connections.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,13 +10,14 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// How much is borne.
+/// Limits of handshakes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HandshakeLimits {
-    /// For one handshake.
+    /// Timeout of one handshake.
     pub(super) timeout: Duration,
-    /// At once. Clients shake hands in milliseconds, so the oldest of the host that has most of so many is one that says
-    /// nothing: it makes room, and nobody waits for it. Half of what a shell of macOS lets a process open.
+    /// Maximum concurrent handshakes. A handshake takes milliseconds, so with this many the oldest one of the
+    /// host with the most is a silent client: it is aborted, and no other client waits for it. Half of the
+    /// file descriptors that a macOS shell allows a process.
     pub(super) max_concurrent: usize,
 }
 
@@ -26,7 +27,7 @@ impl Default for HandshakeLimits {
     }
 }
 
-/// The handshakes of one listener; they end with it.
+/// The handshakes of one listener, aborted with it.
 pub(super) struct Handshakes {
     acceptor: TlsAcceptor,
     bounds: HandshakeLimits,
@@ -39,7 +40,7 @@ impl Handshakes {
         Self { acceptor, bounds, running: JoinSet::new(), oldest_first: Vec::new() }
     }
 
-    /// Begins one with this peer; where there are too many, another ends for it.
+    /// Starts a handshake with this peer; above the limit, another one is aborted.
     pub(super) fn start(&mut self, stream: TcpStream, peer: IpAddr) {
         let _ = stream.set_nodelay(true);
         let handshake = tokio::time::timeout(self.bounds.timeout, self.acceptor.accept(stream));
@@ -54,7 +55,7 @@ impl Handshakes {
         }
     }
 
-    /// The next connection whose handshake succeeded; waits for ever where nobody comes.
+    /// The next connection whose handshake succeeded; pending while there is none.
     pub(super) async fn next(&mut self) -> TlsStream<TcpStream> {
         loop {
             match self.running.join_next().await {
@@ -66,8 +67,8 @@ impl Handshakes {
     }
 }
 
-/// Which of the handshakes of these hosts, the oldest first, makes room: the oldest of the host that has most of them,
-/// so that who opens many ends its own.
+/// The handshake to abort among those of these hosts, oldest first: the oldest of the host that has the most,
+/// so that a host that opens many loses its own.
 fn victim(hosts: &[IpAddr]) -> Option<usize> {
     let mut counts = HashMap::new();
     for host in hosts {
@@ -77,7 +78,7 @@ fn victim(hosts: &[IpAddr]) -> Option<usize> {
     hosts.iter().position(|host| counts.get(host) == Some(most))
 }
 
-/// Whom an address belongs to: in IPv6 one host has all addresses of a /64.
+/// The host of an address: in IPv6 one host has all addresses of a /64.
 fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
@@ -102,7 +103,7 @@ mod tests {
     const TEST_TIMEOUT: Duration = Duration::from_secs(60);
     const HOST: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-    /// A silent client, and its other end.
+    /// A client that sends nothing, and the server's end of its connection.
     async fn silent(listener: &TcpListener) -> (TcpStream, TcpStream) {
         let address = listener.local_addr().unwrap();
         let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
@@ -140,8 +141,11 @@ mod tests {
         let acceptor = TlsAcceptor::from(Arc::new(tls::config(&authority, resolver).unwrap()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
 
-        // Longer than the test waits, so that only the number can close a connection.
-        let mut handshakes = Handshakes::new(acceptor.clone(), HandshakeLimits { timeout: TEST_TIMEOUT * 2, max_concurrent: 2 });
+        // The timeout is longer than the test waits, so that only the limit can close a connection.
+        let mut handshakes = Handshakes::new(
+            acceptor.clone(),
+            HandshakeLimits { timeout: TEST_TIMEOUT * 2, max_concurrent: 2 },
+        );
         let mut clients = Vec::new();
         for _ in 0..4 {
             let (client, accepted) = silent(&listener).await;
@@ -168,7 +172,7 @@ mod tests {
         connected.unwrap();
         closes(&mut clients[2]).await;
 
-        // Those that are few are given their time, and no more.
+        // Below the limit, handshakes get their full timeout, and no more.
         let bounds = HandshakeLimits { timeout: Duration::from_millis(50), max_concurrent: 2 };
         let mut handshakes = Handshakes::new(acceptor, bounds);
         let (mut client, accepted) = silent(&listener).await;

@@ -1,5 +1,5 @@
-//! Sockets: the one on loopback, and, once somebody made a token for another machine to join with, one on every address
-//! of this host. It accepts and serves connections and knows nothing of what they ask.
+//! Listeners: one on loopback, and, once a join token for another machine exists, one on every address of
+//! this host. They accept and serve connections. Not here: requests.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,22 +18,22 @@ use tokio_rustls::server::TlsStream;
 
 use super::handshakes::{HandshakeLimits, Handshakes};
 use super::tls::{self, Resolver};
-use crate::state::ServerState;
 use crate::auth::tokens;
 use crate::pki::Authority;
+use crate::state::ServerState;
 
-/// A client that has asked nothing by then is not one.
+/// A connection without a request for this long is closed.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Connections that are still busy this long after the server stopped are cut.
+/// Connections that are still busy this long after shutdown are closed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
-/// How often the host's addresses are looked at: cables and Wi-Fi change, and nothing reliable tells on every system.
+/// Poll interval of the host's addresses: cables and Wi-Fi change, and no system notifies reliably.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// A server that runs for a year renews its certificate long before it ends.
+/// How often a running server renews its certificate, long before it expires.
 const CERTIFICATE_RENEW_INTERVAL: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Streams one connection may have: each watch is one, and a controller may hold a hundred.
+/// Streams per connection: each watch is one, and a controller may have a hundred.
 const MAX_STREAMS: u32 = 1000;
 
-/// What connections are served with.
+/// Shared state of connections.
 #[derive(Clone)]
 pub struct ConnectionService {
     /// The API.
@@ -52,7 +52,7 @@ pub async fn accept(service: ConnectionService, listener: TcpListener) {
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => handshakes.start(stream, peer.ip()),
                 Err(error) => {
-                    // Out of descriptors, most likely: the next connection may find one free again.
+                    // Most likely out of file descriptors: the next accept may succeed.
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -88,7 +88,7 @@ async fn serve(service: ConnectionService, stream: TlsStream<TcpStream>) {
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(Some(Duration::from_secs(30)));
-    // The handshake has settled the version: nothing is read to guess it, for however long.
+    // ALPN has settled the HTTP version: no bytes are read to detect it, which a client could delay.
     let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
     let connection = builder.serve_connection(TokioIo::new(stream), handler);
@@ -106,14 +106,14 @@ async fn serve(service: ConnectionService, stream: TlsStream<TcpStream>) {
     }
 }
 
-/// Completes if nothing is asked in time.
+/// Completes if no request arrives in time.
 async fn idle_timeout(asked: &Notify) {
     if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, asked.notified()).await.is_ok() {
         std::future::pending().await
     }
 }
 
-/// The addresses of this host other machines can reach it by: neither loopback nor link-local IPv6.
+/// The addresses under which other machines can reach this host: neither loopback nor link-local IPv6.
 pub fn host_addresses() -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = if_addrs::get_if_addrs()
         .unwrap_or_default()
@@ -131,34 +131,34 @@ pub fn host_addresses() -> Vec<IpAddr> {
     addresses
 }
 
-/// The name of this host, when it is one a certificate can carry.
+/// The name of this host, if a certificate can contain it.
 pub fn host_name() -> Option<String> {
     let output = std::process::Command::new("hostname").output().ok()?;
     let name = String::from_utf8(output.stdout).ok()?.trim().to_ascii_lowercase();
     crate::object::is_subdomain(&name).then_some(name)
 }
 
-/// The addresses a server certificate names: loopback and all of the host's.
+/// The addresses in a server certificate: loopback and all of the host's.
 pub fn certificate_addresses(host: &[IpAddr]) -> Vec<IpAddr> {
     let mut addresses = vec![IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
     addresses.extend(host.iter().filter(|address| !address.is_loopback()));
     addresses
 }
 
-/// Opens the host's addresses once the first join token exists, follows them as they change, and keeps the server's
-/// certificate naming all of them.
+/// Opens listeners on the host's addresses once the first join token exists, follows address changes, and
+/// keeps the server's certificate valid for all of them.
 pub struct LanListener {
-    /// What connections are served with.
+    /// Shared state of connections.
     pub service: ConnectionService,
     /// Signs new server certificates.
     pub authority: Arc<Authority>,
-    /// Serves them.
+    /// Serves the current certificate.
     pub resolver: Arc<Resolver>,
-    /// The same port on every address.
+    /// The port on every address.
     pub port: u16,
-    /// The address that is open anyway.
+    /// The address of the main listener, which is open anyway.
     pub main: SocketAddr,
-    /// Exists once the listeners were opened, so that they are after a restart too.
+    /// A file that exists once the listeners were opened, so that they are opened again after a restart.
     pub marker: PathBuf,
 }
 
@@ -196,7 +196,7 @@ impl LanListener {
                             tracing::info!(%address, port = self.port, "open for machines that join");
                             open.insert(address, tokio::spawn(accept(self.service.clone(), listener)));
                         }
-                        // Tried again each time, told once: an address may take a moment to become usable.
+                        // Retried each time, logged once: an address may take a moment to become usable.
                         Err(error) if refused.insert(address) => {
                             tracing::warn!(%address, port = self.port, %error, "cannot listen");
                         }
@@ -215,7 +215,7 @@ impl LanListener {
         }
     }
 
-    /// Whether a join token exists or once existed.
+    /// Whether a join token exists or existed.
     fn should_open(&self) -> bool {
         if self.marker.exists() {
             return true;

@@ -1,4 +1,4 @@
-//! The TLS side of the server: a certificate that can be replaced while it runs, and client certificates read into users.
+//! TLS of the server: a certificate that can be replaced at run time, and users from client certificates.
 
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,7 +13,7 @@ use rustls_pki_types::CertificateDer;
 use crate::auth::User;
 use crate::pki::{self, Authority, PkiError, SERVER_DAYS};
 
-/// The names by which clients on this machine and in a cluster know the server.
+/// DNS names of the server for clients on this machine and in a cluster.
 const NAMES: &[&str] = &[
     "localhost",
     "russet",
@@ -36,12 +36,12 @@ impl ResolvesServerCert for Resolver {
 }
 
 impl Resolver {
-    /// A resolver with a fresh certificate for these addresses.
+    /// A resolver with a new certificate for these addresses.
     pub fn new(authority: &Authority, addresses: &[IpAddr]) -> Result<Self, PkiError> {
         Ok(Self { current: RwLock::new(Arc::new(certified(authority, addresses)?)) })
     }
 
-    /// Replaces the certificate by one for these addresses; open connections keep theirs.
+    /// Replaces the certificate with one for these addresses; open connections keep theirs.
     pub fn renew(&self, authority: &Authority, addresses: &[IpAddr]) -> Result<(), PkiError> {
         let fresh = Arc::new(certified(authority, addresses)?);
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
@@ -52,7 +52,7 @@ impl Resolver {
 fn certified(authority: &Authority, addresses: &[IpAddr]) -> Result<CertifiedKey, PkiError> {
     let mut names: Vec<String> = NAMES.iter().map(ToString::to_string).collect();
     if let Some(host) = super::listen::host_name() {
-        // Macs and many Linux machines answer to `NAME.local` on their own network.
+        // Macs and many Linux machines resolve as `NAME.local` on their network.
         names.push(format!("{}.local", host.trim_end_matches(".local")));
         names.push(host);
     }
@@ -60,17 +60,17 @@ fn certified(authority: &Authority, addresses: &[IpAddr]) -> Result<CertifiedKey
     let key = pki::private_key(&key)?;
     let key = ring::sign::any_supported_type(&key)
         .map_err(|error| PkiError::Unusable { what: "server key".into(), why: error.to_string() })?;
-    // The authority travels along, so that a joining machine can compare it with the pin in its token.
+    // The chain includes the CA, so that a joining machine can compare it with the pin in its token.
     let chain = vec![pki::certificate(&cert)?, pki::certificate(authority.cert_pem())?];
     Ok(CertifiedKey::new(chain, key))
 }
 
-/// The TLS configuration: client certificates are welcome and not required, HTTP/2 is preferred.
+/// The TLS configuration: client certificates are optional, HTTP/2 is preferred.
 pub fn config(authority: &Authority, resolver: Arc<Resolver>) -> Result<ServerConfig, PkiError> {
     let unusable = |why: String| PkiError::Unusable { what: "TLS configuration".into(), why };
     let provider = Arc::new(ring::default_provider());
     let mut roots = RootCertStore::empty();
-    // All of them: while one authority takes another's place, certificates of either are shown.
+    // All of them: during a CA rotation, certificates of both are shown.
     for authority in pki::certificates(authority.cert_pem())? {
         roots.add(authority).map_err(|error| unusable(error.to_string()))?;
     }
@@ -87,7 +87,7 @@ pub fn config(authority: &Authority, resolver: Arc<Resolver>) -> Result<ServerCo
     Ok(config)
 }
 
-/// The user a verified client certificate names.
+/// The user of a verified client certificate.
 pub fn user(certificates: Option<&[CertificateDer<'_>]>) -> Option<User> {
     let pki::CertificateSubject { name, orgs, uid } = pki::subject(certificates?.first()?).ok()?;
     (!name.is_empty()).then(|| User { uid, ..User::authenticated(&name, orgs) })

@@ -1,6 +1,7 @@
-//! The watch cache: the current state as a sorted map, the recent past as a bounded ring of events, and watchers that are
-//! only cursors into that ring. A slow watcher therefore costs no memory; one that falls off the ring is told so. What
-//! nobody looks at is bytes alone: a decoded object needs several times as much.
+//! The watch cache: the current state as a sorted map, the recent history as a bounded ring of events, and
+//! watchers that are cursors into that ring. A slow watcher therefore costs no memory; one that falls off the
+//! ring gets an error. Objects that are not in use are kept as bytes only: a decoded object needs several
+//! times as much.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -9,19 +10,19 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::{StoredObject, StoreError};
+use super::{StoreError, StoredObject};
 
-/// Events kept for watchers that come back: at the 30 writes per second of a busy small cluster this is ten minutes, and
-/// at 1 KiB an object it is 20 MB.
+/// Events kept for watchers that reconnect: at the 30 writes per second of a busy small cluster this is ten
+/// minutes, and at 1 KiB per object it is 20 MB.
 pub const RING_EVENTS: usize = 20_000;
 
-/// Bytes of events kept: a burst of large objects must not fill the memory that models need.
+/// Maximum bytes of kept events: a burst of large objects must not fill the memory that models need.
 const RING_BYTES: usize = 16 << 20;
 
-/// Bytes of events that a watcher takes at once: while it uses them they are decoded, too.
+/// Bytes of events that a watcher gets at once: they are decoded while it uses them.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// What happened to a key.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The key is new.
@@ -35,7 +36,7 @@ pub enum EventKind {
 /// One change.
 #[derive(Debug)]
 pub struct StoreEvent {
-    /// What happened.
+    /// The kind of the change.
     pub kind: EventKind,
     /// The state after the change (for a deletion: before it, at the deletion's revision).
     pub record: Arc<StoredObject>,
@@ -43,7 +44,7 @@ pub struct StoreEvent {
     pub previous: Option<Arc<StoredObject>>,
 }
 
-/// A consistent reading of a range.
+/// A consistent read of a range.
 #[derive(Debug)]
 pub struct Snapshot {
     /// The records in key order.
@@ -52,8 +53,8 @@ pub struct Snapshot {
     pub revision: u64,
 }
 
-/// A record at rest. Whoever asks for it while another uses it gets the same one, so that it is decoded once; when the
-/// last has gone, what was decoded goes, too.
+/// A stored object in encoded form. All concurrent readers share one decoded copy; it is freed when the last
+/// of them is done.
 #[derive(Debug)]
 struct EncodedObject {
     key: Arc<str>,
@@ -69,7 +70,7 @@ impl EncodedObject {
             key: record.key.clone(),
             create_revision: record.create_revision,
             revision: record.revision,
-            // A copy, because bytes that were just encoded sit in a buffer that grew in leaps.
+            // A copy, because newly encoded bytes sit in a buffer with spare capacity.
             value: Bytes::copy_from_slice(&record.value),
             live: Mutex::new(Arc::downgrade(record)),
         })
@@ -80,14 +81,18 @@ impl EncodedObject {
         if let Some(record) = awake.upgrade() {
             return record;
         }
-        let record =
-            Arc::new(StoredObject::new(self.key.clone(), self.create_revision, self.revision, self.value.clone()));
+        let record = Arc::new(StoredObject::new(
+            self.key.clone(),
+            self.create_revision,
+            self.revision,
+            self.value.clone(),
+        ));
         *awake = Arc::downgrade(&record);
         record
     }
 }
 
-/// An event at rest.
+/// An event in encoded form.
 #[derive(Debug)]
 struct EncodedEvent {
     kind: EventKind,
@@ -102,21 +107,24 @@ impl EncodedEvent {
     }
 }
 
-/// The map for what storage holds.
+/// The map of the objects in storage.
 fn encode_all(records: impl IntoIterator<Item = StoredObject>) -> BTreeMap<Arc<str>, Arc<EncodedObject>> {
-    records.into_iter().map(|record| (record.key.clone(), EncodedObject::from_object(&Arc::new(record)))).collect()
+    records
+        .into_iter()
+        .map(|record| (record.key.clone(), EncodedObject::from_object(&Arc::new(record))))
+        .collect()
 }
 
 #[derive(Debug)]
 struct CacheState {
     map: BTreeMap<Arc<str>, Arc<EncodedObject>>,
     ring: VecDeque<EncodedEvent>,
-    /// Size of the values in the ring.
+    /// Bytes of the values in the ring.
     ring_bytes: usize,
-    /// Events at or before this revision are forgotten.
+    /// Events at or before this revision are evicted.
     compacted: u64,
     revision: u64,
-    /// How often the past was lost; who watches across that must read everything again.
+    /// How often the history was lost; a watcher from before must relist.
     resets: u64,
 }
 
@@ -138,7 +146,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// A cache holding what storage held at `revision`.
+    /// A cache with the contents of storage at `revision`.
     pub fn new(records: impl IntoIterator<Item = StoredObject>, revision: u64, capacity: usize) -> Self {
         Self {
             state: RwLock::new(CacheState {
@@ -186,7 +194,7 @@ impl Cache {
         });
     }
 
-    /// Takes over what storage holds after changes were missed: nobody can be told what happened in between.
+    /// Replaces the contents after changes were missed; watchers cannot learn what happened in between.
     pub fn reset(&self, records: impl IntoIterator<Item = StoredObject>, revision: u64) {
         {
             let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +208,7 @@ impl Cache {
         self.newest.send_replace(revision);
     }
 
-    /// Follows the newest revision.
+    /// Subscribes to the newest revision.
     pub fn newest(&self) -> watch::Receiver<u64> {
         self.newest.subscribe()
     }
@@ -216,7 +224,7 @@ impl Cache {
         self.read().revision
     }
 
-    /// Forgets events up to and including `revision`.
+    /// Evicts events up to and including `revision`.
     pub fn compact(&self, revision: u64) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         while state.ring.front().is_some_and(|event| event.record.revision <= revision) {
@@ -225,7 +233,7 @@ impl Cache {
         state.compacted = state.compacted.max(revision.min(state.revision));
     }
 
-    /// The records under a prefix from `start` on, now or at an earlier revision the ring still reaches.
+    /// The objects under a prefix from `start` on, now or at an earlier revision that the ring still covers.
     pub fn range(&self, prefix: &str, start: Option<&str>, at: Option<u64>) -> Result<Snapshot, StoreError> {
         let state = self.read();
         let revision = at.unwrap_or(state.revision);
@@ -273,7 +281,7 @@ impl Cache {
         Ok(Watch { cache: self.clone(), prefix: prefix.to_string(), cursor: from, resets, newest })
     }
 
-    /// The next changes, about [`BATCH`] bytes of them, and the revision up to which that is all.
+    /// The next changes, about [`BATCH_BYTES`] of them, and the revision up to which they are complete.
     fn since(&self, prefix: &str, from: u64, resets: u64) -> Result<(Vec<Arc<StoreEvent>>, u64), StoreError> {
         let state = self.read();
         if from < state.compacted || resets != state.resets {
@@ -282,7 +290,7 @@ impl Cache {
         let first = state.ring.partition_point(|event| event.record.revision <= from);
         let (mut events, mut bytes, mut last) = (Vec::new(), 0, from);
         for event in state.ring.range(first..).filter(|event| event.record.key.starts_with(prefix)) {
-            // What was written together is told together.
+            // Changes of one revision stay together.
             if bytes >= BATCH_BYTES && event.record.revision > last {
                 return Ok((events, last));
             }
@@ -393,7 +401,10 @@ mod tests {
         let cache = Arc::new(Cache::new([], 0, 100));
         let written = record("/a/1", 1);
         let decoded = Arc::downgrade(written.object());
-        cache.publish(vec![StoreEvent { kind: EventKind::Created, record: written.clone(), previous: None }], 1);
+        cache.publish(
+            vec![StoreEvent { kind: EventKind::Created, record: written.clone(), previous: None }],
+            1,
+        );
         let listed = cache.range("/a/", None, None).unwrap().records.remove(0);
         let (told, _) = cache.since("/a/", 0, 0).unwrap();
         for other in [&cache.get("/a/1").unwrap(), &listed, &told[0].record] {

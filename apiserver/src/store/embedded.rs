@@ -1,6 +1,6 @@
-//! The store of one machine: a redb file behind one writer thread. Writers queue; the thread takes what has queued,
-//! commits it as one batch with one fsync, publishes it to the watch cache, and only then acknowledges. Reads never touch
-//! the disk.
+//! The embedded store of a single server: a redb file with one writer thread. Writers queue; the thread takes
+//! the whole queue, commits it as one batch with one fsync, publishes it to the watch cache, and only then
+//! acknowledges. Reads never touch the disk.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,18 +14,19 @@ use futures::future::BoxFuture;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use tokio::sync::oneshot;
 
-use super::cache::{Cache, StoreEvent, EventKind, RING_EVENTS, Snapshot, Watch};
-use super::{TxnChange, Expect, TxnOutcome, StoredObject, Store, StoreError, Txn};
+use super::cache::{Cache, EventKind, RING_EVENTS, Snapshot, StoreEvent, Watch};
+use super::{Expect, Store, StoreError, StoredObject, Txn, TxnChange, TxnOutcome};
 
 /// Current objects: key to create revision, revision (both 8 bytes, little endian) and JSON.
 const CURRENT: TableDefinition<&str, &[u8]> = TableDefinition::new("current");
-/// The newest revision, which outlives the objects it numbered.
+/// The newest revision, which must survive the deletion of objects.
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const REVISION: &str = "revision";
-/// Transactions in one commit: enough to amortise an fsync, small enough that a burst is acknowledged as it goes.
+/// Maximum transactions per commit: enough to amortise an fsync, few enough that a burst is acknowledged in
+/// steps.
 const MAX_BATCH_TXNS: usize = 512;
 
-/// Memory for pages of the file: every read is answered from the watch cache, so it only serves the commits.
+/// Page cache of the file in bytes: all reads are served by the watch cache, so it only serves commits.
 const PAGE_CACHE_BYTES: usize = 1 << 20;
 
 type Reply = oneshot::Sender<Result<TxnOutcome, StoreError>>;
@@ -37,7 +38,7 @@ pub struct Embedded {
     queue: Option<mpsc::Sender<(Txn, Reply)>>,
     writer: Option<JoinHandle<()>>,
     commits: Arc<AtomicU64>,
-    /// Set by the writer once, when a commit failed.
+    /// Set once by the writer, when a commit failed.
     failure: Arc<OnceLock<StoreError>>,
 }
 
@@ -47,7 +48,7 @@ impl Embedded {
         Self::open_with_ring(path, RING_EVENTS)
     }
 
-    /// As [`Self::open`], with room for `ring` events of history.
+    /// As [`Self::open`], with a history of `ring` events.
     pub fn open_with_ring(path: &Path, ring: usize) -> Result<Self, StoreError> {
         let failed = |why: String| StoreError::Open { path: path.display().to_string(), why };
         let database = Database::builder()
@@ -72,7 +73,8 @@ impl Embedded {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        // Closing the queue ends the thread after what it holds is durable; the file is free once it is joined.
+        // Closing the queue ends the thread after its contents are durable; the file is released once the
+        // thread is joined.
         self.queue.take();
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
@@ -118,7 +120,7 @@ fn decode(key: &str, bytes: &[u8]) -> Option<StoredObject> {
     ))
 }
 
-/// The changes of one batch, decided against the cache and against what the batch itself already changed.
+/// The changes of one batch, decided against the cache and the batch's own earlier changes.
 #[derive(Default)]
 struct Batch {
     events: Vec<StoreEvent>,
@@ -146,7 +148,7 @@ impl Batch {
             (TxnChange::Put(value), None) => (EventKind::Created, value, true),
             (TxnChange::Put(value), Some(_)) => (EventKind::Updated, value, true),
             (TxnChange::Delete, Some(record)) => (EventKind::Deleted, record.value.clone(), false),
-            // Deleting nothing changes nothing.
+            // Deleting a missing key changes nothing.
             (TxnChange::Delete, None) => return TxnOutcome::Conflict(None),
         };
         *revision = next;
@@ -158,7 +160,7 @@ impl Batch {
     }
 
     fn commit(&self, database: &Database, revision: u64) -> Result<(), redb::Error> {
-        // A write transaction is durable at commit unless told otherwise: redb's default is `Durability::Immediate`.
+        // A write transaction is durable at commit by default: redb's default is `Durability::Immediate`.
         let writing = database.begin_write()?;
         {
             let mut current = writing.open_table(CURRENT)?;
@@ -212,7 +214,7 @@ fn write(
             }
         }
         for (outcome, reply) in decided {
-            // The caller may have gone away; its change stands all the same.
+            // The caller may be gone; its change stays committed.
             let _ = reply.send(outcome);
         }
     }

@@ -1,14 +1,15 @@
-//! The store of several servers: an external etcd. Writes are transactions on one key, compared by its mod revision,
-//! which is also the object's `resourceVersion`. Reads come from the same watch cache as the embedded store's; here it
-//! follows etcd's own watch ([`follow`]), so it also holds what other servers wrote. Two things keep reads as current as
-//! those of one server: a write is acknowledged only when the cache shows it, and before a request that must see what
-//! others were told is done, [`Store::fresh`] asks etcd for its revision and waits for the cache to reach it.
+//! The store of several servers: an external etcd. Writes are transactions on one key, compared by its mod
+//! revision, which is also the object's `resourceVersion`. Reads come from the same watch cache as the
+//! embedded store's; here it is fed by etcd's watch ([`watch`]), so it also contains the writes of other
+//! servers. Two things keep reads as fresh as those of a single server. A write is acknowledged only when the
+//! cache shows it. Before a request that must see what other servers acknowledged, [`Store::read_barrier`]
+//! reads etcd's revision and waits for the cache to reach it.
 //!
-//! Everything lies under one prefix. Keys that are no objects of the API begin otherwise than `/registry/`.
+//! All keys have one prefix. Keys that are not API objects do not begin with `/registry/`.
 
 mod compact;
-mod watch;
 mod members;
+mod watch;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,39 +24,39 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::cache::{Cache, RING_EVENTS, Snapshot, Watch};
-use super::{TxnChange, Expect, TxnOutcome, StoredObject, Store, StoreError, Txn};
+use super::{Expect, Store, StoreError, StoredObject, Txn, TxnChange, TxnOutcome};
 use members::Members;
 
-/// Where objects and keys lie unless told otherwise.
+/// The default prefix of objects and keys.
 pub const PREFIX: &str = "/russet";
-/// As often as the real server: watches that are cut for a while go on where they were.
+/// Compaction interval, as in Kubernetes: watches that are interrupted for a while resume without a relist.
 pub const COMPACTION: Duration = Duration::from_secs(300);
-/// How often etcd is asked for its revision when nobody else asks, so that health is known.
+/// How often etcd's revision is read when no request does, so that its health is known.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// How long a start waits for etcd.
 const START_TIMEOUT: Duration = Duration::from_secs(45);
-/// How long a request waits for the cache to show what etcd has.
+/// How long a request waits for the cache to catch up with etcd.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How etcd is reached.
+/// Connection settings of etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
     /// `http://` or `https://` and `host:port` of the members.
     pub endpoints: Vec<String>,
-    /// The authority that signed the members' certificates.
+    /// The CA of the members' certificates.
     pub ca_file: Option<PathBuf>,
-    /// This server's certificate for etcd.
+    /// This server's client certificate.
     pub cert_file: Option<PathBuf>,
     /// The key of that certificate.
     pub key_file: Option<PathBuf>,
-    /// Start of every key.
+    /// Prefix of every key.
     pub prefix: String,
-    /// How often history is compacted.
+    /// Compaction interval.
     pub compaction: Duration,
 }
 
 impl EtcdConfig {
-    /// These members, without TLS, under the usual prefix.
+    /// These members, without TLS, under the default prefix.
     pub fn new(endpoints: impl IntoIterator<Item = String>) -> Self {
         Self {
             endpoints: endpoints.into_iter().collect(),
@@ -68,16 +69,16 @@ impl EtcdConfig {
     }
 }
 
-/// What the store and its tasks share.
+/// State that the store and its tasks share.
 #[derive(Debug)]
 struct EtcdShared {
     members: Members,
     cache: Arc<Cache>,
     prefix: String,
     commits: AtomicU64,
-    /// What the last request to etcd came to, when it failed.
+    /// The error of the last request to etcd, if it failed.
     failure: Mutex<Option<StoreError>>,
-    /// Asks the follower to find out how far the cache is.
+    /// Makes the watch request a progress notification.
     progress: tokio::sync::Notify,
 }
 
@@ -86,12 +87,12 @@ struct EtcdShared {
 pub struct Etcd {
     shared: Arc<EtcdShared>,
     queue: mpsc::UnboundedSender<oneshot::Sender<Result<(), StoreError>>>,
-    /// Ended with the store.
+    /// Aborted when the store is dropped.
     _tasks: JoinSet<()>,
 }
 
 impl Etcd {
-    /// Connects and reads everything into memory. Waits a while for an etcd that does not answer yet.
+    /// Connects and reads everything into memory. Waits for an etcd that does not respond yet.
     pub async fn open(config: &EtcdConfig) -> Result<Self, StoreError> {
         let members = Members::new(config).await?;
         let prefix = format!("/{}", config.prefix.trim_matches('/'));
@@ -113,7 +114,7 @@ impl Etcd {
     }
 }
 
-/// The first reading, for which etcd may still be starting; a certificate that is refused stays refused.
+/// The initial read; etcd may still be starting. A rejected certificate is not retried.
 async fn initial_load(members: &Members, prefix: &str) -> Result<(Vec<StoredObject>, u64), StoreError> {
     let begun = Instant::now();
     loop {
@@ -143,7 +144,7 @@ impl EtcdShared {
             Err(error @ (StoreError::Unreachable { .. } | StoreError::Undecided { .. })) => {
                 Some(error.clone())
             }
-            // The request was wrong, not etcd.
+            // The request was invalid; etcd is healthy.
             Err(_) => return result,
         };
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,17 +157,19 @@ impl EtcdShared {
         result
     }
 
-    /// Waits until the cache has reached `revision`. Every write of a Russet server comes by itself; for revisions of
-    /// others, under other prefixes, etcd is asked how far the watch is.
+    /// Waits until the cache has reached `revision`. Every write of a Russet server arrives as an event; for
+    /// revisions of others, under other prefixes, the watch's progress is requested.
     async fn wait_for_revision(&self, revision: u64) -> Result<(), StoreError> {
         let mut newest = self.cache.newest();
         let reached = async {
             loop {
-                let soon =
-                    tokio::time::timeout(watch::PROGRESS_DELAY, newest.wait_for(|newest| *newest >= revision));
+                let soon = tokio::time::timeout(
+                    watch::PROGRESS_DELAY,
+                    newest.wait_for(|newest| *newest >= revision),
+                );
                 match soon.await {
                     Ok(Ok(_)) => return,
-                    // The sender is in the cache, which this store holds.
+                    // The sender is in the cache, which this store owns.
                     Ok(Err(_)) => return,
                     Err(_) => self.progress.notify_one(),
                 }
@@ -182,7 +185,7 @@ impl EtcdShared {
         })
     }
 
-    /// Etcd's revision now, which only a majority of its members can tell.
+    /// etcd's current revision, which requires a quorum of its members.
     async fn revision(&self) -> Result<u64, StoreError> {
         let nothing = self.key("/revision");
         let options = GetOptions::new().with_count_only();
@@ -226,21 +229,22 @@ impl EtcdShared {
         if !answer.value.succeeded() {
             visible?;
         }
-        // What was written is written, even if this server's own watch lags; whoever reads next waits for it.
+        // The write is committed even if this server's own watch lags; the next reader waits for it.
         let found = answer.value.op_responses().into_iter().find_map(|response| match response {
             TxnOpResponse::Get(got) => Some(got.kvs().first().and_then(|kv| record(&self.prefix, kv))),
             _ => None,
         });
         Ok(match (answer.value.succeeded(), found.flatten()) {
             (true, _) => TxnOutcome::Committed(self.committed_object(&txn, before.as_deref(), revision)),
-            // An answer that was lost, and the question asked again: what is there is what the first one wrote.
+            // The reply was lost and the request retried: the current value is the one that the first attempt
+            // wrote.
             (false, Some(current)) if answer.repeated && is_own_write(&txn.change, &current.value) => {
                 TxnOutcome::Committed(Arc::new(current))
             }
             (false, None) if answer.repeated && matches!(txn.change, TxnChange::Delete) => {
                 TxnOutcome::Committed(self.committed_object(&txn, before.as_deref(), revision))
             }
-            // Somebody else wrote, before the first question or after it: nobody can tell any more.
+            // Another writer wrote, before the first attempt or after it: that cannot be known any more.
             (false, _) if answer.repeated => {
                 let why = format!("{} was written by another while the answer was lost", txn.key.as_str());
                 return Err(StoreError::Undecided { endpoints: self.members.urls(), why });
@@ -249,7 +253,7 @@ impl EtcdShared {
         })
     }
 
-    /// The record of a change that was made at `revision`.
+    /// The object committed at `revision`.
     fn committed_object(&self, txn: &Txn, before: Option<&StoredObject>, revision: u64) -> Arc<StoredObject> {
         if let Some(current) = self.cache.get(&txn.key).filter(|current| current.revision == revision) {
             return current;
@@ -268,7 +272,7 @@ fn is_own_write(change: &TxnChange, value: &Bytes) -> bool {
     matches!(change, TxnChange::Put(put) if put == value)
 }
 
-/// A key of etcd as a record, unless it is none of ours.
+/// An etcd key as a stored object; `None` for keys outside the prefix.
 fn record(prefix: &str, kv: &KeyValue) -> Option<StoredObject> {
     let key = kv.key_str().ok()?.strip_prefix(prefix)?;
     Some(StoredObject::new(
@@ -279,7 +283,7 @@ fn record(prefix: &str, kv: &KeyValue) -> Option<StoredObject> {
     ))
 }
 
-/// Answers those who wait for a fresh cache: all that have queued with one question, and itself now and then.
+/// Serves the read barriers: answers all queued waiters with one request, and checks etcd periodically.
 async fn answer_waiters(
     shared: Arc<EtcdShared>,
     mut waiting: mpsc::UnboundedReceiver<oneshot::Sender<Result<(), StoreError>>>,
@@ -295,7 +299,7 @@ async fn answer_waiters(
         };
         let result = shared.record_result(result);
         for waiter in waiters.drain(..) {
-            // Who no longer waits needs no answer.
+            // The waiter may be gone.
             let _ = waiter.send(result.clone());
         }
     }

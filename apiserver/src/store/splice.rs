@@ -1,11 +1,12 @@
-//! Stored bytes read and completed without decoding them: lists and watches of thousands of objects need no more.
+//! Reads and edits stored JSON bytes without decoding them: lists and watches of thousands of objects need no
+//! more.
 
 use std::borrow::Cow;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Deserialize;
 
-/// The object with this revision as its `metadata.resourceVersion`; nothing when it has no metadata.
+/// The object with this revision as its `metadata.resourceVersion`; `None` when it has no metadata.
 pub(super) fn with_resource_version(value: &[u8], revision: u64) -> Option<Bytes> {
     let at = metadata(value)?;
     let field = format!("\"resourceVersion\":\"{revision}\"");
@@ -28,7 +29,7 @@ pub(super) fn api_version(value: &[u8]) -> Box<str> {
     serde_json::from_slice::<Head<'_>>(value).map(|head| head.api_version.into()).unwrap_or_default()
 }
 
-/// Where the fields of the top-level `metadata` begin.
+/// The offset of the fields of the top-level `metadata`.
 fn metadata(value: &[u8]) -> Option<usize> {
     let (mut at, mut depth) = (0_usize, 0_usize);
     while let Some(byte) = value.get(at) {
@@ -51,7 +52,7 @@ fn metadata(value: &[u8]) -> Option<usize> {
     None
 }
 
-/// The place after the string that begins here.
+/// The offset after the string that begins here.
 fn after_string(value: &[u8], begin: usize) -> Option<usize> {
     let mut at = begin + 1;
     loop {

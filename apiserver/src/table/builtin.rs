@@ -1,13 +1,13 @@
 //! The columns of the built-in kinds.
 //!
-//! Not here: custom resources; their CRDs name their columns.
+//! Not here: custom resources, whose CRDs define their columns.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{Column, ColumnSource, age, age_column, human_duration, name_column};
 
-/// The columns of a built-in kind (`""`, `Secret`); Name and Age for those without a table of their own.
+/// The columns of a built-in kind (`""`, `Secret`); Name and Age for kinds without columns of their own.
 pub fn builtin_columns(group: &str, kind: &str) -> Vec<Column> {
     let (name, age_of_it) = (name_column(), age_column());
     match (group, kind) {
@@ -119,7 +119,7 @@ fn event_columns() -> Vec<Column> {
         column("Count", "string", 1, |object, _| {
             object["series"]["count"].as_i64().or(object["count"].as_i64()).unwrap_or(1).into()
         }),
-        // Events are read, not addressed, so their random name comes last.
+        // Users rarely address Events by name, so their random name comes last.
         Column { priority: 1, ..name_column() },
     ]
 }

@@ -1,6 +1,6 @@
-//! The simple JSONPath of printer columns: fields, indexes, wildcards, filters.
+//! The JSONPath subset of printer columns: fields, indexes, wildcards, filters.
 //!
-//! Not here: kubectl's full dialect with templates, ranges and recursive descent; CRDs may not use those.
+//! Not here: kubectl's full dialect with templates, ranges and recursive descent, which CRDs may not use.
 
 use serde_json::Value;
 
@@ -36,7 +36,7 @@ enum Compare {
 impl JsonPath {
     /// Parses `.spec.nodes[0]['a-b'].conditions[?(@.type=="Ready")].status`; braces around it are allowed.
     ///
-    /// The error says what was expected and where.
+    /// The error names what was expected and the position.
     pub fn parse(source: &str) -> Result<JsonPath, String> {
         let trimmed = source.trim();
         let inner = trimmed.strip_prefix('{').and_then(|inner| inner.strip_suffix('}')).unwrap_or(trimmed);
@@ -64,7 +64,7 @@ impl JsonPath {
         Ok(JsonPath { steps })
     }
 
-    /// Everything the path leads to in `value`.
+    /// All values in `value` that the path selects.
     pub fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         let mut found = vec![value];
         for step in &self.steps {
@@ -123,7 +123,7 @@ impl Compare {
     }
 }
 
-/// A name up to the next dot or bracket; a backslash keeps a dot inside it.
+/// A name up to the next dot or bracket; a backslash escapes a dot.
 fn field_name(source: &str) -> (String, &str) {
     let mut name = String::new();
     let mut letters = source.char_indices();
@@ -137,7 +137,7 @@ fn field_name(source: &str) -> (String, &str) {
     (name, "")
 }
 
-/// Where the bracket closes, quotes and nested brackets aside.
+/// The position of the closing bracket, skipping quotes and nested brackets.
 fn closing(source: &str) -> Option<usize> {
     let (mut depth, mut quote) = (0, None);
     for (at, letter) in source.char_indices() {

@@ -1,4 +1,4 @@
-//! `create`: a new object, with a name made up when only its beginning was given.
+//! `create`: a new object, with a generated name for `generateName`.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 use super::write::{self, WriteOrigin};
 use super::{Call, check_namespace, list, respond};
 use crate::admission::{self, AdmissionRequest, Operation};
-use crate::state::ServerState;
 use crate::object;
 use crate::output::Body;
+use crate::state::ServerState;
 use crate::status::{ApiError, Result};
-use crate::store::{TxnChange, Expect, TxnOutcome, Txn};
+use crate::store::{Expect, Txn, TxnChange, TxnOutcome};
 
-/// Names made up before giving up: 27^5 names make even one repetition unlikely.
+/// Attempts to generate a free name: with 27^5 suffixes even one collision is unlikely.
 const NAME_ATTEMPTS: usize = 8;
 
-/// Answers a create.
+/// Handles a create.
 pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     call.shape()?;
     let (body, mut unknown) = write::decode(call)?;
@@ -71,7 +71,7 @@ pub async fn create(
                 field: "metadata.name".into(),
             }]));
         }
-        // A taken name is told before anything that is wrong with the object, as clients expect of `create`.
+        // An existing name is reported before validation errors, as clients expect of `create`.
         if api.store.get(&call.key()).is_some() {
             if made_up {
                 continue;

@@ -1,4 +1,4 @@
-//! `delete`: at once when nothing holds the object, otherwise by marking it and leaving it to its finalizers.
+//! `delete`: removes an object at once when it has no finalizers, otherwise marks it as terminating.
 
 use std::sync::Arc;
 
@@ -9,33 +9,33 @@ use serde_json::{Value, json};
 use super::write;
 use super::{Call, list};
 use crate::admission::{self, AdmissionRequest, Operation};
-use crate::state::ServerState;
 use crate::kinds::definition;
 use crate::object;
 use crate::output::{self, Body};
+use crate::state::ServerState;
 use crate::status::{self, ApiError, Cause, Result};
-use crate::store::{TxnChange, Expect, TxnOutcome, Txn};
+use crate::store::{Expect, Txn, TxnChange, TxnOutcome};
 
-/// Holds an owner until its dependents are gone.
+/// The finalizer that keeps an owner until its dependents are deleted.
 pub const FOREGROUND: &str = "foregroundDeletion";
-/// Holds an owner until its dependents have forgotten it.
+/// The finalizer that keeps an owner until its dependents no longer refer to it.
 pub const ORPHAN: &str = "orphan";
 
-/// How to delete.
+/// Deletion options.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// `Background`, `Foreground`, `Orphan`, or empty for the default.
     pub propagation: String,
-    /// The uid the object must have.
+    /// Precondition on the uid.
     pub uid: Option<String>,
-    /// The revision the object must have.
+    /// Precondition on the revision.
     pub resource_version: Option<String>,
-    /// Only check.
+    /// Validates only.
     pub dry_run: bool,
 }
 
 impl Options {
-    /// Reads the options from the body, and from the query what the body leaves out.
+    /// Reads the options from the body, and missing ones from the query.
     pub fn read(call: &Call) -> Result<Self> {
         let body = if call.body.is_empty() { json!({}) } else { write::decode(call)?.0 };
         let text = |value: &Value| value.as_str().map(str::to_string);
@@ -69,7 +69,7 @@ impl Options {
     }
 }
 
-/// Answers a delete.
+/// Handles a delete.
 pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     call.shape()?;
     let options = Options::read(call)?;
@@ -84,8 +84,13 @@ pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body
     super::respond(call, StatusCode::OK, &object, &warnings)
 }
 
-/// Deletes an object or marks it; tells its last state, whether it is gone, and what policies warn of.
-pub async fn delete(api: &Arc<ServerState>, call: &Call, options: &Options) -> Result<(Value, bool, Vec<String>)> {
+/// Deletes an object or marks it as terminating; returns its last state, whether it is removed, and policy
+/// warnings.
+pub async fn delete(
+    api: &Arc<ServerState>,
+    call: &Call,
+    options: &Options,
+) -> Result<(Value, bool, Vec<String>)> {
     let resource = &call.resource;
     if resource.kind == "Namespace" && matches!(call.name.as_str(), "default" | "kube-system" | "kube-public")
     {
@@ -121,7 +126,7 @@ pub async fn delete(api: &Arc<ServerState>, call: &Call, options: &Options) -> R
             return Ok((marked, gone, warnings));
         }
         if !gone && marked == *current {
-            // Already on its way.
+            // Already terminating.
             return Ok((marked, false, warnings));
         }
         let change = if gone {
@@ -143,12 +148,12 @@ pub async fn delete(api: &Arc<ServerState>, call: &Call, options: &Options) -> R
     }
 }
 
-/// The object as it looks while it waits for its finalizers.
+/// The object in its terminating state, while it waits for its finalizers.
 fn mark_terminating(call: &Call, current: &Value, options: &Options) -> Value {
     let mut marked = current.clone();
     let mut finalizers: Vec<String> = object::finalizers(current).into_iter().map(str::to_string).collect();
     if !options.propagation.is_empty() {
-        // The last deletion to name a policy decides, as on the real server.
+        // The last deletion with a propagation policy decides, as in Kubernetes.
         finalizers.retain(|finalizer| finalizer != FOREGROUND && finalizer != ORPHAN);
         match options.propagation.as_str() {
             "Foreground" => finalizers.push(FOREGROUND.into()),

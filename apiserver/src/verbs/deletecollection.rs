@@ -1,4 +1,4 @@
-//! `deletecollection`: what a list would show, deleted one by one.
+//! `deletecollection`: deletes all objects of a list one by one.
 
 use std::sync::Arc;
 
@@ -7,25 +7,25 @@ use serde_json::{Map, json};
 use tokio::time::Instant;
 
 use super::{Call, REQUEST_TIMEOUT, delete, list};
-use crate::state::ServerState;
 use crate::object;
 use crate::output::{self, Body};
+use crate::state::ServerState;
 use crate::status::Result;
 
-/// Answers a deletecollection.
+/// Handles a deletecollection.
 pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     let options = delete::Options::read(call)?;
     let page = list::page(api, call).await?;
     let mut items = Vec::new();
     for record in &page.records {
         let mut one = call.clone();
-        // There may be thousands; each has the time of one request.
+        // There may be thousands; each deletion has the timeout of one request.
         one.deadline = Instant::now() + REQUEST_TIMEOUT;
         one.namespace = object::namespace(record.object()).to_string();
         one.name = object::name(record.object()).to_string();
         match delete::delete(api, &one, &options).await {
             Ok(_) => items.push(record.json().clone()),
-            // Somebody else deleted it first, which is what we wanted.
+            // Another client deleted it first; that is fine.
             Err(error) if error.code == StatusCode::NOT_FOUND => {}
             Err(error) => return Err(error),
         }

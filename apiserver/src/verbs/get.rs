@@ -1,13 +1,13 @@
-//! `get`: one object, as it is now.
+//! `get`: the current state of one object.
 
 use http::{Response, StatusCode};
 
 use super::{Call, respond};
-use crate::state::ServerState;
 use crate::output::{self, Body, Shape};
+use crate::state::ServerState;
 use crate::status::Result;
 
-/// Answers a get.
+/// Handles a get.
 pub fn handle(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
     if call.resource.serves_as_stored(&record) && call.shape()? == Shape::Object {

@@ -10,29 +10,29 @@ use http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::Call;
-use crate::state::ServerState;
 use crate::output::{self, Body, Shape};
 use crate::selector::Selector;
+use crate::state::ServerState;
 use crate::status::{ApiError, Result};
-use crate::store::{StoredObject, Store, StoreError};
+use crate::store::{Store, StoreError, StoredObject};
 use crate::table;
 
-/// How long a read waits for a revision that has not happened yet.
+/// How long a read waits for a future revision.
 const REVISION_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// One page.
 pub struct Page {
-    /// The matching records.
+    /// The matching objects.
     pub records: Vec<Arc<StoredObject>>,
     /// The revision the page is consistent at.
     pub revision: u64,
-    /// Where the next page starts; empty at the end.
+    /// Start key of the next page; empty at the end.
     pub next: String,
-    /// How many records follow, when that is known.
+    /// How many objects follow, if known.
     pub remaining: Option<usize>,
 }
 
-/// Answers a list.
+/// Handles a list.
 pub async fn handle(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     let shape = call.shape()?;
     let page = page(api, call).await?;
@@ -76,7 +76,7 @@ pub async fn handle(api: &ServerState, call: &Call) -> Result<Response<Body>> {
     })
 }
 
-/// The page a call asks for.
+/// The requested page.
 pub async fn page(api: &ServerState, call: &Call) -> Result<Page> {
     let query = &call.query;
     let selector = Selector::parse(&query.label_selector, &query.field_selector, &call.resource)?;
@@ -94,7 +94,7 @@ pub async fn page(api: &ServerState, call: &Call) -> Result<Page> {
         }
     } else {
         let (revision, start) = parse_continue(&query.continue_token)?;
-        // A negative revision continues at whatever is current: the client accepted an inconsistent list.
+        // A negative revision continues at the current state: the client accepted an inconsistent list.
         (u64::try_from(revision).ok(), Some(format!("{prefix}{start}")))
     };
     let snapshot = api.store.range(&prefix, start.as_deref(), at).map_err(|error| match (&error, &start) {
@@ -126,7 +126,7 @@ pub async fn page(api: &ServerState, call: &Call) -> Result<Page> {
     Ok(Page { records, revision: snapshot.revision, next, remaining })
 }
 
-/// Waits until a revision has happened, within reason.
+/// Waits until a revision has been reached, up to the timeout.
 pub async fn wait_for_revision(store: &dyn Store, revision: u64) -> Result<()> {
     let waiting = async {
         while store.revision() < revision {
@@ -138,7 +138,7 @@ pub async fn wait_for_revision(store: &dyn Store, revision: u64) -> Result<()> {
         .map_err(|_| ApiError::revision_too_large(revision, store.revision()))
 }
 
-/// A storage error as clients know it.
+/// A storage error as a Kubernetes error.
 pub fn storage_error(error: StoreError) -> ApiError {
     match error {
         StoreError::Compacted { .. } => ApiError::expired(error.to_string()),

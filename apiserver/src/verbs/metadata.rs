@@ -1,5 +1,5 @@
-//! The rules of `metadata` that hold for every kind: names, labels, annotations, owners, finalizers. Which kind it is matters
-//! only for what a name may look like.
+//! Validation of `metadata` for all kinds: names, labels, annotations, owners, finalizers. The kind matters
+//! only for allowed names.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::Call;
 use crate::object;
 use crate::status::{ApiError, Cause, Result};
 
-/// The parts that every kind's rules reach into must be what they look like before the rules do.
+/// Checks the types of the fields that the rules of all kinds access, before the rules run.
 pub fn check_shapes(call: &Call, new: &Value) -> Result<()> {
     let maps =
         ["metadata", "spec", "status", "data", "stringData", "roleRef"].map(|field| (field, &new[field]));
@@ -25,7 +25,7 @@ pub fn check_shapes(call: &Call, new: &Value) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with the metadata of a new state; empty maps and lists are removed on the way.
+/// Validates the metadata of a new state, and removes its empty maps and lists.
 pub fn check(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Cause> {
     let mut causes = Vec::new();
     let mut blame = |field: &str, message: String| {
@@ -89,7 +89,7 @@ pub fn check(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Cause> {
     }
     let metadata = object::metadata_mut(new);
     for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
-        // Empty and absent mean the same; storing only one of them keeps no-op writes no-ops.
+        // Empty and absent are equivalent; storing only one of them keeps no-op writes no-ops.
         let empty = match metadata.get(field) {
             Some(Value::Null) => true,
             Some(Value::Object(entries)) => entries.is_empty(),

@@ -1,5 +1,5 @@
-//! `patch`: four formats, of which apply may also create. Which format a resource takes is decided here; what a patch does
-//! to an object is decided in [`crate::patch`].
+//! `patch`: four formats, of which apply may also create. This module decides which format a resource
+//! accepts. Not here: the formats themselves, see [`crate::patch`].
 
 use std::sync::Arc;
 
@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::create;
 use super::write::{self, WriteOrigin};
 use super::{Call, respond};
-use crate::state::ServerState;
 use crate::kinds::rules;
 use crate::object;
 use crate::output::Body;
@@ -18,6 +17,7 @@ use crate::patch::json::{self as json_patch, JsonPatchError};
 use crate::patch::{merge, strategic};
 use crate::request::FieldValidation;
 use crate::schema::strict;
+use crate::state::ServerState;
 use crate::status::{ApiError, Cause, Result};
 
 const APPLY: &str = "application/apply-patch+yaml";
@@ -25,7 +25,7 @@ const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
-/// Answers a patch.
+/// Handles a patch.
 pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     call.shape()?;
     let media = call.header(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
@@ -65,7 +65,8 @@ pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body
         let mut patched = patched;
         write::check_type(call, &mut patched)?;
         write::check_identity(call, &mut patched)?;
-        // A patch carries a resourceVersion only to demand it; the current one came from the object itself.
+        // A resourceVersion is a precondition only if the patch sets it; otherwise it is the current
+        // object's.
         if patched["metadata"]["resourceVersion"] == current["metadata"]["resourceVersion"]
             && !demands_version(&body)
         {
@@ -162,7 +163,7 @@ async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Bo
         let mut unknown = warnings.clone();
         match create::create(api, call, applied, &mut unknown, WriteOrigin::Apply).await {
             Ok(created) => return respond(call, StatusCode::CREATED, &created, &unknown),
-            // Somebody else created it meanwhile: apply to theirs.
+            // Another client has created it in the meantime: apply to that object.
             Err(error) if error.reason == "AlreadyExists" => {}
             Err(error) => return Err(error),
         }
@@ -181,7 +182,7 @@ async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Bo
     respond(call, StatusCode::OK, &applied, &unknown)
 }
 
-/// Takes out of a configuration what this endpoint may not own.
+/// Removes the fields of a configuration that this endpoint may not own.
 fn reset_fields(call: &Call, config: &mut Value) {
     match call.subresource.as_str() {
         "" if call.resource.has_subresource("status") => object::remove(config, "status"),

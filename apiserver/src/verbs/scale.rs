@@ -1,4 +1,4 @@
-//! `/scale`: a custom resource's replicas in the one shape autoscalers and `kubectl scale` understand.
+//! `/scale`: a custom resource's replicas in the format of autoscalers and `kubectl scale`.
 
 use std::sync::Arc;
 
@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 
 use super::Call;
 use super::write::{self, WriteOrigin};
-use crate::state::ServerState;
 use crate::kinds::Scale;
 use crate::object;
 use crate::output::{self, Body};
 use crate::patch::{json as json_patch, merge};
 use crate::schema::strict;
+use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 
-/// Answers a get, update or patch of `/scale`.
+/// Handles a get, update or patch of `/scale`.
 pub async fn handle(api: &Arc<ServerState>, verb: &str, call: &Call) -> Result<Response<Body>> {
     let scale = call
         .resource
@@ -57,7 +57,7 @@ async fn write_back(
     scale: &Scale,
     make: impl Fn(&Value) -> Result<Value>,
 ) -> Result<Response<Body>> {
-    // The write is one of the whole object that changes a single field of its spec.
+    // The write replaces the whole object with a single field of its spec changed.
     let mut whole = call.clone();
     whole.subresource = String::new();
     let updated = write::modify(api, &whole, WriteOrigin::Write, |current| {

@@ -1,4 +1,4 @@
-//! `update`: an object or one of its subresources, replaced.
+//! `update`: replaces an object or one of its subresources.
 
 use std::sync::Arc;
 
@@ -6,19 +6,19 @@ use http::{Response, StatusCode};
 
 use super::write::{self, WriteOrigin};
 use super::{Call, respond};
-use crate::state::ServerState;
 use crate::object;
 use crate::output::Body;
+use crate::state::ServerState;
 use crate::status::{Cause, Result};
 
-/// Answers an update.
+/// Handles an update.
 pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body>> {
     call.shape()?;
     let (mut body, duplicates) = write::decode(call)?;
     write::check_type(call, &mut body)?;
     write::check_identity(call, &mut body)?;
     if call.resource.custom.is_some() && object::resource_version(&body).is_empty() {
-        // A blind replacement of a custom resource would undo what somebody else just wrote.
+        // An unconditional update of a custom resource would overwrite concurrent changes.
         return Err(call.invalid(vec![Cause {
             reason: "FieldValueInvalid".into(),
             message: "Invalid value: 0: must be specified for an update".into(),

@@ -1,5 +1,6 @@
-//! `watch`: a stream of changes from a revision on, optionally opened by the current state. Objects are encoded once and
-//! their bytes shared by all watchers; a watcher holds no queue, only a place in the store's history.
+//! `watch`: a stream of changes from a revision on, optionally preceded by the current state. Objects are
+//! encoded once and their bytes shared by all watchers; a watcher has no queue, only a cursor into the
+//! store's history.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,21 +17,21 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Call, list};
-use crate::state::ServerState;
 use crate::object;
 use crate::output::{self, Body, Shape};
 use crate::selector::Selector;
+use crate::state::ServerState;
 use crate::status::{ApiError, Result};
-use crate::store::{StoreEvent, EventKind, StoredObject, StoreError, Watch};
+use crate::store::{EventKind, StoreError, StoreEvent, StoredObject, Watch};
 
-/// Bookmarks keep a quiet watcher's place recent; once a minute is what the real server does.
+/// Interval of bookmarks, which keep the revision of an idle watcher recent; Kubernetes sends one per minute.
 const BOOKMARK: Duration = Duration::from_secs(60);
-/// Watches without a time limit end after 30 to 60 minutes, so that clients spread over restarted servers.
+/// Watches without a timeout end after 30 to 60 minutes, so that clients spread over restarted servers.
 const MIN_DEFAULT_TIMEOUT: Duration = Duration::from_secs(1800);
-/// Bytes after which a batch of events is handed to the connection.
+/// Size in bytes at which a batch of events is passed to the connection.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// Answers a watch.
+/// Handles a watch.
 pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>> {
     let shape = call.shape()?;
     let query = &call.query;
@@ -102,9 +103,9 @@ struct WatchFeed {
     call: Call,
     shape: Shape,
     selector: Selector,
-    /// Of the current state, what has not been sent yet.
+    /// Objects of the current state that were not sent yet.
     pending: VecDeque<Arc<StoredObject>>,
-    /// The revision of the bookmark that closes the current state.
+    /// The revision of the bookmark that ends the current state.
     announce: Option<u64>,
     watch: Option<Watch>,
     expired: Option<ApiError>,
@@ -168,7 +169,7 @@ impl WatchFeed {
         }
     }
 
-    /// Turns a change of the store into what it means to this watcher's selection.
+    /// Maps a change in the store to an event of this watcher's selection.
     fn event(&mut self, chunk: &mut BytesMut, event: &StoreEvent) {
         if self.selector.is_empty() {
             let kind = match event.kind {
@@ -187,7 +188,8 @@ impl WatchFeed {
             (true, true) => self.append(chunk, "MODIFIED", &event.record),
             (true, false) if event.kind == EventKind::Deleted => self.append(chunk, "DELETED", &event.record),
             (true, false) => {
-                // The object left the selection: its last selected state, at the revision at which it left.
+                // The object left the selection: send its last selected state, at the revision at which it
+                // left.
                 let previous = event.previous.as_ref().map_or(&event.record, |previous| previous);
                 let record = StoredObject::new(
                     previous.key.clone(),

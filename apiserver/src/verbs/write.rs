@@ -1,5 +1,5 @@
-//! What every write shares: reading the body, settling an object into the shape it is stored in, and the loop that
-//! replaces an object only if nobody else did meanwhile.
+//! The steps all writes share: decoding the body, normalizing an object into its stored form, and the
+//! read-modify-write loop with optimistic concurrency.
 
 #[cfg(test)]
 mod tests;
@@ -12,32 +12,32 @@ use serde_json::{Value, json};
 
 use super::{Call, list, metadata};
 use crate::admission::{self, AdmissionRequest, Operation};
-use crate::state::ServerState;
 use crate::kinds::{Resource, definition, rules};
 use crate::object;
 use crate::patch::apply;
 use crate::protobuf::{self, ProtobufError};
 use crate::request::FieldValidation;
 use crate::schema::strict;
+use crate::state::ServerState;
 use crate::status::{ApiError, Cause, Result};
-use crate::store::{TxnChange, Expect, TxnOutcome, Txn};
+use crate::store::{Expect, Txn, TxnChange, TxnOutcome};
 
-/// Lost races after which a client hears of the conflict itself.
+/// Conflicts after which the client gets the conflict error.
 const MAX_ATTEMPTS: usize = 16;
 
-/// Who accounts for the fields written.
+/// How field ownership is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOrigin {
-    /// A create, update or patch: what changed is recorded here.
+    /// A create, update or patch: changed fields are recorded here.
     Write,
-    /// Server-side apply, which did its own accounting.
+    /// Server-side apply, which records its own.
     Apply,
 }
 
-/// What bodies may be written in.
+/// Supported media types of bodies.
 pub const MEDIA: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
 
-/// Reads a body; the second part lists what was written twice, as warnings.
+/// Decodes a body; also returns warnings about duplicate fields.
 pub fn decode(call: &Call) -> Result<(Value, Vec<String>)> {
     let media = call.header(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
     let (value, duplicates) = match media {
@@ -64,7 +64,7 @@ pub fn decode(call: &Call) -> Result<(Value, Vec<String>)> {
     Ok((value, duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect()))
 }
 
-/// Checks that a body is of the resource's type; built-in types may leave theirs out.
+/// Checks that a body has the resource's type; built-in types may omit it.
 pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
     let resource = &call.resource;
     for (field, expected) in [("apiVersion", resource.api_version()), ("kind", resource.kind.clone())] {
@@ -82,7 +82,7 @@ pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a body's name and namespace are the request's, filling in what it leaves out.
+/// Checks that a body's name and namespace match the request's, and fills in missing ones.
 pub fn check_identity(call: &Call, body: &mut Value) -> Result<()> {
     let namespace = if call.resource.namespaced { call.namespace.as_str() } else { "" };
     let given = object::namespace(body).to_string();
@@ -105,10 +105,10 @@ pub fn check_identity(call: &Call, body: &mut Value) -> Result<()> {
     Ok(())
 }
 
-/// Whether objects differ at most in the times of their managedFields: a manifest that leaves out what defaults put in
-/// again looks like a change until they did, and is written down as one.
+/// Whether objects differ at most in the times of their managedFields. A manifest without the defaulted
+/// fields looks like a change until they are filled in, and is recorded as one.
 fn equal_except_times(a: &Value, b: &Value) -> bool {
-    /// Equal maps, but for one key that is compared otherwise.
+    /// Compares two maps with `how` for one key and by equality for all others.
     fn but_for(key: &str, a: &Value, b: &Value, how: fn(&Value, &Value) -> bool) -> bool {
         let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else { return a == b };
         a.len() == b.len()
@@ -122,7 +122,7 @@ fn equal_except_times(a: &Value, b: &Value) -> bool {
     but_for("metadata", a, b, |a, b| but_for("managedFields", a, b, entries))
 }
 
-/// Replaces an object with what `make` makes of it, again if somebody else was faster.
+/// Replaces an object with the result of `make`, retrying after conflicts.
 pub async fn modify(
     api: &Arc<ServerState>,
     call: &Call,
@@ -191,12 +191,12 @@ pub async fn modify(
     Err(ApiError::modified(&resource.group, &resource.plural, &call.name))
 }
 
-/// Whether nothing in `spec.finalizers` (namespaces have them) holds the object.
+/// Whether `spec.finalizers` (which namespaces have) is empty.
 pub fn spec_finalized(object: &Value) -> bool {
     object["kind"] != "Namespace" || object["spec"]["finalizers"].as_array().is_none_or(Vec::is_empty)
 }
 
-/// What must happen once a write is durable and before it is acknowledged.
+/// Runs after a write is durable and before it is acknowledged.
 pub fn after_commit(api: &ServerState, resource: &Resource) {
     if resource.prefix == crate::kinds::DEFINITIONS {
         api.kinds.refresh(&*api.store);
@@ -209,8 +209,9 @@ pub fn after_commit(api: &ServerState, resource: &Resource) {
     }
 }
 
-/// Brings a new state into the shape that is stored: identity kept, unknown fields dropped, defaults filled in, the parts
-/// this request may not write taken from the old state, rules and schema checked, generation and ownership accounted for.
+/// Normalizes a new state into its stored form: keeps identity, drops unknown fields, fills in defaults,
+/// takes the fields that this request may not write from the old state, runs rules and schema validation, and
+/// updates generation and field ownership.
 pub fn normalize(
     api: &ServerState,
     call: &Call,
@@ -239,7 +240,7 @@ pub fn normalize(
     if let Some(old) = old {
         preserve_unwritable_fields(call, old, new);
     } else if resource.has_subresource("status") {
-        // Status is written by whoever observes, never by whoever creates.
+        // Status is written by controllers, never on creation.
         object::remove(new, "status");
     }
     metadata::check_shapes(call, new)?;
@@ -248,7 +249,8 @@ pub fn normalize(
     let mut causes = metadata::check(call, new, old);
     causes.extend(rules::validate(resource, new, old));
     let errors = schema.validate(new, old).into_iter();
-    // The status of a definition is this server's own, and Kubernetes lets others put anything beside it.
+    // This server computes the status of a definition; as in Kubernetes, other status fields are not
+    // validated.
     let of_definition = resource.prefix == crate::kinds::DEFINITIONS;
     let errors = errors.filter(|error| !(of_definition && error.field.starts_with("status.")));
     causes.extend(errors.map(|error| Cause {
@@ -274,7 +276,7 @@ pub fn normalize(
     Ok(())
 }
 
-/// Fields that no update may change, and those that this kind of update may not.
+/// Restores fields that no update may change, and those that this kind of update may not.
 fn preserve_unwritable_fields(call: &Call, old: &Value, new: &mut Value) {
     let resource = &call.resource;
     if !call.subresource.is_empty() {
@@ -291,7 +293,7 @@ fn preserve_unwritable_fields(call: &Call, old: &Value, new: &mut Value) {
         if resource.custom.is_some() || resource.prefix == crate::kinds::DEFINITIONS {
             object::copy_meta(new, &given, "managedFields");
         } else {
-            // For the other built-in kinds labels and annotations are written along.
+            // For the other built-in kinds labels and annotations are written, too.
             object::copy_field(new, &given, "metadata");
         }
     } else if resource.has_subresource("status") {
@@ -310,7 +312,8 @@ fn preserve_unwritable_fields(call: &Call, old: &Value, new: &mut Value) {
     object::set_meta(new, "selfLink", Value::Null);
 }
 
-/// The generation counts changes of what people want: everything but metadata and, where it is separate, status.
+/// Increments the generation when the desired state changes: all fields but metadata and, as a subresource,
+/// status.
 fn update_generation(resource: &Resource, old: Option<&Value>, new: &mut Value) {
     let counted = resource.custom.is_some()
         || resource.kind == "CustomResourceDefinition"

@@ -1,4 +1,4 @@
-//! Who may do what: certificates, service account tokens, bootstrap tokens, roles.
+//! Authentication and authorization: certificates, service account tokens, bootstrap tokens, roles.
 
 use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
@@ -136,7 +136,7 @@ async fn bootstrap_token_opens_the_lan_and_permits_a_csr() {
     let wrong = cluster.client_with_token("abc123.0123456789abcdeX").await;
     assert_eq!(code(wrong.apiserver_version().await), 401);
 
-    // The other addresses of this host are open now, at the same port and under a certificate that names them.
+    // The host's other addresses are open now, on the same port and with a certificate that names them.
     for address in russet_apiserver::server::listen::host_addresses() {
         let target = std::net::SocketAddr::new(address, cluster.running().addr().port());
         cluster

@@ -1,5 +1,5 @@
-//! Admission policies through the whole server: in force as soon as they are written, on every kind of write. What is
-//! expected here is what kube-apiserver 1.36 answered to the same requests.
+//! Admission policies through the whole server: in force once they are written, for every kind of write. The
+//! expected responses are those of kube-apiserver 1.36 to the same requests.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -30,8 +30,14 @@ async fn post(cluster: &TestServer, path: &str, body: &Value) -> (u16, Value, St
     send(cluster, Method::POST, path, "application/json", body).await
 }
 
-/// What was answered: the code, and the message of a refusal without the words every refusal has.
-async fn send_for_message(cluster: &TestServer, method: Method, path: &str, media: &str, body: &Value) -> (u16, String) {
+/// The status code, and the message of an error without the prefix that all denials have.
+async fn send_for_message(
+    cluster: &TestServer,
+    method: Method,
+    path: &str,
+    media: &str,
+    body: &Value,
+) -> (u16, String) {
     let (code, answer, _) = send(cluster, method, path, media, body).await;
     let message = answer["message"].as_str().unwrap_or_default();
     (code, message.rsplit("denied request: ").next().unwrap_or_default().to_string())
@@ -88,7 +94,7 @@ async fn remove(cluster: &TestServer, name: &str) {
 #[tokio::test]
 async fn expressions_evaluate_as_on_kubernetes() {
     let cluster = TestServer::start().await;
-    // What a policy says, and what becomes of a ConfigMap `one` with `a: "1"` under it.
+    // A policy, and its result for a ConfigMap `one` with `a: "1"`.
     let validate = |expression: &str| json!({"validations": [{"expression": expression}]});
     let with = |expression: &str, field: &str, value: Value| {
         let mut spec = validate(expression);
@@ -185,7 +191,8 @@ async fn expressions_evaluate_as_on_kubernetes() {
         ),
     ] {
         install(&cluster, policy(name, spec), binding(name, json!({}))).await;
-        let answer = send_for_message(&cluster, Method::POST, MAPS, "application/json", &map("one", "1")).await;
+        let answer =
+            send_for_message(&cluster, Method::POST, MAPS, "application/json", &map("one", "1")).await;
         assert_eq!(answer, (code, message), "{name}");
         remove(&cluster, name).await;
         if code == 201 {
@@ -411,7 +418,7 @@ async fn binding_narrows_the_match_of_its_policy() {
         assert_eq!(code, want, "{what}: {answer}");
         remove(&cluster, "about").await;
     }
-    // A policy is never asked about policies, so one that refuses everything can be taken away.
+    // Policies do not apply to policies, so one that denies everything can be deleted.
     let everything =
         json!({"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["*"], "resources": ["*/*"]});
     install(
@@ -438,7 +445,8 @@ async fn parameters_are_found_and_a_binding_may_only_warn() {
     });
     let by_name = |name: &str| json!({"paramRef": {"name": name, "parameterNotFoundAction": "Deny"}});
     let dry = format!("{MAPS}?dryRun=All");
-    let ask = async || send_for_message(&cluster, Method::POST, &dry, "application/json", &map("one", "1")).await;
+    let ask =
+        async || send_for_message(&cluster, Method::POST, &dry, "application/json", &map("one", "1")).await;
     install(&cluster, policy("params", spec.clone()), binding("params", by_name("nowhere"))).await;
     let none =
         "failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction";
@@ -612,7 +620,7 @@ async fn policy_errors_are_reported_on_write() {
         assert_eq!(code, 422, "{spec}: {answer}");
         assert!(answer["message"].as_str().unwrap().contains(words), "{spec}: {answer}");
     }
-    // A good one is completed, counted and looked at.
+    // A valid policy is defaulted, gets a generation and a status.
     let (_, written, _) = post(&cluster, POLICIES, &policy("good", plain.clone())).await;
     assert_eq!(written["spec"]["failurePolicy"], "Fail");
     assert_eq!(written["spec"]["matchConstraints"]["matchPolicy"], "Equivalent");

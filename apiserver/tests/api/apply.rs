@@ -67,7 +67,8 @@ async fn applying_the_same_manifest_again_writes_nothing() {
         let api: Api<DynamicObject> = Api::namespaced_with(cluster.client(), "default", &resource);
         let params = PatchParams::apply("test");
         let first = api.patch("a", &params, &Patch::Apply(&manifest)).await.unwrap();
-        // The time of an entry of managedFields is a second; in the same one no difference could show.
+        // The times in managedFields have a resolution of one second; within one second a change would not
+        // show.
         let second_of = jiff::Timestamp::now().as_second();
         while jiff::Timestamp::now().as_second() == second_of {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;

@@ -1,4 +1,4 @@
-//! What outlives a process: a stop, a start, a kill -9.
+//! Durability across restarts: stop, start, kill -9.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -10,11 +10,11 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, PostParams, WatchEvent, WatchParams};
 use kube::runtime::{WatchStreamExt, reflector, watcher};
 use russet_apiserver::store::embedded::Embedded;
-use russet_apiserver::store::{TxnChange, Expect, TxnOutcome, Store, Txn};
+use russet_apiserver::store::{Expect, Store, Txn, TxnChange, TxnOutcome};
 use russet_apiserver::{ApiServerConfig, Error};
 use serde_json::json;
 
-use super::support::{TestServer, DataLocation};
+use super::support::{DataLocation, TestServer};
 
 #[tokio::test]
 async fn restarted_server_keeps_objects_and_expires_old_watches() {
@@ -85,12 +85,12 @@ async fn store_file_is_released_when_a_server_stops_during_writes() {
         let last = format!("map-{round}-15-0");
         cluster.eventually("writes are answered", || async { maps.get(&last).await.is_ok() }).await;
         drop(maps);
-        // Whoever asked is gone, and what was asked is still being written.
+        // The client is gone, and its write is still in progress.
         for client in busy {
             client.abort();
             assert!(client.await.unwrap_err().is_cancelled(), "a write failed before the server stopped");
         }
-        // A server does not start on a file that another one has open.
+        // A server does not start on a file that another server has open.
         place = cluster.stop().await;
     }
 }
@@ -99,7 +99,8 @@ async fn store_file_is_released_when_a_server_stops_during_writes() {
 async fn port_or_directory_in_use_is_an_error_with_a_remedy() {
     let cluster = TestServer::start_in(DataLocation::embedded()).await;
     let folder = tempfile::tempdir().unwrap();
-    let taken = russet_apiserver::start(ApiServerConfig::new(folder.path()).listen(cluster.running().addr())).await;
+    let taken =
+        russet_apiserver::start(ApiServerConfig::new(folder.path()).listen(cluster.running().addr())).await;
     let Err(error @ Error::Listen { .. }) = taken else { panic!("it started") };
     let port = cluster.running().addr().port().to_string();
     assert!(error.to_string().contains(&port) && error.to_string().contains("--api-port"), "{error}");
@@ -110,10 +111,10 @@ async fn port_or_directory_in_use_is_an_error_with_a_remedy() {
     cluster.stop().await;
 }
 
-/// Where the child of the next test writes; unset in every other run.
+/// Where the child process of the next test writes; unset in every other run.
 const CHILD: &str = "RUSSET_STORE_CHILD";
 
-/// Not a test by itself: the child process of the next one, which writes until it is killed.
+/// Not a test of its own: the child process of the next one, which writes until it is killed.
 #[tokio::test]
 async fn a_writer_that_will_be_killed() {
     let Ok(folder) = std::env::var(CHILD) else { return };
@@ -136,7 +137,7 @@ async fn a_writer_that_will_be_killed() {
 
 #[test]
 fn kill_during_writes_loses_nothing_acknowledged() {
-    // By the name it has in this binary.
+    // The test's name in this binary.
     let (_, here) = module_path!().split_once("::").unwrap();
     let writer = format!("{here}::a_writer_that_will_be_killed");
     for acknowledged in [1, 50, 400] {
@@ -151,13 +152,13 @@ fn kill_during_writes_loses_nothing_acknowledged() {
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         let mut seen = Vec::new();
         for line in lines {
-            // The test harness prints lines of its own, once without a line end.
+            // The test harness prints lines of its own, one without a line end.
             if let Some((_, rest)) = line.split_once("acknowledged ") {
                 let (key, revision) = rest.split_once(' ').unwrap();
                 seen.push((key.to_string(), revision.parse::<u64>().unwrap()));
             }
             if seen.len() == acknowledged {
-                // SIGKILL: no destructor runs, no buffer is written. What it still printed counts, too.
+                // SIGKILL: no destructor runs, no buffer is written. Output printed before counts, too.
                 child.kill().unwrap();
             }
         }

@@ -1,11 +1,11 @@
-//! Bodies that are not what they say: every one is answered, none with the server's own failure.
+//! Malformed bodies: every one gets a response, and none an internal error.
 
 use http::{Method, Request};
 use serde_json::{Value, json};
 
 use super::support::TestServer;
 
-/// Sends a body and returns the status code, with the answer for the message of a failed assertion.
+/// Sends a body and returns the status code, and the response for the message of a failed assertion.
 async fn send(
     client: &kube::Client,
     method: &Method,

@@ -1,4 +1,4 @@
-//! The server over real TLS, seen through kube-rs's client. Not here: what the pure modules test by themselves.
+//! The server over real TLS, with kube-rs's client. Not here: unit tests of the pure modules.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
 

@@ -1,4 +1,4 @@
-//! The protocol below the typed clients: discovery, representations, refusals.
+//! The protocol below the typed clients: discovery, representations, errors.
 
 use http::{Method, Request};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! A server in a temporary directory, and clients of it. Nothing here asserts anything but that things end.
+//! Test harness: a server in a temporary directory, and clients. It asserts nothing except that waits end.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -18,16 +18,16 @@ use self::etcd::Etcd;
 #[path = "../../../tests/support/etcd.rs"]
 pub mod etcd;
 
-/// How long a test waits for what must happen: generous, because the machine may be busy.
+/// Timeout of every wait: generous, because the machine may be busy.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where a server keeps its objects: what is left when it has stopped.
+/// The storage of a server, which outlives it.
 pub struct DataLocation {
     folder: tempfile::TempDir,
     etcd: Option<Arc<SharedEtcd>>,
 }
 
-/// A part of an etcd that servers share.
+/// An etcd that servers share, each under a prefix.
 pub struct SharedEtcd {
     etcd: Arc<Mutex<Etcd>>,
     prefix: String,
@@ -41,23 +41,24 @@ pub struct TestServer {
 }
 
 impl DataLocation {
-    /// A new place: a directory, and in the binary `etcd`, which runs the same tests, a part of an etcd.
+    /// A new location: a directory, and in the binary `etcd`, which runs the same tests, also a prefix in an
+    /// etcd.
     pub fn create() -> Self {
         let etcd = (env!("CARGO_CRATE_NAME") == "etcd").then(|| Arc::new(SharedEtcd::of_one_member()));
         Self { folder: tempfile::tempdir().unwrap(), etcd }
     }
 
-    /// A place that is never an etcd.
+    /// A location that never uses etcd.
     pub fn embedded() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), etcd: None }
     }
 
-    /// A place in this etcd.
+    /// A location in this etcd.
     pub fn in_etcd(etcd: Arc<SharedEtcd>) -> Self {
         Self { folder: tempfile::tempdir().unwrap(), etcd: Some(etcd) }
     }
 
-    /// How a server is started here.
+    /// The configuration of a server at this location.
     pub fn config(&self) -> ApiServerConfig {
         let config = ApiServerConfig::new(self.folder.path()).listen(([127, 0, 0, 1], 0).into());
         match &self.etcd {
@@ -68,14 +69,14 @@ impl DataLocation {
 }
 
 impl DataLocation {
-    /// How a server would be started on this directory with its objects elsewhere.
+    /// The configuration of a server with this directory and its objects in another etcd.
     pub fn moved_to(&self, etcd: &SharedEtcd) -> ApiServerConfig {
         self.config().etcd(etcd.config())
     }
 }
 
 impl SharedEtcd {
-    /// A part of the one member that tests running at this time share; it ends with the last of them.
+    /// A prefix in the single member that concurrent tests share; it stops with the last of them.
     fn of_one_member() -> Self {
         static ONE: Mutex<Weak<Mutex<Etcd>>> = Mutex::new(Weak::new());
         let mut one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +86,7 @@ impl SharedEtcd {
         Self { etcd, prefix: format!("/test-{}", NEXT.fetch_add(1, Ordering::Relaxed)) }
     }
 
-    /// An etcd of its own.
+    /// A separate etcd.
     pub fn with_members(members: usize, tls: bool) -> Arc<Self> {
         Arc::new(Self {
             etcd: Self::started(members, tls),
@@ -96,7 +97,7 @@ impl SharedEtcd {
     fn started(members: usize, tls: bool) -> Arc<Mutex<Etcd>> {
         if etcd::program().is_none() {
             assert!(std::env::var_os("RUSSET_ORACLES").is_none(), "{} names no etcd", etcd::PROGRAM);
-            // Nothing in this binary can run, and one line says so.
+            // No test in this binary can run, and one line says so.
             println!("skipped: {} names no etcd", etcd::PROGRAM);
             std::process::exit(0);
         }
@@ -108,7 +109,7 @@ impl SharedEtcd {
         self.etcd.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How servers reach it.
+    /// The connection settings for servers.
     pub fn config(&self) -> EtcdConfig {
         let etcd = self.etcd();
         let tls = etcd.tls.as_ref();
@@ -128,19 +129,19 @@ impl TestServer {
         Self::start_in(DataLocation::create()).await
     }
 
-    /// Starts a server on what an earlier one left.
+    /// Starts a server on the storage of an earlier one.
     pub async fn start_in(place: DataLocation) -> Self {
         let config = place.config();
         Self::start_with(place, config).await
     }
 
-    /// Starts a server on what an earlier one left, where that one listened.
+    /// Starts a server on the storage and the address of an earlier one.
     pub async fn start_at(place: DataLocation, listen: SocketAddr) -> Self {
         let config = place.config().listen(listen);
         Self::start_with(place, config).await
     }
 
-    /// Starts a server as told.
+    /// Starts a server with this configuration.
     pub async fn start_with(place: DataLocation, config: ApiServerConfig) -> Self {
         let running = russet_apiserver::start(config).await.unwrap();
         let client = client_of(running.kubeconfig().to_path_buf()).await;
@@ -172,7 +173,7 @@ impl TestServer {
         client_of(path).await
     }
 
-    /// A client of this server with a certificate that another issued.
+    /// A client of this server with a certificate that another server's CA issued.
     pub async fn client_for(&self, user: &str, issuer: &Self) -> kube::Client {
         let (cert, key) = issuer.running().authority().issue_client(user, &[], 1).unwrap();
         let path = self.place.folder.path().join(format!("kubeconfig-{user}"));
@@ -202,7 +203,7 @@ impl TestServer {
         assert!(tokio::time::timeout(TEST_TIMEOUT, holds).await.is_ok(), "never happened: {what}");
     }
 
-    /// Stops the server and hands back what it leaves.
+    /// Stops the server and returns its storage.
     pub async fn stop(mut self) -> DataLocation {
         drop(self.client);
         if let Some(running) = self.running.take() {
@@ -217,12 +218,12 @@ async fn client_of(kubeconfig: PathBuf) -> kube::Client {
     let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
     let mut config =
         kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-    // A test sees every answer, also one that says to ask again.
+    // Tests see every response, including those that ask to retry.
     config.default_retry = false;
     kube::Client::try_from(config).unwrap()
 }
 
-/// The status code of a refusal; 0 for a success.
+/// The status code of an error; 0 for a success.
 pub fn code<T>(outcome: Result<T, kube::Error>) -> u16 {
     match outcome {
         Ok(_) => 0,

@@ -1,4 +1,4 @@
-//! What happens when etcd fails, in part or whole, and when it is named wrongly.
+//! Partial and complete failures of etcd, and wrong etcd settings.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams, PostParams, WatchEvent, WatchParams};
 use russet_apiserver::Error;
 
-use crate::api::support::{TestServer, DataLocation, SharedEtcd, code, etcd};
+use crate::api::support::{DataLocation, SharedEtcd, TestServer, code, etcd};
 use crate::two_servers::map;
 
 fn maps(cluster: &TestServer) -> Api<ConfigMap> {
@@ -25,7 +25,8 @@ async fn tls_members_fail_in_turn_and_acknowledged_writes_survive() {
         etcd.etcd().kill(at).unwrap();
         for index in 0..10 {
             let name = format!("m{at}-{index}");
-            // While a new leader of etcd is elected a write may be refused, or remain undecided; never forgotten.
+            // While etcd elects a new leader, a write may be rejected or remain undecided, but an
+            // acknowledged one is never lost.
             let taken = || async {
                 matches!(code(api.create(&PostParams::default(), &map(&name, "x")).await), 0 | 409)
             };
@@ -37,7 +38,7 @@ async fn tls_members_fail_in_turn_and_acknowledged_writes_survive() {
     for name in &acknowledged {
         assert_eq!(code(api.get(name).await), 0, "{name}");
     }
-    // Its watch lived through all of it and told everything once.
+    // Its watch survived all of it and delivered every event once.
     let mut events = api.watch(&WatchParams::default(), &from).await.unwrap().boxed();
     let mut seen = Vec::new();
     while seen.len() < acknowledged.len() {
@@ -84,7 +85,7 @@ async fn requests_fail_with_a_message_without_quorum_and_recover() {
         assert_eq!(status.details.map(|details| details.retry_after_seconds), Some(1));
     }
     cluster.eventually("the server says that it is not ready", || async { health().await.is_err() }).await;
-    // Who is content with what the server knows is still answered.
+    // Reads that accept the server's current state are still answered.
     let old = ListParams::default().match_any();
     assert_eq!(
         api.list(&old)
@@ -123,7 +124,7 @@ async fn one_of_two_servers_compacts_history_and_watches_continue() {
     let mut events = api.watch(&WatchParams::default(), "0").await.unwrap().boxed();
     let first = api.create(&PostParams::default(), &map("first", "x")).await.unwrap();
     let first = first.metadata.resource_version.unwrap();
-    // etcd itself no longer knows the first revision, though the servers' own history does.
+    // etcd has compacted the first revision, though the servers' own history still contains it.
     let endpoint = etcd.config().endpoints[0].clone();
     let mut direct = etcd_client::Client::connect([endpoint], None).await.unwrap();
     let mut written = 0;
@@ -189,7 +190,7 @@ async fn a_wrong_authority_scheme_or_data_directory_is_named_at_once() {
     assert!(error.to_string().contains("--etcd-cafile"), "{error}");
     let error = started(&|etcd| etcd.endpoints = vec!["127.0.0.1:2379".into()]).await;
     assert!(error.to_string().contains("https://"), "{error}");
-    // A directory that another control plane left.
+    // A data directory of another control plane.
     let alone = TestServer::start_in(DataLocation::embedded()).await.stop().await;
     let error = match russet_apiserver::start(alone.moved_to(&etcd)).await {
         Ok(_) => panic!("it started"),

@@ -1,4 +1,4 @@
-//! Two servers on one etcd are one control plane: what one was told the other knows.
+//! Two servers on one etcd act as one control plane: each sees what the other acknowledged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,15 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use serde_json::json;
 
-use crate::api::support::{TestServer, DataLocation, SharedEtcd, code};
+use crate::api::support::{DataLocation, SharedEtcd, TestServer, code};
 
 /// Two servers.
 async fn pair() -> (TestServer, TestServer) {
     let etcd = SharedEtcd::with_members(1, false);
-    (TestServer::start_in(DataLocation::in_etcd(etcd.clone())).await, TestServer::start_in(DataLocation::in_etcd(etcd)).await)
+    (
+        TestServer::start_in(DataLocation::in_etcd(etcd.clone())).await,
+        TestServer::start_in(DataLocation::in_etcd(etcd)).await,
+    )
 }
 
 fn maps(cluster: &TestServer) -> Api<ConfigMap> {
@@ -41,7 +44,7 @@ async fn acknowledged_write_is_visible_at_the_other_server() {
         let ours =
             listed.iter().filter(|map| map.metadata.name.as_deref().is_some_and(|it| it.starts_with('m')));
         assert_eq!(ours.count(), round + 1);
-        // The revision that one server gave is one the other compares with.
+        // A revision from one server is a valid precondition at the other.
         let mut changed = made.clone();
         changed.data = Some([("key".to_string(), "two".to_string())].into());
         there.replace(&name, &PostParams::default(), &changed).await.unwrap();
@@ -61,7 +64,7 @@ async fn watch_resumes_at_the_other_server() {
     let from = here.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     let mut last = from.clone();
     let mut seen = Vec::new();
-    // Half of the watch at one server, half at the other; writes come from both.
+    // Half of the watch at one server, half at the other; both write.
     for (half, watched) in [&here, &there].into_iter().enumerate() {
         for index in 0..10 {
             let writer = if index % 2 == 0 { &here } else { &there };
@@ -77,7 +80,7 @@ async fn watch_resumes_at_the_other_server() {
             {
                 WatchEvent::Added(map) => {
                     last = map.metadata.resource_version.unwrap();
-                    // Every namespace also gets its furniture.
+                    // Every namespace also gets default objects.
                     seen.extend(map.metadata.name.filter(|name| name.starts_with('w')));
                 }
                 WatchEvent::Bookmark(_) => {}
@@ -171,7 +174,7 @@ async fn kinds_rights_and_credentials_of_one_hold_at_the_other() {
         })
         .await;
 
-    // A certificate of one server's authority, and a right written there.
+    // A certificate of one server's CA, and permissions written at that server.
     let alice = one.client_as("alice", &[]).await;
     let at_other = other.client_for("alice", &one).await;
     let allowed = |client: &kube::Client| {
@@ -189,7 +192,7 @@ async fn kinds_rights_and_credentials_of_one_hold_at_the_other() {
     assert_eq!(allowed(&alice).await, 0);
     other.eventually("the right holds at the other", || async { allowed(&at_other).await == 0 }).await;
 
-    // A token that one server signed.
+    // A token signed by one server.
     let accounts: Api<ServiceAccount> = Api::namespaced(one.client(), "default");
     one.eventually("the account is there", || async { accounts.get("default").await.is_ok() }).await;
     let wanted: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": []}})).unwrap();
@@ -220,7 +223,7 @@ async fn two_garbage_collectors_delete_only_unowned_objects() {
         };
         there.create(&PostParams::default(), &owned_by("gone", &owner)).await.unwrap();
         there.create(&PostParams::default(), &owned_by("kept", &owner)).await.unwrap();
-        // Changes hands at one server, while its owner goes at the other.
+        // The owner changes at one server while the old owner is deleted at the other.
         let references = owned_by("kept", &heir).metadata.owner_references;
         let hands_over = Patch::Merge(json!({"metadata": {"ownerReferences": references}}));
         there.patch("kept", &PatchParams::default(), &hands_over).await.unwrap();

@@ -1,81 +1,82 @@
-//! Entries of the catalogue: the rows of `models.csv`, what is found among them, and whether this release runs what
-//! they describe. No server and no hub here.
+//! Catalogue entries: the rows of `models.csv`, the search among them, and whether this release runs a model.
+//! Not here: servers and the hub.
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_agent::grants::MemoryLimits;
 use russet_wire::architecture::ARCHITECTURES;
 
-/// The rows, below one line of column names.
+/// The rows, after one line of column names.
 const ROWS: &str = include_str!("models.csv");
-/// Gigabytes of memory that Macs have been sold with.
+/// Memory sizes of Macs, in GB.
 const MAC_MEMORY_GIB: [u64; 12] = [8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512];
-/// Machines that a model is split over.
+/// Numbers of machines that a model may be split over.
 const SPLIT_COUNTS: [u64; 3] = [2, 4, 8];
-/// What is on top of the weights, of them: KV cache and workspace of one conversation of some thousand tokens.
+/// Divisor of the weight bytes for the overhead: KV cache and workspace of one sequence of some thousand
+/// tokens.
 const OVERHEAD_DIVISOR: u64 = 10;
-/// The least of it.
+/// Minimum overhead, bytes.
 const MIN_OVERHEAD_BYTES: u64 = 1 << 30;
-/// The word of a search that leaves out what this release does not run.
+/// Search word that leaves out models that this release does not run.
 const RUNS_FILTER: &str = "runs";
-/// Names told at most where a name is not found.
+/// Maximum number of suggestions when a name is not found.
 const MAX_SUGGESTIONS: usize = 5;
 
-/// A model that somebody has published for MLX.
+/// A model that has been published for MLX.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CatalogEntry {
-    /// What people type, and the name of the Model.
+    /// Name to type, and the name of the Model.
     pub name: String,
     /// `owner/name` on the hub.
     pub repository: String,
-    /// Who made it, or what it is one of.
+    /// Author or model family.
     pub family: String,
     /// `model_type` of its config.json.
     pub architecture: String,
     /// Parameters, in billions.
     pub parameters: f64,
-    /// Those that a token needs, in billions: fewer than all where experts take turns.
+    /// Active parameters per token, in billions: fewer than all for a mixture of experts.
     pub active: f64,
-    /// How weights are packed.
+    /// Quantization of the weights.
     pub packing: Packing,
     /// Bytes of the weights.
     pub bytes: u64,
-    /// Where `bytes` is from.
+    /// Source of `bytes`.
     pub origin: SizeOrigin,
-    /// Longest context, tokens.
+    /// Maximum context length, tokens.
     pub context: u64,
-    /// What its owners call their licence.
+    /// Licence, as its owners name it.
     pub licence: String,
 }
 
-/// How weights are packed.
+/// Quantization of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// Bits of one value.
+    /// Bits per value.
     pub bits: u32,
-    /// What comes with them.
+    /// Metadata of the values.
     pub format: PackingFormat,
 }
 
-/// What comes with packed values.
+/// Metadata of quantized values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PackingFormat {
-    /// A scale and an offset of 16 bits for every so many values.
+    /// A scale and an offset of 16 bits each for every group of this many values.
     Affine(u32),
     /// A scale of 8 bits for every 32 values.
     Mxfp4,
 }
 
-/// Where a number of bytes is from.
+/// Source of a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeOrigin {
-    /// Parameters times bits of each, scales and offsets included.
+    /// Computed: parameters times bits per parameter, scales and offsets included.
     Computed,
-    /// What a public list says of the repository's files.
+    /// As a public list gives it for the repository's files.
     Listed,
 }
 
 impl Packing {
-    /// Bits of one parameter with its part of scales and offsets.
+    /// Bits per parameter, with its share of scales and offsets.
     pub fn bits_per_parameter(self) -> f64 {
         let extra = match self.format {
             PackingFormat::Affine(group) => 32.0 / f64::from(group),
@@ -86,7 +87,7 @@ impl Packing {
 }
 
 impl CatalogEntry {
-    /// The source of its Model.
+    /// The source URI of its Model.
     pub fn uri(&self) -> String {
         format!("hf://{}", self.repository)
     }
@@ -108,18 +109,20 @@ impl CatalogEntry {
         }
     }
 
-    /// The fewest and smallest machines whose models may take so much, as they are kept by default: how many, and
+    /// The fewest and smallest machines whose default serving limits hold the model: their number, and the
     /// gigabytes of each. A rule of thumb; the planner knows the model's shape and the machines.
     pub fn required_machines(&self) -> Option<(u64, u64)> {
         let bytes = self.bytes + (self.bytes / OVERHEAD_DIVISOR).max(MIN_OVERHEAD_BYTES);
-        let holds = |gigabytes: u64| MemoryLimits { total: gigabytes << 30, ..MemoryLimits::default() }.serving_limit();
+        let holds = |gigabytes: u64| {
+            MemoryLimits { total: gigabytes << 30, ..MemoryLimits::default() }.serving_limit()
+        };
         let alone = MAC_MEMORY_GIB.into_iter().find(|size| holds(*size) >= bytes).map(|size| (1, size));
         let largest = MAC_MEMORY_GIB[MAC_MEMORY_GIB.len() - 1];
         let together = || SPLIT_COUNTS.into_iter().find(|count| count * holds(largest) >= bytes);
         alone.or_else(|| Some((together()?, largest)))
     }
 
-    /// Whether every word occurs in what it is called, however dots and dashes are written.
+    /// Whether every word occurs in its names, regardless of dots and dashes.
     pub fn matches(&self, words: &[String]) -> bool {
         let text = normalize(
             &[&self.name, &self.repository, &self.family, &self.architecture].map(String::as_str).join(" "),
@@ -131,7 +134,7 @@ impl CatalogEntry {
     }
 }
 
-/// Small letters, and dashes where names have dots or underscores.
+/// Lower case, with dashes instead of dots and underscores.
 fn normalize(text: &str) -> String {
     text.to_lowercase().replace(['.', '_'], "-")
 }
@@ -141,7 +144,7 @@ pub fn all() -> Result<Vec<CatalogEntry>> {
     parse_rows(ROWS)
 }
 
-/// The entry of a name or of a repository.
+/// The entry of a name or repository.
 pub fn require<'a>(entries: &'a [CatalogEntry], name: &str) -> Result<&'a CatalogEntry> {
     if let Some(entry) = find(entries, name) {
         return Ok(entry);
@@ -157,16 +160,18 @@ pub fn require<'a>(entries: &'a [CatalogEntry], name: &str) -> Result<&'a Catalo
     )
 }
 
-/// The entry of a name or of a repository, if there is one.
+/// The entry of a name or repository, if there is one.
 pub fn find<'a>(entries: &'a [CatalogEntry], name: &str) -> Option<&'a CatalogEntry> {
     let wanted = normalize(name);
     entries.iter().find(|entry| entry.name == wanted || normalize(&entry.repository) == wanted)
 }
 
-/// Names that a person may have meant: those that begin so, else those with all words of it, else those with its first.
+/// Suggestions for a name: entries with that prefix, else those with all of its words, else those with its
+/// first word.
 fn suggestions<'a>(entries: &'a [CatalogEntry], name: &str) -> Vec<&'a str> {
     let names = entries.iter().map(|entry| entry.name.as_str());
-    let begin: Vec<&str> = names.filter(|known| known.starts_with(&normalize(name))).take(MAX_SUGGESTIONS).collect();
+    let begin: Vec<&str> =
+        names.filter(|known| known.starts_with(&normalize(name))).take(MAX_SUGGESTIONS).collect();
     if !begin.is_empty() {
         return begin;
     }
@@ -239,7 +244,7 @@ fn parse_row(row: &str) -> Result<CatalogEntry> {
 mod tests {
     use super::*;
 
-    /// Whether an agent takes it as `hf://owner/name` (agent/src/store/hub.rs) and the CRD as a URI.
+    /// Whether agents accept it as `hf://owner/name` (agent/src/store/hub.rs), and the CRD as a URI.
     fn is_repository(repository: &str) -> bool {
         let plain = |part: &str| {
             !part.is_empty()
@@ -273,7 +278,7 @@ mod tests {
             assert!(is_label(name), "{name}");
             assert!(is_repository(&entry.repository), "{name}: {}", entry.repository);
             let computed = entry.parameters * 1e9 * entry.packing.bits_per_parameter() / 8.0;
-            // What is listed has towers for pictures, and now and then embeddings, at 16 bits, and a tokenizer.
+            // Listed sizes include vision towers, sometimes embeddings, at 16 bits, and a tokenizer.
             let bounds = match entry.origin {
                 SizeOrigin::Computed => 0.999..=1.001,
                 SizeOrigin::Listed => 0.95..=1.45,
@@ -291,8 +296,10 @@ mod tests {
     fn entry_runs_if_the_engine_has_its_architecture_and_format() {
         let entries = all().unwrap();
         for entry in &entries {
-            let (known, plain) =
-                (ARCHITECTURES.contains(&entry.architecture.as_str()), entry.packing.format != PackingFormat::Mxfp4);
+            let (known, plain) = (
+                ARCHITECTURES.contains(&entry.architecture.as_str()),
+                entry.packing.format != PackingFormat::Mxfp4,
+            );
             assert_eq!(entry.runs().is_ok(), known && plain, "{}", entry.name);
         }
         for name in ["llama-3-2-1b-4bit", "mistral-7b-4bit", "qwen3-8b-4bit"] {

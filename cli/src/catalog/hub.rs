@@ -1,5 +1,5 @@
-//! The hub's own search. What it answers is shown as it says it: whether a model runs is known for sure only once an
-//! agent has read its headers.
+//! Search of the Hugging Face hub. Results are shown as the hub reports them: whether a model runs is certain
+//! only once an agent has read its headers.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use serde::Deserialize;
 
 use crate::get::format_table;
 
-/// Where models are looked for; mirrors are named by the same variable for agents.
+/// The default hub; agents read mirrors from the same variable.
 const ENDPOINT: &str = "https://huggingface.co";
-/// A person waits for it.
+/// Timeout of a search: a person waits for it.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
-/// Rows of an answer.
+/// Maximum number of results.
 const MAX_RESULTS: usize = 20;
-/// Characters of a repository that are shown, so that the table fits 100 columns.
+/// Maximum characters of a repository name, so that the table fits 100 columns.
 const MAX_REPOSITORY_WIDTH: usize = 56;
 
 /// A repository as the hub's API describes it.
@@ -31,7 +31,7 @@ struct HubModel {
     tags: Vec<String>,
 }
 
-/// The table of what the hub finds.
+/// The search results as a table.
 pub async fn search(words: &[String]) -> Result<String> {
     let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| ENDPOINT.to_owned());
     let url = query(&endpoint, words)?;
@@ -66,21 +66,24 @@ fn query(endpoint: &str, words: &[String]) -> Result<Url> {
     let wrong = || format!("HF_ENDPOINT is {endpoint}; it must be a URL such as {ENDPOINT}");
     let mut url = Url::parse(endpoint).with_context(wrong)?;
     url.path_segments_mut().ok().with_context(wrong)?.pop_if_empty().extend(["api", "models"]);
-    url.query_pairs_mut().append_pair("search", &words.join(" ")).append_pair("limit", &MAX_RESULTS.to_string());
+    url.query_pairs_mut()
+        .append_pair("search", &words.join(" "))
+        .append_pair("limit", &MAX_RESULTS.to_string());
     Ok(url)
 }
 
 fn table(found: &[HubModel]) -> String {
     let mut lines = vec![["REPOSITORY", "DOWNLOADS", "LIKES", "RUNS"].map(str::to_owned).to_vec()];
     lines.extend(found.iter().map(|one| {
-        // It is a stranger's text for a terminal.
-        let id: String = one.id.chars().filter(|letter| letter.is_ascii_graphic()).take(MAX_REPOSITORY_WIDTH).collect();
+        // Untrusted text for a terminal.
+        let id: String =
+            one.id.chars().filter(|letter| letter.is_ascii_graphic()).take(MAX_REPOSITORY_WIDTH).collect();
         vec![id, one.downloads.to_string(), one.likes.to_string(), support_hint(&one.tags).to_owned()]
     }));
     format!("{}RUNS is what the hub's tags let expect. russet run hf://OWNER/NAME\n", format_table(&lines))
 }
 
-/// What tags let expect: they name the architecture, and formats that no engine of ours reads.
+/// Support as far as tags tell: they name the architecture, and formats that our engines cannot read.
 fn support_hint(tags: &[String]) -> &'static str {
     let has = |word: &str| tags.iter().any(|tag| tag == word);
     let known = ARCHITECTURES.iter().any(|name| has(name));

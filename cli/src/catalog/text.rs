@@ -1,4 +1,4 @@
-//! Entries as people read them: a table that fits 100 columns, and all that one of them says.
+//! Catalogue entries as text: a table that fits 100 columns, and the details of one entry.
 
 use russet_plan::quantity;
 
@@ -9,7 +9,8 @@ use crate::get::format_table;
 pub fn table(entries: &[&CatalogEntry]) -> String {
     let mut lines = vec![["NAME", "PARAMS", "SIZE", "NEEDS", "CONTEXT", "RUNS"].map(str::to_owned).to_vec()];
     lines.extend(entries.iter().map(|entry| {
-        let runs = if entry.runs().is_ok() { "yes".to_owned() } else { format!("no: {}", unsupported_part(entry)) };
+        let runs =
+            if entry.runs().is_ok() { "yes".to_owned() } else { format!("no: {}", unsupported_part(entry)) };
         vec![
             entry.name.clone(),
             parameters(entry).replace(", ", " A").replace(" active", ""),
@@ -22,17 +23,19 @@ pub fn table(entries: &[&CatalogEntry]) -> String {
     format_table(&lines)
 }
 
-/// In a word why it does not run.
+/// A word for why it does not run.
 fn unsupported_part(entry: &CatalogEntry) -> &str {
     match entry.packing.format {
-        PackingFormat::Mxfp4 if russet_wire::architecture::ARCHITECTURES.contains(&entry.architecture.as_str()) => {
+        PackingFormat::Mxfp4
+            if russet_wire::architecture::ARCHITECTURES.contains(&entry.architecture.as_str()) =>
+        {
             "mxfp4"
         }
         _ => &entry.architecture,
     }
 }
 
-/// Everything an entry says.
+/// The details of an entry.
 pub fn details(entry: &CatalogEntry) -> String {
     let CatalogEntry {
         name,
@@ -82,7 +85,7 @@ pub fn details(entry: &CatalogEntry) -> String {
     lines.iter().map(|(label, words)| format!("{:<14}{words}\n", format!("{label}:"))).collect()
 }
 
-/// `64G` for a machine of so much memory, `2 x 512G` for two.
+/// `64G` for one machine of this memory, `2 x 512G` for two.
 fn machines(entry: &CatalogEntry) -> String {
     match entry.required_machines() {
         Some((1, size)) => format!("{size}G"),

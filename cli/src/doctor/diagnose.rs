@@ -1,4 +1,4 @@
-//! What the objects of a cluster say is wrong. Pure.
+//! Diagnosis of a cluster from its objects. Pure functions.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use russet_plan::quantity;
 
 use super::{Finding, Mark};
 
-/// A line for each node that is well, and one for each trouble of one that is not.
+/// One line for each healthy node, and one for each problem of the others.
 pub fn nodes(nodes: &[InferenceNode]) -> Vec<Finding> {
     let builds = nodes.iter().filter_map(|node| node.status.as_ref()?.engine_build.clone());
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
@@ -32,12 +32,14 @@ fn node_findings(node: &InferenceNode, usual: Option<&str>) -> Vec<Finding> {
     };
     let conditions = status.conditions.as_slice();
     let mut found = Vec::new();
-    // Of what it reported while it was there nothing need be true any more.
+    // An unreachable node's last report may be outdated.
     if let Some(ready) = get(conditions, Type::Ready).filter(|ready| ready.status != "True") {
         return vec![bad(reason_and_message(ready))];
     }
     for kind in [Type::MemoryPressure, Type::DiskPressure] {
-        found.extend(get(conditions, kind).filter(|it| it.status == "True").map(|it| bad(reason_and_message(it))));
+        found.extend(
+            get(conditions, kind).filter(|it| it.status == "True").map(|it| bad(reason_and_message(it))),
+        );
     }
     for kind in [Type::NetworkApplied, Type::WiredLimitSet] {
         let fails = |it: &&Condition| it.status == "False" && reason(it) != Some(Reason::Restored);
@@ -45,7 +47,9 @@ fn node_findings(node: &InferenceNode, usual: Option<&str>) -> Vec<Finding> {
     }
     match get(conditions, Type::FabricHealthy) {
         Some(health) if health.status == "False" => found.push(bad(reason_and_message(health))),
-        Some(health) if reason(health) == Some(Reason::PeerNotJoined) => found.push(note(reason_and_message(health))),
+        Some(health) if reason(health) == Some(Reason::PeerNotJoined) => {
+            found.push(note(reason_and_message(health)))
+        }
         _ => {}
     }
     if let (Some(build), Some(usual)) = (status.engine_build.as_deref(), usual)
@@ -74,7 +78,7 @@ fn node_findings(node: &InferenceNode, usual: Option<&str>) -> Vec<Finding> {
     found
 }
 
-/// Models and copies that do not come.
+/// Models and copies that do not become ready.
 pub fn models(models: &[Model], copies: &[ModelCopy]) -> Vec<Finding> {
     let name = |namespace: Option<String>, name: String| format!("{}/{name}", namespace.unwrap_or_default());
     let of_models = models.iter().filter_map(|model| {
@@ -89,7 +93,7 @@ pub fn models(models: &[Model], copies: &[ModelCopy]) -> Vec<Finding> {
     of_models.chain(of_copies).collect()
 }
 
-/// A line for each deployment: what does not answer, and why.
+/// One line for each deployment: whether it is ready, and why not.
 pub fn deployments(deployments: &[ModelDeployment]) -> Vec<Finding> {
     let one = |deployment: &ModelDeployment| {
         let subject = format!("{}/{}", deployment.namespace().unwrap_or_default(), deployment.name_any());
@@ -113,7 +117,7 @@ pub fn deployments(deployments: &[ModelDeployment]) -> Vec<Finding> {
 
 fn stalled(conditions: &[Condition]) -> Option<String> {
     let stalled = get(conditions, Type::Stalled).filter(|stalled| stalled.status == "True")?;
-    // Stalled may leave the words to Ready.
+    // Stalled may leave the message to Ready.
     let told = if stalled.message.is_empty() { get(conditions, Type::Ready)? } else { stalled };
     Some(reason_and_message(told))
 }
@@ -175,7 +179,7 @@ mod tests {
             [(Mark::Bad, "Insufficient: free some"), (Mark::Bad, "PortInBridge: take it out")]
         );
 
-        // Of one that is away the rest is old.
+        // The other conditions of an unreachable node are outdated.
         let status = ill.status.as_mut().unwrap();
         set(&mut status.conditions, Type::Ready, false, Reason::LeaseExpired, "start the agent");
         assert_eq!(summary(&nodes(&[ill])), [(Mark::Bad, "LeaseExpired: start the agent")]);

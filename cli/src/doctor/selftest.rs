@@ -1,5 +1,6 @@
-//! Proves machines by having them answer: the smoke model that agents carry is deployed on each of them and across each
-//! two, and a deployment is Ready only once its ranks together have answered a smoke prompt. What was made is taken away.
+//! Self-test of machines: deploys the smoke model, which is built into agents, on each node and each pair of
+//! nodes. A deployment is Ready only once its ranks together have answered a smoke prompt. All objects are
+//! removed afterwards.
 
 use std::time::Duration;
 
@@ -15,12 +16,12 @@ use tokio::time::Instant;
 
 use super::{Finding, Mark};
 
-/// For a model of a megabyte to be copied, placed, loaded and asked.
+/// Timeout to copy, place, load and prompt a model of a megabyte.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(180);
-/// Between two looks.
+/// Poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What is made for the proof.
+/// Objects created for the test.
 struct ProofObjects {
     name: String,
     models: Api<Model>,
@@ -29,7 +30,7 @@ struct ProofObjects {
     shards: Api<Shard>,
 }
 
-/// Has every node and every two answer; tells each as it is known.
+/// Tests every node and every pair; prints each result as soon as it is known.
 pub async fn run(client: &Client, namespace: &str, nodes: &[String]) -> Result<Vec<Finding>> {
     let made = ProofObjects {
         name: format!("doctor-{:08x}", rand::random::<u32>()),
@@ -42,7 +43,7 @@ pub async fn run(client: &Client, namespace: &str, nodes: &[String]) -> Result<V
         proved = made.prove_all(nodes) => proved,
         _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
     };
-    // Also what an interrupted proof left.
+    // Also removes what an interrupted test left behind.
     let deployment = made.clean_up().await;
     let model = delete_and_wait(&made.models, &made.name).await;
     let findings = proved?;
@@ -50,7 +51,7 @@ pub async fn run(client: &Client, namespace: &str, nodes: &[String]) -> Result<V
     Ok(findings)
 }
 
-/// Every node, then every two.
+/// Every node, then every pair.
 fn teams(nodes: &[String]) -> Vec<Vec<&str>> {
     let alone = nodes.iter().map(|node| vec![node.as_str()]);
     let pairs = nodes.iter().enumerate().flat_map(|(index, one)| {
@@ -80,7 +81,7 @@ impl ProofObjects {
         Ok(findings)
     }
 
-    /// Whether these nodes answer, and how they met.
+    /// Whether these nodes become ready, and which transport they use.
     async fn prove_team(&self, team: &[&str]) -> Result<(Mark, String)> {
         let rule = LabelRule {
             key: names::LABEL_HOSTNAME.to_owned(),
@@ -114,20 +115,23 @@ impl ProofObjects {
             if ready.is_some_and(|ready| ready.status == "True") {
                 return self.transport_finding(team).await;
             }
-            // That others have all the room is no fault of the machine.
+            // Lack of free memory is no fault of the machine.
             let full = [Reason::NothingFits, Reason::NoNodes, Reason::MemoryRefused, Reason::Outweighed];
             let stalled = get(&conditions, Type::Stalled).is_some_and(|stalled| stalled.status == "True");
             if stalled || ready.and_then(reason).is_some_and(|reason| full.contains(&reason)) {
                 return Ok((Mark::Note, format!("not proved, {told}")));
             }
             if Instant::now() >= deadline {
-                return Ok((Mark::Bad, format!("no answer within {} s, last {told}", PROOF_TIMEOUT.as_secs())));
+                return Ok((
+                    Mark::Bad,
+                    format!("no answer within {} s, last {told}", PROOF_TIMEOUT.as_secs()),
+                ));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// How the ranks of what answers met.
+    /// The transport between the ranks of a ready group.
     async fn transport_finding(&self, team: &[&str]) -> Result<(Mark, String)> {
         if team.len() < 2 {
             return Ok((Mark::Good, "answers".to_owned()));
@@ -152,7 +156,7 @@ impl ProofObjects {
         Ok(self.shards.list(&ListParams::default().labels(&labelled)).await?.items)
     }
 
-    /// Deletes deployment and pool, and waits until no engine of theirs is left.
+    /// Deletes the deployment and the pool, and waits until none of their engines is left.
     async fn clean_up(&self) -> Result<()> {
         delete_and_wait(&self.deployments, &self.name).await?;
         delete_and_wait(&self.pools, &self.name).await?;
@@ -167,7 +171,7 @@ impl ProofObjects {
     }
 }
 
-/// Deletes an object, if it is there, and waits until it is not.
+/// Deletes an object if it exists, and waits until it is gone.
 async fn delete_and_wait<K>(api: &Api<K>, name: &str) -> Result<()>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,

@@ -1,6 +1,6 @@
-//! `russet fabric apply` and `revert`: writes into each InferenceNode's spec how its network should be, or takes that out
-//! again, and waits until the machines' agents say what became of it. Nothing is changed by this program: each machine's
-//! root helper does that, within its bounds.
+//! `russet fabric apply` and `revert`: sets or removes `spec.network` of each InferenceNode, and waits until
+//! the machines' agents report the outcome. The machines' root helpers make the changes, within their bounds.
+//! Not here: any change to a network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
@@ -21,40 +21,45 @@ use tokio::time::Instant;
 use crate::client::Connection;
 use crate::get::format_table;
 
-/// Who owns `spec.network` on the API server.
+/// Field manager of `spec.network`.
 const MANAGER: &str = "russet-fabric";
-/// An agent asks its helper anew every 15 s, so what it said before nothing was written may be old for so long.
+/// An agent queries its helper every 15 s, so without a write its last report may be this old.
 const MAX_STATUS_AGE: Duration = Duration::from_secs(30);
-/// Between two looks at a node while it is waited for.
+/// Poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// How a change is asked for.
+/// How to apply a change.
 #[derive(clap::Args)]
 pub struct ApplyOptions {
-    /// Ask nobody.
+    /// Do not ask for confirmation.
     #[arg(long, short)]
     yes: bool,
-    /// How long to wait for the machines.
+    /// Seconds to wait for the machines.
     #[arg(long, default_value_t = 60)]
     timeout_seconds: u64,
     #[command(flatten)]
     pub connection: Connection,
 }
 
-/// What is waited for: the generation of a node's spec that holds it.
+/// The generation of each node's spec to wait for.
 type Awaited = BTreeMap<String, Option<i64>>;
 
-/// What the machines are to say.
+/// The outcome to wait for.
 enum Goal {
-    /// That it is so.
+    /// The settings are applied.
     Applied,
-    /// That it is as before. `told` are the nodes that had said what became of the network: these have something to
-    /// take back, whatever they leave out meanwhile.
+    /// The previous settings are restored. `told` are the nodes that had reported a state of the network:
+    /// these have something to revert, even if they omit it meanwhile.
     Restored { reported: BTreeSet<String> },
 }
 
-/// Asks for what the plan shows.
-pub async fn apply(nodes: &[Arc<InferenceNode>], range: Ipv4Addr, keep: bool, asking: &ApplyOptions) -> Result<()> {
+/// Applies the planned changes.
+pub async fn apply(
+    nodes: &[Arc<InferenceNode>],
+    range: Ipv4Addr,
+    keep: bool,
+    asking: &ApplyOptions,
+) -> Result<()> {
     let known: BTreeMap<String, NodeNetworkState> = nodes.iter().filter_map(known_node).collect();
     let asked = network_specs(&known, range, keep)?;
     if asked.is_empty() {
@@ -83,7 +88,7 @@ pub async fn apply(nodes: &[Arc<InferenceNode>], range: Ipv4Addr, keep: bool, as
     require_success(&ended, "`russet fabric revert` takes everything back")
 }
 
-/// Asks for nothing any more.
+/// Reverts all changes.
 pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &ApplyOptions) -> Result<()> {
     let asked: BTreeMap<String, NodeNetwork> =
         nodes.iter().filter_map(|node| Some((node.name_any(), node.spec.network.clone()?))).collect();
@@ -120,10 +125,13 @@ pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &ApplyOptions) -> Resu
 }
 
 fn known_node(node: &Arc<InferenceNode>) -> Option<(String, NodeNetworkState)> {
-    Some((node.name_any(), NodeNetworkState { network: node.spec.network.clone(), status: node.status.clone()? }))
+    Some((
+        node.name_any(),
+        NodeNetworkState { network: node.spec.network.clone(), status: node.status.clone()? },
+    ))
 }
 
-/// What is about to be asked for, as sentences.
+/// The changes as sentences.
 fn describe_changes(
     known: &BTreeMap<String, NodeNetworkState>,
     new: &BTreeMap<&String, &NodeNetwork>,
@@ -163,7 +171,7 @@ fn describe_changes(
     Ok(text)
 }
 
-/// Whether a person says yes.
+/// Whether the user confirms.
 fn confirm(question: &str, yes: bool) -> Result<()> {
     if yes {
         return Ok(());
@@ -178,31 +186,31 @@ fn confirm(question: &str, yes: bool) -> Result<()> {
     Ok(())
 }
 
-/// Writes all that this program wants of a node's spec. A node that was removed meanwhile is not made again.
+/// Writes all fields that this program owns in a node's spec. A node deleted meanwhile is not created again.
 async fn write(client: &Client, node: &InferenceNode, spec: Value) -> Result<InferenceNode> {
     let (nodes, name): (Api<InferenceNode>, _) = (Api::all(client.clone()), &node.name_any());
     let metadata = json!({"name": name, "uid": node.uid()});
     let version = format!("{GROUP}/{VERSION}");
     let patch = json!({"apiVersion": version, "kind": "InferenceNode", "metadata": metadata, "spec": spec});
-    // Not by force: what somebody else keeps in a repository would come back.
+    // Without force: fields of a manager that syncs from a repository would come back.
     nodes
         .patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(patch))
         .await
         .with_context(|| format!("spec.network of node {name} could not be written"))
 }
 
-/// What became of a node: whether it is as wanted, and the agent's words.
+/// Outcome on a node: whether it succeeded, and the agent's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NodeOutcome {
     succeeded: bool,
     words: String,
 }
 
-/// What the agent said of this generation; nothing yet where it has not.
+/// The agent's report for this generation; `None` until there is one.
 fn outcome(node: &InferenceNode, generation: Option<i64>, goal: &Goal) -> Option<NodeOutcome> {
     let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let Some(told) = get(conditions, Type::NetworkApplied) else {
-        // Who never was asked has nothing to take back.
+        // A node that never got settings has nothing to revert.
         let never = match goal {
             Goal::Applied => false,
             Goal::Restored { reported: told } => node.status.is_some() && !told.contains(&node.name_any()),
@@ -231,7 +239,8 @@ async fn wait(
     for (name, generation) in awaited {
         let deadline = now + if generation.is_some() { longest } else { longest.min(MAX_STATUS_AGE) };
         let end = loop {
-            // A control plane that is away for a moment, perhaps over such a cable, is waited for as well.
+            // A control plane that is unreachable for a moment, perhaps over such a cable, is waited for as
+            // well.
             let found = nodes.get(name).await;
             if let Some(end) = found.as_ref().ok().and_then(|node| outcome(node, *generation, &goal))
                 && (end.succeeded || generation.is_some() || Instant::now() >= deadline)
@@ -252,7 +261,7 @@ async fn wait(
     Ok(all)
 }
 
-/// Each port that was asked for, and what became of its node.
+/// Each requested port, and the outcome on its node.
 fn table(asked: &BTreeMap<String, NodeNetwork>, ended: &BTreeMap<String, NodeOutcome>) -> String {
     let mut lines = vec![["NODE", "PORT", "ADDRESS", "WHAT BECAME OF IT"].map(str::to_owned).to_vec()];
     for (name, network) in asked {
@@ -270,7 +279,8 @@ fn table(asked: &BTreeMap<String, NodeNetwork>, ended: &BTreeMap<String, NodeOut
 }
 
 fn require_success(ended: &BTreeMap<String, NodeOutcome>, remedy: &str) -> Result<()> {
-    let ill: Vec<&str> = ended.iter().filter(|(_, end)| !end.succeeded).map(|(name, _)| name.as_str()).collect();
+    let ill: Vec<&str> =
+        ended.iter().filter(|(_, end)| !end.succeeded).map(|(name, _)| name.as_str()).collect();
     ensure!(ill.is_empty(), "not all is as it was asked for, on {}; {remedy}", ill.join(", "));
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Proposals as people read them: a table of replicas, and below it why each deployment is as it is. Lines
-//! keep within 100 columns where names allow it.
+//! Proposals as text: a table of replicas, and below it the reasons of each deployment. Lines fit 100 columns
+//! where names allow it.
 
 use russet_crds::{GroupPlan, PredictedThroughput};
 use russet_plan::Snapshot;
@@ -12,9 +12,9 @@ use crate::get::format_table;
 
 /// Columns of a line.
 const WIDTH: usize = 100;
-/// Between two columns of a table.
+/// Spaces between two columns of a table.
 const COLUMN_GAP: usize = 3;
-/// The least columns of a decision, however long names are.
+/// Minimum columns of a decision, however long names are.
 const MIN_DECISION_WIDTH: usize = 28;
 /// Columns before the text of a reason.
 const INDENT: usize = 13;
@@ -37,7 +37,7 @@ pub fn show(view: &Snapshot, proposals: &[Proposal]) -> String {
     text
 }
 
-/// A replica, or why there is none.
+/// A replica and its nodes, or why it has none.
 struct ReplicaRow {
     deployment: String,
     replica: String,
@@ -91,7 +91,7 @@ fn split(plan: &GroupPlan) -> String {
     if plan.tensor_size > 1 { format!("{split}, {}", backend_label(plan.backend)) } else { split }
 }
 
-/// What every rank takes, of what models may take on its node.
+/// Memory of every rank, and the serving limit of its node.
 fn memory(view: &Snapshot, plan: &GroupPlan) -> Vec<String> {
     let cells = plan.members.iter().map(|member| {
         let limit = view.nodes.get(&member.node_name).map_or(0, |node| node.serving_limit);
@@ -121,14 +121,14 @@ fn table(rows: Vec<ReplicaRow>) -> String {
     format_table(&lines)
 }
 
-/// What is said of a deployment, under which heading.
+/// The statements about a deployment, each with its heading.
 fn reasons(proposal: &Proposal) -> Vec<(&'static str, String)> {
     let report = &proposal.report;
     let mut reasons = Vec::new();
     reasons.extend(proposal.needs.clone().map(|needs| ("needs", needs)));
     reasons.extend(proposal.tier.clone().map(|tier| ("tier", tier)));
     if proposal.create.iter().any(|new| new.plan.tensor_size > 1) {
-        // Why the ranks meet as they do is in the report's decision alone.
+        // Only the report's decision says why the ranks use their transport.
         reasons.push(("decision", report.decision.clone()));
     }
     if !report.reason.is_empty() {
@@ -157,13 +157,14 @@ fn reasons(proposal: &Proposal) -> Vec<(&'static str, String)> {
 }
 
 fn speed(predicted: &PredictedThroughput) -> String {
-    let PredictedThroughput { tokens_per_second, total_tokens_per_second, ttft_milliseconds, kv_tokens: _ } = predicted;
+    let PredictedThroughput { tokens_per_second, total_tokens_per_second, ttft_milliseconds, kv_tokens: _ } =
+        predicted;
     format!(
         "{tokens_per_second} tokens/s for one conversation, {total_tokens_per_second} for all there is room for; the first token of 1,024 after {ttft_milliseconds} ms (predicted)"
     )
 }
 
-/// Lines of at most so many characters, broken between words.
+/// Wraps a text at word boundaries to lines of at most `width` characters.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut used = 0;

@@ -1,4 +1,4 @@
-//! A conversation through the gateway's OpenAI API, streamed. Answers go to standard output and nothing else does.
+//! A conversation through the gateway's OpenAI API, streamed. Only answers go to standard output.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-/// What a person is shown before he types.
+/// The input prompt.
 const PROMPT_MARK: &str = ">>> ";
-/// For a connection; answers take as long as they take.
+/// Connect timeout; an answer has no timeout.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Who is asked, and how.
+/// The connection of a conversation and its parameters.
 pub struct Chat {
     client: Client,
     url: String,
@@ -21,14 +21,14 @@ pub struct Chat {
     parameters: ChatParameters,
 }
 
-/// What every question says beside its words.
+/// Parameters of every request, beside the messages.
 #[derive(Clone, Debug)]
 pub struct ChatParameters {
     /// The gateway's name of the model.
     pub model: String,
-    /// Most tokens of an answer.
+    /// Maximum output tokens.
     pub max_tokens: Option<u32>,
-    /// How freely tokens are chosen.
+    /// Sampling temperature.
     pub temperature: Option<f32>,
 }
 
@@ -49,17 +49,19 @@ impl ChatParameters {
 impl Chat {
     /// A conversation with a model of the gateway.
     pub fn new(gateway: &str, key: Option<String>, asked: ChatParameters) -> Result<Self> {
-        let client =
-            Client::builder().connect_timeout(CONNECT_TIMEOUT).build().context("cannot set up an HTTP client")?;
+        let client = Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .build()
+            .context("cannot set up an HTTP client")?;
         Ok(Self { client, url: url(gateway), key, parameters: asked })
     }
 
-    /// One question.
+    /// Sends one prompt.
     pub async fn ask_once(&self, prompt: String) -> Result<()> {
         self.send(&[message("user", prompt)]).await.map(drop)
     }
 
-    /// Each line of standard input as the next question of one conversation.
+    /// Sends each line of standard input as the next prompt of one conversation.
     pub async fn ask_lines(&self) -> Result<()> {
         let person = std::io::stdin().is_terminal();
         let mut lines = BufReader::new(tokio::io::stdin()).lines();
@@ -75,7 +77,7 @@ impl Chat {
             told.push(message("user", line));
             match self.send(&told).await {
                 Ok(answer) => told.push(message("assistant", answer)),
-                // A person may ask something else; a script must hear of it.
+                // A person may try another prompt; a script must see the failure.
                 Err(error) if person => {
                     told.pop();
                     eprintln!("error: {error:#}");
@@ -106,7 +108,7 @@ impl Chat {
             for event in events.read(&bytes) {
                 match event {
                     ChatEvent::Text(text) => {
-                        // A closed pipe is the reader's way to say that he has heard enough.
+                        // A closed pipe means that the reader needs no more output.
                         let mut out = std::io::stdout();
                         out.write_all(text.as_bytes())
                             .and_then(|()| out.flush())
@@ -133,13 +135,13 @@ fn message(role: &str, content: String) -> Value {
     json!({"role": role, "content": content})
 }
 
-/// Where chats are asked, of a gateway that was named with or without `/v1`.
+/// URL of chat completions, for a gateway given with or without `/v1`.
 fn url(gateway: &str) -> String {
     let root = gateway.trim_end_matches('/');
     format!("{}/v1/chat/completions", root.strip_suffix("/v1").unwrap_or(root))
 }
 
-/// A refusal in the gateway's words, and what to do where it is always the same.
+/// An error in the gateway's words, and the remedy if it is always the same.
 fn error_text(status: StatusCode, body: &str) -> String {
     let told = serde_json::from_str::<Value>(body).ok();
     let words = told.as_ref().and_then(|told| told["error"]["message"].as_str()).unwrap_or(body).trim();
@@ -150,7 +152,7 @@ fn error_text(status: StatusCode, body: &str) -> String {
     format!("the gateway answers {status}: {words}{remedy}")
 }
 
-/// Something of an answer.
+/// A part of a streamed answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ChatEvent {
     Text(String),
@@ -158,7 +160,7 @@ enum ChatEvent {
     Done,
 }
 
-/// Server-sent events out of bytes that may end anywhere.
+/// Parser of server-sent events from chunks that may end anywhere.
 #[derive(Debug, Default)]
 struct EventParser {
     partial: Vec<u8>,
@@ -216,7 +218,10 @@ mod tests {
             ("data: {\"error\":7}", "7"),
             ("data: {", "no JSON"),
         ] {
-            assert!(matches!(parse_line(line), Some(ChatEvent::Failed(words)) if words.contains(told)), "{line}");
+            assert!(
+                matches!(parse_line(line), Some(ChatEvent::Failed(words)) if words.contains(told)),
+                "{line}"
+            );
         }
         let body = r#"{"error":{"message":"a key is needed"}}"#;
         for (status, body, told) in [

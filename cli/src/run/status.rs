@@ -1,46 +1,55 @@
-//! One look at a Model, its deployment and its copies: whether it answers, what it waits for, or why it never will.
+//! Progress of a deployment, from its Model, itself and its copies: ready, waiting, or failed.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{Reason, Type, get, is_true, reason};
-use russet_crds::{Model, ModelCopy, ModelDeployment, CopyMode};
+use russet_crds::{CopyMode, Model, ModelCopy, ModelDeployment};
 
-/// Looks after which a deployment that says it cannot go on is believed: what it says may be about a moment ago, before
-/// the Model was there or while a node was away.
+/// Number of polls after which a stalled deployment counts as failed. Its status may be a moment old: from
+/// before the Model was added, or from while a node was unreachable.
 const MAX_STALLED_POLLS: u32 = 15;
 
-/// What a look shows.
+/// Progress of a deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeploymentProgress {
-    /// It answers, or wakes up when it is asked.
+    /// It is ready, or a request scales it up.
     Ready,
-    /// It is on its way.
+    /// It is in progress.
     Waiting {
-        /// What for.
+        /// What it waits for.
         words: String,
-        /// Bytes that are on nodes and bytes that are wanted there, while files come.
+        /// Bytes present on nodes and bytes wanted there, while files are downloaded.
         bytes: Option<(u64, u64)>,
     },
-    /// It will not answer before somebody acts.
+    /// It will not become ready without a change.
     Failed(String),
 }
 
-/// Looks, one after the other.
+/// State kept between polls.
 #[derive(Debug, Default)]
 pub struct ProgressTracker {
     stalled_polls: u32,
 }
 
 impl ProgressTracker {
-    /// What the objects show now.
-    pub fn observe(&mut self, model: &Model, deployment: &ModelDeployment, copies: &[ModelCopy]) -> DeploymentProgress {
+    /// The progress according to the current objects.
+    pub fn observe(
+        &mut self,
+        model: &Model,
+        deployment: &ModelDeployment,
+        copies: &[ModelCopy],
+    ) -> DeploymentProgress {
         let conditions = model.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         let current = model
             .status
             .as_ref()
             .is_some_and(|status| status.observed_generation == model.metadata.generation);
         if let Some(stalled) = get(conditions, Type::Stalled).filter(|it| current && it.status == "True") {
-            return DeploymentProgress::Failed(format!("Model {}: {}", model.name_any(), reason_and_message(stalled)));
+            return DeploymentProgress::Failed(format!(
+                "Model {}: {}",
+                model.name_any(),
+                reason_and_message(stalled)
+            ));
         }
         let unread = get(conditions, Type::Ready).filter(|it| it.status != "True");
         let name = deployment.name_any();
@@ -49,7 +58,10 @@ impl ProgressTracker {
             status.is_some_and(|status| status.observed_generation == deployment.metadata.generation);
         let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
         let Some(ready) = get(conditions, Type::Ready).filter(|_| current) else {
-            return DeploymentProgress::Waiting { words: "the operator to look at it".to_owned(), bytes: None };
+            return DeploymentProgress::Waiting {
+                words: "the operator to look at it".to_owned(),
+                bytes: None,
+            };
         };
         if ready.status == "True" {
             return match reason(ready) {
@@ -62,7 +74,10 @@ impl ProgressTracker {
         }
         self.stalled_polls = if is_true(conditions, Type::Stalled) { self.stalled_polls + 1 } else { 0 };
         if self.stalled_polls >= MAX_STALLED_POLLS {
-            return DeploymentProgress::Failed(format!("ModelDeployment {name}: {}", reason_and_message(ready)));
+            return DeploymentProgress::Failed(format!(
+                "ModelDeployment {name}: {}",
+                reason_and_message(ready)
+            ));
         }
         let bytes = pending_bytes(copies);
         let words = match unread {
@@ -77,10 +92,12 @@ fn reason_and_message(condition: &Condition) -> String {
     format!("{}: {}", condition.reason, condition.message)
 }
 
-/// Bytes of the files that are still on their way, if any are.
+/// Bytes of files that are still being downloaded, if any.
 fn pending_bytes(copies: &[ModelCopy]) -> Option<(u64, u64)> {
-    let wanted =
-        copies.iter().filter(|copy| copy.spec.want == CopyMode::Files).filter_map(|copy| copy.status.as_ref());
+    let wanted = copies
+        .iter()
+        .filter(|copy| copy.spec.want == CopyMode::Files)
+        .filter_map(|copy| copy.status.as_ref());
     let (done, total) = wanted.fold((0_u64, 0_u64), |(done, total), status| {
         (done.saturating_add(status.bytes_done), total.saturating_add(status.bytes_total))
     });
@@ -136,13 +153,18 @@ mod tests {
         let at_work = [(Type::Ready, false, Reason::WaitingForRanks)];
         for (model_told, generation, told, step) in [
             (&good[..], 1, &[(Type::Ready, true, Reason::Serving)][..], DeploymentProgress::Ready),
-            // A request wakes it.
+            // A request scales it up.
             (&good, 1, &[(Type::Ready, true, Reason::Idle)], DeploymentProgress::Ready),
             (&good, 1, &at_work, waits("WaitingForRanks: words")),
             (&unread, 1, &at_work, waits("Model: WaitingForAgent: words")),
             (&good, 2, &[(Type::Ready, true, Reason::Serving)], waits("the operator to look at it")),
             (&good, 1, &[], waits("the operator to look at it")),
-            (&foreign, 1, &at_work, DeploymentProgress::Failed("Model m: UnsupportedArchitecture: words".to_owned())),
+            (
+                &foreign,
+                1,
+                &at_work,
+                DeploymentProgress::Failed("Model m: UnsupportedArchitecture: words".to_owned()),
+            ),
             (
                 &good,
                 1,
@@ -153,7 +175,8 @@ mod tests {
                 ),
             ),
         ] {
-            let shown = ProgressTracker::default().observe(&model(model_told), &deployment(generation, told), &[]);
+            let shown =
+                ProgressTracker::default().observe(&model(model_told), &deployment(generation, told), &[]);
             assert_eq!(shown, step, "{told:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! What a person means by a model's name: a Model that is there, an entry of the catalogue, or a source.
+//! Resolves a model argument: an existing Model, a catalogue entry, or a source.
 
 use anyhow::{Context, Result, bail};
 use kube::ResourceExt as _;
@@ -7,10 +7,10 @@ use russet_crds::conditions::{Type, is_true};
 
 use crate::catalog::entry::{self, CatalogEntry};
 
-/// Characters of a name made of a source: what is made of a Model has its name and some more.
+/// Maximum length of a name made from a source: names derived from the Model are longer.
 const MAX_NAME_LENGTH: usize = 50;
 
-/// A Model of the namespace.
+/// An existing Model of the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownModel {
     /// Its name.
@@ -21,18 +21,18 @@ pub struct KnownModel {
     pub deleting: bool,
 }
 
-/// A Model, and whether it is still to be made.
+/// A Model, and whether it has to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunTarget {
     /// Its name.
     pub name: String,
     /// Its source.
     pub uri: String,
-    /// Whether it is not there yet.
+    /// Whether it does not exist yet.
     pub add: bool,
 }
 
-/// What the word means. A Model of the namespace comes first: its owner chose that name.
+/// Resolves the argument. A Model of the namespace has precedence: its owner chose that name.
 pub fn resolve(word: &str, known: &[KnownModel], entries: &[CatalogEntry]) -> Result<RunTarget> {
     if let Some((_, rest)) = word.split_once("://") {
         if rest.is_empty() || russet_agent::store::scheme_of(word).is_err() {
@@ -49,8 +49,8 @@ pub fn resolve(word: &str, known: &[KnownModel], entries: &[CatalogEntry]) -> Re
     if let Some(model) = known.iter().find(|model| model.name == word) {
         return existing(model);
     }
-    let entry =
-        entry::require(entries, word).with_context(|| format!("there is no Model {word} in the namespace"))?;
+    let entry = entry::require(entries, word)
+        .with_context(|| format!("there is no Model {word} in the namespace"))?;
     if let Err(why) = entry.runs() {
         bail!(
             "{} cannot be run: {why}; `russet catalog search runs` lists what can, and `russet catalog add {0}` adds it \
@@ -61,7 +61,7 @@ pub fn resolve(word: &str, known: &[KnownModel], entries: &[CatalogEntry]) -> Re
     from_source(entry.name.clone(), entry.uri(), known)
 }
 
-/// The Model of a source: one that is there, whatever its name, else one to be made.
+/// The Model of a source: an existing one of any name, else one to be created.
 fn from_source(name: String, uri: String, known: &[KnownModel]) -> Result<RunTarget> {
     if let Some(model) = known.iter().find(|model| model.uri == uri) {
         return existing(model);
@@ -76,7 +76,7 @@ fn from_source(name: String, uri: String, known: &[KnownModel]) -> Result<RunTar
     Ok(RunTarget { name, uri, add: true })
 }
 
-/// A Model that is there, and stays.
+/// An existing Model that is not being deleted.
 fn existing(model: &KnownModel) -> Result<RunTarget> {
     let KnownModel { name, uri, deleting: leaves } = model.clone();
     if leaves {
@@ -87,7 +87,7 @@ fn existing(model: &KnownModel) -> Result<RunTarget> {
     Ok(RunTarget { name, uri, add: false })
 }
 
-/// A name out of the last part of a source.
+/// A name made from the last part of a source.
 fn name_of(path: &str) -> Option<String> {
     let last = path.trim_end_matches('/').rsplit('/').next()?;
     let letters = last.chars().map(|letter| match letter.to_ascii_lowercase() {
@@ -99,7 +99,7 @@ fn name_of(path: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// The deployment that serves a Model: one that is Ready, else the one of its name, else the first.
+/// The deployment that serves a Model: one that is Ready, else the one of the same name, else the first.
 pub fn serving(all: &[ModelDeployment], model: &str) -> Option<String> {
     let own = all.iter().filter(|deployment| {
         deployment.spec.model_ref.name == model && deployment.metadata.deletion_timestamp.is_none()
@@ -132,12 +132,15 @@ mod tests {
             ("qwen3-8b-4bit", "hf://mirror/qwen"),
             ("old", "file:///old"),
         ];
-        let known =
-            known.map(|(name, uri)| KnownModel { name: name.into(), uri: uri.into(), deleting: name == "old" });
+        let known = known.map(|(name, uri)| KnownModel {
+            name: name.into(),
+            uri: uri.into(),
+            deleting: name == "old",
+        });
         let hub = "hf://mlx-community/Llama-3.2-1B-Instruct-4bit";
         for (word, name, uri, add) in [
             ("mine", "mine", "file:///m", false),
-            // The owner of the name said where it comes from.
+            // The owner of the name chose the source.
             ("qwen3-8b-4bit", "qwen3-8b-4bit", "hf://mirror/qwen", false),
             ("llama-3-2-1b-4bit", "llama-3-2-1b-4bit", hub, true),
             ("Llama-3.2-1B-4bit", "llama-3-2-1b-4bit", hub, true),
@@ -153,7 +156,11 @@ mod tests {
                     assert!(error.contains(name) && error.contains("hf://mirror/qwen"), "{error}");
                 }
                 uri => {
-                    assert_eq!(target.unwrap(), RunTarget { name: name.into(), uri: uri.into(), add }, "{word}")
+                    assert_eq!(
+                        target.unwrap(),
+                        RunTarget { name: name.into(), uri: uri.into(), add },
+                        "{word}"
+                    )
                 }
             }
         }
@@ -193,7 +200,7 @@ mod tests {
             (vec![deployment("b", 1, false), deployment("a", 1, false)], Some("a")),
             (vec![deployment("a", 1, false), deployment("m", 1, false)], Some("m")),
             (vec![deployment("m", 1, false), deployment("z", 1, true)], Some("z")),
-            // A stopped deployment is Ready, as it was asked to be.
+            // A stopped deployment is Ready, as specified.
             (vec![deployment("m", 0, true), deployment("z", 1, false)], Some("z")),
             (vec![deployment("m", 0, true)], Some("m")),
         ] {

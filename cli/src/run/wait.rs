@@ -1,5 +1,5 @@
-//! Waiting until a deployment answers, with a line that says what for. On a terminal the line is drawn in place, with a
-//! bar while files come; elsewhere each change is a line of its own.
+//! Waits until a deployment is ready, with a status line. On a terminal the line is redrawn in place, with a
+//! progress bar while files are downloaded; elsewhere each change is a line of its own.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use kube::{Api, Client};
 use russet_crds::{Model, ModelCopy, ModelDeployment, names};
 use tokio::time::Instant;
 
-use super::status::{ProgressTracker, DeploymentProgress};
+use super::status::{DeploymentProgress, ProgressTracker};
 
-/// Between two looks.
+/// Poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Waits until the deployment answers; the error says why it does not.
+/// Waits until the deployment is ready; the error says why it is not.
 pub async fn until_ready(
     client: &Client,
     namespace: &str,
@@ -41,7 +41,7 @@ pub async fn until_ready(
         let coming = async {
             match copies.list(&own).await {
                 Ok(copies) => Ok(copies.items),
-                // Who has rights in a namespace alone has no bar of bytes.
+                // A user with rights in one namespace only gets no progress bar.
                 Err(kube::Error::Api(answer)) if answer.code == 403 => Ok(Vec::new()),
                 Err(error) => Err(error),
             }
@@ -76,7 +76,7 @@ pub async fn until_ready(
     }
 }
 
-/// The line.
+/// The status line.
 struct StatusLine {
     bar: Option<ProgressBar>,
     last: String,
@@ -117,7 +117,7 @@ impl StatusLine {
     }
 }
 
-/// How the line is drawn; plain where the words of it are not understood.
+/// Style of the line; plain if the template is invalid.
 fn style(with_bytes: bool) -> ProgressStyle {
     ProgressStyle::with_template(template(with_bytes)).unwrap_or_else(|_| ProgressStyle::default_spinner())
 }

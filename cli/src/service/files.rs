@@ -1,4 +1,4 @@
-//! Files of services, written whole and removed only where they are ours.
+//! Service files, written atomically and removed only if this program wrote them.
 
 use std::io::Write as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -8,37 +8,37 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 /// A file to write.
 pub struct ServiceFile {
-    /// Where, from the root of the file system.
+    /// Path from the root of the file system.
     pub path: PathBuf,
-    /// What is in it.
+    /// Content.
     pub text: String,
-    /// Who may read it: everybody, for there is no secret in it.
+    /// File mode: world-readable, as there is no secret in it.
     pub mode: u32,
     is_own: Box<dyn Fn(&str) -> bool>,
 }
 
-/// What became of a file.
+/// Outcome of writing a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// It was there already, word for word.
+    /// The file existed with the same content.
     Unchanged,
     /// It was written.
     Written,
 }
 
 impl ServiceFile {
-    /// A file that may take the place of one that is `own`.
+    /// A file that may replace an existing one for which `own` holds.
     pub fn new(path: PathBuf, text: String, own: impl Fn(&str) -> bool + 'static) -> Self {
         Self { path, text, mode: 0o644, is_own: Box::new(own) }
     }
 }
 
-/// Where a path lies when another folder is the root.
+/// A path under another root folder.
 pub fn under_root(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// What is in a file; `None` when there is none.
+/// Content of a file; `None` if there is none.
 pub fn read(path: &Path) -> Result<Option<String>> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
@@ -47,7 +47,7 @@ pub fn read(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Writes a file, whole, unless it is there already or somebody else's.
+/// Writes a file atomically, unless it has the same content or belongs to another program.
 pub fn write(root: &Path, file: &ServiceFile) -> Result<WriteOutcome> {
     let path = under_root(root, &file.path);
     match read(&path)? {
@@ -60,7 +60,7 @@ pub fn write(root: &Path, file: &ServiceFile) -> Result<WriteOutcome> {
     }
     let folder = path.parent().context("the root is no file")?;
     let name = path.file_name().context("the root is no file")?.to_string_lossy();
-    // Managers read every file that ends as theirs do.
+    // A temporary name: service managers read every file with their suffix.
     let part = folder.join(format!(".{name}.{}", std::process::id()));
     let writing = || {
         std::fs::create_dir_all(folder)?;
@@ -77,14 +77,14 @@ pub fn write(root: &Path, file: &ServiceFile) -> Result<WriteOutcome> {
     };
     let written = writing();
     if written.is_err() {
-        // Half of it is of no use; that it cannot be removed either says nothing new.
+        // A partial file is useless; a failure to remove it adds no information.
         std::fs::remove_file(&part).ok();
     }
     written.map_err(|error| write_error(error, &path))?;
     Ok(WriteOutcome::Written)
 }
 
-/// Removes a file that is ours, or any with `force`; whether there was one.
+/// Removes a file of ours, or any with `force`; returns whether there was one.
 pub fn remove(root: &Path, path: &Path, own: impl Fn(&str) -> bool, force: bool) -> Result<bool> {
     let path = under_root(root, path);
     let Some(found) = read(&path)? else { return Ok(false) };

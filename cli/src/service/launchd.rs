@@ -1,5 +1,5 @@
-//! The property list of a service, for launchd. Pure: text alone. It was never loaded on a Mac; `docs/service.md` says
-//! what is known of it and from where.
+//! The property list of a service, for launchd. Pure text functions. It was never loaded on a Mac;
+//! `docs/service.md` lists what is known and the sources.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +9,13 @@ use plist::{Dictionary, Value};
 use super::spec::{ServiceSpec, Verb};
 use crate::log_rotation;
 
-/// launchd's own default, said aloud: a service that cannot start is tried this seldom.
+/// launchd's own default, made explicit: the minimum interval between two starts of a failing service.
 const THROTTLE_SECONDS: u64 = 10;
-/// Children get 15 s to end before `up` kills them.
+/// Children get 15 s to stop before `up` kills them.
 const EXIT_SECONDS: u64 = 30;
 /// launchd's default of 256 is less than a gateway's clients.
 const OPEN_FILES: u64 = 10_240;
-/// Everything it writes is its own: 077, as a number of the decimal kind.
+/// 077: all files belong to the service's user only. The property list needs a decimal number.
 const UMASK: u64 = 0o077;
 
 /// Name of a service.
@@ -23,13 +23,13 @@ pub fn label(verb: Verb) -> String {
     format!("dev.russet.{}", verb.word())
 }
 
-/// Where the service's words go. macOS's own rotation renames a file that the process then still writes to, so the
-/// process keeps it short itself.
+/// Path of the service's log. macOS's own rotation renames a file to which the process then still writes, so
+/// the process rotates it itself.
 pub fn log_path(service: &ServiceSpec) -> PathBuf {
     log_folder(&service.data_dir).join(format!("{}.log", service.verb.word()))
 }
 
-/// Where `russet logs` looks.
+/// Folder where `russet logs` looks.
 pub fn log_folder(data_dir: &Path) -> PathBuf {
     data_dir.join("logs")
 }
@@ -50,14 +50,14 @@ pub fn property_list(service: &ServiceSpec) -> Result<String> {
         ("UserName", user.clone().into()),
         ("WorkingDirectory", "/".into()),
         ("EnvironmentVariables", variables.into()),
-        // With the machine, whoever logs in, and again whenever it ends.
+        // Start with the machine, without a login, and restart whenever it exits.
         ("RunAtLoad", true.into()),
         ("KeepAlive", true.into()),
         ("ThrottleInterval", THROTTLE_SECONDS.into()),
         ("ExitTimeOut", EXIT_SECONDS.into()),
-        // Engines outlive their agent by a minute, for the next one to adopt.
+        // Engines outlive their agent by a minute, so that the next agent can adopt them.
         ("AbandonProcessGroup", verb.has_engines().into()),
-        // Nothing of it is work for when the machine has nothing better to do.
+        // Interactive: nothing of it is background work.
         ("ProcessType", "Interactive".into()),
         ("SoftResourceLimits", files.clone().into()),
         ("HardResourceLimits", files.into()),
@@ -76,12 +76,12 @@ fn parse(text: &str) -> Option<Dictionary> {
     Value::from_reader_xml(std::io::Cursor::new(text)).ok()?.into_dictionary()
 }
 
-/// Whether a file is ours: no other program's service has such a name.
+/// Whether this program wrote the file: no other program's service has such a name.
 pub fn is_ours(verb: Verb, text: &str) -> bool {
     parse(text).is_some_and(|list| list.get("Label").and_then(Value::as_string) == Some(&label(verb)))
 }
 
-/// What a service runs.
+/// The command that a service runs.
 pub fn exec_command(text: &str) -> Option<String> {
     let list = parse(text)?;
     let words = list.get("ProgramArguments")?.as_array()?.iter().filter_map(Value::as_string);

@@ -1,5 +1,5 @@
-//! The two programs that run services: where their files lie, which commands start and stop one, and what they say of
-//! one. Commands are data; only the question how a service is gets run.
+//! The two service managers: paths of their files, commands that start and stop a service, and parsers of
+//! their state output. Commands are data; only the state query is executed.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::files::ServiceFile;
 use super::spec::{ServiceSpec, Verb};
 use super::{launchd, systemd};
 
-/// Who runs services.
+/// A service manager.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manager {
     /// Linux.
@@ -20,18 +20,18 @@ pub enum Manager {
     Launchd,
 }
 
-/// How a service is.
+/// State of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceState {
-    /// Whether the manager would start it, or has.
+    /// Whether the service is loaded or enabled.
     pub loaded: bool,
-    /// Whether it runs.
+    /// Whether it is running.
     pub runs: bool,
-    /// For people.
+    /// The state as text.
     pub words: String,
 }
 
-/// Something to do by hand.
+/// A manual step.
 pub struct ManualStep {
     why: &'static str,
     command: String,
@@ -47,10 +47,10 @@ impl fmt::Display for Manager {
 }
 
 impl Manager {
-    /// The one of the system this program was built for.
+    /// The manager of the system that this program was built for.
     pub const OF_THIS_SYSTEM: Self = if cfg!(target_os = "macos") { Self::Launchd } else { Self::Systemd };
 
-    /// Who runs services unless somebody else is named. Users of macOS's own services begin with `_`.
+    /// Default user of services. Names of macOS's own service users begin with `_`.
     pub const fn user(self) -> &'static str {
         match self {
             Self::Systemd => "russet",
@@ -58,7 +58,7 @@ impl Manager {
         }
     }
 
-    /// Where a service has its state: short, for sockets lie below.
+    /// Data folder of a service; short, because socket paths in it are limited.
     pub fn data_dir(self) -> &'static str {
         match self {
             Self::Systemd => "/var/lib/russet",
@@ -66,7 +66,7 @@ impl Manager {
         }
     }
 
-    /// Where the root helper has its journal, which is not its agent's.
+    /// Folder of the root helper's journal; separate from the agent's.
     pub fn helper_dir(self) -> &'static str {
         match self {
             Self::Systemd => "/var/lib/russet-helper",
@@ -74,7 +74,7 @@ impl Manager {
         }
     }
 
-    /// What it calls a service.
+    /// The manager's name for a service.
     pub fn name(self, verb: Verb) -> String {
         match self {
             Self::Systemd => systemd::name(verb),
@@ -82,7 +82,7 @@ impl Manager {
         }
     }
 
-    /// Where the file of a service lies.
+    /// Path of a service's file.
     pub fn path(self, verb: Verb) -> PathBuf {
         match self {
             Self::Systemd => Path::new("/etc/systemd/system").join(systemd::name(verb)),
@@ -97,7 +97,7 @@ impl Manager {
         (self == Self::Systemd).then(|| "/etc/sysusers.d/russet.conf".into())
     }
 
-    /// Everything to write for a service.
+    /// All files to write for a service.
     pub fn files(self, service: &ServiceSpec) -> Result<Vec<ServiceFile>> {
         let path = self.path(service.verb);
         let verb = service.verb;
@@ -105,16 +105,17 @@ impl Manager {
         Ok(match self {
             Self::Systemd => {
                 let unit = ServiceFile::new(path, systemd::unit(service), own);
-                // Somebody else's user is not for us to make.
+                // A user that the caller names is not created here.
                 let shared = self.shared().filter(|_| service.user == self.user());
-                let user = shared.map(|at| ServiceFile::new(at, systemd::sysusers(&service.user), systemd::is_ours));
+                let user =
+                    shared.map(|at| ServiceFile::new(at, systemd::sysusers(&service.user), systemd::is_ours));
                 [Some(unit), user].into_iter().flatten().collect()
             }
             Self::Launchd => vec![ServiceFile::new(path, launchd::property_list(service)?, own)],
         })
     }
 
-    /// Whether the file of a service is ours.
+    /// Whether this program wrote the file of a service.
     pub fn is_ours(self, verb: Verb, text: &str) -> bool {
         match self {
             Self::Systemd => systemd::is_ours(text),
@@ -122,7 +123,7 @@ impl Manager {
         }
     }
 
-    /// What the file of a service runs.
+    /// The command in the file of a service.
     pub fn command(self, text: &str) -> Option<String> {
         match self {
             Self::Systemd => systemd::exec_command(text),
@@ -130,7 +131,7 @@ impl Manager {
         }
     }
 
-    /// What is left to do by hand after the files are there, in order.
+    /// The manual steps that remain after the files are written, in order.
     pub fn steps(self, service: &ServiceSpec) -> Vec<ManualStep> {
         let ServiceSpec { verb, user, data_dir, .. } = service;
         let step = |why, command: String| ManualStep { why, command };
@@ -181,14 +182,14 @@ impl Manager {
             }
         }
         if *verb == Verb::Up {
-            // As its user, and not as root: what stands in a kubeconfig may be read and run.
+            // As the service's user, not as root: a kubeconfig may contain commands that are executed.
             let ask = format!("sudo -u {user} {program} get inferencenodes --data-dir {folder}");
             steps.push(step("ask it", ask));
         }
         steps
     }
 
-    /// What stops a service for good.
+    /// The command that stops a service permanently.
     pub fn stop_command(self, verb: Verb) -> String {
         let name = self.name(verb);
         match self {
@@ -197,16 +198,16 @@ impl Manager {
         }
     }
 
-    /// Whether it runs on this machine.
+    /// Whether the manager runs on this machine.
     pub fn runs_here(self) -> bool {
         match self {
-            // What systemd's own sd_booted looks at.
+            // The same check as systemd's own sd_booted.
             Self::Systemd => Path::new("/run/systemd/system").is_dir(),
             Self::Launchd => cfg!(target_os = "macos"),
         }
     }
 
-    /// What it says of a service; `None` when it knows none of that name.
+    /// Queries the state of a service; `None` if the manager does not know it.
     pub fn query(self, verb: Verb) -> Result<Option<ServiceState>> {
         let name = self.name(verb);
         let mut command = match self {
@@ -234,7 +235,7 @@ impl Manager {
     }
 }
 
-/// `NAME=VALUE` lines of `systemctl show`.
+/// Parses the `NAME=VALUE` lines of `systemctl show`.
 fn parse_systemd(said: &str) -> Option<ServiceState> {
     let value = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     if value("LoadState") == Some("not-found") {
@@ -250,7 +251,7 @@ fn parse_systemd(said: &str) -> Option<ServiceState> {
     })
 }
 
-/// The first `name = value` of each name in what `launchctl print` says.
+/// Parses the first `name = value` of each name in the output of `launchctl print`.
 fn parse_launchd(said: &str) -> Option<ServiceState> {
     let value = |name: &str| {
         said.lines().find_map(|line| line.trim().strip_prefix(name)?.trim_start().strip_prefix("= "))
@@ -261,7 +262,7 @@ fn parse_launchd(said: &str) -> Option<ServiceState> {
     Some(ServiceState { loaded: true, runs: state == "running", words: format!("{state}{process}{exit}") })
 }
 
-/// Steps as people read them.
+/// The steps as text.
 pub fn format_steps(steps: &[ManualStep]) -> String {
     let mut text = String::from("Nothing was started. What is left to do:\n");
     for ManualStep { why, command } in steps {
@@ -308,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Written from the manual's words, not recorded on a Mac.
+    /// Written after the manual, not recorded on a Mac.
     #[test]
     fn launchctl_output_is_parsed_into_a_state() {
         let said = "system/dev.russet.agent = {\n\tactive count = 1\n\tpath = /Library/x.plist\n\tstate = running\n\n\tpid = 411\n\tlast exit code = (never exited)\n\tspawn type = interactive\n}\n";

@@ -1,6 +1,6 @@
-//! What a service is to run, checked: a verb of this program with its options, as they are now, in a place where nobody
-//! has a home folder, a working directory or an environment. Which options there are, the command line itself says, so a
-//! new one needs nothing here.
+//! A validated service: a verb of this program with its options, made independent of a home folder, a working
+//! directory and an environment. The options come from the command-line definition, so a new one needs no
+//! change here.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -14,7 +14,7 @@ use clap::{ArgMatches, CommandFactory as _};
 
 use super::manager::Manager;
 
-/// What can be a service.
+/// Verbs that can be a service.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// The node agent of a machine that has joined.
@@ -33,7 +33,7 @@ impl Verb {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Agent, Self::Up, Self::Gateway, Self::Operator, Self::Helper];
 
-    /// As it is written.
+    /// The verb as typed.
     pub fn word(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -44,7 +44,7 @@ impl Verb {
         }
     }
 
-    /// What it does, for those who list services.
+    /// Description for service listings.
     pub fn description(self) -> &'static str {
         match self {
             Self::Agent => "Russet node agent",
@@ -61,37 +61,37 @@ impl Verb {
     }
 }
 
-/// What was asked for.
+/// The requested service.
 pub struct ServiceRequest {
-    /// Whose files.
+    /// The service manager.
     pub manager: Manager,
     /// User that runs it.
     pub user: String,
     /// The program.
     pub program: PathBuf,
-    /// Variables that were named.
+    /// Variables given explicitly.
     pub environment: BTreeMap<String, String>,
-    /// The environment of whoever asks.
+    /// The caller's environment.
     pub caller_environment: BTreeMap<String, String>,
     /// The verb and its options.
     pub command: Vec<String>,
 }
 
-/// Variables that no flag stands for and that a service would miss.
+/// Variables without a flag that a service needs.
 const CARRIED: [&str; 2] = [russet_telemetry::logs::FILTER_VARIABLE, "HF_ENDPOINT"];
 
-/// How much of people's home folders it may see.
+/// Access to home folders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HomeAccess {
-    /// Nothing of what it needs is there.
+    /// None: it needs nothing there.
     Hidden,
-    /// It reads something there.
+    /// Read access.
     Read,
-    /// Its own folder is there.
+    /// Write access: its data folder is there.
     Written,
 }
 
-/// A service that can be.
+/// A validated service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceSpec {
     /// What it runs.
@@ -104,13 +104,13 @@ pub struct ServiceSpec {
     pub data_dir: PathBuf,
     /// Its environment.
     pub environment: BTreeMap<String, String>,
-    /// What it sees of home folders.
+    /// Access to home folders.
     pub homes: HomeAccess,
-    /// Whether it listens below port 1024.
+    /// Whether it listens on a privileged port, below 1024.
     pub low_port: bool,
 }
 
-/// `NAME=VALUE`, each.
+/// Parses `NAME=VALUE` arguments.
 pub fn assignments(given: &[String]) -> Result<BTreeMap<String, String>> {
     let read = |text: &String| {
         let (name, value) =
@@ -127,9 +127,10 @@ pub fn assignments(given: &[String]) -> Result<BTreeMap<String, String>> {
 }
 
 impl ServiceSpec {
-    /// Checks what was asked for.
+    /// Validates the request.
     pub fn new(wanted: ServiceRequest) -> Result<Self> {
-        let ServiceRequest { manager, user, program, environment: named, caller_environment: here, command } = wanted;
+        let ServiceRequest { manager, user, program, environment: named, caller_environment: here, command } =
+            wanted;
         let (word, options) =
             command.split_first().context("name a verb: agent, up, gateway, operator or helper")?;
         let verb = Verb::ALL.into_iter().find(|verb| verb.word() == word).with_context(|| match word.as_str() {
@@ -151,7 +152,7 @@ impl ServiceSpec {
         if told.takes_data_dir && told.data_dir.is_none() {
             argv.extend(["--data-dir".to_owned(), text(&data_dir)?]);
         }
-        // Whoever runs the agent asks; root alone does.
+        // The requests come from the agent's user; the helper runs as root.
         let user = if is_helper {
             argv.extend(["--user".to_owned(), user]);
             argv.extend(["--state".to_owned(), text(&data_dir)?]);
@@ -168,8 +169,9 @@ impl ServiceSpec {
             ensure!(!value.contains(char::is_control), "the variable {name} holds a control character");
         }
         let read = told.paths.iter().map(|(_, path)| path).chain([&program]);
-        let mut homes = read.map(|path| if is_in_home(path) { HomeAccess::Read } else { HomeAccess::Hidden }).max();
-        // Its agent may read whatever its user may, as it may where a person starts it.
+        let mut homes =
+            read.map(|path| if is_in_home(path) { HomeAccess::Read } else { HomeAccess::Hidden }).max();
+        // Its agent may read whatever its user may, as when a person starts it.
         if verb == Verb::Up || told.paths.iter().any(|(_, path)| path == Path::new("/")) {
             homes = homes.max(Some(HomeAccess::Read));
         }
@@ -181,13 +183,13 @@ impl ServiceSpec {
     }
 }
 
-/// What its options say, as the command line reads them.
+/// The options as the command line parses them.
 struct ParsedOptions {
     takes_data_dir: bool,
     data_dir: Option<PathBuf>,
-    /// Every file and folder, by the flag that names it.
+    /// Every file and folder, by flag.
     paths: Vec<(String, PathBuf)>,
-    /// What came from variables, by their names.
+    /// Values from environment variables, by name.
     environment: BTreeMap<String, String>,
     low_port: bool,
 }
@@ -196,7 +198,7 @@ impl ParsedOptions {
     fn read(verb: Verb, options: &[String], here: &BTreeMap<String, String>) -> Result<Self> {
         let whole = crate::Arguments::command();
         let known = whole.find_subcommand(verb.word()).context("the verb is not known")?.clone();
-        // Variables are read here, and not from whatever this process happens to have.
+        // Variables are read here, and not from this process's environment.
         let mut bare = known.clone().no_binary_name(true).mut_args(|arg| arg.env(Resettable::Reset));
         let told = match bare.try_get_matches_from_mut(options) {
             Ok(told) => told,
@@ -238,7 +240,8 @@ impl ParsedOptions {
                 let paths = values::<PathBuf>(&told, id);
                 read.paths.extend(paths.into_iter().map(|path| (flag.clone(), path)));
             } else if kind == ValueParser::from(clap::value_parser!(SocketAddr)).type_id() {
-                read.low_port |= values::<SocketAddr>(&told, id).iter().any(|at| is_privileged_port(at.port()));
+                read.low_port |=
+                    values::<SocketAddr>(&told, id).iter().any(|at| is_privileged_port(at.port()));
             } else if kind == ValueParser::from(clap::value_parser!(u16)).type_id() && id.ends_with("port") {
                 read.low_port |= values::<u16>(&told, id).into_iter().any(is_privileged_port);
             }
@@ -251,7 +254,7 @@ fn values<T: Clone + Send + Sync + 'static>(told: &ArgMatches, id: &str) -> Vec<
     told.try_get_many::<T>(id).ok().flatten().map(|values| values.cloned().collect()).unwrap_or_default()
 }
 
-/// Zero is any port.
+/// Port zero means any free port.
 fn is_privileged_port(port: u16) -> bool {
     (1..1024).contains(&port)
 }
@@ -260,7 +263,7 @@ fn text(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// What would mean something else in a service, or be seen by everybody.
+/// Rejects options that would mean something else in a service, or would be visible to all users.
 fn check<'a>(
     program: &Path,
     argv: &[String],
@@ -294,7 +297,7 @@ fn check<'a>(
     Ok(())
 }
 
-/// Folders that `ProtectHome=` hides, and macOS's own.
+/// Folders that `ProtectHome=` hides, and macOS's home folders.
 fn is_in_home(path: &Path) -> bool {
     ["/home", "/root", "/run/user", "/Users"].iter().any(|homes| path.starts_with(homes))
 }
@@ -382,7 +385,10 @@ mod tests {
         };
         let names = |service: &ServiceSpec| service.environment.keys().cloned().collect::<Vec<_>>().join(" ");
         let carried = made("agent", "/home/me/engine").unwrap();
-        assert_eq!((names(&carried).as_str(), carried.homes), ("A RUSSET_ENGINE RUSSET_LOG", HomeAccess::Read));
+        assert_eq!(
+            (names(&carried).as_str(), carried.homes),
+            ("A RUSSET_ENGINE RUSSET_LOG", HomeAccess::Read)
+        );
         let flag = made("agent --engine-binary /opt/engine", "/home/me/engine").unwrap();
         assert_eq!((names(&flag).as_str(), flag.homes), ("A RUSSET_LOG", HomeAccess::Hidden));
         let error = made("agent", "target/engine").unwrap_err().to_string();
@@ -398,7 +404,7 @@ mod tests {
         let named = made("gateway --data-dir /srv/russet").unwrap();
         assert_eq!(named.argv.join(" "), "/usr/local/bin/russet gateway --data-dir /srv/russet");
         assert_eq!(named.data_dir, Path::new("/srv/russet"));
-        // It has no folder to name.
+        // The operator has no data folder.
         assert_eq!(made("operator").unwrap().argv.join(" "), "/usr/local/bin/russet operator");
     }
 }

@@ -1,6 +1,4 @@
-//! The unit of a service, and the user it runs as. Pure: text alone.
-//!
-//! Why its lines are as they are stands in `docs/service.md`, for whoever changes one on a machine.
+//! The unit of a service, and the user it runs as. Pure text functions. `docs/service.md` explains the lines.
 
 use std::path::Path;
 
@@ -8,15 +6,15 @@ use russet_rpc::tls::identity_dir;
 
 use super::spec::{HomeAccess, ServiceSpec, Verb};
 
-/// First word of every file; nothing else is removed or replaced.
+/// First line of every file; files without it are not removed or replaced.
 const MARK: &str = "# Written by `russet service install`";
 
-/// Whether a file is ours.
+/// Whether this program wrote a file.
 pub fn is_ours(text: &str) -> bool {
     text.starts_with(MARK)
 }
 
-/// `User=` of a service, made by `systemd-sysusers` when the machine starts.
+/// The service's `User=`, created by `systemd-sysusers` when the machine starts.
 pub fn sysusers(user: &str) -> String {
     format!("{MARK}: the user that Russet's services run as.\nu {user} - \"Russet\" - -\n")
 }
@@ -40,7 +38,7 @@ pub fn unit(service: &ServiceSpec) -> String {
         let mut lines =
             vec!["Type=exec".to_owned(), format!("User={user}"), format!("ExecStart={}", command(argv))];
         lines.extend(restart_options(*verb));
-        // After our own, which they may contradict.
+        // After the built-in variables, which these may override.
         for (name, value) in environment {
             lines.push(format!("Environment={}", quoted(&format!("{name}={value}"), false)));
         }
@@ -59,16 +57,16 @@ pub fn name(verb: Verb) -> String {
 fn unit_section(verb: Verb, data_dir: &Path) -> Vec<String> {
     let mut lines = vec![
         format!("Description={}", verb.description()),
-        // The helper makes part of the network, and waits for none.
+        // The helper sets up part of the network, and does not wait for it.
         if verb == Verb::Helper { "" } else { "Wants=network-online.target" }.to_owned(),
-        // A control plane on this very machine comes first, where there is one.
+        // After a control plane on the same machine, if there is one.
         match verb {
             Verb::Up => "After=network-online.target".to_owned(),
-            // Whoever asks it comes later.
+            // Before its clients.
             Verb::Helper => "Before=russet-agent.service russet-up.service".to_owned(),
             _ => "After=network-online.target russet-up.service".to_owned(),
         },
-        // It never gives up: what it waits for may be another machine.
+        // No start limit: the service may wait for another machine.
         "StartLimitIntervalSec=0".to_owned(),
     ];
     lines.retain(|line| !line.is_empty());
@@ -80,26 +78,27 @@ fn unit_section(verb: Verb, data_dir: &Path) -> Vec<String> {
     lines
 }
 
-/// How it ends and begins again.
+/// Stop and restart options.
 fn restart_options(verb: Verb) -> Vec<String> {
     let mut lines = vec!["Restart=always", "RestartSec=2", "TimeoutStopSec=30"];
     if verb.has_engines() {
-        // Engines outlive their agent by a minute, for the next one to adopt: neither a restart nor one engine that ran
-        // out of memory may end the others.
+        // Engines outlive their agent by a minute, so that the next agent can adopt them: neither a restart
+        // nor one engine that ran out of memory may stop the others.
         lines.extend(["KillMode=process", "OOMPolicy=continue"]);
-        // %p is the unit's name. Sockets whose paths are long lie in the folder for temporary files, which has to outlive a restart as well.
+        // %p is the unit's name. Sockets with long paths are in the temporary folder, which must survive a
+        // restart too.
         lines.extend(["RuntimeDirectory=%p", "RuntimeDirectoryMode=0700", "RuntimeDirectoryPreserve=yes"]);
         lines.extend(["Environment=TMPDIR=%t/%p", "LimitMEMLOCK=infinity"]);
     }
     if verb == Verb::Helper {
-        // Its socket lies there, which the agent's user has to reach.
+        // Its socket is there; the agent's user has to reach it.
         lines.extend(["RuntimeDirectory=russet", "RuntimeDirectoryMode=0755"]);
     }
     lines.extend(["LimitNOFILE=65536", "LimitCORE=0"]);
     lines.into_iter().map(str::to_owned).collect()
 }
 
-/// What it may not.
+/// Sandbox options.
 fn sandbox_options(verb: Verb, data_dir: &Path, homes: HomeAccess, low_port: bool) -> Vec<String> {
     let data_dir = quoted(&data_dir.display().to_string(), false);
     let home = match homes {
@@ -133,7 +132,7 @@ fn sandbox_options(verb: Verb, data_dir: &Path, homes: HomeAccess, low_port: boo
         "SystemCallFilter=@system-service".to_owned(),
         "SystemCallErrorNumber=EPERM".to_owned(),
     ];
-    // Netlink is how a process asks for the machine's interfaces.
+    // Netlink is needed to list the machine's interfaces.
     let families =
         if verb == Verb::Helper { "AF_UNIX AF_NETLINK" } else { "AF_UNIX AF_INET AF_INET6 AF_NETLINK" };
     lines.push(format!("RestrictAddressFamilies={families}"));
@@ -141,21 +140,21 @@ fn sandbox_options(verb: Verb, data_dir: &Path, homes: HomeAccess, low_port: boo
         lines.push("IPAddressDeny=any".to_owned());
     }
     if !verb.has_engines() {
-        // Engines need the machine's GPUs and RDMA devices, and their libraries make code while they run. The clock's
-        // protection is here because it closes all other devices.
+        // Engines need the machine's GPUs and RDMA devices, and their libraries generate code at run time.
+        // ProtectClock= is here because it blocks all other devices.
         let closed = ["PrivateDevices=yes", "ProtectClock=yes", "MemoryDenyWriteExecute=yes"];
         lines.extend(closed.map(str::to_owned));
     }
     lines
 }
 
-/// A command line as systemd splits it.
+/// A command line in systemd's syntax.
 fn command(argv: &[String]) -> String {
     let words: Vec<String> = argv.iter().map(|word| quoted(word, true)).collect();
     words.join(" ")
 }
 
-/// A word in systemd's own quoting. `%` begins a specifier everywhere, `$` a variable in commands alone.
+/// A word in systemd's quoting. `%` begins a specifier everywhere, `$` a variable in commands only.
 fn quoted(word: &str, command: bool) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_@:/.,=+-[]".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -174,7 +173,7 @@ fn quoted(word: &str, command: bool) -> String {
     out
 }
 
-/// What a unit runs, as it stands there.
+/// The command line in a unit.
 pub fn exec_command(text: &str) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix("ExecStart=")).map(str::to_owned)
 }

@@ -1,5 +1,5 @@
-//! The certificate that clients of other machines see, signed by this control plane's own CA. `up`
-//! makes and renews it, so that the gateway, which the network talks to, never holds the CA's key.
+//! The gateway's certificate for clients on other machines, signed by this control plane's own CA. `up`
+//! issues and renews it, so that the gateway, which is exposed to the network, never holds the CA's key.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use crate::data_dir::DataDir;
 
 /// Lifetime of the certificate, days.
 const DAYS: i64 = 90;
-/// Age at which it is made anew: early enough that nobody meets an expired one.
+/// Age at which it is renewed: early enough that no client sees an expired one.
 const RENEW_AFTER: Duration = Duration::from_secs(60 * 24 * 3600);
-/// Which names the certificate has and who signed it, beside it.
+/// File with the certificate's names and its CA.
 const NAMES: &str = "names";
 
-/// Where the certificate lies.
+/// Paths of the certificate and its key.
 pub fn files(layout: &DataDir) -> ServerFiles {
     let dir = dir(layout);
     ServerFiles { cert: dir.join(identity_dir::CERTIFICATE), key: dir.join(identity_dir::KEY) }
@@ -29,7 +29,7 @@ fn dir(layout: &DataDir) -> PathBuf {
     layout.gateway().join("server")
 }
 
-/// Makes the certificate when there is none, when it is old, or when names or authority changed.
+/// Issues the certificate if there is none, if it is old, or if names or CA changed.
 pub fn ensure(layout: &DataDir, listen: &[IpAddr]) -> Result<()> {
     let pki_dir = layout.serve().join("pki");
     let authority =
@@ -50,7 +50,7 @@ pub fn ensure(layout: &DataDir, listen: &[IpAddr]) -> Result<()> {
         ],
     );
     published.with_context(|| format!("cannot keep the gateway's certificate in {}", dir.display()))?;
-    // Last: without it the certificate is made again.
+    // Last: without this file the certificate is issued again.
     pki::write_private(&dir.join(NAMES), wanted.as_bytes())?;
     Ok(())
 }
@@ -58,12 +58,12 @@ pub fn ensure(layout: &DataDir, listen: &[IpAddr]) -> Result<()> {
 fn is_due(dir: &Path, wanted: &str, now: SystemTime) -> bool {
     let path = dir.join(NAMES);
     let made = std::fs::metadata(&path).and_then(|metadata| metadata.modified());
-    // A clock that was set back makes it look younger than now: made again, that is mended too.
+    // After a clock was set back it seems to be from the future; it is issued again.
     let age = made.ok().and_then(|made| now.duration_since(made).ok());
     age.is_none_or(|age| age >= RENEW_AFTER) || std::fs::read_to_string(&path).ok().as_deref() != Some(wanted)
 }
 
-/// Names by which others may know this machine.
+/// Host names of this machine.
 pub fn host_names() -> Vec<String> {
     let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
     let mut names = vec!["localhost".to_owned()];
@@ -71,7 +71,7 @@ pub fn host_names() -> Vec<String> {
         !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '.')
     };
     if valid(&host) {
-        // Macs and many Linux machines answer to `NAME.local` on their own network.
+        // Macs and many Linux machines are `NAME.local` on their own network.
         names.push(format!("{}.local", host.trim_end_matches(".local")));
         names.push(host);
     }
@@ -79,7 +79,7 @@ pub fn host_names() -> Vec<String> {
     names
 }
 
-/// Addresses at which others may reach a gateway that listens on `listen`.
+/// Addresses of a gateway that listens on `listen`.
 pub fn addresses(listen: &[IpAddr]) -> Vec<IpAddr> {
     let own = russet_agent::hardware::interface_addresses();
     let named = listen.iter().copied().filter(|address| !address.is_unspecified());
@@ -113,7 +113,7 @@ mod tests {
         let now = SystemTime::now() + Duration::from_secs(1);
         assert!(!due(now) && due(now + RENEW_AFTER) && due(now - Duration::from_secs(3600)));
         assert!(RENEW_AFTER < Duration::from_secs(DAYS.cast_unsigned() * 24 * 3600));
-        // A mode for its owner alone, as every key here.
+        // A mode for the owner only, as for every key.
         use std::os::unix::fs::PermissionsExt as _;
         let mode = std::fs::metadata(files(&layout).key).unwrap().permissions().mode();
         assert_eq!(mode & 0o077, 0);

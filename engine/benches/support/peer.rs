@@ -1,4 +1,4 @@
-//! mlx-lm in a process of its own, at the same work in the same run, and how figures are told.
+//! mlx-lm in a process of its own, with the same work in the same run, and the output of figures.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -20,7 +20,7 @@ impl Drop for MlxLmProcess {
 }
 
 impl MlxLmProcess {
-    /// On one core if it is named; a rank of a sharded model if there are hosts.
+    /// Starts it, pinned to a core if one is given; as a rank of a sharded model if there are hosts.
     pub fn start(model: &Path, core: Option<usize>, hosts: Option<&Path>) -> Self {
         let python =
             std::env::var_os("RUSSET_PYTHON").expect("RUSSET_PYTHON; use `cargo xtask bench engine`");
@@ -44,19 +44,19 @@ impl MlxLmProcess {
         Self { child, input, output }
     }
 
-    /// Gives it work; `answer` has what came of it.
+    /// Sends it work; read the result with `answer`.
     pub fn ask(&mut self, work: &str) {
         writeln!(self.input, "{work}").unwrap();
         self.input.flush().unwrap();
     }
 
-    /// The answer to the work given last.
+    /// The result of the last work.
     pub fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
             self.output.read_line(&mut line).unwrap();
             assert!(!line.is_empty(), "mlx-lm ended");
-            // It says so once, when the model is loaded.
+            // It prints this once, when the model is loaded.
             if line.trim() != "ready" {
                 return line.trim().to_owned();
             }
@@ -64,14 +64,14 @@ impl MlxLmProcess {
     }
 }
 
-/// The middle one.
+/// The median.
 pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// One figure for `cargo xtask bench engine`: the ratio to the peer has to be `least`; of what is measured in
+/// Prints one figure for `cargo xtask bench engine`: the ratio to the peer must reach a minimum; for
 /// milliseconds, less is better.
 pub fn tell(what: &str, unit: &str, least: f64, ours: f64, peer: f64) {
     let figure = serde_json::json!({"what": what, "unit": unit, "least": least, "ours": ours, "peer": peer});

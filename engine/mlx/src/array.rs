@@ -27,9 +27,9 @@ pub fn from_bytes(bytes: &[u8], shape: &[i32], dtype: Dtype) -> Result<Array, Er
     Ok(unsafe { Array::from_raw_data(bytes.as_ptr().cast(), shape, dtype) })
 }
 
-/// `into` with `new` in the place of its elements from `start` on, one number per axis. Where nobody else holds `into`
-/// any more when this is computed, it is written in place. mlx-rs says the same with two reshapes more, which cost as
-/// much as a small write.
+/// `into` with `new` in place of its elements from `start` on, one index per axis. Written in place if no
+/// other array shares `into` by the time this is computed. The mlx-rs equivalent adds two reshapes, which
+/// cost as much as a small write.
 pub fn write_slice(into: &Array, new: &Array, start: &[i32]) -> Result<Array, Error> {
     crate::install_error_handler();
     if start.len() != into.ndim() || start.len() != new.ndim() {
@@ -42,7 +42,7 @@ pub fn write_slice(into: &Array, new: &Array, start: &[i32]) -> Result<Array, Er
     let stream = Stream::thread_local_or_default();
     // SAFETY: a null handle that the next call fills; owned by `result` in every case.
     let mut handle = unsafe { mlx_sys::mlx_array_new() };
-    // SAFETY: arrays and stream are live, and each list has as many numbers as it says.
+    // SAFETY: arrays and stream are live, and each list has the length given.
     let status = unsafe {
         mlx_sys::mlx_slice_update(
             &mut handle,

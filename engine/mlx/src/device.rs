@@ -1,8 +1,8 @@
-//! What MLX says of the device it computes on.
+//! Properties of MLX's default device.
 
 use crate::error::{Error, check, install_error_handler};
 
-/// What Metal calls the memory that a program should keep resident; other devices say nothing of it.
+/// Metal's key for the memory that a program should keep resident; other devices do not have it.
 const WORKING_SET: &std::ffi::CStr = c"max_recommended_working_set_size";
 
 /// Device information; frees itself.
@@ -25,7 +25,7 @@ impl Drop for Device {
     }
 }
 
-/// Bytes that the default device recommends to keep resident; `None` where it says nothing of the kind, as a CPU does.
+/// Recommended resident bytes of the default device; `None` where the device reports none, as a CPU does.
 pub fn recommended_working_set() -> Result<Option<usize>, Error> {
     install_error_handler();
     // SAFETY: makes an empty device, owned by the guard, that the next call fills.

@@ -1,11 +1,11 @@
-//! Process groups: who the ranks are, and sending arrays between them. MLX runs these operations on
-//! a CPU stream whatever the device of the arrays. They are lazy like any other operation, so errors
-//! of the wire come back from the evaluation, not from the calls here.
+//! MLX process groups: ranks, point-to-point operations and collectives. MLX runs these operations on a CPU
+//! stream whatever the device of the arrays. They are lazy like any other operation, so network errors come
+//! from the evaluation, not from the calls here.
 //!
-//! The wire has no authentication and no timeouts, and any TCP connection to a rank's port is taken
-//! for its neighbour: whoever starts a group keeps it on a trusted network and watches it from
-//! outside. After a wire error a group is done for: the next operation on it fails too, and those after
-//! that wait for ever. Rings can be joined anew by the same process.
+//! MLX's protocol has no authentication and no timeouts, and any TCP connection to a rank's port is taken for
+//! its neighbour: run a group on a trusted network and monitor it from outside. After a network error a group
+//! is unusable: the next operation on it fails too, and those after that wait forever. The same process can
+//! join new rings.
 
 use std::ffi::{CString, OsStr};
 use std::sync::Mutex;
@@ -14,19 +14,19 @@ use mlx_rs::{Array, Dtype, Stream};
 
 use crate::error::{Error, check, install_error_handler};
 
-/// One join at a time: it speaks to MLX through variables of the process.
+/// One join at a time, because it passes settings to MLX through environment variables.
 static JOIN_LOCK: Mutex<()> = Mutex::new(());
 
 unsafe extern "C" {
-    /// `void mlx::core::distributed::clear_backends()`, which the C interface lacks. A C++ function
-    /// that takes and returns nothing is called like one of C; only its name is mangled, and alike by
-    /// every compiler MLX is built with. Were it ever gone, the engine would not link.
+    /// `void mlx::core::distributed::clear_backends()`, which the C interface lacks. A C++ function that
+    /// takes and returns nothing is called like a C function; only its name is mangled, and equally by every
+    /// compiler MLX is built with. If it were removed, the engine would not link.
     #[link_name = "_ZN3mlx4core11distributed14clear_backendsEv"]
     fn clear_backends();
 }
 
-/// A joined group. Its connections are open until it is dropped, no array that waits for it is left, and
-/// MLX has forgotten it ([`forget`], or the next [`Group::join`]).
+/// A joined group. Its connections stay open until it is dropped, no pending array uses it, and MLX's cache
+/// has released it ([`release_last_group`], or the next [`ProcessGroup::join`]).
 #[derive(Debug)]
 pub struct ProcessGroup {
     handle: mlx_sys::mlx_distributed_group,
@@ -35,12 +35,12 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Joins a group beside those joined before. MLX reads the environment of `backend` at this moment
-    /// (for `ring`: `MLX_RANK` and `MLX_HOSTFILE`), blocks until the neighbours are there, and gives up
-    /// on a neighbour that does not listen after about half a minute.
+    /// Joins a group in addition to those joined before. MLX reads the environment of `backend` now (for
+    /// `ring`: `MLX_RANK` and `MLX_HOSTFILE`), blocks until the neighbours are connected, and gives up after
+    /// about half a minute on a neighbour that does not listen.
     ///
-    /// `variables` are what the environment has to say for this group. Each of them must be there
-    /// already, from the start of the process; where it says something else, it is overwritten.
+    /// `variables` are the environment of this group. Each of them must exist since the start of the process;
+    /// a different value is overwritten.
     pub fn join(backend: &str, variables: &[(&str, &OsStr)]) -> Result<Self, Error> {
         install_error_handler();
         let name = CString::new(backend).map_err(|_| Error::ZeroByte(backend.to_owned()))?;
@@ -48,9 +48,9 @@ impl ProcessGroup {
         for (name, value) in variables {
             overwrite_variable(name, value)?;
         }
-        // MLX answers a second request for a backend with the first one's group; it forgets that here.
-        // SAFETY: the call drops references that MLX's cache holds; groups handed out hold their own.
-        // Nothing else uses the cache meanwhile: only `join` asks for groups, and it holds the lock.
+        // MLX answers a second request for a backend with the first one's group; this call clears that cache.
+        // SAFETY: the call drops references that MLX's cache holds; groups handed out hold their own. No
+        // other code uses the cache at the same time: only `join` requests groups, and it holds the lock.
         unsafe { clear_backends() };
         // SAFETY: makes a null handle, which the next call fills.
         let mut handle = unsafe { mlx_sys::mlx_distributed_group_new() };
@@ -64,12 +64,12 @@ impl ProcessGroup {
         Ok(Self { handle, rank: rank.max(0) as usize, size: size.max(1) as usize })
     }
 
-    /// This process's place in the group.
+    /// This process's rank in the group.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Processes in the group.
+    /// Number of processes in the group.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -121,11 +121,10 @@ impl ProcessGroup {
     }
 }
 
-/// Has MLX forget the group that was joined last, which it would otherwise keep for whoever asks for it
-/// again.
+/// Clears MLX's cached reference to the group that was joined last.
 pub fn release_last_group() {
     let _one = JOIN_LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // SAFETY: as in `Group::join`; the lock is held.
+    // SAFETY: as in `ProcessGroup::join`; the lock is held.
     unsafe { clear_backends() };
 }
 
@@ -136,15 +135,15 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Makes an existing variable say `value`.
+/// Overwrites an existing environment variable.
 ///
 /// Changing the environment of a process with threads is dangerous for two reasons: adding a variable may
 /// move the list that another thread is reading, and a reader may keep a pointer to a value that is freed.
-/// Neither happens to a variable that exists already: glibc then puts the address of a new text into
-/// the list's entry, one aligned word, and never frees a text; macOS copies or replaces the text under the
-/// lock that its `getenv` takes too. What remains is a reader of this same variable that sees the old
-/// value or, on macOS, a mixture: nobody reads these names but MLX, from inside [`Group::join`], which
-/// holds a lock. Rust's own access to the environment has its lock besides.
+/// Neither happens to a variable that exists already: glibc then puts the address of a new string into the
+/// list's entry, one aligned word, and never frees a string; macOS copies or replaces the string under the
+/// lock that its `getenv` takes too. What remains is a reader of this same variable that sees the old value
+/// or, on macOS, a mixture: only MLX reads these names, from inside [`ProcessGroup::join`], which holds a
+/// lock. Rust's own access to the environment has its own lock.
 fn overwrite_variable(name: &str, value: &OsStr) -> Result<(), Error> {
     match std::env::var_os(name) {
         Some(now) if now == value => Ok(()),
@@ -186,7 +185,7 @@ mod tests {
         let error = ProcessGroup::join("no-such-backend", &[("RUSSET_NEVER_SET", never)]).unwrap_err();
         assert_eq!(error, Error::Variable("RUSSET_NEVER_SET".into()));
         assert_eq!(std::env::var_os(never), None);
-        // Cargo sets this one for every test, and nothing here reads it.
+        // Cargo sets this variable for every test, and no code here reads it.
         overwrite_variable("CARGO_PKG_README", OsStr::new("x")).unwrap();
         assert_eq!(std::env::var_os("CARGO_PKG_README"), Some("x".into()));
     }

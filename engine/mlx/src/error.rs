@@ -1,6 +1,6 @@
-//! MLX failures as values. The C interface's own handler prints and ends the process; `mlx-rs`
-//! installs one that keeps the message, but only lets its own calls read it. Ours keeps a copy for
-//! this crate and passes every message on, so both sides can report what went wrong.
+//! MLX errors as values. The C interface's own handler prints and exits; `mlx-rs` installs one that stores
+//! the message, but only its own calls can read it. This handler stores a copy for this crate and forwards
+//! every message, so both sides can report the error.
 
 use std::{
     cell::RefCell,
@@ -16,12 +16,12 @@ pub enum Error {
     /// MLX refused or failed.
     #[error("MLX could not {operation}: {message}")]
     Mlx {
-        /// What was asked.
+        /// The operation.
         operation: &'static str,
-        /// MLX's own words.
+        /// MLX's message.
         message: String,
     },
-    /// Bytes that do not make the array asked for.
+    /// Bytes that do not match shape and type.
     #[error("{bytes} bytes do not make an array of {shape:?} elements of {item} bytes")]
     Size {
         /// Bytes given.
@@ -31,20 +31,20 @@ pub enum Error {
         /// Bytes per element.
         item: usize,
     },
-    /// Arrays of different numbers of axes.
+    /// Arrays with different numbers of axes.
     #[error("an array of {new:?} cannot be written into one of {into:?} at {start:?}")]
     Axes {
-        /// Shape of the one that was to be written into.
+        /// Shape of the target.
         into: Vec<i32>,
-        /// Shape of what was to be written.
+        /// Shape of the update.
         new: Vec<i32>,
-        /// Where.
+        /// Start index.
         start: Vec<i32>,
     },
-    /// A variable that was to be overwritten and does not exist.
+    /// A variable to overwrite that does not exist.
     #[error("{0} is not in this process's environment; it has to be there before the process begins")]
     Variable(String),
-    /// A text with a zero byte inside.
+    /// A string with a zero byte inside.
     #[error("{0:?} holds a zero byte")]
     ZeroByte(String),
 }
@@ -68,12 +68,12 @@ extern "C" fn record_message(message: *const c_char, data: *mut c_void) {
     unsafe { default_mlx_error_handler(message, data) };
 }
 
-/// Makes every MLX error a value instead of the end of the process. Call it before anything else
-/// touches MLX; every function of this crate does.
+/// Turns every MLX error into a value instead of a process exit. Must run before any other MLX call; every
+/// function of this crate ensures that.
 pub fn install_error_handler() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
-        // `mlx-rs` installs its handler at its first call, once; ours must come after it.
+        // `mlx-rs` installs its handler once, at its first call; this one must come after it.
         let _ = mlx_rs::memory::active_memory();
         // SAFETY: the handler is a plain function, and it needs no data.
         unsafe { mlx_sys::mlx_set_error_handler(Some(record_message), std::ptr::null_mut(), None) };

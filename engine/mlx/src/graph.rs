@@ -1,10 +1,10 @@
-//! Order in the lazy graph: `depends` ties arrays together, `synchronize` waits for a stream.
+//! Dependencies in the lazy graph: `depends` adds edges between arrays, `synchronize` waits for a stream.
 
 use mlx_rs::{Array, Stream};
 
 use crate::error::{Error, check, install_error_handler};
 
-/// A vector of array handles that C can read; frees itself.
+/// A vector of array handles for C; frees itself.
 struct ArrayVector(mlx_sys::mlx_vector_array);
 
 impl ArrayVector {
@@ -27,8 +27,8 @@ impl Drop for ArrayVector {
     }
 }
 
-/// `array`, but evaluated only after `dependencies`: how a `send` whose result nobody reads stays in
-/// an evaluated graph.
+/// `array`, but evaluated only after `dependencies`: keeps a `send` whose result is unused in an evaluated
+/// graph.
 pub fn depends(array: &Array, dependencies: &[&Array]) -> Result<Array, Error> {
     install_error_handler();
     let inputs = ArrayVector::new(&[array])?;

@@ -1,8 +1,8 @@
-//! What MLX needs of the operating system: a clock that Linux does not have, an end without clean-up, and
-//! threads that come to their turn although MLX's wait actively.
+//! Operating-system support for MLX: a clock that Linux lacks, exit without clean-up, and scheduling of
+//! threads beside MLX's busy-waiting ones.
 
-/// `mlx-rs` seeds its random state with macOS's approximate clock. We always pass seeds ourselves;
-/// this only has to exist and to differ from call to call.
+/// `mlx-rs` seeds its random state with macOS's approximate clock. This crate's callers always pass seeds
+/// themselves; the function only has to exist and to differ from call to call.
 #[cfg(not(target_vendor = "apple"))]
 #[unsafe(no_mangle)]
 extern "C" fn mach_approximate_time() -> u64 {
@@ -16,23 +16,23 @@ unsafe extern "C" {
     fn end_process(code: std::ffi::c_int) -> !;
 }
 
-/// Ends the process at once, without running MLX's clean-up. A thread that hangs in a collective would meet
-/// that clean-up half done, and the process would end in a crash instead of with `code`.
+/// Exits at once, without MLX's clean-up. A thread that hangs in a collective would run into that clean-up,
+/// and the process would crash instead of exiting with `code`.
 pub fn exit_immediately(code: i32) -> ! {
     // SAFETY: the call takes any number, and nothing of the process is used after it.
     unsafe { end_process(code) }
 }
 
-/// Asks that this thread runs as soon as it has something to do, for a tenth of a millisecond at a time.
-/// MLX's threads wait actively for their neighbours; where they share a core with those who carry the
-/// neighbours' bytes, Linux would otherwise let them finish their whole turn of about 3 ms first. Older
-/// systems (before Linux 6.12) take no notice, and others have nothing of the kind.
+/// Asks the system to schedule this thread as soon as it is runnable, for a tenth of a millisecond at a time.
+/// MLX's threads busy-wait for their neighbours; where they share a core with the threads that carry the
+/// neighbours' bytes, Linux would otherwise let them use their whole time slice of about 3 ms first. Linux
+/// before 6.12 ignores this, and other systems have no equivalent.
 pub fn request_low_latency() {
     #[cfg(target_os = "linux")]
     slice::set_slice(100_000);
 }
 
-/// How long Linux lets a thread run before others come to theirs, in nanoseconds.
+/// Time slice of a thread on Linux, in nanoseconds.
 #[cfg(target_os = "linux")]
 mod slice {
     use std::ffi::{c_int, c_long, c_uint};
@@ -67,16 +67,18 @@ mod slice {
     fn sched_getattr() -> Option<SchedAttr> {
         let mut attributes = SchedAttr::default();
         // SAFETY: the attributes are live and ours, and the system writes at most `SIZE` bytes.
-        let answer = unsafe { syscall(SYS_SCHED_GETATTR, CURRENT_THREAD, &raw mut attributes, SIZE as c_uint, NO_FLAGS) };
+        let answer = unsafe {
+            syscall(SYS_SCHED_GETATTR, CURRENT_THREAD, &raw mut attributes, SIZE as c_uint, NO_FLAGS)
+        };
         (answer == 0).then_some(attributes)
     }
 
     pub(super) fn set_slice(slice: u64) {
-        // All else is said as it is: a person may have given the process another priority.
+        // All other attributes are kept: the user may have set another priority for the process.
         let Some(attributes) = sched_getattr() else { return };
         let attributes = SchedAttr { size: SIZE, slice, ..attributes };
-        // SAFETY: the attributes are live, of the size they name, and the system only reads them. A
-        // refusal changes nothing, and this thread then runs as all others.
+        // SAFETY: the attributes are live, of the size they name, and the system only reads them. A refusal
+        // changes nothing, and this thread keeps its default time slice.
         unsafe { syscall(SYS_SCHED_SETATTR, CURRENT_THREAD, &raw const attributes, NO_FLAGS) };
     }
 

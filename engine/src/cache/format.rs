@@ -1,5 +1,4 @@
-//! In what form keys and values are kept: as they were computed, or quantised. It knows nothing of positions that
-//! come and go.
+//! KV format: keys and values as computed, or quantised. Not here: appending and truncating positions.
 
 use mlx_rs::{
     Array,
@@ -10,27 +9,27 @@ use russet_wire::kv_quantization::kv_group;
 
 use crate::args::KvCacheType;
 
-/// The form of one layer's keys and values.
+/// Format of one layer's keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvFormat {
-    /// As computed: an array each.
+    /// As computed: one array each.
     #[default]
     AsComputed,
     /// Packed, with scales and biases: three arrays each.
     Quantised(Quantisation),
 }
 
-/// How numbers are quantised, in the way MLX calls affine.
+/// Parameters of MLX's affine quantisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantisation {
-    /// Bits of a number.
+    /// Bits per element.
     pub bits: i32,
-    /// Neighbours within a head that share a scale and a bias.
+    /// Group size: neighbours within a head that share a scale and a bias.
     pub group_size: i32,
 }
 
 impl KvFormat {
-    /// The form asked for, of heads this wide; `None` where MLX has no groups for them.
+    /// The requested format for this head size; `None` if MLX has no group size for it.
     pub fn new(asked: KvCacheType, head_dim: usize) -> Option<Self> {
         let bits = match asked {
             KvCacheType::AsComputed => return Some(Self::AsComputed),
@@ -41,8 +40,8 @@ impl KvFormat {
         Some(Self::Quantised(Quantisation { bits, group_size }))
     }
 
-    /// The arrays that are kept of keys and values, `[batch, heads, positions, width]`. Each of them has its
-    /// positions where these have theirs, so that whoever cuts and joins them need not know what they are.
+    /// The arrays for keys and values of `[batch, heads, positions, width]`. All of them have positions on
+    /// the same axis, so that they can be sliced and joined without knowing the format.
     pub(super) fn encode(self, keys: &Array, values: &Array) -> Result<Vec<Array>, Exception> {
         match self {
             Self::AsComputed => Ok(vec![keys.clone(), values.clone()]),
@@ -53,7 +52,7 @@ impl KvFormat {
         }
     }
 
-    /// How many arrays that are.
+    /// Number of these arrays.
     pub fn tensor_count(self) -> usize {
         match self {
             Self::AsComputed => 2,
@@ -61,7 +60,7 @@ impl KvFormat {
         }
     }
 
-    /// What [`Self::parts`] made.
+    /// A view of arrays made by [`Self::encode`].
     pub(super) fn view(self, parts: &[Array]) -> Result<KvView, Exception> {
         match (self, parts) {
             (Self::AsComputed, [keys, values]) => {
@@ -79,7 +78,7 @@ impl KvFormat {
 }
 
 impl Quantisation {
-    /// Packed numbers, scales and biases; of each position and head by itself.
+    /// Quantises each position and head by itself: packed values, scales and biases.
     fn quantize(self, numbers: &Array) -> Result<[Array; 3], Exception> {
         let (packed, scales, biases) = quantize(numbers, self.group_size, self.bits)?;
         Ok([packed, scales, biases])
@@ -90,7 +89,7 @@ impl Quantisation {
     }
 }
 
-/// Everything a layer's cache holds of a sequence.
+/// View of a layer's KV cache of one sequence.
 #[derive(Clone, Debug)]
 pub enum KvView {
     /// `[batch, heads, positions, width]` each.
@@ -100,7 +99,7 @@ pub enum KvView {
         /// Values.
         values: Array,
     },
-    /// The same, quantised.
+    /// Quantised keys and values of the same shape.
     Quantised {
         /// Keys.
         keys: QuantizedTensor,
@@ -110,7 +109,7 @@ pub enum KvView {
 }
 
 impl KvView {
-    /// Positions held.
+    /// Number of positions.
     pub fn positions(&self) -> i32 {
         match self {
             Self::AsComputed { keys, .. } => keys.dim(2),
@@ -131,10 +130,10 @@ impl KvView {
     }
 }
 
-/// Quantised numbers of `[batch, heads, positions, width]`.
+/// Quantised tensor of shape `[batch, heads, positions, width]`.
 #[derive(Clone, Debug)]
 pub struct QuantizedTensor {
-    /// 32 bits at a time, `[batch, heads, positions, width × bits / 32]`.
+    /// Packed values, 32 bits at a time, `[batch, heads, positions, width × bits / 32]`.
     numbers: Array,
     /// One per group, `[batch, heads, positions, width / group]`.
     scales: Array,
@@ -149,12 +148,12 @@ impl QuantizedTensor {
         self.scales.dim(1)
     }
 
-    /// `x`, `[batch, heads, queries per head, rows, width]`, times the numbers of its head, transposed.
+    /// `x`, `[batch, heads, queries per head, rows, width]`, times the values of its head, transposed.
     pub fn matmul_transposed(&self, x: &Array) -> Result<Array, Exception> {
         self.quantized_matmul(x, true)
     }
 
-    /// `x`, `[batch, heads, queries per head, rows, positions]`, times the numbers of its head.
+    /// `x`, `[batch, heads, queries per head, rows, positions]`, times the values of its head.
     pub fn matmul(&self, x: &Array) -> Result<Array, Exception> {
         self.quantized_matmul(x, false)
     }
@@ -171,7 +170,7 @@ impl QuantizedTensor {
     }
 }
 
-/// The first `count` positions of an array that has them where keys and values have theirs.
+/// The first `count` positions of an array with positions on the same axis as keys and values.
 pub(super) fn prefix(array: &Array, count: i32) -> Result<Array, Exception> {
     if count == array.dim(2) { Ok(array.clone()) } else { array.try_index((.., .., 0..count, ..)) }
 }

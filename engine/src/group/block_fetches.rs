@@ -1,4 +1,4 @@
-//! What followers say of blocks that come from their disks: a slot is filled as far as it is on every rank.
+//! Block loads from followers' disks: a slot is filled up to the first block that is missing on any rank.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,21 +6,21 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// Slots that wait for followers; clones share them.
+/// Slots with pending replies; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct BlockFetches(Arc<Mutex<HashMap<u32, PendingFetch>>>);
 
 #[derive(Debug)]
 struct PendingFetch {
-    /// Followers that did not answer yet.
+    /// Followers that have not replied yet.
     followers_left: usize,
-    /// Blocks that came everywhere so far.
+    /// Leading blocks loaded on every rank so far.
     count: u32,
     done: oneshot::Sender<u32>,
 }
 
 impl BlockFetches {
-    /// So many followers will say how many blocks of a slot came; the answer is the least of it.
+    /// Expects a reply of `followers` followers for a slot; resolves to the smallest number of blocks.
     pub fn expect(&self, slot: u32, followers: usize) -> oneshot::Receiver<u32> {
         let (done, answer) = oneshot::channel();
         if followers == 0 {
@@ -31,7 +31,7 @@ impl BlockFetches {
         answer
     }
 
-    /// One of them says it.
+    /// A follower's reply.
     pub fn record_reply(&self, slot: u32, count: u32) {
         let mut all = self.0.lock();
         let Some(waiting) = all.get_mut(&slot) else { return };

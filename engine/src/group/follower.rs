@@ -1,4 +1,4 @@
-//! A higher rank's side: check who leads, join when told, and run every step in the order it came.
+//! A follower's side of the control stream: check the leader, join on command, and run every step in order.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,35 +14,35 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot::error::RecvError;
 use tonic::{Status, Streaming};
 
-use super::{HeartbeatMonitor, encode_hashes, decode_hashes, to_cache_command};
+use super::{HeartbeatMonitor, decode_hashes, encode_hashes, to_cache_command};
 use crate::executor::{Addresses, Executor, ExecutorError, SequenceStep};
 use crate::lifecycle::{FailureCause, FailureReport, Lifecycle, Phase};
 use crate::metrics::EngineMetrics;
 
-/// Time for the first message; it is sent with the request.
+/// Timeout for the first message, which is sent with the request.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a follower knows of itself and its group.
+/// State of a follower.
 pub struct Follower {
     /// This rank.
     pub rank: u32,
-    /// What rank 0 must say too.
+    /// The `Hello` that rank 0 must send.
     pub hello: pb::Hello,
     /// Slots of the KV cache.
     pub max_sequences: u32,
-    /// Its share of the model.
+    /// Its shard of the model.
     pub compute: Arc<dyn Executor>,
-    /// Where MLX meets its neighbours.
+    /// Addresses of its MLX rings.
     pub addresses: Addresses,
-    /// Its life.
+    /// Its lifecycle.
     pub life: Lifecycle,
-    /// Its counters.
+    /// Its metrics.
     pub metrics: EngineMetrics,
-    /// Whether somebody leads already.
+    /// Whether it has a leader already.
     pub has_leader: AtomicBool,
 }
 
-/// The right to lead one follower, given back when the leader leaves before anything began.
+/// Leadership of one follower, released if the leader leaves before anything has started.
 struct Leadership(Arc<Follower>);
 
 impl Drop for Leadership {
@@ -55,8 +55,8 @@ impl Drop for Leadership {
 pub type ReplySink = UnboundedSender<Result<pb::FollowReply, Status>>;
 
 impl Follower {
-    /// Checks who asks, waits until the weights are there, and obeys from then on. The answer's
-    /// headers are what tells rank 0 that this rank is loaded.
+    /// Checks the leader, waits until the weights are loaded, and then executes its commands. The response
+    /// headers tell rank 0 that this rank is loaded.
     pub async fn follow(
         self: Arc<Self>,
         mut commands: Streaming<pb::FollowCommand>,
@@ -88,7 +88,7 @@ impl Follower {
         tokio::spawn(async move {
             let _leadership = leadership;
             self.run(commands, &replies).await;
-            // Whatever ended it, rank 0 hears why; when it is gone nobody does.
+            // Rank 0 gets the reason of any failure, if it is still connected.
             let now = self.life.status();
             if now.phase == Phase::Failed {
                 let failed = pb::Failed { kind: pb::FailureKind::Unavailable as i32, message: now.message };
@@ -113,7 +113,7 @@ impl Follower {
                     }
                 }
                 Some((slot, count)) = fetching.next() => {
-                    // Without an answer the slot stays empty, and rank 0 reads the prompt.
+                    // Without a reply the slot stays empty, and rank 0 prefills the prompt.
                     let count: Result<Result<u32, ExecutorError>, RecvError> = count;
                     let count = count.map_or(0, |count| count.unwrap_or(0));
                     let fetched = pb::Fetched { slot, count };
@@ -172,7 +172,8 @@ impl Follower {
         }
     }
 
-    /// Whether every step of a batch has a slot of its own, and tokens or a way to hear of the one that rank 0 chose.
+    /// Checks a batch: every step has a slot of its own, and tokens or a way to learn the token that rank 0
+    /// sampled.
     fn check_batch(&self, batch: &pb::Batch) -> Result<(), String> {
         let Self { max_sequences, hello, .. } = self;
         let hears = hello.size == hello.tensor_size;
@@ -193,7 +194,7 @@ impl Follower {
         Ok(())
     }
 
-    /// A command that makes sense; `None` when rank 0 left and this rank was asked to stop anyway.
+    /// A valid command; `None` if rank 0 has left and this rank was asked to stop anyway.
     fn command(
         &self,
         message: Result<Option<pb::FollowCommand>, Status>,
@@ -227,7 +228,7 @@ fn failure_of<T>(result: Result<Result<T, ExecutorError>, RecvError>) -> Option<
     }
 }
 
-/// What two ranks disagree on, with both sides.
+/// What two ranks disagree on, with both values.
 fn difference(own: &pb::Hello, other: &pb::Hello) -> Option<String> {
     let pb::Hello { build, group_uid, epoch, size, tensor_size } = own;
     [

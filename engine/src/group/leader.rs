@@ -1,4 +1,5 @@
-//! Rank 0's side: find every higher rank, join the rings together, and watch them to the end.
+//! Rank 0's side of the control stream: connect to every higher rank, join the rings together, and monitor
+//! them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,30 +18,30 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::block_fetches::BlockFetches;
-use super::{HeartbeatMonitor, Followers, decode_hashes};
+use super::{Followers, HeartbeatMonitor, decode_hashes};
 use crate::args::PeerRank;
-use crate::executor::{Addresses, ReplyReceiver, Executor};
-use crate::prefix_cache::block_hash::BlockHash;
+use crate::executor::{Addresses, Executor, ReplyReceiver};
 use crate::lifecycle::{FailureReport, Lifecycle, Phase};
+use crate::prefix_cache::block_hash::BlockHash;
 
-/// Between two attempts to reach a rank that does not listen yet.
+/// Retry interval while a rank does not listen yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// For all ranks to join once all are loaded. MLX tries for half a minute and tunnels for a whole one, but
-/// MLX itself waits for ever for a neighbour that does not come.
+/// Timeout for all ranks to join once all are loaded. MLX tries for half a minute and tunnels for a whole
+/// one, but MLX itself waits forever for a neighbour that does not connect.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// One higher rank, as rank 0 sees it.
+/// A higher rank, from rank 0's view.
 struct FollowerStream {
     peer: PeerRank,
     replies: Streaming<pb::FollowReply>,
     heartbeat: HeartbeatMonitor,
-    /// What this rank itself does: while it waits for a batch, it waits for the follower.
+    /// This rank's own executor: while it waits for a batch, it waits for the follower.
     compute: Arc<dyn Executor>,
 }
 
-/// Forms the group. On the way back every rank has joined; from then on a lost follower fails this
-/// rank. An error says why the group cannot be.
+/// Forms the group. On return every rank has joined; from then on a lost follower fails this rank. An error
+/// says why the group cannot be formed.
 pub async fn gather(
     peers: &[PeerRank],
     tls: &TlsFiles,
@@ -51,7 +52,7 @@ pub async fn gather(
 ) -> Result<Followers, FailureReport> {
     let mut followers = Followers::default();
     let mut members = Vec::new();
-    // One that refuses ends the waiting for all others: the reason is what a person has to see.
+    // The first refusal ends the wait for all others: it is the reason to report.
     for (sender, follower) in
         try_join_all(peers.iter().map(|peer| connect(peer, tls, hello, compute, life))).await?
     {
@@ -76,18 +77,23 @@ pub async fn gather(
     Ok(followers)
 }
 
-/// This rank and every other one has joined; blocks that are on every other one's disk, if there are others.
-async fn wait_for_join(own: ReplyReceiver<()>, members: &mut [FollowerStream]) -> Result<Option<Vec<BlockHash>>, FailureReport> {
-    let own = async { Ok::<_, FailureReport>(own.await.map_err(|_| "the compute thread is gone".to_owned())??) };
-    let ((), shelved) = tokio::try_join!(own, try_join_all(members.iter_mut().map(FollowerStream::wait_joined)))?;
+/// Waits until every rank has joined; returns the blocks on every other rank's disk, if there are other
+/// ranks.
+async fn wait_for_join(
+    own: ReplyReceiver<()>,
+    members: &mut [FollowerStream],
+) -> Result<Option<Vec<BlockHash>>, FailureReport> {
+    let own =
+        async { Ok::<_, FailureReport>(own.await.map_err(|_| "the compute thread is gone".to_owned())??) };
+    let ((), shelved) =
+        tokio::try_join!(own, try_join_all(members.iter_mut().map(FollowerStream::wait_joined)))?;
     Ok(shelved.into_iter().reduce(|one, other| {
         let other: HashSet<BlockHash> = other.into_iter().collect();
         one.into_iter().filter(|key| other.contains(key)).collect()
     }))
 }
 
-/// Opens the stream to one rank, for as long as it takes: whether that is too long, the operator
-/// decides.
+/// Opens the stream to one rank, retrying without a limit: the operator decides how long is too long.
 async fn connect(
     peer: &PeerRank,
     tls: &TlsFiles,
@@ -104,14 +110,24 @@ async fn connect(
         match client.follow(UnboundedReceiverStream::new(commands)).await {
             Ok(replies) => {
                 tracing::info!(rank, node, "found and loaded");
-                // It holds the stream open no longer than others do.
+                // The weak sender does not keep the stream open.
                 tokio::spawn(send_heartbeats(sender.downgrade()));
                 let (replies, compute) = (replies.into_inner(), compute.clone());
-                return Ok((sender, FollowerStream { peer: peer.clone(), replies, heartbeat: HeartbeatMonitor::new(), compute }));
+                return Ok((
+                    sender,
+                    FollowerStream {
+                        peer: peer.clone(),
+                        replies,
+                        heartbeat: HeartbeatMonitor::new(),
+                        compute,
+                    },
+                ));
             }
             Err(status) if is_final(&status) => {
                 let message = status.message();
-                return Err(FailureReport::group(format!("rank {rank} on {node} at {address} refused: {message}")));
+                return Err(FailureReport::group(format!(
+                    "rank {rank} on {node} at {address} refused: {message}"
+                )));
             }
             Err(status) => {
                 let reason = describe(&status);
@@ -126,7 +142,7 @@ async fn connect(
     }
 }
 
-/// Tells a follower that this rank is there.
+/// Sends heartbeats to a follower.
 async fn send_heartbeats(commands: mpsc::WeakUnboundedSender<pb::FollowCommand>) {
     let beat = pb::FollowCommand { command: Some(Command::Beat(pb::Beat {})) };
     while commands.upgrade().is_some_and(|commands| commands.send(beat.clone()).is_ok()) {
@@ -134,7 +150,7 @@ async fn send_heartbeats(commands: mpsc::WeakUnboundedSender<pb::FollowCommand>)
     }
 }
 
-/// A refusal that waiting does not heal.
+/// Whether a retry cannot help.
 fn is_final(status: &Status) -> bool {
     matches!(
         status.code(),
@@ -146,8 +162,7 @@ fn is_final(status: &Status) -> bool {
     )
 }
 
-/// A status with its causes: tonic's own message of a failed connection names none, and causes
-/// repeat each other.
+/// A status with its causes: tonic's message of a failed connection names none, and causes repeat each other.
 fn describe(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);
@@ -167,10 +182,12 @@ impl FollowerStream {
         format!("rank {rank} on {node} at {address}")
     }
 
-    /// Waits until it has joined; the blocks on its disk.
+    /// Waits until the follower has joined; returns the blocks on its disk.
     async fn wait_joined(&mut self) -> Result<Vec<BlockHash>, FailureReport> {
         match self.next_reply().await? {
-            Reply::Joined(pb::Joined { rank, shelved }) if rank == self.peer.rank => Ok(decode_hashes(&shelved)),
+            Reply::Joined(pb::Joined { rank, shelved }) if rank == self.peer.rank => {
+                Ok(decode_hashes(&shelved))
+            }
             Reply::Joined(pb::Joined { rank, .. }) => {
                 Err(format!("{} says it is rank {rank}; the peers are mixed up", self.name()).into())
             }
@@ -178,12 +195,12 @@ impl FollowerStream {
         }
     }
 
-    /// One of the two has a bug.
+    /// A protocol violation: one of the two sides has a bug.
     fn protocol_error(&self) -> FailureReport {
         format!("{} broke the protocol", self.name()).into()
     }
 
-    /// Waits for the end of the stream; returns why the follower is of no more use.
+    /// Waits for the end of the stream; returns why the follower is lost.
     async fn wait_lost(&mut self, fetches: BlockFetches) -> FailureReport {
         loop {
             match self.next_reply().await {
@@ -194,7 +211,7 @@ impl FollowerStream {
         }
     }
 
-    /// The next thing it says beside its beats, or why it is of no more use.
+    /// The next message other than heartbeats, or why the follower is lost.
     async fn next_reply(&mut self) -> Result<Reply, FailureReport> {
         loop {
             let message = tokio::select! {

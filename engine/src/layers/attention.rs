@@ -1,5 +1,5 @@
-//! Multi-head attention with grouped key/value heads, rotary positions and a KV cache; of a stage
-//! with several members, each computes some of the heads.
+//! Multi-head attention with grouped key/value heads, rotary positions and a KV cache; with tensor
+//! parallelism, each rank computes some of the heads.
 
 use mlx_rs::{
     Array,
@@ -8,11 +8,11 @@ use mlx_rs::{
 };
 
 use super::{
-    sdpa::{ScoreBudget, chunked_sdpa},
-    packed_batch::{PackedBatch, SequenceSlice},
     linear::Linear,
     norm::RmsNorm,
+    packed_batch::{PackedBatch, SequenceSlice},
     rope::Rope,
+    sdpa::{ScoreBudget, chunked_sdpa},
     tensor_parallel::TpGroup,
 };
 use crate::{
@@ -33,8 +33,8 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Whether the projections have biases.
     pub bias: bool,
-    /// Epsilon of the norms that each head of queries and keys passes before it is rotated; `None`
-    /// where there are none.
+    /// Epsilon of the per-head norms of queries and keys before rotation; `None` where the architecture has
+    /// none.
     pub head_norm: Option<f32>,
 }
 
@@ -85,8 +85,8 @@ impl Attention {
         })
     }
 
-    /// Attends from every position of `x`, `[1, positions, width]`, to itself and all before it in its sequence;
-    /// `layer` is which of the caches of `batch` are this one's.
+    /// Causal attention of every position of `x`, `[1, positions, width]`, within its sequence; `layer`
+    /// selects this layer's cache among the caches of `batch`.
     pub fn forward(
         &self,
         x: &Array,
@@ -112,7 +112,7 @@ impl Attention {
             },
             None => QkvProjection { queries, keys, values },
         };
-        // What is not rotated yet is one row's.
+        // Positions that are not rotated yet belong to a single row.
         let rope = places.is_none().then_some(rope);
         let mut pieces = Vec::new();
         let mut scores = ScoreBudget::default();
@@ -133,7 +133,7 @@ impl Attention {
         self.output.forward_summed(&joined, stage)
     }
 
-    /// Rows of one position each, rotated: each attends to its own sequence.
+    /// Decode rows, one position each, already rotated: each attends to its own sequence.
     fn attend_decode_rows<'a>(
         &self,
         QkvProjection { queries, keys, values }: &QkvProjection,
@@ -141,7 +141,8 @@ impl Attention {
         scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
         let rows = queries.dim(1);
-        // One operation for all of them: with many sequences, operations cost more than what they compute.
+        // One operation for all rows: with many sequences, launching operations costs more than computing
+        // them.
         let each = |all: &Array| all.reshape(&[rows, all.dim(2), 1, self.head_dim])?.split_equal(rows, 0);
         let each = each(queries)?.into_iter().zip(each(keys)?).zip(each(values)?);
         let mut attended = Vec::with_capacity(rows as usize);
@@ -152,7 +153,7 @@ impl Attention {
         concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.head_dim])
     }
 
-    /// One sequence's positions, the first of which is at `offset`, and which `rope` rotates if they are not rotated.
+    /// One sequence's positions, starting at `offset`; `rope` rotates them unless they are rotated already.
     fn attend_sequence(
         &self,
         QkvProjection { queries, keys, values }: &QkvProjection,
@@ -177,8 +178,8 @@ impl Attention {
     }
 }
 
-/// `all` of `[1, positions, heads, width]`, each position rotated by itself: where there are several rows, that is as
-/// many operations as one row needs.
+/// Rotates `all`, `[1, positions, heads, width]`, each position by its own offset: with several rows, as many
+/// operations as for one row.
 fn rotate_each(all: &Array, rope: &Rope, places: &Array) -> Result<Array, Exception> {
     let (positions, heads, width) = (all.dim(1), all.dim(2), all.dim(3));
     rope.forward_each(&all.reshape(&[positions, heads, 1, width])?, places)?.reshape(all.shape())
@@ -192,7 +193,7 @@ struct QkvProjection {
 }
 
 impl QkvProjection {
-    /// `length` positions of them.
+    /// A range of `length` positions.
     fn slice(&self, from: i32, length: i32) -> Result<Self, Exception> {
         let span = |all: &Array| {
             if length == all.dim(1) {

@@ -25,7 +25,7 @@ impl Embedding {
         self.0.rows(tokens)
     }
 
-    /// Logits, when the head is tied to the embedding.
+    /// Logits, if the output head is tied to the embedding.
     pub fn as_head(&self, x: &Array) -> Result<Array, Exception> {
         self.0.apply(x)
     }

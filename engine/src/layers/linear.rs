@@ -1,4 +1,4 @@
-//! A matrix product with optional bias, from plain or affine-quantised weights.
+//! Linear layer: matrix product with optional bias, from plain or affine-quantised weights.
 
 use mlx_rs::{
     Array,
@@ -9,7 +9,7 @@ use mlx_rs::{
 use super::tensor_parallel::TpGroup;
 use crate::weights::{Weights, WeightsError};
 
-/// A matrix of `[outputs, inputs]`, as stored.
+/// A weight matrix `[outputs, inputs]`, as stored.
 #[derive(Debug)]
 pub enum Weight {
     /// One number per element.
@@ -40,7 +40,7 @@ impl Weight {
         }
     }
 
-    /// The rows of the given indices, as numbers.
+    /// The rows at the given indices, dequantised.
     pub fn rows(&self, indices: &Array) -> Result<Array, Exception> {
         match self {
             Self::Plain(weight) => weight.take_axis(indices, 0),
@@ -63,8 +63,8 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Loads `path.weight` (and `path.bias` when the configuration says so): this rank's slice of the
-    /// matrix of these sizes.
+    /// Loads `path.weight` (and `path.bias` if the configuration has one): this rank's shard of a matrix of
+    /// these sizes.
     pub fn load(
         weights: &mut Weights<'_>,
         path: &str,
@@ -86,8 +86,8 @@ impl Linear {
         }
     }
 
-    /// The output for an `x` of which every member of the stage holds a slice: what each makes of its own is
-    /// added up, and then the bias, once.
+    /// Row-parallel output: `x` is sharded over the tensor ranks. Sums the partial products of all ranks,
+    /// then adds the bias once.
     pub fn forward_summed(&self, x: &Array, stage: &TpGroup) -> Result<Array, Exception> {
         if stage.is_single_rank() {
             return self.forward(x);

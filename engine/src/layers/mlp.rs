@@ -45,8 +45,8 @@ impl GatedMlp {
     }
 }
 
-/// Tries whether MLX can compile here, and has it compute step by step otherwise: on a CPU it needs g++ and its own
-/// headers, and would fail every batch without.
+/// Tests whether MLX can compile kernels here; otherwise the block runs uncompiled. On a CPU, compilation
+/// needs g++ and MLX's headers, and every batch would fail without them.
 pub fn try_to_compile() {
     let one = Array::from_f32(1.0);
     if let Err(error) = GatedActivation::default().apply(&one, &one).and_then(|gated| gated.eval()) {
@@ -58,7 +58,8 @@ pub fn try_to_compile() {
     }
 }
 
-/// `silu(gate) · up`, compiled into one kernel: its four steps would each read and write all of it.
+/// `silu(gate) · up`, compiled into one kernel: its four operations would each read and write the whole
+/// array.
 struct GatedActivation(RefCell<Box<CompiledActivation>>);
 
 type CompiledActivation = dyn for<'a> FnMut((&'a Array, &'a Array)) -> Result<Array, Exception>;
@@ -72,7 +73,7 @@ impl GatedActivation {
 impl Default for GatedActivation {
     fn default() -> Self {
         let gated = |(gate, up): (&Array, &Array)| gate.multiply(sigmoid(gate)?)?.multiply(up);
-        // Of any shape, or each length of a prompt would be compiled anew.
+        // Shapeless, because otherwise each prompt length would be compiled again.
         Self(RefCell::new(Box::new(compile(gated, true))))
     }
 }

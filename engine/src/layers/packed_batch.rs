@@ -1,6 +1,6 @@
-//! Sequences that run together. Their positions lie one behind the other in one hidden state,
-//! `[1, positions, width]`, so a weight is read once for all of them, and who joins or leaves copies nothing. Only
-//! attention looks at each sequence by itself, with its own cache.
+//! Packed batch: sequences that run together. Their positions are concatenated in one hidden state, `[1,
+//! positions, width]`, so a weight is read once for all of them, and joining or leaving sequences copies
+//! nothing. Only attention handles each sequence by itself, with its own KV cache.
 
 use mlx_rs::Array;
 
@@ -11,28 +11,29 @@ use crate::cache::KvCache;
 pub struct SequenceSlice<'a> {
     /// Its positions in the batch.
     pub length: i32,
-    /// Positions before them, which the cache holds.
+    /// Earlier positions, which are in the KV cache.
     pub offset: i32,
-    /// A cache for each layer held.
+    /// One KV cache per layer of this rank.
     pub caches: &'a mut [KvCache],
 }
 
-/// Sequences that run together.
+/// A packed batch.
 #[derive(Debug)]
 pub struct PackedBatch<'a> {
-    /// Several rows with one position; the first ones.
+    /// Decode rows with one position each, if there are several; they come first.
     pub decode_rows: Vec<SequenceSlice<'a>>,
-    /// The rows behind them.
+    /// The remaining rows.
     pub prefill_rows: Vec<SequenceSlice<'a>>,
-    /// Where in its sequence each position of the batch stands, `[positions]`; `None` of a single row.
+    /// Position of each row in its sequence, `[positions]`; `None` for a single row.
     pub positions: Option<Array>,
 }
 
 impl<'a> PackedBatch<'a> {
-    /// Of rows in the order of their positions: those with one position come first.
+    /// Packs rows that are in position order: those with one position come first.
     pub fn new(rows: Vec<SequenceSlice<'a>>) -> Self {
-        let (mut decode_rows, mut prefill_rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.length == 1);
-        // One by itself takes the way of longer ones, which is what a sequence alone takes, bit by bit.
+        let (mut decode_rows, mut prefill_rows): (Vec<_>, Vec<_>) =
+            rows.into_iter().partition(|row| row.length == 1);
+        // A single decode row takes the path of longer rows, which a sequence alone takes too, bit by bit.
         if decode_rows.len() == 1 {
             prefill_rows.splice(0..0, decode_rows.drain(..));
         }

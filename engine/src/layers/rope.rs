@@ -15,20 +15,20 @@ pub struct RopeScaling {
     original_max_position_embeddings: Option<f32>,
 }
 
-/// A rotary embedding that cannot be built.
+/// Why a rotary embedding cannot be built.
 #[derive(Debug, Error)]
 pub enum RopeError {
-    /// A scaling this engine does not know.
+    /// A scaling type that this engine does not support.
     #[error("rope scaling \"{0}\" is not supported; supported are default, linear and llama3")]
     Unsupported(String),
-    /// A number is missing or makes no sense.
+    /// A missing or invalid number.
     #[error("rope scaling \"{kind}\" has {field} = {value:?}; a positive number is needed")]
     Number {
-        /// The kind of scaling.
+        /// The scaling type.
         kind: String,
         /// The field.
         field: &'static str,
-        /// What it holds.
+        /// Its value.
         value: Option<f32>,
     },
     /// MLX failed.
@@ -46,14 +46,14 @@ pub struct Rope {
 
 #[derive(Debug)]
 enum Frequencies {
-    /// Powers of one base, positions multiplied by a scale.
+    /// Frequencies from powers of one base; positions are multiplied by a scale.
     Base { base: f32, scale: f32 },
     /// One wavelength per pair of elements.
     Table(Array),
 }
 
 impl Rope {
-    /// For heads `width` wide.
+    /// For heads of size `width`.
     pub fn new(
         width: usize,
         base: f32,
@@ -89,7 +89,7 @@ impl Rope {
         Ok(Self { width: width as i32, traditional, frequencies })
     }
 
-    /// `x` of `[batch, heads, positions, width]`, its first position being `offset`.
+    /// Rotates `x`, `[batch, heads, positions, width]`, whose first position is `offset`.
     pub fn forward(&self, x: &Array, offset: i32) -> Result<Array, Exception> {
         match &self.frequencies {
             Frequencies::Base { base, scale } => {
@@ -103,7 +103,7 @@ impl Rope {
 }
 
 impl Rope {
-    /// `x` of `[rows, heads, 1, width]`, each row at its own one of `offsets`, `[rows]`.
+    /// Rotates `x`, `[rows, heads, 1, width]`, each row by its own offset in `offsets`, `[rows]`.
     pub fn forward_each(&self, x: &Array, offsets: &Array) -> Result<Array, Exception> {
         let (base, scale, table) = match &self.frequencies {
             Frequencies::Base { base, scale } => (Some(*base), *scale, None),

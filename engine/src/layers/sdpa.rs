@@ -1,5 +1,5 @@
-//! What queries see of what a cache holds, in whatever form it holds it, and how many of them look at once. It
-//! knows nothing of projections and positions.
+//! Scaled dot-product attention over a KV cache in any format, chunked over the queries. Not here:
+//! projections and positions.
 
 use mlx_rs::{
     Array,
@@ -16,8 +16,9 @@ use crate::cache::format::{KvView, QuantizedTensor};
 /// (`SCORES` in plan/src/memory_model.rs). No smaller than it needs to be: smaller products are slower.
 const MAX_SCORE_BYTES: usize = 64 << 20;
 
-/// What the queries, `[1, heads, rows, width]` and the last positions of the sequence, see of it: as many of them at
-/// once as [`SCORES`] allows. A row of the result depends on no other, so the pieces are what the whole would be.
+/// Attention of the queries, `[1, heads, rows, width]`, which are the last positions of the sequence, in
+/// chunks that [`MAX_SCORE_BYTES`] allows. A row of the result depends on no other row, so chunking does not
+/// change it.
 pub(super) fn chunked_sdpa(
     queries: &Array,
     held: &KvView,
@@ -36,20 +37,20 @@ pub(super) fn chunked_sdpa(
     for from in (0..length).step_by(rows as usize) {
         let to = length.min(from + rows);
         let rows = queries.try_index((.., .., from..to, ..))?;
-        // A row of a piece sees what comes before it, so what is held ends with the piece's last row.
+        // A row of a chunk attends to the positions before it, so the KV view ends with the chunk's last row.
         let piece = sdpa(&rows, &held.prefix(context - length + to)?, scale)?;
-        // At once: MLX would make room for the scores of many pieces before it frees those of the first.
+        // Evaluated now: MLX would allocate the scores of several chunks before it frees those of the first.
         piece.eval()?;
         pieces.push(piece);
     }
     concatenate(&pieces, 2)
 }
 
-/// What all of `queries` see, each what is held up to its own position.
+/// Causal attention of all of `queries`.
 fn sdpa(queries: &Array, held: &KvView, scale: f32) -> Result<Array, Exception> {
     match held {
         KvView::AsComputed { keys, values } => {
-            // A single position may see everything, so it needs no mask.
+            // A single position attends to everything, so it needs no mask.
             let causal = (queries.dim(2) > 1).then_some(ScaledDotProductAttentionMask::Causal);
             scaled_dot_product_attention(queries, keys, values, scale, causal, None)
         }
@@ -57,8 +58,13 @@ fn sdpa(queries: &Array, held: &KvView, scale: f32) -> Result<Array, Exception> 
     }
 }
 
-/// The same of quantised keys and values, step by step as mlx-lm does it: MLX has no kernel for the whole.
-fn quantized_sdpa(queries: &Array, keys: &QuantizedTensor, values: &QuantizedTensor, scale: f32) -> Result<Array, Exception> {
+/// Attention with quantised keys and values, in the steps of mlx-lm: MLX has no fused kernel for it.
+fn quantized_sdpa(
+    queries: &Array,
+    keys: &QuantizedTensor,
+    values: &QuantizedTensor,
+    scale: f32,
+) -> Result<Array, Exception> {
     let (batch, heads, length, width) = (queries.dim(0), queries.dim(1), queries.dim(2), queries.dim(3));
     let scaled = queries.multiply(Array::from_f32(scale).as_dtype(queries.dtype())?)?;
     let grouped = scaled.reshape(&[batch, keys.heads(), -1, length, width])?;
@@ -74,23 +80,24 @@ fn quantized_sdpa(queries: &Array, keys: &QuantizedTensor, values: &QuantizedTen
     values.matmul(&weights)?.reshape(&[batch, heads, length, width])
 }
 
-/// Bytes of scores that are written down for one position; none where MLX's own kernel writes none.
+/// Bytes of scores stored per position; 0 where MLX's fused kernel stores none.
 fn score_row_bytes(queries: &Array, held: &KvView) -> Result<usize, Exception> {
     let (heads, width) = (queries.dim(1), queries.dim(3));
     let on_gpu = on_gpu()?;
-    // The widths MLX's kernel for prompts is built for.
+    // Head sizes for which MLX has a prefill kernel.
     if on_gpu && matches!(held, KvView::AsComputed { .. }) && matches!(width, 64 | 80 | 128) {
         return Ok(0);
     }
     Ok(heads as usize * held.positions() as usize * queries.item_size())
 }
 
-/// How many of `length` positions are attended at once, where one writes `row` bytes of scores.
+/// Number of `length` positions per chunk, at `row` bytes of scores per position.
 fn rows_per_chunk(row: usize, length: i32) -> i32 {
     MAX_SCORE_BYTES.checked_div(row).map_or(length, |rows| rows.clamp(1, length.max(1) as usize) as i32)
 }
 
-/// Scores of a batch's sequences that may be there at the same time, because nothing was evaluated since.
+/// Budget for scores of a batch's sequences that exist at the same time because nothing was evaluated in
+/// between.
 #[derive(Default)]
 pub(super) struct ScoreBudget {
     bytes: usize,
@@ -98,7 +105,7 @@ pub(super) struct ScoreBudget {
 }
 
 impl ScoreBudget {
-    /// Counts those of `attended`; what was attended before is evaluated first if they would be too many together.
+    /// Adds the scores of `attended`; evaluates the earlier ones first if the sum would exceed the budget.
     fn reserve(&mut self, bytes: usize, attended: &Array) -> Result<(), Exception> {
         if self.bytes + bytes > MAX_SCORE_BYTES {
             self.bytes = 0;
@@ -118,7 +125,7 @@ mod tests {
         cache::{KvCache, format::KvFormat},
     };
 
-    /// Numbers that differ from place to place.
+    /// Values that differ from position to position.
     fn numbers(shape: [i32; 4]) -> Array {
         let count: i32 = shape.iter().product();
         let values: Vec<f32> = (0..count).map(|place| (place as f32 * 0.37).sin()).collect();
@@ -139,7 +146,7 @@ mod tests {
 
     #[test]
     fn chunked_attention_equals_whole_attention() {
-        // Scores of 164 MB, so three pieces; few values to a head keep it quick.
+        // Scores of 164 MB, so three chunks; few values per head keep it fast.
         let (heads, length, context) = (512, 40, 2000);
         for (kind, width) in [(KvCacheType::AsComputed, 2), (KvCacheType::Int8, 32)] {
             let queries = numbers([1, heads, length, width]);
@@ -173,8 +180,8 @@ mod tests {
             let values = numbers([1, kv_heads, context, width]).negative().unwrap();
             let scale = (width as f32).powf(-0.5);
             let exact = sdpa(&queries, &held(KvCacheType::AsComputed, &keys, &values), scale).unwrap();
-            // A step is the range of a group, at most 2, by the numbers of its bits; half of one is the most that a
-            // number is off, and scores of keys that are off move weights.
+            // A quantisation step is the range of a group, at most 2, divided by the number of levels. A
+            // value is off by at most half a step, and errors in the keys' scores shift the weights.
             for (kind, most) in [(KvCacheType::Int8, 0.02), (KvCacheType::Int4, 0.3)] {
                 let close = sdpa(&queries, &held(kind, &keys, &values), scale).unwrap();
                 let difference = apart(&exact, &close);

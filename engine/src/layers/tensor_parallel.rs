@@ -1,13 +1,13 @@
-//! The ranks that hold the same layers between them, as a layer sees them: somebody to add up with.
+//! Tensor parallel group: the ranks that share the layers of a stage, as a layer sees them.
 
 use std::time::Instant;
 
 use mlx_rs::{Array, error::Exception};
 use russet_mlx::distributed::ProcessGroup;
 
-use crate::step_profiler::{Collective, StepProfiler, StepPhase};
+use crate::step_profiler::{Collective, StepPhase, StepProfiler};
 
-/// The members of this rank's stage.
+/// The tensor parallel group of this rank.
 #[derive(Debug, Default)]
 pub struct TpGroup {
     group: Option<ProcessGroup>,
@@ -15,17 +15,17 @@ pub struct TpGroup {
 }
 
 impl TpGroup {
-    /// Several members; a stage of one is the default. What travels between them is counted by `meter`.
+    /// A group of several tensor ranks; the default is a group of one. The profiler counts its traffic.
     pub fn new(group: ProcessGroup, profiler: StepProfiler) -> Self {
         Self { group: Some(group), profiler }
     }
 
-    /// Whether nothing is cut here.
+    /// Whether there is only one tensor rank, so that nothing is sharded.
     pub fn is_single_rank(&self) -> bool {
         self.group.is_none()
     }
 
-    /// The sum of every member's `x`, the same bits on all of them.
+    /// All-sum of every rank's `x`, with the same bits on all of them.
     pub fn all_sum(&self, x: Array) -> Result<Array, Exception> {
         let Some(group) = &self.group else { return Ok(x) };
         if self.profiler.is_timing() {
@@ -37,7 +37,7 @@ impl TpGroup {
     }
 }
 
-/// What came of an operation between ranks, counted, and timed where that is wanted: then it is waited for.
+/// Counts the bytes of a collective; in a timed batch, also evaluates its result and records the time.
 pub fn profiled(
     meter: &StepProfiler,
     collective: Collective,

@@ -1,4 +1,4 @@
-//! Llama 2 and 3 and their kin, Mistral among them: pre-norm blocks of grouped-query attention and a
+//! Llama 2 and 3 and related architectures, such as Mistral: pre-norm blocks of grouped-query attention and a
 //! gated feed-forward.
 
 use mlx_rs::{Array, error::Exception};
@@ -11,23 +11,23 @@ use crate::{
     cache::{KvCache, format::KvFormat},
     layers::{
         attention::{Attention, AttentionShape},
-        packed_batch::PackedBatch,
         embedding::Embedding,
         linear::Linear,
         mlp::GatedMlp,
         norm::RmsNorm,
+        packed_batch::PackedBatch,
         rope::{Rope, RopeScaling},
         tensor_parallel::TpGroup,
     },
     weights::{Checkpoint, Weights, WeightsError},
 };
 
-/// Meta's Llama and everything that calls itself one.
+/// Meta's Llama and all models with its `model_type`.
 pub const ARCH: Architecture = Architecture { model_type: "llama", configure };
-/// Mistral's dense models: the same graph.
+/// Mistral's dense models, with the same graph.
 pub const MISTRAL: Architecture = Architecture { model_type: "mistral", configure };
 
-/// Tokens of context where config.json says nothing.
+/// Context in tokens if config.json names none.
 const DEFAULT_CONTEXT: u32 = 4096;
 
 /// config.json of this architecture, and of those that share its blocks.
@@ -50,11 +50,12 @@ pub(super) struct LlamaConfig {
     #[serde(default)]
     rope_traditional: bool,
     rope_scaling: Option<RopeScaling>,
-    /// Where newer files keep `rope_theta` and the scaling.
+    /// Newer files have `rope_theta` and the scaling here.
     rope_parameters: Option<RopeParameters>,
     tie_word_embeddings: Option<bool>,
     layer_types: Option<Vec<String>>,
-    /// Whether every head of queries and keys has a norm: the architecture says so, not the file.
+    /// Whether every head of queries and keys has a norm: a property of the architecture, not a field of the
+    /// file.
     #[serde(skip)]
     pub(super) head_norms: bool,
 }
@@ -67,12 +68,12 @@ struct RopeParameters {
 }
 
 impl LlamaConfig {
-    /// Reads the fields, without looking at what they say.
+    /// Reads the fields without validation.
     pub(super) fn parse(json: &serde_json::Value) -> Result<Self, ConfigError> {
         Self::deserialize(json).map_err(|error| ConfigError::Json(error.to_string()))
     }
 
-    /// Checks what they say.
+    /// Validates the fields.
     pub(super) fn validate(self) -> Result<Box<dyn Configuration>, ConfigError> {
         self.check()?;
         self.rope().map_err(|error| ConfigError::Rope(error.to_string()))?;
@@ -116,7 +117,7 @@ impl LlamaConfig {
             ("head_dim", shape.head_dim),
             ("vocab_size", self.vocab_size),
         ] {
-            // Sizes reach MLX as 32-bit numbers, and products of two of them as shapes.
+            // Sizes are passed to MLX as 32-bit integers, and products of two of them as shapes.
             if value == 0 || value > 1 << 24 {
                 return field(name, value, "a number from 1 to 16777216 is needed".to_owned());
             }
@@ -180,7 +181,7 @@ impl Configuration for LlamaConfig {
         KvFormat::new(asked, head_dim).ok_or(ConfigError::Cache { head_dim })
     }
 
-    /// Files that do not say are tied exactly if they bring no head.
+    /// Without the field, the embedding is tied exactly if the file has no head.
     fn tied(&self, checkpoint: &mut Checkpoint) -> Result<bool, WeightsError> {
         match self.tie_word_embeddings {
             Some(tied) => Ok(tied),
@@ -188,7 +189,12 @@ impl Configuration for LlamaConfig {
         }
     }
 
-    fn load(&self, part: &RankPart, tied: bool, weights: &mut Weights<'_>) -> Result<Box<dyn Model>, ModelError> {
+    fn load(
+        &self,
+        part: &RankPart,
+        tied: bool,
+        weights: &mut Weights<'_>,
+    ) -> Result<Box<dyn Model>, ModelError> {
         let embedding = if part.embedding || (tied && part.head) {
             Some(Embedding::load(weights, "model.embed_tokens", self.vocab_size, self.hidden_size)?)
         } else {
@@ -213,7 +219,7 @@ struct Llama {
 
 struct OutputHead {
     norm: RmsNorm,
-    /// `None` when the embedding serves as head.
+    /// `None` if the embedding serves as head.
     projection: Option<Linear>,
 }
 
@@ -277,7 +283,12 @@ impl Model for Llama {
         Ok(embedding.forward(tokens)?)
     }
 
-    fn forward(&self, hidden: Array, batch: &mut PackedBatch<'_>, stage: &TpGroup) -> Result<Array, Exception> {
+    fn forward(
+        &self,
+        hidden: Array,
+        batch: &mut PackedBatch<'_>,
+        stage: &TpGroup,
+    ) -> Result<Array, Exception> {
         self.blocks.iter().enumerate().try_fold(hidden, |hidden, (layer, block)| {
             block.forward(&hidden, &self.rope, batch, layer, stage)
         })

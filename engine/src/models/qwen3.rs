@@ -1,5 +1,5 @@
-//! Qwen3's dense models: Llama's blocks without biases, with a norm on every head of queries and keys
-//! before it is rotated, and heads whose width config.json states.
+//! Qwen3's dense models: Llama's blocks without biases, with a norm on every head of queries and keys before
+//! rotation, and an explicit head size in config.json.
 
 use super::{Architecture, ConfigError, Configuration, llama::LlamaConfig};
 
@@ -10,7 +10,7 @@ fn configure(json: &serde_json::Value) -> Result<Box<dyn Configuration>, ConfigE
     let mut config = LlamaConfig::parse(json)?;
     config.head_norms = true;
     let missing = |field: &str| ConfigError::Json(format!("{field} is missing"));
-    // Neither follows from the width, as Llama's do.
+    // Unlike in Llama, neither follows from the width.
     config.head_dim.ok_or_else(|| missing("head_dim"))?;
     config.theta().ok_or_else(|| missing("rope_theta"))?;
     if config.attention_bias || config.mlp_bias {

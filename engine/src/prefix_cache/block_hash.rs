@@ -1,31 +1,31 @@
-//! Names of beginnings: a key stands for a block of tokens and everything before it, so two prompts share a key
-//! exactly as far as they are the same, block by block, on the same model.
+//! Block hashes: a hash identifies a block of tokens and the whole prefix before it. Two prompts share block
+//! hashes exactly as far as their tokens are equal, block by block, on the same model.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// Tokens of a block. Small enough that little of what prompts share is read again, large enough that a long
-/// conversation is some thousands of blocks and not more.
+/// Tokens per block. Small enough that little of a shared prefix is prefilled again, large enough that a long
+/// conversation has no more than some thousands of blocks.
 pub const BLOCK_TOKENS: u32 = 64;
 
-/// Stands for a block and everything before it: the first half of a SHA-256.
+/// Identifies a block and the prefix before it: the first half of a SHA-256.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BlockHash(pub [u8; 16]);
 
 impl BlockHash {
-    /// Where the chains of one model begin; `identity` says which model, adapter and element type.
+    /// The root hash of one model; `identity` names model, adapter and element type.
     pub fn root(identity: &[u8]) -> Self {
         Self::digest(&[b"russet prefix 1", identity])
     }
 
-    /// From as many bytes as a key has.
+    /// `None` unless `bytes` has the length of a hash.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    /// From what [`fmt::Display`] writes.
+    /// Parses the output of [`fmt::Display`].
     pub fn parse(text: &str) -> Option<Self> {
         let mut bytes = [0; 16];
         hex::decode_to_slice(text, &mut bytes).ok()?;
@@ -61,7 +61,7 @@ impl fmt::Debug for BlockHash {
     }
 }
 
-/// Keys of the whole blocks of `tokens`, first block first.
+/// Hashes of the whole blocks of `tokens`, in order.
 pub fn block_hashes(root: BlockHash, tokens: &[u32]) -> Vec<BlockHash> {
     let blocks = tokens.chunks_exact(BLOCK_TOKENS as usize);
     blocks

@@ -1,22 +1,22 @@
-//! Which blocks are where: in memory, on disk, or in a slot that is parked. The one that was used longest ago is
-//! dropped first.
+//! Block index of the prefix cache: which block is in memory, on disk or in a cached slot. Eviction is least
+//! recently used first.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::block_hash::BlockHash;
 
-/// Blocks known of at the most, so that the list of those on disk stays small.
+/// Maximum blocks on disk, so that the index stays small.
 pub const MAX_DISK_BLOCKS: usize = 65_536;
 
-/// An index of blocks; it holds none of their numbers.
+/// Index of blocks; it holds no KV data.
 #[derive(Debug, Default)]
 pub struct BlockIndex {
     blocks: HashMap<BlockHash, BlockState>,
-    /// Those in memory and those on disk, by their last use.
+    /// In-memory and on-disk blocks, by last use.
     in_memory: BTreeMap<u64, BlockHash>,
     on_disk: BTreeMap<u64, BlockHash>,
     clock: u64,
-    /// Whether a block became known, or is nowhere any more.
+    /// Blocks added (`true`) or evicted everywhere (`false`).
     delta: BTreeMap<BlockHash, bool>,
 }
 
@@ -25,7 +25,7 @@ struct BlockState {
     last_used: u64,
     in_memory: bool,
     on_disk: bool,
-    /// Parked slots it is part of.
+    /// Number of cached slots that contain it.
     cached_slots: u32,
 }
 
@@ -35,22 +35,22 @@ impl BlockState {
     }
 }
 
-/// Blocks that became known, and that are nowhere any more.
+/// Blocks added to the prefix cache, and blocks evicted everywhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockDelta {
-    /// Known now.
+    /// Added.
     pub added: Vec<BlockHash>,
-    /// Nowhere now.
+    /// Evicted.
     pub removed: Vec<BlockHash>,
 }
 
 impl BlockIndex {
-    /// Blocks in memory.
+    /// Number of blocks in memory.
     pub fn memory_blocks(&self) -> usize {
         self.in_memory.len()
     }
 
-    /// Blocks on disk.
+    /// Number of blocks on disk.
     pub fn disk_blocks(&self) -> usize {
         self.on_disk.len()
     }
@@ -65,55 +65,56 @@ impl BlockIndex {
         self.blocks.get(&key).is_some_and(|known| known.on_disk)
     }
 
-    /// How many of a chain's first blocks are in memory or on disk.
+    /// Number of leading blocks of a chain that are in memory or on disk.
     pub fn stored_prefix(&self, chain: &[BlockHash]) -> usize {
         chain.iter().take_while(|key| self.is_in_memory(**key) || self.is_on_disk(**key)).count()
     }
 
-    /// Marks a chain as used just now: its last block as the one used longest ago, so that a block never leaves
-    /// before those that are of no use without it.
+    /// Marks the blocks of a chain as just used, the last block as the oldest of them: a block is never
+    /// evicted before the blocks that depend on it.
     pub fn touch(&mut self, chain: &[BlockHash]) {
         for key in chain.iter().rev() {
             self.update(*key, |_| ());
         }
     }
 
-    /// Puts a block into memory, or out of it.
+    /// Marks a block as in memory or not.
     pub fn set_in_memory(&mut self, key: BlockHash, held: bool) {
         self.update(key, |known| known.in_memory = held);
     }
 
-    /// Puts a block on disk, or off it.
+    /// Marks a block as on disk or not.
     pub fn set_on_disk(&mut self, key: BlockHash, shelved: bool) {
         self.update(key, |known| known.on_disk = shelved);
     }
 
-    /// Counts a parked slot that the blocks are part of, or one less.
+    /// Adds or removes a reference by a cached slot to each of the blocks.
     pub fn count_cached_slot(&mut self, chain: &[BlockHash], parked: bool) {
         for key in chain.iter().rev() {
             self.update(*key, |known| {
-                known.cached_slots = if parked { known.cached_slots + 1 } else { known.cached_slots.saturating_sub(1) };
+                known.cached_slots =
+                    if parked { known.cached_slots + 1 } else { known.cached_slots.saturating_sub(1) };
             });
         }
     }
 
-    /// The block in memory that was used longest ago.
+    /// The least recently used block in memory.
     pub fn oldest_in_memory(&self) -> Option<BlockHash> {
         self.in_memory.values().next().copied()
     }
 
-    /// The block on disk that was used longest ago.
+    /// The least recently used block on disk.
     pub fn oldest_on_disk(&self) -> Option<BlockHash> {
         self.on_disk.values().next().copied()
     }
 
-    /// Every block that is anywhere.
+    /// Hashes of all blocks.
     #[cfg(test)]
     pub fn all(&self) -> Vec<BlockHash> {
         self.blocks.keys().copied().collect()
     }
 
-    /// What changed since this was asked last.
+    /// Changes since the last call.
     pub fn take_delta(&mut self) -> BlockDelta {
         let (added, dropped): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.delta).into_iter().partition(|(_, known)| *known);
@@ -148,7 +149,7 @@ impl BlockIndex {
         self.blocks.insert(key, known);
     }
 
-    /// Back to what was told last is no change.
+    /// A change back to the last reported state is dropped.
     fn record_change(&mut self, key: BlockHash, known: bool) {
         if self.delta.remove(&key).is_none() {
             self.delta.insert(key, known);

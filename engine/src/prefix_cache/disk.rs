@@ -1,9 +1,9 @@
-//! Blocks of the KV cache on disk, so that they outlive the process: one file each, with a checksum, in a folder
-//! of bounded size that may be deleted at any time. A file that cannot be read is a block that was never there.
+//! Disk tier of the prefix cache: KV blocks that survive restarts. One file per block, with a checksum, in a
+//! folder of bounded size that may be deleted at any time. An unreadable file counts as a missing block.
 //!
 //! ```text
-//! <folder>/<n>/lock              whose it is: of two processes each takes another number
-//! <folder>/<n>/<identity>/<key>.kv   "russetkv", header length, header (JSON), the bytes, SHA-256 of all of it
+//! <folder>/<n>/lock              its owner: each of two processes takes another number
+//! <folder>/<n>/<fingerprint>/<block hash>.kv  "russetkv", header length, header (JSON), data, SHA-256 of all
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,26 +22,26 @@ use crate::prefix_cache::block_hash::BlockHash;
 
 const MAGIC: &[u8; 8] = b"russetkv";
 const CHECKSUM_BYTES: usize = 32;
-/// Processes that share a folder.
+/// Processes that can share a folder.
 const MAX_PROCESSES: usize = 8;
-/// Blocks that wait to be written; a disk that is slower than that gets no more.
+/// Maximum blocks queued for writing; on a slower disk, further blocks are dropped.
 const MAX_PENDING_WRITES: usize = 1024;
 
-/// A block's numbers: those of keys and values, in as many arrays as their form has.
+/// The data of a block: its keys and values, in as many tensors as the KV format has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockFile {
-    /// The arrays.
+    /// The tensors.
     pub tensors: Vec<BlockTensor>,
 }
 
-/// One array of a block.
+/// One tensor of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockTensor {
-    /// Element type, in MLX's words.
+    /// Element type, in MLX's notation.
     pub dtype: String,
     /// Its shape.
     pub shape: Vec<i32>,
-    /// Its elements, little-endian and in row order.
+    /// Elements, little-endian, in row order.
     pub bytes: Vec<u8>,
 }
 
@@ -51,7 +51,7 @@ struct BlockHeader {
     parts: Vec<TensorHeader>,
 }
 
-/// What the header says of a part.
+/// Header entry of a tensor.
 #[derive(Debug, Serialize, Deserialize)]
 struct TensorHeader {
     dtype: String,
@@ -59,16 +59,16 @@ struct TensorHeader {
     bytes: usize,
 }
 
-/// A block that cannot be had from disk.
+/// Why a block cannot be loaded from disk.
 #[derive(Debug, Error)]
 pub enum DiskCacheError {
-    /// It has made room for others since it was asked for.
+    /// It was evicted after it was requested.
     #[error("block {key} is on this disk no more")]
     Evicted {
         /// The block.
         key: BlockHash,
     },
-    /// Not to be read.
+    /// An I/O error.
     #[error("cannot read {path}: {source}")]
     Io {
         /// The file.
@@ -76,22 +76,22 @@ pub enum DiskCacheError {
         /// Why.
         source: io::Error,
     },
-    /// Not what was written.
+    /// A damaged file.
     #[error("{path} is damaged: {what}; it is removed")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// In which way.
+        /// What is damaged.
         what: &'static str,
     },
 }
 
 type WriteJob = (BlockHash, Box<dyn FnOnce() -> Option<BlockFile> + Send>);
 
-/// The folder of one rank.
+/// The disk cache of one rank.
 #[derive(Debug)]
 pub struct DiskCache {
-    /// Held as long as the folder is used.
+    /// Locked as long as the folder is in use.
     _lock: File,
     folder: PathBuf,
     max_bytes: u64,
@@ -102,11 +102,11 @@ pub struct DiskCache {
 #[derive(Debug, Default)]
 struct FileIndex {
     entries: HashMap<BlockHash, (u64, u64)>,
-    /// By their last use.
+    /// Blocks by last use.
     by_last_use: BTreeMap<u64, BlockHash>,
     bytes: u64,
     clock: u64,
-    /// Blocks that are no longer here though nobody asked for it.
+    /// Blocks that were lost without an evict command.
     lost_blocks: Vec<BlockHash>,
 }
 
@@ -128,8 +128,8 @@ impl FileIndex {
 }
 
 impl DiskCache {
-    /// Opens the folder of blocks that `identity` computed; those of others in it are removed, for the model or its
-    /// split is another one now. No more than `most_bytes` stay.
+    /// Opens the folder for blocks with this model fingerprint and removes all others, which belong to
+    /// another model or another split. Evicts blocks down to the size limit.
     pub fn open(folder: &Path, identity: &str, most_bytes: u64) -> io::Result<Arc<Self>> {
         let (lock, folder) = lock_folder(folder)?;
         let own = folder.join(identity);
@@ -142,8 +142,10 @@ impl DiskCache {
         let mut found: Vec<(SystemTime, BlockHash, u64)> = Vec::new();
         for entry in std::fs::read_dir(&own)?.flatten() {
             let (path, data) = (entry.path(), entry.metadata()?);
-            let key =
-                path.file_name().and_then(|name| name.to_str()?.strip_suffix(".kv")).and_then(BlockHash::parse);
+            let key = path
+                .file_name()
+                .and_then(|name| name.to_str()?.strip_suffix(".kv"))
+                .and_then(BlockHash::parse);
             match key {
                 Some(key) => found.push((data.modified()?, key, data.len())),
                 None => std::fs::remove_file(path)?,
@@ -153,12 +155,18 @@ impl DiskCache {
         let mut files = FileIndex::default();
         found.iter().for_each(|(_, key, bytes)| files.insert(*key, *bytes));
         let (jobs, inbox) = mpsc::sync_channel::<WriteJob>(MAX_PENDING_WRITES);
-        let shelf = Arc::new(Self { _lock: lock, folder: own, max_bytes: most_bytes, files: Mutex::new(files), writes: jobs });
+        let shelf = Arc::new(Self {
+            _lock: lock,
+            folder: own,
+            max_bytes: most_bytes,
+            files: Mutex::new(files),
+            writes: jobs,
+        });
         shelf.evict_until_fits(0);
         shelf.files.lock().lost_blocks.clear();
         let weak = Arc::downgrade(&shelf);
         std::thread::Builder::new().name("shelf".into()).spawn(move || {
-            // A full disk is said once and not for every block.
+            // A full disk is logged once, not for every block.
             let mut failing = false;
             while let Ok((key, record)) = inbox.recv() {
                 let Some(shelf) = weak.upgrade() else { return };
@@ -185,34 +193,34 @@ impl DiskCache {
         Ok(shelf)
     }
 
-    /// Blocks here, the one used longest ago first.
+    /// Blocks on disk, least recently used first.
     pub fn hashes(&self) -> Vec<BlockHash> {
         self.files.lock().by_last_use.values().copied().collect()
     }
 
-    /// Bytes of all of them.
+    /// Total size in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.lock().bytes
     }
 
-    /// Blocks that were lost since this was asked last: they made room, or could not be written.
+    /// Blocks lost since the last call: evicted for others, or not written.
     pub fn take_lost(&self) -> Vec<BlockHash> {
         std::mem::take(&mut self.files.lock().lost_blocks)
     }
 
-    /// Writes a block some time soon; the record is made when it is its turn.
+    /// Queues a block for writing; `record` is called when its turn comes.
     pub fn write(&self, key: BlockHash, record: impl FnOnce() -> Option<BlockFile> + Send + 'static) {
         if self.writes.try_send((key, Box::new(record))).is_err() {
             self.mark_lost(key);
         }
     }
 
-    /// A block that is not written after all.
+    /// Records a block as lost because it is not written after all.
     pub fn mark_lost(&self, key: BlockHash) {
         self.files.lock().lost_blocks.push(key);
     }
 
-    /// Reads a block and checks it. A damaged one is removed.
+    /// Reads and verifies a block. A damaged one is removed.
     pub fn read(&self, key: BlockHash) -> Result<BlockFile, DiskCacheError> {
         let path = self.path(key);
         let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
@@ -221,8 +229,8 @@ impl DiskCache {
             }
             _ => DiskCacheError::Io { path: path.clone(), source },
         });
-        let record =
-            bytes.and_then(|bytes| decode(key, &bytes).map_err(|what| DiskCacheError::Damaged { path, what }));
+        let record = bytes
+            .and_then(|bytes| decode(key, &bytes).map_err(|what| DiskCacheError::Damaged { path, what }));
         match &record {
             Ok(_) => self.touch(key),
             Err(_) => self.remove(&[key]),
@@ -234,7 +242,7 @@ impl DiskCache {
     pub fn remove(&self, keys: &[BlockHash]) {
         for key in keys {
             self.files.lock().remove(*key);
-            // One that is not there is removed.
+            // A missing file counts as removed.
             let _ = std::fs::remove_file(self.path(*key));
         }
     }
@@ -243,7 +251,7 @@ impl DiskCache {
         self.folder.join(format!("{key}.kv"))
     }
 
-    /// Files remember their last use over restarts.
+    /// The modification time keeps the last use over restarts.
     fn touch(&self, key: BlockHash) {
         let mut files = self.files.lock();
         if let Some((bytes, _)) = files.entries.get(&key).copied() {
@@ -256,7 +264,8 @@ impl DiskCache {
     fn write_file(&self, key: BlockHash, record: &BlockFile) -> io::Result<()> {
         let bytes = encode(key, record);
         self.evict_until_fits(bytes.len() as u64);
-        // Unnamed until it is whole; a file of an interrupted run has no name either, or one that is removed.
+        // Unnamed until complete; an interrupted write leaves no named file, or one that the next start
+        // removes.
         let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
         file.write_all(&bytes)?;
         file.persist(self.path(key)).map_err(|error| error.error)?;
@@ -264,7 +273,7 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Removes what was used longest ago until so many more bytes fit.
+    /// Evicts least recently used blocks until `more` bytes fit.
     fn evict_until_fits(&self, more: u64) {
         loop {
             let key = {
@@ -281,7 +290,7 @@ impl DiskCache {
     }
 }
 
-/// The first folder of this one that no other process has.
+/// The first numbered folder that no other process has locked.
 fn lock_folder(folder: &Path) -> io::Result<(File, PathBuf)> {
     for number in 0..MAX_PROCESSES {
         let folder = folder.join(number.to_string());
@@ -312,7 +321,7 @@ fn encode(key: BlockHash, record: &BlockFile) -> Vec<u8> {
     bytes
 }
 
-/// What a file holds, or what is wrong with it.
+/// The contents of a file, or why it is damaged.
 fn decode(key: BlockHash, bytes: &[u8]) -> Result<BlockFile, &'static str> {
     let (bytes, checksum) =
         bytes.len().checked_sub(CHECKSUM_BYTES).map(|end| bytes.split_at(end)).ok_or("it is too short")?;
@@ -350,7 +359,7 @@ mod tests {
         BlockHash([number; 16])
     }
 
-    /// Waits until everything given to the shelf was written, or lost.
+    /// Waits until every queued block is written or lost.
     fn settled(shelf: &DiskCache) {
         let (done, wait) = mpsc::channel();
         shelf.write(key(255), move || {
@@ -358,18 +367,18 @@ mod tests {
             None
         });
         wait.recv().unwrap();
-        // The marker itself is lost, a moment later.
+        // The marker block itself is lost, a moment later.
         while !shelf.files.lock().lost_blocks.contains(&key(255)) {
             std::thread::yield_now();
         }
         shelf.files.lock().lost_blocks.retain(|lost| *lost != key(255));
     }
 
-    /// Ends one as the end of its process does.
+    /// Closes a disk cache like the end of its process.
     fn closed(shelf: Arc<DiskCache>) {
         let lock = shelf.folder.with_file_name("lock");
         drop(shelf);
-        // Its thread may still be about to let go of it.
+        // Its thread may still hold a reference for a moment.
         while File::open(&lock).unwrap().try_lock().is_err() {
             std::thread::yield_now();
         }

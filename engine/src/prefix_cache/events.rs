@@ -1,5 +1,5 @@
-//! Tells gateways which beginnings of prompts are kept here, so that they can send a conversation to where it is
-//! known: all of them first, then every change.
+//! KV events: tells gateways which blocks are cached here, for cache-aware routing. A snapshot first, then
+//! every change.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,22 +7,22 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 
-use super::block_index::BlockDelta;
 use super::block_hash::BlockHash;
+use super::block_index::BlockDelta;
 
-/// Changes that a listener may lag behind; one that is slower than that is cut off and asks again.
+/// Maximum events that a subscriber may lag behind; a slower one is disconnected and subscribes again.
 const MAX_PENDING_EVENTS: usize = 256;
 
-/// What a listener is told.
+/// An event for subscribers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockEvent {
-    /// Whether this is all there is, rather than what changed.
+    /// Whether this is a snapshot rather than a change.
     pub is_snapshot: bool,
-    /// Which, and which no more.
+    /// Blocks added and evicted.
     pub delta: BlockDelta,
 }
 
-/// Who listens; clones share it.
+/// Subscribers and current state; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct BlockEvents(Arc<Mutex<BlockEventState>>);
 
@@ -33,18 +33,19 @@ struct BlockEventState {
 }
 
 impl BlockEvents {
-    /// Everything that is known, and all that changes from now on.
+    /// Subscribes: a snapshot, then all changes.
     pub fn subscribe(&self) -> Receiver<BlockEvent> {
         let (sender, news) = mpsc::channel(MAX_PENDING_EVENTS);
         let mut state = self.0.lock();
         let added = state.stored.iter().copied().collect();
-        // There is room for the first one.
-        let _ = sender.try_send(BlockEvent { is_snapshot: true, delta: BlockDelta { added, removed: Vec::new() } });
+        // The channel has capacity for the first event.
+        let _ = sender
+            .try_send(BlockEvent { is_snapshot: true, delta: BlockDelta { added, removed: Vec::new() } });
         state.listeners.push(sender);
         news
     }
 
-    /// Tells everybody what changed.
+    /// Sends the changes to all subscribers.
     pub fn publish(&self, changes: BlockDelta) {
         if changes == BlockDelta::default() {
             return;
@@ -74,8 +75,14 @@ mod tests {
         let mut news = feed.subscribe();
         feed.publish(BlockDelta { added: vec![key(3)], removed: vec![key(1)] });
         feed.publish(BlockDelta::default());
-        let first = BlockEvent { is_snapshot: true, delta: BlockDelta { added: vec![key(1), key(2)], removed: vec![] } };
-        let second = BlockEvent { is_snapshot: false, delta: BlockDelta { added: vec![key(3)], removed: vec![key(1)] } };
+        let first = BlockEvent {
+            is_snapshot: true,
+            delta: BlockDelta { added: vec![key(1), key(2)], removed: vec![] },
+        };
+        let second = BlockEvent {
+            is_snapshot: false,
+            delta: BlockDelta { added: vec![key(3)], removed: vec![key(1)] },
+        };
         assert_eq!([news.try_recv().unwrap(), news.try_recv().unwrap()], [first, second]);
         assert!(news.try_recv().is_err());
         for number in 0..=MAX_PENDING_EVENTS {

@@ -1,4 +1,4 @@
-//! What makes a block one model's and no other's.
+//! Model fingerprint: blocks of the prefix cache are valid for one model only.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::time::UNIX_EPOCH;
 
 use sha2::{Digest as _, Sha256};
 
-/// Names the files of a model: by the checksums in the manifest that the agent leaves beside them, else by their
-/// sizes and times. Empty names no model.
+/// Fingerprint of a model's files: the checksums of the manifest that the agent leaves beside them, otherwise
+/// their sizes and modification times. An empty fingerprint stands for no model.
 pub fn model_fingerprint(dir: &Path) -> String {
     let mut words = String::new();
     if let Ok(manifest) = std::fs::read(dir.join("MANIFEST.json")) {
@@ -23,7 +23,7 @@ pub fn model_fingerprint(dir: &Path) -> String {
             .collect();
         files.sort();
         for (name, bytes, time) in files {
-            // Writing to a text does not fail.
+            // Writing to a string does not fail.
             let _ = writeln!(words, "{} {bytes} {time}", name.display());
         }
     }

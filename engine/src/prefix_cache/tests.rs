@@ -1,4 +1,4 @@
-//! Requests that come, share what they share, and leave: what is kept of them, and where.
+//! Stories of requests that arrive, share prefixes and end: what the prefix cache holds, and where.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,10 +7,10 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::*;
 
-/// A rank that carries out orders on tokens instead of numbers, and finds what makes no sense.
+/// A rank that applies commands to tokens instead of KV data, and rejects invalid commands.
 #[derive(Default)]
 struct FakeRank {
-    /// Tokens and room of each slot in use.
+    /// Tokens and allocation of each slot in use.
     slots: BTreeMap<u32, (Vec<u32>, u32)>,
     /// All tokens up to the end of each block.
     in_memory: HashMap<BlockHash, Vec<u32>>,
@@ -56,7 +56,7 @@ impl FakeRank {
         assert!(self.slots.insert(slot, (tokens, room)).is_none(), "slot {slot} was not empty");
     }
 
-    /// Blocks that came from memory or disk.
+    /// Number of blocks loaded from memory or disk.
     fn fetch(&mut self, slot: u32, keys: &[BlockHash]) -> u32 {
         let found: Vec<&Vec<u32>> =
             keys.iter().map_while(|key| self.in_memory.get(key).or(self.on_disk.get(key))).collect();
@@ -82,7 +82,7 @@ fn cache(slots: u32, tokens: u64, shelf: bool) -> PrefixCache {
     PrefixCache::new(BlockHash::root(b"m"), CacheCapacity { slots, tokens, disk: shelf, enabled: true }, &[])
 }
 
-/// Runs a request to its end and says how many of its tokens were there already.
+/// Runs a request to its end; returns how many of its tokens were cached.
 fn serve(cache: &mut PrefixCache, rank: &mut FakeRank, prompt: &[u32], answer: &[u32]) -> u32 {
     let SlotAssignment { slot, cached, fetch_from_disk: fetch } = cache.admit(prompt).unwrap();
     cache.take_commands().into_iter().for_each(|order| rank.apply(order));
@@ -146,18 +146,23 @@ fn prefix_cache_loads_disk_blocks_after_a_restart() {
     let (mut first, mut rank) = (cache(2, 4096, true), FakeRank::default());
     serve(&mut first, &mut rank, &text(1, 300), &[]);
     let mut rank = FakeRank { on_disk: rank.on_disk, ..FakeRank::default() };
-    let shelved: Vec<BlockHash> = block_hashes(BlockHash::root(b"m"), &text(1, 300)).into_iter().rev().collect();
+    let shelved: Vec<BlockHash> =
+        block_hashes(BlockHash::root(b"m"), &text(1, 300)).into_iter().rev().collect();
     let limits = CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true };
     let mut again = PrefixCache::new(BlockHash::root(b"m"), limits, &shelved);
     assert_eq!(serve(&mut again, &mut rank, &text(1, 300), &[]), 256);
 
-    // One file is damaged: the slot is empty, and the block behind which all is useless is known no more.
+    // One file is damaged: the slot is empty, and that block and the later ones, useless without it, are
+    // forgotten.
     let mut third = PrefixCache::new(BlockHash::root(b"m"), limits, &shelved);
     let SlotAssignment { slot, fetch_from_disk: fetch, .. } = third.admit(&text(1, 300)).unwrap();
     third.finish_fetch(slot, &fetch, 2);
     assert_eq!(
         third.take_commands(),
-        [CacheCommand::Reset { slot }, CacheCommand::Evict { in_memory: vec![], on_disk: fetch[2..].to_vec() }]
+        [
+            CacheCommand::Reset { slot },
+            CacheCommand::Evict { in_memory: vec![], on_disk: fetch[2..].to_vec() }
+        ]
     );
     third.discard(slot);
     assert_eq!(third.admit(&text(1, 300)).unwrap().cached, 128);
@@ -177,8 +182,8 @@ fn disabled_prefix_cache_stores_nothing() {
     }
 }
 
-/// Requests that come, grow and leave in any order, with prompts that share what they share and files that
-/// vanish: the ranks never hold more than there is room for, and every slot holds what its request thinks.
+/// Requests arrive, grow and end in random order, with shared prefixes and vanishing files: the ranks never
+/// hold more than the capacity, and every slot holds its request's tokens.
 #[test]
 fn random_operations_keep_slots_correct_and_within_capacity() {
     let (mut reused, mut fetches) = (0, 0);
@@ -186,7 +191,7 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
         let mut random = StdRng::seed_from_u64(seed);
         let slots = random.random_range(1..5);
         let context: u32 = random.random_range(200..1500);
-        // As the planner reserves it, rounded as slots are.
+        // The planner's reservation, rounded like slots.
         let limit = u64::from(context.next_multiple_of(CACHE_STEP)) * u64::from(slots);
         let (mut cache, mut rank) = (cache(slots, limit, random.random()), FakeRank::default());
         let mut running: Vec<(u32, Vec<u32>, usize)> = Vec::new();

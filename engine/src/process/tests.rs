@@ -1,7 +1,7 @@
-//! Whole ranks in one process, over real sockets and mTLS, with a fake compute half.
+//! Whole ranks in one process, over real sockets and mTLS, with a fake executor.
 
-mod reform;
 mod heartbeat;
+mod reform;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use russet_rpc::engine::control_client::ControlClient;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::follow_command::Command;
 use russet_rpc::tls::{self, TlsFiles};
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -21,7 +21,7 @@ use tonic::{Code, Streaming};
 
 use super::*;
 use crate::executor::SequenceStep;
-use crate::fixture::{self, FakeExecutor, FakeBehaviour, eventually, within};
+use crate::fixture::{self, FakeBehaviour, FakeExecutor, eventually, within};
 use crate::identities::Identities;
 use crate::scheduler::MAX_WAITING_REQUESTS;
 
@@ -32,7 +32,7 @@ struct RankHarness {
     sockets: TempDir,
 }
 
-/// A rank at work, on threads of its own, so that it can be killed as a whole.
+/// A running rank, on threads of its own, so that it can be killed as a whole.
 struct RankProcess {
     address: String,
     node: String,
@@ -51,7 +51,7 @@ impl Drop for RankProcess {
 }
 
 impl RankProcess {
-    /// As kill -9 does: sockets close, nothing is said.
+    /// Like kill -9: sockets close without a message.
     fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -67,7 +67,7 @@ impl RankProcess {
         assert_eq!(self.life.status().phase, Phase::Serving, "{}", self.life.status().message);
     }
 
-    /// Everything the agent was told, once the rank has ended.
+    /// All states that the agent received, once the rank has ended.
     async fn states(&mut self) -> Vec<pb::EngineState> {
         within("the end of the watch", self.states.take().unwrap()).await.unwrap()
     }
@@ -86,7 +86,7 @@ impl RankHarness {
         }
     }
 
-    /// Starts a rank on `node` with more flags, watched by an agent.
+    /// Starts a rank on `node` with more flags and a watching agent.
     async fn start(&self, node: &str, flags: &str, fake: Arc<FakeExecutor>) -> RankProcess {
         let mut process = self.start_unwatched(node, flags, fake).await;
         let socket = self.sockets.path().join(node);
@@ -97,7 +97,7 @@ impl RankHarness {
             while let Ok(Some(state)) = states.message().await {
                 let kept = state.reuse() == pb::Reuse::Yes;
                 all.push(state);
-                // As the agent of a deleted Shard, which has no next formation for it.
+                // Like the agent of a deleted Shard, which has no next formation for it.
                 if kept {
                     break;
                 }
@@ -134,12 +134,12 @@ impl RankHarness {
         RankProcess { address, node: node.to_owned(), life, states: None, outcome, runtime: Some(runtime) }
     }
 
-    /// A pipeline: rank 0 on node `n0`, and so on.
+    /// Starts a pipeline: rank 0 on node `n0`, and so on.
     async fn pipeline(&self, fakes: &[Arc<FakeExecutor>], flags: &str) -> Vec<RankProcess> {
         self.pipeline_on(0, fakes, flags).await
     }
 
-    /// The same from another node on.
+    /// Starts a pipeline with rank 0 on node `first`.
     async fn pipeline_on(&self, first: usize, fakes: &[Arc<FakeExecutor>], flags: &str) -> Vec<RankProcess> {
         let layers = vec!["1"; fakes.len()].join(",");
         let ring = vec!["127.0.0.1:1"; fakes.len()].join(",");
@@ -182,7 +182,7 @@ fn say(content: &str) -> GenerationRequest {
     }
 }
 
-/// An answer that goes on until `tokens`.
+/// A request whose output continues until `tokens`.
 fn say_for(content: &str, tokens: u32) -> GenerationRequest {
     GenerationRequest { ignore_eos: true, max_tokens: Some(tokens), ..say(content) }
 }
@@ -198,7 +198,7 @@ async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<GenerationEve
     within("an event", events.message()).await.unwrap().map(GenerationEvent::from)
 }
 
-/// The whole answer: its text and its end, after a check that there is exactly one.
+/// The whole response: its text and its end, after a check that there is exactly one end.
 async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (String, GenerationEvent) {
     let mut text = String::new();
     let mut end = None;
@@ -213,7 +213,7 @@ async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (String, Generati
     (text, end.expect("a stream never just ends"))
 }
 
-/// A page of the address a rank shows itself at, headers and all.
+/// A page of the metrics address, including headers.
 async fn get(address: &str, path: &str) -> String {
     let mut admin = tokio::net::TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -230,7 +230,7 @@ fn failure(event: GenerationEvent) -> GenerationFailure {
     }
 }
 
-/// `begin user … end assistant`: what the fixture's template puts around.
+/// `begin user … end assistant`: the tokens that the fixture's template adds.
 const FRAME: u32 = 4;
 
 #[tokio::test]
@@ -243,7 +243,7 @@ async fn one_rank_answers_and_says_what_it_cost() {
         (say("héllo 日本"), "héllo 日本", FinishReason::Stop, 13),
         (say_for("ab", 5), "ababa", FinishReason::Length, 5),
         (GenerationRequest { stop: vec!["lo w".into()], ..say("hello world") }, "hel", FinishReason::Stop, 7),
-        // The context ends before the answer does.
+        // The context ends before the output does.
         (
             GenerationRequest { max_tokens: None, ..say_for(&"x".repeat(120), 1) },
             "xxxx",
@@ -254,7 +254,10 @@ async fn one_rank_answers_and_says_what_it_cost() {
         let prompt_tokens = request.messages[0].content.len() as u32 + FRAME;
         let mut events = ask(&mut client, request).await;
         let usage = Usage { prompt_tokens, completion_tokens: tokens, cached_tokens: 0 };
-        assert_eq!(collect(&mut events).await, (text.to_owned(), GenerationEvent::Finished { reason, usage }));
+        assert_eq!(
+            collect(&mut events).await,
+            (text.to_owned(), GenerationEvent::Finished { reason, usage })
+        );
     }
     let description = client.describe(pb::DescribeRequest {}).await.unwrap().into_inner();
     assert_eq!((description.model.as_str(), description.rank, description.size), ("small", 0, 1));
@@ -269,7 +272,7 @@ async fn any_group_resumes_an_answer_after_any_token() {
     rank.serving().await;
     pipeline[0].serving().await;
     let mut clients = [lab.client(&rank), lab.client(&pipeline[0])];
-    // What is kept of earlier requests differs from one to the next.
+    // The number of cached tokens differs from one request to the next.
     let but_kept = |event: GenerationEvent| match event {
         GenerationEvent::Finished { reason, usage } => {
             GenerationEvent::Finished { reason, usage: Usage { cached_tokens: 0, ..usage } }
@@ -296,7 +299,9 @@ async fn any_group_resumes_an_answer_after_any_token() {
         for cut in 1..=tokens.len() {
             let emitted: Vec<u32> = tokens[..cut]
                 .iter()
-                .filter_map(|event| if let GenerationEvent::Token { id, .. } = event { Some(*id) } else { None })
+                .filter_map(
+                    |event| if let GenerationEvent::Token { id, .. } = event { Some(*id) } else { None },
+                )
                 .collect();
             let emitted_tokens = emitted.len() as u32;
             for client in &mut clients {
@@ -356,7 +361,8 @@ async fn a_long_prompt_holds_up_no_answer() {
     let mut long = ask(&mut client, say_for(&"x".repeat(5_000), 1)).await;
     assert_eq!(collect(&mut long).await.0, "x");
     drop(answer);
-    let reading = |step: &&SequenceStep| step.tokens.contains(&fixture::token_of_byte(b'x')) && step.sample.is_none();
+    let reading =
+        |step: &&SequenceStep| step.tokens.contains(&fixture::token_of_byte(b'x')) && step.sample.is_none();
     let batches: Vec<Vec<SequenceStep>> =
         fake.batches().into_iter().filter(|batch| batch.iter().any(|step| reading(&step))).collect();
     assert!(batches.len() > 15, "the prompt was read in {} batches", batches.len());
@@ -383,7 +389,7 @@ async fn nan_logits_fail_only_their_request() {
         assert_eq!(failure.kind, FailureKind::Internal);
         assert!(failure.message.contains("no finite numbers"), "{}", failure.message);
     }
-    // Numbers of a prompt without a token are kept for nobody, also those before the one that is none.
+    // A prompt with NaN logits is not cached, nor are the tokens before the one that causes it.
     let text = "abcdefghij".repeat(40);
     let mut poisoned = ask(&mut client, say(&format!("{text}!"))).await;
     assert_eq!(failure(collect(&mut poisoned).await.1).kind, FailureKind::Internal);
@@ -394,7 +400,7 @@ async fn nan_logits_fail_only_their_request() {
     assert_eq!(rank.life.status().phase, Phase::Serving);
 }
 
-/// Tokens of a prompt that a request found kept, once its answer was checked.
+/// Cached tokens of a prompt, after a check of the output.
 async fn cached(client: &mut EngineClient<Channel>, text: &str) -> u32 {
     let mut events = ask(client, say_for(text, 3)).await;
     let (said, end) = collect(&mut events).await;
@@ -420,16 +426,16 @@ async fn shared_prefix_is_prefilled_once_also_after_a_restart() {
     assert_eq!(cached(&mut client, &text(50, "first")).await, 0);
     let news = within("news", feed.message()).await.unwrap().unwrap();
     assert_eq!((news.added.len(), news.block_tokens, news.reset), (7, 64, false), "500 and some tokens");
-    // The same slot goes on: all but the marks behind the first answer.
+    // The same slot continues: all but the marks after the first output.
     let again = cached(&mut client, &text(50, "second")).await;
     assert!((500..512).contains(&again), "{again}");
-    // Something else altogether, and then a beginning that is only in blocks.
+    // An unrelated prompt, and then a prefix that is only in blocks.
     assert_eq!(cached(&mut client, &text(0, "else")).await, 0);
     assert_eq!(cached(&mut client, &text(13, "third")).await, 128);
     assert_eq!(ranks[0].life.status().phase, Phase::Serving, "{}", ranks[0].life.status().message);
     drop((client, ranks, feed));
 
-    // On disk it outlives the ranks; a file that one of them lost is read by none.
+    // Blocks on disk survive the ranks; a file that one rank lost is loaded by none.
     for (damaged, expected) in [(false, 448), (true, 0)] {
         let fakes = fakes.each_ref().map(|fake| fake.restarted());
         if damaged {
@@ -455,7 +461,7 @@ async fn a_caller_that_leaves_frees_its_slot() {
     let mut client = lab.client(&rank);
     let mut events = ask(&mut client, say_for("a", 90_000)).await;
     while !matches!(next(&mut events).await, Some(GenerationEvent::Token { .. })) {}
-    // One that still waits may leave as well; which of two streams an engine hears of first is open.
+    // A waiting request may be cancelled as well; the order in which the engine sees two streams end is open.
     let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
     let mut watch = control.watch(pb::WatchRequest {}).await.unwrap().into_inner();
     let state = within("the state at once", watch.message()).await.unwrap().unwrap();
@@ -469,7 +475,7 @@ async fn a_caller_that_leaves_frees_its_slot() {
     drop(never);
     waits(0).await;
     drop(events);
-    // The first one was the smoke prompt's.
+    // The first one was the smoke prompt.
     eventually("freeing the slot", || fake.resets() == [0, 0]).await;
     let mut events = ask(&mut client, say("next")).await;
     assert_eq!(collect(&mut events).await.0, "next");
@@ -499,7 +505,7 @@ async fn every_wrong_request_gets_a_typed_failure() {
         assert_eq!(failure.kind, kind);
         assert!(failure.message.contains(expected), "{}", failure.message);
     }
-    // One runs for ever, as many as may wait do, and the next one is too many.
+    // One runs forever, the queue is full, and the next one is refused.
     fake.set_behaviour(FakeBehaviour::Hanging);
     let mut held = Vec::new();
     for _ in 0..=MAX_WAITING_REQUESTS {
@@ -527,15 +533,15 @@ async fn unauthorised_clients_are_rejected() {
         client.follow(commands).await.unwrap_err().code()
     };
     assert_eq!(follow(lab.client(&rank)).await, Code::PermissionDenied);
-    // A node may lead, but nobody leads rank 0.
+    // A node may lead, but rank 0 has no leader.
     assert_eq!(
         follow(EngineClient::new(lab.channel(&rank, "russet:node:b"))).await,
         Code::FailedPrecondition
     );
-    // Another CA does not even get a connection.
+    // A client of another CA does not even get a connection.
     let other = Identities::new().user(tls::GATEWAY_USER);
     let mixed = TlsFiles { ca: lab.identities.user(tls::GATEWAY_USER).ca, ..other };
-    // The other CA's files end with it, so they are read here.
+    // The other CA's files are removed with it, so they are read here.
     if let Ok(channel) = mixed.channel(&rank.address, &rank.node) {
         assert!(EngineClient::new(channel).generate(request()).await.is_err());
     }
@@ -554,8 +560,11 @@ async fn a_pipeline_runs_the_same_steps_on_every_rank() {
         let mut events = ask(&mut client, say("pipeline")).await;
         assert_eq!(collect(&mut events).await.0, "pipeline");
     }
-    let steps: Vec<SequenceStep> =
-        fakes[0].steps().into_iter().map(|step| SequenceStep { draft_tokens: 0, sample: None, ..step }).collect();
+    let steps: Vec<SequenceStep> = fakes[0]
+        .steps()
+        .into_iter()
+        .map(|step| SequenceStep { draft_tokens: 0, sample: None, ..step })
+        .collect();
     for follower in &fakes[1..] {
         eventually("the last steps of a follower", || follower.steps() == steps).await;
         eventually("the last reset of a follower", || follower.resets() == fakes[0].resets()).await;
@@ -574,9 +583,17 @@ async fn a_pipeline_runs_the_same_steps_on_every_rank() {
 
 #[tokio::test]
 async fn lost_follower_fails_every_stream_even_when_mlx_hangs() {
-    for (mood, how) in [(FakeBehaviour::Normal, "killed"), (FakeBehaviour::Hanging, "killed"), (FakeBehaviour::Normal, "broken")] {
+    for (mood, how) in [
+        (FakeBehaviour::Normal, "killed"),
+        (FakeBehaviour::Hanging, "killed"),
+        (FakeBehaviour::Normal, "broken"),
+    ] {
         let lab = RankHarness::new();
-        let fakes = [FakeExecutor::with_timing(Duration::from_millis(2), None), FakeExecutor::new(), FakeExecutor::new()];
+        let fakes = [
+            FakeExecutor::with_timing(Duration::from_millis(2), None),
+            FakeExecutor::new(),
+            FakeExecutor::new(),
+        ];
         let mut ranks = lab.pipeline(&fakes, "--max-sequences 1 --context-tokens 100000").await;
         ranks[0].serving().await;
         let mut client = lab.client(&ranks[0]);
@@ -603,7 +620,7 @@ async fn lost_follower_fails_every_stream_even_when_mlx_hangs() {
         let last = ranks[0].states().await.pop().unwrap();
         assert_eq!(last.phase(), pb::Phase::Failed);
         assert!(last.message.contains(expected), "{}", last.message);
-        // The survivor is of no more use either.
+        // The survivor has failed too.
         assert!(matches!(ranks[1].outcome().await, ExitOutcome::Failed(_)));
     }
 }
@@ -624,11 +641,12 @@ async fn mismatched_ranks_reject_each_other_by_name() {
     let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
     let follower = lab.start("n1", &format!("{group} --rank 1 --epoch 3"), FakeExecutor::new()).await;
     let peers = follower.peer(1);
-    let mut leader = lab.start("n0", &format!("{group} --epoch 4 --peers {peers}"), FakeExecutor::new()).await;
+    let mut leader =
+        lab.start("n0", &format!("{group} --epoch 4 --peers {peers}"), FakeExecutor::new()).await;
     let ExitOutcome::Failed(reason) = leader.outcome().await else { panic!("rank 0 served") };
     assert!(reason.contains("rank 1 on n1"), "{reason}");
     assert!(reason.contains("the epochs differ: this rank has 3, rank 0 has 4"), "{reason}");
-    // The follower still waits for the right one.
+    // The follower still waits for the right leader.
     let mut right = lab.start("n2", &format!("{group} --epoch 3 --peers {peers}"), FakeExecutor::new()).await;
     right.serving().await;
     right.life.drain("the test is over");
@@ -666,7 +684,7 @@ async fn follower_rejects_a_leader_of_another_build_or_group() {
         assert!(status.message().contains(&said), "{said}: {}", status.message());
     }
     assert!(fake.steps().is_empty());
-    // The right one is still welcome.
+    // The right leader is still accepted.
     let (sender, commands) = tokio::sync::mpsc::unbounded_channel();
     sender.send(pb::FollowCommand { command: Some(Command::Hello(right)) }).unwrap();
     let commands = tokio_stream::wrappers::UnboundedReceiverStream::new(commands);
@@ -717,8 +735,14 @@ async fn failed_smoke_test_keeps_every_rank_from_serving() {
     let unknown = 300;
     for (mood, expected) in [
         (FakeBehaviour::Failing, "not answered: [ring] connection to a peer was lost"),
-        (FakeBehaviour::FixedToken(unknown), "token 1 of its answer is 300, which the tokenizer does not have"),
-        (FakeBehaviour::FixedToken(fixture::USER), "the tokens of its answer, [257, 257, 257, 257], have no text"),
+        (
+            FakeBehaviour::FixedToken(unknown),
+            "token 1 of its answer is 300, which the tokenizer does not have",
+        ),
+        (
+            FakeBehaviour::FixedToken(fixture::USER),
+            "the tokens of its answer, [257, 257, 257, 257], have no text",
+        ),
     ] {
         for size in [1, 2] {
             let lab = RankHarness::new();
@@ -730,7 +754,9 @@ async fn failed_smoke_test_keeps_every_rank_from_serving() {
                 lab.pipeline(&fakes, "").await
             };
             for rank in &mut ranks {
-                let ExitOutcome::Failed(reason) = rank.outcome().await else { panic!("{mood:?}: it stopped") };
+                let ExitOutcome::Failed(reason) = rank.outcome().await else {
+                    panic!("{mood:?}: it stopped")
+                };
                 assert!(reason.starts_with("the smoke prompt was not answered: "), "{reason}");
                 assert!(reason.contains(expected), "{reason}");
                 let states = rank.states().await;
@@ -760,7 +786,7 @@ async fn requests_are_rejected_until_the_smoke_test_passes() {
     let state = within("the state at once", watch.message()).await.unwrap().unwrap();
     let ready = get(&state.metrics_address, "/readyz").await;
     assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
-    // Whoever is asked to stop does so without an answer to wait for.
+    // A rank that is asked to stop does so without waiting for a reply.
     ranks[0].life.drain("the test is over");
     assert_eq!(ranks[0].outcome().await, ExitOutcome::Stopped);
 }
@@ -771,7 +797,7 @@ async fn engine_without_an_agent_exits() {
     let mut rank = lab.start_unwatched("n0", "--orphan-seconds 1", FakeExecutor::new()).await;
     assert_eq!(rank.outcome().await, ExitOutcome::Failed("no agent has watched this engine for 1 s".into()));
 
-    // Watched, it outlives its patience, and ends after the watch does.
+    // With a watcher it outlives its orphan timeout, and exits after the watch ends.
     let mut rank = lab.start("n1", "--orphan-seconds 1", FakeExecutor::new()).await;
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!(rank.life.status().phase, Phase::Serving);
@@ -834,7 +860,8 @@ async fn the_agent_sees_phases_and_the_metrics_show_the_requests() {
         "vllm:num_requests_running{engine=\"0\",model_name=\"small\"} 0",
         "vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"small\"} 1",
         "vllm:cache_config_info{block_size=\"128\",engine=\"0\",model_name=\"small\",num_gpu_blocks=\"4\"} 1",
-        // The smoke prompt is no request, but its five steps are steps; and one was begun before the end was known.
+        // The smoke prompt is no request, but its five steps count; and one was started before the end was
+        // known.
         "russet_engine_steps_total{model_name=\"small\"} 15",
     ] {
         assert!(text.contains(line), "{line} is missing from {text}");

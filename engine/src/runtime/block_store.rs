@@ -1,5 +1,5 @@
-//! The blocks of one rank: copies of spans of its caches, all layers of a span in one array for each part of a
-//! cache, in memory and, where there is a shelf, on disk.
+//! Block store of one rank: copies of ranges of its KV caches, one array per tensor of the KV format with all
+//! layers of a block, in memory and, if there is a disk tier, on disk.
 
 use std::{
     collections::HashMap,
@@ -16,23 +16,23 @@ use parking_lot::Mutex;
 
 use crate::{
     cache::KvCache,
+    prefix_cache::disk::{BlockFile, BlockTensor, DiskCache},
     prefix_cache::{
         BlockCopy,
         block_hash::{BLOCK_TOKENS, BlockHash},
     },
-    prefix_cache::disk::{BlockTensor, BlockFile, DiskCache},
 };
 
-/// Blocks that are copied at a time: more would need more memory for a moment.
+/// Blocks copied at a time; more would raise peak memory.
 pub const BLOCKS_PER_COPY: usize = 16;
-/// Bytes of blocks that are nowhere but on their way to disk.
+/// Maximum bytes of blocks that exist only in the write queue.
 const MAX_PENDING_WRITE_BYTES: usize = 256 << 20;
 
-/// The parts of a block, `[layers, heads, BLOCK, width]` each.
+/// The tensors of a block, `[layers, heads, BLOCK_TOKENS, width]` each.
 #[derive(Debug)]
 struct BlockArrays {
     parts: Vec<Array>,
-    /// The same, byte by byte.
+    /// The same tensors as bytes.
     bytes: Vec<Array>,
 }
 
@@ -57,24 +57,25 @@ impl BlockArrays {
 /// The blocks of one rank.
 #[derive(Debug, Default)]
 pub struct BlockStore {
-    // Locked because the shelf reads them on a thread of its own.
+    // Locked because the disk cache's thread reads them.
     in_memory: HashMap<BlockHash, Arc<Mutex<BlockArrays>>>,
     disk: Option<Arc<DiskCache>>,
     pending_write_bytes: Arc<Mutex<usize>>,
 }
 
 impl BlockStore {
-    /// None yet; written to this shelf, if there is one.
+    /// An empty store, which writes to the disk tier if there is one.
     pub fn new(disk: Option<Arc<DiskCache>>) -> Self {
         Self { disk, ..Self::default() }
     }
 
-    /// Forgets those in memory; what is on its way to disk gets there, or not.
+    /// Evicts all blocks from memory; queued writes may still complete.
     pub fn clear(&mut self) {
         self.in_memory.clear();
     }
 
-    /// Copies blocks of a sequence, as long as it is `sound`, which is asked once they are computed.
+    /// Stores copies of blocks of a sequence if its results still count, which is checked after they are
+    /// computed.
     pub fn store(
         &mut self,
         caches: &[KvCache],
@@ -84,7 +85,7 @@ impl BlockStore {
         for blocks in blocks.chunks(BLOCKS_PER_COPY) {
             let copies = blocks.iter().map(|kept| copy_block(caches, kept.index));
             let copies = copies.collect::<Result<Vec<_>, _>>()?;
-            // At once: a cache that somebody still has to read cannot be written into.
+            // Evaluated now: MLX cannot write in place into a cache that a pending copy still reads.
             eval(copies.iter().flatten().flat_map(|block| block.parts.iter().chain(&block.bytes)))?;
             if !sound() {
                 return Ok(());
@@ -103,7 +104,7 @@ impl BlockStore {
         Ok(())
     }
 
-    /// What is dropped from memory before it is written is not written.
+    /// Queues a block for writing; a block that is evicted from memory before that is not written.
     fn write_to_disk(&self, kept: &BlockCopy, block: &Arc<Mutex<BlockArrays>>) {
         let Some(shelf) = &self.disk else { return };
         if kept.in_memory {
@@ -121,9 +122,13 @@ impl BlockStore {
         });
     }
 
-    /// Appends blocks to the caches of a sequence: those in memory, else what was read from disk. How many of the
-    /// first ones there were.
-    pub fn load(&self, caches: &mut [KvCache], blocks: Vec<(BlockHash, Option<BlockFile>)>) -> Result<u32, Exception> {
+    /// Appends blocks to the KV caches of a sequence, from memory or else from the disk records. Returns the
+    /// number of leading blocks that were found.
+    pub fn load(
+        &self,
+        caches: &mut [KvCache],
+        blocks: Vec<(BlockHash, Option<BlockFile>)>,
+    ) -> Result<u32, Exception> {
         let mut found = Vec::with_capacity(blocks.len());
         for (key, record) in blocks {
             let parts = match (self.in_memory.get(&key), record) {
@@ -142,15 +147,16 @@ impl BlockStore {
                     let layers = blocks.iter().map(|parts| parts[part].try_index(layer..layer + 1));
                     concatenate(&layers.collect::<Result<Vec<_>, _>>()?, 2)
                 };
-                cache.append_raw((0..cache.format().tensor_count()).map(joined).collect::<Result<_, _>>()?)?;
-                // Layer by layer, so that no more than one is there twice.
+                cache
+                    .append_raw((0..cache.format().tensor_count()).map(joined).collect::<Result<_, _>>()?)?;
+                // Layer by layer, so that only one layer exists twice.
                 eval(&cache.readiness_probe()?)?;
             }
         }
         Ok(found.len() as u32)
     }
 
-    /// Drops blocks.
+    /// Evicts blocks.
     pub fn evict(&mut self, held: &[BlockHash], shelved: &[BlockHash]) {
         held.iter().for_each(|key| drop(self.in_memory.remove(key)));
         if let Some(shelf) = &self.disk {
@@ -159,13 +165,13 @@ impl BlockStore {
     }
 }
 
-/// One block of every layer; `None` where a layer has nothing.
+/// Copies one block of all layers; `None` if a layer lacks it.
 fn copy_block(caches: &[KvCache], index: u32) -> Result<Option<BlockArrays>, Exception> {
     let from = (index * BLOCK_TOKENS) as i32;
     let positions = from..from + BLOCK_TOKENS as i32;
     let layers = caches.iter().map(|cache| cache.slice(positions.clone()));
     let Some(layers) = layers.collect::<Result<Option<Vec<_>>, _>>()? else { return Ok(None) };
-    // Of one layer it would be no copy.
+    // With a single layer, joining would not copy.
     let joined = |part: usize| {
         let layers = layers.iter().map(|parts| &parts[part]);
         concatenate(&layers.collect::<Vec<_>>(), 0)?.contiguous()
@@ -176,18 +182,19 @@ fn copy_block(caches: &[KvCache], index: u32) -> Result<Option<BlockArrays>, Exc
     Ok(Some(BlockArrays { bytes, parts }))
 }
 
-/// A block as it was, unless it belongs to another model.
+/// The arrays of a disk record; `None` if it does not fit this model.
 fn to_arrays(record: &BlockFile, caches: &[KvCache]) -> Option<Vec<Array>> {
     let array = |BlockTensor { dtype, shape, bytes }: &BlockTensor| {
         let dtype = DTYPES.iter().find(|(_, word)| word == dtype).map(|(dtype, _)| *dtype)?;
-        let fits = shape.first() == Some(&(caches.len() as i32)) && shape.get(2) == Some(&(BLOCK_TOKENS as i32));
+        let fits =
+            shape.first() == Some(&(caches.len() as i32)) && shape.get(2) == Some(&(BLOCK_TOKENS as i32));
         fits.then(|| russet_mlx::array::from_bytes(bytes, shape, dtype).ok())?
     };
     let fits = caches.iter().all(|cache| cache.format().tensor_count() == record.tensors.len());
     fits.then(|| record.tensors.iter().map(array).collect())?
 }
 
-/// Element types of caches, and their words in files.
+/// Element types of KV caches, and their names in files.
 const DTYPES: [(Dtype, &str); 4] = [
     (Dtype::Float32, "float32"),
     (Dtype::Float16, "float16"),
@@ -208,7 +215,7 @@ mod tests {
 
     const WIDTH: i32 = 32;
 
-    /// The element type of what is computed, and the form in which it is kept.
+    /// Element type of the computation, and format of the KV cache.
     const KINDS: [(Dtype, KvCacheType); 4] = [
         (Dtype::Float32, KvCacheType::AsComputed),
         (Dtype::Bfloat16, KvCacheType::AsComputed),
@@ -220,7 +227,7 @@ mod tests {
         KvCache::new(KvFormat::new(kind, WIDTH as usize).unwrap())
     }
 
-    /// Caches of some layers in which every number says where it is.
+    /// KV caches of some layers in which every value encodes its position.
     fn caches(positions: i32, dtype: Dtype, kind: KvCacheType) -> Vec<KvCache> {
         let numbers = |layer: i32, sign: f32| {
             let values: Vec<f32> = (0..2 * positions * WIDTH)
@@ -278,7 +285,7 @@ mod tests {
             let caches = caches(300, dtype, kind);
             let shelf = DiskCache::open(dir.path(), &format!("{dtype:?}-{kind:?}"), 1 << 30).unwrap();
             let mut blocks = BlockStore::new(Some(shelf.clone()));
-            // The last one is nowhere but on its way to disk.
+            // The last one exists only in the write queue.
             let all: Vec<BlockCopy> = (0..4).map(|index| kept(index, index < 3, true)).collect();
             blocks.store(&caches, &all, || true).unwrap();
             while shelf.hashes().len() + shelf.take_lost().len() < all.len() {
@@ -290,13 +297,21 @@ mod tests {
             same(&other, &caches, 256);
             let foreign = || vec![(all[0].hash, Some(shelf.read(all[0].hash).unwrap()))];
             let mut fewer: Vec<KvCache> = vec![empty(kind)];
-            assert_eq!(BlockStore::default().load(&mut fewer, foreign()).unwrap(), 0, "another model's block");
+            assert_eq!(
+                BlockStore::default().load(&mut fewer, foreign()).unwrap(),
+                0,
+                "another model's block"
+            );
             let otherwise = match kind {
                 KvCacheType::AsComputed => KvCacheType::Int8,
                 _ => KvCacheType::AsComputed,
             };
             let mut others: Vec<KvCache> = (0..LAYERS).map(|_| empty(otherwise)).collect();
-            assert_eq!(BlockStore::default().load(&mut others, foreign()).unwrap(), 0, "another form's block");
+            assert_eq!(
+                BlockStore::default().load(&mut others, foreign()).unwrap(),
+                0,
+                "another form's block"
+            );
         }
     }
 }

@@ -1,25 +1,25 @@
-//! A draft model beside the model, on the same thread of rank 0: a rank by itself with caches of its own, which says how
-//! texts go on. Nobody but the loop of requests knows that its tokens are guesses.
+//! Draft model: runs beside the target model, on the same thread of rank 0, as a single rank with KV caches
+//! of its own. Only the scheduler treats its tokens as draft tokens.
 
 use super::{RuntimeConfig, RuntimeError, model_runner::ModelRunner};
 use crate::{
     args::KvCacheType,
-    executor::{SampleSpec, DraftRequest, SequenceStep},
+    executor::{DraftRequest, SampleSpec, SequenceStep},
     prefix_cache::CacheCommand,
     step_profiler::StepProfiler,
 };
 
-/// Tokens of a text that are read at a time, as of a prompt.
+/// Prefill chunk, as for a prompt.
 const PREFILL_CHUNK_TOKENS: usize = 2048;
 
 pub(super) struct DraftRunner {
     runner: ModelRunner,
-    /// Tokens of the model it guesses for.
+    /// Vocabulary size of the target model.
     vocabulary: u32,
 }
 
 impl DraftRunner {
-    /// Loads the draft model that `config` names, for a model of so many tokens.
+    /// Loads the draft model that `config` names, if any, for a target model with `vocabulary` tokens.
     pub(super) fn load(config: &RuntimeConfig, vocabulary: u32) -> Result<Option<Self>, RuntimeError> {
         let Some(model_dir) = &config.draft_dir else { return Ok(None) };
         let alone = RuntimeConfig {
@@ -28,7 +28,7 @@ impl DraftRunner {
             tensor_size: 1,
             rank: 0,
             devices: None,
-            // Its caches are small, and its heads may be of a width that has no groups.
+            // Its KV caches are small, and its head size may not divide into quantisation groups.
             kv_cache: KvCacheType::AsComputed,
             disk_cache: None,
             draft_dir: None,
@@ -38,27 +38,29 @@ impl DraftRunner {
         Ok(Some(Self { runner: rank, vocabulary }))
     }
 
-    /// The model it guesses with, as any other.
+    /// The model runner of the draft model.
     pub(super) fn runner(&mut self) -> &mut ModelRunner {
         &mut self.runner
     }
 
-    /// A slot is empty.
+    /// Resets a slot.
     pub(super) fn reset(&mut self, slot: u32) -> Result<(), RuntimeError> {
         self.runner.apply_cache_command(CacheCommand::Reset { slot }, || true)
     }
 
-    /// How each text goes on; no further than the model has tokens.
+    /// Draft tokens for each request, limited to the target model's vocabulary.
     pub(super) fn draft(&mut self, drafts: &[DraftRequest]) -> Result<Vec<Vec<u32>>, RuntimeError> {
         for DraftRequest { slot, offset, tokens, .. } in drafts {
-            self.runner.apply_cache_command(CacheCommand::Truncate { slot: *slot, length: *offset }, || true)?;
+            self.runner
+                .apply_cache_command(CacheCommand::Truncate { slot: *slot, length: *offset }, || true)?;
             self.prefill(*slot, *offset, tokens)?;
         }
         let most = drafts.iter().map(|draft| draft.draft_tokens).max().unwrap_or_default();
-        // All of them are begun before any is waited for: what was chosen goes into the next one by itself.
+        // All steps start before any is awaited: each sampled token feeds the next step on the device.
         let runs: Vec<_> = (0..most)
             .map(|guess| {
-                let steps: Vec<SequenceStep> = drafts.iter().filter_map(|draft| draft_step(draft, guess)).collect();
+                let steps: Vec<SequenceStep> =
+                    drafts.iter().filter_map(|draft| draft_step(draft, guess)).collect();
                 self.runner.begin(&steps, false)
             })
             .collect::<Result<_, _>>()?;
@@ -77,7 +79,7 @@ impl DraftRunner {
         Ok(guesses)
     }
 
-    /// Reads all but what the first step brings.
+    /// Prefills all tokens but the ones of the first step.
     fn prefill(&mut self, slot: u32, offset: u32, tokens: &[u32]) -> Result<(), RuntimeError> {
         let (before, _) = tokens.split_at(tokens.len().saturating_sub(1));
         let mut offset = offset;
@@ -90,9 +92,12 @@ impl DraftRunner {
     }
 }
 
-/// The step that chooses a guess, if so many are asked for: the first one goes on from the last token of the text, each
-/// other one from the guess before.
-fn draft_step(DraftRequest { slot, offset, tokens, draft_tokens: guesses, sample: choice }: &DraftRequest, guess: u32) -> Option<SequenceStep> {
+/// The step that samples one of the draft tokens, if that many are requested: the first one continues from
+/// the last token of the text, each later one from the previous draft token.
+fn draft_step(
+    DraftRequest { slot, offset, tokens, draft_tokens: guesses, sample: choice }: &DraftRequest,
+    guess: u32,
+) -> Option<SequenceStep> {
     let text = offset + tokens.len() as u32;
     (guess < *guesses).then(|| SequenceStep {
         slot: *slot,

@@ -1,7 +1,7 @@
-//! The variables that MLX and OpenBLAS read from the environment. Adding one to a process with threads is
-//! not sound, and OpenBLAS reads its own when it is loaded, so all of them are there before the process
-//! begins: set by whoever starts it, or by [`ensure`]. What differs between the groups that a rank joins is
-//! overwritten at that moment, by `russet_mlx`.
+//! Environment variables that MLX and OpenBLAS read. Adding one in a process with threads is not sound, and
+//! OpenBLAS reads its own when it is loaded, so all of them exist before the process starts: set by the
+//! parent process, or by [`ensure`]. Values that differ between groups are overwritten when joining, by
+//! `russet_mlx`.
 
 use std::{
     ffi::OsString,
@@ -13,39 +13,39 @@ use std::{
 
 use crate::jaccl::Topology;
 
-/// MLX's name for the rank in the group that is being joined.
+/// MLX's variable for the rank in the group being joined.
 pub(super) const RANK: &str = "MLX_RANK";
-/// MLX's name for the file with the addresses of a ring.
+/// MLX's variable for the path of the ring's hostfile.
 pub(super) const HOSTFILE: &str = "MLX_HOSTFILE";
-/// MLX's name for the file with the RDMA devices of a stage.
+/// MLX's variable for the path of the file with a stage's RDMA devices.
 pub(super) const DEVICES: &str = "MLX_IBV_DEVICES";
-/// MLX's name for the address at which member 0 of a stage hands out the keys of RDMA queues.
+/// MLX's variable for the address at which tensor rank 0 of a stage exchanges the keys of RDMA queues.
 const COORDINATOR: &str = "MLX_JACCL_COORDINATOR";
-/// That it is there at all tells jaccl that the members are cabled as a ring.
+/// If it exists, jaccl assumes a ring topology.
 const JACCL_RING: &str = "MLX_JACCL_RING";
-/// MLX's name for whether the GPU itself looks for what a collective brought.
+/// MLX's variable for whether the GPU polls for the result of a collective.
 const FAST_FENCE: &str = "MLX_METAL_FAST_SYNCH";
-/// OpenBLAS's name for the kernels to use.
+/// OpenBLAS's variable for the kernels to use.
 const KERNELS: &str = "OPENBLAS_CORETYPE";
 
-/// What MLX reads of a rank in a group of more than one.
+/// What MLX reads for a rank in a group of more than one.
 #[derive(Clone, Debug)]
 pub struct MlxEnvironment {
     /// The rank in the whole group.
     pub rank: u32,
-    /// Where its files for MLX go: this path with other extensions.
+    /// Path prefix of its files for MLX, which get other extensions.
     pub files: PathBuf,
-    /// Where member 0 of its stage coordinates, and how its members are cabled, if they use RDMA.
+    /// Coordinator address of its stage (tensor rank 0) and cable topology, with RDMA.
     pub jaccl: Option<(SocketAddr, Topology)>,
-    /// Whether the GPU itself looks for what a collective brought: quicker, and known to wedge it now and then.
+    /// Whether the GPU polls for the result of a collective: faster, and known to wedge it occasionally.
     pub fast_fence: bool,
 }
 
-/// What the process of a rank has to find in its environment; `None` for a rank alone.
+/// Variables that the process of a rank needs; `place` is `None` for a single rank.
 pub fn variables(place: Option<&MlxEnvironment>) -> Vec<(&'static str, OsString)> {
     let mut variables = Vec::new();
     if let Some(MlxEnvironment { rank, files, jaccl, fast_fence }) = place {
-        // Told either way: what the process inherited is nobody's wish for this group.
+        // Set either way: the inherited value was not meant for this group.
         variables.push((FAST_FENCE, if *fast_fence { "1" } else { "0" }.into()));
         variables.push((RANK, rank.to_string().into()));
         variables.push((HOSTFILE, files.with_extension("ring.json").into()));
@@ -57,7 +57,7 @@ pub fn variables(place: Option<&MlxEnvironment>) -> Vec<(&'static str, OsString)
             }
         }
     }
-    // A person's own choice of kernels stays.
+    // A user's own choice of kernels stays.
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     match (std::env::var_os(KERNELS), openblas_kernels(&cpuinfo)) {
         (Some(chosen), _) => variables.push((KERNELS, chosen)),
@@ -67,9 +67,9 @@ pub fn variables(place: Option<&MlxEnvironment>) -> Vec<(&'static str, OsString)
     variables
 }
 
-/// Makes sure that this process has its [`variables`]; if it lacks one, replaces the process by itself with
-/// all of them set (same pid, same arguments). Call it first thing in main. It returns only with the
-/// variables in place or with an error.
+/// Ensures that this process has its [`variables`]; if one is missing, re-execs the process with all of them
+/// set (same pid, same arguments). Call it first in main. Returns only with the variables in place or with an
+/// error.
 pub fn ensure(place: Option<&MlxEnvironment>) -> io::Result<()> {
     use std::os::unix::process::CommandExt;
     let variables = variables(place);
@@ -79,7 +79,7 @@ pub fn ensure(place: Option<&MlxEnvironment>) -> io::Result<()> {
     Err(Command::new(std::env::current_exe()?).args(std::env::args_os().skip(1)).envs(variables).exec())
 }
 
-/// The file that a variable names, which whoever started the process set.
+/// The path in a variable that the parent process has set.
 pub(super) fn file_from_variable(variable: &str) -> Result<PathBuf, String> {
     std::env::var_os(variable)
         .map(PathBuf::from)
@@ -91,8 +91,8 @@ pub(super) fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }
 
-/// The OpenBLAS kernels for the instruction sets that `/proc/cpuinfo` lists. OpenBLAS goes by the model of the
-/// processor, and takes its oldest kernels, five times slower, for a model newer than itself.
+/// The OpenBLAS kernels for the instruction sets that `/proc/cpuinfo` lists. OpenBLAS goes by the model of
+/// the processor, and takes its oldest kernels, five times slower, for a model newer than itself.
 fn openblas_kernels(cpuinfo: &str) -> Option<&'static str> {
     let flags: Vec<&str> =
         cpuinfo.lines().find(|line| line.starts_with("flags"))?.split_ascii_whitespace().collect();

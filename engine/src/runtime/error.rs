@@ -1,4 +1,4 @@
-//! Why a rank cannot do what it was asked for.
+//! Runtime errors of a rank.
 
 use russet_wire::partition::PartitionError;
 use thiserror::Error;
@@ -9,13 +9,13 @@ use crate::{
     weights::WeightsError,
 };
 
-/// A rank that cannot do what was asked.
+/// A runtime error of a rank.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
-    /// The configuration of the model.
+    /// Invalid model configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The split over ranks.
+    /// Invalid split over ranks.
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// A rank outside the group.
@@ -26,52 +26,53 @@ pub enum RuntimeError {
         /// Ranks in the group.
         size: u32,
     },
-    /// Loading weights or building the model.
+    /// Loading the weights or building the model failed.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Joining the group.
+    /// Joining the group failed.
     #[error("rank {rank} cannot join its group at {addresses:?}: {reason}; the group has to be formed again")]
     Join {
         /// The rank.
         rank: u32,
-        /// Where MLX was to meet the others.
+        /// Addresses of the rings.
         addresses: Addresses,
         /// Why.
         reason: String,
     },
-    /// Something before [`Compute::load`] or [`Compute::join`].
+    /// A command before [`Executor::load`] or [`Executor::join`].
     #[error("rank {rank} was asked to {asked} before it could; load, then join, then step")]
     NotReady {
         /// The rank.
         rank: u32,
-        /// What was asked.
+        /// The command.
         asked: &'static str,
     },
-    /// Ranks disagree about a sequence.
+    /// Ranks disagree about the length of a sequence.
     #[error(
         "slot {slot} holds {have} tokens, but the step starts at {wanted}; ranks are out of step, the group has to be formed again"
     )]
     OffsetMismatch {
-        /// The sequence.
+        /// Its slot.
         slot: u32,
-        /// Tokens in the cache.
+        /// Tokens in the KV cache.
         have: u32,
         /// Offset of the step.
         wanted: u32,
     },
-    /// A step without tokens, or with tokens the model does not have.
+    /// A step without tokens, or with tokens outside the vocabulary.
     #[error(
         "a step needs at least one token below {vocabulary}, but holds {tokens} tokens, the largest {largest:?}"
     )]
     Tokens {
         /// Tokens in the step.
         tokens: usize,
-        /// Largest id.
+        /// Largest token id.
         largest: Option<u32>,
-        /// Tokens of the vocabulary.
+        /// Size of the vocabulary.
         vocabulary: u32,
     },
-    /// A batch that came after one in which the way to another rank broke: MLX waits for ever where it has failed twice.
+    /// A batch after one in which the connection to another rank failed: MLX waits forever once it has failed
+    /// twice.
     #[error("rank {rank} of {size} takes no batch any more: the one before it lost another rank")]
     LeavingGroup {
         /// The rank.
@@ -79,14 +80,14 @@ pub enum RuntimeError {
         /// Ranks in the group.
         size: u32,
     },
-    /// MLX failed in a step; in a group, mostly because a neighbour is lost.
+    /// MLX failed in a step; in a group, usually because a neighbour is lost.
     #[error("MLX failed on rank {rank} of {size}: {reason}")]
     Mlx {
         /// The rank.
         rank: u32,
         /// Ranks in the group.
         size: u32,
-        /// MLX's words.
+        /// MLX's message.
         reason: String,
     },
 }
@@ -98,7 +99,7 @@ impl From<WeightsError> for RuntimeError {
 }
 
 impl RuntimeError {
-    /// Whether the way to another rank is what broke. MLX begins what it says of its rings so.
+    /// Whether the connection to another rank failed. MLX's messages about its rings start like this.
     pub(super) fn is_group_failure(&self) -> bool {
         match self {
             Self::Join { .. } | Self::LeavingGroup { .. } => true,

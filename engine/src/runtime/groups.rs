@@ -1,5 +1,5 @@
-//! Joining MLX's groups: what a group is goes into the variables and files that [`environment`] named to
-//! MLX before the process began.
+//! Joins MLX's process groups: writes the group's settings into the variables and files that [`environment`]
+//! has prepared before the process started.
 
 use std::{ffi::OsStr, net::SocketAddr, time::Duration};
 
@@ -7,23 +7,25 @@ use russet_mlx::distributed::ProcessGroup;
 use russet_wire::partition::RankPart;
 
 use super::environment;
-use crate::{executor::Addresses, jaccl::Devices, layers::tensor_parallel::TpGroup, step_profiler::StepProfiler};
+use crate::{
+    executor::Addresses, jaccl::Devices, layers::tensor_parallel::TpGroup, step_profiler::StepProfiler,
+};
 
-/// The last of a ring connects to the first one first of all, and after a refusal MLX waits a whole
-/// second; so the others get a little time to listen.
+/// The last member of a ring connects to the first one before it listens itself, and after a refusal MLX
+/// waits a whole second; this delay gives the others time to listen.
 const CONNECT_DELAY: Duration = Duration::from_millis(50);
 
-/// The groups of one rank.
+/// Process groups of one rank.
 #[derive(Debug, Default)]
 pub(super) struct MlxGroups {
-    /// With the other members of its stage.
+    /// Tensor parallel group of its stage.
     pub(super) tensor: TpGroup,
-    /// With the same member of every stage.
+    /// Pipeline group: the same tensor rank of every stage.
     pub(super) pipeline: Option<ProcessGroup>,
 }
 
-/// Joins both groups of the rank of `part`, as far as it has them: the stage first, on all ranks. `devices`
-/// are there for a stage that uses RDMA. What travels within the stage is counted by `meter`.
+/// Joins both groups of the rank of `part`, as far as it has them: the tensor group first, on all ranks.
+/// `devices` are for a stage that uses RDMA. The profiler counts the traffic within the stage.
 pub(super) fn join(
     part: &RankPart,
     addresses: &Addresses,

@@ -1,11 +1,11 @@
-//! What MLX is told once in a process, before anything is loaded.
+//! One-time MLX setup of a process, before anything is loaded.
 
 use mlx_rs::memory;
 
 use super::RuntimeConfig;
 use crate::layers::mlp::try_to_compile;
 
-/// Errors become answers, products have their threads, and pieces are compiled where they can be.
+/// Turns MLX errors into values, sets the BLAS threads, and tests whether kernels can be compiled.
 pub(super) fn init(config: &RuntimeConfig) {
     russet_mlx::install_error_handler();
     russet_mlx::blas::set_threads(config.blas_threads);
@@ -15,8 +15,8 @@ pub(super) fn init(config: &RuntimeConfig) {
     try_to_compile();
 }
 
-/// Has a GPU keep what it computes with in memory, where its driver says how much of it. Without it answers are
-/// slower when others want memory, and right all the same.
+/// Has the GPU keep its memory resident, up to the limit its driver recommends. Without it, the engine is
+/// slower when other programs need memory, with the same results.
 fn set_wired_limit() {
     let wired = match russet_mlx::device::recommended_working_set() {
         Ok(None) => return,

@@ -1,5 +1,5 @@
-//! One rank on its MLX thread: its part of the model, its sequences, its place in the group. It decides
-//! nothing; steps come in an order that all ranks share.
+//! Model runner: one rank on the MLX thread, with its shard, its sequences and its process groups. It decides
+//! nothing; steps arrive in an order that all ranks share.
 
 use std::{
     collections::HashMap,
@@ -17,26 +17,27 @@ use mlx_rs::{
 use russet_wire::{partition::RankPart, shape::tensor_role};
 
 use super::{
-    DetailedOutput, RuntimeConfig, RuntimeError, StepOutput, block_store::BlockStore, groups, groups::MlxGroups, rank_part,
+    DetailedOutput, RuntimeConfig, RuntimeError, StepOutput, block_store::BlockStore, groups,
+    groups::MlxGroups, rank_part,
 };
 use crate::{
     cache::{KvCache, format::KvFormat},
     executor::{Addresses, SampleSpec, SequenceStep},
-    speculative,
     jaccl::Devices,
-    prefix_cache::{
-        CacheCommand,
-        block_hash::{BLOCK_TOKENS, BlockHash},
-    },
     layers::{
         packed_batch::{PackedBatch, SequenceSlice},
         tensor_parallel::{TpGroup, profiled},
     },
-    step_profiler::{Collective, StepProfiler, StepPhase},
     models::{self, Model},
     partition::{TpShard, rank_holds},
-    sample::SampledTokens,
     prefix_cache::disk::{BlockFile, DiskCache},
+    prefix_cache::{
+        CacheCommand,
+        block_hash::{BLOCK_TOKENS, BlockHash},
+    },
+    sample::SampledTokens,
+    speculative,
+    step_profiler::{Collective, StepPhase, StepProfiler},
     weights::{Checkpoint, LoadDtype, WeightsError},
 };
 
@@ -45,9 +46,9 @@ pub(super) struct ModelRunner {
     part: RankPart,
     vocabulary: u32,
     width: i32,
-    /// Element type of the hidden states between ranks, the same on all of them.
+    /// Element type of the hidden states between ranks, equal on all of them.
     hidden: Dtype,
-    /// In what form layers keep keys and values.
+    /// Format of the KV cache.
     format: KvFormat,
     /// `None` until joined.
     groups: Option<MlxGroups>,
@@ -59,15 +60,15 @@ pub(super) struct ModelRunner {
 struct RunnerSequence {
     cache: Vec<KvCache>,
     length: u32,
-    /// The token chosen last.
+    /// The token sampled last.
     last_token: Option<LastToken>,
 }
 
 /// A token that may not be computed yet.
 struct LastToken {
-    /// Those of its batch.
+    /// The tokens of its batch.
     ids: Array,
-    /// Which of them.
+    /// Index of its row.
     row: i32,
 }
 
@@ -84,7 +85,7 @@ impl RunnerSequence {
 }
 
 impl ModelRunner {
-    /// Reads the configuration and this rank's weights.
+    /// Loads the configuration and this rank's weights.
     pub(super) fn load(
         config: &RuntimeConfig,
         meter: StepProfiler,
@@ -128,7 +129,7 @@ impl ModelRunner {
         })
     }
 
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     pub(super) fn vocabulary(&self) -> u32 {
         self.vocabulary
     }
@@ -147,15 +148,19 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// Leaves the groups and forgets every sequence, and every block that is in memory.
+    /// Leaves the groups and frees every sequence and every in-memory block.
     pub(super) fn leave_group(&mut self) {
         self.groups = None;
         self.sequences.clear();
         self.blocks.clear();
     }
 
-    /// Carries out an order on what is cached. Blocks are kept of what is `sound` once they are computed.
-    pub(super) fn apply_cache_command(&mut self, order: CacheCommand, sound: impl Fn() -> bool) -> Result<(), RuntimeError> {
+    /// Applies a cache command. Blocks are stored only if their results still count once they are computed.
+    pub(super) fn apply_cache_command(
+        &mut self,
+        order: CacheCommand,
+        sound: impl Fn() -> bool,
+    ) -> Result<(), RuntimeError> {
         match order {
             CacheCommand::Reset { slot } => {
                 if self.sequences.remove(&slot).is_some() {
@@ -184,14 +189,17 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// Appends blocks to a slot: those in memory, else what was read from disk. How many of the first ones there were.
+    /// Appends blocks to a slot, from memory or else from the disk records. Returns the number of leading
+    /// blocks found.
     pub(super) fn load_blocks(
         &mut self,
         slot: u32,
         blocks: Vec<(BlockHash, Option<BlockFile>)>,
     ) -> Result<u32, RuntimeError> {
-        let sequence =
-            self.sequences.entry(slot).or_insert_with(|| RunnerSequence::new(self.model.new_cache(self.format)));
+        let sequence = self
+            .sequences
+            .entry(slot)
+            .or_insert_with(|| RunnerSequence::new(self.model.new_cache(self.format)));
         let filled = self.blocks.load(&mut sequence.cache, blocks);
         let count = filled.map_err(|error| self.mlx_error(&error))?;
         if let Some(sequence) = self.sequences.get_mut(&slot) {
@@ -205,15 +213,19 @@ impl ModelRunner {
         RuntimeError::Mlx { rank, size, reason: strip_source_location(error.what()) }
     }
 
-    /// Has MLX begin to run steps of different sequences together. Only rank 0's steps choose.
-    pub(super) fn begin(&mut self, batch: &[SequenceStep], in_detail: bool) -> Result<BatchRun, RuntimeError> {
+    /// Starts steps of different sequences as one batch. Only rank 0's steps sample.
+    pub(super) fn begin(
+        &mut self,
+        batch: &[SequenceStep],
+        in_detail: bool,
+    ) -> Result<BatchRun, RuntimeError> {
         let alone = MlxGroups::default();
         let groups = match &self.groups {
             Some(groups) => groups,
             None if self.part.size == 1 => &alone,
             None => return Err(RuntimeError::NotReady { rank: self.part.rank, asked: "step" }),
         };
-        // A batch has its single tokens first, on every rank alike.
+        // Rows with a single token come first in a batch, on every rank alike.
         let mut order: Vec<usize> = (0..batch.len()).collect();
         order.sort_by_key(|&index| batch[index].length() > 1);
         let steps: Vec<&SequenceStep> = order.iter().map(|&index| &batch[index]).collect();
@@ -234,13 +246,13 @@ impl ModelRunner {
         Ok(run)
     }
 
-    /// Whether a step can follow what the sequence has.
+    /// Checks that a step fits the state of its sequence.
     fn check_step(&self, step: &SequenceStep, sequence: &RunnerSequence) -> Result<(), RuntimeError> {
         if sequence.length != step.offset {
             let (slot, have, wanted) = (step.slot, sequence.length, step.offset);
             return Err(RuntimeError::OffsetMismatch { slot, have, wanted });
         }
-        // Other members of a single stage are told by rank 0 what it chose, while they compute.
+        // In a single stage, the other tensor ranks learn the sampled token from rank 0 while they compute.
         let told = !self.part.head && self.part.stages == 1;
         if step.tokens.is_empty() && (sequence.last_token.is_some() || told) {
             Ok(())
@@ -259,7 +271,7 @@ impl ModelRunner {
         }
     }
 
-    /// Begins to run the steps through this rank's layers.
+    /// Starts the steps on this rank's layers.
     fn begin_forward(
         &self,
         groups: &MlxGroups,
@@ -281,7 +293,8 @@ impl ModelRunner {
             .map_err(mlx)?,
             _ => self.model.embed(&input_tokens(steps, sequences, &groups.tensor).map_err(mlx)?)?,
         };
-        let mut lap = if timing { Some(PhaseTimer::begin(&self.profiler, &hidden).map_err(mlx)?) } else { None };
+        let mut lap =
+            if timing { Some(PhaseTimer::begin(&self.profiler, &hidden).map_err(mlx)?) } else { None };
         let rows = sequences.iter_mut().zip(steps).map(|(sequence, step)| SequenceSlice {
             length: step.length() as i32,
             offset: sequence.length as i32,
@@ -300,8 +313,8 @@ impl ModelRunner {
                 let send = || pipeline.send(&hidden, stage as usize - 1).map_err(wire);
                 results.push(profiled(&self.profiler, Collective::Send, send).map_err(mlx)?);
             }
-            // A sum is only a sum when every member takes part, so all of them finish the last layer,
-            // whether or not its result is of use to them.
+            // A collective needs every rank, so all tensor ranks finish the last layer, whether or not they
+            // use its result.
             _ if !groups.tensor.is_single_rank() => results.push(hidden.clone()),
             _ => {}
         }
@@ -321,7 +334,7 @@ impl ModelRunner {
             let mut row = 0;
             for (sequence, step) in sequences.iter_mut().zip(steps).filter(|(_, step)| step.sample.is_some())
             {
-                // Behind guesses the last one chosen is not known to count.
+                // After draft tokens, the last sampled token may be rejected.
                 let known = step.draft_tokens == 0;
                 sequence.last_token = known.then(|| LastToken { ids: tokens.ids.clone(), row });
                 row += 1 + step.draft_tokens as i32;
@@ -336,7 +349,7 @@ impl ModelRunner {
                 run.logprobs = Some(logprobs);
             }
         }
-        // A prompt's piece is read by nothing else.
+        // No later operation reads the result of a prefill chunk.
         for (sequence, _) in sequences.iter().zip(steps).filter(|(_, step)| step.sample.is_none()) {
             if let Some(cache) = sequence.cache.last() {
                 results.extend(cache.readiness_probe().map_err(mlx)?);
@@ -351,23 +364,27 @@ impl ModelRunner {
     }
 }
 
-/// The parts of a batch that is timed, one after the other.
+/// Times the phases of a profiled batch, one after the other.
 struct PhaseTimer<'a> {
     profiler: &'a StepProfiler,
     started: Instant,
-    /// Seconds between ranks until then.
+    /// Seconds of collectives until then.
     collective: f64,
 }
 
 impl<'a> PhaseTimer<'a> {
-    /// Begins once `ready` is there.
+    /// Starts once `ready` is evaluated.
     fn begin(meter: &'a StepProfiler, ready: &Array) -> Result<Self, Exception> {
         ready.eval()?;
         Ok(Self { profiler: meter, started: Instant::now(), collective: collective_seconds(meter) })
     }
 
-    /// What was made since then is waited for; the time between ranks is not this part's.
-    fn end<'b>(&mut self, phase: StepPhase, made: impl IntoIterator<Item = &'b Array>) -> Result<(), Exception> {
+    /// Evaluates `made` and records the time since the last phase, without the time of collectives.
+    fn end<'b>(
+        &mut self,
+        phase: StepPhase,
+        made: impl IntoIterator<Item = &'b Array>,
+    ) -> Result<(), Exception> {
         eval(made)?;
         let between = Duration::from_secs_f64(collective_seconds(self.profiler) - self.collective);
         self.profiler.record_time(phase, self.started.elapsed().saturating_sub(between));
@@ -380,27 +397,28 @@ fn collective_seconds(meter: &StepProfiler) -> f64 {
     meter.totals().seconds[StepPhase::Collective as usize]
 }
 
-/// A batch that MLX works on.
+/// A batch in flight on MLX.
 #[derive(Debug, Default)]
 pub(super) struct BatchRun {
-    /// For each step as computed: its place in the batch as asked, and its choices.
+    /// For each step in compute order: its index in the batch, and its sample specs.
     outputs: Vec<(usize, Vec<SampleSpec>)>,
-    /// What has to be computed.
+    /// Arrays to evaluate.
     results: Vec<Array>,
-    /// One for each choice, as computed.
+    /// The sampled tokens, one per sample spec, in compute order.
     tokens: Option<SampledTokens>,
     logprobs: Option<Array>,
     vocabulary: u32,
     prefills: bool,
-    /// Rank, and size of the group.
+    /// Rank and group size.
     rank_and_size: (u32, u32),
 }
 
 impl BatchRun {
-    /// Waits for what came of each step, in their order.
+    /// Waits for the results of the steps, in the order of the batch.
     pub(super) fn end(self) -> Result<Vec<DetailedOutput>, RuntimeError> {
         let (rank, size) = self.rank_and_size;
-        let mlx = |error: Exception| RuntimeError::Mlx { rank, size, reason: strip_source_location(error.what()) };
+        let mlx =
+            |error: Exception| RuntimeError::Mlx { rank, size, reason: strip_source_location(error.what()) };
         eval(&self.results).map_err(mlx)?;
         if self.prefills {
             let _ = memory::clear_cache();
@@ -423,9 +441,13 @@ impl BatchRun {
     }
 }
 
-/// Tokens of the steps, one behind the other: those that were told, and those that rank 0 chose just now, which all
-/// members of its stage get to know by adding them up.
-fn input_tokens(steps: &[&SequenceStep], sequences: &[RunnerSequence], stage: &TpGroup) -> Result<Array, Exception> {
+/// Tokens of the steps, concatenated: given tokens, and tokens that rank 0 has just sampled, which all tensor
+/// ranks learn by an all-sum.
+fn input_tokens(
+    steps: &[&SequenceStep],
+    sequences: &[RunnerSequence],
+    stage: &TpGroup,
+) -> Result<Array, Exception> {
     let length: i32 = steps.iter().map(|step| step.length() as i32).sum();
     let told: Vec<u32> = steps.iter().flat_map(|step| step.tokens.iter().copied()).collect();
     if told.len() == length as usize {
@@ -452,7 +474,7 @@ fn input_tokens(steps: &[&SequenceStep], sequences: &[RunnerSequence], stage: &T
     concatenate(&pieces, 0)?.reshape(&[1, length])
 }
 
-/// The positions behind which something is chosen, of steps that lie one behind the other.
+/// Indices of the positions after which a token is sampled, in the concatenated steps.
 fn sampled_positions(steps: &[&SequenceStep]) -> Vec<i32> {
     let mut end = 0;
     let ends = steps.iter().map(|step| {
@@ -463,7 +485,7 @@ fn sampled_positions(steps: &[&SequenceStep]) -> Vec<i32> {
     choosing.flat_map(|(step, last)| last - step.draft_tokens as i32..=last).collect()
 }
 
-/// MLX's message without the place in its source that it ends with.
+/// MLX's message without the trailing source location.
 fn strip_source_location(message: &str) -> String {
     match message.rsplit_once(" at /") {
         Some((words, place)) if place.contains(".cpp:") => words.to_owned(),
@@ -471,12 +493,12 @@ fn strip_source_location(message: &str) -> String {
     }
 }
 
-/// Log-probabilities in the model's own type, as mlx-lm computes them, then widened.
+/// Log-probabilities in the model's own type, as in mlx-lm, then widened to float32.
 fn log_softmax(logits: &Array) -> Result<Array, Exception> {
     logits.subtract(logsumexp_axis(logits, -1, true)?)?.as_dtype(Dtype::Float32)
 }
 
-/// The type of the embedding's output, read from the header by every rank, so that all agree on the
+/// Output type of the embedding, which every rank reads from the safetensors header, so that all agree on the
 /// bytes between them.
 fn hidden_dtype(dtype: LoadDtype, checkpoint: &mut Checkpoint) -> Result<Dtype, WeightsError> {
     if dtype == LoadDtype::Float32 {

@@ -1,8 +1,10 @@
-//! The one thread on which MLX works: commands come in, answers go out, and batches are begun ahead of their answers.
+//! The one thread that calls MLX: executes commands, sends replies, and starts batches before earlier ones
+//! have ended.
 //!
-//! A neighbour that is lost makes the batches fail which wait for it, and MLX's rings fail twice and then wait for ever.
-//! So after a first failure of the group nothing is begun any more until the group is left ([`Command::Disband`]). From
-//! when that is asked, what comes from neighbours may be anything: what is computed of it ends, and is not believed.
+//! A lost neighbour makes the batches fail that wait for it, and MLX's rings fail twice and then wait
+//! forever. So after the first failure of the group no batch starts until the group is left
+//! ([`ThreadCommand::LeaveGroup`]). From that request on, data from neighbours may be arbitrary: batches that
+//! use it finish, and their results are dropped.
 
 use std::{
     collections::VecDeque,
@@ -18,27 +20,26 @@ use russet_wire::partition::RankPart;
 use tokio::sync::oneshot;
 
 use super::{
-    DetailedOutput, RuntimeConfig, RuntimeError, DiskCacheConfig, StepOutput,
+    DetailedOutput, DiskCacheConfig, RuntimeConfig, RuntimeError, StepOutput, cache_fingerprint,
     draft_model::DraftRunner,
-    cache_fingerprint,
     init::init,
-    model_runner::{ModelRunner, BatchRun},
+    model_runner::{BatchRun, ModelRunner},
 };
 use crate::{
-    executor::{Addresses, Sampled, ExecutorError, DraftRequest, LoadProgress, SequenceStep},
+    batch_monitor::BatchMonitor,
+    executor::{Addresses, DraftRequest, ExecutorError, LoadProgress, Sampled, SequenceStep},
+    prefix_cache::disk::{BlockFile, DiskCache},
     prefix_cache::{CacheCommand, block_hash::BlockHash},
     step_profiler::StepProfiler,
-    batch_monitor::BatchMonitor,
-    prefix_cache::disk::{BlockFile, DiskCache},
 };
 
-/// Time to hear of the next batch after the last one's tokens were told, before the tokens of the one that is being
-/// computed are waited for.
+/// Time for the next batch to arrive after the last one's tokens were sent, before the thread waits for the
+/// tokens of the batch that is being computed.
 const NEXT_BATCH_WAIT: Duration = Duration::from_micros(300);
 
 pub(super) type ReplySender<T> = oneshot::Sender<Result<T, ExecutorError>>;
 
-/// How much of an answer is asked for.
+/// Level of detail of the replies.
 pub(super) enum RunReply {
     Tokens(ReplySender<Vec<Sampled>>),
     Detailed(ReplySender<Vec<DetailedOutput>>),
@@ -57,12 +58,13 @@ pub(super) enum ThreadCommand {
     Run(Vec<SequenceStep>, RunReply),
     Draft(Vec<DraftRequest>, ReplySender<Vec<Vec<u32>>>),
     ApplyCacheCommand(CacheCommand),
-    /// Blocks for a slot of a group, with what was read of them from disk; answered with how many came.
+    /// Blocks to load into a slot of a group, with their disk records; replies with the number of blocks
+    /// loaded.
     LoadBlocks(u64, u32, Vec<(BlockHash, Option<BlockFile>)>, mpsc::Sender<u32>),
     Stop,
 }
 
-/// Bytes of weights, written by the thread and read by anyone.
+/// Bytes of loaded weights, written by the thread and read from any thread.
 #[derive(Debug, Default)]
 pub(super) struct LoadCounter {
     loaded: AtomicU64,
@@ -83,22 +85,23 @@ impl LoadCounter {
     }
 }
 
-/// What the thread shares with the handle to it.
+/// State shared between the thread and its handle.
 pub(super) struct ThreadShared {
     pub(super) config: RuntimeConfig,
-    /// Groups that it was asked to leave so far.
+    /// Number of groups that the thread was asked to leave.
     pub(super) groups_left: Arc<AtomicU64>,
     pub(super) load_counter: Arc<LoadCounter>,
-    /// Opened once the weights are loaded.
+    /// Set once the weights are loaded.
     pub(super) disk_cache: Arc<OnceLock<Arc<DiskCache>>>,
     pub(super) batches: BatchMonitor,
     pub(super) profiler: StepProfiler,
-    /// Whether a batch is begun before the last one's tokens are read.
+    /// Whether a batch starts before the tokens of the previous one are read.
     pub(super) overlaps_steps: bool,
 }
 
 impl ThreadShared {
-    /// Whether what is computed counts: not from the call on that has the thread leave a group behind so many others.
+    /// Whether results still count: not once the thread was asked to leave more groups than it had left at
+    /// the time.
     fn check_current(&self, disbanded: u64) -> Result<(), RuntimeError> {
         if self.groups_left.load(Ordering::SeqCst) == disbanded { Ok(()) } else { Err(self.leaving_group()) }
     }
@@ -108,29 +111,36 @@ impl ThreadShared {
     }
 }
 
-/// Everything that belongs to the thread.
+/// State of the thread.
 pub(super) struct MlxThread {
     shared: ThreadShared,
     runner: Option<ModelRunner>,
     draft_runner: Option<DraftRunner>,
-    /// An order that failed fails the batch after it: the caches are not what rank 0 thinks.
+    /// A failed command fails the next batch: the KV caches differ from rank 0's view.
     failed_command: Option<RuntimeError>,
-    /// Whether a batch has lost another rank.
+    /// Whether a batch has failed because another rank is lost.
     group_lost: bool,
-    /// Groups that were left so far.
+    /// Number of groups left so far.
     groups_left: u64,
 }
 
 impl MlxThread {
     pub(super) fn new(shared: ThreadShared) -> Self {
-        Self { shared, runner: None, draft_runner: None, failed_command: None, group_lost: false, groups_left: 0 }
+        Self {
+            shared,
+            runner: None,
+            draft_runner: None,
+            failed_command: None,
+            group_lost: false,
+            groups_left: 0,
+        }
     }
 
-    /// Does what it is told until it is to stop. A reply nobody waits for any more is not an error: its request went
-    /// away.
+    /// Executes commands until the channel closes. A dropped reply receiver is no error: its request was
+    /// cancelled.
     pub(super) fn run(mut self, inbox: &mpsc::Receiver<ThreadCommand>) {
         let mut begun: VecDeque<InFlightRun> = VecDeque::new();
-        // Batches that MLX is given before the first one's tokens are read.
+        // Batches handed to MLX before the first one's tokens are read.
         let most = if self.shared.overlaps_steps { 2 } else { 1 };
         while let Some(command) = self.next_command(inbox, &mut begun, most) {
             match command {
@@ -153,7 +163,7 @@ impl MlxThread {
                     drop(reply.send(self.draft(&drafts).map_err(ExecutorError::from)));
                 }
                 ThreadCommand::ApplyCacheCommand(order) => self.apply_cache_command(order),
-                // What was read for a group that was left is of no sequence of this one.
+                // Blocks that were read for an earlier group belong to no sequence of this one.
                 ThreadCommand::LoadBlocks(group, slot, blocks, filled) if group == self.groups_left => {
                     let _ = filled.send(self.load_blocks(slot, blocks));
                 }
@@ -170,7 +180,8 @@ impl MlxThread {
             self.leave_group();
             return Ok(());
         }
-        let ThreadShared { config, load_counter: bytes, disk_cache: shelf, profiler: meter, .. } = &self.shared;
+        let ThreadShared { config, load_counter: bytes, disk_cache: shelf, profiler: meter, .. } =
+            &self.shared;
         init(config);
         let open = |part: &RankPart| {
             let opened = open_disk_cache(config, part)?;
@@ -190,7 +201,7 @@ impl MlxThread {
         rank.join(addresses, self.shared.config.devices.as_ref())
     }
 
-    /// Leaves the groups, with nothing in memory but weights.
+    /// Leaves the groups; only the weights stay in memory.
     fn leave_group(&mut self) {
         (self.failed_command, self.group_lost) = (None, false);
         for rank in self.runner.iter_mut().chain(self.draft_runner.as_mut().map(DraftRunner::runner)) {
@@ -231,7 +242,7 @@ impl MlxThread {
         }
     }
 
-    /// How many of the blocks are in the slot now.
+    /// Number of blocks that are in the slot now.
     fn load_blocks(&mut self, slot: u32, blocks: Vec<(BlockHash, Option<BlockFile>)>) -> u32 {
         let too_early = self.not_ready("fill");
         let rank = &mut self.runner;
@@ -242,15 +253,15 @@ impl MlxThread {
         })
     }
 
-    /// Waits for batches and answers.
+    /// Waits for batches and sends their replies.
     fn end(&mut self, begun: impl Iterator<Item = InFlightRun>) {
         for begun in begun {
             self.group_lost |= begun.end(|| self.shared.check_current(self.groups_left));
         }
     }
 
-    /// The next command; `None` when there will be none. Batches that were begun are ended meanwhile, the oldest
-    /// first, but not before the next one had a chance to be begun: MLX should never be without work.
+    /// The next command; `None` when the channel is closed. Meanwhile finishes running batches, oldest first,
+    /// but only after the next batch had a chance to start: MLX should always have work.
     fn next_command(
         &mut self,
         inbox: &mpsc::Receiver<ThreadCommand>,
@@ -267,8 +278,7 @@ impl MlxThread {
                 }),
             };
             match command {
-                // One that waits for tokens nobody knows yet is begun while others are on their way; never more than
-                // that.
+                // A batch that depends on unknown tokens starts while others are in flight, up to the limit.
                 Ok(command @ ThreadCommand::Run(..)) if begun.len() >= most => {
                     self.end(begun.drain(..=begun.len() - most));
                     return Some(command);
@@ -285,7 +295,7 @@ impl MlxThread {
     }
 }
 
-/// The shelf of this part of the model. Without it nothing is kept on disk, and everything else works.
+/// Opens the disk cache for this part of the model. On failure the engine runs without the disk tier.
 fn open_disk_cache(config: &RuntimeConfig, part: &RankPart) -> Option<Arc<DiskCache>> {
     let DiskCacheConfig { folder, max_bytes: most_bytes } = config.disk_cache.as_ref()?;
     let opened = DiskCache::open(folder, &cache_fingerprint(config, part), *most_bytes);
@@ -295,7 +305,7 @@ fn open_disk_cache(config: &RuntimeConfig, part: &RankPart) -> Option<Arc<DiskCa
         .ok()
 }
 
-/// A batch that MLX works on, and who waits for it.
+/// A batch in flight, and its reply sender.
 struct InFlightRun {
     run: Result<BatchRun, RuntimeError>,
     reply: RunReply,
@@ -303,7 +313,7 @@ struct InFlightRun {
 }
 
 impl InFlightRun {
-    /// Waits for it and answers; whether it lost another rank.
+    /// Waits for the batch and replies; returns whether it failed because another rank is lost.
     fn end(self, sound: impl Fn() -> Result<(), RuntimeError>) -> bool {
         let ended = self.run.and_then(BatchRun::end).and_then(|ended| sound().map(|()| ended));
         self.batches.end(ended.is_ok());

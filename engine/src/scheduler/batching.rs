@@ -1,43 +1,50 @@
-//! Whose turn it is: which sequences run next, together, and how much of its prompt each reads. Pure.
+//! Composes the next batch: which sequences decode, and how many prefill tokens each gets. Pure.
 
-/// Prompt tokens read at a time while nobody waits for the next token: what mlx-lm reads at once, so that both
-/// compute the same sums in the same order.
+/// Prefill chunk while no sequence decodes: mlx-lm's chunk size, so that both compute the same sums in the
+/// same order.
 const PREFILL_CHUNK: u32 = 2048;
-/// The same in a pipeline: the next piece begins in the first stage while this one is in another. Of pieces as long as
-/// the whole prompt only one stage would work.
+/// Prefill chunk in a pipeline: the first stage starts the next chunk while this one is in a later stage.
+/// With chunks as long as the whole prompt, only one stage would work.
 const PIPELINE_PREFILL_CHUNK: u32 = 512;
-/// The same while somebody waits. Tokens of a prompt cost more than those of answers, and an answer should not
-/// stand still: this many take a few times as long as a step without. With fewer, weights would be read again before
-/// they are worth it.
+/// Prefill chunk beside decoding sequences. Prefill tokens cost more than decode tokens, and decoding should
+/// not stall: this chunk takes a few times as long as a step without. Smaller chunks would re-read the
+/// weights before that pays.
 const MIXED_PREFILL_CHUNK: u32 = 128;
-/// Guesses that are checked at a time, of all sequences: each has logits of its own, which take memory.
+/// Maximum draft tokens verified in a batch, over all sequences: each has logits of its own, which take
+/// memory.
 const MAX_BATCH_DRAFT_TOKENS: u32 = 16;
 
-/// What a sequence can do next.
+/// Work a sequence is ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// Nothing before its token is known.
+    /// Nothing until its pending token is known.
     Busy,
-    /// Read so many tokens of its prompt, all but the last one.
+    /// Prefill up to this many tokens of its prompt, all but the last one.
     Prefill(u32),
-    /// Choose a token, and so many more if they are guessed right.
+    /// Decode one token, and verify up to this many draft tokens.
     Decode(u32),
 }
 
-/// A sequence's turn.
+/// Tokens of one sequence in the next batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduledTokens {
-    /// Which one, by its place among those asked about.
+    /// Index of the sequence in `ready`.
     pub index: usize,
-    /// Tokens of its prompt to read; where it chooses a token one, and its guesses.
+    /// Prompt tokens to prefill; when decoding, one plus its draft tokens.
     pub tokens: u32,
 }
 
-/// Deals turns in the next batch to sequences in the order in which they came. Those that choose do so every time,
-/// and prompts share what else there is room for, the first come first; little of it where an answer has begun.
-/// While `stages` of a pipeline work at the same time, each gets its share of those that choose. All prompts together
-/// get no more than one of `context_tokens` might: for so much the planner reserves room.
-pub fn compose_batch(ready: &[Readiness], stages: usize, answering: bool, context_tokens: u32) -> Vec<ScheduledTokens> {
+/// Distributes the next batch over sequences in order of arrival. Every decoding sequence is part of every
+/// batch, and prompts share the remaining tokens, first come first served; few of them beside decoding
+/// sequences. With `stages` pipeline stages working at the same time, each batch gets its share of the
+/// decoding sequences. All prompts together get no more tokens than one of `context_tokens` might: the
+/// planner reserves memory for that many.
+pub fn compose_batch(
+    ready: &[Readiness],
+    stages: usize,
+    answering: bool,
+    context_tokens: u32,
+) -> Vec<ScheduledTokens> {
     let share = ready.len().div_ceil(stages.max(1));
     let choosing = ready.iter().enumerate().filter_map(|(index, ready)| match ready {
         Readiness::Decode(guesses) => Some((index, *guesses)),
@@ -78,26 +85,31 @@ mod tests {
     #[test]
     fn batches_take_every_decode_and_fill_up_with_prefill() {
         for (ready, stages, answering, expected) in [
-            // Alone, a prompt is read as mlx-lm reads it.
+            // Alone, a prompt is prefilled in mlx-lm's chunks.
             (&[Prefill(5000)][..], 1, false, &[(0, 2048)][..]),
             (&[Prefill(904)], 1, false, &[(0, 904)]),
             (&[DECODE], 1, false, &[(0, 1)]),
-            // Short prompts are read together, long ones after those that came before.
-            (&[Prefill(10), Prefill(20), Prefill(3000), Prefill(5)], 1, false, &[(0, 10), (1, 20), (2, 2018)]),
-            // Beside answers little of a prompt is read, and every answer goes on.
+            // Short prompts are prefilled together, long ones after earlier ones.
+            (
+                &[Prefill(10), Prefill(20), Prefill(3000), Prefill(5)],
+                1,
+                false,
+                &[(0, 10), (1, 20), (2, 2018)],
+            ),
+            // Beside decoding sequences, a prompt gets a small chunk, and every sequence decodes.
             (&[DECODE, Prefill(5000), DECODE], 1, true, &[(0, 1), (2, 1), (1, 128)]),
             (&[DECODE, Prefill(100), Prefill(50), Prefill(7)], 1, true, &[(0, 1), (1, 100), (2, 28)]),
-            // Also while no answer can go on.
+            // Also while no sequence can decode.
             (&[Busy, Prefill(5000)], 1, true, &[(1, 128)]),
             (&[Busy], 1, true, &[]),
-            // Stages of a pipeline work on different sequences.
+            // Pipeline stages work on different sequences.
             (&[DECODE; 5], 2, true, &[(0, 1), (1, 1), (2, 1)]),
             (&[Busy, Busy, Busy, DECODE, DECODE], 2, true, &[(3, 1), (4, 1)]),
             (&[Busy, Prefill(300)], 2, true, &[(1, 128)]),
-            // And on pieces of one prompt.
+            // And on chunks of one prompt.
             (&[Prefill(5000)], 2, false, &[(0, 512)]),
             (&[DECODE], 4, true, &[(0, 1)]),
-            // Guesses are checked as far as there is room for them.
+            // Draft tokens are verified up to the batch limit.
             (&[Readiness::Decode(8), DECODE, Readiness::Decode(3)], 1, true, &[(0, 9), (1, 1), (2, 4)]),
             (&[Readiness::Decode(8); 3], 1, true, &[(0, 9), (1, 9), (2, 1)]),
             (&[], 2, false, &[]),
@@ -113,7 +125,10 @@ mod tests {
     #[test]
     fn batched_prefill_is_bounded_by_the_context_length() {
         let turns = compose_batch(&[Prefill(60), Prefill(60)], 1, false, 64);
-        assert_eq!(turns, [ScheduledTokens { index: 0, tokens: 60 }, ScheduledTokens { index: 1, tokens: 4 }]);
+        assert_eq!(
+            turns,
+            [ScheduledTokens { index: 0, tokens: 60 }, ScheduledTokens { index: 1, tokens: 4 }]
+        );
     }
 
     #[test]

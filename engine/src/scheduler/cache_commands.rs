@@ -1,22 +1,22 @@
-//! What the loop has to do with caches: every rank is told the same, in the same order and before the next batch.
+//! Cache commands of the scheduler: every rank receives them in the same order and before the next batch.
 
 use super::Scheduler;
 use super::request::ScheduledRequest;
 use crate::prefix_cache::block_hash::BlockHash;
 
-/// A slot was filled from disk.
+/// A slot was loaded from disk.
 pub(super) struct FetchedBlocks {
-    /// Whose it is.
+    /// Admission id of its request.
     admission_id: u64,
     hashes: Vec<BlockHash>,
-    /// How many of the first ones came, on every rank.
+    /// Number of leading blocks loaded on every rank.
     count: u32,
 }
 
 impl Scheduler {
-    /// Gives a slot back, and what it holds to be kept.
+    /// Frees a slot; its KV blocks go to the prefix cache.
     pub(super) fn release_slot(&mut self, job: &ScheduledRequest) {
-        // Of an answer that was begun the numbers are sound; of a prompt alone nobody knows.
+        // A request with output has sound KV data; with a prompt alone that is unknown.
         if job.is_prefilling() {
             return self.discard_slot(job);
         }
@@ -31,7 +31,7 @@ impl Scheduler {
         self.metrics.running.dec();
     }
 
-    /// Has every rank do what is to be done with its caches, before the next batch.
+    /// Applies pending cache commands on every rank, before the next batch.
     pub(super) fn apply_cache_commands(&mut self) {
         for order in self.prefix_cache.take_commands() {
             self.followers.apply_cache_command(&order);
@@ -41,7 +41,7 @@ impl Scheduler {
         self.metrics.set_prefix_blocks(self.prefix_cache.block_counts());
     }
 
-    /// Has every rank fill a slot from its disk.
+    /// Loads blocks from disk into a slot, on every rank.
     pub(super) fn fetch(&self, slot: u32, keys: Vec<BlockHash>) {
         let theirs = self.followers.fetch(slot, &keys);
         let own = self.compute.fetch(slot, keys.clone());
@@ -49,13 +49,16 @@ impl Scheduler {
         tokio::spawn(async move {
             let own = own.await.map_or(0, |came| came.unwrap_or(0));
             let came = own.min(theirs.await.unwrap_or(0));
-            // Nobody waits when the loop is over.
+            // No receiver is left once the loop has ended.
             let _ = done.send(FetchedBlocks { admission_id: stay, hashes: keys, count: came });
         });
     }
 
-    /// A slot was filled from disk, if only as far as the blocks came; what did not is read.
-    pub(super) fn finish_fetch(&mut self, FetchedBlocks { admission_id: stay, hashes: keys, count: came }: &FetchedBlocks) {
+    /// A slot was loaded from disk up to the first missing block; the rest is prefilled.
+    pub(super) fn finish_fetch(
+        &mut self,
+        FetchedBlocks { admission_id: stay, hashes: keys, count: came }: &FetchedBlocks,
+    ) {
         let Some(job) = self.running.iter_mut().find(|job| job.admission_id == *stay) else { return };
         job.fetching = false;
         let slot = job.sequence.slot();

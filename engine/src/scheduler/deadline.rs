@@ -1,31 +1,37 @@
-//! Until when a request is worth its work. Pure: the time is told.
+//! Deadline of a request: when its work is no longer worth doing. Pure: the time is an argument.
 
 use std::time::Duration;
 
-use russet_wire::event::{GenerationFailure, FailureKind};
+use russet_wire::event::{FailureKind, GenerationFailure};
 
-/// Prompts may be read this much faster than it was ever measured before a request is given up for them: what is
-/// refused has to be certain.
+/// Safety factor on the measured prefill rate before a request is refused for its prompt: a refusal has to be
+/// certain.
 const MAX_PREFILL_SPEEDUP: u32 = 2;
 
-/// What a request wants and what became of it so far.
+/// A request's deadline and its progress.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestProgress {
-    /// How long its caller waits.
+    /// Timeout of its client.
     pub timeout: Duration,
-    /// How long it has waited.
+    /// Time since its arrival.
     pub waited: Duration,
-    /// Tokens of its answer.
+    /// Output tokens so far.
     pub generated: u32,
-    /// Tokens to be read before the next one of its answer.
+    /// Tokens to prefill before its next output token.
     pub prefill_tokens: u32,
-    /// How long that takes at the pace that was measured, if it was.
+    /// Expected prefill time at the measured rate, if there is one.
     pub prefill_time: Option<Duration>,
 }
 
-/// Why a request is of no more use to its caller, if it is not.
+/// Why a request can no longer meet its deadline; `None` if it can.
 pub fn deadline_failure(progress: &RequestProgress) -> Option<GenerationFailure> {
-    let RequestProgress { timeout: patience, waited, generated, prefill_tokens: unread, prefill_time: reading } = *progress;
+    let RequestProgress {
+        timeout: patience,
+        waited,
+        generated,
+        prefill_tokens: unread,
+        prefill_time: reading,
+    } = *progress;
     let exceeded = |message| Some(GenerationFailure { kind: FailureKind::DeadlineExceeded, message });
     let Some(left) = patience.checked_sub(waited).filter(|left| !left.is_zero()) else {
         return exceeded(format!(
@@ -73,7 +79,13 @@ mod tests {
             ),
             ("who answers already is not judged by that", seconds(5), seconds(3), 1, Some(seconds(9)), None),
         ] {
-            let failure = deadline_failure(&RequestProgress { timeout: patience, waited, generated, prefill_tokens: 70, prefill_time: reading });
+            let failure = deadline_failure(&RequestProgress {
+                timeout: patience,
+                waited,
+                generated,
+                prefill_tokens: 70,
+                prefill_time: reading,
+            });
             let kind = failure.as_ref().map(|failure| failure.kind);
             assert_eq!(kind, expected.map(|_| FailureKind::DeadlineExceeded), "{story}");
             let message = failure.map(|failure| failure.message).unwrap_or_default();

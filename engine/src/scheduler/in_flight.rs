@@ -1,61 +1,63 @@
-//! A batch on its way through the group: whose it is, what was asked, and what came of it.
+//! Batches in flight: their sequences, the request to the executor, and the result.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::executor::{ReplyReceiver, Sampled, ExecutorError};
+use crate::executor::{ExecutorError, ReplyReceiver, Sampled};
 use crate::lifecycle::FailureReport;
 
-/// A step that takes longer hangs. Reading 2,048 tokens with the largest model on the slowest
-/// machine we know of takes a fraction of it. The agent knows much sooner; this is for an engine without one.
+/// Timeout of a batch. Prefilling 2,048 tokens with the largest model on the slowest machine we know of takes
+/// a fraction of it. The agent detects a hang much sooner; this is for an engine without an agent.
 const STEP_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Work on its way, and whose it is.
+/// Work in flight, and the sequences it belongs to.
 pub(super) struct InFlight {
-    /// Stays of its sequences.
+    /// Admission ids of its sequences.
     pub(super) admissions: Vec<u64>,
     pub(super) started: Instant,
     pub(super) work: WorkKind,
 }
 
-/// What was begun.
+/// Kind of work.
 pub(super) enum WorkKind {
     /// A batch.
     Batch {
-        /// Whether tokens are read and none chosen behind them.
+        /// Whether some tokens are prefilled without sampling after them.
         prefills: bool,
-        /// Guesses of all of them.
+        /// Number of draft tokens in the batch.
         draft_tokens: u32,
-        /// What comes of it.
+        /// Pending result.
         reply: PendingBatch,
     },
-    /// Guesses of the draft model.
+    /// A request to the draft model.
     Draft {
-        /// For each sequence.
+        /// Draft tokens per sequence, pending.
         reply: ReplyReceiver<Vec<Vec<u32>>>,
     },
 }
 
-/// What came of it.
+/// Result of the work.
 pub(super) enum Completion {
     Batch { prefills: bool, draft_tokens: u32, sampled: Vec<Sampled> },
     Draft(Result<Vec<Vec<u32>>, String>),
 }
 
 impl WorkKind {
-    /// Waits for it; an error is why the group cannot go on.
+    /// Waits for the result; an error is why the group has failed.
     pub(super) async fn wait(self) -> Result<Completion, FailureReport> {
         Ok(match self {
             Self::Batch { prefills: reads, draft_tokens: guesses, reply: answer } => {
                 Completion::Batch { prefills: reads, draft_tokens: guesses, sampled: answer.wait().await? }
             }
-            Self::Draft { reply: answer } => Completion::Draft(within_timeout(answer).await?.map_err(|error| error.to_string())),
+            Self::Draft { reply: answer } => {
+                Completion::Draft(within_timeout(answer).await?.map_err(|error| error.to_string()))
+            }
         })
     }
 }
 
-/// The answer of the compute thread, which may be that something failed.
+/// Waits for a reply of the executor, up to the timeout; the reply may be an error.
 async fn within_timeout<T>(answer: ReplyReceiver<T>) -> Result<Result<T, ExecutorError>, String> {
     match tokio::time::timeout(STEP_TIMEOUT, answer).await {
         Ok(Ok(answered)) => Ok(answered),
@@ -67,7 +69,7 @@ async fn within_timeout<T>(answer: ReplyReceiver<T>) -> Result<Result<T, Executo
     }
 }
 
-/// From one token of every stream to the next.
+/// A decode round: from one token of every stream to the next.
 pub(super) struct DecodeRound {
     pub(super) started: Instant,
     /// Tokens so far.
@@ -75,15 +77,15 @@ pub(super) struct DecodeRound {
     pub(super) streams: u32,
 }
 
-/// What was asked of a batch.
+/// A batch handed to the executor.
 pub(super) struct PendingBatch {
-    /// How many tokens each of its steps chooses.
+    /// Number of tokens that each step samples.
     pub(super) sample_counts: Vec<usize>,
     pub(super) reply: ReplyReceiver<Vec<Sampled>>,
 }
 
 impl PendingBatch {
-    /// What came of each step; an error is why the group cannot go on.
+    /// Waits for the results of the steps; an error is why the group has failed.
     pub(super) async fn wait(self) -> Result<Vec<Sampled>, FailureReport> {
         let answered = within_timeout(self.reply).await??;
         if !answered.iter().map(Vec::len).eq(self.sample_counts) {

@@ -1,31 +1,31 @@
-//! The way to a slot: a request is checked, turned into tokens off the threads that serve, and
-//! queued, or refused with a typed failure.
+//! Intake: validates a request, tokenises it off the serving threads, and queues it or refuses it with a
+//! typed failure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Zoned;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::GenerationRequest;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
+use super::kv_budget;
+use super::queue_limit::QueueLimit;
+use super::request::ScheduledRequest;
 use super::response_sink::{ResponseSink, unavailable};
 use super::tokenizer_pool::TokenizerPool;
-use super::request::ScheduledRequest;
-use super::queue_limit::QueueLimit;
-use super::kv_budget;
 use super::wait_queue::QueuePosition;
-use crate::speculative::Proposers;
-use crate::prefix_cache::block_hash::BlockHash;
-use crate::prefix_cache::events::{BlockEvents, BlockEvent};
 use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
-use crate::sequence::{self, Sequence, ResumeError, OutputStream};
+use crate::prefix_cache::block_hash::BlockHash;
+use crate::prefix_cache::events::{BlockEvent, BlockEvents};
+use crate::sequence::{self, OutputStream, ResumeError, Sequence};
+use crate::speculative::Proposers;
 use crate::tokenizer::{ChatTokenizer, TokenizerError};
 
-/// Takes requests for the loop.
+/// Submits requests to the scheduler.
 #[derive(Clone)]
 pub struct Intake {
     pub(super) requests: UnboundedSender<ScheduledRequest>,
@@ -45,7 +45,7 @@ pub struct Intake {
 }
 
 impl Intake {
-    /// Takes a request; whatever becomes of it comes as events. Dropping the receiver cancels it.
+    /// Submits a request; its events arrive on the receiver. Dropping the receiver cancels the request.
     pub fn submit(&self, request: GenerationRequest) -> UnboundedReceiver<GenerationEvent> {
         let (events, receiver) = mpsc::unbounded_channel();
         let caller = ResponseSink::new(request.id.clone(), events, self.metrics.clone());
@@ -76,7 +76,7 @@ impl Intake {
                 Err(failure) => return caller.fail(failure),
             };
             if let Some(reason) = over {
-                // The engine that gave this answer was lost between its last token and its end.
+                // The engine that produced this output was lost after its last token and before its end.
                 caller.send(started_event(&sequence));
                 return caller.finish(reason, sequence.usage());
             }
@@ -86,13 +86,16 @@ impl Intake {
         receiver
     }
 
-    /// Where chains of keys begin, and which are kept here, now and from now on.
+    /// Root hash of this model, and a subscription to the blocks cached here.
     pub fn prefixes(&self) -> (BlockHash, mpsc::Receiver<BlockEvent>) {
         (self.root, self.block_events.subscribe())
     }
 
-    /// The sequence of a request, and how its answer ended if it came with all of it.
-    fn tokenize(&self, request: &GenerationRequest) -> Result<(Sequence, Option<FinishReason>), GenerationFailure> {
+    /// The sequence of a request, and its finish reason if the emitted tokens already end it.
+    fn tokenize(
+        &self,
+        request: &GenerationRequest,
+    ) -> Result<(Sequence, Option<FinishReason>), GenerationFailure> {
         let prompt = self.tokenizer.prompt(&request.messages, &Zoned::now());
         let prompt = prompt.map_err(|error| prompt_failure(&error))?;
         let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, self.context_tokens)?;
@@ -117,13 +120,13 @@ impl Intake {
     }
 }
 
-/// The first event of an answer.
+/// The first event of a response.
 pub(super) fn started_event(sequence: &Sequence) -> GenerationEvent {
     let Usage { prompt_tokens, completion_tokens, .. } = sequence.usage();
     GenerationEvent::Started { prompt_tokens, emitted_tokens: completion_tokens }
 }
 
-/// What cannot be rendered is the request's fault; what the tokenizer cannot do is ours.
+/// A template failure is the request's fault; a tokenizer failure is the engine's.
 fn prompt_failure(error: &TokenizerError) -> GenerationFailure {
     let kind = match error {
         TokenizerError::Template(_) | TokenizerError::NotInModel { .. } => FailureKind::InvalidRequest,

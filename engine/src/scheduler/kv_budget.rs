@@ -1,69 +1,70 @@
-//! The room of the KV cache, in tokens, and who has how much of it: who may enter, who has to leave for whom. Pure.
+//! KV-cache token budget: admission and preemption of sequences. Pure.
 //!
-//! An answer's length is not known before its end, and most callers name no limit. To keep room for the longest
-//! answer of everybody would leave most of it empty, so a sequence is expected to go on for as long as answers
-//! usually are, however far it has come. Where that was too little, one leaves and comes back later.
+//! The length of an output is not known before its end, and most clients set no limit. Reserving the longest
+//! possible output for each sequence would leave most of the KV cache empty. So each sequence is expected to
+//! continue for the usual output length, however long it already is. If that is too little, a sequence is
+//! preempted and resumes later.
 
 use std::cmp::Reverse;
 
-use russet_wire::event::{GenerationFailure, FailureKind};
+use russet_wire::event::{FailureKind, GenerationFailure};
 
 use crate::prefix_cache::CACHE_STEP;
 
-/// No answer is expected to be shorter, whatever was seen: the room for it is taken a step at a time anyway.
+/// Minimum expected output length, whatever was observed: KV capacity is allocated in steps anyway.
 const MIN_EXPECTED_TOKENS: f64 = 256.0;
-/// Share of the newest answer in what is usual: some dozens of answers tell it, and it follows who asks now.
+/// Weight of the newest output in the moving average: it adapts within some dozens of requests.
 const EMA_WEIGHT: f64 = 1.0 / 16.0;
-/// Times that one sequence leaves for others. From then on room for all that it may need is kept for it, so that it
-/// never has to again.
+/// Maximum preemptions of one sequence. From then on its full possible length is reserved, so that it is
+/// never preempted again.
 pub const MAX_PREEMPTIONS: u32 = 3;
-/// Tokens that a sequence gets before it makes room for one of higher priority: to read its prompt again costs
-/// about as much as to choose some dozens.
+/// Minimum tokens that a sequence decodes between preemptions by a higher priority: prefilling its prompt
+/// again costs about as much as decoding some dozens.
 pub const MIN_TOKENS_BEFORE_PREEMPTION: u32 = 32;
 
-/// A sequence in a slot, or one that wants to enter.
+/// KV usage of a sequence in a slot, or of one that waits for admission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SequenceUsage {
-    /// As asked; waiting does not raise it.
+    /// As requested; does not age.
     pub priority: i32,
-    /// Which one it was; later ones have higher numbers.
+    /// Arrival number; later requests have higher ones.
     pub number: u64,
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub prompt: u32,
-    /// Tokens of its answer.
+    /// Output tokens.
     pub generated: u32,
-    /// Most tokens of its answer.
+    /// Maximum output tokens.
     pub limit: u32,
-    /// Tokens of its answer since it entered.
+    /// Output tokens since its admission.
     pub tokens_since_admission: u32,
-    /// Tokens in the cache once all that was asked of MLX is done.
+    /// Tokens in the KV cache once all batches in flight have ended.
     pub cached_tokens: u32,
-    /// Times it has left for others.
+    /// Times it was preempted.
     pub preemptions: u32,
-    /// Whether its slot is being filled, so that it cannot leave it just now.
+    /// Whether its slot is being loaded, so that it cannot be preempted now.
     pub is_pinned: bool,
 }
 
-/// Whether a sequence may enter.
+/// Admission decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvAdmission {
-    /// Once these have left, by their places among those that run, in ascending order; nobody as a rule.
+    /// Admit after preempting these, by index into the running sequences, ascending; usually none.
     AfterPreempting(Vec<usize>),
-    /// Not now.
+    /// Wait.
     Wait,
 }
 
-/// The room and what is known of those who ask for it.
+/// KV budget and the usual output length.
 #[derive(Clone, Debug)]
 pub struct KvBudget {
     capacity: u64,
     context: u32,
-    /// Tokens of an answer.
+    /// Usual output length in tokens.
     expected_answer_tokens: f64,
 }
 
-/// How many of `limit` tokens an answer may have in a cache of `capacity` tokens; a refusal where the prompt alone
-/// fills it.
+/// Maximum output tokens within a KV cache of `capacity` tokens, at most `limit`; a failure if the prompt
+/// alone fills the cache.
 pub fn max_answer_tokens(prompt_tokens: u32, limit: u32, capacity: u64) -> Result<u32, GenerationFailure> {
     let left = capacity.saturating_sub(u64::from(prompt_tokens));
     if left == 0 {
@@ -76,22 +77,22 @@ pub fn max_answer_tokens(prompt_tokens: u32, limit: u32, capacity: u64) -> Resul
 }
 
 impl KvBudget {
-    /// Room for `capacity` tokens of sequences that have `context` at most.
+    /// A budget of `capacity` tokens for sequences of at most `context` tokens.
     pub fn new(capacity: u64, context: u32) -> Self {
         Self { capacity, context, expected_answer_tokens: MIN_EXPECTED_TOKENS }
     }
 
-    /// An answer is complete, and had so many tokens.
+    /// Records an output of `generated` tokens.
     pub fn record_answer(&mut self, generated: u32) {
         self.expected_answer_tokens += (f64::from(generated) - self.expected_answer_tokens) * EMA_WEIGHT;
     }
 
-    /// What so many tokens of one sequence take.
+    /// KV capacity allocated to a sequence of this many tokens.
     fn reserved_tokens(&self, tokens: u32) -> u64 {
         u64::from(tokens.div_ceil(CACHE_STEP).saturating_mul(CACHE_STEP).min(self.context)).min(self.capacity)
     }
 
-    /// What a sequence is expected to take at its end.
+    /// KV capacity that a sequence is expected to need at its end.
     pub fn expected_tokens(&self, one: &SequenceUsage) -> u64 {
         let rest = one.limit.saturating_sub(one.generated);
         let still = if one.preemptions < MAX_PREEMPTIONS {
@@ -102,14 +103,14 @@ impl KvBudget {
         self.reserved_tokens(one.prompt.saturating_add(one.generated).saturating_add(still))
     }
 
-    /// Share of the room that is taken, 0 to 1.
+    /// Share of the budget in use, 0 to 1.
     pub fn usage<'a>(&self, running: impl IntoIterator<Item = &'a SequenceUsage>) -> f64 {
         let taken: u64 = running.into_iter().map(|one| self.reserved_tokens(one.cached_tokens)).sum();
         taken as f64 / self.capacity.max(1) as f64
     }
 
-    /// Whether `newcomer` may enter beside those that run, `free` slots being left. Others leave for it only where
-    /// it was asked with a higher priority than they, the lowest and the youngest first, and none in vain.
+    /// Whether to admit `newcomer` beside the running sequences, with `free` slots left. Preempts only
+    /// sequences of lower priority, lowest and youngest first, and only if the newcomer then fits.
     pub fn admission(&self, newcomer: &SequenceUsage, running: &[SequenceUsage], free: usize) -> KvAdmission {
         let forecasts: Vec<u64> = running.iter().map(|one| self.expected_tokens(one)).collect();
         let needed = self.expected_tokens(newcomer);
@@ -148,15 +149,19 @@ impl KvBudget {
         KvAdmission::Wait
     }
 
-    /// Whether those that run can hold `more` tokens each.
+    /// Whether the running sequences can grow by `more` tokens each.
     pub fn fits(&self, running: &[SequenceUsage], more: &[u32]) -> bool {
-        let taken: u64 =
-            running.iter().zip(more).map(|(one, more)| self.reserved_tokens(one.cached_tokens.saturating_add(*more))).sum();
+        let taken: u64 = running
+            .iter()
+            .zip(more)
+            .map(|(one, more)| self.reserved_tokens(one.cached_tokens.saturating_add(*more)))
+            .sum();
         taken <= self.capacity
     }
 
-    /// Who has to leave before those that run can hold `more` tokens each: the lowest and the youngest, one after
-    /// the other until it is `None`. Never who has left often enough, and never the last.
+    /// The next sequence to preempt so that the running ones can grow by `more` tokens each: lowest priority
+    /// and youngest first; call again until `None`. Never one at the preemption limit, and never the last
+    /// one.
     pub fn victim(&self, running: &[SequenceUsage], more: &[u32]) -> Option<usize> {
         if self.fits(running, more) || running.len() < 2 {
             return None;

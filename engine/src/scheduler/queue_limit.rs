@@ -1,18 +1,18 @@
-//! Places to wait in, of which there are few: beyond them another group, or later, is the better place. Who comes
-//! with a higher priority than one of those that wait takes the place of the lowest and newest.
+//! Queue limit: bounded waiting. Beyond the limit, another group or a later retry serves the client better. A
+//! newcomer of higher priority takes the place of the lowest-priority, newest waiting request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use russet_wire::event::{GenerationFailure, FailureKind};
+use russet_wire::event::{FailureKind, GenerationFailure};
 
 use crate::metrics::EngineMetrics;
 
-/// Most requests that wait while no slot is free.
+/// Maximum waiting requests while no slot is free.
 pub const MAX_WAITING_REQUESTS: usize = 64;
 
-/// Who waits, by number. Those that have begun to answer are not sent away any more.
+/// Waiting requests by number. Requests that have begun to decode are never refused.
 type WaitingRequests = BTreeMap<u64, WaitingRequest>;
 
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ struct WaitingRequest {
     has_output: bool,
 }
 
-/// Who has to give up a place for a newcomer of this priority: the lowest, and of those the newest.
+/// The waiting request that a newcomer of this priority replaces: lowest priority, then newest.
 fn lowest_below(taken: &WaitingRequests, priority: i32) -> Option<u64> {
     let lower = taken.iter().filter(|(_, holder)| !holder.has_output && holder.priority < priority);
     lower
@@ -29,7 +29,7 @@ fn lowest_below(taken: &WaitingRequests, priority: i32) -> Option<u64> {
         .map(|(number, _)| *number)
 }
 
-/// All places.
+/// The queue limit.
 #[derive(Clone)]
 pub(super) struct QueueLimit {
     waiting: Arc<Mutex<WaitingRequests>>,
@@ -37,7 +37,7 @@ pub(super) struct QueueLimit {
     metrics: EngineMetrics,
 }
 
-/// One of them, given back when dropped.
+/// A queue ticket; returned when dropped.
 pub(super) struct QueueTicket {
     number: u64,
     priority: i32,
@@ -45,18 +45,19 @@ pub(super) struct QueueTicket {
 }
 
 impl QueueLimit {
-    /// Those of an engine with so many slots.
+    /// Queue limit of an engine with `slots` slots.
     pub(super) fn new(metrics: EngineMetrics, slots: u32) -> Self {
         Self { waiting: Arc::default(), slots, metrics }
     }
 
-    /// Who will have a slot before the next batch waits in nobody's way: many may come at once while one runs.
+    /// Requests that get a slot before the next batch do not count against the limit: many may arrive during
+    /// one batch.
     fn max_waiting(&self) -> usize {
         let free = i64::from(self.slots) - self.metrics.running.get();
         MAX_WAITING_REQUESTS + usize::try_from(free).unwrap_or(0)
     }
 
-    /// A place for a newcomer.
+    /// A ticket for a newcomer.
     pub(super) fn acquire(&self, number: u64, priority: i32) -> Result<QueueTicket, GenerationFailure> {
         let mut taken = self.waiting.lock();
         if taken.len() >= self.max_waiting() {
@@ -72,7 +73,7 @@ impl QueueLimit {
         Ok(self.insert(&mut taken, number, WaitingRequest { priority, has_output: false }))
     }
 
-    /// A place for one that has begun to answer and waits again: there always is one.
+    /// A ticket for a preempted request; always granted.
     pub(super) fn acquire_preempted(&self, number: u64, priority: i32) -> QueueTicket {
         self.insert(&mut self.waiting.lock(), number, WaitingRequest { priority, has_output: true })
     }
@@ -85,7 +86,7 @@ impl QueueLimit {
 }
 
 impl QueueTicket {
-    /// The refusal, once somebody else has taken it.
+    /// The refusal, once a request of higher priority has taken the place.
     pub(super) fn displaced(&self) -> Option<GenerationFailure> {
         let lost = !self.limit.waiting.lock().contains_key(&self.number);
         let priority = self.priority;
@@ -147,7 +148,7 @@ mod tests {
         assert!(lost.displaced().unwrap().message.contains("higher priority than this one's 0"));
         drop(lost);
         assert_eq!(metrics.waiting.get(), 64);
-        // One that comes back finds a place in any case, and newcomers wait for theirs.
+        // A preempted request gets a ticket in any case; newcomers need a free one.
         let back = places.acquire_preempted(66, -7);
         assert_eq!(metrics.waiting.get(), 65);
         assert!(places.acquire(67, 0).is_err());

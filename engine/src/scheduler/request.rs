@@ -1,17 +1,17 @@
-//! A request from the entrance to its end: its sequence, who waits for it, and what became of it so far. It is the
-//! same one in a slot, before, and after it had to leave.
+//! A request from the intake to its end: its sequence, its response sink and its progress. The same object
+//! while it waits, runs and is preempted.
 
 use std::time::Duration;
 
-use russet_wire::event::{GenerationFailure, FinishReason, Usage};
+use russet_wire::event::{FinishReason, GenerationFailure, Usage};
 use tokio::time::Instant;
 
-use super::response_sink::ResponseSink;
-use super::deadline::{RequestProgress, deadline_failure};
 use super::batching::Readiness;
+use super::deadline::{RequestProgress, deadline_failure};
 use super::intake::started_event;
-use super::queue_limit::QueueTicket;
 use super::kv_budget::SequenceUsage;
+use super::queue_limit::QueueTicket;
+use super::response_sink::ResponseSink;
 use super::wait_queue::QueuePosition;
 use crate::metrics::EngineMetrics;
 use crate::sequence::{AcceptedToken, Sequence};
@@ -20,23 +20,23 @@ pub(super) struct ScheduledRequest {
     pub(super) queue_position: QueuePosition,
     pub(super) sequence: Sequence,
     pub(super) sink: ResponseSink,
-    /// How long its caller waits.
+    /// Timeout of its client.
     timeout: Option<Duration>,
-    /// While it waits.
+    /// Queue ticket while it waits.
     pub(super) queue_ticket: Option<QueueTicket>,
-    /// Its stay in a slot, never used again, unlike the slot: what was begun in an earlier stay is not taken.
+    /// Admission id, never reused, unlike the slot: results of batches from an earlier admission are dropped.
     pub(super) admission_id: u64,
-    /// Tokens of its answer when it entered.
+    /// Output tokens when it was last admitted.
     tokens_at_admission: u32,
-    /// Times it left for others.
+    /// Times it was preempted.
     preemptions: u32,
-    /// When it entered first.
+    /// When it was first admitted.
     admitted_at: Option<Instant>,
     first_token_at: Option<Instant>,
     last_token_at: Instant,
-    /// Whether nobody else had a slot while its prompt was read.
+    /// Whether it was the only sequence during prefill.
     pub(super) prefilled_alone: bool,
-    /// Whether blocks of its tokens are still on their way from disk.
+    /// Whether its slot is still being loaded from disk.
     pub(super) fetching: bool,
 }
 
@@ -49,7 +49,7 @@ impl ScheduledRequest {
         place: QueueTicket,
     ) -> Self {
         let last_token_at = sink.arrived;
-        // What is read of an answer that was begun elsewhere is more than its prompt.
+        // The tokens of a resumed output are prefilled too, so this would measure more than the prompt.
         let prefilled_alone = sequence.usage().completion_tokens == 0;
         Self {
             queue_position,
@@ -68,7 +68,7 @@ impl ScheduledRequest {
         }
     }
 
-    /// What it has of the room and may still need.
+    /// Its KV usage and what it may still need.
     pub(super) fn sequence_usage(&self) -> SequenceUsage {
         let usage = self.sequence.usage();
         SequenceUsage {
@@ -84,7 +84,7 @@ impl ScheduledRequest {
         }
     }
 
-    /// Why it is not to wait or run on, if that is so.
+    /// Why it must not wait or run any longer, if so.
     pub(super) fn rejection(&self, metrics: &EngineMetrics) -> Option<GenerationFailure> {
         if let Some(failure) = self.queue_ticket.as_ref().and_then(QueueTicket::displaced) {
             return Some(failure);
@@ -100,7 +100,7 @@ impl ScheduledRequest {
         })
     }
 
-    /// Enters a slot that holds so many of its tokens, for its stay of this number.
+    /// Admitted to a slot that holds `cached` of its tokens, with this admission id.
     pub(super) fn admit(&mut self, slot: u32, cached: u32, stay: u64, metrics: &EngineMetrics) {
         let now = Instant::now();
         self.queue_ticket = None;
@@ -115,7 +115,7 @@ impl ScheduledRequest {
         }
     }
 
-    /// Leaves its slot for others, to come back from `place`.
+    /// Preempted; waits with this queue ticket.
     pub(super) fn preempt(&mut self, place: QueueTicket, metrics: &EngineMetrics) {
         self.queue_ticket = Some(place);
         self.preemptions += 1;
@@ -129,18 +129,22 @@ impl ScheduledRequest {
         );
     }
 
-    /// What it can do next.
+    /// Work it is ready for.
     pub(super) fn readiness(&self, ahead: bool) -> Readiness {
         if self.fetching { Readiness::Busy } else { self.sequence.readiness(ahead) }
     }
 
-    /// Whether its prompt is being read for the first time.
+    /// Whether its prompt is being prefilled for the first time.
     pub(super) fn is_prefilling(&self) -> bool {
         self.first_token_at.is_none()
     }
 
-    /// Takes a chosen token; says how the answer ended if it did.
-    pub(super) fn accept_token(&mut self, token: u32, metrics: &EngineMetrics) -> Option<Result<FinishReason, String>> {
+    /// Takes a sampled token; returns how the request ended, if it did.
+    pub(super) fn accept_token(
+        &mut self,
+        token: u32,
+        metrics: &EngineMetrics,
+    ) -> Option<Result<FinishReason, String>> {
         let now = Instant::now();
         let AcceptedToken { event, finished } = match self.sequence.accept(token) {
             Ok(accepted) => accepted,
@@ -167,7 +171,7 @@ impl ScheduledRequest {
         finished.map(Ok)
     }
 
-    /// Ends the answer.
+    /// Ends the request.
     pub(super) fn finish(self, reason: FinishReason, metrics: &EngineMetrics) {
         if let Some(first) = self.first_token_at {
             metrics.decode.observe((self.last_token_at - first).as_secs_f64());

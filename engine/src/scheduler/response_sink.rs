@@ -1,15 +1,16 @@
-//! Who waits for an answer, and the failures it may be told.
+//! Response sink: the event stream to the client of a request, and the failures it may receive.
 
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use crate::metrics::EngineMetrics;
 
-/// Who waits for an answer. Dropped without an end, it says so: a stream never just ends.
+/// The event stream of a request. If dropped without an end, it sends a failure: a stream never just stops.
 pub(super) struct ResponseSink {
     id: String,
-    // Not bounded: a slow reader must not hold up the other sequences, and the context bounds an answer.
+    // Unbounded: a slow reader must not block the other sequences, and the context bounds the number of
+    // events.
     events: UnboundedSender<GenerationEvent>,
     pub(super) arrived: Instant,
     metrics: EngineMetrics,
@@ -30,7 +31,7 @@ impl ResponseSink {
     }
 
     pub(super) fn send(&self, event: GenerationEvent) {
-        // A caller that is gone is noticed before the next step.
+        // A closed stream is noticed before the next step.
         let _ = self.events.send(event);
     }
 

@@ -1,5 +1,5 @@
-//! The smoke prompt: what a group answers before anybody may ask it. It takes the way of a request through every
-//! rank, and leaves nothing behind, neither in a cache nor in what requests are counted by.
+//! Smoke prompt: the test request that a group answers before it takes requests. It runs on every rank like a
+//! request, and leaves nothing in caches or request metrics.
 
 use jiff::Zoned;
 use russet_wire::event::GenerationEvent;
@@ -9,27 +9,27 @@ use tokio::time::Instant;
 
 use super::Scheduler;
 use super::batching::compose_batch;
-use crate::sequence::{self, AcceptedToken, Sequence, OutputStream};
+use crate::sequence::{self, AcceptedToken, OutputStream, Sequence};
 use crate::tokenizer::TokenizerError;
 
 /// All slots are free when it runs.
 const SMOKE_SLOT: u32 = 0;
-/// Some of the answer is read again, and the largest model takes seconds for it.
+/// Enough that some of the output is fed back; the largest model takes seconds for it.
 const SMOKE_TOKENS: u32 = 4;
 
-/// Why a group cannot answer.
+/// Why the smoke prompt failed.
 #[derive(Debug, Error)]
 pub enum SmokeError {
     /// Between text and tokens.
     #[error(transparent)]
     Tokens(#[from] TokenizerError),
-    /// The context is shorter than what the template makes of a word.
+    /// The context is shorter than the rendered template of one word.
     #[error("{0}")]
     Context(String),
-    /// A step of some rank failed or hung, or its logits allow no choice.
+    /// A step failed or hung on some rank, or no token can be sampled.
     #[error("{0}")]
     Step(String),
-    /// A token that nobody can read.
+    /// A token that the tokenizer does not know.
     #[error(
         "token {index} of its answer is {token}, which the tokenizer does not have; the weights and tokenizer.json belong to different models"
     )]
@@ -39,7 +39,7 @@ pub enum SmokeError {
         /// The token.
         token: u32,
     },
-    /// Tokens without a text.
+    /// The output tokens have no text.
     #[error(
         "the tokens of its answer, {0:?}, have no text; the weights and tokenizer.json belong to different models, or the weights are damaged"
     )]
@@ -53,7 +53,7 @@ fn request() -> GenerationRequest {
         max_tokens: Some(SMOKE_TOKENS),
         sampling: Sampling::default(),
         stop: Vec::new(),
-        // A model that greets with nothing is sound, and its next tokens are to be seen all the same.
+        // A model that ends its output at once is sound, and its next tokens are needed all the same.
         ignore_eos: true,
         emitted: Vec::new(),
         priority: 0,
@@ -62,7 +62,7 @@ fn request() -> GenerationRequest {
 }
 
 impl Scheduler {
-    /// Has every rank answer the smoke prompt, before the first request comes.
+    /// Runs the smoke prompt on every rank, before the first request.
     pub async fn smoke(&self, context_tokens: u32) -> Result<(), SmokeError> {
         let begun = Instant::now();
         let request = request();
@@ -82,7 +82,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tokens and text of the answer.
+    /// Tokens and text of the output.
     async fn answer(&self, sequence: &mut Sequence) -> Result<(Vec<u32>, String), SmokeError> {
         let (mut tokens, mut text) = (Vec::new(), String::new());
         loop {

@@ -1,5 +1,5 @@
-//! The loop with a fake compute half and without sockets: who is answered when, who leaves for whom, and that every
-//! answer is the one it would have been alone.
+//! The scheduler with a fake executor and without sockets: order of service, preemption, and that every
+//! output equals the one of a request that runs alone.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::lifecycle::Phase;
 /// What the fixture's template puts around a question.
 const FRAME: u32 = 4;
 
-/// A loop at work.
+/// A running scheduler.
 struct SchedulerHarness {
     fake: Arc<FakeExecutor>,
     intake: Intake,
@@ -31,14 +31,25 @@ impl SchedulerHarness {
     fn start(max_sequences: u32, context_tokens: u32, kv_tokens: u64, fake: Arc<FakeExecutor>) -> Self {
         let stages = 1;
         let (keeps, guesses) = (false, Proposers::default());
-        Self::with_config(SchedulerConfig { context_tokens, max_sequences, kv_tokens, stages, prefix_cache: keeps, proposers: guesses }, fake)
+        Self::with_config(
+            SchedulerConfig {
+                context_tokens,
+                max_sequences,
+                kv_tokens,
+                stages,
+                prefix_cache: keeps,
+                proposers: guesses,
+            },
+            fake,
+        )
     }
 
     fn with_config(room: SchedulerConfig, fake: Arc<FakeExecutor>) -> Self {
         let SchedulerConfig { context_tokens, kv_tokens, .. } = room;
         let model = fixture::model_dir();
         let tokens = Arc::new(ChatTokenizer::load(model.path()).unwrap());
-        let (life, metrics) = (Lifecycle::default(), EngineMetrics::new("m", 0, context_tokens, kv_tokens).unwrap());
+        let (life, metrics) =
+            (Lifecycle::default(), EngineMetrics::new("m", 0, context_tokens, kv_tokens).unwrap());
         let followers = Followers::default();
         let (schedule, intake) = Scheduler::new(
             fake.clone(),
@@ -55,7 +66,7 @@ impl SchedulerHarness {
         Self { fake, intake, metrics, life, _model: model }
     }
 
-    /// Asks, and waits until the first token is told.
+    /// Submits a request and waits for its first token.
     async fn ask_until_token(&self, request: GenerationRequest) -> ResponseReader {
         let mut answer = self.ask(request);
         while answer.text.is_empty() {
@@ -64,11 +75,11 @@ impl SchedulerHarness {
         answer
     }
 
-    /// Asks; on the way back the loop has the request, or it is refused. The loop, which is on this thread too, has
-    /// done nothing meanwhile.
+    /// Submits a request; on return the loop has received it or it is refused. The loop runs on this thread
+    /// too and has done nothing in between.
     fn ask(&self, request: GenerationRequest) -> ResponseReader {
         let events = self.intake.submit(request);
-        // Whoever is on the way holds the door.
+        // A request in the intake holds a sender.
         while self.intake.requests.strong_count() > 1 {
             std::thread::yield_now();
         }
@@ -86,7 +97,7 @@ impl Drop for SchedulerHarness {
     }
 }
 
-/// What one caller hears.
+/// Events of one request.
 struct ResponseReader {
     events: UnboundedReceiver<GenerationEvent>,
     started: bool,
@@ -99,19 +110,21 @@ impl ResponseReader {
         Self { events, started: false, text: String::new(), end: None }
     }
 
-    /// Hears one more event; whether there was one.
+    /// Receives one more event; `false` at the end.
     async fn next(&mut self) -> bool {
         let Some(event) = within("an event", self.events.recv()).await else { return false };
         assert!(self.end.is_none(), "{event:?} after {:?}", self.end);
         match event {
-            GenerationEvent::Started { .. } => assert!(!std::mem::replace(&mut self.started, true), "it starts twice"),
+            GenerationEvent::Started { .. } => {
+                assert!(!std::mem::replace(&mut self.started, true), "it starts twice")
+            }
             GenerationEvent::Token { text, .. } => self.text.push_str(&text),
             end => self.end = Some(end),
         }
         true
     }
 
-    /// Hears it to its end, of which there is exactly one.
+    /// Receives all events; checks that there is exactly one end.
     async fn collect(mut self) -> (String, GenerationEvent) {
         while self.next().await {}
         (self.text, self.end.expect("a stream never just ends"))
@@ -125,7 +138,7 @@ impl ResponseReader {
     }
 }
 
-/// A question that is answered with itself, over and over until `tokens`.
+/// A request whose output repeats its own text until `tokens`.
 fn say(content: &str, tokens: u32, priority: i32) -> GenerationRequest {
     GenerationRequest {
         id: format!("say {content}"),
@@ -140,7 +153,7 @@ fn say(content: &str, tokens: u32, priority: i32) -> GenerationRequest {
     }
 }
 
-/// The answer to it when nothing comes between.
+/// The output of that request when nothing interferes.
 fn undisturbed(request: &GenerationRequest) -> (String, GenerationEvent) {
     let content = &request.messages[0].content;
     let tokens = request.max_tokens.unwrap();
@@ -150,7 +163,7 @@ fn undisturbed(request: &GenerationRequest) -> (String, GenerationEvent) {
     (text, GenerationEvent::Finished { reason: FinishReason::Length, usage })
 }
 
-/// A fake whose batches take a moment, so that others can come meanwhile.
+/// A fake whose batches take a moment, so that other requests can arrive in between.
 fn slow() -> Arc<FakeExecutor> {
     FakeExecutor::with_timing(Duration::from_millis(1), None)
 }
@@ -164,12 +177,12 @@ async fn higher_priority_preempts_and_the_victim_resumes() {
     assert_eq!((text, end), undisturbed(&high));
     assert_eq!(lab.preemptions(), 1);
     assert_eq!(running.collect().await, undisturbed(&low));
-    // It was not taken away before it had got some tokens.
+    // It was not preempted before it had decoded some tokens.
     let batches = lab.fake.batches();
     let first = batches.iter().position(|batch| batch[0].tokens.contains(&token_of_byte(b'H'))).unwrap();
     let told = batches[..first].iter().flatten().filter(|step| step.sample.is_some()).count();
     assert!(told >= MIN_TOKENS_BEFORE_PREEMPTION as usize, "it left after {told} tokens");
-    // An equal waits for its turn.
+    // A request of equal priority waits.
     let running = lab.ask_until_token(low.clone()).await;
     let equal = lab.ask(say("next", 3, 0));
     assert_eq!(running.collect().await, undisturbed(&low));
@@ -200,7 +213,7 @@ async fn preemptions_per_sequence_are_bounded() {
 
 #[tokio::test]
 async fn youngest_sequence_is_preempted_when_kv_tokens_run_out() {
-    // Each may enter with what is expected of it, and both need more in the end.
+    // Each fits with its expected length, and both need more in the end.
     let lab = SchedulerHarness::start(4, 20_000, 1100, slow());
     let requests = [say("eldest", 700, 0), say("youngest", 700, 0), say("late", 10, 0)];
     let eldest = lab.ask_until_token(requests[0].clone()).await;
@@ -224,14 +237,18 @@ async fn kv_capacity_rejects_long_prompts_and_bounds_answers() {
     assert!(failure.message.contains("has 300 tokens, but the KV cache of this engine holds 300"));
     let (text, end) = lab.ask(say(&"x".repeat(290), 100, 0)).collect().await;
     let usage = Usage { prompt_tokens: 294, completion_tokens: 6, ..Usage::default() };
-    assert_eq!((text.as_str(), end), ("xxxxxx", GenerationEvent::Finished { reason: FinishReason::Length, usage }));
+    assert_eq!(
+        (text.as_str(), end),
+        ("xxxxxx", GenerationEvent::Finished { reason: FinishReason::Length, usage })
+    );
 }
 
 #[tokio::test]
 async fn higher_priority_displaces_the_newest_lowest_in_the_queue() {
     let lab = SchedulerHarness::start(1, 200_000, 200_000, slow());
     let running = lab.ask_until_token(say("a", 100_000, 50)).await;
-    let mut waiting: Vec<ResponseReader> = (0..MAX_WAITING_REQUESTS).map(|_| lab.ask(say("low", 2, 0))).collect();
+    let mut waiting: Vec<ResponseReader> =
+        (0..MAX_WAITING_REQUESTS).map(|_| lab.ask(say("low", 2, 0))).collect();
     let failure = lab.ask(say("low", 2, 0)).failure().await;
     assert_eq!(failure.kind, FailureKind::Overloaded);
     assert!(failure.message.contains("1 requests are running and 64 are waiting"), "{}", failure.message);
@@ -253,7 +270,8 @@ async fn higher_priority_displaces_the_newest_lowest_in_the_queue() {
 async fn a_burst_that_fits_slots_and_queue_is_admitted() {
     const SLOTS: usize = 100;
     let lab = SchedulerHarness::start(SLOTS as u32, 512, 200_000, FakeExecutor::new());
-    let answers: Vec<ResponseReader> = (0..SLOTS + MAX_WAITING_REQUESTS).map(|_| lab.ask(say("all", 3, 0))).collect();
+    let answers: Vec<ResponseReader> =
+        (0..SLOTS + MAX_WAITING_REQUESTS).map(|_| lab.ask(say("all", 3, 0))).collect();
     assert_eq!(lab.ask(say("one more", 3, 0)).failure().await.kind, FailureKind::Overloaded);
     for answer in answers {
         assert_eq!(answer.collect().await.0, "all");
@@ -268,20 +286,20 @@ async fn deadline_ends_a_request_in_every_phase() {
         |milliseconds, request| GenerationRequest { deadline_milliseconds: Some(milliseconds), ..request };
     let exceeded = |failure: &GenerationFailure| failure.kind == FailureKind::DeadlineExceeded;
     assert!(exceeded(&lab.ask(by(0, say("now", 1, 0))).failure().await));
-    // One that is answered, and one that waits behind it.
+    // A running request, and one that waits behind it.
     let running = lab.ask(by(500, say("a", 100_000, 0)));
     let waiting = lab.ask(by(50, say("b", 5, 0)));
     let failure = waiting.failure().await;
     assert!(exceeded(&failure) && failure.message.contains("with 0 tokens"), "{}", failure.message);
     assert!(exceeded(&running.failure().await));
     assert!(!lab.fake.steps().iter().any(|step| step.tokens.contains(&token_of_byte(b'b'))));
-    // One that has left its slot.
+    // A preempted request.
     let left = lab.ask(by(1000, say("a", 100_000, 0)));
     let high = lab.ask(say("HIGH", 100_000, 1));
     assert!(exceeded(&left.failure().await));
     drop(high);
     eventually("an empty engine", || lab.metrics.running.get() + lab.metrics.waiting.get() == 0).await;
-    // One whose prompt alone takes too long.
+    // A request whose prompt alone takes too long.
     (0..4).for_each(|_| lab.metrics.throughput.lock().record_prefill(512, Duration::from_secs(1)));
     let steps = lab.fake.steps().len();
     let failure = lab.ask(by(100_000, say(&"x".repeat(150_000), 1, 0))).failure().await;
@@ -294,8 +312,18 @@ async fn deadline_ends_a_request_in_every_phase() {
 async fn only_a_single_stage_overlaps_steps_where_it_pays() {
     for (stages, pays) in [(1, true), (1, false), (2, true)] {
         let (keeps, guesses) = (false, Proposers::default());
-        let room = SchedulerConfig { context_tokens: 1000, max_sequences: 2, kv_tokens: 2000, stages, prefix_cache: keeps, proposers: guesses };
-        let lab = SchedulerHarness::with_config(room, if pays { FakeExecutor::new() } else { FakeExecutor::without_overlap() });
+        let room = SchedulerConfig {
+            context_tokens: 1000,
+            max_sequences: 2,
+            kv_tokens: 2000,
+            stages,
+            prefix_cache: keeps,
+            proposers: guesses,
+        };
+        let lab = SchedulerHarness::with_config(
+            room,
+            if pays { FakeExecutor::new() } else { FakeExecutor::without_overlap() },
+        );
         let request = say("what follows", 40, 0);
         assert_eq!(lab.ask(request.clone()).collect().await, undisturbed(&request));
         let ahead = lab.fake.steps().iter().filter(|step| step.tokens.is_empty()).count();
@@ -314,7 +342,7 @@ async fn accepted_draft_tokens_save_batches_and_keep_rows_together() {
         proposers: Proposers { prompt_lookup: true, draft_model: false },
     };
     let lab = SchedulerHarness::with_config(room, FakeExecutor::new());
-    // The first says the same over and over; the second says each thing once.
+    // The first one repeats itself; the second one never does.
     let requests =
         [say("over and over", 400, 0), say(&String::from_utf8((33..123).collect()).unwrap(), 90, 0)];
     let answers = requests.each_ref().map(|request| lab.ask(request.clone()));
@@ -323,7 +351,8 @@ async fn accepted_draft_tokens_save_batches_and_keep_rows_together() {
     }
     let batches = lab.fake.batches();
     assert!(batches.len() < 220, "{} batches", batches.len());
-    // Nobody is ahead of one that guesses: who is in a batch with guesses is in the next one too.
+    // No sequence runs ahead of one with draft tokens: sequences of a batch with draft tokens are all in the
+    // next one too.
     let both = |batch: &Vec<SequenceStep>| batch.len() == 2;
     let (first, last) = (batches.iter().position(both).unwrap(), batches.iter().rposition(both).unwrap());
     let alone = batches[first..=last].iter().filter(|batch| !both(batch)).count();
@@ -357,14 +386,14 @@ async fn draft_model_speeds_up_new_text_and_its_loss_fails_no_answer() {
     }
 }
 
-/// A loop whose batches end when they are let.
+/// A scheduler whose batches end one at a time, on command.
 async fn stepwise(max_sequences: u32) -> (SchedulerHarness, Arc<Notify>) {
     let gate = Arc::new(Notify::new());
     let fake = FakeExecutor::with_timing(Duration::ZERO, Some(gate.clone()));
     (SchedulerHarness::start(max_sequences, 20_000, 20_000, fake), gate)
 }
 
-/// Lets one batch end, and waits until the next one has begun or nobody runs.
+/// Ends one batch, and waits until the next one starts or no sequence runs.
 async fn step(lab: &SchedulerHarness, gate: &Notify) {
     let begun = lab.fake.batches().len();
     gate.notify_one();
@@ -383,7 +412,7 @@ async fn disconnected_client_is_dropped_at_the_next_step() {
             .collect();
         lab.fake.batches()[from..].iter().flatten().any(|step| slots.contains(&step.slot))
     };
-    // While its prompt is read in pieces, and while its answer is given.
+    // During chunked prefill, and during decode.
     for (phase, content, steps) in [("reading", "x".repeat(9000), 1), ("answering", "x".into(), 6)] {
         let (lab, gate) = stepwise(2).await;
         let beside = lab.ask(say("a", 10_000, 0));
@@ -403,7 +432,7 @@ async fn disconnected_client_is_dropped_at_the_next_step() {
         assert_eq!(lab.metrics.running.get(), 1, "{phase}");
         drop(beside);
     }
-    // While it waits, and after it left its slot.
+    // While it waits, and after it was preempted.
     let (lab, gate) = stepwise(1).await;
     let low = lab.ask(say("low", 10_000, 0));
     eventually("the first batches", || lab.fake.batches().len() == 2).await;
@@ -437,9 +466,9 @@ async fn random_requests_each_end_once_with_their_solo_output() {
             max_sequences: random.random_range(1..6),
             kv_tokens,
             stages: 1,
-            // Those who come back after they made room find some of it.
+            // Preempted requests find some of their blocks.
             prefix_cache: seed % 2 == 1,
-            // They answer with what they were asked, which is well guessed.
+            // The outputs repeat the prompts, so draft tokens are mostly right.
             proposers: Proposers { prompt_lookup: seed % 4 > 1, draft_model: seed % 3 == 0 },
         };
         let lab = SchedulerHarness::with_config(room, FakeExecutor::new());
@@ -453,7 +482,7 @@ async fn random_requests_each_end_once_with_their_solo_output() {
             } else {
                 staying.push((undisturbed(&request), lab.ask(request)));
             }
-            // The loop gets some dozens of turns each time.
+            // The loop runs some dozens of times in between.
             for _ in 0..random.random_range(0..6) {
                 tokio::task::yield_now().await;
             }

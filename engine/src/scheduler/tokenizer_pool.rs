@@ -1,5 +1,5 @@
-//! Threads that turn requests into tokens, beside those that serve. They are there from the beginning: a thread that
-//! has to be made first never comes where memory is short, and whoever waits for it waits for ever.
+//! Thread pool for tokenisation, separate from the serving threads. The threads start with the engine: under
+//! memory pressure a new thread may fail to start, and a request waiting for it would hang.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,24 +7,24 @@ use std::sync::{Arc, mpsc};
 
 use parking_lot::Mutex;
 
-/// A long prompt keeps one of them for a while.
+/// A long prompt occupies a thread for a while.
 const TOKENIZER_THREADS: usize = 2;
 
 type TokenizerTask = Box<dyn FnOnce() + Send>;
 
-/// Where they take their work from; they end with its last clone.
+/// Job queue of the pool; the threads end with its last clone.
 #[derive(Clone)]
 pub(super) struct TokenizerPool(mpsc::Sender<TokenizerTask>);
 
 impl TokenizerPool {
-    /// Has the threads begin.
+    /// Starts the threads.
     pub(super) fn start() -> io::Result<Self> {
         let (sender, inbox) = mpsc::channel::<TokenizerTask>();
         let inbox = Arc::new(Mutex::new(inbox));
         for _ in 0..TOKENIZER_THREADS {
             let inbox = inbox.clone();
             std::thread::Builder::new().name("tokens".into()).spawn(move || {
-                // Whoever waits for work holds the lock, and whoever works does not.
+                // A thread holds the lock only while it waits for a job.
                 while let Ok(work) = { inbox.lock().recv() } {
                     if catch_unwind(AssertUnwindSafe(work)).is_err() {
                         tracing::error!("a request could not be turned into tokens: a bug of this engine");
@@ -35,9 +35,9 @@ impl TokenizerPool {
         Ok(Self(sender))
     }
 
-    /// Has the next free thread do it.
+    /// Runs `work` on the next free thread.
     pub(super) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
-        // The threads are there for as long as this is.
+        // The threads live as long as this sender.
         let _ = self.0.send(Box::new(work));
     }
 }

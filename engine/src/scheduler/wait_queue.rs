@@ -1,38 +1,38 @@
-//! Who of those that wait goes next: by priority, by how long each has waited, by who came first. Pure.
+//! Wait queue: ordered by priority, aged by waiting time, then by arrival. Pure.
 
 use std::time::Duration;
 
-/// To have waited so long is worth a level of priority. Answers of some hundred tokens take about as long, so that a
-/// request passes those of one level below that came while such an answer was given, and none that came before. As
-/// priorities have bounds, so has the time for which others may pass one.
+/// Waiting time worth one priority level. Outputs of some hundred tokens take about as long: a request
+/// overtakes requests one level below that arrived during such an output, and none that arrived before.
+/// Priorities are bounded, so the time during which others may overtake is bounded too.
 pub const AGEING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What decides about a request's turn.
+/// What determines a request's position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePosition {
-    /// As asked; higher first.
+    /// As requested; higher first.
     pub priority: i32,
-    /// When it came, since the engine began.
+    /// Arrival time, since the engine started.
     pub arrived: Duration,
-    /// Which one it was; later ones have higher numbers.
+    /// Arrival number; later requests have higher ones.
     pub number: u64,
 }
 
 impl QueuePosition {
-    /// Ascends with the turns. All grow old at the same pace, so their order never changes: a level of priority
-    /// counts like having come that much earlier.
+    /// Sort key. All requests age at the same rate, so their order never changes: one priority level counts
+    /// as an arrival that much earlier.
     fn rank(&self) -> (i128, u64) {
         let micros = |time: Duration| time.as_micros() as i128;
         (micros(self.arrived) - i128::from(self.priority) * micros(AGEING_INTERVAL), self.number)
     }
 
-    /// Whether it goes before another.
+    /// Whether it goes before another one.
     pub fn precedes(&self, other: &Self) -> bool {
         self.rank() < other.rank()
     }
 }
 
-/// Those that wait, in the order of their turns.
+/// Waiting requests in queue order.
 #[derive(Debug)]
 pub struct WaitQueue<T> {
     waiting: Vec<(QueuePosition, T)>,
@@ -45,23 +45,23 @@ impl<T> Default for WaitQueue<T> {
 }
 
 impl<T> WaitQueue<T> {
-    /// Lets another one wait.
+    /// Adds a request.
     pub fn push(&mut self, standing: QueuePosition, one: T) {
         let place = self.waiting.partition_point(|(other, _)| other.precedes(&standing));
         self.waiting.insert(place, (standing, one));
     }
 
-    /// Whose turn is next.
+    /// The next request.
     pub fn first(&self) -> Option<&T> {
         self.waiting.first().map(|(_, one)| one)
     }
 
-    /// Takes out whose turn is next.
+    /// Removes the next request.
     pub fn take_first(&mut self) -> Option<T> {
         (!self.waiting.is_empty()).then(|| self.waiting.remove(0).1)
     }
 
-    /// Takes out all of whom this is true, in the order of their turns.
+    /// Removes all requests that match, in queue order.
     pub fn take_where(&mut self, mut of: impl FnMut(&T) -> bool) -> Vec<T> {
         let (taken, waiting) = self.waiting.drain(..).partition(|(_, one)| of(one));
         self.waiting = waiting;

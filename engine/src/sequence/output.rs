@@ -1,18 +1,18 @@
-//! What of an answer its caller is told: tokens become text that is certain, until the answer ends. It is a function
-//! of the tokens alone, so an answer that another engine began goes on in the middle of a word, a character or a stop
-//! text. Pure; it knows nothing of caches and steps.
+//! Output stream of a request: incremental detokenisation up to the end of the output. A function of the
+//! tokens alone, so a resumed output continues in the middle of a word, a character or a stop string. Pure;
+//! not here: caches and steps.
 
 use std::sync::Arc;
 
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::GenerationRequest;
 use thiserror::Error;
 
 use crate::tokenizer::TokenizerError;
-use crate::tokenizer::stop_strings::StopStrings;
 use crate::tokenizer::detokenizer::Detokenizer;
+use crate::tokenizer::stop_strings::StopStrings;
 
-/// The telling of one answer.
+/// The output stream of one request.
 pub struct OutputStream {
     tokens: u32,
     limit: u32,
@@ -22,35 +22,35 @@ pub struct OutputStream {
     stop_strings: StopStrings,
 }
 
-/// What a chosen token came to.
+/// Result of a sampled token.
 #[derive(Debug, PartialEq, Eq)]
 pub struct AcceptedToken {
-    /// Text to tell, if there is any or a token to count.
+    /// Event to emit, if there is text or a token to count.
     pub event: Option<GenerationEvent>,
-    /// Set when the answer is complete.
+    /// Set when the output is complete.
     pub finished: Option<FinishReason>,
 }
 
-/// Why an answer cannot go on after the tokens it came with.
+/// Why an output cannot resume after the tokens that came with the request.
 #[derive(Debug, Error)]
 pub enum ResumeError {
-    /// Between text and tokens.
+    /// The tokenizer failed.
     #[error(transparent)]
     Tokens(#[from] TokenizerError),
-    /// The end is not the last of them.
+    /// An end token is not the last emitted token.
     #[error(
         "{emitted} tokens of this answer are said to have been told, but it ends with token {end}; it was begun by another model or with another context"
     )]
     BeyondEnd {
-        /// Tokens that came.
+        /// Emitted tokens in the request.
         emitted: usize,
-        /// The one that ends the answer, counted from 1.
+        /// Position of the end token, counted from 1.
         end: usize,
     },
 }
 
 impl ResumeError {
-    /// What the caller gets.
+    /// The failure that the client gets.
     pub fn failure(&self) -> GenerationFailure {
         let kind = match self {
             Self::Tokens(TokenizerError::OutOfVocabulary { .. }) | Self::BeyondEnd { .. } => {
@@ -63,8 +63,13 @@ impl ResumeError {
 }
 
 impl OutputStream {
-    /// An answer of at most `limit` tokens, nothing of which was told.
-    pub fn new(request: &GenerationRequest, limit: u32, eos_token_ids: Arc<[u32]>, detokenizer: Detokenizer) -> Self {
+    /// An output of at most `limit` tokens, with none emitted yet.
+    pub fn new(
+        request: &GenerationRequest,
+        limit: u32,
+        eos_token_ids: Arc<[u32]>,
+        detokenizer: Detokenizer,
+    ) -> Self {
         Self {
             tokens: 0,
             limit,
@@ -75,22 +80,22 @@ impl OutputStream {
         }
     }
 
-    /// Tokens so far.
+    /// Output tokens so far.
     pub fn tokens(&self) -> u32 {
         self.tokens
     }
 
-    /// Most tokens.
+    /// Maximum output tokens.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Tokens that must not be chosen.
+    /// Tokens that must not be sampled.
     pub fn banned(&self) -> Arc<[u32]> {
         if self.ignore_eos { self.eos_token_ids.clone() } else { Arc::new([]) }
     }
 
-    /// Goes on after tokens that were told before; how the answer ended, if the last of them ended it.
+    /// Resumes after the emitted tokens; returns the finish reason if the last of them ended the output.
     pub fn resume(&mut self, emitted: &[u32]) -> Result<Option<FinishReason>, ResumeError> {
         for (index, &token) in emitted.iter().enumerate() {
             let AcceptedToken { event: _, finished } = self.accept(token)?;
@@ -119,7 +124,7 @@ impl OutputStream {
         let finished = if pushed.stopped {
             Some(FinishReason::Stop)
         } else if self.tokens >= self.limit {
-            // The bytes left may still complete a stop text.
+            // The remaining bytes may still complete a stop string.
             let last = self.detokenizer.flush()?;
             let rest = self.stop_strings.push(&last);
             pushed.text.push_str(&rest.text);
@@ -135,7 +140,7 @@ impl OutputStream {
         Ok(AcceptedToken { event: Some(GenerationEvent::Token { id: token, text: pushed.text }), finished })
     }
 
-    /// What was held back when the model ended its turn.
+    /// The text held back when the model ended its turn.
     fn flush(&mut self) -> Result<String, TokenizerError> {
         let last = self.detokenizer.flush()?;
         let mut pushed = self.stop_strings.push(&last);

@@ -1,65 +1,74 @@
-//! What a guess costs, seen on the batches of this rank. Pure.
+//! Cost model of speculative decoding: the cost of a draft token, measured on the batches of this rank. Pure.
 //!
-//! A batch reads the weights once, whatever is in it, so a token more costs a fraction of a batch; how much depends on
-//! machine, model and how many sequences run together, and is nowhere written. What is asked is how likely a guess has
-//! to be right: a token that comes a batch earlier saves one sequence its share of that batch.
+//! A batch reads the weights once, whatever it holds, so one more token costs a fraction of a batch. The
+//! fraction depends on machine, model and batch size, so it is measured. The result is the acceptance
+//! probability at which a draft token pays: a token that is produced one batch earlier saves one sequence its
+//! share of that batch.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::AcceptanceThreshold;
 
-/// Share of a batch that a guess costs before any was seen.
+/// Cost of a draft token as a share of a batch, before any was measured.
 const DEFAULT_TOKEN_COST: f64 = 0.1;
-/// Share of the newest batch in what is known.
+/// Weight of the newest batch in the moving average.
 const EMA_WEIGHT: f64 = 1.0 / 8.0;
 
-/// Seconds of batches that only choose, by the number of their sequences.
+/// Seconds per decode batch, by number of sequences.
 #[derive(Clone, Debug, Default)]
 pub struct CostModel {
     by_sequences: BTreeMap<u32, BatchCost>,
-    /// Of each token of a draft model.
+    /// Per token of the draft model.
     draft_model_token: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct BatchCost {
-    /// Of a batch without guesses.
+    /// Per batch without draft tokens.
     base: Option<f64>,
-    /// Of each guess more.
+    /// Per additional draft token.
     per_draft_token: Option<f64>,
 }
 
 impl CostModel {
-    /// A draft model guessed so many tokens in so long.
+    /// Records how long the draft model took for a number of draft tokens.
     pub fn record_draft(&mut self, guesses: u32, took: Duration) {
         if guesses > 0 {
             update_average(&mut self.draft_model_token, took.as_secs_f64() / f64::from(guesses));
         }
     }
 
-    /// A batch of so many sequences, none of which read a prompt, with so many guesses of all of them took so long.
+    /// Records how long a decode batch took, with its number of sequences and of all their draft tokens.
     pub fn record_batch(&mut self, sequences: u32, guesses: u32, took: Duration) {
         let seen = self.by_sequences.entry(sequences).or_default();
         match (guesses, seen.base) {
             (0, _) => update_average(&mut seen.base, took.as_secs_f64()),
             (guesses, Some(plain)) => {
-                update_average(&mut seen.per_draft_token, (took.as_secs_f64() - plain).max(0.0) / f64::from(guesses));
+                update_average(
+                    &mut seen.per_draft_token,
+                    (took.as_secs_f64() - plain).max(0.0) / f64::from(guesses),
+                );
             }
-            // Nothing to compare it with.
+            // No baseline to compare with yet.
             (_, None) => {}
         }
     }
 
-    /// How likely a guess has to be right among so many sequences, so that it is worth its cost; above 1 none is.
+    /// Acceptance probability at which a draft token pays in a batch of `sequences` sequences; above 1, none
+    /// pays.
     pub fn acceptance_threshold(&self, sequences: u32) -> AcceptanceThreshold {
-        let BatchCost { base: plain, per_draft_token: guess } = self.by_sequences.get(&sequences).copied().unwrap_or_default();
+        let BatchCost { base: plain, per_draft_token: guess } =
+            self.by_sequences.get(&sequences).copied().unwrap_or_default();
         let of_a_batch = |seconds: Option<f64>| match (plain, seconds) {
             (Some(plain), Some(seconds)) if plain > 0.0 => seconds / plain,
             _ => DEFAULT_TOKEN_COST,
         };
         let lookup = of_a_batch(guess) * f64::from(sequences);
-        AcceptanceThreshold { prompt_lookup: lookup, draft_model: lookup + of_a_batch(self.draft_model_token) * f64::from(sequences) }
+        AcceptanceThreshold {
+            prompt_lookup: lookup,
+            draft_model: lookup + of_a_batch(self.draft_model_token) * f64::from(sequences),
+        }
     }
 }
 
@@ -88,7 +97,8 @@ mod tests {
             for (sequences, guesses, milliseconds) in seen {
                 costs.record_batch(sequences, guesses, Duration::from_millis(milliseconds));
             }
-            let AcceptanceThreshold { prompt_lookup: lookup, draft_model: draft } = costs.acceptance_threshold(sequences);
+            let AcceptanceThreshold { prompt_lookup: lookup, draft_model: draft } =
+                costs.acceptance_threshold(sequences);
             assert!((lookup - least).abs() < 1e-9, "{story}: {lookup}");
             assert!((draft - least - 0.1 * f64::from(sequences)).abs() < 1e-9, "{story}: {draft}");
         }

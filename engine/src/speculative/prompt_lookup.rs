@@ -1,48 +1,50 @@
-//! Where a text repeats itself: what came after the tokens it ends with, the last time they were there. Pure; it grows
-//! with its text and looks at a handful of places, however long that is.
+//! Prompt lookup (n-gram proposer): the tokens that followed the most recent occurrence of the current
+//! n-gram. Pure; memory grows with the text, and a lookup compares a constant number of positions.
 
 use std::collections::HashMap;
 
-/// Fewer tokens in common say little about the next one.
+/// Minimum n-gram length: shorter matches say little about the next token.
 const MIN_NGRAM: usize = 3;
-/// More tokens in common say no more about the next one.
+/// Maximum n-gram length: longer matches say no more about the next token.
 const MAX_MATCH_TOKENS: usize = 32;
-/// Places with the same last tokens that are compared, the latest first.
+/// Matching positions that are compared, most recent first.
 const MAX_CANDIDATES: usize = 8;
-/// No place.
+/// Sentinel: no position.
 const NO_POSITION: u32 = u32::MAX;
 
-/// Every place of a text, found by the tokens before it.
+/// Index of the positions of a text by the n-gram before them.
 #[derive(Clone, Debug, Default)]
 pub struct PromptLookup {
-    /// The last place behind these tokens.
+    /// The last position after an n-gram.
     latest_position: HashMap<[u32; MIN_NGRAM], u32>,
-    /// For each place the one before it behind the same tokens.
+    /// For each position, the previous position after the same n-gram.
     previous_position: Vec<u32>,
 }
 
 impl PromptLookup {
-    /// What may come after `text`, at most so many tokens; none where it does not repeat itself. `text` is the one of
-    /// the call before, with more tokens behind it or none.
+    /// Draft tokens for `text`, up to a maximum; empty where it does not repeat itself. `text` must extend
+    /// the text of the previous call.
     pub fn propose(&mut self, text: &[u32], most: usize) -> Vec<u32> {
         self.index(text);
         let place = ngram_before(text, text.len()).and_then(|last| self.longest_match(text, &last));
-        // What follows may reach the end of the text, and then goes on with itself.
+        // The continuation may reach the end of the text; then it repeats itself.
         place.map_or(Vec::new(), |place| {
             let period = text.len() - place;
             (0..most).map(|token| text[place + token % period]).collect()
         })
     }
 
-    /// Remembers the places before the end.
+    /// Indexes the positions before the end.
     fn index(&mut self, text: &[u32]) {
         for place in self.previous_position.len()..text.len() {
-            let earlier = ngram_before(text, place).and_then(|last| self.latest_position.insert(last, place as u32));
+            let earlier =
+                ngram_before(text, place).and_then(|last| self.latest_position.insert(last, place as u32));
             self.previous_position.push(earlier.unwrap_or(NO_POSITION));
         }
     }
 
-    /// The place before which most is as at the end of `text`, which is `last` at least; of equal ones the latest.
+    /// The position with the longest match with the end of `text`, at least `last`; the most recent one of
+    /// equal matches.
     fn longest_match(&self, text: &[u32], last: &[u32; MIN_NGRAM]) -> Option<usize> {
         let latest = self.latest_position.get(last).copied();
         let places = std::iter::successors(latest, |place| {
@@ -52,13 +54,13 @@ impl PromptLookup {
             let pairs = text[..place].iter().rev().zip(text.iter().rev());
             pairs.take(MAX_MATCH_TOKENS).take_while(|(one, other)| one == other).count()
         };
-        // The first of equal ones is wanted, and the last one is what `max_by_key` gives.
+        // The most recent of equal matches has to win, and `max_by_key` returns the last maximum.
         let places: Vec<usize> = places.take(MAX_CANDIDATES).map(|place| place as usize).collect();
         places.into_iter().rev().max_by_key(|place| common(*place))
     }
 }
 
-/// The tokens right before a place.
+/// The n-gram right before a position.
 fn ngram_before(text: &[u32], place: usize) -> Option<[u32; MIN_NGRAM]> {
     text.get(place.checked_sub(MIN_NGRAM)?..place)?.try_into().ok()
 }

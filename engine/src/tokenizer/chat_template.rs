@@ -1,8 +1,8 @@
-//! A model's own chat template, rendered in a sandbox: a template is data from a stranger, so it
-//! gets no files, a limited number of steps, a limited depth and a limited output.
+//! A model's chat template, rendered in a sandbox: a template is untrusted data, so it has no file access,
+//! and its steps, call depth and output are limited.
 //!
-//! What a sandbox cannot bound is the memory of one expression: a template that doubles a text in
-//! a loop can make the process run out of memory. A rank is disposable, so that costs the rank.
+//! The sandbox cannot bound the memory of a single expression: a template that doubles a text in a loop can
+//! make the process run out of memory. That costs the rank, which is disposable.
 
 use std::io::{self, Write};
 
@@ -14,48 +14,48 @@ use russet_wire::request::Message;
 use serde::Serialize;
 use thiserror::Error as ThisError;
 
-/// Steps a template may take. Real templates take some tens for a message; a conversation of ten
-/// thousand messages stays below.
+/// Maximum steps of a template. Real templates take some tens per message; a conversation of ten thousand
+/// messages stays below.
 const FUEL: u64 = 5_000_000;
-/// Depth of calls inside a template; real ones call a macro within a macro.
+/// Maximum call depth in a template; real ones call a macro within a macro.
 const MAX_DEPTH: usize = 100;
-/// Most bytes of a rendered prompt: more than the longest context of any model holds as text.
+/// Maximum bytes of a rendered prompt: more than the text of the longest context of any model.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 
 /// A template that cannot be used.
 #[derive(Debug, ThisError, PartialEq, Eq)]
 pub enum TemplateError {
-    /// It is no template.
+    /// Invalid template syntax.
     #[error("the chat template does not parse: {0}; fix the model's chat_template")]
     Syntax(String),
-    /// It asked for this conversation to be refused.
+    /// The template refused this conversation.
     #[error("the model's chat template refuses this conversation: {0}")]
     Refused(String),
-    /// It ran too long.
+    /// Too many steps.
     #[error(
         "the chat template took more than {FUEL} steps; shorten the conversation, or fix the template if even a short one fails"
     )]
     TooLong,
-    /// It wrote too much.
+    /// Too much output.
     #[error(
         "the chat template wrote more than {MAX_OUTPUT_BYTES} bytes; shorten the conversation, or fix the template if even a short one fails"
     )]
     TooLarge,
-    /// It failed in another way.
+    /// Another failure.
     #[error("the chat template failed: {0}")]
     Failed(String),
 }
 
-/// Special tokens a template may name.
+/// Special tokens that a template may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Begins a text.
+    /// Beginning of sequence.
     pub bos: Option<String>,
-    /// Ends a turn or a text.
+    /// End of sequence.
     pub eos: Option<String>,
-    /// Fills rows.
+    /// Padding.
     pub pad: Option<String>,
-    /// Stands for the unknown.
+    /// Unknown token.
     pub unk: Option<String>,
 }
 
@@ -73,14 +73,14 @@ impl Template {
     pub fn new(source: &str, special: SpecialTokens) -> Result<Self, TemplateError> {
         let syntax = |error: Error| TemplateError::Syntax(error.to_string());
         let mut environment = Environment::new();
-        // The whitespace rules the authors of these templates tested with.
+        // The whitespace settings for which the authors of these templates test.
         let blocks = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(syntax)?;
         environment.set_syntax(blocks);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(MAX_DEPTH);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
-        // Templates guard `tools | length` with it, and Python's none is not iterable.
+        // Templates guard `tools | length` with it, and Python's None is not iterable.
         environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "refused by the template")
@@ -90,8 +90,8 @@ impl Template {
         Ok(Self { environment, special })
     }
 
-    /// The prompt for a conversation, ending where the model's turn begins. `now` is what a
-    /// template sees when it asks for the date.
+    /// Renders the prompt of a conversation, ending where the assistant's turn begins. `now` is the date that
+    /// a template sees.
     pub fn render(&self, messages: &[Message], now: &Zoned) -> Result<String, TemplateError> {
         let now = now.clone();
         let strftime_now = Value::from_function(move |format: String| -> Result<String, Error> {
@@ -129,7 +129,7 @@ fn as_value(message: &Message) -> Value {
     Value::from_pairs([("role", role.as_str()), ("content", content.as_str())])
 }
 
-/// Finds out what stands behind an error: a refusal may be wrapped by the macros it passed through.
+/// Classifies a template error: a refusal may be wrapped by the macros that it passed through.
 fn explain(error: &Error) -> TemplateError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {
@@ -144,12 +144,12 @@ fn explain(error: &Error) -> TemplateError {
     TemplateError::Failed(error.to_string())
 }
 
-/// What a template said when it refused.
+/// The message of a template that refuses a conversation.
 #[derive(Debug, ThisError)]
 #[error("{0}")]
 struct TemplateRefusal(String);
 
-/// Training tools mark the assistant's part with `{% generation %}`, which means nothing when
+/// Templates mark the assistant's part for training with `{% generation %}`, which has no effect when
 /// rendering; the marks become blocks that always hold, with their whitespace control kept.
 fn strip_generation_tags(source: &str) -> String {
     let mut rest = source;
@@ -174,11 +174,11 @@ fn strip_generation_tags(source: &str) -> String {
     result
 }
 
-/// JSON as Python's `json.dumps` writes it, which is what models were trained on; the built-in
-/// filter escapes for HTML.
+/// JSON as Python's `json.dumps` writes it, which models were trained on; the built-in filter escapes for
+/// HTML.
 fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // Part of the Python filter's signature; texts are written as they are either way.
+    // Part of the Python filter's signature; text is written unescaped either way.
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());

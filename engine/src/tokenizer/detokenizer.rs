@@ -1,5 +1,5 @@
-//! Text out of tokens, one token at a time. A character whose bytes come in several tokens is
-//! told when its last byte is there, never in halves. It knows nothing of stop texts.
+//! Incremental detokenisation, one token at a time. A character whose bytes span several tokens is emitted
+//! with its last byte, never in parts. Not here: stop strings.
 
 use std::sync::Arc;
 
@@ -7,25 +7,24 @@ use tokenizers::Tokenizer;
 
 use super::TokenizerError;
 
-/// Most tokens held back for an incomplete character. A character has at most four bytes, but a
-/// token may end one character and begin the next, so a chain of such tokens can be longer; no
-/// real text needs as many as this, and a model that emits broken bytes for ever must not make
-/// decoding quadratic.
+/// Maximum tokens held back for an incomplete character. A character has at most four bytes, but a token may
+/// end one character and begin the next, so a chain of such tokens can be longer. No real text needs as many
+/// as this, and a model that emits broken bytes endlessly must not make decoding quadratic.
 const MAX_PENDING_TOKENS: usize = 16;
 
 /// Decodes one answer as it grows.
 #[derive(Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    /// Tokens whose text was told last, kept because decoders look at what stands before
-    /// (a word's leading space is dropped at the beginning of a text only).
+    /// The last emitted tokens, kept because decoders look at the preceding tokens (a word's leading space is
+    /// dropped only at the beginning of a text).
     context: Vec<u32>,
-    /// Tokens whose text was not told yet.
+    /// Tokens whose text is not emitted yet.
     pending: Vec<u32>,
 }
 
 impl Detokenizer {
-    /// A stream for one answer.
+    /// A decoder for one output.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
         Self { tokenizer, context: Vec::new(), pending: Vec::new() }
     }
@@ -37,7 +36,7 @@ impl Detokenizer {
         if text.ends_with('\u{FFFD}') && self.pending.len() < MAX_PENDING_TOKENS {
             return Ok(String::new());
         }
-        // A special token has no text: what stood before it stays the context of what follows.
+        // A special token has no text: the tokens before it stay the context.
         if text.is_empty() && self.pending.len() < MAX_PENDING_TOKENS {
             return Ok(String::new());
         }
@@ -45,7 +44,7 @@ impl Detokenizer {
         Ok(text)
     }
 
-    /// The answer is over: what is left, with a replacement character for bytes that never became one.
+    /// The output has ended: the rest, with a replacement character for incomplete bytes.
     pub fn flush(&mut self) -> Result<String, TokenizerError> {
         let text = self.pending_text()?;
         self.pending.clear();
@@ -61,7 +60,7 @@ impl Detokenizer {
         }
         let before = decode(&self.context)?;
         let all = decode(&[self.context.as_slice(), self.pending.as_slice()].concat())?;
-        // Decoders only append; should one rewrite what was told, telling nothing is the least harm.
+        // Decoders only append; if one rewrites emitted text, emitting nothing does the least harm.
         Ok(all.get(before.len()..).unwrap_or_default().to_owned())
     }
 }

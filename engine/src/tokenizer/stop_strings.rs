@@ -1,30 +1,30 @@
-//! Stop texts: what may be told the caller while a stop text could still be forming. Pure; it
-//! knows characters, not tokens.
+//! Stop strings: holds back text that may be the beginning of a stop string. Pure; works on characters, not
+//! on tokens.
 
-/// Watches a growing text for the first of several stop texts.
+/// Searches a growing text for the first of several stop strings.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     strings: Vec<String>,
-    /// Text not yet told, because it may be the beginning of a stop text.
+    /// Text held back because it may be the beginning of a stop string.
     pending: String,
 }
 
-/// What came of a piece of text.
+/// Result of adding text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopCheck {
-    /// Text that can no longer become part of a stop text.
+    /// Text that can no longer be part of a stop string.
     pub text: String,
-    /// A stop text is complete; what follows it is dropped.
+    /// A stop string is complete; the text after it is dropped.
     pub stopped: bool,
 }
 
 impl StopStrings {
-    /// Watches for any of these texts; empty ones are never met.
+    /// Searches for these stop strings; empty ones are ignored.
     pub fn new(stops: impl IntoIterator<Item = String>) -> Self {
         Self { strings: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), pending: String::new() }
     }
 
-    /// Adds text and says what of all text so far is certain.
+    /// Adds text; returns the text that can be emitted.
     pub fn push(&mut self, text: &str) -> StopCheck {
         self.pending.push_str(text);
         let first = self.strings.iter().filter_map(|stop| self.pending.find(stop.as_str())).min();
@@ -38,12 +38,12 @@ impl StopStrings {
         StopCheck { text: std::mem::replace(&mut self.pending, held), stopped: false }
     }
 
-    /// The answer is over: what was held back was no stop text after all.
+    /// The output has ended: returns the held-back text, which is no stop string.
     pub fn flush(&mut self) -> String {
         std::mem::take(&mut self.pending)
     }
 
-    /// Length of the longest end of the held text with which some stop text begins.
+    /// Length of the longest suffix of the held-back text that is a prefix of a stop string.
     fn longest_partial_match(&self) -> usize {
         let longest_stop = self.strings.iter().map(String::len).max().unwrap_or(0);
         let from = self.pending.len().saturating_sub(longest_stop.saturating_sub(1));

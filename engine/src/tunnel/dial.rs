@@ -1,8 +1,9 @@
-//! The way to a neighbour: over a cable that leads to its node if one carries it, else at its published address, which
-//! may be that of a radio or a VPN.
+//! Path to a neighbour: over a cable to its node if one works, otherwise at its published address, which may
+//! be one of Wi-Fi or a VPN.
 //!
-//! A rank listens at the same port of all these addresses, at the published one last. So a neighbour that is there at
-//! the published address and not over a cable will not be there in the next moment either, and is met where it is.
+//! A rank listens on the same port of all these addresses, on the published one last. So a neighbour that
+//! answers at the published address and not over a cable will not answer over the cable a moment later
+//! either.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -13,10 +14,11 @@ use russet_rpc::ports;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::{HANDSHAKE_TIMEOUT, RingContext, buffered, handshake, identity, error_chain};
+use super::{HANDSHAKE_TIMEOUT, RingContext, buffered, error_chain, handshake, identity};
 use crate::args::ArgsError;
 
-/// For a connection over a cable, before its handshakes. Nobody is between, so it takes a millisecond or never comes.
+/// Connect timeout over a cable, before the handshakes. There are no hops between, so it takes a millisecond
+/// or fails.
 const CABLE_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A cable between this machine and another one, by the addresses at its ends.
@@ -33,7 +35,7 @@ pub struct CableEnds {
 impl FromStr for CableEnds {
     type Err = ArgsError;
 
-    /// Reads `node=own>peer`.
+    /// Parses `node=own>peer`.
     fn from_str(text: &str) -> Result<Self, ArgsError> {
         let parse = || {
             let (node, ends) = text.split_once('=')?;
@@ -45,7 +47,7 @@ impl FromStr for CableEnds {
     }
 }
 
-/// How a neighbour was reached.
+/// The path by which a neighbour was reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NeighbourPath {
     /// The neighbour's node.
@@ -54,9 +56,9 @@ pub struct NeighbourPath {
     pub from: SocketAddr,
     /// The other end.
     pub to: SocketAddr,
-    /// Whether it runs over a cable.
+    /// Whether it uses a cable.
     pub over_cable: bool,
-    /// Why it does not, although a cable leads there.
+    /// Why it does not use the cable, although there is one.
     pub fallback: Option<String>,
 }
 
@@ -67,12 +69,12 @@ impl fmt::Display for NeighbourPath {
     }
 }
 
-/// The next member, and where it may be.
+/// The next member, and its addresses.
 #[derive(Debug)]
 pub(super) struct Neighbour {
     pub node: String,
     pub address: SocketAddr,
-    /// Own address and the neighbour's, for each cable that leads to it.
+    /// Local and remote address of each cable to the neighbour.
     cables: Vec<(IpAddr, SocketAddr)>,
 }
 
@@ -83,14 +85,17 @@ impl Neighbour {
         Self { node: node.to_owned(), address, cables }
     }
 
-    /// Tries every way once.
-    pub async fn connect(&self, ring: &RingContext) -> Result<(identity::DialledStream, NeighbourPath), String> {
+    /// Tries every path once.
+    pub async fn connect(
+        &self,
+        ring: &RingContext,
+    ) -> Result<(identity::DialledStream, NeighbourPath), String> {
         if let Ok(reached) = self.connect_over_cable(ring).await {
             return Ok(reached);
         }
         let stream = timeout(HANDSHAKE_TIMEOUT, TcpStream::connect(self.address)).await;
         let stream = stream.map_err(|_| "it did not answer".to_owned())?.map_err(error_chain)?;
-        // It is there now, and may not have been a moment ago.
+        // The neighbour is listening now, and may not have been a moment ago.
         let fallback = match self.connect_over_cable(ring).await {
             Ok(reached) => return Ok(reached),
             Err(reason) => reason,
@@ -101,7 +106,10 @@ impl Neighbour {
     }
 
     /// The first cable that carries a connection, or why none does; `Err(None)` without any.
-    async fn connect_over_cable(&self, ring: &RingContext) -> Result<(identity::DialledStream, NeighbourPath), Option<String>> {
+    async fn connect_over_cable(
+        &self,
+        ring: &RingContext,
+    ) -> Result<(identity::DialledStream, NeighbourPath), Option<String>> {
         let mut reasons = Vec::new();
         for (own, peer) in &self.cables {
             let dialled = async {
@@ -123,22 +131,31 @@ impl Neighbour {
         Err((!reasons.is_empty()).then(|| reasons.join("; ")))
     }
 
-    fn path(&self, stream: &TcpStream, over_cable: bool, fallback: Option<String>) -> Result<NeighbourPath, String> {
+    fn path(
+        &self,
+        stream: &TcpStream,
+        over_cable: bool,
+        fallback: Option<String>,
+    ) -> Result<NeighbourPath, String> {
         let from = stream.local_addr().map_err(error_chain)?;
         let to = stream.peer_addr().map_err(error_chain)?;
         Ok(NeighbourPath { node: self.node.clone(), from, to, over_cable, fallback })
     }
 }
 
-async fn handshake_dialled(ring: &RingContext, stream: TcpStream, node: &str) -> Result<identity::DialledStream, String> {
+async fn handshake_dialled(
+    ring: &RingContext,
+    stream: TcpStream,
+    node: &str,
+) -> Result<identity::DialledStream, String> {
     stream.set_nodelay(true).map_err(error_chain)?;
     let mut stream = ring.identity.dial(buffered(stream), node).await?;
     handshake::exchange_labels(&mut stream, &ring.label).await?;
     Ok(stream)
 }
 
-/// Listeners at this end of every cable to the previous member, at the port that is published. One that cannot be is
-/// told: the neighbour then comes by the published address.
+/// Listeners at this end of every cable to the previous member, on the published port. A failed one is
+/// logged: the neighbour then uses the published address.
 pub(super) async fn listen_on_cables(
     cables: &[CableEnds],
     previous: &str,

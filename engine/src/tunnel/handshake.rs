@@ -1,19 +1,20 @@
-//! What two members of a ring say to each other before MLX's bytes: the label of the ring, both at
-//! once. It is not a secret; the certificates say who is there, and this says for what.
+//! Handshake of two ring members before MLX's bytes: both send the label of the ring at the same time. The
+//! label is not secret; the certificates authenticate the peer, and the label names the ring.
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-/// Longer than any label of ours; a peer that announces more is none.
+/// Maximum length of a label; a peer that announces more is not one of ours.
 const MAX_LABEL_BYTES: u16 = 1024;
 
-/// Says the label and demands the same one.
+/// Sends the label and checks that the peer's is the same.
 pub(super) async fn exchange_labels<S>(stream: &mut S, label: &str) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let closed = |error: std::io::Error| format!("it refused us or went away: {}", super::error_chain(error));
     let length = u16::try_from(label.len()).ok().filter(|length| *length <= MAX_LABEL_BYTES);
-    let length = length.ok_or_else(|| format!("the label {label:?} is longer than {MAX_LABEL_BYTES} bytes"))?;
+    let length =
+        length.ok_or_else(|| format!("the label {label:?} is longer than {MAX_LABEL_BYTES} bytes"))?;
     stream.write_u16(length).await.map_err(closed)?;
     stream.write_all(label.as_bytes()).await.map_err(closed)?;
     stream.flush().await.map_err(closed)?;

@@ -1,5 +1,5 @@
-//! The node's identity as rustls takes it, and the two handshakes of a ring. Either side accepts
-//! one node only: the CA alone would let every node into every ring.
+//! The node's identity for rustls, and the two TLS handshakes of a ring. Either side accepts one node only:
+//! the CA alone would let every node into every ring.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::{TunnelError, error_chain};
 
-/// What is spoken inside: nothing else that uses these certificates may be taken for a ring.
+/// ALPN protocol: a connection for another service with these certificates must not be taken for a ring.
 const ALPN_PROTOCOL: &[u8] = b"russet-ring/1";
 
-/// A connection that came from the previous member.
+/// A connection from the previous member.
 pub(super) type AcceptedStream = tokio_rustls::server::TlsStream<BufReader<TcpStream>>;
 /// A connection to the next member.
 pub(super) type DialledStream = tokio_rustls::client::TlsStream<BufReader<TcpStream>>;
@@ -31,7 +31,7 @@ pub(super) struct RingIdentity {
 }
 
 impl RingIdentity {
-    /// Reads the files as they are now: a renewed certificate is used by the next epoch.
+    /// Reads the current files: a renewed certificate takes effect with the next epoch.
     pub(super) fn read(files: &TlsFiles) -> Result<Self, TunnelError> {
         let chain = certificates(&files.cert)?;
         let key = PrivateKeyDer::from_pem_file(&files.key).map_err(unusable(&files.key))?;
@@ -60,13 +60,17 @@ impl RingIdentity {
             .map_err(unusable(&files.cert))?;
         server.alpn_protocols = vec![ALPN_PROTOCOL.to_vec()];
         client.alpn_protocols = vec![ALPN_PROTOCOL.to_vec()];
-        // One connection is made per epoch; tickets would only be sent for nothing.
+        // One connection is made per epoch, so session tickets would be useless.
         server.send_tls13_tickets = 0;
         Ok(Self { acceptor: Arc::new(server).into(), connector: Arc::new(client).into() })
     }
 
-    /// Lets in `node` and nobody else.
-    pub(super) async fn accept(&self, stream: BufReader<TcpStream>, node: &str) -> Result<AcceptedStream, String> {
+    /// Accepts a connection from `node` only.
+    pub(super) async fn accept(
+        &self,
+        stream: BufReader<TcpStream>,
+        node: &str,
+    ) -> Result<AcceptedStream, String> {
         let stream = self.acceptor.accept(stream).await.map_err(error_chain)?;
         let (_, session) = stream.get_ref();
         if session.alpn_protocol() != Some(ALPN_PROTOCOL) {
@@ -79,8 +83,12 @@ impl RingIdentity {
         Ok(stream)
     }
 
-    /// Speaks to `node` and to nobody else.
-    pub(super) async fn dial(&self, stream: BufReader<TcpStream>, node: &str) -> Result<DialledStream, String> {
+    /// Connects to `node` only.
+    pub(super) async fn dial(
+        &self,
+        stream: BufReader<TcpStream>,
+        node: &str,
+    ) -> Result<DialledStream, String> {
         self.connector.connect(name(node)?, stream).await.map_err(error_chain)
     }
 }

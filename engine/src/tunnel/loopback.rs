@@ -1,6 +1,6 @@
-//! The loopback side of a tunnel: where MLX of this process listens, and where it connects. Other
-//! processes of the machine can reach both ports, so each connection is checked where the system
-//! can say whose it is: on Linux, by its table of sockets. Elsewhere the first one counts.
+//! The loopback side of a tunnel: where MLX of this process listens and connects. Other local processes can
+//! reach both ports, so the owner of each connection is checked where the system reports it: on Linux, by its
+//! socket table. Elsewhere the first connection is accepted.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep};
 
-/// Between two looks whether MLX listens yet.
+/// Poll interval while MLX does not listen yet.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A loopback port held for MLX: bound and not listened on, so that nobody is given it. MLX binds it
-/// all the same, because both sides ask to share it.
+/// A loopback port reserved for MLX: bound without listening, so that no other process gets it. MLX can still
+/// bind it, because both sockets allow sharing.
 #[derive(Debug)]
 pub(super) struct ReservedPort {
     socket: TcpSocket,
@@ -24,7 +24,7 @@ impl ReservedPort {
         let socket = TcpSocket::new_v4()?;
         socket.set_reuseaddr(true)?;
         socket.set_reuseport(true)?;
-        // A port that the system chooses is never one that somebody has bound, shared or not.
+        // A port that the system chooses is never in use, shared or not.
         socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let port = socket.local_addr()?.port();
         Ok(Self { socket, port })
@@ -35,15 +35,15 @@ impl ReservedPort {
     }
 }
 
-/// Why MLX's port is of no use.
+/// Why MLX's port is unusable.
 pub(super) enum MlxPortError {
-    /// Nobody listens.
+    /// MLX does not listen.
     NotListening(u16),
-    /// Somebody else was there first.
+    /// Another process connected first.
     Intruder(u16),
 }
 
-/// Connects to MLX as soon as it listens, and makes sure that nobody did before.
+/// Connects to MLX as soon as it listens, and checks that no other process did so before.
 pub(super) async fn connect(reserved: ReservedPort, patience: Duration) -> Result<TcpStream, MlxPortError> {
     let ReservedPort { socket, port } = reserved;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -59,14 +59,15 @@ pub(super) async fn connect(reserved: ReservedPort, patience: Duration) -> Resul
     let (Ok(()), Ok(own)) = (stream.set_nodelay(true), stream.local_addr()) else {
         return Err(MlxPortError::NotListening(port));
     };
-    // MLX takes the first of its queue. Whoever came before us is in the table even if it left again.
+    // MLX accepts the first connection of its queue. An earlier one is in the table even if it is closed
+    // again.
     let intruder = table::sockets().iter().any(|socket| {
         socket.local == address && socket.remote.port() != 0 && socket.remote != own && !socket.is_time_wait()
     });
     if intruder { Err(MlxPortError::Intruder(port)) } else { Ok(stream) }
 }
 
-/// The first connection of this process.
+/// The first connection from this process.
 pub(super) async fn accept_own(forwarder: TcpListener) -> TcpStream {
     loop {
         match forwarder.accept().await {
@@ -79,7 +80,7 @@ pub(super) async fn accept_own(forwarder: TcpListener) -> TcpStream {
     }
 }
 
-/// Whether the other end of an accepted connection is a socket of this process.
+/// Whether the peer of an accepted connection is a socket of this process.
 fn is_own(stream: &TcpStream, from: SocketAddr) -> bool {
     if !cfg!(target_os = "linux") {
         return true;
@@ -90,7 +91,7 @@ fn is_own(stream: &TcpStream, from: SocketAddr) -> bool {
     other.is_some_and(|socket| table::holds(socket.inode))
 }
 
-/// The system's table of IPv4 sockets, on Linux; elsewhere it is empty.
+/// The IPv4 socket table of Linux; empty on other systems.
 mod table {
     use std::net::{Ipv4Addr, SocketAddr};
 
@@ -103,7 +104,7 @@ mod table {
     }
 
     impl SocketRow {
-        /// A connection of before, whose port is only not to be used again yet.
+        /// A closed connection in TIME_WAIT.
         pub(super) fn is_time_wait(&self) -> bool {
             const TIME_WAIT: u8 = 6;
             self.state == TIME_WAIT
@@ -126,7 +127,7 @@ mod table {
 
     fn address(text: &str) -> Option<SocketAddr> {
         let (ip, port) = text.split_once(':')?;
-        // Written as the machine keeps the four bytes in memory.
+        // The four bytes are printed in native byte order.
         let ip = Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?.to_ne_bytes());
         Some(SocketAddr::from((ip, u16::from_str_radix(port, 16).ok()?)))
     }
@@ -155,7 +156,7 @@ mod tests {
         assert!(table::parse("  sl  local_address rem_address   st tx_queue rx_queue").is_none());
     }
 
-    /// As MLX does: with both ways of sharing.
+    /// Listens like MLX, with both sharing options.
     fn listen_sharing(port: u16) -> TcpListener {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_reuseaddr(true).unwrap();

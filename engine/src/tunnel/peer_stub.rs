@@ -1,10 +1,10 @@
-//! MLX's end of a way whose other end is lost. MLX's rings fail two operations after that and let the next one wait for
-//! ever, so a rank that is to be of use to another group must not let MLX see the loss: once nobody believes what is
-//! computed any more, the tunnel plays the neighbour's part, with zeros without end, until what was begun has ended.
+//! Peer stub: plays a lost neighbour toward MLX. After a loss, MLX's rings fail two operations and the third
+//! waits forever, so a rank that is to be reused must hide the loss from MLX. Once its results no longer
+//! count, the tunnel sends endless zeros in the neighbour's place until running batches have ended.
 //!
 //! ```text
-//! connected ──the other end closes──▶ kept open for a moment ──▶ closed: MLX sees the loss, as without a tunnel
-//!     └──────────────the group is lost──────────┴──▶ zeros in, nothing out ──the tunnel is dropped──▶ closed
+//! connected ──peer closes──▶ kept open for a grace period ──▶ closed: MLX sees the loss, as without a tunnel
+//!     └───────the group is lost──────┴──▶ zeros in, output discarded ──tunnel dropped──▶ closed
 //! ```
 
 use std::time::Duration;
@@ -14,19 +14,19 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// Between the end of a neighbour's connection and what the control path says of it. A process that died closes both at
-/// once; where the other is still open, MLX's error is the first that is heard.
+/// Grace period between the end of a neighbour's connection and the control stream's verdict. A process that
+/// dies closes both at once; if the control stream is still open, MLX's error arrives first.
 const LOSS_GRACE: Duration = Duration::from_secs(1);
 
 /// Bytes written or read at a time.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Says to the ways of a tunnel that the group is lost and nothing of it is believed any more.
+/// Declares to the directions of a tunnel that the group is lost and its results no longer count.
 #[derive(Clone, Debug, Default)]
 pub struct StubSwitch(watch::Sender<bool>);
 
 impl StubSwitch {
-    /// From now on.
+    /// Declares it.
     pub fn activate(&self) {
         self.0.send_replace(true);
     }
@@ -36,25 +36,25 @@ impl StubSwitch {
     }
 }
 
-/// Hears it.
+/// Receiving side of the switch.
 #[derive(Clone, Debug)]
 pub(super) struct StubSignal(watch::Receiver<bool>);
 
 impl StubSignal {
-    /// Waits until it is said; never where nobody is left to say it.
+    /// Waits until the group is declared lost; never returns if the switch is dropped before.
     pub(super) async fn wait_active(&mut self) {
         if self.0.wait_for(|said| *said).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Waits until nobody is left to say anything.
+    /// Waits until the switch is dropped.
     async fn wait_dropped(&mut self) {
         while self.0.changed().await.is_ok() {}
     }
 }
 
-/// Takes MLX's end over, whose neighbour is lost.
+/// Takes over MLX's connection to a lost neighbour.
 pub(super) async fn run_stub(local: TcpStream, mut told: StubSignal) {
     let mut until = told.clone();
     let playing = async {

@@ -1,5 +1,5 @@
-//! Bytes both ways between MLX and the neighbour, until either closes; then the other is closed too, the neighbour's at
-//! once and MLX's as [`super::alone`] says.
+//! Relays bytes in both directions between MLX and the neighbour until either closes; then closes the other
+//! one too, the neighbour's at once and MLX's as described in [`super::peer_stub`].
 
 use std::io;
 
@@ -8,18 +8,18 @@ use tokio::net::TcpStream;
 
 use super::peer_stub::{StubSignal, run_stub};
 
-/// Per direction. A step of a large model is tens of KiB, a prompt's chunk some MiB. The sizes of the
-/// kernel's buffers are left to it: a size that is set ends its own tuning.
+/// Buffer size per direction. A step of a large model is tens of KiB, a prefill chunk some MiB. The kernel's
+/// socket buffers keep their defaults: setting a size disables auto-tuning.
 pub(super) const BUFFER_BYTES: usize = 256 << 10;
 
-/// Runs until the end, or until the group is lost; returns who or what ended it.
+/// Runs until either side ends or the group is lost; returns which side ended it, or the error.
 pub(super) async fn run<S>(mut local: TcpStream, remote: S, mut told: StubSignal) -> String
 where
     S: AsyncRead + AsyncWrite,
 {
     let (from_local, to_local) = local.split();
     let (from_remote, mut to_remote) = split(remote);
-    // A neighbour that is gone is noticed by whoever is first: who reads from it, or who writes to it.
+    // Both directions notice a lost neighbour: the one that reads from it and the one that writes to it.
     let (reason, lost) = tokio::select! {
         ended = pump(from_local, &mut to_remote) => match ended {
             RelayEnd::Source(result) => (end_reason("this process", result), false),
@@ -34,17 +34,17 @@ where
     if lost {
         tokio::spawn(run_stub(local, told));
     } else {
-        // The neighbour hears it as an end in good order.
+        // The neighbour sees an orderly end.
         let _ = to_remote.shutdown().await;
     }
     reason
 }
 
-/// Which end of a direction ended it.
+/// Which side of a direction ended it.
 enum RelayEnd {
-    /// Where the bytes come from.
+    /// The reading side.
     Source(io::Result<()>),
-    /// Where they go.
+    /// The writing side.
     Sink(io::Error),
 }
 
@@ -55,7 +55,7 @@ fn end_reason(side: &str, result: io::Result<()>) -> String {
     }
 }
 
-/// One direction. Every piece is flushed: TLS may hold back a part of what it was given.
+/// One direction. Every chunk is flushed, because TLS may buffer part of its input.
 async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> RelayEnd {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {

@@ -1,4 +1,4 @@
-//! Tunnels between members on one machine, with sockets in MLX's place.
+//! Tunnels between members on one machine, with plain sockets in place of MLX.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ use crate::identities::Identities;
 
 const LABEL: &str = "group 7b1f, epoch 3, pipeline 0";
 
-/// What MLX of one member has in its hands.
+/// The sockets of one member's MLX.
 struct RingMember {
     left: TcpStream,
     right: TcpStream,
@@ -32,12 +32,12 @@ async fn open(identities: &Identities, hosts: &[SocketAddr], own: usize) -> (Tun
     Tunnel::open(&files, LABEL, hosts, &names(hosts.len()), own, &[]).await.unwrap()
 }
 
-/// Whether a member that dials is let in.
+/// Whether a connecting member is accepted.
 async fn reached(ring: &RingContext, address: SocketAddr, node: &str) -> Result<(), String> {
     Neighbour::new(node, address, &[]).connect(ring).await.map(|_| ())
 }
 
-/// Binds as MLX does.
+/// Binds like MLX.
 fn listen(address: SocketAddr) -> TcpListener {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
@@ -46,7 +46,7 @@ fn listen(address: SocketAddr) -> TcpListener {
     socket.listen(1).unwrap()
 }
 
-/// Joins as MLX does: everybody connects to the next and accepts the previous.
+/// Joins like MLX: each member connects to the next and accepts the previous.
 async fn join(tunnel: Tunnel, told: &[SocketAddr], own: usize) -> RingMember {
     let listener = listen(told[own]);
     let connect = async {
@@ -117,9 +117,10 @@ async fn a_megabyte_arrives_whole_while_another_goes_the_other_way() {
     assert!(out == sent && back == sent);
 }
 
-/// Tries what a stranger may, and demands that nothing comes back but the end.
+/// Runs an unauthorized attempt, and checks that it gets nothing but the end of the connection.
 async fn rejected(what: &str, attempt: impl Future<Output = Result<(), String>>) {
-    let outcome = timeout(CONNECT_TIMEOUT, attempt).await.unwrap_or_else(|_| panic!("{what} was left hanging"));
+    let outcome =
+        timeout(CONNECT_TIMEOUT, attempt).await.unwrap_or_else(|_| panic!("{what} was left hanging"));
     assert!(outcome.is_err(), "{what} was let in");
 }
 
@@ -144,7 +145,10 @@ async fn tunnel_rejects_strangers_and_still_accepts_its_neighbour() {
         }),
         (
             "another epoch",
-            RingContext { label: "group 7b1f, epoch 2, pipeline 0".into(), ..known(identities.node("node-2")) },
+            RingContext {
+                label: "group 7b1f, epoch 2, pipeline 0".into(),
+                ..known(identities.node("node-2"))
+            },
         ),
     ] {
         rejected(what, reached(&ring, hosts[0], "node-0")).await;
@@ -167,11 +171,11 @@ async fn tunnel_rejects_strangers_and_still_accepts_its_neighbour() {
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(error_chain)?;
         let mut got = Vec::new();
         stream.read_to_end(&mut got).await.map_err(error_chain)?;
-        // An alert is all that may come.
+        // At most a TLS alert may arrive.
         if got.first() == Some(&0x15) { Err("an alert".into()) } else { greeting_of(&got) }
     })
     .await;
-    // And the dialling side is as careful: a host with another node's certificate is not spoken to.
+    // The connecting side is as careful: it rejects a host with another node's certificate.
     let guest = known(identities.node("node-2"));
     rejected("a host that is another node", reached(&guest, hosts[0], "node-1")).await;
 
@@ -185,7 +189,7 @@ async fn tunnel_rejects_strangers_and_still_accepts_its_neighbour() {
     assert_eq!(&got, b"it is me");
 }
 
-/// Whatever was said to somebody without TLS.
+/// Checks what a client without TLS received.
 fn greeting_of(got: &[u8]) -> Result<(), String> {
     if got.is_empty() { Err("closed".into()) } else { Ok(()) }
 }
@@ -196,7 +200,7 @@ async fn another_process_of_the_machine_is_not_taken_for_mlx() {
     let hosts = free_addresses(2);
     let (first, told_first) = open(&identities, &hosts, 0).await;
     let (second, told_second) = open(&identities, &hosts, 1).await;
-    // It reads until it is closed, so its end says that it was turned away.
+    // It reads until the connection is closed, so its exit shows the rejection.
     let script = format!("exec 3<>/dev/tcp/127.0.0.1/{}; cat <&3", told_first[1].port());
     let stranger = tokio::process::Command::new("bash").args(["-c", &script]).kill_on_drop(true).output();
     let output = timeout(CONNECT_TIMEOUT, stranger).await.expect("the stranger was let in").unwrap();
@@ -215,7 +219,8 @@ async fn closed_tunnel_closes_both_sides_with_a_reason() {
     let mut first = members.pop().unwrap();
     // MLX of 0 is gone; its tunnel is still there.
     drop(first.right);
-    let end = timeout(CONNECT_TIMEOUT, second.left.read(&mut [0; 1])).await.expect("the close did not arrive");
+    let end =
+        timeout(CONNECT_TIMEOUT, second.left.read(&mut [0; 1])).await.expect("the close did not arrive");
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     let lost = timeout(CONNECT_TIMEOUT, second.tunnel.wait_lost()).await.unwrap();
     assert!(lost.to_string().contains("the connection from node-0 ended"), "{lost}");
@@ -225,10 +230,10 @@ async fn closed_tunnel_closes_both_sides_with_a_reason() {
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
 }
 
-/// Cut in the middle of what it waits for, MLX has the rest in zeros and may send what it likes, until the tunnel is gone.
+/// Cut off mid-read, MLX gets the rest as zeros and may send anything, until the tunnel is dropped.
 #[tokio::test]
 async fn peer_stub_feeds_mlx_until_the_tunnel_is_dropped() {
-    // Whether the neighbour is gone by then, as after a kill, or is still there, as behind a cut cable.
+    // With the neighbour gone, as after a kill, and with it still there, as behind a cut cable.
     for gone in [true, false] {
         let mut members = ring(&Identities::new(), 2).await;
         let mut second = members.pop().unwrap();
@@ -254,7 +259,7 @@ async fn peer_stub_feeds_mlx_until_the_tunnel_is_dropped() {
     }
 }
 
-/// The neighbour after it was killed, as it is to whoever writes before anybody has read the end.
+/// A killed neighbour, as a writer sees it before any read has returned the end.
 struct DeadPeer;
 
 impl tokio::io::AsyncRead for DeadPeer {
@@ -291,7 +296,7 @@ impl tokio::io::AsyncWrite for DeadPeer {
     }
 }
 
-/// MLX sends at the very moment at which its neighbour dies: the loss is no end of MLX's own.
+/// MLX sends at the very moment at which its neighbour dies: the loss does not count as an end by MLX.
 #[tokio::test]
 async fn peer_stub_replaces_a_neighbour_lost_during_a_write() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -326,14 +331,14 @@ async fn tunnel_rejects_invalid_rings_and_identities_by_name() {
     assert!(error.to_string().contains(&taken.local_addr().unwrap().to_string()), "{error}");
 }
 
-/// Two members whose nodes a cable joins: 127.0.1.x are its ends, beside the addresses at which they are published.
-/// Linux has all of 127/8; elsewhere these addresses have to be made first.
+/// Two members whose nodes have a cable: 127.0.1.x are its ends, in addition to the published addresses.
+/// Linux has all of 127/8; other systems need these addresses configured first.
 fn cable(own: usize, ends: [&str; 2]) -> Vec<CableEnds> {
     let (node, own, peer) = (format!("node-{}", 1 - own), ends[own], ends[1 - own]);
     vec![format!("{node}={own}>{peer}").parse().unwrap()]
 }
 
-/// Has both members join, each with these cables; how each reached the other.
+/// Has both members join with these cables; returns the path of each to the other.
 async fn paths(cables: [Vec<CableEnds>; 2]) -> [NeighbourPath; 2] {
     let identities = Identities::new();
     let hosts = free_addresses(2);
@@ -373,7 +378,7 @@ async fn dead_cable_is_reported_and_the_published_address_used() {
     if !cfg!(target_os = "linux") {
         return;
     }
-    // Only one of both knows of the cable, so that nobody listens at its other end.
+    // Only one of the two knows the cable, so the other end does not listen.
     let ends = ["127.0.1.3", "127.0.1.4"];
     let identities = Identities::new();
     let hosts = free_addresses(2);
@@ -382,12 +387,13 @@ async fn dead_cable_is_reported_and_the_published_address_used() {
     let (other, told_other) = open(&identities, &hosts, 1).await;
     let mut way = one.path();
     let (_one, _other) = tokio::join!(join(one, &told, 0), join(other, &told_other, 1));
-    let taken = timeout(CONNECT_TIMEOUT, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone().unwrap();
+    let taken =
+        timeout(CONNECT_TIMEOUT, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone().unwrap();
     assert_eq!((taken.to, taken.over_cable), (hosts[1], false));
     let why = taken.fallback.unwrap();
     assert!(why.starts_with("127.0.1.3 to 127.0.1.4: ") && why.contains("refused"), "{why}");
 
-    // An end that this machine does not have is no end of it.
+    // A cable end whose address this machine does not have is ignored.
     let gone = ["192.0.2.77", "192.0.2.78"];
     let [way, _] = paths([cable(0, gone), cable(1, gone)]).await;
     let why = way.fallback.unwrap();

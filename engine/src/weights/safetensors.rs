@@ -1,33 +1,33 @@
-//! The header of a safetensors file, checked to the last number: 8 bytes of length, a JSON object of
-//! tensors, then the data the offsets point into. It reads no data.
+//! Header of a safetensors file, fully validated: 8 bytes of length, a JSON object of tensors, then the data
+//! that the offsets point to. Reads no data.
 
 use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt};
 
 use serde::Deserialize;
 use thiserror::Error;
 
-/// No real header is larger (a trillion-parameter model needs a few MB); a damaged length must not
-/// make us allocate.
+/// Maximum header size: a trillion-parameter model needs a few MB, and a damaged length must not cause a
+/// large allocation.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
 
-/// A header that cannot be trusted.
+/// Why a header is invalid.
 #[derive(Debug, Error)]
 pub enum HeaderError {
-    /// Reading failed.
+    /// An I/O error.
     #[error("reading the header failed: {0}")]
     Io(#[from] std::io::Error),
-    /// Too short to hold what it says.
+    /// The file is too short.
     #[error("the file has {have} bytes, but its header needs {need}")]
     Short {
-        /// Length of the file.
+        /// Actual length of the file.
         have: u64,
-        /// Length needed.
+        /// Required length.
         need: u64,
     },
-    /// A length no header has.
+    /// An implausible length.
     #[error("the header claims {0} bytes, more than the limit of {MAX_HEADER_BYTES}")]
     Long(u64),
-    /// Not JSON, or other JSON.
+    /// Invalid JSON.
     #[error("the header is not what safetensors defines: {0}")]
     Json(String),
     /// Offsets outside the data, or not matching shape and type.
@@ -48,19 +48,19 @@ pub enum HeaderError {
     },
 }
 
-/// What a header says.
+/// A validated header.
 #[derive(Debug)]
 pub struct Header {
     /// Tensors by name.
     pub entries: BTreeMap<String, Entry>,
-    /// Where in the file offset 0 is.
+    /// File position of offset 0.
     pub data_start: u64,
 }
 
 /// One tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Element type, in the format's words.
+    /// Element type, in the format's notation.
     pub dtype: String,
     /// Shape.
     pub shape: Vec<usize>,
@@ -77,7 +77,7 @@ struct RawEntry {
     data_offsets: (u64, u64),
 }
 
-/// Reads and checks the header of a file `length` bytes long.
+/// Reads and validates the header of a file `length` bytes long.
 pub fn read_header(file: &File, length: u64) -> Result<Header, HeaderError> {
     if length < 8 {
         return Err(HeaderError::Short { have: length, need: 8 });
@@ -98,7 +98,7 @@ pub fn read_header(file: &File, length: u64) -> Result<Header, HeaderError> {
     Ok(Header { entries, data_start })
 }
 
-/// The tensors of a header before `data` bytes of data.
+/// The tensors of a header that is followed by `data` bytes of data.
 fn parse(text: &[u8], data: u64) -> Result<BTreeMap<String, Entry>, HeaderError> {
     let json = |error: serde_json::Error| HeaderError::Json(error.to_string());
     let object: BTreeMap<String, serde_json::Value> = serde_json::from_slice(text).map_err(json)?;
@@ -110,7 +110,7 @@ fn parse(text: &[u8], data: u64) -> Result<BTreeMap<String, Entry>, HeaderError>
         let RawEntry { dtype, shape, data_offsets: (begin, end) } =
             serde_json::from_value(value).map_err(|error| HeaderError::Json(format!("{tensor}: {error}")))?;
         let bytes = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim as u64));
-        // A type we do not know is refused when such a tensor is wanted, not before.
+        // An unknown element type is refused only when such a tensor is loaded.
         let matches = match item_bytes(&dtype) {
             Some(item) => bytes.and_then(|count| count.checked_mul(item)) == end.checked_sub(begin),
             None => begin <= end,

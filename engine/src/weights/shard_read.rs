@@ -1,5 +1,5 @@
-//! Which bytes of a tensor one rank needs, and how they are read: whole rows lie together, columns are
-//! a short run in every row.
+//! Byte ranges of a tensor's shard: a shard of rows is contiguous, a shard of columns is a short run in every
+//! row.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
@@ -8,10 +8,10 @@ use russet_wire::shape::ShardAxis;
 use super::Entry;
 use crate::partition::TpShard;
 
-/// A slice of a tensor: `runs` runs of `run` bytes, the first at `first`, one every `stride` bytes.
+/// A shard of a tensor: a number of equally long runs of bytes, the first one at an offset, one per stride.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ShardRead {
-    /// The shape of the slice.
+    /// Shape of the shard.
     pub shape: Vec<usize>,
     first_byte: u64,
     run_bytes: u64,
@@ -20,15 +20,18 @@ pub(super) struct ShardRead {
 }
 
 impl ShardRead {
-    /// The slice of a tensor that is cut this way; an error is the length that cannot be shared evenly.
+    /// The shard of a tensor along this axis; the error is the length that cannot be divided evenly.
     pub fn new(entry: &Entry, cut: ShardAxis, slice: TpShard) -> Result<Self, usize> {
         let total = entry.end - entry.begin;
         let mut shape = entry.shape.clone();
         let (outer, axis) = match cut {
-            ShardAxis::Columns => (shape.iter().rev().skip(1).product::<usize>(), shape.len().saturating_sub(1)),
+            ShardAxis::Columns => {
+                (shape.iter().rev().skip(1).product::<usize>(), shape.len().saturating_sub(1))
+            }
             ShardAxis::Rows | ShardAxis::Replicated => (1, 0),
         };
-        let Some(length) = shape.get_mut(axis).filter(|_| cut != ShardAxis::Replicated && slice.count > 1) else {
+        let Some(length) = shape.get_mut(axis).filter(|_| cut != ShardAxis::Replicated && slice.count > 1)
+        else {
             return Ok(Self { shape, first_byte: 0, run_bytes: total, stride_bytes: total, runs: 1 });
         };
         if !length.is_multiple_of(slice.count) {
@@ -41,12 +44,12 @@ impl ShardRead {
         Ok(Self { shape, first_byte: run * slice.index as u64, run_bytes: run, stride_bytes: stride, runs })
     }
 
-    /// Bytes of the slice.
+    /// Size of the shard in bytes.
     pub fn bytes(&self) -> u64 {
         self.run_bytes * self.runs
     }
 
-    /// Reads the slice of the tensor that begins at `begin` of the file.
+    /// Reads the shard of the tensor that begins at `begin` in the file.
     pub fn read(&self, file: &File, begin: u64, bytes: &mut [u8]) -> io::Result<()> {
         if self.run_bytes == 0 {
             return Ok(());
@@ -63,8 +66,8 @@ mod tests {
     use super::*;
     use std::io::Write as _;
 
-    /// What each of `of` members reads of a file that holds ten bytes of something else and then `0, 1, 2, …`.
-    /// Every member's shape and bytes.
+    /// The shape and bytes that each tensor rank reads from a file with ten other bytes followed by `0, 1, 2,
+    /// …`.
     type MemberReads = Vec<(Vec<usize>, Vec<u8>)>;
 
     fn read(shape: &[usize], item: u64, cut: ShardAxis, of: usize) -> Result<MemberReads, usize> {
@@ -86,7 +89,12 @@ mod tests {
     #[test]
     fn every_rank_reads_the_bytes_of_its_shard() {
         for (shape, item, cut, expected) in [
-            (vec![4, 2], 1, ShardAxis::Rows, vec![(vec![2, 2], vec![0, 1, 2, 3]), (vec![2, 2], vec![4, 5, 6, 7])]),
+            (
+                vec![4, 2],
+                1,
+                ShardAxis::Rows,
+                vec![(vec![2, 2], vec![0, 1, 2, 3]), (vec![2, 2], vec![4, 5, 6, 7])],
+            ),
             (vec![4], 2, ShardAxis::Rows, vec![(vec![2], vec![0, 1, 2, 3]), (vec![2], vec![4, 5, 6, 7])]),
             (
                 vec![2, 4],

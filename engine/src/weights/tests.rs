@@ -1,10 +1,10 @@
-//! Damaged and mismatched model folders: every one is an error that names its object.
+//! Damaged and mismatched model folders: each one is an error that names its object.
 
 use std::path::Path;
 
 use super::*;
 
-/// A safetensors file of the given tensors, each filled with zeros.
+/// A safetensors file with the given tensors, filled with zeros.
 fn safetensors(tensors: &[(&str, &str, &[usize], usize)]) -> Vec<u8> {
     let mut offset = 0;
     let mut header = serde_json::Map::new();

@@ -1,5 +1,4 @@
-//! The processes of a group, from their start to their end. What they say to each other goes through here;
-//! what it means is theirs.
+//! The processes of a group, from start to exit. Relays their messages; not here: the meaning of these.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -25,7 +24,7 @@ use crate::Case;
 /// One group takes seconds; a group that hangs must fail the test and not hang it.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What one process of a group is told.
+/// Orders for one process of a group.
 #[derive(Serialize, Deserialize)]
 pub struct RankOrders {
     pub case: Case,
@@ -33,13 +32,13 @@ pub struct RankOrders {
     pub addresses: Addresses,
 }
 
-/// The processes of a group. Only rank 0 speaks; the others listen.
+/// The processes of a group. Only rank 0 sends; the others receive.
 pub struct RankGroup {
     pub children: Vec<Child>,
-    /// Orders on their way to each follower: one that reads none must not hold up the others.
+    /// Queued orders for each follower, so that a blocked one does not delay the others.
     followers: Vec<mpsc::Sender<String>>,
     lines: mpsc::Receiver<String>,
-    /// What each rank writes to standard error, read all the time: a full pipe would hold it up.
+    /// Standard error of each rank, read continuously: a full pipe would block the rank.
     errors: Vec<JoinHandle<String>>,
     pub started: Instant,
     _work: tempfile::TempDir,
@@ -79,7 +78,7 @@ impl RankGroup {
             let mut stderr = child.stderr.take().context("a rank has no standard error")?;
             group.errors.push(std::thread::spawn(move || {
                 let mut bytes = Vec::new();
-                // What was read until then is still worth showing.
+                // Whatever was read until then is still worth showing.
                 let _ = stderr.read_to_end(&mut bytes);
                 String::from_utf8_lossy(&bytes).trim_end().to_owned()
             }));
@@ -98,7 +97,7 @@ impl RankGroup {
             group.followers.push(pass);
             std::thread::spawn(move || {
                 for order in orders {
-                    // A follower that is gone shows in rank 0's error.
+                    // A dead follower shows in rank 0's error.
                     let _ = writeln!(input, "{order}").and_then(|()| input.flush());
                 }
             });
@@ -106,7 +105,7 @@ impl RankGroup {
         Ok(group)
     }
 
-    /// Passes rank 0's orders on until it says `word`; what follows the word.
+    /// Relays rank 0's orders until it prints a keyword; returns the rest of that line.
     pub fn relay(&mut self, word: &str) -> Result<String> {
         loop {
             let left = GROUP_TIMEOUT.saturating_sub(self.started.elapsed());
@@ -116,7 +115,11 @@ impl RankGroup {
                     bail!("rank 0 ended before it said {word:?}:{}", self.end_all())
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    bail!("rank 0 did not say {word:?} within {} s:{}", GROUP_TIMEOUT.as_secs(), self.end_all())
+                    bail!(
+                        "rank 0 did not say {word:?} within {} s:{}",
+                        GROUP_TIMEOUT.as_secs(),
+                        self.end_all()
+                    )
                 }
             };
             match line.split_once(' ') {
@@ -132,7 +135,7 @@ impl RankGroup {
         }
     }
 
-    /// The end of their input is the end of the followers, and every rank has to end well.
+    /// Closes the followers' input, which ends them; every rank has to exit successfully.
     pub fn end(&mut self) -> Result<()> {
         self.followers.clear();
         for rank in 0..self.children.len() {
@@ -141,7 +144,7 @@ impl RankGroup {
         Ok(())
     }
 
-    /// Waits until a rank has ended by itself.
+    /// Waits until a rank has exited by itself.
     pub fn ended_well(&mut self, rank: usize) -> Result<()> {
         let status = loop {
             if let Some(status) = self.children[rank].try_wait()? {
@@ -156,7 +159,7 @@ impl RankGroup {
         Ok(())
     }
 
-    /// Ends the ranks; who had to be killed, and what each wrote to standard error.
+    /// Ends the ranks; reports which were killed, and the standard error of each.
     fn end_all(&mut self) -> String {
         let state = |child: &mut Child| match child.try_wait() {
             Ok(Some(status)) => status.to_string(),
@@ -182,8 +185,8 @@ impl Drop for RankGroup {
     }
 }
 
-/// Addresses that are free, below the range from which systems take ports for outgoing connections: MLX
-/// binds them a moment later, and nothing else may have got them by then.
+/// Free addresses below the ephemeral port range: MLX binds them a moment later, and no outgoing connection
+/// may take them before.
 fn free_addresses(count: usize) -> Result<Vec<SocketAddr>> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let base = 20_000 + (std::process::id() % 100) as u16 * 100;

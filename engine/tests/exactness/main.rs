@@ -1,21 +1,21 @@
-//! Holds the engine to mlx-lm: the same prompts on the same weights have to give the same log-probabilities
-//! within a tolerance, and the same greedy tokens wherever the oracle's choice was clear. On one rank and
-//! on pipelines of two and three processes over MLX's ring on loopback.
+//! Exactness against mlx-lm: the same prompts on the same weights have to give the same log-probabilities
+//! within a tolerance, and the same greedy tokens wherever the oracle's choice was clear. On one rank and on
+//! pipelines of two and three processes over MLX's ring on loopback.
 //!
 //! **The rule.** Log-probabilities differ by at most the tolerance. Tokens are equal wherever the gap between
 //! the oracle's two best tokens exceeds ten times the tolerance; elsewhere a different token is excused,
-//! counted and printed, and at most one in a hundred tokens may be. After an excused token both go on
-//! with the oracle's. (A stage in 16 bits beside a single rank rounds its sums otherwise, and so do
-//! quantised caches in batches; `Rule::rounding`.)
+//! counted and printed, and at most one in a hundred tokens may be. After an excused token both sides
+//! continue with the oracle's. (A tensor parallel stage in 16 bits rounds its sums differently from a single
+//! rank, and so do quantised caches in batches; `Tolerance::rounding`.)
 //!
 //! `RUSSET_ORACLE` names the folder that `oracle.py` filled; `cargo xtask test` sets it. Without it there is
-//! nothing to compare with, which under CI is a failure.
+//! nothing to compare with, which is a failure in CI.
 //!
-//! Groups of four members wait actively for each other and are slow on two cores. `RUSSET_SLICE`, a number,
-//! chooses a third of them; without it, or with `all`, every one runs. Where `RUSSET_PART` is set, as in CI, it is a
-//! third of all groups.
+//! Groups of four tensor ranks busy-wait for each other and are slow on two cores. `RUSSET_SLICE`, a number,
+//! selects a third of them; without it, or with `all`, every one runs. With `RUSSET_PART`, as in CI, it
+//! selects a third of all groups.
 //!
-//! Not a libtest: every rank is a process of its own, and that process is this program again.
+//! No libtest harness: every rank is a process of its own, which runs this program again.
 
 mod group;
 mod rank;
@@ -33,25 +33,25 @@ use serde::{Deserialize, Serialize};
 
 use group::RankGroup;
 
-/// The variant for the cases that have to go wrong.
+/// The variant for the negative cases.
 const CONTROL: &str = "tied-llama3";
-/// The same for stages of several members.
+/// The same for stages of several tensor ranks.
 const SHARDED_CONTROL: &str = "sharded";
 
-/// Parts into which groups are dealt, those of four or all.
+/// Parts into which groups are divided: those of four ranks, or all.
 const SLICES: usize = 3;
 
-/// What `oracle.py` wrote of one variant.
+/// The oracle's data of one variant.
 #[derive(Deserialize)]
 struct Oracle {
     vocabulary: usize,
     widen: bool,
     dtype: String,
-    /// Bits of the numbers in mlx-lm's quantised caches; none where it keeps them as computed.
+    /// Bits of mlx-lm's quantised KV cache; `None` where it is not quantised.
     #[serde(default)]
     kv_bits: Option<u32>,
     splits: Vec<Vec<u32>>,
-    /// Members of a stage → layers per stage.
+    /// Tensor parallel size → layers per stage.
     #[serde(default)]
     stages: BTreeMap<u32, Vec<Vec<u32>>>,
     prompts: Vec<Vec<u32>>,
@@ -81,11 +81,11 @@ impl Oracle {
 struct Case {
     name: String,
     model: PathBuf,
-    /// The folder of the oracle that is equal.
+    /// Folder of the oracle for the same split.
     oracle: PathBuf,
     /// Layers of every stage.
     split: Vec<u32>,
-    /// Members of every stage.
+    /// Tensor parallel size.
     members: u32,
 }
 
@@ -104,10 +104,10 @@ impl Case {
     }
 }
 
-/// What rank 0 found.
+/// Rank 0's report.
 #[derive(Default, Serialize, Deserialize)]
 struct ComparisonReport {
-    /// What was compared, where it is not the engine with its oracle.
+    /// Other subject of the comparison, if it is not the engine with its oracle.
     beside: String,
     tokens: usize,
     largest_difference: f32,
@@ -164,7 +164,7 @@ fn parent() -> Result<()> {
     ensure!(shapes.is_superset(&wanted), "the oracle asks for stages and members {shapes:?} only");
     cases.retain(|case| case.name.contains(&only));
     if let Some(slice) = slice()? {
-        // Where long suites run in part, every kind of group is dealt.
+        // Where the long suites run in part, groups of every kind are divided.
         let all = std::env::var_os("RUSSET_PART").is_some();
         let ranks = |case: &Case| case.layers_per_rank().len();
         cases.make_contiguous().sort_by_key(|case| (case.members, ranks(case)));
@@ -182,7 +182,7 @@ fn parent() -> Result<()> {
     let (pipelines, stages) = (Mutex::new(pipelines), Mutex::new(stages));
     let failures = Mutex::new(Vec::new());
     let work = |cases: &Mutex<VecDeque<Case>>| {
-        // Bound on a line of its own, so that the lock is free while the group runs.
+        // Bound in a statement of its own, so that the lock is free while the group runs.
         loop {
             let next = cases.lock().pop_front();
             let Some(case) = next else { return };
@@ -195,8 +195,8 @@ fn parent() -> Result<()> {
             }
         }
     };
-    // Ranks of a pipeline mostly wait for each other, so two at a time keep two cores busy. Members of a stage
-    // work at the same time and wait actively, so such groups come last, one after the other.
+    // Ranks of a pipeline mostly wait for each other, so two groups at a time keep two cores busy. Tensor
+    // ranks work at the same time and busy-wait, so such groups come last, one after the other.
     std::thread::scope(|scope| {
         scope.spawn(|| work(&pipelines));
         scope.spawn(|| work(&pipelines));
@@ -228,7 +228,7 @@ fn parent() -> Result<()> {
     Ok(())
 }
 
-/// Which of the [`SLICES`] is asked for; `None` for all of them.
+/// The selected part of the [`SLICES`]; `None` for all of them.
 fn slice() -> Result<Option<usize>> {
     match std::env::var("RUSSET_SLICE").as_deref() {
         Err(_) | Ok("" | "all") => Ok(None),
@@ -257,7 +257,7 @@ fn compare_on(case: &Case) -> Result<String> {
     Ok(format!("{} ({seconds:.1} s)", told.join("; ")))
 }
 
-/// An oracle that says another token has to be contradicted, or all of this would prove nothing.
+/// Negative control: an oracle with a changed token must be contradicted.
 fn spoiled_oracle(case: &Case) -> Result<String> {
     let copy = tempfile::tempdir()?;
     for file in ["oracle.json", "oracle.f32"] {

@@ -1,11 +1,11 @@
-//! What one process of a group does: the comparison on rank 0, obedience on the others.
+//! One process of a group: rank 0 runs the comparison, the other ranks execute its steps.
 
 use std::{io::Write, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_engine::{
     args::OverlapScheduling,
-    executor::{SampleSpec, Executor, SequenceStep},
+    executor::{Executor, SampleSpec, SequenceStep},
     prefix_cache,
     runtime::{Runtime, RuntimeConfig, StepOutput},
     weights::LoadDtype,
@@ -13,25 +13,25 @@ use russet_engine::{
 use russet_wire::request::Sampling;
 use serde::{Deserialize, Serialize};
 
-use crate::{Case, Oracle, ComparisonReport, group::RankOrders};
+use crate::{Case, ComparisonReport, Oracle, group::RankOrders};
 
-/// Sequences that run at once, step by step in turn, as a busy engine's do.
+/// Sequences that run at once, step by step in turn, as in a busy engine.
 const SLOTS: usize = 4;
 
-/// How sequences that run at once take their turns.
+/// How concurrent sequences are batched.
 #[derive(Clone, Copy)]
 enum Batching {
-    /// Each in a batch by itself, as mlx-lm computes one.
+    /// Each in a batch of its own, as in mlx-lm.
     Separate,
-    /// All in one batch. Products of several rows are summed in another order than those of one.
+    /// All in one batch. Matrix products of several rows are summed in another order than those of one row.
     Together,
-    /// All in one batch, with guesses of the tokens that follow, some of them wrong.
+    /// All in one batch, with draft tokens, some of them wrong.
     Speculative,
 }
 
 impl Batching {
-    /// Tokens of every answer that are compared. Sequences that are compared one by one need no more of it in batches
-    /// than that batches begin, grow and end.
+    /// Output tokens that are compared. Sequences that are also compared one by one need only enough in
+    /// batches for batches to begin, grow and end.
     fn answers(self) -> usize {
         match self {
             Self::Separate => usize::MAX,
@@ -41,30 +41,30 @@ impl Batching {
     }
 }
 
-/// What may differ.
+/// Tolerances of a comparison.
 #[derive(Clone, Copy)]
 struct Tolerance {
-    /// Log-probabilities, by at most this.
+    /// Maximum difference of log-probabilities.
     difference: f32,
-    /// Tokens, where the oracle's two best are no further apart than this.
+    /// Tokens may differ where the gap between the oracle's two best tokens is at most this.
     gap: f32,
-    /// Such tokens, in all of them.
+    /// Maximum share of such tokens.
     excused: f64,
 }
 
 impl Tolerance {
-    /// Where both sides run the same kernels they are equal bit by bit; with other BLAS kernels on one side,
-    /// float32 was 5e-6 apart.
+    /// With the same kernels on both sides the results are equal bit by bit; with other BLAS kernels on one
+    /// side, float32 differed by 5e-6.
     fn equal(dtype: &str) -> Self {
         let difference = if dtype == "float32" { 5e-5 } else { 1e-3 };
         Self { difference, gap: 10.0 * difference, excused: 0.01 }
     }
 
-    /// A stage of several members beside a single rank, which adds up in another order: in float32 the same
-    /// rule holds. In 16 bits mlx-lm's own sharding was 0.25 from itself, two steps of the largest numbers, and
-    /// 2 of 100 tokens differed, where the best two were at most 0.03 apart. With a quantised cache this is the rule
-    /// of batches too: a number that rounds the other way moves by a whole step, in float32 by 7.7e-4 of a
-    /// log-probability in 8 bits and 5.0e-3 in 4 bits.
+    /// A tensor parallel stage against a single rank, which sums in another order: in float32 the same rule
+    /// holds. In 16 bits, mlx-lm's own sharding differed from itself by 0.25, two steps of the largest
+    /// numbers, and 2 of 100 tokens differed, where the best two were at most 0.03 apart. With a quantised
+    /// cache this rule applies to batches too: a value that rounds the other way moves by a whole step, in
+    /// float32 by 7.7e-4 of a log-probability in 8 bits and 5.0e-3 in 4 bits.
     fn rounding(oracle: &Oracle) -> Self {
         match (oracle.dtype.as_str(), oracle.kv_bits) {
             ("float32", None) => Self::equal(&oracle.dtype),
@@ -75,7 +75,7 @@ impl Tolerance {
     }
 }
 
-/// What rank 0 tells the others, through the parent.
+/// Orders of rank 0 to the other ranks, relayed by the parent.
 #[derive(Serialize, Deserialize)]
 enum LeaderMessage {
     Run(Vec<StepMessage>),
@@ -83,7 +83,7 @@ enum LeaderMessage {
     Reset { slot: u32 },
 }
 
-/// A step, as the others are told it.
+/// A step, as sent to the other ranks.
 #[derive(Serialize, Deserialize)]
 struct StepMessage {
     slot: u32,
@@ -97,7 +97,13 @@ impl StepMessage {
     }
 
     fn step(self) -> SequenceStep {
-        SequenceStep { slot: self.slot, offset: self.offset, tokens: self.tokens, draft_tokens: 0, sample: None }
+        SequenceStep {
+            slot: self.slot,
+            offset: self.offset,
+            tokens: self.tokens,
+            draft_tokens: 0,
+            sample: None,
+        }
     }
 }
 
@@ -136,7 +142,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// Does what rank 0 says until it says no more.
+/// Executes rank 0's orders until its input ends.
 fn follow(runtime: &Runtime) -> Result<()> {
     for line in std::io::stdin().lines() {
         match serde_json::from_str(&line?)? {
@@ -145,20 +151,28 @@ fn follow(runtime: &Runtime) -> Result<()> {
                 let answers = runtime.run(batch).blocking_recv()??;
                 ensure!(answers.iter().all(|answer| answer.is_empty()), "a follower chose a token");
             }
-            LeaderMessage::Trim { slot, length } => runtime.apply_cache_command(prefix_cache::CacheCommand::Truncate { slot, length }),
+            LeaderMessage::Trim { slot, length } => {
+                runtime.apply_cache_command(prefix_cache::CacheCommand::Truncate { slot, length })
+            }
             LeaderMessage::Reset { slot } => runtime.reset(slot),
         }
     }
     Ok(())
 }
 
-/// One good step, then steps until the neighbour, which is being killed, is missed.
+/// One successful step, then steps until the loss of the neighbour, which is being killed, is detected.
 fn lose(runtime: Runtime, oracle: &Oracle) -> Result<()> {
     let prompt =
         oracle.prompts.iter().find(|prompt| prompt.len() > 10).context("no prompt is long enough")?;
     let mut said = false;
     for (offset, &token) in prompt.iter().enumerate() {
-        let step = SequenceStep { slot: 0, offset: offset as u32, tokens: vec![token], draft_tokens: 0, sample: None };
+        let step = SequenceStep {
+            slot: 0,
+            offset: offset as u32,
+            tokens: vec![token],
+            draft_tokens: 0,
+            sample: None,
+        };
         say("order", &LeaderMessage::Run(vec![StepMessage::from_step(&step)]))?;
         if let Err(error) = runtime.run(vec![step]).blocking_recv()? {
             return say("failed", &error.to_string());
@@ -166,7 +180,8 @@ fn lose(runtime: Runtime, oracle: &Oracle) -> Result<()> {
         if !said {
             say("stepped", &0)?;
             said = true;
-            // The parent kills the neighbour now. Whether the next step meets it dying or dead does not matter.
+            // The parent kills the neighbour now. Whether the next step meets it dying or dead does not
+            // matter.
         }
     }
     bail!("{} steps went well without a neighbour", prompt.len())
@@ -178,15 +193,15 @@ struct Sequence<'a> {
     tokens: &'a [u32],
     gaps: &'a [f32],
     logprobs: &'a [f32],
-    /// Tokens asked for so far, so in the caches.
+    /// Tokens requested so far, which are in the caches.
     length: usize,
     /// Tokens compared.
     compared: usize,
-    /// How many guesses of the last step are right.
+    /// Accepted draft tokens of the last step.
     accepted_draft_tokens: usize,
 }
 
-/// Holds the group to its oracle, and one of several members to that of a single rank too.
+/// Compares the group with its oracle, and a tensor parallel one with the oracle of a single rank too.
 fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
     let (prompts, tokens) = match case.members {
         1 => (20, 64),
@@ -209,18 +224,20 @@ fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
         ComparisonReport { beside: "with guesses ".to_owned(), ..guessed },
     ];
     if case.layers_per_rank().len() == 1 {
-        reports.push(compare_overlapped(runtime, oracle, batched).context("with tokens that nobody has read")?);
+        reports
+            .push(compare_overlapped(runtime, oracle, batched).context("with tokens that nobody has read")?);
     }
     if case.members > 1 {
         let alone = Oracle::read(&case.model)?;
-        let report = compare(runtime, &case.model, &alone, oracle, Tolerance::rounding(&alone), Batching::Separate);
+        let report =
+            compare(runtime, &case.model, &alone, oracle, Tolerance::rounding(&alone), Batching::Separate);
         let report = report.context("compared with a single rank")?;
         reports.push(ComparisonReport { beside: "beside a single rank ".to_owned(), ..report });
     }
     say("report", &reports)
 }
 
-/// Runs every prompt that `asked` has too, a few at a time, for as many tokens, and compares.
+/// Runs every prompt that the other oracle has too, a few at a time, for as many tokens, and compares.
 fn compare(
     runtime: &Runtime,
     folder: &Path,
@@ -270,7 +287,7 @@ fn run_some(
     report: &mut ComparisonReport,
 ) -> Result<()> {
     while sequences.iter().any(|sequence| sequence.compared < sequence.tokens.len()) {
-        // All are asked before any is waited for, so that ranks work on different sequences at once.
+        // All steps start before any is awaited, so that ranks work on different sequences at once.
         let steps = sequences.iter_mut().enumerate();
         let steps = steps.filter(|(_, sequence)| sequence.compared < sequence.tokens.len());
         let guesses = matches!(turns, Batching::Speculative);
@@ -290,7 +307,7 @@ fn run_some(
             for (slot, stepped) in slots.into_iter().zip(answer.blocking_recv()??) {
                 let sequence = &mut sequences[slot];
                 let guesses = stepped.len().saturating_sub(1);
-                // Behind a wrong guess nothing is what the oracle computed.
+                // After a rejected draft token, nothing matches the oracle.
                 let right = guesses.min(sequence.accepted_draft_tokens);
                 for stepped in stepped.into_iter().take(right + 1) {
                     sequence.compare(&stepped?, oracle, rule, report)?;
@@ -311,11 +328,12 @@ fn run_some(
     Ok(())
 }
 
-/// Tokens of every answer whose steps are begun before the tokens are read.
+/// Output tokens whose steps start before the earlier tokens are read.
 const OVERLAPPED_TOKENS: usize = 24;
 
-/// Some prompts together, each step begun before the token of the one before it is read: what is chosen goes into
-/// the next step by itself. Equal to the oracle up to the first token where its two best are close.
+/// Overlap scheduling: some prompts together, each step started before the token of the previous one is read;
+/// the sampled token feeds the next step on the device. Equal to the oracle up to the first token where its
+/// two best are close.
 fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Result<ComparisonReport> {
     let mut report = ComparisonReport { beside: "unread ".to_owned(), ..ComparisonReport::default() };
     for (group, prompts) in oracle.prompts.chunks(SLOTS).take(2).enumerate() {
@@ -326,7 +344,13 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
                 index: index as u32,
                 banned: Arc::from([]),
             });
-            SequenceStep { slot: slot as u32, offset: offset as u32, tokens: tokens.to_vec(), draft_tokens: 0, sample: choice }
+            SequenceStep {
+                slot: slot as u32,
+                offset: offset as u32,
+                tokens: tokens.to_vec(),
+                draft_tokens: 0,
+                sample: choice,
+            }
         };
         let each = |make: &dyn Fn(usize, &Vec<u32>) -> SequenceStep| -> Vec<SequenceStep> {
             prompts.iter().enumerate().map(|(slot, prompt)| make(slot, prompt)).collect()
@@ -365,8 +389,8 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
 }
 
 impl Sequence<'_> {
-    /// The prompt in chunks of 2048 with its last token alone, then one token at a time: as mlx-lm does; or with guesses
-    /// of what follows.
+    /// The prompt in chunks of 2048 with its last token alone, then one token at a time, as in mlx-lm; or
+    /// with draft tokens.
     fn next_step(&mut self, slot: u32, guess: bool) -> SequenceStep {
         let offset = self.length as u32;
         let before_last = self.prompt.len() - 1;
@@ -379,24 +403,36 @@ impl Sequence<'_> {
         };
         let known = tokens.len();
         if guess && self.compared > 0 {
-            // None to three right ones, and a wrong one behind every second time.
+            // None to three correct draft tokens, and a wrong one after every second draft.
             let left = &self.tokens[self.compared..];
             let right = left[..left.len() - 1].iter().take(self.compared % 4);
             self.accepted_draft_tokens = right.len();
             tokens.extend(right);
-            let behind =
-                self.tokens.get(self.compared + self.accepted_draft_tokens).filter(|_| self.compared.is_multiple_of(2));
+            let behind = self
+                .tokens
+                .get(self.compared + self.accepted_draft_tokens)
+                .filter(|_| self.compared.is_multiple_of(2));
             tokens.extend(behind.map(|token| if *token == 7 { 8 } else { 7 }));
         }
         let guesses = (tokens.len() - known) as u32;
         self.length += tokens.len();
         let index = self.compared as u32;
-        let choice =
-            chosen.then(|| SampleSpec { sampling: Sampling::default(), seed: 0, index, banned: Arc::from([]) });
+        let choice = chosen.then(|| SampleSpec {
+            sampling: Sampling::default(),
+            seed: 0,
+            index,
+            banned: Arc::from([]),
+        });
         SequenceStep { slot, offset, tokens, draft_tokens: guesses, sample: choice }
     }
 
-    fn compare(&mut self, stepped: &StepOutput, oracle: &Oracle, rule: Tolerance, report: &mut ComparisonReport) -> Result<()> {
+    fn compare(
+        &mut self,
+        stepped: &StepOutput,
+        oracle: &Oracle,
+        rule: Tolerance,
+        report: &mut ComparisonReport,
+    ) -> Result<()> {
         let at = self.compared;
         let expected = &self.logprobs[at * oracle.vocabulary..][..oracle.vocabulary];
         ensure!(stepped.logprobs.len() == expected.len(), "the engine has {} tokens", stepped.logprobs.len());

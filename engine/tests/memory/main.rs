@@ -17,9 +17,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures::future::join_all;
-use russet_agent::store::{Context, Store, SourceSpec};
+use russet_agent::store::{Context, SourceSpec, Store};
 use russet_crds::{EngineOptions, KvCacheType};
-use russet_plan::memory_model::{DraftModelShape, ENGINE_BASE_BYTES, MemoryModel, MemoryEstimate, ServingCapacity};
+use russet_plan::memory_model::{
+    DraftModelShape, ENGINE_BASE_BYTES, MemoryEstimate, MemoryModel, ServingCapacity,
+};
 use russet_rpc::engine::GenerateRequest;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_wire::event::GenerationEvent;
@@ -33,31 +35,38 @@ use tonic::transport::Channel;
 use engines::{EngineHarness, say};
 use weights::{Numbers, Sizes};
 
-/// Tokens that the template puts around a question.
+/// Tokens that the template adds to a prompt.
 const TEMPLATE_TOKENS: u32 = 4;
-/// Tokens of every answer. Sequences get their steps in turn, so all prompts are read before the first answer
-/// is over, and all caches are full at the same time.
+/// Output tokens. Sequences run in turn, so all prompts are prefilled before the first output ends, and all
+/// KV caches are full at the same time.
 const ANSWER: u32 = 3;
 const MIB: u64 = 1 << 20;
-/// A busy machine's CPU takes minutes to read a prompt in 16 bits; the engine itself ends a step that hangs.
+/// A busy machine's CPU takes minutes for a prefill in 16 bits; the engine itself ends a step that hangs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// One rank of one run.
 struct RankMemory {
-    /// Such as `rank 1 of a pipeline of 2`.
+    /// For example `rank 1 of a pipeline of 2`.
     name: String,
     need: MemoryEstimate,
-    /// What of that a draft model computes with, which is seldom alive beside what the model does.
+    /// Its part for the draft model's computation, which is seldom in use at the same time as the target
+    /// model's.
     draft_workspace: u64,
-    /// The most that MLX held.
+    /// Peak memory of MLX.
     peak: u64,
-    /// The most that the process held, where the system tells.
+    /// Peak memory of the process, if the system reports it.
     process: Option<u64>,
 }
 
-/// Shows every rank of `model` to `look`: alone, of a pipeline of two, and of a tensor group of two.
-/// With a draft model beside rank 0, where one is given.
-async fn measure(model: &Path, draft: Option<&Path>, sizes: &Sizes, room: ServingCapacity, look: impl Fn(RankMemory)) {
+/// Calls the callback for every rank of `model`: a single rank, a pipeline of two, and a tensor group of two.
+/// With a draft model on rank 0, if one is given.
+async fn measure(
+    model: &Path,
+    draft: Option<&Path>,
+    sizes: &Sizes,
+    room: ServingCapacity,
+    look: impl Fn(RankMemory),
+) {
     let shape = shape_of(model).await;
     let guesses = match draft {
         Some(draft) => Some(DraftModelShape { name: "draft".to_owned(), shape: shape_of(draft).await }),
@@ -84,9 +93,9 @@ async fn measure(model: &Path, draft: Option<&Path>, sizes: &Sizes, room: Servin
     }
 }
 
-/// The model's sizes, as the agent that looks at it reports them.
+/// The model's shape, as the agent reports it.
 async fn shape_of(model: &Path) -> ModelShape {
-    // Installed already by another test of this process: the same provider.
+    // Already installed by another test of this process: the same provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let context = Context::new("http://127.0.0.1:1", vec![model.to_owned()]).unwrap();
     let shelf = tempfile::tempdir().unwrap();
@@ -96,7 +105,7 @@ async fn shape_of(model: &Path) -> ModelShape {
     store.headers(&wanted).await.unwrap().shape
 }
 
-/// Peaks of MLX and of the process, by rank, once every sequence there is room for was as long as it may be.
+/// Peaks of MLX and of the process, by rank, once every admitted sequence had its maximum length.
 async fn fill(
     model: &Path,
     draft: Option<&Path>,
@@ -107,14 +116,14 @@ async fn fill(
     let mut lab = EngineHarness::new();
     lab.dtype = "auto"; // as agents start them
     lab.context_tokens = room.context_tokens;
-    // No agent watches these engines, and nobody could read what they say.
+    // These engines have no agent, and random weights produce no readable text.
     lab.flags =
         vec!["--orphan-seconds", "3600", "--no-smoke-prompt", "--kv-cache", word(room.engine.kv_cache)];
     if let Some(tokens) = room.kv_tokens {
         lab.flags.extend(["--kv-tokens", tokens.to_string().leak()]);
     }
     if let Some(draft) = draft {
-        // Nobody else guesses, so that it is asked in any case.
+        // Without prompt lookup, so that the draft model runs in any case.
         lab.flags.extend(["--speculation", "off", "--draft-dir", draft.display().to_string().leak()]);
     }
     let engines = lab.start_stages(model, layers, members);
@@ -135,7 +144,7 @@ async fn fill(
     peaks
 }
 
-/// The engine's word for a form of cache.
+/// The engine's flag value for a KV format.
 fn word(kv_cache: KvCacheType) -> &'static str {
     match kv_cache {
         KvCacheType::AsComputed => "as-computed",
@@ -145,7 +154,7 @@ fn word(kv_cache: KvCacheType) -> &'static str {
     }
 }
 
-/// How an answer ended.
+/// The end of a response.
 async fn end_of(mut client: EngineClient<Channel>, request: GenerationRequest) -> GenerationEvent {
     let mut events = client.generate(GenerateRequest::from(request)).await.unwrap().into_inner();
     let mut last = None;
@@ -155,15 +164,21 @@ async fn end_of(mut client: EngineClient<Channel>, request: GenerationRequest) -
     last.unwrap()
 }
 
-/// Small enough for every run of the tests. The planner's room for the program itself would hide all else
-/// here, so it does not count.
+/// Small enough for every test run. The planner's reserve for the program itself would hide all else here, so
+/// it is excluded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_never_take_more_than_was_planned() {
-    // All there is room for at once, and one that waits until another is done.
+    // As many as fit at once, and with a smaller budget one that waits for another.
     for kv_tokens in [None, Some(1500)] {
         for kv_cache in [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4] {
             let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
-            let room = ServingCapacity { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
+            let room = ServingCapacity {
+                context_tokens: 700,
+                max_sequences: 3,
+                kv_tokens,
+                headroom_percent: 0,
+                engine,
+            };
             small_model_takes_no_more(room, false).await;
         }
     }
@@ -173,7 +188,8 @@ async fn engines_never_take_more_than_was_planned() {
 async fn engines_with_a_draft_model_never_take_more_than_was_planned() {
     for kv_tokens in [None, Some(1500)] {
         let engine = EngineOptions { kv_cache: KvCacheType::Int8, ..EngineOptions::default() };
-        let room = ServingCapacity { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
+        let room =
+            ServingCapacity { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
         small_model_takes_no_more(room, true).await;
     }
 }
@@ -218,11 +234,12 @@ async fn small_model_takes_no_more(room: ServingCapacity, drafted: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes and gigabytes: cargo xtask proof memory"]
 async fn large_models() {
-    // As a deployment that does not say.
+    // The default of a deployment.
     let headroom_percent = 5;
     for (what, sizes, context_tokens, max_sequences, kv_cache) in weights::LARGE {
         let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
-        let room = ServingCapacity { context_tokens, max_sequences, kv_tokens: None, headroom_percent, engine };
+        let room =
+            ServingCapacity { context_tokens, max_sequences, kv_tokens: None, headroom_percent, engine };
         let model = weights::write(&sizes);
         measure(model.path(), None, &sizes, room, |RankMemory { name, need, peak, process, .. }| {
             let MemoryEstimate { weights, kv, overhead } = need;

@@ -1,4 +1,4 @@
-//! Models of any size with random weights, written to disk piece by piece.
+//! Models of any size with random weights, written to disk in chunks.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::model::{END, model_dir};
 
-/// How weights are stored.
+/// Format of stored weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbers {
     F32,
@@ -48,9 +48,9 @@ const GROUPED: Sizes = Sizes {
     tied: false,
 };
 
-/// Models of more than a gigabyte, with their context, their number of sequences and the form of their caches. A CPU
-/// computes 16-bit and packed numbers slowly, so most of those models is embedding and head, which cost nothing while
-/// a prompt is read.
+/// Models of more than a gigabyte, with their context, number of sequences and KV format. A CPU computes
+/// 16-bit and packed values slowly, so most of those models is embedding and head, which cost nothing during
+/// prefill.
 pub const LARGE: [(&str, Sizes, u32, u32, KvCacheType); 4] = [
     ("Llama, float32, grouped heads", GROUPED, 1024, 4, KvCacheType::AsComputed),
     ("Llama, float32, grouped heads, KV in 8 bits", GROUPED, 1024, 4, KvCacheType::Int8),
@@ -200,13 +200,14 @@ pub fn write(sizes: &Sizes) -> TempDir {
     dir
 }
 
-/// The bytes that a tensor repeats: drawing a thousand million numbers would take longer than the runs.
+/// The bytes that a tensor repeats: generating a thousand million random numbers would take longer than the
+/// runs.
 fn piece(random: &mut StdRng, name: &str, dtype: &str) -> Vec<u8> {
     const COUNT: usize = 40_009;
     let norm = name.contains("norm");
     let mut bytes = Vec::new();
     for _ in 0..COUNT {
-        // Four bits lie between 0 and 15, so half of that is taken off again.
+        // Four-bit values lie between 0 and 15; the bias subtracts half of that.
         let number = match (norm, name.rsplit('.').next()) {
             (true, _) => random.random_range(0.5..1.5_f32),
             (false, Some("scales")) => 0.004,

@@ -1,4 +1,4 @@
-//! A disk of a test's own that can be full, in a mount namespace that ends with it.
+//! A small disk of a test's own that can be full, in a mount namespace that ends with it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -6,14 +6,14 @@ use std::process::{Child, Command, Stdio};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use tempfile::TempDir;
 
-/// The disk, held by a process that does nothing else.
+/// The disk, kept mounted by a process that does nothing else.
 pub struct TestDisk {
     holder: Child,
     folder: TempDir,
 }
 
 impl TestDisk {
-    /// One of so many bytes; `None`, and said so, where this user may not mount one. CI may.
+    /// Mounts a disk of `bytes`; `None`, with a message, where this user may not mount one. CI may.
     pub fn mount(bytes: u64) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let script = format!("mount -t tmpfs -o size={bytes} russet \"$0\" && echo mounted && exec cat");
@@ -39,13 +39,13 @@ impl TestDisk {
         Some(disk)
     }
 
-    /// Where everybody on this machine finds it.
+    /// Its path, visible to every process on this machine.
     pub fn path(&self) -> PathBuf {
         let inside = self.folder.path().strip_prefix("/").unwrap();
         Path::new(&format!("/proc/{}/root", self.holder.id())).join(inside)
     }
 
-    /// Fills it but for that many bytes; removing the file frees them.
+    /// Fills it except for the given number of bytes; removing the file frees them.
     pub fn fill_except(&self, left: u64) -> PathBuf {
         let path = self.path().join("ballast");
         let seen = statvfs(self.path()).unwrap();

@@ -1,4 +1,4 @@
-//! Real engine processes for tests, one group at a time, and a client that asks as a gateway does.
+//! Real engine processes for tests, one group at a time, and a client that sends requests like a gateway.
 
 #![allow(dead_code, reason = "each of its users needs another part")]
 
@@ -25,9 +25,9 @@ use tonic::transport::Channel;
 
 use crate::identities::Identities;
 
-/// The engine as it was built.
+/// The engine binary.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_russet-engine");
-/// A ring alone may take half a minute to form on a busy machine.
+/// Forming a ring alone may take half a minute on a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(TEST_TIMEOUT, future)
@@ -59,17 +59,17 @@ impl TestEngine {
         Pid::from_child(&self.child)
     }
 
-    /// The most memory the process held so far, where the system tells.
+    /// Peak memory of the process, if the system reports it.
     pub fn process_peak(&self) -> Option<u64> {
         self.status("VmHWM:")
     }
 
-    /// The memory the process holds now, where the system tells.
+    /// Current memory of the process, if the system reports it.
     pub fn process_memory(&self) -> Option<u64> {
         self.status("VmRSS:")
     }
 
-    /// Bytes of a field of the system's page about the process.
+    /// A field of `/proc/PID/status`, in bytes.
     pub fn status(&self, field: &str) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix(field))?;
@@ -77,13 +77,13 @@ impl TestEngine {
         Some(kibibytes * 1024)
     }
 
-    /// A page of the address it shows itself at, headers and all.
+    /// A page of its metrics address, including headers.
     pub async fn page(&self, path: &str) -> std::io::Result<String> {
         let address = self.until(|state| !state.metrics_address.is_empty()).await.metrics_address;
         page(&address, path).await
     }
 
-    /// Everything it counts.
+    /// Its metrics page.
     pub async fn metrics(&self) -> String {
         self.page("/metrics").await.unwrap()
     }
@@ -100,7 +100,7 @@ impl TestEngine {
         .await
     }
 
-    /// What it says from now on, as an agent hears it.
+    /// Opens a watch like an agent.
     pub async fn watch(&self) -> Streaming<pb::EngineState> {
         within("the watch of an engine", async {
             loop {
@@ -114,7 +114,7 @@ impl TestEngine {
         .await
     }
 
-    /// Watches as an agent does until a state fits; the last state seen if the watch ends before.
+    /// Watches like an agent until a state matches; returns the last state if the watch ends before.
     pub async fn until(&self, fits: impl Fn(&pb::EngineState) -> bool) -> pb::EngineState {
         let mut states = self.watch().await;
         within("a state of an engine", async {
@@ -136,7 +136,7 @@ impl TestEngine {
     }
 }
 
-/// A page of an address, headers and all.
+/// A page of an address, including headers.
 pub async fn page(address: &str, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -149,27 +149,27 @@ pub async fn page(address: &str, path: &str) -> std::io::Result<String> {
 /// One formation of a group.
 #[derive(Clone)]
 pub struct Formation {
-    /// The number of it.
+    /// Its epoch.
     pub epoch: u64,
     /// Layers of each stage.
     layers: Vec<usize>,
-    /// Ranks that share a stage.
+    /// Tensor parallel size.
     members: usize,
-    /// For all ranks: where they listen, where stages meet, where members meet.
+    /// For all ranks: listen addresses, pipeline ring addresses, tensor ring addresses.
     addresses: Vec<SocketAddr>,
-    /// What the sockets of its ranks are called.
+    /// Part of its ranks' socket names.
     name: u16,
 }
 
 impl Formation {
-    /// The first one of a group with these layers per stage and so many members in each.
+    /// The first formation of a group with these layers per stage and tensor parallel size.
     pub fn first(layers: &[usize], members: usize) -> Self {
         let addresses = free_addresses(3 * layers.len() * members);
         let name = addresses[0].port();
         Self { epoch: 1, layers: layers.to_owned(), members, addresses, name }
     }
 
-    /// The one after it: at other addresses.
+    /// The next formation, at other addresses.
     pub fn next(&self) -> Self {
         let addresses = free_addresses(self.addresses.len());
         Self { epoch: self.epoch + 1, addresses, ..self.clone() }
@@ -180,25 +180,25 @@ impl Formation {
     }
 }
 
-/// What all engines of a test share.
+/// Settings that all engines of a test share.
 pub struct EngineHarness {
-    /// More flags for the engines that are started from now on.
+    /// Additional flags for engines that start from now on.
     pub flags: Vec<&'static str>,
-    /// Element type of the weights in memory; 32 bits are quicker on a CPU.
+    /// Element type of the weights in memory; 32 bits are faster on a CPU.
     pub dtype: &'static str,
-    /// Tokens of a sequence.
+    /// Maximum tokens of a sequence.
     pub context_tokens: u32,
-    /// Where ranks keep the prefix cache over restarts, each in a folder named by its number.
+    /// Folder of the ranks' disk tiers, each in a folder named by its rank.
     pub prefix_dir: Option<PathBuf>,
-    /// Where ranks write their logs, each in a file named by its number; without it they go where the test's go.
+    /// Folder of the ranks' logs, each in a file named by its rank; without it, they share the test's output.
     pub log_dir: Option<PathBuf>,
     identities: Identities,
     sockets: TempDir,
 }
 
-/// Ports nobody uses now; a test that loses one of them in between fails with the port's name.
+/// Free ports; a test that loses one of them before its engine binds it fails with the port's number.
 pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
-    // Nobody holds them until an engine does, and tests beside this one look for some too: none is given twice.
+    // The ports are not reserved, and tests of this process run in parallel: none is handed out twice.
     static GIVEN: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = Vec::new();
@@ -226,18 +226,24 @@ impl EngineHarness {
         }
     }
 
-    /// A pipeline with this split; index = rank.
+    /// Starts a pipeline with this split; index = rank.
     pub fn start(&self, model: &Path, layers: &[usize]) -> Vec<TestEngine> {
         self.start_stages(model, layers, 1)
     }
 
-    /// A group with these layers per stage and so many members in each; index = rank.
+    /// Starts a group with these layers per stage and tensor parallel size; index = rank.
     pub fn start_stages(&self, model: &Path, layers: &[usize], members: usize) -> Vec<TestEngine> {
         self.start_with(model, layers, members, |_| Command::new(PROGRAM))
     }
 
-    /// The same, each rank on a core of its own, counted from the first one's.
-    pub fn start_pinned(&self, model: &Path, layers: &[usize], members: usize, first: usize) -> Vec<TestEngine> {
+    /// Starts such a group with each rank pinned to a core of its own, from core `first` on.
+    pub fn start_pinned(
+        &self,
+        model: &Path,
+        layers: &[usize],
+        members: usize,
+        first: usize,
+    ) -> Vec<TestEngine> {
         self.start_with(model, layers, members, |rank| {
             let mut command = Command::new("taskset");
             command.args(["-c", &(first + rank).to_string(), PROGRAM]);
@@ -256,12 +262,18 @@ impl EngineHarness {
         (0..formation.size()).map(|rank| self.begin_with(model, &formation, rank, program(rank))).collect()
     }
 
-    /// One rank of a formation, in a process of its own.
+    /// Starts one rank of a formation, in a process of its own.
     pub fn begin(&self, model: &Path, formation: &Formation, rank: usize) -> TestEngine {
         self.begin_with(model, formation, rank, Command::new(PROGRAM))
     }
 
-    fn begin_with(&self, model: &Path, formation: &Formation, rank: usize, mut command: Command) -> TestEngine {
+    fn begin_with(
+        &self,
+        model: &Path,
+        formation: &Formation,
+        rank: usize,
+        mut command: Command,
+    ) -> TestEngine {
         command.args(self.arguments(model, formation, rank));
         if let Some(dir) = &self.log_dir {
             command
@@ -272,7 +284,7 @@ impl EngineHarness {
         TestEngine { child, address: formation.addresses[rank], node: format!("n{rank}"), socket }
     }
 
-    /// Has the process of a rank be the same rank of a later formation; what it says where it refuses.
+    /// Asks the process of a rank to join a later formation; returns its message if it refuses.
     pub async fn form(
         &self,
         engine: &mut TestEngine,
@@ -287,7 +299,7 @@ impl EngineHarness {
         Ok(())
     }
 
-    // Ports differ between groups, so sockets do too.
+    // Ports differ between groups, so socket names do too.
     fn socket(&self, formation: &Formation, rank: usize) -> PathBuf {
         self.sockets.path().join(format!("{}-{rank}", formation.name))
     }
@@ -367,7 +379,7 @@ pub async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<Generatio
     within("an event", events.message()).await.unwrap().map(GenerationEvent::from)
 }
 
-/// Ids, text and end of an answer.
+/// Token ids, text and end of a response.
 pub async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, String, GenerationEvent) {
     let (mut ids, mut text, mut end) = (Vec::new(), String::new(), None);
     while let Some(event) = next(events).await {

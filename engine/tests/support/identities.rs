@@ -1,5 +1,5 @@
-//! A data-plane CA for tests, and folders of identities it signed. Used by the library's own tests
-//! and by those that start real processes.
+//! A data-plane CA for tests, and folders of identities it signed. Used by the library's own tests and by
+//! those that start real processes.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use russet_rpc::tls::{self, TlsFiles};
 use tempfile::TempDir;
 
-/// A CA and a folder for what it signs.
+/// A CA and a folder for its identities.
 pub struct Identities {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: TempDir,
@@ -16,7 +16,7 @@ pub struct Identities {
 impl Identities {
     /// A fresh CA.
     pub fn new() -> Self {
-        // Installed already by another test of this process: the same provider.
+        // Already installed by another test of this process: the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

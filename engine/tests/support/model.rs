@@ -1,6 +1,6 @@
-//! A model folder for tests: a tokenizer that knows single bytes and four marks, a template, and on
-//! demand random weights of the Llama shape. Used by the library's own tests and by those that
-//! start real processes.
+//! A model folder for tests: a tokenizer with one token per byte and four marks, a template, and optionally
+//! random weights of the Llama architecture. Used by the library's own tests and by those that start real
+//! processes.
 
 #![allow(dead_code, reason = "each of its users needs another part")]
 
@@ -9,13 +9,13 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Map, json};
 use tempfile::TempDir;
 
-/// Begins a conversation.
+/// Token that begins a conversation.
 pub const BEGIN: u32 = 256;
-/// Begins a user's turn.
+/// Token that begins a user's turn.
 pub const USER: u32 = 257;
-/// Begins the model's turn.
+/// Token that begins the assistant's turn.
 pub const ASSISTANT: u32 = 258;
-/// Ends a turn.
+/// Token that ends a turn.
 pub const END: u32 = 259;
 
 /// The token of one byte, in the order of byte-level tokenizers' own alphabet.
@@ -34,7 +34,7 @@ fn character_of_byte(byte: u8) -> char {
     char::from_u32(256 + moved).expect("at most 68 bytes are moved, all to Latin Extended-A")
 }
 
-/// A folder with everything the serving half reads.
+/// A folder with all files that the serving half reads.
 pub fn model_dir() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let vocabulary: Map<String, serde_json::Value> =
@@ -79,11 +79,11 @@ pub struct Shape {
     pub heads: usize,
     pub kv_heads: usize,
     pub layers: usize,
-    /// Weights lie between this and its negative.
+    /// Weights are random between `-spread` and `spread`.
     pub spread: f32,
 }
 
-/// The smallest one that is of use.
+/// The smallest useful shape.
 pub const SMALL: Shape =
     Shape { hidden: 64, intermediate: 128, heads: 4, kv_heads: 2, layers: LAYERS, spread: 0.3 };
 

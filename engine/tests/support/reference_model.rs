@@ -1,22 +1,22 @@
-//! What the model itself says, computed in this process for one sequence at a time: the judge of answers that differ
-//! where the best two tokens are so close that the order of additions decides.
+//! Reference model, computed in this process for one sequence at a time: judges outputs that differ where the
+//! best two tokens are so close that the order of additions decides.
 
 use std::path::Path;
 
 use jiff::Zoned;
 use russet_engine::args::{KvCacheType, OverlapScheduling};
-use russet_engine::executor::{SampleSpec, Executor as _, SequenceStep};
+use russet_engine::executor::{Executor as _, SampleSpec, SequenceStep};
 use russet_engine::runtime::{Runtime, RuntimeConfig};
 use russet_engine::tokenizer::ChatTokenizer;
 use russet_engine::weights::LoadDtype;
 use russet_wire::request::{GenerationRequest, Sampling};
 use tokio::sync::Mutex;
 
-/// Two tokens are as good as each other in float32 when their log-probabilities differ by no more than this; the
-/// exactness tests have the same rule.
+/// Two tokens are equally good in float32 if their log-probabilities differ by at most this; the exactness
+/// tests have the same rule.
 const MAX_LOGPROB_GAP: f32 = 5e-4;
 
-/// A model by itself.
+/// A model on a single rank.
 pub struct ReferenceModel {
     tokens: ChatTokenizer,
     // One sequence at a time, in the first slot.
@@ -24,7 +24,7 @@ pub struct ReferenceModel {
 }
 
 impl ReferenceModel {
-    /// Loads it, in float32.
+    /// Loads the model in float32.
     pub fn load(model: &Path) -> Self {
         let config = RuntimeConfig {
             model_dir: model.to_owned(),
@@ -44,18 +44,25 @@ impl ReferenceModel {
         Self { tokens: ChatTokenizer::load(model).unwrap(), runtime: Mutex::new(runtime) }
     }
 
-    /// Fails unless every token of an answer is the model's best after those before it, or as good as that.
+    /// Fails unless every token of an output is the model's best one after the tokens before it, or equally
+    /// good.
     pub async fn check(&self, question: &GenerationRequest, answer: &[u32], alone: &[u32]) {
         let prompt = self.tokens.prompt(&question.messages, &Zoned::now()).unwrap();
         let runtime = self.runtime.lock().await;
-        // Only the first time; after that the weights are there.
+        // Only the first time; after that the weights are loaded.
         if runtime.progress().total_bytes == 0 {
             runtime.load().await.unwrap().unwrap();
         }
         let (last, before) = prompt.split_last().unwrap();
         if !before.is_empty() {
             runtime
-                .run(vec![SequenceStep { slot: 0, offset: 0, tokens: before.to_vec(), draft_tokens: 0, sample: None }])
+                .run(vec![SequenceStep {
+                    slot: 0,
+                    offset: 0,
+                    tokens: before.to_vec(),
+                    draft_tokens: 0,
+                    sample: None,
+                }])
                 .await
                 .unwrap()
                 .unwrap();
@@ -65,10 +72,11 @@ impl ReferenceModel {
             let choice =
                 SampleSpec { sampling: Sampling::default(), seed: 0, index: index as u32, banned: [].into() };
             let offset = (before.len() + index) as u32;
-            let step = SequenceStep { slot: 0, offset, tokens: vec![*token], draft_tokens: 0, sample: Some(choice) };
+            let step =
+                SequenceStep { slot: 0, offset, tokens: vec![*token], draft_tokens: 0, sample: Some(choice) };
             let mut stepped = runtime.run_detailed(vec![step]).await.unwrap().unwrap();
             let logprobs = stepped.remove(0).remove(0).unwrap().logprobs;
-            // What ends an answer is not chosen where the answer is to go on.
+            // With `ignore_eos`, end-of-sequence tokens are not sampled.
             let ends = if question.ignore_eos { self.tokens.eos_token_ids().to_vec() } else { Vec::new() };
             let best = (0..).zip(&logprobs).filter(|(id, _)| !ends.contains(id));
             let best = best.map(|(_, logprob)| *logprob).fold(f32::NEG_INFINITY, f32::max);

@@ -1,5 +1,5 @@
-//! The load generator: a number of connections that ask, all they can or at a steady rate, and how
-//! long each answer took.
+//! Load generator: a number of connections that send requests, as fast as possible or at a steady rate, and
+//! the latency of each.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use tonic::transport::Channel;
 /// Connections, each with one request at a time.
 const CONNECTIONS: u64 = 32;
 
-/// What is asked, and how.
+/// The server under load, and its protocol.
 #[derive(Clone)]
 pub enum LoadTarget {
     /// OpenAI's API over HTTP/1.1.
     Http { address: SocketAddr, key: String },
-    /// The engine itself.
+    /// The engine directly.
     Grpc { address: SocketAddr, files: TlsFiles },
 }
 
-/// What a run measured.
+/// The result of a run.
 pub struct LoadResult {
-    /// Answers a second.
+    /// Answers per second.
     pub rate: f64,
-    /// Of each request, sorted: to the first token when it was streamed, else to the end.
+    /// Sorted latencies of all requests: to the first token if streamed, else to the end.
     latencies: Vec<Duration>,
 }
 
@@ -68,7 +68,7 @@ impl LoadConnection {
         }
     }
 
-    /// Asks once; when the first token came.
+    /// Sends one request; returns when the first token came.
     async fn send(&mut self, streamed: bool) -> Instant {
         let mut first = None;
         match self {
@@ -127,10 +127,10 @@ impl LoadConnection {
     }
 }
 
-/// Asks for `time`: at `rate` requests a second, or as fast as answers come.
+/// Sends requests for `time`: at `rate` per second, or as fast as answers come.
 pub async fn run(target: &LoadTarget, streamed: bool, rate: Option<f64>, time: Duration) -> LoadResult {
     let mut connections = Vec::new();
-    // The gateway too has one gRPC connection for all its requests.
+    // Like the gateway, all requests share one gRPC connection.
     let shared = match target {
         LoadTarget::Grpc { .. } => Some(LoadConnection::open(target).await),
         LoadTarget::Http { .. } => None,
@@ -159,11 +159,11 @@ pub async fn run(target: &LoadTarget, streamed: bool, rate: Option<f64>, time: D
                             let number = next.fetch_add(1, Ordering::Relaxed);
                             let due = start + Duration::from_secs_f64(number as f64 / rate);
                             if due <= Instant::now() {
-                                // Every connection was busy: that wait is the server's.
+                                // All connections were busy: the server caused that wait.
                                 due
                             } else {
                                 tokio::time::sleep_until(due).await;
-                                // How late the timer is, is not.
+                                // A late timer is not the server's fault.
                                 Instant::now()
                             }
                         }

@@ -1,13 +1,13 @@
-//! The bench of the gateway, for `cargo xtask bench gateway`: an engine and an HTTP upstream that
-//! answer at once, the gateway and nginx in front of them, and a load generator, each a process of
-//! its own. Prints a line of JSON for each figure. `bench NGINX` runs all; the other words are roles.
+//! The gateway's benchmark, for `cargo xtask bench gateway`: an engine and an HTTP upstream that respond
+//! immediately, the gateway and nginx in front of them, and a load generator, each in its own process. Prints
+//! a line of JSON per figure. `bench NGINX` runs all; the other words are roles.
 
-// What a bench cannot do it may say by ending.
+// The benchmark fails by panicking.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod load;
-mod roles;
 mod measure;
+mod roles;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

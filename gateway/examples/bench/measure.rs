@@ -1,5 +1,5 @@
-//! Sets everything up, measures in turns so that whatever else the machine does hits all alike, and
-//! prints the figures.
+//! Starts all processes, measures the targets in turn so that other load on the machine affects all alike,
+//! and prints the figures.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,12 +14,12 @@ use tokio::process::{Child, Command};
 use crate::load::{LoadResult, LoadTarget, run as load};
 use crate::roles::NODE;
 
-/// Turns of every target.
+/// Rounds of every target.
 const ROUNDS: usize = 7;
-/// Length of one measurement.
+/// Duration of one measurement.
 const MEASURE_TIME: Duration = Duration::from_secs(3);
 
-/// A process that ends with this value, and what it said of itself.
+/// A child process that is killed on drop, and the output it printed.
 struct RoleProcess {
     _child: Child,
     output: Vec<String>,
@@ -31,7 +31,7 @@ impl RoleProcess {
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // The log goes to a file in life; here it is written, and read by nobody.
+            // In production the log goes to a file; here it is written and discarded.
             .stderr(std::fs::File::create("/dev/null").unwrap())
             .kill_on_drop(true)
             .spawn()
@@ -77,7 +77,7 @@ fn identities(folder: &Path) -> (TlsFiles, TlsFiles) {
     )
 }
 
-/// nginx before `upstream`, as its documentation says for keeping upstream connections and for streams.
+/// nginx before `upstream`, configured as its documentation says for upstream keep-alive and for streams.
 async fn nginx(program: &str, folder: &Path, upstream: SocketAddr) -> (Child, SocketAddr) {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();
@@ -95,7 +95,7 @@ async fn nginx(program: &str, folder: &Path, upstream: SocketAddr) -> (Child, So
     );
     let path = folder.join("nginx.conf");
     std::fs::write(&path, config).unwrap();
-    // Its workers may outlive it, and must not hold what reads this process's output.
+    // Its workers may outlive it, and must not keep this process's output open.
     let mut command = Command::new(program);
     let child = command.arg("-c").arg(&path).stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap();
     for _ in 0..500 {
@@ -115,7 +115,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Measures and prints.
+/// Measures, and prints the figures.
 pub async fn run(nginx_program: &str) {
     let folder = tempfile::tempdir().unwrap();
     let (engine_files, gateway_files) = identities(folder.path());
@@ -157,7 +157,7 @@ pub async fn run(nginx_program: &str) {
     nginx.wait().await.unwrap();
 }
 
-/// What two targets answer a second when they are asked all they can: the medians of three turns.
+/// Answers per second of two targets under full load: the medians of three rounds.
 async fn saturated(targets: [&LoadTarget; 2], streamed: bool) -> (f64, f64) {
     let mut rates = [vec![], vec![]];
     for _ in 0..3 {

@@ -1,6 +1,5 @@
-//! What stands behind and in front: an engine over gRPC and mutual TLS, the same answer over plain
-//! HTTP for nginx, and the gateway with a key and a quota. Each prints its address and serves until
-//! its input closes.
+//! The processes of the benchmark: an engine over gRPC and mutual TLS, the same answer over plain HTTP for
+//! nginx, and the gateway with a key and a quota. Each prints its address and serves until its input closes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,15 +13,15 @@ use axum::response::{IntoResponse as _, Response as HttpResponse};
 use axum::routing::post;
 use futures::Stream;
 use russet_crds::{AccessKey, AccessKeySpec};
+use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::keys::{Keyring, Secret};
 use russet_gateway::listen::{HttpListener, ListenerLimits};
-use russet_gateway::routes::{Deployment, Endpoint, DeploymentState, RoutingTable};
+use russet_gateway::routes::{Deployment, DeploymentState, Endpoint, RoutingTable};
 use russet_gateway::server::GatewayServer;
-use russet_gateway::dispatch::DispatchLimits;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine, EngineServer};
-use russet_rpc::tls::{TlsFiles, Protocol};
-use russet_wire::event::{GenerationEvent, FinishReason, Usage};
+use russet_rpc::tls::{Protocol, TlsFiles};
+use russet_wire::event::{FinishReason, GenerationEvent, Usage};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status, Streaming};
@@ -90,7 +89,7 @@ impl Engine for InstantEngine {
     }
 }
 
-/// An engine that answers at once.
+/// An engine that responds immediately.
 pub async fn engine(folder: &Path) {
     let files = TlsFiles::in_dir(folder);
     let listener = listener().await;
@@ -100,7 +99,7 @@ pub async fn engine(folder: &Path) {
     served.serve_with_incoming_shutdown(incoming, input_closed()).await.unwrap();
 }
 
-/// The same answers as HTTP, for nginx: what the gateway makes of the engine's, byte for byte as long.
+/// The same answers over HTTP, for nginx: as many bytes as the gateway's responses.
 pub async fn upstream() {
     let listener = listener().await;
     announce(listener.local_addr().unwrap());
@@ -132,9 +131,9 @@ async fn answer(body: Bytes) -> HttpResponse {
     ([(header::CONTENT_TYPE, "application/json")], whole).into_response()
 }
 
-/// The gateway before the engine at `engine`. Prints its address, then the key that opens it.
+/// The gateway before the engine at `engine`. Prints its address, then the key that it accepts.
 pub async fn gateway(folder: &Path, engine: &str) {
-    // A line a request, as `russet gateway` writes it.
+    // One log line per request, as `russet gateway` writes.
     russet_telemetry::logs::init("gateway", false);
     let listener = listener().await;
     announce(listener.local_addr().unwrap());
@@ -151,7 +150,7 @@ pub async fn gateway(folder: &Path, engine: &str) {
     };
     let table = RoutingTable { synced: true, deployments: vec![deployment], aliases: vec![] };
     let secret = Secret::generate();
-    // A quota nobody reaches: it is counted all the same.
+    // A quota that is never reached: it is counted all the same.
     let spec = AccessKeySpec {
         secret_sha256: secret.sha256(),
         models: vec!["m".into()],
@@ -164,7 +163,13 @@ pub async fn gateway(folder: &Path, engine: &str) {
     let (_table, table) = tokio::sync::watch::channel(Arc::new(table));
     let (_keyring, keyring) = tokio::sync::watch::channel(Arc::new(Keyring::default().updated([&key], 1)));
     let doors = vec![HttpListener::loopback(listener)];
-    let gateway =
-        GatewayServer::new(doors, table, keyring, TlsFiles::in_dir(folder), DispatchLimits::default(), ListenerLimits::default());
+    let gateway = GatewayServer::new(
+        doors,
+        table,
+        keyring,
+        TlsFiles::in_dir(folder),
+        DispatchLimits::default(),
+        ListenerLimits::default(),
+    );
     gateway.serve(input_closed()).await.unwrap();
 }

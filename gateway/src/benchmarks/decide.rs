@@ -1,35 +1,36 @@
-//! What a Benchmark does next, by what is known of the cluster. Pure.
+//! Decides the next step of a Benchmark from the state of the cluster. Pure.
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
 use russet_crds::{Benchmark, BenchmarkSpec};
 
-use crate::routes::{Deployment, Endpoint, DeploymentState, RoutingTable};
+use crate::routes::{Deployment, DeploymentState, Endpoint, RoutingTable};
 
-/// What to do for a Benchmark.
+/// The next step of a Benchmark.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextStep {
-    /// It is over, or another gateway is at it.
+    /// It is finished, or another gateway runs it.
     Nothing,
-    /// It cannot begin yet.
+    /// It cannot start yet.
     Wait(WaitReason),
-    /// Ask these.
+    /// Send the load to these endpoints.
     Start(Vec<Endpoint>),
 }
 
-/// Why a Benchmark does not begin.
+/// Why a Benchmark does not start.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WaitReason {
     pub(super) reason: Reason,
     pub(super) message: String,
-    /// Whether only a person can help.
+    /// Whether only a person can resolve it.
     pub(super) stalled: bool,
 }
 
-/// Tokens that a chat template may add to a prompt, so that nothing is begun which the engine must refuse.
+/// Tokens that a chat template may add to a prompt; a Benchmark whose requests an engine would reject does
+/// not start.
 const TEMPLATE_TOKENS: u32 = 32;
 
-/// What to do for `one` of `all`; `runs` says whether a gateway is at one.
+/// The next step of `one` among `all`; `runs` says whether a gateway runs a given one.
 pub(super) fn next_step(
     one: &Benchmark,
     all: &[&Benchmark],
@@ -73,7 +74,7 @@ pub(super) fn next_step(
     }
 }
 
-/// Whether it has run.
+/// Whether it has finished or failed.
 pub(super) fn is_finished(one: &Benchmark) -> bool {
     one.status.as_ref().is_some_and(|status| status.finished_at.is_some())
 }
@@ -171,7 +172,9 @@ mod tests {
         ] {
             match next_step(one, &all, &table, |other| other.name_any() == running) {
                 NextStep::Nothing => assert_eq!(expected, "nothing", "{story}"),
-                NextStep::Start(endpoints) => assert_eq!((expected, endpoints.len()), ("begin", 1), "{story}"),
+                NextStep::Start(endpoints) => {
+                    assert_eq!((expected, endpoints.len()), ("begin", 1), "{story}")
+                }
                 NextStep::Wait(WaitReason { reason, message, stalled }) => {
                     let (wanted, words) = expected.split_once(' ').unwrap();
                     let sign = if stalled { "!" } else { "" };

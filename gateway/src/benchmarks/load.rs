@@ -1,5 +1,6 @@
-//! Asks engines as a Benchmark says and times every token. The gateway has no tokenizer, so it first asks two
-//! short prompts to learn how many tokens a word has; these warm the engine up as well and count for nothing.
+//! Load generator of a Benchmark: sends its requests to the engines and times every token. The gateway has no
+//! tokenizer, so it first sends two short prompts to learn the tokens per word; these also warm the engine up
+//! and are not measured.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use russet_crds::BenchmarkSpec;
 use russet_rpc::engine::GenerateRequest;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FinishReason};
+use russet_wire::event::{FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -16,24 +17,25 @@ use super::statistics::{BenchmarkStatistics, RequestTiming, statistics};
 use crate::backends::Backends;
 use crate::routes::Endpoint;
 
-/// Words of every prompt, over and over: as many tokens in one round as in the next.
+/// Words of every prompt, repeated; every repetition has the same number of tokens.
 const WORDS: [&str; 8] = ["the", "sun", "was", "hot", "and", "we", "sat", "down"];
-/// Words of the two prompts that are asked first.
+/// Word counts of the two calibration prompts.
 const SHORT_WORDS: u32 = 8;
 const LONG_WORDS: u32 = 24;
 
-/// What to ask, and whom.
+/// The load, and the engines it is sent to.
 pub(super) struct LoadPlan {
-    /// `namespace/name` of the Benchmark, which requests carry.
+    /// `namespace/name` of the Benchmark, which its requests carry.
     pub(super) name: String,
     pub(super) spec: BenchmarkSpec,
     pub(super) endpoints: Vec<Endpoint>,
     pub(super) backends: Arc<Backends>,
-    /// How long an engine may say nothing.
+    /// How long an engine may send no event.
     pub(super) silence: Duration,
 }
 
-/// Asks everything and tells how much is answered; the figures, or why there are none.
+/// Sends the whole load and reports the number of answered requests; returns the statistics, or why there are
+/// none.
 pub(super) async fn run(work: LoadPlan, progress: watch::Sender<u32>) -> Result<BenchmarkStatistics, String> {
     let mut words = 0;
     for endpoint in &work.endpoints {
@@ -59,14 +61,14 @@ pub(super) async fn run(work: LoadPlan, progress: watch::Sender<u32>) -> Result<
     statistics(&timed, begun.elapsed())
 }
 
-/// As many words as make so many tokens, when `SHORT` and `LONG` of them made these.
+/// The number of words that makes `wanted` tokens, given the tokens of `SHORT_WORDS` and `LONG_WORDS` words.
 fn words_for(wanted: u32, short: u32, long: u32) -> u32 {
     let each = f64::from(long.saturating_sub(short)) / f64::from(LONG_WORDS - SHORT_WORDS);
     let fixed = f64::from(short) - each * f64::from(SHORT_WORDS);
     if each > 0.0 { ((f64::from(wanted) - fixed) / each).round().max(1.0) as u32 } else { wanted }
 }
 
-/// A prompt of so many words. No two begin alike, so that nothing remembered answers for the engine.
+/// A prompt of `words` words. Prompts differ from their first words on, so that the prefix cache never hits.
 fn prompt(number: u32, words: u32) -> String {
     // The number itself, each word being a digit.
     let base = WORDS.len() as u32;
@@ -76,8 +78,14 @@ fn prompt(number: u32, words: u32) -> String {
 }
 
 impl LoadPlan {
-    /// Asks one engine for one answer of exactly so many tokens.
-    async fn send(&self, endpoint: &Endpoint, id: &str, prompt: String, tokens: u32) -> Result<RequestTiming, String> {
+    /// Sends one request for an answer of exactly `tokens` tokens to one engine.
+    async fn send(
+        &self,
+        endpoint: &Endpoint,
+        id: &str,
+        prompt: String,
+        tokens: u32,
+    ) -> Result<RequestTiming, String> {
         let at = |what: String| format!("request {id} to the engine on node {}: {what}", endpoint.node);
         let request = GenerationRequest {
             id: format!("benchmark {} {id}", self.name),

@@ -1,38 +1,38 @@
-//! The figures of a Benchmark from what was timed. Pure.
+//! Statistics of a Benchmark from the timing of its requests. Pure.
 
 use std::time::Duration;
 
 use russet_crds::Percentiles;
 
-/// One answered request.
+/// Timing of one answered request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestTiming {
-    /// Tokens of its prompt, as the engine counted them.
+    /// Prompt tokens, as the engine counted them.
     pub(super) prompt_tokens: u32,
-    /// Tokens of its answer.
+    /// Tokens of the answer.
     pub(super) tokens: u32,
-    /// From its beginning to the first token.
+    /// Time to first token.
     pub(super) first_token: Duration,
-    /// From each token to the next.
+    /// Inter-token latencies.
     pub(super) token_gaps: Vec<Duration>,
 }
 
-/// Figures of all requests.
+/// Statistics of all requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct BenchmarkStatistics {
     pub(super) prompt_tokens: u32,
     pub(super) output_tokens: u32,
-    /// Tokens a second of each stream.
+    /// Tokens per second of each stream.
     pub(super) stream_rate: f64,
-    /// Tokens a second of all streams.
+    /// Tokens per second of all streams.
     pub(super) total_rate: f64,
-    /// Tokens of prompts a second.
+    /// Prompt tokens per second.
     pub(super) prompt_rate: f64,
     pub(super) first_token: Percentiles,
     pub(super) inter_token: Percentiles,
 }
 
-/// The figures of these requests, which took so long together; or why there are none.
+/// The statistics of these requests, which took `took` in total; or why there are none.
 pub(super) fn statistics(requests: &[RequestTiming], took: Duration) -> Result<BenchmarkStatistics, String> {
     let sum = |of: fn(&RequestTiming) -> f64| requests.iter().map(of).sum::<f64>();
     let (prompts, tokens) = (sum(|one| one.prompt_tokens.into()), sum(|one| one.tokens.into()));
@@ -54,7 +54,7 @@ pub(super) fn statistics(requests: &[RequestTiming], took: Duration) -> Result<B
     })
 }
 
-/// Of each percentile the smallest value that so many do not exceed.
+/// For each percentile the smallest value that this share of the values does not exceed.
 fn percentiles(mut values: Vec<Duration>) -> Percentiles {
     values.sort_unstable();
     let at = |percent: usize| {
@@ -73,7 +73,12 @@ mod tests {
 
     fn request(first: u64, gaps: usize) -> RequestTiming {
         let tokens = gaps as u32 + 1;
-        RequestTiming { prompt_tokens: 100, tokens, first_token: Duration::from_millis(first), token_gaps: vec![STEP; gaps] }
+        RequestTiming {
+            prompt_tokens: 100,
+            tokens,
+            first_token: Duration::from_millis(first),
+            token_gaps: vec![STEP; gaps],
+        }
     }
 
     #[test]

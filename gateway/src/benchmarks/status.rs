@@ -1,4 +1,4 @@
-//! The statuses of a Benchmark. Pure.
+//! Builds the status of a Benchmark. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -9,17 +9,17 @@ use russet_crds::{Benchmark, BenchmarkResult, BenchmarkStatus, PredictedThroughp
 use super::decide::WaitReason;
 use super::statistics::BenchmarkStatistics;
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunProgress<'a> {
     /// The gateway that runs it.
     pub(super) runner: &'a str,
     pub(super) started: Timestamp,
-    /// Requests that were answered.
+    /// Answered requests.
     pub(super) answered: u32,
 }
 
-/// What was measured.
+/// The subject of the measurement.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BenchmarkSubject {
     pub(super) model: String,
@@ -28,22 +28,22 @@ pub(super) struct BenchmarkSubject {
     pub(super) predicted: Option<PredictedThroughput>,
 }
 
-/// How a Benchmark stands.
+/// The overall condition of a Benchmark (kstatus).
 enum BenchmarkCondition {
     Ready,
     Reconciling,
     Stalled,
 }
 
-/// It cannot begin yet.
+/// The status when it cannot start yet.
 pub(super) fn waiting(one: &Benchmark, waiting: &WaitReason, now: Timestamp) -> BenchmarkStatus {
     let stand = if waiting.stalled { BenchmarkCondition::Stalled } else { BenchmarkCondition::Reconciling };
-    // What another gateway has begun and left counts no more.
+    // Results of an abandoned run of another gateway are discarded.
     let blank = BenchmarkStatus { conditions: previous_status(one).conditions, ..BenchmarkStatus::default() };
     with_conditions(one, blank, stand, waiting.reason, &waiting.message, now)
 }
 
-/// It is asking.
+/// The status while it runs.
 pub(super) fn running(one: &Benchmark, progress: &RunProgress<'_>, now: Timestamp) -> BenchmarkStatus {
     let wanted = one.spec.requests();
     let status = BenchmarkStatus { renewed_at: Some(Time(now)), ..started(one, progress) };
@@ -51,7 +51,7 @@ pub(super) fn running(one: &Benchmark, progress: &RunProgress<'_>, now: Timestam
     with_conditions(one, status, BenchmarkCondition::Reconciling, Reason::Running, &message, now)
 }
 
-/// It has its figures; `all` are those it may be compared with.
+/// The status with its results; `all` are the Benchmarks it may be compared with.
 pub(super) fn finished(
     one: &Benchmark,
     progress: &RunProgress<'_>,
@@ -75,7 +75,8 @@ pub(super) fn finished(
         ttft_milliseconds: figures.first_token.clone(),
         inter_token_milliseconds: figures.inter_token.clone(),
         predicted_tokens_per_second: predicted.cloned(),
-        percent_of_predicted: expected.map(|expected| (100.0 * figures.stream_rate / expected).round() as u32),
+        percent_of_predicted: expected
+            .map(|expected| (100.0 * figures.stream_rate / expected).round() as u32),
         scaling: scaling(one, figures.stream_rate, subject, all),
     };
     let message = format!(
@@ -87,8 +88,13 @@ pub(super) fn finished(
     with_conditions(one, status, BenchmarkCondition::Ready, Reason::Finished, &message, now)
 }
 
-/// A request was not answered.
-pub(super) fn failed(one: &Benchmark, progress: &RunProgress<'_>, why: &str, now: Timestamp) -> BenchmarkStatus {
+/// The status when a request was not answered.
+pub(super) fn failed(
+    one: &Benchmark,
+    progress: &RunProgress<'_>,
+    why: &str,
+    now: Timestamp,
+) -> BenchmarkStatus {
     let status = BenchmarkStatus { finished_at: Some(Time(now)), ..started(one, progress) };
     let message = format!("{why}; create another Benchmark to measure again");
     with_conditions(one, status, BenchmarkCondition::Stalled, Reason::Failed, &message, now)
@@ -128,8 +134,13 @@ fn with_conditions(
     status
 }
 
-/// The last Benchmark of the same Model on one node that measured the same, and what this is a multiple of.
-fn scaling(one: &Benchmark, rate: f64, subject: &BenchmarkSubject, all: &[&Benchmark]) -> Option<ScalingResult> {
+/// The last Benchmark of the same Model on one node that measured the same load, and the speed-up over it.
+fn scaling(
+    one: &Benchmark,
+    rate: f64,
+    subject: &BenchmarkSubject,
+    all: &[&Benchmark],
+) -> Option<ScalingResult> {
     let single = |other: &&Benchmark| {
         let status = other.status.as_ref()?;
         let (result, finished) = (status.result.as_ref()?, status.finished_at.as_ref()?);
@@ -143,7 +154,7 @@ fn scaling(one: &Benchmark, rate: f64, subject: &BenchmarkSubject, all: &[&Bench
     Some(ScalingResult { benchmark, times: format!("{:.2}", rate / base) })
 }
 
-/// A rate with a digit behind the point.
+/// A rate with one decimal.
 fn show(rate: f64) -> String {
     format!("{rate:.1}")
 }
@@ -186,11 +197,13 @@ mod tests {
     }
 
     fn subject(model: &str, nodes: u32) -> BenchmarkSubject {
-        let predicted = PredictedThroughput { tokens_per_second: "40.0".into(), ..PredictedThroughput::default() };
+        let predicted =
+            PredictedThroughput { tokens_per_second: "40.0".into(), ..PredictedThroughput::default() };
         BenchmarkSubject { model: model.into(), nodes, predicted: Some(predicted) }
     }
 
-    const PROGRESS: RunProgress<'static> = RunProgress { runner: "g", started: Timestamp::UNIX_EPOCH, answered: 2 };
+    const PROGRESS: RunProgress<'static> =
+        RunProgress { runner: "g", started: Timestamp::UNIX_EPOCH, answered: 2 };
 
     fn words(status: &BenchmarkStatus) -> String {
         let value = |kind| conditions::get(&status.conditions, kind).map_or("?", |one| one.status.as_str());

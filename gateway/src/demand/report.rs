@@ -1,6 +1,6 @@
-//! Writes to each ModelDeployment what this gateway has to do with it. Status is not telemetry: what waits for a
-//! deployment is written at once, because it may have to be woken; all else every 15 s, and only while there are
-//! requests.
+//! Reports demand: writes this gateway's entry to the status of each ModelDeployment. Status is not
+//! telemetry: held requests are written at once, because the deployment may have to scale up from zero;
+//! everything else every 15 s, and only while there are requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use russet_crds::{DEMAND_INTERVAL, GatewayDemand as Entry, ModelDeployment, name
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::{DeploymentLoad, DemandTracker, DeploymentKey};
+use super::{DemandTracker, DeploymentKey, DeploymentLoad};
 use crate::api_timeout::{WriteError, with_timeout};
 use crate::routes::RoutingTable;
 
-/// Between two looks at what there is to write.
+/// Time between two checks for entries to write.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Entries of gateways that said nothing for so long are removed: their pods do not come back under their names.
+/// Age at which entries of other gateways are removed: a pod does not come back under the same name.
 const STALE_ENTRY_AGE: SignedDuration = SignedDuration::from_hours(24);
-/// Longest name of a gateway, as the schema has it.
+/// Longest name of a gateway in the schema.
 const MAX_NAME_LENGTH: usize = 63;
 
-/// How a gateway writes, and under which name.
+/// Writes the entries of this gateway under its name.
 #[derive(Clone)]
 pub(crate) struct DemandReporter {
     client: Client,
@@ -33,7 +33,7 @@ pub(crate) struct DemandReporter {
 }
 
 impl DemandReporter {
-    /// A gateway is its machine, or its pod, and its port.
+    /// A reporter whose name is this machine's or pod's host name and the port.
     pub(crate) fn new(client: Client, port: u16) -> Self {
         let mut machine = hostname();
         machine.retain(|letter| letter.is_ascii_graphic());
@@ -47,7 +47,7 @@ impl DemandReporter {
         let mut look = tokio::time::interval(POLL_INTERVAL);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut written = BTreeMap::new();
-        // Said once each time it begins to fail, not at every look.
+        // Logged once each time writing begins to fail, not at every check.
         let mut failing = false;
         loop {
             tokio::select! {
@@ -78,11 +78,12 @@ impl DemandReporter {
         }
     }
 
-    /// Says that nobody waits here any more; for the end, when there is no next time.
+    /// Reports that no requests wait here any more; for shutdown, when there is no later write.
     pub(crate) async fn final_report(&self, demand: &DemandTracker) {
         let counts = demand.loads.lock().clone();
         for (key, count) in counts {
-            let entry = entry(&self.gateway, &DeploymentLoad { waiting: 0, active: 0, ..count }, Timestamp::now());
+            let entry =
+                entry(&self.gateway, &DeploymentLoad { waiting: 0, active: 0, ..count }, Timestamp::now());
             if let Err(error) = self.write(&key, &entry).await {
                 tracing::debug!("the last word on {}/{} was not written: {error}", key.0, key.1);
                 return;
@@ -98,11 +99,11 @@ impl DemandReporter {
             "metadata": {"name": name},
             "status": {"demand": [entry]},
         });
-        // Force: the entry is this gateway's own, whoever edited it meanwhile.
+        // Force: the entry belongs to this gateway, even if another manager edited it.
         let params = PatchParams::apply(&names::gateway_manager(&self.gateway)).force();
         let deployment = match api.patch_status(name, &params, &Patch::Apply(patch)).await {
             Ok(deployment) => deployment,
-            // Deleted meanwhile: nobody is left to read it.
+            // Deleted in the meantime: nothing reads the entry any more.
             Err(kube::Error::Api(error)) if error.code == 404 => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -114,7 +115,7 @@ impl DemandReporter {
             .body(removal.to_string().into_bytes())
             .map_err(kube::Error::HttpError)?;
         match self.client.request::<ModelDeployment>(request).await {
-            // Somebody else changed the list; it is looked at again at the next write.
+            // Another writer changed the list; the next write checks again.
             Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409 | 422) => Ok(()),
             other => other.map(|_| ()),
         }
@@ -122,8 +123,13 @@ impl DemandReporter {
 }
 
 impl DemandTracker {
-    /// The entries to write.
-    fn due(&self, gateway: &str, written: &BTreeMap<DeploymentKey, Entry>, now: Timestamp) -> Vec<(DeploymentKey, Entry)> {
+    /// The entries that are due to be written.
+    fn due(
+        &self,
+        gateway: &str,
+        written: &BTreeMap<DeploymentKey, Entry>,
+        now: Timestamp,
+    ) -> Vec<(DeploymentKey, Entry)> {
         let counts = self.loads.lock();
         let due = counts.iter().filter_map(|(key, count)| {
             let entry = entry(gateway, count, now);
@@ -132,7 +138,7 @@ impl DemandTracker {
         due.collect()
     }
 
-    /// Forgets deployments that are gone and of which nothing is left here.
+    /// Removes deleted deployments that have no requests here.
     fn remove_deleted(&self, table: &RoutingTable) {
         let there = |(namespace, name): &DeploymentKey| {
             table.deployments.iter().any(|one| one.namespace == *namespace && one.name == *name)
@@ -159,7 +165,7 @@ fn entry(gateway: &str, count: &DeploymentLoad, now: Timestamp) -> Entry {
     }
 }
 
-/// Whether there is something to say that was not said lately.
+/// Whether the entry has changes and the last write is long enough ago.
 fn is_due(written: Option<&Entry>, entry: &Entry, now: Timestamp) -> bool {
     let Some(written) = written else { return true };
     if written.waiting == 0 && entry.waiting > 0 {
@@ -173,8 +179,8 @@ fn is_due(written: Option<&Entry>, entry: &Entry, now: Timestamp) -> bool {
     news && age >= DEMAND_INTERVAL
 }
 
-/// A patch that removes one entry of a gateway that is gone for good, if there is one; it fails where the list has
-/// changed meanwhile.
+/// A patch that removes one stale entry of another gateway, if there is one; it fails if the list has changed
+/// in the meantime.
 fn stale_entry_patch(entries: &[Entry], now: Timestamp) -> Option<serde_json::Value> {
     let gone = |entry: &Entry| now.duration_since(entry.reported_at.0) > STALE_ENTRY_AGE;
     let (at, entry) = entries.iter().enumerate().find(|(_, entry)| gone(entry))?;
@@ -185,7 +191,7 @@ fn stale_entry_patch(entries: &[Entry], now: Timestamp) -> Option<serde_json::Va
     ]))
 }
 
-/// The name of this machine, or of this pod.
+/// The host name of this machine or pod.
 fn hostname() -> String {
     let told = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| {
         let output = std::process::Command::new("hostname").output().ok()?;
@@ -210,7 +216,7 @@ mod tests {
         let mut said = Vec::new();
         let mut last = None;
         for second in 0..120 {
-            // One waits, is answered, and a minute later there is another one that takes no time.
+            // One request waits and finishes; a minute later another one takes no time.
             let (waiting, active) = match second {
                 0..3 => (1, 0),
                 3..40 => (0, 1),
@@ -231,7 +237,7 @@ mod tests {
             }
         }
         assert_eq!(said, [(0, 1, 0, 0), (15, 0, 1, 15), (30, 0, 1, 30), (45, 0, 0, 39), (100, 0, 0, 100)]);
-        // What begins to wait does not wait to be said.
+        // A held request is reported without delay.
         let waits = entry("g:1", &DeploymentLoad { waiting: 1, ..DeploymentLoad::default() }, at(101));
         assert!(is_due(written.as_ref(), &waits, at(101)));
         assert!(!is_due(Some(&waits), &waits, at(102)));
@@ -246,7 +252,8 @@ mod tests {
         demand.remove_deleted(&RoutingTable::default());
         assert_eq!(demand.loads.lock().len(), 1);
         drop(place);
-        demand.remove_deleted(&RoutingTable { deployments: vec![deployment("m")], ..RoutingTable::default() });
+        demand
+            .remove_deleted(&RoutingTable { deployments: vec![deployment("m")], ..RoutingTable::default() });
         assert_eq!(demand.loads.lock().len(), 1);
         demand.remove_deleted(&RoutingTable::default());
         assert!(demand.loads.lock().is_empty());

@@ -1,8 +1,8 @@
-//! OpenAI's chat completions and model list. What this release cannot do is refused by name, so that
-//! no client believes it got it; what changes no answer is ignored and listed in a header.
+//! OpenAI's chat completions and model list. Unsupported features are rejected by name, so that no client
+//! believes it got them; fields that change no answer are ignored and listed in a header.
 
-mod response;
 mod request;
+mod response;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Dialect, discard};
-use crate::middleware::RequestId;
-use crate::keys::{Caller, Quota};
+use crate::dispatch::{Deadline, Dispatcher, ResponseChunk};
 use crate::error::{ErrorKind, GatewayError};
-use crate::routes::{Deployment, Resolved, DeploymentState as DeploymentState, RoutingTable};
-use crate::dispatch::{Dispatcher, Deadline, ResponseChunk};
-use response::ResponseWriter;
+use crate::keys::{Caller, Quota};
+use crate::middleware::RequestId;
+use crate::routes::{Deployment, DeploymentState, Resolved, RoutingTable};
 use request::ChatRequest;
+use response::ResponseWriter;
 
 /// This dialect.
 pub(super) const DIALECT: Dialect = Dialect {
@@ -36,14 +36,14 @@ pub(super) const DIALECT: Dialect = Dialect {
         Router::new()
             .route("/v1/chat/completions", post(chat))
             .route("/v1/models", get(models))
-            // Names may hold slashes: `namespace/name`, `meta-llama/Llama-3`.
+            // Names may contain slashes: `namespace/name`, `meta-llama/Llama-3`.
             .route("/v1/models/{*id}", get(model))
             .with_state(core)
     },
     error_response,
 };
 
-/// Names of fields that were understood and change nothing here.
+/// Header with the names of fields that were recognised and ignored.
 const IGNORED: HeaderName = HeaderName::from_static("x-russet-ignored-parameters");
 
 async fn chat(
@@ -78,7 +78,7 @@ fn over_quota(quota: &Quota) -> Option<GatewayError> {
     Some(GatewayError::new(ErrorKind::QuotaExceeded, message).retry_after(wait))
 }
 
-/// The quota as OpenAI shows its own.
+/// Sets the quota headers in OpenAI's format.
 fn set_quota_headers(quota: &Quota, headers: &mut HeaderMap) {
     let Quota { limit, remaining, reset, .. } = quota;
     headers.insert("x-ratelimit-limit-requests", HeaderValue::from(*limit));
@@ -88,9 +88,9 @@ fn set_quota_headers(quota: &Quota, headers: &mut HeaderMap) {
     }
 }
 
-/// A duration as OpenAI writes it: `120ms`, `8.64s`, `1m0s`.
+/// A duration in OpenAI's format: `120ms`, `8.64s`, `1m0s`.
 fn openai_duration(duration: Duration) -> String {
-    // Rounded up: whoever waits that long has waited long enough.
+    // Rounded up: a client that waits this long has waited long enough.
     let ms = duration.as_nanos().div_ceil(1_000_000);
     match ms {
         0..1_000 => format!("{ms}ms"),
@@ -108,7 +108,7 @@ async fn complete_chat(
     caller: Caller,
     request: Request,
 ) -> Result<Response, GatewayError> {
-    // What the body takes to arrive is time for which its sender has waited.
+    // The time the body takes to arrive counts towards the request's timeout.
     let arrived = Instant::now();
     let (parts, body) = request.into_parts();
     let terms = caller.limits();
@@ -126,14 +126,15 @@ async fn complete_chat(
     drop(body);
     tracing::debug!(request_id = id.shown, engine_id = id.unique, model, streamed, "chat");
     let chat_id = format!("chatcmpl-{}", id.unique);
-    let voice = ResponseWriter { id: chat_id, created: now(), model: model.clone(), include_usage, service_tier };
+    let voice =
+        ResponseWriter { id: chat_id, created: now(), model: model.clone(), include_usage, service_tier };
     let mut response = if streamed {
         let items = core.stream(model, request, deadline, held, caller).await?;
         let bytes = items.map(move |item| Ok::<_, Infallible>(voice.event(item)));
         let headers = [
             (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
             (header::CACHE_CONTROL, "no-cache"),
-            // Proxies that collect a stream before they pass it on would undo it.
+            // Proxies that buffer a stream would defeat it.
             (HeaderName::from_static("x-accel-buffering"), "no"),
         ];
         (headers, Body::from_stream(bytes)).into_response()
@@ -147,7 +148,12 @@ async fn complete_chat(
                     break Json(voice.body(&text, reason, usage)).into_response();
                 }
                 Some(Err(refusal)) => return Err(refusal),
-                None => return Err(GatewayError::new(ErrorKind::Internal, "the answer ended without a finish reason")),
+                None => {
+                    return Err(GatewayError::new(
+                        ErrorKind::Internal,
+                        "the answer ended without a finish reason",
+                    ));
+                }
             }
         }
     };
@@ -159,7 +165,7 @@ async fn complete_chat(
     Ok(response)
 }
 
-/// Answered from memory: clients block their windows on it.
+/// Answered from memory: clients block their user interface on it.
 async fn models(State(core): State<Arc<Dispatcher>>, Extension(caller): Extension<Caller>) -> Response {
     let table = core.table();
     let models = table.models(caller.scope());
@@ -190,14 +196,14 @@ fn describe(id: &str, deployments: &[&Deployment]) -> Value {
         }
         _ => "",
     };
-    // The room every target has: a conversation that long fits wherever it lands.
+    // The context length that every target has: a conversation of that length fits on any of them.
     let context = deployments.iter().map(|deployment| deployment.context_tokens).min().unwrap_or(0);
     json!({
         "id": id,
         "object": "model",
         "created": deployments.first().map_or(0, |deployment| deployment.created),
         "owned_by": "russet",
-        // Three spellings, because clients look for different ones.
+        // Three spellings, because clients read different ones.
         "context_length": context,
         "max_model_len": context,
         "max_input_tokens": context,
@@ -213,7 +219,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Status and `type` of each class; clients match on them and on `code`.
+/// HTTP status and `type` of each error class; clients match on them and on `code`.
 fn status_and_type(kind: ErrorKind) -> (StatusCode, &'static str) {
     const CALLER: &str = "invalid_request_error";
     const OURS: &str = "server_error";
@@ -224,26 +230,27 @@ fn status_and_type(kind: ErrorKind) -> (StatusCode, &'static str) {
         ErrorKind::Forbidden => (StatusCode::FORBIDDEN, "permission_error"),
         ErrorKind::InvalidApiKey => (StatusCode::UNAUTHORIZED, CALLER),
         ErrorKind::ModelForbidden => (StatusCode::FORBIDDEN, CALLER),
-        // What ran out: OpenAI says `requests` or `tokens`.
+        // The exhausted resource: OpenAI says `requests` or `tokens`.
         ErrorKind::QuotaExceeded => (StatusCode::TOO_MANY_REQUESTS, "requests"),
         ErrorKind::UnknownPath | ErrorKind::ModelNotFound => (StatusCode::NOT_FOUND, CALLER),
         ErrorKind::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, CALLER),
         ErrorKind::Overloaded => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
-        ErrorKind::ModelNotReady | ErrorKind::GatewayFull | ErrorKind::EngineLost | ErrorKind::ShuttingDown => {
-            (StatusCode::SERVICE_UNAVAILABLE, OURS)
-        }
+        ErrorKind::ModelNotReady
+        | ErrorKind::GatewayFull
+        | ErrorKind::EngineLost
+        | ErrorKind::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, OURS),
         ErrorKind::EngineSilent | ErrorKind::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, OURS),
         ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, OURS),
     }
 }
 
-/// `{"error": {…}}` as OpenAI writes it.
+/// `{"error": {…}}` in OpenAI's format.
 fn error_body(refusal: &GatewayError) -> Value {
     let GatewayError { kind, message, param, retry_after: _ } = refusal;
     let code = match kind {
-        // OpenAI leaves the code empty when `param` says it all.
+        // OpenAI leaves the code empty when `param` is enough.
         ErrorKind::InvalidRequest => None,
-        // Its words for models a key may not ask, and for every quota.
+        // OpenAI's codes for models a key may not use, and for all quotas.
         ErrorKind::ModelForbidden => Some(ErrorKind::ModelNotFound.as_str()),
         ErrorKind::QuotaExceeded => Some(ErrorKind::Overloaded.as_str()),
         kind => Some(kind.as_str()),
@@ -262,10 +269,10 @@ fn error_response(refusal: &GatewayError) -> Response {
         Some(wait) => {
             let ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000).max(1)));
-            // The SDKs prefer the finer one.
+            // The SDKs prefer the header with milliseconds.
             headers.insert("retry-after-ms", HeaderValue::from(ms));
         }
-        // The SDKs repeat every 5xx unless told otherwise; here it would only take longer to fail.
+        // The SDKs retry every 5xx unless told otherwise; here that would only delay the failure.
         None if status.is_server_error() => {
             headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
         }

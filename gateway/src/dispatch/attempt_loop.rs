@@ -1,5 +1,5 @@
-//! The search for an engine: tries those that may answer until one gives text, and holds the request while there
-//! is none. For an answer that was begun it is the same search among those that can go on with it.
+//! The attempt loop: tries endpoints until one sends text, and holds the request while no endpoint is ready.
+//! A started response is resumed by the same loop, limited to the endpoints that can resume it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,34 +10,36 @@ use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use super::attempts::{Attempts, interrupted, overloaded, resume_mismatch};
+use super::engine_stream::{
+    AttemptError, EngineStream, attempt_error, event_deadline, shutdown_error, silence_error, table_changed,
+};
 use super::route_decision::{ResumePoint, RouteDecision, choose, choose_resume};
-use super::engine_stream::{EngineStream, AttemptError, event_deadline, table_changed, shutdown_error, attempt_error, silence_error};
-use super::attempts::{Attempts, interrupted, resume_mismatch, overloaded};
-use super::{Dispatcher, Deadline, ResponseChunk};
+use super::{Deadline, Dispatcher, ResponseChunk};
 use crate::body_budget::BodyPermit;
 use crate::demand::HeldRequest;
+use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
-use crate::error::{ErrorKind, GatewayError};
 use crate::routes::{Deployment, Endpoint, RoutingTable};
 
-/// What came and from whom, and what was told of its answer.
+/// A request with its caller, and how much of its response was already sent.
 pub(super) struct PendingRequest {
     model: String,
     request: GenerationRequest,
     deadline: Option<Deadline>,
     caller: Caller,
-    /// Since when it waits for an engine.
+    /// When it began to wait for an engine.
     waiting_since: Instant,
     attempts: Attempts,
     resume_point: Option<ResumePoint>,
-    /// Who was lost last, which rests before it is tried again.
+    /// The endpoint lost last; it is backed off before it is tried again.
     last_lost: Option<Endpoint>,
     body_permit: BodyPermit,
 }
 
 impl PendingRequest {
-    /// A request of which nobody has heard yet.
+    /// A request that no engine has received yet.
     pub(super) fn new(
         model: &str,
         request: GenerationRequest,
@@ -61,7 +63,7 @@ impl PendingRequest {
 }
 
 impl Dispatcher {
-    /// Has another engine go on with an answer, some text of which was told when its engine was lost.
+    /// Resumes on another engine a response that was partly sent when its engine was lost.
     pub(super) async fn resume(
         &self,
         asked: &mut PendingRequest,
@@ -89,13 +91,23 @@ impl Dispatcher {
         found.map_err(|refusal| interrupted(&message, refusal))
     }
 
-    /// Tries endpoints until one gives text; while there is none, the request is held.
+    /// Tries endpoints until one sends text; holds the request while none is ready.
     pub(super) async fn run_attempts(
         &self,
         asked: &mut PendingRequest,
         tracker: &mut RequestTracker,
     ) -> Result<(ResponseChunk, EngineStream), GatewayError> {
-        let PendingRequest { model, request, deadline, caller, waiting_since: since, attempts: setbacks, resume_point: begun, last_lost: left, body_permit: body } = asked;
+        let PendingRequest {
+            model,
+            request,
+            deadline,
+            caller,
+            waiting_since: since,
+            attempts: setbacks,
+            resume_point: begun,
+            last_lost: left,
+            body_permit: body,
+        } = asked;
         let scope = caller.scope();
         let mut changes = self.table.clone();
         let mut resting: HashMap<Endpoint, Instant> = HashMap::new();
@@ -105,7 +117,7 @@ impl Dispatcher {
         let mut state = format!("no engine of model `{model}` began to answer");
         loop {
             if let Some(deadline) = deadline {
-                // Every engine is given what is left by then.
+                // Every engine is given the time that remains now.
                 let left = deadline.remaining().ok_or_else(|| deadline.exceeded(&state))?;
                 request.deadline_milliseconds = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
             }
@@ -140,7 +152,7 @@ impl Dispatcher {
                 }
                 RouteDecision::Wait(deployment, message) => (deployment, message),
             };
-            // Those that were held when a replica woke are more than it takes at once, and stay held.
+            // When a replica wakes, more requests may be held than it admits at once; those stay held.
             if let (Some(message), None, false) = (&setbacks.last_busy, &setbacks.last_lost, held) {
                 return Err(overloaded(message.clone()));
             }
@@ -190,7 +202,8 @@ impl Dispatcher {
         let bound = event_deadline(Instant::now(), silence, deadline);
         let opened = tokio::select! {
             opened = timeout_at(bound, client.generate(GenerateRequest::from(request.clone()))) => opened,
-            // A machine that froze takes connections and says nothing; its group may answer elsewhere by now.
+            // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by
+            // now.
             () = endpoint_removed(&mut table, endpoint) => {
                 let Endpoint { address, node, .. } = endpoint;
                 let message = format!("the engine on node {node} at {address} does not answer and is being replaced");
@@ -216,7 +229,12 @@ impl Dispatcher {
                 if let Some(begun) = begun.as_ref()
                     && here != (begun.prompt_tokens, request.emitted.len())
                 {
-                    return Err(AttemptError::Rejected(resume_mismatch(endpoint, here, begun, request.emitted.len())));
+                    return Err(AttemptError::Rejected(resume_mismatch(
+                        endpoint,
+                        here,
+                        begun,
+                        request.emitted.len(),
+                    )));
                 }
             }
             if let Some(piece) = line.interpret(event) {
@@ -233,9 +251,10 @@ impl Dispatcher {
     }
 }
 
-/// Until nobody is told to ask this endpoint any more.
+/// Waits until no deployment of the table lists this endpoint.
 async fn endpoint_removed(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
-    let known = |table: &Arc<RoutingTable>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
+    let known =
+        |table: &Arc<RoutingTable>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
     if table.wait_for(|table| !known(table)).await.is_err() {
         std::future::pending().await
     }

@@ -1,4 +1,4 @@
-//! What goes wrong with a request while an engine is looked for, and what its client is told when it is given up.
+//! Failed attempts of one request, and the error its client gets when the gateway gives up.
 
 use std::time::Duration;
 
@@ -7,19 +7,24 @@ use super::route_decision::ResumePoint;
 use crate::error::{ErrorKind, GatewayError};
 use crate::routes::Endpoint;
 
-/// What went wrong with one request so far.
+/// Failed attempts of one request so far.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// What the last full engine said.
+    /// The message of the last engine that was full.
     pub(super) last_busy: Option<String>,
-    /// What became of the last one that was lost.
+    /// The message of the last engine that was lost.
     pub(super) last_lost: Option<String>,
     losses: u32,
 }
 
 impl Attempts {
-    /// One more engine was lost; an error once they are as many as may be.
-    pub(super) fn record_lost(&mut self, accepted: bool, message: String, most: u32) -> Result<(), GatewayError> {
+    /// Records a lost engine; an error once the limit is reached.
+    pub(super) fn record_lost(
+        &mut self,
+        accepted: bool,
+        message: String,
+        most: u32,
+    ) -> Result<(), GatewayError> {
         self.losses += u32::from(accepted);
         if self.losses >= most {
             let losses = self.losses;
@@ -35,7 +40,7 @@ impl Attempts {
         Ok(())
     }
 
-    /// The refusal of a request that was held as long as it may be.
+    /// The error for a request whose hold time is over.
     pub(super) fn hold_expired(&mut self, model: &str, hold: Duration, waiting_for: &str) -> GatewayError {
         let seconds = hold.as_secs();
         let refusal = match (self.last_lost.take(), self.last_busy.take()) {
@@ -61,12 +66,12 @@ impl Attempts {
     }
 }
 
-/// The refusal of a request for which every engine is full.
+/// The error for a request for which every engine is full.
 pub(super) fn overloaded(message: String) -> GatewayError {
     GatewayError::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1))
 }
 
-/// The refusal of the rest of an answer that broke off, by what came of looking for another engine.
+/// The error for the rest of an interrupted response, from the error of the attempt to resume it.
 pub(super) fn interrupted(lost: &str, refusal: GatewayError) -> GatewayError {
     match refusal.kind {
         ErrorKind::EngineLost
@@ -74,15 +79,23 @@ pub(super) fn interrupted(lost: &str, refusal: GatewayError) -> GatewayError {
         | ErrorKind::DeadlineExceeded
         | ErrorKind::Internal
         | ErrorKind::ShuttingDown => refusal,
-        // Nothing is wrong with what the client sent, and waiting was tried.
-        _ => GatewayError::new(ErrorKind::EngineLost, format!("{lost}; its answer cannot go on: {}", refusal.message))
-            .retry_after(RETRY_AFTER),
+        // The request itself is valid, and the gateway has already waited.
+        _ => GatewayError::new(
+            ErrorKind::EngineLost,
+            format!("{lost}; its answer cannot go on: {}", refusal.message),
+        )
+        .retry_after(RETRY_AFTER),
     }
 }
 
-/// The refusal of an answer that this engine would go on with differently: `here` are the tokens of its prompt and
-/// those it goes on after.
-pub(super) fn resume_mismatch(endpoint: &Endpoint, here: (u32, usize), begun: &ResumePoint, told: usize) -> GatewayError {
+/// The error when this engine would resume differently: `here` holds its count of prompt tokens and of
+/// emitted tokens after which it would continue.
+pub(super) fn resume_mismatch(
+    endpoint: &Endpoint,
+    here: (u32, usize),
+    begun: &ResumePoint,
+    told: usize,
+) -> GatewayError {
     let (prompt, emitted) = here;
     GatewayError::new(
         ErrorKind::ModelNotReady,

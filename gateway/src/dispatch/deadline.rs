@@ -1,5 +1,5 @@
-//! Until when somebody waits for an answer, over all engines that give it and all the time it is held for one. How
-//! much that is, and who says so, is decided elsewhere.
+//! The deadline of a whole response, across all engines that produce it and including the time it is held.
+//! Not here: how long it is and what sets it.
 
 use std::time::Duration;
 
@@ -7,37 +7,37 @@ use tokio::time::Instant;
 
 use crate::error::{ErrorKind, GatewayError};
 
-/// For the word of an engine at whose end a request's time ran out: it knows how far it came. Far more than the way
-/// between two machines takes, and less than a person notices.
+/// Extra time for an engine to report that the deadline has passed: it knows how far it came. Far longer than
+/// a network round trip between two machines, and too short for a person to notice.
 const ENGINE_GRACE: Duration = Duration::from_millis(500);
 
-/// Until when somebody waits for a whole answer.
+/// The deadline of a whole response.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
-    /// For how long.
+    /// The time allowed.
     pub(super) duration: Duration,
-    /// And so until when.
+    /// The instant it ends.
     pub(super) until: Instant,
 }
 
 impl Deadline {
-    /// The deadline of a request that came then and is waited for so long.
+    /// The deadline of a request that arrived at `arrived` with `given` time.
     pub fn new(arrived: Instant, duration: Duration) -> Self {
         Self { duration, until: arrived + duration }
     }
 
-    /// How much of it is left; nothing once it passed.
+    /// The remaining time; `None` once the deadline has passed.
     pub(super) fn remaining(&self) -> Option<Duration> {
         let left = self.until.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
 
-    /// Until when an engine that works on the request may say that it passed.
+    /// The deadline plus the grace in which a working engine may report that it passed.
     pub(super) fn with_grace(&self) -> Instant {
         self.until + ENGINE_GRACE
     }
 
-    /// The refusal of a request whose deadline passed, and what it was waiting for.
+    /// The error for a request whose deadline passed, with what it was waiting for.
     pub(super) fn exceeded(&self, waiting_for: &str) -> GatewayError {
         let given = self.duration;
         let message =

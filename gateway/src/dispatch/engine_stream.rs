@@ -1,39 +1,39 @@
-//! A line to an engine that answers: what its events and statuses mean to a client, and how each way of going wrong
-//! is called. Which engine is asked is decided elsewhere, and so is what becomes of an answer that breaks off.
+//! An open Generate stream to an engine: maps its events and statuses to response chunks and errors. Not
+//! here: engine selection, and what happens to an interrupted response.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use russet_rpc::engine::GenerateEvent;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use super::{Dispatcher, Deadline, ResponseChunk, RETRY_AFTER};
+use super::{Deadline, Dispatcher, RETRY_AFTER, ResponseChunk};
 use crate::backends::InFlightGuard;
 use crate::demand::ActiveRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::routes::{Endpoint, RoutingTable};
 
-/// Why an endpoint says no more.
+/// Why an endpoint sends no more.
 pub(super) enum AttemptError {
-    /// No other endpoint would do better.
+    /// Another endpoint would not do better.
     Rejected(GatewayError),
-    /// It is full.
+    /// The engine is full.
     Busy(String),
-    /// It cannot be reached, or was lost; `accepted` when it had begun to work.
+    /// The engine is unreachable or was lost; `accepted` when it had started work.
     Lost { accepted: bool, message: String },
 }
 
-/// An engine that was given a request.
+/// A stream from an engine that was sent a request.
 pub(super) struct EngineStream {
-    /// Who it is.
+    /// The engine's endpoint.
     pub(super) endpoint: Endpoint,
-    /// Tokens of the answer it has given.
+    /// Token ids of the response that this engine emitted.
     pub(super) emitted: Vec<u32>,
-    /// Whether it has begun to work.
+    /// Whether the engine has started work.
     pub(super) accepted: bool,
     events: Streaming<GenerateEvent>,
     last_event_at: Instant,
@@ -46,7 +46,7 @@ pub(super) struct EngineStream {
 }
 
 impl EngineStream {
-    /// The line on which these events come.
+    /// A stream over these events.
     pub(super) fn new(
         core: &Dispatcher,
         endpoint: &Endpoint,
@@ -71,7 +71,7 @@ impl EngineStream {
         }
     }
 
-    /// The next event. Nothing is lost when the future is dropped.
+    /// The next event. Cancel-safe: dropping the future loses nothing.
     pub(super) async fn event(&mut self) -> Result<GenerationEvent, AttemptError> {
         let event = tokio::select! {
             biased;
@@ -89,9 +89,15 @@ impl EngineStream {
             Ok(Ok(Some(event))) => GenerationEvent::from(event),
             Ok(Ok(None)) => return Err(self.lost(truncated_message(&self.endpoint))),
             Ok(Err(status)) => return Err(attempt_error(&self.endpoint, &status, self.accepted)),
-            Err(_) => return Err(AttemptError::Rejected(silence_error(&self.endpoint, self.silence, self.deadline))),
+            Err(_) => {
+                return Err(AttemptError::Rejected(silence_error(
+                    &self.endpoint,
+                    self.silence,
+                    self.deadline,
+                )));
+            }
         };
-        // An engine that refuses as its first word has not begun to work.
+        // An engine whose first event is a failure has not started work.
         self.accepted |= !matches!(event, GenerationEvent::Failed(_));
         if let GenerationEvent::Token { id, .. } = event {
             if self.emitted.is_empty() {
@@ -102,7 +108,7 @@ impl EngineStream {
         Ok(event)
     }
 
-    /// What an event means to a client; `None` when there is nothing to say yet.
+    /// Maps an event to a chunk or an error; `None` when there is nothing to send yet.
     pub(super) fn interpret(&self, event: GenerationEvent) -> Option<Result<ResponseChunk, AttemptError>> {
         match event {
             GenerationEvent::Started { .. } => None,
@@ -118,7 +124,7 @@ impl EngineStream {
                 FailureKind::Overloaded => AttemptError::Busy(message),
                 FailureKind::Unavailable => self.lost(message),
                 FailureKind::DeadlineExceeded => {
-                    // It knows of what was left when it was asked.
+                    // The engine only knows the time that remained when it received the request.
                     let given =
                         self.deadline.map(|Deadline { duration: given, .. }| format!(" (asked with {given:?})"));
                     let message = message + &given.unwrap_or_default();
@@ -129,7 +135,7 @@ impl EngineStream {
         }
     }
 
-    /// Ends it after the answer's last event.
+    /// Closes the stream after the last event of the response.
     pub(super) fn finish(self) {
         tokio::spawn(drain(self.events));
     }
@@ -139,8 +145,8 @@ impl EngineStream {
     }
 }
 
-/// Until the group of this endpoint answers under a higher epoch: whatever its connection looks like, the engine is
-/// dead, or frozen and will be killed.
+/// Waits until the group of this endpoint is ready under a higher epoch. Whatever the state of its
+/// connection, this engine is then dead, or frozen and about to be killed.
 async fn superseded(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
     let after = |one: &Endpoint| one.group == endpoint.group && one.epoch > endpoint.epoch;
     loop {
@@ -152,26 +158,26 @@ async fn superseded(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &E
     }
 }
 
-/// The next change; never, once nobody can publish one.
+/// Waits for the next change of the table; pending for ever once the sender is gone.
 pub(super) async fn table_changed(table: &mut watch::Receiver<Arc<RoutingTable>>) {
     if table.changed().await.is_err() {
         std::future::pending().await
     }
 }
 
-/// How long the end of a finished stream is waited for.
+/// How long to wait for the trailers of a finished stream.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reads the trailers of a finished answer. Dropped before them, its stream would be reset, and an engine
-/// that sees many resets takes the connection, with every other answer on it, for an attack.
+/// Reads the trailers of a finished response. Without this the stream would be reset, and an engine that sees
+/// many resets treats them as an attack and closes the connection with all its other responses.
 async fn drain(mut events: Streaming<GenerateEvent>) {
     let _ = timeout(DRAIN_TIMEOUT, async { while let Ok(Some(_)) = events.message().await {} }).await;
 }
 
-/// What a status of the engine means; `accepted` when it had begun to work.
+/// Maps a gRPC status of the engine; `accepted` when it had started work.
 pub(super) fn attempt_error(endpoint: &Endpoint, status: &tonic::Status, accepted: bool) -> AttemptError {
     use tonic::Code;
-    // A status that did not travel over the wire has a cause on this side: the connection broke.
+    // A status that did not travel over the wire has a local source: the connection broke.
     let broken = std::error::Error::source(status).is_some();
     match status.code() {
         Code::InvalidArgument | Code::OutOfRange => {
@@ -215,14 +221,18 @@ fn truncated_message(endpoint: &Endpoint) -> String {
     )
 }
 
-/// Until when an engine that was heard then may say nothing.
+/// When an engine that sent its last event at `heard` counts as silent.
 pub(super) fn event_deadline(heard: Instant, silence: Duration, deadline: Option<Deadline>) -> Instant {
     let silent = heard + silence;
     deadline.map_or(silent, |deadline| deadline.with_grace().min(silent))
 }
 
-/// The refusal of a request about which a connected engine says nothing, for so long or beyond its deadline.
-pub(super) fn silence_error(endpoint: &Endpoint, silence: Duration, deadline: Option<Deadline>) -> GatewayError {
+/// The error for a connected engine that sends nothing for `silence` or beyond the request's deadline.
+pub(super) fn silence_error(
+    endpoint: &Endpoint,
+    silence: Duration,
+    deadline: Option<Deadline>,
+) -> GatewayError {
     let node = &endpoint.node;
     match deadline {
         Some(deadline) if deadline.remaining().is_none() => {
@@ -238,7 +248,7 @@ pub(super) fn silence_error(endpoint: &Endpoint, silence: Duration, deadline: Op
     }
 }
 
-/// The refusal of what a gateway that ends cannot wait for.
+/// The error for requests that a gateway in shutdown cannot finish.
 pub(super) fn shutdown_error() -> GatewayError {
     GatewayError::new(ErrorKind::ShuttingDown, "the gateway is shutting down; send the request again")
         .retry_after(RETRY_AFTER)

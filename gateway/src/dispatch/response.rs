@@ -1,27 +1,27 @@
-//! An answer being given, as one whoever gives it: what breaks off with its engine goes on with another. How another
-//! is found is not its business.
+//! A response stream that survives the loss of its engine by resuming on another. Not here: how another
+//! engine is found.
 
 use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
 
-use super::engine_stream::{EngineStream, AttemptError};
 use super::attempt_loop::PendingRequest;
+use super::engine_stream::{AttemptError, EngineStream};
 use super::{Dispatcher, ResponseChunk};
-use crate::metrics::RequestTracker;
 use crate::error::{ErrorKind, GatewayError};
+use crate::metrics::RequestTracker;
 
-/// An answer being given. Dropping it tells the engine to stop.
+/// A running response. Dropping it cancels the request in the engine.
 pub struct ResponseStream(Pin<Box<dyn Stream<Item = Result<ResponseChunk, GatewayError>> + Send>>);
 
 impl ResponseStream {
-    /// The next part; `None` after the end or a refusal. Nothing is lost when the future is dropped.
+    /// The next chunk; `None` after the end or an error. Cancel-safe: dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Result<ResponseChunk, GatewayError>> {
         self.0.next().await
     }
 
-    /// The answer to what was asked, whose first part came on this line.
+    /// The response to the request; its first chunk came from this engine stream.
     pub(super) fn new(
         core: Arc<Dispatcher>,
         mut asked: PendingRequest,
@@ -64,7 +64,7 @@ impl ResponseStream {
     }
 }
 
-/// The next part that comes on this line.
+/// The next chunk of this engine stream.
 async fn next_chunk(line: &mut EngineStream) -> Result<ResponseChunk, AttemptError> {
     loop {
         let event = line.event().await?;

@@ -1,21 +1,21 @@
-//! Decides what to do for a model by one table: try an endpoint, wait, or refuse. Pure; which of
-//! several endpoints is the least busy is told by the caller.
+//! Routing decision for a model by one routing table: try an endpoint, wait, or reject. Pure; the caller says
+//! which of several endpoints is the least busy.
 
 use crate::error::{ErrorKind, GatewayError};
-use crate::routes::{Deployment, Endpoint, Resolved, ModelScope, DeploymentState, RoutingTable};
+use crate::routes::{Deployment, DeploymentState, Endpoint, ModelScope, Resolved, RoutingTable};
 
-/// What to do now.
+/// The next action.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RouteDecision<'a> {
-    /// Ask this one, of this deployment.
+    /// Send the request to this endpoint of this deployment.
     Try(&'a Deployment, &'a Endpoint),
-    /// Nobody answers now, but this deployment may soon; the text says what is going on.
+    /// No endpoint is ready, but this deployment may become ready; the text is the reason.
     Wait(&'a Deployment, String),
     /// Waiting would not help.
     Refuse(GatewayError),
 }
 
-/// Who began an answer, and with what.
+/// Where a started response can be resumed.
 #[derive(Clone, Debug)]
 pub(super) struct ResumePoint {
     /// `namespace/name` of the deployment.
@@ -26,8 +26,9 @@ pub(super) struct ResumePoint {
     pub(super) prompt_tokens: u32,
 }
 
-/// What goes on with an answer that was begun: an endpoint of the same deployment that runs the same Model, whatever
-/// name the deployment was asked by and has now. Any other model would go on with another answer.
+/// An endpoint that can resume a started response: one of the same deployment that runs the same Model, even
+/// if the deployment was requested under another name or has been renamed since. Another model would continue
+/// with a different response.
 pub(super) fn choose_resume<'a>(
     table: &'a RoutingTable,
     begun: &ResumePoint,
@@ -53,7 +54,7 @@ pub(super) fn choose_resume<'a>(
     }
 }
 
-/// The first target with an endpoint that `pick` takes; else what its deployments say.
+/// The first target with an endpoint that `pick` accepts; otherwise wait or reject by the deployments' state.
 pub(super) fn choose<'a>(
     table: &'a RoutingTable,
     model: &str,
@@ -75,7 +76,7 @@ pub(super) fn choose<'a>(
     }
 }
 
-/// Why a deployment nobody answers for may do so soon, if it may.
+/// Why a deployment without endpoints may become ready soon; `None` if it will not.
 fn pending_reason(deployment: &Deployment) -> Option<String> {
     match &deployment.state {
         _ if !deployment.endpoints.is_empty() => Some("its engines do not answer".to_owned()),
@@ -85,7 +86,7 @@ fn pending_reason(deployment: &Deployment) -> Option<String> {
     }
 }
 
-/// The refusal of a model none of whose deployments will answer.
+/// The error when none of a model's deployments will become ready.
 fn not_servable(model: &str, deployments: &[&Deployment]) -> GatewayError {
     let reasons: Vec<String> = deployments
         .iter()
@@ -98,7 +99,7 @@ fn not_servable(model: &str, deployments: &[&Deployment]) -> GatewayError {
     GatewayError::new(ErrorKind::ModelNotReady, message)
 }
 
-/// The refusal of a name that leads this caller to no deployment.
+/// The error for a name that resolves to no deployment for this caller.
 pub(super) fn unknown(table: &RoutingTable, model: &str, scope: &ModelScope) -> Option<GatewayError> {
     match table.resolve(model, scope) {
         Resolved::Deployments(_) => None,
@@ -106,15 +107,23 @@ pub(super) fn unknown(table: &RoutingTable, model: &str, scope: &ModelScope) -> 
     }
 }
 
-/// Names shown in a message: enough to spot a typing error, few enough to read.
+/// Names listed in a message: enough to spot a typing error, few enough to read.
 const MAX_LISTED_NAMES: usize = 20;
 
-fn unresolved(table: &RoutingTable, model: &str, scope: &ModelScope, resolved: &Resolved<'_>) -> GatewayError {
+fn unresolved(
+    table: &RoutingTable,
+    model: &str,
+    scope: &ModelScope,
+    resolved: &Resolved<'_>,
+) -> GatewayError {
     let message = match resolved {
         Resolved::Forbidden => {
             let opens = scope.models().join(", ");
             let message = format!("this key does not open the model `{model}`; it opens: {opens}");
-            return GatewayError { param: Some("model".into()), ..GatewayError::new(ErrorKind::ModelForbidden, message) };
+            return GatewayError {
+                param: Some("model".into()),
+                ..GatewayError::new(ErrorKind::ModelForbidden, message)
+            };
         }
         Resolved::Dangling(name) => format!(
             "model `{model}` is a name of ModelRoute {}, but none of its targets exists: {}",
@@ -126,7 +135,8 @@ fn unresolved(table: &RoutingTable, model: &str, scope: &ModelScope, resolved: &
         }
         Resolved::Deployments(_) | Resolved::Unknown => {
             let known: Vec<String> = table.models(scope).into_iter().map(|(id, _)| id).collect();
-            let shown = known.iter().take(MAX_LISTED_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
+            let shown =
+                known.iter().take(MAX_LISTED_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
             match known.len() {
                 0 => format!(
                     "model `{model}` does not exist, and no other does yet; apply a ModelDeployment first"
@@ -204,7 +214,7 @@ mod tests {
             model: "small".into(),
             prompt_tokens: 7,
         };
-        // The one that is rolled out to another model: its first replica runs that already.
+        // A deployment in a rollout to another model: its first replica already runs the new one.
         let rolling = |endpoints: &[&str]| {
             let mut one = deployment("rolling", DeploymentState::Ready, endpoints);
             one.model = "large".into();

@@ -1,5 +1,5 @@
-//! Follows AccessKeys and publishes a new keyring on every change, for ever. While the API server is
-//! away the last keyring stands.
+//! Watches AccessKeys and publishes a new keyring on every change. While the API server is away the last
+//! keyring stays in use.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::Keyring;
 use crate::watch::{Reflected, changes};
 
-/// Publishes keyrings into `publish` until the future is dropped.
+/// Publishes keyrings to `publish` until the future is dropped.
 pub async fn follow(client: Client, publish: watch::Sender<Arc<Keyring>>) {
     let mut changes = changes::<AccessKey, _>(&client, |event| event);
     let mut kept = Reflected::default();

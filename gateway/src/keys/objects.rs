@@ -1,4 +1,4 @@
-//! Reads AccessKeys into a [`Keyring`]. Pure; what was counted for a secret goes along.
+//! Builds a [`Keyring`] from AccessKeys. Pure; the usage counted for each secret is carried over.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,15 +7,16 @@ use std::time::Duration;
 use kube::ResourceExt as _;
 use russet_crds::{AccessKey, KeyState};
 
-use super::{Digest, ApiKey, Keyring, KeyUsage};
-use crate::routes::ModelScope;
+use super::{ApiKey, Digest, KeyUsage, Keyring};
 use crate::request_limits::{MAX_PRIORITY, RequestLimits};
+use crate::routes::ModelScope;
 
 impl Keyring {
-    /// The keyring of these AccessKeys; `exist` counts those that cannot be read as well.
+    /// The keyring of these AccessKeys; `exist` also counts those that cannot be decoded.
     pub fn updated<'a>(&self, objects: impl IntoIterator<Item = &'a AccessKey>, exist: usize) -> Self {
         let mut objects: Vec<&AccessKey> = objects.into_iter().collect();
-        // Whoever copies the hash of an older key must not take its requests to another namespace.
+        // The oldest object first: copying the hash of an older key must not move its requests to another
+        // namespace.
         objects.sort_by_cached_key(|object| {
             let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
             (created, object.namespace(), object.name_any())
@@ -27,7 +28,10 @@ impl Keyring {
             let first = digest.and_then(|digest| by_digest.get(&digest));
             let known = digest.and_then(|digest| self.by_digest.get(&digest));
             let meter = known.map_or_else(|| Arc::new(KeyUsage::default()), |key| key.usage.clone());
-            let key = Arc::new(ApiKey { duplicate_of: first.map(|key| key.full_name()), ..read_key(object, meter) });
+            let key = Arc::new(ApiKey {
+                duplicate_of: first.map(|key| key.full_name()),
+                ..read_key(object, meter)
+            });
             if let (Some(digest), None) = (digest, first) {
                 by_digest.insert(digest, key.clone());
             }

@@ -1,30 +1,30 @@
-//! A quota of requests per minute in one number a key: the moment at which it is whole again (the
-//! generic cell rate algorithm). The whole quota may be taken at once; then it grows back evenly.
-//! Pure: the clock is an argument.
+//! Rate limit: a quota of requests per minute with one number of state per key, the time at which the quota
+//! is full again (the generic cell rate algorithm). The whole quota may be used in a burst; then it refills
+//! evenly. Pure: the clock is an argument.
 
 use std::time::Duration;
 
-/// What is left of a quota after a request, or why there is nothing for it.
+/// The quota after a request, and how long to wait if the request exceeds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Requests a minute.
+    /// Requests per minute.
     pub limit: u32,
-    /// Requests left now.
+    /// Requests remaining now.
     pub remaining: u32,
-    /// Until the quota is whole again.
+    /// Time until the quota is full again.
     pub reset: Duration,
-    /// Until there is room for one request, when there was none for this one.
+    /// Time until one more request is allowed, when this one was rejected.
     pub refused: Option<Duration>,
-    /// When the quota is whole again; the state to remember.
+    /// When the quota is full again; the state to keep.
     pub(super) replenished_at: Duration,
 }
 
-/// Takes one request of `per_minute` at `now` from a quota that is whole at `whole_at`.
+/// Takes one request of `per_minute` at `now` from a quota that is full again at `whole_at`.
 pub(super) fn take_request(whole_at: Duration, now: Duration, per_minute: u32) -> Quota {
     let limit = per_minute.max(1);
     let each = Duration::from_secs(60) / limit;
     let whole = each * limit;
-    // Time that must pass for what was taken to grow back; bounded, because the limit may have changed.
+    // Time until the used part has refilled; bounded, because the limit may have changed.
     let taken = whole_at.saturating_sub(now).min(whole);
     let refused = (taken + each).checked_sub(whole).filter(|wait| !wait.is_zero());
     let taken = if refused.is_some() { taken } else { taken + each };
@@ -79,7 +79,7 @@ mod tests {
                 assert!(burst <= per_minute, "{per_minute}");
             }
             assert_eq!(burst, per_minute);
-            // From then on somebody asks whenever told to, for a minute.
+            // From then on a client retries exactly when told to, for a minute.
             let (mut now, mut granted) = (Duration::ZERO, 0);
             for _ in 0..3 * per_minute.min(1000) {
                 let quota = take_request(whole_at, now, per_minute);
@@ -95,12 +95,19 @@ mod tests {
 
     #[test]
     fn a_limit_that_changes_neither_locks_out_nor_opens() {
-        let taken = (0..60).fold(Duration::ZERO, |whole_at, _| take_request(whole_at, Duration::ZERO, 60).replenished_at);
-        // Lowered: nothing is left of it. Raised: what was taken takes its minute to grow back.
+        let taken = (0..60)
+            .fold(Duration::ZERO, |whole_at, _| take_request(whole_at, Duration::ZERO, 60).replenished_at);
+        // Lowered: the quota is used up. Raised: the used part takes its minute to refill.
         assert_eq!(take_request(taken, Duration::ZERO, 2).refused, Some(Duration::from_secs(30)));
-        assert!(take_request(taken, Duration::ZERO, 600).refused.is_some_and(|wait| wait <= Duration::from_secs(1)));
-        // Whatever stands in the state, nobody waits longer than a minute.
+        assert!(
+            take_request(taken, Duration::ZERO, 600)
+                .refused
+                .is_some_and(|wait| wait <= Duration::from_secs(1))
+        );
+        // Whatever the state holds, no client waits longer than a minute.
         let far = Duration::from_secs(1_000_000);
-        assert!(take_request(far, Duration::ZERO, 1).refused.is_some_and(|wait| wait <= Duration::from_secs(60)));
+        assert!(
+            take_request(far, Duration::ZERO, 1).refused.is_some_and(|wait| wait <= Duration::from_secs(60))
+        );
     }
 }

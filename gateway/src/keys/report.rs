@@ -1,5 +1,5 @@
-//! Writes to each AccessKey whether it is taken and when it was last used. Status is not telemetry: a
-//! key in constant use costs one write a minute.
+//! Writes the status of AccessKeys: whether the key is accepted and when it was last used. Status is not
+//! telemetry: a key in constant use costs one write per minute.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use tokio::sync::watch;
 use super::{ApiKey, Keyring};
 use crate::api_timeout::{WriteError, with_timeout};
 
-/// Between two looks at what there is to write: a new key is confirmed soon after.
+/// Time between two checks for statuses to write: a new key is confirmed within seconds.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Between two writes of one key's last use.
+/// Time between two writes of one key's last use.
 const LAST_USED_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
 /// Writes statuses until the future is dropped.
 pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
     let mut look = tokio::time::interval(POLL_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // Said once each time it begins to fail, not at every look.
+    // Logged once each time writing begins to fail, not at every check.
     let mut failing = false;
     loop {
         look.tick().await;
@@ -34,7 +34,7 @@ pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
             let Some(status) = decide(key, Timestamp::now()) else { continue };
             match with_timeout(write(&client, key, &status)).await {
                 Ok(()) => failing = false,
-                // One that is refused must not keep the others from being written; a silent server would.
+                // A rejected write must not block the others; a server that does not respond would.
                 Err(WriteError { why, timed_out: silent }) => {
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!(
@@ -51,12 +51,12 @@ pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
     }
 }
 
-/// The status to write; `None` when what stands there is right.
+/// The status to write; `None` when the object already has it.
 fn decide(key: &ApiKey, now: Timestamp) -> Option<AccessKeyStatus> {
     let mut status = AccessKeyStatus { observed_generation: key.generation, ..key.status.clone() };
     let (taken, reason, message) = readiness(key, now);
     conditions::set(&mut status.conditions, Type::Ready, taken, reason, message, key.generation, now);
-    // Another replica may have written a later use.
+    // Another gateway may have written a later use.
     let written = key.status.last_used.as_ref().map(|time| time.0);
     if let Some(used) = key.last_used()
         && written.is_none_or(|written| used.duration_since(written) >= LAST_USED_INTERVAL)
@@ -93,10 +93,10 @@ async fn write(client: &Client, key: &ApiKey, status: &AccessKeyStatus) -> Resul
         "metadata": {"name": key.name},
         "status": status,
     });
-    // Force: the status is the gateway's own, whoever edited it meanwhile.
+    // Force: the status belongs to the gateway, even if another manager edited it.
     let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
     match api.patch_status(&key.name, &params, &Patch::Apply(patch)).await {
-        // Deleted meanwhile: nobody is left to read the status.
+        // Deleted in the meantime: nothing reads the status any more.
         Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
         other => other.map(|_| ()),
     }

@@ -1,26 +1,26 @@
-//! A new key: what its holder gets, and the hash that is stored.
+//! Generates a new key: the secret for its holder, and the hash that is stored.
 
 use rand::Rng as _;
 
-/// Tells people and scanners for leaked secrets what the rest is.
+/// Marks the secret as a Russet key for people and for scanners of leaked secrets.
 const PREFIX: &str = "sk-russet-";
 const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 /// Characters of [`ALPHABET`] that hold 256 bits.
 const LENGTH: usize = 43;
 
-/// A key nobody has seen yet. It is not `Debug`, so that no log shows it by accident.
+/// A new key. It is not `Debug`, so that no log shows it by accident.
 pub struct Secret(String);
 
 impl Secret {
     /// A key of 256 random bits.
     pub fn generate() -> Self {
-        // The generator of this thread is a cryptographic one, seeded by the operating system.
+        // The thread's generator is cryptographic and seeded by the operating system.
         let mut random = rand::rng();
         let rest = (0..LENGTH).map(|_| char::from(ALPHABET[random.random_range(0..ALPHABET.len())]));
         Self(PREFIX.chars().chain(rest).collect())
     }
 
-    /// The key itself, for its holder.
+    /// The secret itself, for its holder.
     pub fn expose(&self) -> &str {
         &self.0
     }

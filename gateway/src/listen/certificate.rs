@@ -1,5 +1,5 @@
-//! The certificate other machines see, read from two files and read again when they change: whoever
-//! renews it need not restart the gateway.
+//! The server certificate that other machines see. It is read from two files and reloaded when they change,
+//! so that renewing it needs no restart of the gateway.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use rustls::sign::CertifiedKey;
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
 
-/// Between two looks at the files.
+/// Time between two checks of the files.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Where certificate and key lie, both PEM.
+/// Paths of certificate and key, both PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerFiles {
-    /// The chain, the server's own certificate first.
+    /// The certificate chain, the server's own certificate first.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
@@ -34,35 +34,35 @@ pub enum CertificateError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A file is not PEM of what it should hold.
+    /// A file is not the PEM it should be.
     #[error("{path} holds no {what} in PEM")]
     Pem {
         /// The file.
         path: PathBuf,
         /// A certificate or a private key.
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: rustls::pki_types::pem::Error,
     },
-    /// Certificate and key cannot be used together.
+    /// Certificate and key do not match.
     #[error("{cert} and {key} cannot be used together")]
     Mismatch {
         /// The certificate.
         cert: PathBuf,
         /// The key.
         key: PathBuf,
-        /// Why.
+        /// The cause.
         source: rustls::Error,
     },
-    /// This TLS library cannot serve.
+    /// The TLS library cannot be set up.
     #[error("TLS cannot be set up")]
     Setup(#[source] rustls::Error),
 }
 
-/// A certificate that can be replaced while it is shown.
+/// A server certificate that can be replaced while it is in use.
 #[derive(Clone)]
 pub struct Certificate {
     files: ServerFiles,
@@ -80,7 +80,7 @@ impl ResolvesServerCert for CurrentCertificate {
     }
 }
 
-/// What the files held.
+/// The contents of both files.
 type PemContents = (Vec<u8>, Vec<u8>);
 
 impl Certificate {
@@ -102,14 +102,16 @@ impl Certificate {
         self.config.clone().into()
     }
 
-    /// Shows what the files hold whenever they change, for ever. What cannot be used is said once and
-    /// the last good certificate stays.
+    /// Reloads the files whenever they change, for ever. An unusable certificate is logged once and the last
+    /// good one stays in use.
     pub async fn follow(self) {
         let Self { files, contents: mut seen, current: shown, config: _ } = self;
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             let reading = files.clone();
-            let Ok(Ok(now)) = tokio::task::spawn_blocking(move || read_files(&reading)).await else { continue };
+            let Ok(Ok(now)) = tokio::task::spawn_blocking(move || read_files(&reading)).await else {
+                continue;
+            };
             if now == seen {
                 continue;
             }

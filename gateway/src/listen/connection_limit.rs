@@ -1,4 +1,5 @@
-//! Room for connections: so many on a listener, the last of them for hosts that have few, so that no host takes all.
+//! Connection limit of a listener. The last connections are reserved for hosts that have few, so that no host
+//! takes all.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,14 +10,14 @@ use russet_rpc::tls::host_of;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The room of one listener.
+/// The connection limit of one listener.
 pub(super) struct ConnectionLimiter {
     permits: Arc<Semaphore>,
     reserved: usize,
     per_host: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
-/// What one connection takes of it, given back when dropped.
+/// One connection's permit, released on drop.
 pub(super) struct ConnectionPermit {
     host: IpAddr,
     per_host: Arc<Mutex<HashMap<IpAddr, usize>>>,
@@ -24,12 +25,14 @@ pub(super) struct ConnectionPermit {
 }
 
 impl ConnectionLimiter {
-    /// Room for `all` connections, of which the last `few` are for hosts that have fewer than that.
+    /// A limit of `all` connections, the last `few` of which are reserved for hosts that have fewer than
+    /// that.
     pub(super) fn new(all: usize, reserved: usize) -> Self {
         Self { permits: Arc::new(Semaphore::new(all)), reserved, per_host: Arc::default() }
     }
 
-    /// The next connection, once there is room for it; those of a host that has many are closed when little is left.
+    /// The next connection, once a permit is free; when few are left, connections of hosts that have many are
+    /// closed.
     pub(super) async fn accept(&self, listener: &TcpListener) -> (TcpStream, ConnectionPermit) {
         loop {
             // The semaphore is never closed.
@@ -44,7 +47,8 @@ impl ConnectionLimiter {
                     ),
                 },
                 Err(error) => {
-                    // Mostly a client that left again, or no file descriptor to be had: the next may work.
+                    // Usually a client that has disconnected, or no free file descriptor: the next accept may
+                    // work.
                     tracing::debug!("a connection could not be accepted: {error}");
                     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
                 }
@@ -92,7 +96,8 @@ mod tests {
         let other = place("10.0.0.2").unwrap();
         assert!(place("10.0.0.1").is_none());
         drop((alone, other));
-        let _five: Vec<ConnectionPermit> = (1..6).map(|host| place(&format!("2001:db8::{host}:1")).unwrap()).collect();
+        let _five: Vec<ConnectionPermit> =
+            (1..6).map(|host| place(&format!("2001:db8::{host}:1")).unwrap()).collect();
         assert!(place("2001:db8::9:1").is_none(), "one network of a host is one host");
         let neighbour = place("2001:db8:0:1::1").unwrap();
         assert_eq!(room.per_host.lock().len(), 2);

@@ -1,5 +1,5 @@
-//! Follows the kinds a [`Table`] is made of and publishes a new table on every change, for ever.
-//! While the API server is away the last table stands: losing it stops no request (invariant 6).
+//! Watches the kinds of a [`RoutingTable`] and publishes a new table on every change. While the API server is
+//! away the last table stays in use: losing it stops no request (invariant 6).
 
 use std::sync::Arc;
 
@@ -13,14 +13,15 @@ use tokio::sync::watch;
 use super::RoutingTable;
 use crate::watch::{Reflected, changes};
 
-/// Publishes tables into `publish` until the future is dropped.
+/// Publishes tables to `publish` until the future is dropped.
 pub async fn follow(client: Client, publish: watch::Sender<Arc<RoutingTable>>) {
     let mut changes = futures::stream::select_all([
         changes::<ModelDeployment, _>(&client, |event| RouteEvent::Deployment(Box::new(event))),
         changes::<ShardGroup, _>(&client, |event| RouteEvent::Group(Box::new(event))),
         changes::<ModelRoute, _>(&client, |event| RouteEvent::Route(Box::new(event))),
     ]);
-    let (mut deployments, mut groups, mut routes) = (Reflected::default(), Reflected::default(), Reflected::default());
+    let (mut deployments, mut groups, mut routes) =
+        (Reflected::default(), Reflected::default(), Reflected::default());
     // The streams never end: a watcher reconnects for ever.
     while let Some(change) = changes.next().await {
         match change {

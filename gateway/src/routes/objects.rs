@@ -1,5 +1,5 @@
-//! Reads the kinds into a [`Table`]. Pure: what is not ready or contradicts itself is left out, and
-//! nothing here can fail.
+//! Builds a [`RoutingTable`] from the objects. Pure and infallible: objects that are not ready or contradict
+//! themselves are left out.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,17 +8,18 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{KvCapacity, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
 
-use super::{DEFAULT_NAMESPACE, Deployment, Endpoint, ModelAlias, DeploymentState, RoutingTable};
+use super::{DEFAULT_NAMESPACE, Deployment, DeploymentState, Endpoint, ModelAlias, RoutingTable};
 
 impl RoutingTable {
-    /// The table these objects make.
+    /// The routing table of these objects.
     pub fn from_objects<'a>(
         deployments: impl IntoIterator<Item = &'a ModelDeployment>,
         groups: impl IntoIterator<Item = &'a ShardGroup>,
         routes: impl IntoIterator<Item = &'a ModelRoute>,
     ) -> Self {
         let mut endpoints: BTreeMap<(String, String), Vec<Endpoint>> = BTreeMap::new();
-        // What a group was planned with holds: the model's own limit may be below the deployment's wish.
+        // The context length a group was planned with counts: the model's own limit may be below the
+        // deployment's request.
         let mut planned: BTreeMap<(String, String), u32> = BTreeMap::new();
         for group in groups {
             let key = (group.namespace().unwrap_or_default(), group.spec.deployment_ref.name.clone());
@@ -36,7 +37,7 @@ impl RoutingTable {
                 let name = object.name_any();
                 let key = (namespace.clone(), name.clone());
                 let endpoints = endpoints.remove(&key).unwrap_or_default();
-                // What a ShardingStrategy says is known once a group was planned with it.
+                // The values of a ShardingStrategy are known once a group was planned with it.
                 let own = object.spec.sharding.as_ref().map(|sharding| sharding.kv.context_tokens);
                 let asked = own.unwrap_or(KvCapacity::default().context_tokens);
                 let context_tokens = planned.get(&key).copied();
@@ -84,7 +85,7 @@ impl RoutingTable {
     }
 }
 
-/// Where the group answers; `None` while it does not, or while it is formed anew.
+/// The endpoint of the group; `None` while it is not ready or is being re-formed.
 fn endpoint(group: &ShardGroup) -> Option<Endpoint> {
     let status = group.status.as_ref()?;
     let endpoint = status.endpoint.as_ref()?;
@@ -118,14 +119,18 @@ fn state(deployment: &ModelDeployment) -> DeploymentState {
             .filter(|message| !message.is_empty())
             .map(str::to_owned)
     };
-    // What rests on purpose is settled, and reads so.
+    // A deployment that is idle on purpose is settled, and reads so.
     let rests = |reason: Reason| {
         conditions::get(conditions, Type::Ready).is_some_and(|ready| ready.reason == format!("{reason:?}"))
     };
     if rests(Reason::Idle) {
-        DeploymentState::Working(said(Type::Ready).unwrap_or_else(|| "it sleeps; the next request wakes it".into()))
+        DeploymentState::Working(
+            said(Type::Ready).unwrap_or_else(|| "it sleeps; the next request wakes it".into()),
+        )
     } else if rests(Reason::OutsideSchedule) {
-        DeploymentState::Halted(said(Type::Ready).unwrap_or_else(|| "it is not a time of its tier's schedules".into()))
+        DeploymentState::Halted(
+            said(Type::Ready).unwrap_or_else(|| "it is not a time of its tier's schedules".into()),
+        )
     } else if conditions::is_true(conditions, Type::Ready) {
         DeploymentState::Ready
     } else if conditions::is_true(conditions, Type::Stalled) {
@@ -193,7 +198,9 @@ mod tests {
         leaving.metadata.deletion_timestamp =
             Some(serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap());
         let deployments = [deployment("chat", 1, vec![])];
-        assert!(RoutingTable::from_objects(&deployments, &[leaving], &[]).deployments[0].endpoints.is_empty());
+        assert!(
+            RoutingTable::from_objects(&deployments, &[leaving], &[]).deployments[0].endpoints.is_empty()
+        );
     }
 
     #[test]
@@ -231,14 +238,22 @@ mod tests {
             state(&deployment("chat", 1, conditions))
         };
         assert_eq!(rests(Reason::Idle), DeploymentState::Working("rests".into()), "a request wakes it");
-        assert_eq!(rests(Reason::OutsideSchedule), DeploymentState::Halted("rests".into()), "no request does");
+        assert_eq!(
+            rests(Reason::OutsideSchedule),
+            DeploymentState::Halted("rests".into()),
+            "no request does"
+        );
         let stopped = deployment("chat", 0, condition(Type::Ready, true, ""));
         assert!(matches!(state(&stopped), DeploymentState::Halted(_)));
-        // Whom nobody asked for sleeps, where that is allowed, and is woken by whoever waits.
+        // A deployment without demand scales to zero where that is allowed, and a held request wakes it.
         for (min_replicas, sleeps) in [(0, true), (1, false)] {
             let mut asleep = stopped.clone();
             asleep.spec.autoscaling = Some(Autoscaling { min_replicas, ..Autoscaling::default() });
-            assert_eq!(matches!(state(&asleep), DeploymentState::Working(_)), sleeps, "at least {min_replicas}");
+            assert_eq!(
+                matches!(state(&asleep), DeploymentState::Working(_)),
+                sleeps,
+                "at least {min_replicas}"
+            );
         }
     }
 

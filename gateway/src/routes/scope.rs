@@ -1,36 +1,36 @@
-//! Which names of models a caller may use. Who the caller is, is `keys`' business.
+//! Which model names a caller may use. Not here: authentication of the caller, see `keys`.
 
 use super::matches_pattern;
 
 /// The names a caller may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelScope {
-    /// The only namespace the caller sees; `None` is every one.
+    /// The only namespace the caller sees; `None` means all.
     namespace: Option<String>,
-    /// Patterns of names as the caller writes them; empty is every name.
+    /// Patterns of names that the caller may send; empty means all.
     models: Vec<String>,
 }
 
 impl ModelScope {
-    /// Everything.
+    /// No restriction.
     pub const ALL: Self = Self { namespace: None, models: Vec::new() };
 
-    /// Names of one namespace that one of `models` matches; all of them when there is none.
+    /// The names of one namespace that match one of `models`; all of them when `models` is empty.
     pub fn new(namespace: &str, models: &[String]) -> Self {
         Self { namespace: Some(namespace.to_owned()), models: models.to_vec() }
     }
 
-    /// Whether the caller sees a namespace.
+    /// Whether the caller sees the namespace.
     pub(super) fn sees_namespace(&self, namespace: &str) -> bool {
         self.namespace.as_deref().is_none_or(|own| own == namespace)
     }
 
-    /// Whether the caller may use this name, wherever it leads.
+    /// Whether the caller may use this name, whatever it resolves to.
     pub(super) fn allows(&self, model: &str) -> bool {
         self.models.is_empty() || self.models.iter().any(|pattern| matches_pattern(pattern, model))
     }
 
-    /// The patterns, for a message.
+    /// The patterns, for messages.
     pub fn models(&self) -> &[String] {
         &self.models
     }

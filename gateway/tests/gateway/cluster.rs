@@ -1,5 +1,5 @@
-//! The whole gateway as `russet gateway` runs it, against an API server that is a list of objects in
-//! memory: lists, watches, goes away and comes back.
+//! The whole gateway as `russet gateway` runs it, against an API server that is a list of objects in memory:
+//! it serves lists and watches, goes away and comes back.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Certificates, ScriptedEngine, TEST_TIMEOUT, hello, limits, script_engine};
 
-/// Objects by plural and name, and what happened to them.
+/// Objects by plural and name, and the changes to them.
 #[derive(Clone)]
 struct StoredObjects {
     stored: Arc<Mutex<BTreeMap<(String, String), Value>>>,
     events: broadcast::Sender<(String, Value)>,
-    /// Statuses that were applied, each with its field manager, and patches of lists.
+    /// Applied statuses, each with its field manager, and patches of lists.
     applied: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
@@ -50,7 +50,7 @@ fn api_server(address: SocketAddr, objects: StoredObjects) -> tokio::runtime::Ru
         .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status", patch(apply_status))
         .with_state(objects);
     let socket = runtime.block_on_thread(async move {
-        // The one before it closes its socket a moment after it was told to.
+        // The previous server closes its socket a moment after its shutdown.
         let bind = async {
             loop {
                 let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -95,7 +95,7 @@ async fn list_or_watch(
         .into_response();
     }
     let mut events = objects.events.subscribe();
-    // Instead of remembering which change the list had seen, everything is told again.
+    // The watch does not track resource versions: it sends every object again.
     let kept: Vec<Value> = {
         let kept = objects.stored.lock().unwrap();
         kept.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect()
@@ -113,7 +113,7 @@ async fn list_or_watch(
     .into_response()
 }
 
-/// Takes note of what is applied or patched, and answers with the object as it is.
+/// Records an apply or a patch, and returns the object unchanged.
 async fn apply_status(
     State(objects): State<StoredObjects>,
     Path((_, plural, name)): Path<(String, String, String)>,
@@ -194,7 +194,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     });
     waited.await.expect("the gateway becomes ready once the API server is there");
     let waiting = tokio::spawn(chat());
-    // Somebody waits, and the cluster is told.
+    // A request is held, and its demand is reported.
     let told = tokio::time::timeout(TEST_TIMEOUT, async {
         loop {
             let applied = objects.applied.lock().unwrap().clone();
@@ -209,7 +209,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let gateway_name = entry["gateway"].as_str().unwrap();
     assert!(gateway_name.ends_with(&format!(":{}", listen.port())), "{gateway_name}");
     assert_eq!(manager, format!("russet-gateway-{gateway_name}"));
-    // A gateway that is gone for months says nothing more.
+    // The entry of a gateway that has been gone for months is removed.
     let removed = tokio::time::timeout(TEST_TIMEOUT, async {
         let remove = json!({"op": "remove", "path": "/status/demand/0"});
         while !objects.applied.lock().unwrap().iter().any(|(_, patch)| patch[1] == remove) {
@@ -220,12 +220,12 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     objects.apply("shardgroups", group(&first, 1, 2));
     assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
 
-    // The API server is lost: what was known goes on.
+    // The API server is lost: the gateway keeps routing by the last table.
     server.shutdown_background();
     assert_eq!(chat().await.unwrap().status(), 200);
     assert_eq!(first.requests(), 2);
 
-    // The engine is lost too; when the server is back it knows another one.
+    // The engine is lost too; when the server is back it lists another one.
     first.kill();
     let second = script_engine(&certificates, "a", |_| hello());
     let waiting = tokio::spawn(chat());
@@ -237,7 +237,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     stop.cancel();
     assert!(tokio::time::timeout(TEST_TIMEOUT, gateway).await.unwrap().unwrap().is_ok());
     assert!(!ready.load(Ordering::Acquire));
-    // Its last word: nobody waits here any more.
+    // The final report: no requests wait here any more.
     let applied = objects.applied.lock().unwrap().clone();
     let last = applied.iter().rev().find(|(_, status)| status["demand"].is_array()).unwrap();
     let last = &last.1["demand"][0];
@@ -264,8 +264,10 @@ async fn keys_reload_without_restart_and_survive_an_api_outage() {
     let api_client =
         kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
     let stop = CancellationToken::new();
-    let config =
-        GatewayConfig { dispatch: limits(), ..GatewayConfig::new(api_client, certificates.gateway(), listen) };
+    let config = GatewayConfig {
+        dispatch: limits(),
+        ..GatewayConfig::new(api_client, certificates.gateway(), listen)
+    };
     let gateway = tokio::spawn(russet_gateway::run(
         config,
         prometheus::Registry::new(),
@@ -298,15 +300,15 @@ async fn keys_reload_without_restart_and_survive_an_api_outage() {
     until("any", 401).await;
     assert_eq!(list("s-one").await, 200);
 
-    // The API server is lost: who was let in still is, who was not still is not.
+    // The API server is lost: accepted keys stay accepted, rejected keys stay rejected.
     server.shutdown_background();
     assert_eq!((list("s-one").await, list("any").await), (200, 401));
 
-    // Revoked while nobody could be told: refused once somebody can.
+    // Revoked while the server is away: rejected once it is back.
     objects.apply("accesskeys", access_key("s-one", "Disabled", 3));
     let server = api_server(api, objects.clone());
     until("s-one", 401).await;
-    // A key that cannot be read is a key.
+    // A key that cannot be decoded still counts as a key.
     let mut broken = access_key("s-one", "Enabled", 4);
     broken["spec"]["models"] = json!(7);
     objects.apply("accesskeys", broken);

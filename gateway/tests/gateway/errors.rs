@@ -1,16 +1,16 @@
-//! Requests that are wrong, too large, or not allowed, sent as bytes where no client would.
+//! Requests that are invalid, too large or forbidden, sent as bytes where no HTTP client would.
 
 use russet_gateway::dispatch::DispatchLimits;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{ScriptStep, GatewayLab, TEST_TIMEOUT, access_key, hello, limits, started, token};
+use crate::harness::{GatewayLab, ScriptStep, TEST_TIMEOUT, access_key, hello, limits, started, token};
 
-/// Sends `request` as it is and returns status and body of the answer.
+/// Sends `request` unchanged and returns status and body of the response.
 async fn raw(lab: &GatewayLab, request: &[u8]) -> (u16, String) {
     let mut stream = tokio::net::TcpStream::connect(lab.address).await.unwrap();
-    // The gateway may answer and close before it read everything.
+    // The gateway may respond and close before it has read everything.
     let _ = stream.write_all(request).await;
     let mut answer = Vec::new();
     let read = tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut answer)).await;
@@ -98,7 +98,7 @@ async fn a_body_beyond_the_limit_is_refused_announced_or_not() {
 
     let large = "x".repeat(8 * 1024 * 1024);
     let fits = lab.chat(json!({"messages": [{"role": "user", "content": large}]})).send().await.unwrap();
-    // The fake engine keeps gRPC's own limit of 4 MiB; what matters is that the gateway passed it on.
+    // The fake engine keeps gRPC's own limit of 4 MiB; the gateway must have passed the body on.
     assert_ne!(fits.status(), 413);
 }
 
@@ -106,8 +106,9 @@ async fn a_body_beyond_the_limit_is_refused_announced_or_not() {
 async fn unanswered_requests_hold_a_bounded_number_of_bytes() {
     let lab = GatewayLab::start(DispatchLimits { max_total_body_bytes: 1024 * 1024, ..limits() }).await;
     let go = CancellationToken::new();
-    // Another engine may have to go on with what was begun.
-    let engine = lab.only_engine([vec![started(), token("x"), ScriptStep::Until(go.clone())], hello()].concat());
+    // Another engine may have to resume a started response, so its body stays in memory.
+    let engine =
+        lab.only_engine([vec![started(), token("x"), ScriptStep::Until(go.clone())], hello()].concat());
     let ask = |bytes: usize| {
         let content = "x".repeat(bytes);
         lab.chat(json!({"messages": [{"role": "user", "content": content}]})).send()
@@ -163,7 +164,7 @@ async fn one_key_cannot_use_the_byte_budget_of_others() {
     assert_eq!(ask("s-one").await.unwrap().status(), 200, "the room is given back");
 }
 
-/// Like [`raw`], reading while it writes: the answer comes before the request is complete.
+/// Like [`raw`], but reads while it writes: the response comes before the request is complete.
 async fn raw_tolerant(lab: &GatewayLab, request: &[u8]) -> (u16, String) {
     let stream = tokio::net::TcpStream::connect(lab.address).await.unwrap();
     let (mut reader, mut writer) = stream.into_split();

@@ -1,17 +1,19 @@
-//! What a client gets when engines die, hang or say no, and what becomes of the engine when the
-//! client leaves.
+//! Responses when engines die, hang or reject requests, and cancellation in the engine when the client
+//! disconnects.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use russet_gateway::routes::DeploymentState;
 use russet_gateway::dispatch::DispatchLimits;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason};
+use russet_gateway::routes::DeploymentState;
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{ScriptStep, GatewayLab, TEST_TIMEOUT, finished, hello, limits, started, token, transcript};
+use crate::harness::{
+    GatewayLab, ScriptStep, TEST_TIMEOUT, finished, hello, limits, started, token, transcript,
+};
 
 fn failed(kind: FailureKind) -> ScriptStep {
     ScriptStep::Say(GenerationEvent::Failed(GenerationFailure { kind, message: "because".into() }))
@@ -58,7 +60,7 @@ async fn engine_loss_without_a_successor_ends_with_a_typed_error() {
     }
     let whole = tokio::spawn(lab.chat(json!({})).send());
     engine.running(2).await;
-    // The whole answer must have its first token before the engine dies, or it would be sent again.
+    // The whole answer must have its first token before the engine dies, or it would be retried.
     let begun = tokio::time::timeout(TEST_TIMEOUT, async {
         while !lab.metrics().await.contains("russet_gateway_request_ttft_seconds_count{model_name=\"m\"} 2") {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -83,13 +85,14 @@ async fn engine_loss_without_a_successor_ends_with_a_typed_error() {
 
 #[tokio::test]
 async fn an_engine_lost_before_its_first_token_costs_only_time() {
-    let lab = GatewayLab::start(DispatchLimits { endpoint_backoff: Duration::from_millis(50), ..limits() }).await;
+    let lab =
+        GatewayLab::start(DispatchLimits { endpoint_backoff: Duration::from_millis(50), ..limits() }).await;
     for streamed in [true, false] {
         let mut first = lab.only_engine(vec![started(), ScriptStep::Hang]);
         let request = tokio::spawn(lab.chat(json!({"stream": streamed})).send());
         first.running(1).await;
         first.kill();
-        // The group is away, then formed anew at another address.
+        // The group is away, then re-formed at another address.
         lab.publish(&[("m", DeploymentState::Working("forming epoch 2".into()), &[])]);
         let again = lab.engine("b", |_| hello());
         lab.publish(&[("m", DeploymentState::Ready, &[&again])]);
@@ -113,7 +116,11 @@ async fn another_group_answers_when_one_cannot_be_reached() {
 
 #[tokio::test]
 async fn request_to_an_absent_engine_fails_at_the_hold_timeout() {
-    let patience = DispatchLimits { hold_timeout: Duration::from_millis(300), endpoint_backoff: Duration::from_millis(50), ..limits() };
+    let patience = DispatchLimits {
+        hold_timeout: Duration::from_millis(300),
+        endpoint_backoff: Duration::from_millis(50),
+        ..limits()
+    };
     let lab = GatewayLab::start(patience).await;
     let mut engine = lab.only_engine(hello());
     engine.kill();
@@ -140,7 +147,8 @@ async fn request_that_kills_engines_is_retried_a_limited_number() {
 
 #[tokio::test]
 async fn unavailable_engine_is_retried_until_it_serves() {
-    let lab = GatewayLab::start(DispatchLimits { endpoint_backoff: Duration::from_millis(1), ..limits() }).await;
+    let lab =
+        GatewayLab::start(DispatchLimits { endpoint_backoff: Duration::from_millis(1), ..limits() }).await;
     let asked = AtomicUsize::new(0);
     let engine = lab.engine("a", move |_| match asked.fetch_add(1, Ordering::Relaxed) {
         0..9 => vec![failed(FailureKind::Unavailable)],
@@ -155,7 +163,7 @@ async fn unavailable_engine_is_retried_until_it_serves() {
 async fn a_model_that_is_not_ready_says_why_or_answers_when_it_is() {
     let soon = Duration::from_millis(200);
     let lab = GatewayLab::start(DispatchLimits { sync_timeout: soon, hold_timeout: soon, ..limits() }).await;
-    // Before the cluster was read, no model can be called unknown.
+    // Before the first list of the cluster, no model can be called unknown.
     let response = lab.chat(json!({})).send().await.unwrap();
     assert_eq!((response.status().as_u16(), response.headers().contains_key("retry-after")), (503, true));
 
@@ -181,7 +189,12 @@ async fn a_model_that_is_not_ready_says_why_or_answers_when_it_is() {
 
 #[tokio::test]
 async fn every_engine_error_has_a_status_and_a_stream_error_code() {
-    let lab = GatewayLab::start(DispatchLimits { hold_timeout: Duration::ZERO, endpoint_backoff: TEST_TIMEOUT, ..limits() }).await;
+    let lab = GatewayLab::start(DispatchLimits {
+        hold_timeout: Duration::ZERO,
+        endpoint_backoff: TEST_TIMEOUT,
+        ..limits()
+    })
+    .await;
     for (end, status, code) in [
         (vec![failed(FailureKind::InvalidRequest)], 400, Value::Null),
         (vec![failed(FailureKind::Overloaded)], 429, json!("rate_limit_exceeded")),
@@ -189,7 +202,11 @@ async fn every_engine_error_has_a_status_and_a_stream_error_code() {
         (vec![failed(FailureKind::DeadlineExceeded)], 504, json!("deadline_exceeded")),
         (vec![failed(FailureKind::Internal)], 500, json!("internal_error")),
         (vec![ScriptStep::Break(tonic::Code::InvalidArgument, "because")], 400, Value::Null),
-        (vec![ScriptStep::Break(tonic::Code::ResourceExhausted, "because")], 429, json!("rate_limit_exceeded")),
+        (
+            vec![ScriptStep::Break(tonic::Code::ResourceExhausted, "because")],
+            429,
+            json!("rate_limit_exceeded"),
+        ),
         (vec![ScriptStep::Break(tonic::Code::FailedPrecondition, "because")], 503, json!("engine_lost")),
         (vec![ScriptStep::Break(tonic::Code::Internal, "because")], 500, json!("internal_error")),
         (vec![finished(FinishReason::Cancelled)], 503, json!("engine_lost")),
@@ -242,10 +259,11 @@ async fn long_wait_sends_keep_alives_and_can_end_in_an_error() {
 
 #[tokio::test]
 async fn silent_engine_times_out() {
-    let lab = GatewayLab::start(DispatchLimits { engine_timeout: Duration::from_millis(100), ..limits() }).await;
+    let lab =
+        GatewayLab::start(DispatchLimits { engine_timeout: Duration::from_millis(100), ..limits() }).await;
     let engine = lab.only_engine(vec![started(), token("x"), ScriptStep::Hang]);
     let response = lab.chat(json!({"stream": true})).send().await.unwrap();
-    // On a busy machine the silence may begin before the first token, which is no stream then.
+    // On a busy machine the silence may begin before the first token; then there is no stream.
     let last = match response.status().as_u16() {
         200 => remaining_events(response).await.pop().unwrap(),
         status => {
@@ -259,7 +277,8 @@ async fn silent_engine_times_out() {
 
 #[tokio::test]
 async fn shutdown_drains_answers_and_ends_the_rest_with_an_error() {
-    let mut lab = GatewayLab::start(DispatchLimits { shutdown_grace: Duration::from_millis(500), ..limits() }).await;
+    let mut lab =
+        GatewayLab::start(DispatchLimits { shutdown_grace: Duration::from_millis(500), ..limits() }).await;
     let go = CancellationToken::new();
     let quick = lab.engine("a", {
         let go = go.clone();

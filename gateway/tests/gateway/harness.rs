@@ -1,4 +1,5 @@
-//! A gateway on free loopback ports, one of them as other machines see it, engines that speak from scripts, and a client.
+//! Test harness: a gateway on free loopback ports, one of them as other machines see it, engines that run
+//! scripts, and a client.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,24 +10,24 @@ use std::time::Duration;
 use futures::Stream;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use russet_crds::{AccessKey, AccessKeySpec};
+use russet_gateway::dispatch::DispatchLimits;
 use russet_gateway::keys::Keyring;
 use russet_gateway::listen::{Certificate, HttpListener, ListenerLimits, ServerFiles};
-use russet_gateway::routes::{Deployment, Endpoint, ModelAlias, DeploymentState, RoutingTable};
+use russet_gateway::routes::{Deployment, DeploymentState, Endpoint, ModelAlias, RoutingTable};
 use russet_gateway::server::GatewayServer;
-use russet_gateway::dispatch::DispatchLimits;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine as Service, EngineServer};
-use russet_rpc::tls::{self, TlsFiles, Protocol};
-use russet_wire::event::{GenerationEvent, FinishReason, Usage};
+use russet_rpc::tls::{self, Protocol, TlsFiles};
+use russet_wire::event::{FinishReason, GenerationEvent, Usage};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Longest any condition is waited for: far beyond what a loaded machine needs.
+/// Timeout of every wait: far beyond what a loaded machine needs.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Limits with which nothing is waited for that a test does not ask for.
+/// Limits so long that nothing times out unless a test changes them.
 pub fn limits() -> DispatchLimits {
     DispatchLimits {
         sync_timeout: TEST_TIMEOUT,
@@ -37,13 +38,13 @@ pub fn limits() -> DispatchLimits {
     }
 }
 
-/// What a scripted engine does next.
+/// The next step of a scripted engine.
 #[derive(Clone)]
 pub enum ScriptStep {
     Say(GenerationEvent),
-    /// Nothing, until the request is cancelled.
+    /// Sends nothing until the request is cancelled.
     Hang,
-    /// Nothing, until the token is cancelled.
+    /// Sends nothing until the token is cancelled.
     Until(CancellationToken),
     /// Ends the stream with this status.
     Break(tonic::Code, &'static str),
@@ -89,7 +90,7 @@ impl Certificates {
         self.identity(tls::GATEWAY_USER, vec![])
     }
 
-    /// What other machines see, valid for 127.0.0.1; written anew at every call.
+    /// The server certificate that other machines see, valid for 127.0.0.1; issued again at every call.
     pub fn server(&self) -> ServerFiles {
         let folder = self.dir.path().join("server");
         let _ = std::fs::remove_dir_all(&folder);
@@ -128,8 +129,8 @@ impl Certificates {
     }
 }
 
-/// A scripted engine in a runtime of its own, so that killing it closes every socket at once, as the
-/// kernel does for a killed process.
+/// A scripted engine in a runtime of its own, so that killing it closes every socket at once, as the kernel
+/// does for a killed process.
 pub struct ScriptedEngine {
     pub address: SocketAddr,
     node: String,
@@ -236,7 +237,7 @@ impl Service for ScriptedService {
     }
 }
 
-/// An engine on `node` that answers every request by `acts`.
+/// An engine on `node` that answers every request with the steps of `acts`.
 pub fn script_engine(
     certificates: &Certificates,
     node: &str,
@@ -246,7 +247,8 @@ pub fn script_engine(
     let (running, watched) = watch::channel(0);
     let seen = Arc::new(Mutex::new(vec![]));
     let callers = Arc::new(Mutex::new(vec![]));
-    let script = ScriptedService { acts: Box::new(acts), received: seen.clone(), callers: callers.clone(), running };
+    let script =
+        ScriptedService { acts: Box::new(acts), received: seen.clone(), callers: callers.clone(), running };
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
@@ -256,7 +258,14 @@ pub fn script_engine(
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         server.serve_with_incoming(files.incoming(listener, Protocol::Grpc).unwrap()).await
     });
-    ScriptedEngine { address, node: node.into(), received: seen, callers, running: watched, runtime: Some(runtime) }
+    ScriptedEngine {
+        address,
+        node: node.into(),
+        received: seen,
+        callers,
+        running: watched,
+        runtime: Some(runtime),
+    }
 }
 
 pub struct GatewayLab {
@@ -264,7 +273,7 @@ pub struct GatewayLab {
     publish: watch::Sender<Arc<RoutingTable>>,
     keyring: watch::Sender<Arc<Keyring>>,
     pub address: SocketAddr,
-    /// The address of the door for other machines.
+    /// The address of the listener for other machines.
     pub network: SocketAddr,
     pub client: reqwest::Client,
     pub stop: CancellationToken,
@@ -297,23 +306,23 @@ impl GatewayLab {
         Self { certificates, publish, keyring, address, network, client, stop, served: Some(served) }
     }
 
-    /// A client whose connections come from this address.
+    /// A client that connects from this address.
     pub fn client_from(&self, address: impl Into<std::net::IpAddr>) -> reqwest::Client {
         client(&self.certificates).local_address(address.into()).build().unwrap()
     }
 
-    /// Makes these keys all there are.
+    /// Publishes exactly these keys.
     pub fn keys(&self, keys: &[AccessKey]) {
         let next = self.keyring.borrow().updated(keys, keys.len());
         self.keyring.send_replace(Arc::new(next));
     }
 
-    /// Forgets that the keys were ever read.
+    /// Resets the keyring to the state before the first list.
     pub fn clear_keys(&self) {
         self.keyring.send_replace(Arc::default());
     }
 
-    /// An engine that answers every request by `acts`.
+    /// An engine that answers every request with the steps of `acts`.
     pub fn engine(
         &self,
         node: &str,
@@ -322,20 +331,24 @@ impl GatewayLab {
         script_engine(&self.certificates, node, acts)
     }
 
-    /// An engine with one script for all, which is the only one of the model `m`.
+    /// The only engine of the model `m`, with one script for all requests.
     pub fn only_engine(&self, acts: Vec<ScriptStep>) -> ScriptedEngine {
         let engine = self.engine("a", move |_| acts.clone());
         self.publish(&[("m", DeploymentState::Ready, &[&engine])]);
         engine
     }
 
-    /// Makes these deployments all there is.
+    /// Publishes exactly these deployments.
     pub fn publish(&self, deployments: &[(&str, DeploymentState, &[&ScriptedEngine])]) {
         self.publish_with(deployments, vec![]);
     }
 
     /// The same with names of ModelRoutes.
-    pub fn publish_with(&self, deployments: &[(&str, DeploymentState, &[&ScriptedEngine])], names: Vec<ModelAlias>) {
+    pub fn publish_with(
+        &self,
+        deployments: &[(&str, DeploymentState, &[&ScriptedEngine])],
+        names: Vec<ModelAlias>,
+    ) {
         let deployments = deployments
             .iter()
             .map(|(name, state, engines)| Deployment {
@@ -360,7 +373,7 @@ impl GatewayLab {
         self.publish.send_replace(Arc::new(RoutingTable { synced: true, deployments, aliases: names }));
     }
 
-    /// Changes what there is.
+    /// Changes the routing table.
     pub fn change(&self, change: impl FnOnce(&mut RoutingTable)) {
         self.publish.send_modify(|table| change(Arc::make_mut(table)));
     }
@@ -369,12 +382,12 @@ impl GatewayLab {
         format!("http://{}{path}", self.address)
     }
 
-    /// The same for other machines.
+    /// The same for the network listener.
     pub fn network_url(&self, path: &str) -> String {
         format!("https://{}{path}", self.network)
     }
 
-    /// A chat with the model `m`, with more fields.
+    /// A chat request for the model `m`, with additional fields.
     pub fn chat(&self, more: Value) -> reqwest::RequestBuilder {
         self.client.post(self.url("/v1/chat/completions")).json(&chat_body(more))
     }
@@ -417,7 +430,7 @@ impl Drop for GatewayLab {
     }
 }
 
-/// Waits until the metrics say this.
+/// Waits until the metrics contain this line.
 pub async fn wait_for_metric(lab: &GatewayLab, line: &str) {
     let shown = tokio::time::timeout(TEST_TIMEOUT, async {
         while !lab.metrics().await.contains(line) {
@@ -427,7 +440,7 @@ pub async fn wait_for_metric(lab: &GatewayLab, line: &str) {
     assert!(shown.await.is_ok(), "{line} never came:\n{}", lab.metrics().await);
 }
 
-/// The events of a stream, what differs from run to run replaced; comments and `[DONE]` as texts.
+/// The events of a stream, with values that differ from run to run replaced; comments and `[DONE]` as texts.
 pub fn transcript(text: &str) -> Vec<Value> {
     assert!(text.is_empty() || text.ends_with("\n\n"), "an event is cut off: {text:?}");
     text.split_terminator("\n\n")
@@ -439,7 +452,7 @@ pub fn transcript(text: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Replaces id and time, after a look at them.
+/// Checks id and time, and replaces them.
 pub fn normalize(mut value: Value) -> Value {
     if let Some(id) = value.get("id").and_then(Value::as_str) {
         assert!(id.starts_with("chatcmpl-") && id.len() == "chatcmpl-".len() + 24, "{id}");

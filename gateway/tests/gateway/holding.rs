@@ -1,16 +1,18 @@
-//! Requests for a model that does not answer just now: held until it does, for as long as its route says, within
-//! bounds, and told to whoever looks.
+//! Requests for a model that is not ready: held until it is, up to the hold time of its route, within limits,
+//! and visible in metrics.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use russet_gateway::demand::HoldLimits;
-use russet_gateway::routes::{ModelAlias, DeploymentState};
 use russet_gateway::dispatch::DispatchLimits;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind};
+use russet_gateway::routes::{DeploymentState, ModelAlias};
+use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure};
 use serde_json::{Value, json};
 
-use crate::harness::{ScriptStep, ScriptedEngine, GatewayLab, TEST_TIMEOUT, hello, limits, wait_for_metric, transcript};
+use crate::harness::{
+    GatewayLab, ScriptStep, ScriptedEngine, TEST_TIMEOUT, hello, limits, transcript, wait_for_metric,
+};
 
 fn asleep() -> DeploymentState {
     DeploymentState::Working("it sleeps".into())
@@ -64,13 +66,13 @@ async fn a_route_says_how_long_a_request_is_held_and_whether_at_all() {
         assert_eq!((status, code.as_str()), (503, "model_not_ready"), "{hold:?}");
         assert!(message.contains(words), "{message}");
     }
-    // A route that changes while something is held counts at once.
+    // A change of the route applies at once to requests that are held.
     lab.publish_with(&[("m", asleep(), &[])], route(Some(TEST_TIMEOUT)));
     let held = tokio::spawn(lab.chat(json!({"model": "best"})).send());
     wait_for_metric(&lab, &waiting_metric(1)).await;
     lab.publish_with(&[("m", asleep(), &[])], route(None));
     assert_eq!(held.await.unwrap().unwrap().status(), 503);
-    // And what will never answer is not waited for.
+    // A model that will never become ready is not waited for.
     lab.publish_with(&[("m", asleep(), &[])], route(Some(TEST_TIMEOUT)));
     let held = tokio::spawn(lab.chat(json!({"model": "best"})).send());
     wait_for_metric(&lab, &waiting_metric(1)).await;
@@ -121,21 +123,23 @@ async fn held_stream_sends_keep_alive_comments() {
     assert!(text.contains(" there"), "{text}");
 }
 
-/// More requests may be held than a replica takes at once: those it turns away wait on.
+/// More requests may be held than a replica admits at once: those it rejects stay held.
 #[tokio::test]
 async fn held_requests_survive_an_overloaded_replica() {
-    let lab = GatewayLab::start(DispatchLimits { endpoint_backoff: Duration::from_millis(5), ..limits() }).await;
+    let lab =
+        GatewayLab::start(DispatchLimits { endpoint_backoff: Duration::from_millis(5), ..limits() }).await;
     lab.publish(&[("m", asleep(), &[])]);
     let requests: Vec<_> = (0..4).map(|_| tokio::spawn(lab.chat(json!({})).send())).collect();
     wait_for_metric(&lab, &waiting_metric(4)).await;
     let turned_away = AtomicUsize::new(0);
-    let engine: ScriptedEngine = lab.engine("a", move |_| match turned_away.fetch_add(1, Ordering::Relaxed) {
-        0..9 => {
-            let (kind, message) = (FailureKind::Overloaded, "full".into());
-            vec![ScriptStep::Say(GenerationEvent::Failed(GenerationFailure { kind, message }))]
-        }
-        _ => hello(),
-    });
+    let engine: ScriptedEngine =
+        lab.engine("a", move |_| match turned_away.fetch_add(1, Ordering::Relaxed) {
+            0..9 => {
+                let (kind, message) = (FailureKind::Overloaded, "full".into());
+                vec![ScriptStep::Say(GenerationEvent::Failed(GenerationFailure { kind, message }))]
+            }
+            _ => hello(),
+        });
     lab.publish(&[("m", DeploymentState::Ready, &[&engine])]);
     for request in requests {
         assert_eq!(request.await.unwrap().unwrap().status(), 200);

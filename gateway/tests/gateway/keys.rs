@@ -1,8 +1,8 @@
-//! Who is let in: keys, the models they open and their quotas.
+//! Authentication by key, the models a key allows, and quotas.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use russet_crds::{AccessKey, KeyState};
-use russet_gateway::routes::{ModelAlias, DeploymentState};
+use russet_gateway::routes::{DeploymentState, ModelAlias};
 use serde_json::{Value, json};
 
 use crate::harness::{GatewayLab, access_key, hello, limits};
@@ -35,14 +35,14 @@ async fn loopback_is_open_until_a_key_exists_and_the_network_never_is() {
         assert_eq!(chat(&lab, json!({})).bearer_auth("s-one").send().await.unwrap().status(), 200);
         assert_eq!(chat(&lab, json!({})).header("x-api-key", "s-one").send().await.unwrap().status(), 200);
     }
-    // Disabled, the last key lets nobody in, not even from this machine.
+    // If the only key is disabled, every request is rejected, even from this machine.
     let mut disabled = key.clone();
     disabled.spec.state = KeyState::Disabled;
     lab.keys(&[disabled]);
     for secret in ["", "s-one"] {
         assert_eq!(lab.chat(json!({})).bearer_auth(secret).send().await.unwrap().status(), 401);
     }
-    // Gone, it leaves loopback open again, and nothing else.
+    // Deleting it opens loopback again, and nothing else.
     lab.keys(&[]);
     assert_eq!(lab.chat(json!({})).send().await.unwrap().status(), 200);
     assert_eq!(lab.network_chat(json!({})).bearer_auth("s-one").send().await.unwrap().status(), 401);
@@ -71,9 +71,11 @@ async fn unknown_expired_and_disabled_keys_are_refused_alike() {
 
 #[tokio::test]
 async fn requests_are_rejected_until_the_keys_are_loaded() {
-    let lab =
-        GatewayLab::start(russet_gateway::dispatch::DispatchLimits { sync_timeout: std::time::Duration::from_millis(50), ..limits() })
-            .await;
+    let lab = GatewayLab::start(russet_gateway::dispatch::DispatchLimits {
+        sync_timeout: std::time::Duration::from_millis(50),
+        ..limits()
+    })
+    .await;
     let engine = lab.only_engine(hello());
     lab.clear_keys();
     for response in [
@@ -86,7 +88,7 @@ async fn requests_are_rejected_until_the_keys_are_loaded() {
         assert_eq!(error(response).await.0, 503);
     }
     assert_eq!(engine.requests(), 0);
-    // Supervisors ask without keys.
+    // Supervisors send no key.
     for url in [lab.url("/healthz"), lab.network_url("/healthz"), lab.network_url("/readyz")] {
         assert_eq!(lab.client.get(url).send().await.unwrap().status(), 200);
     }
@@ -145,7 +147,7 @@ async fn a_key_opens_its_models_and_sees_no_others() {
         let one = lab.client.get(lab.network_url(&format!("/v1/models/{name}"))).bearer_auth(secret);
         assert_eq!(one.send().await.unwrap().status(), status, "{secret} {name}");
     }
-    // Names of models it may not ask are not told to it either.
+    // The error does not list models that the key does not allow.
     let response = lab.network_chat(json!({"model": "nix"})).bearer_auth("s-other").send().await.unwrap();
     let text = response.text().await.unwrap();
     assert!(!text.contains("large") && !text.contains("gpt-4o"), "{text}");
@@ -172,7 +174,7 @@ async fn a_quota_shows_itself_and_ends_in_429() {
         (header("retry-after").parse().unwrap(), header("retry-after-ms").parse().unwrap());
     assert!(ms > 0 && seconds == ms.div_ceil(1000) && seconds <= 30, "{seconds} s, {ms} ms");
     assert_eq!(error(response).await, (429, json!("requests"), json!("rate_limit_exceeded"), Value::Null));
-    // Others go on, lists cost nothing, and a larger quota holds at once.
+    // Other keys are unaffected, lists cost nothing, and a larger quota applies at once.
     let other = ask("s-two").await.unwrap();
     assert!(other.status() == 200 && !other.headers().contains_key("x-ratelimit-limit-requests"));
     let list = lab.client.get(lab.url("/v1/models")).bearer_auth("s-one");

@@ -1,19 +1,22 @@
-//! What a key and a request say of a request's turn, its time and its length: what engines are told of it, and what
-//! clients are once the time is over, wherever the request is then.
+//! Priority, timeout and answer length from keys and requests: what engines receive, and the error clients
+//! get when the time is over, in every phase of the request.
 
 use std::time::Duration;
 
-use russet_gateway::routes::DeploymentState;
 use russet_gateway::dispatch::DispatchLimits;
+use russet_gateway::routes::DeploymentState;
 use russet_rpc::engine::GenerateRequest;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind};
+use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure};
 use serde_json::{Value, json};
 
-use crate::harness::{ScriptStep, GatewayLab, TEST_TIMEOUT, access_key, hello, limits, wait_for_metric, started, token, transcript};
+use crate::harness::{
+    GatewayLab, ScriptStep, TEST_TIMEOUT, access_key, hello, limits, started, token, transcript,
+    wait_for_metric,
+};
 
 const TIMEOUT: &str = "x-request-timeout";
 
-/// Status, `code`, `param` and message of a refusal.
+/// Status, `code`, `param` and message of an error.
 async fn error(response: reqwest::Response) -> (u16, Value, Value, String) {
     let status = response.status().as_u16();
     let error = response.json::<Value>().await.unwrap()["error"].take();
@@ -62,7 +65,7 @@ async fn engine_receives_the_limits_of_key_and_request() {
         assert_eq!(answer["service_tier"].as_str(), tier, "{secret} {more}");
         let seen = engine.received.lock().unwrap().pop().unwrap();
         assert_eq!((seen.priority, seen.max_tokens), (priority, most), "{secret} {more}");
-        // Some of it has passed on the way.
+        // Some of it passed on the way.
         match (seen.deadline_milliseconds, milliseconds) {
             (None, None) => {}
             (Some(told), Some(given)) => {
@@ -118,13 +121,16 @@ async fn engine_receives_the_limits_of_key_and_request() {
     assert_eq!(engine.requests(), 0);
 }
 
-/// Before anything was told a deadline is a 504 of its own, and after that the last event of the stream.
+/// Before any text was sent, the deadline is a 504; after that it is the last event of the stream.
 #[tokio::test]
 async fn a_request_ends_at_its_deadline_wherever_it_is() {
     let given = "0.3";
     let beat = Duration::from_millis(20);
     let exceeded = |message: &str| {
-        ScriptStep::Say(GenerationEvent::Failed(GenerationFailure { kind: FailureKind::DeadlineExceeded, message: message.into() }))
+        ScriptStep::Say(GenerationEvent::Failed(GenerationFailure {
+            kind: FailureKind::DeadlineExceeded,
+            message: message.into(),
+        }))
     };
     for (story, acts, streamed_text, words) in [
         ("it is held", None, "", "the deadline of 300ms has passed: model `m`: it sleeps"),
@@ -160,7 +166,7 @@ async fn a_request_ends_at_its_deadline_wherever_it_is() {
         assert!(message.contains(words), "{story}: {message}");
         let response = lab.chat(json!({"stream": true})).header(TIMEOUT, given).send().await.unwrap();
         let text = response.text().await.unwrap();
-        // What failed before its headers went out has its status alone.
+        // A failure before the headers are sent has its own status.
         if let Ok(body) = serde_json::from_str::<Value>(&text) {
             assert_eq!((&body["error"]["code"], streamed_text), (&json!("deadline_exceeded"), ""), "{story}");
         } else {
@@ -184,10 +190,10 @@ async fn a_request_ends_at_its_deadline_wherever_it_is() {
     }
 }
 
-/// What is held and what is begun anew has used some of its time.
+/// A request that was held or is resumed has less time left.
 #[tokio::test]
 async fn every_engine_gets_the_remaining_deadline() {
-    /// To pass while a request is held, and again while its answer is given.
+    /// Time that passes while a request is held, and again during its answer.
     const PASSING: Duration = Duration::from_millis(200);
     let lab = GatewayLab::start(limits()).await;
     lab.publish(&[("m", DeploymentState::Working("it sleeps".into()), &[])]);

@@ -1,18 +1,17 @@
-//! The gateway against engines that are real gRPC servers over mutual TLS and speak from a script.
-//! No cluster: the table of deployments is published from memory,
-//! or by an API server that is.
+//! The gateway against scripted engines that are real gRPC servers over mutual TLS. No cluster: the routing
+//! table is published from memory, or by an API server that serves objects from memory.
 
-// Helpers of tests may panic as tests may.
+// Test helpers may panic as tests may.
 #![allow(clippy::unwrap_used)]
 
-mod responses;
 mod cluster;
-mod resume;
+mod errors;
 mod failures;
+mod harness;
 mod holding;
 mod keys;
-mod harness;
-mod network;
-mod errors;
-mod sdk;
 mod limits;
+mod network;
+mod responses;
+mod resume;
+mod sdk;

@@ -1,4 +1,4 @@
-//! The door for other machines: TLS, both versions of HTTP, and clients that are slow, greedy or not
+//! The listener for other machines: TLS, both versions of HTTP, and clients that are slow, greedy or not HTTP
 //! clients at all.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 
 use crate::harness::{GatewayLab, TEST_TIMEOUT, access_key, hello, limits};
 
-/// What the other side says until it closes.
+/// What the peer sends until it closes the connection.
 async fn until_closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
     let mut said = Vec::new();
     let read = tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut said)).await;
@@ -20,7 +20,7 @@ async fn until_closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u
     said
 }
 
-/// A TLS connection as a client makes one, offering these protocols.
+/// A TLS connection that offers these protocols, as a client opens it.
 async fn handshake(lab: &GatewayLab, protocols: &[&[u8]]) -> tokio_rustls::client::TlsStream<TcpStream> {
     let mut roots = rustls::RootCertStore::empty();
     let ca = lab.certificates.ca_der();
@@ -37,8 +37,9 @@ async fn both_versions_of_http_are_spoken_over_tls_and_streams_arrive() {
     let lab = GatewayLab::start(limits()).await;
     let _engine = lab.only_engine(hello());
     lab.keys(&[access_key("one", "s-one", |_| {})]);
-    let build =
-        || reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().tls_certs_only([lab.certificates.ca()]);
+    let build = || {
+        reqwest::Client::builder().timeout(TEST_TIMEOUT).no_proxy().tls_certs_only([lab.certificates.ca()])
+    };
     for (client, version) in [
         (build().http1_only().build().unwrap(), reqwest::Version::HTTP_11),
         (build().build().unwrap(), reqwest::Version::HTTP_2),
@@ -54,9 +55,13 @@ async fn both_versions_of_http_are_spoken_over_tls_and_streams_arrive() {
 #[tokio::test]
 async fn plain_http_and_silent_clients_are_disconnected() {
     let short = Duration::from_millis(100);
-    let lab = GatewayLab::start_with(limits(), ListenerLimits { handshake_timeout: short, head_timeout: short, ..ListenerLimits::default() }).await;
+    let lab = GatewayLab::start_with(
+        limits(),
+        ListenerLimits { handshake_timeout: short, head_timeout: short, ..ListenerLimits::default() },
+    )
+    .await;
     let engine = lab.only_engine(hello());
-    // Plain HTTP gets at most an alert of TLS.
+    // Plain HTTP gets at most a TLS alert.
     let mut plain = TcpStream::connect(lab.network).await.unwrap();
     plain.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let said = until_closed(&mut plain).await;
@@ -64,13 +69,13 @@ async fn plain_http_and_silent_clients_are_disconnected() {
     // Silence before the handshake.
     let mut silent = TcpStream::connect(lab.network).await.unwrap();
     assert!(until_closed(&mut silent).await.is_empty());
-    // Silence after it, and a head that never ends.
+    // Silence after the handshake, and a head that never ends.
     let mut silent = handshake(&lab, &[b"http/1.1"]).await;
     assert!(until_closed(&mut silent).await.is_empty());
     let mut endless = handshake(&lab, &[b"http/1.1"]).await;
     endless.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: ").await.unwrap();
     until_closed(&mut endless).await;
-    // Silence and half a beginning where HTTP/2 was agreed on, and where the version is still to be guessed.
+    // Silence, and half a preface, after HTTP/2 was negotiated and while the version is still unknown.
     for begun in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
         let mut silent = handshake(&lab, &[b"h2"]).await;
         silent.write_all(begun).await.unwrap();
@@ -84,7 +89,12 @@ async fn plain_http_and_silent_clients_are_disconnected() {
 
 #[tokio::test]
 async fn one_machine_cannot_take_every_connection() {
-    let patience = ListenerLimits { handshake_timeout: TEST_TIMEOUT * 2, max_connections: 8, reserved_connections: 2, ..ListenerLimits::default() };
+    let patience = ListenerLimits {
+        handshake_timeout: TEST_TIMEOUT * 2,
+        max_connections: 8,
+        reserved_connections: 2,
+        ..ListenerLimits::default()
+    };
     let lab = GatewayLab::start_with(limits(), patience).await;
     let _engine = lab.only_engine(hello());
     lab.keys(&[access_key("one", "s-one", |_| {})]);
@@ -95,12 +105,12 @@ async fn one_machine_cannot_take_every_connection() {
     let mut one_more = TcpStream::connect(lab.network).await.unwrap();
     let closed = tokio::time::timeout(TEST_TIMEOUT, one_more.read(&mut [0])).await;
     assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{closed:?}");
-    // Only Linux has more than one address on loopback without anybody's doing.
+    // Only Linux has more than one loopback address without configuration.
     if cfg!(target_os = "linux") {
         let other = lab.client_from([127, 0, 0, 2]).get(lab.network_url("/v1/models")).bearer_auth("s-one");
         assert_eq!(other.send().await.unwrap().status(), 200);
     }
-    // Programs of this machine come by another door.
+    // Programs of this machine use another listener.
     assert_eq!(lab.chat(json!({})).bearer_auth("s-one").send().await.unwrap().status(), 200);
     drop(held);
     let again = tokio::time::timeout(TEST_TIMEOUT, async {
@@ -116,11 +126,11 @@ async fn a_head_beyond_the_limit_is_refused() {
     let lab = GatewayLab::start(limits()).await;
     let mut stream = handshake(&lab, &[b"http/1.1"]).await;
     let head = format!("GET /v1/models HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "x".repeat(1_000_000));
-    // It may answer and close before it read everything.
+    // The server may respond and close before it has read everything.
     let _ = stream.write_all(head.as_bytes()).await;
     let mut said = vec![0; 64];
     let read = tokio::time::timeout(TEST_TIMEOUT, stream.read(&mut said)).await.unwrap();
-    // A reset is an answer too: nothing after the limit was read.
+    // A reset is fine too: nothing beyond the limit was read.
     let said = String::from_utf8_lossy(&said[..read.unwrap_or(0)]).into_owned();
     assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said}");
 }
@@ -177,7 +187,7 @@ async fn a_renewed_certificate_is_shown_without_a_restart() {
     };
     let first = shown().await;
     assert_eq!(shown().await, first);
-    // What cannot be used is not shown.
+    // An unusable certificate is not shown.
     std::fs::write(&files.cert, "no certificate").unwrap();
     assert_eq!(shown().await, first);
     lab.certificates.server();
@@ -192,7 +202,7 @@ async fn a_renewed_certificate_is_shown_without_a_restart() {
 #[tokio::test]
 async fn a_refused_upload_gets_its_answer_and_not_a_broken_connection() {
     let lab = GatewayLab::start(limits()).await;
-    // The body comes after the head and long after the refusal is decided.
+    // The body comes after the head, long after the request was rejected.
     let mut slow = handshake(&lab, &[b"http/1.1"]).await;
     slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n").await.unwrap();
     for _ in 0..10 {

@@ -1,13 +1,15 @@
-//! What a client gets when nothing goes wrong.
+//! Responses when nothing goes wrong.
 
 use russet_gateway::routes::DeploymentState;
 use russet_wire::event::FinishReason;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{ScriptStep, GatewayLab, chunk, finished, hello, limits, normalize, started, token, transcript};
+use crate::harness::{
+    GatewayLab, ScriptStep, chunk, finished, hello, limits, normalize, started, token, transcript,
+};
 
-/// What every answer of [`hello`] costs, as OpenAI writes it.
+/// The usage of every answer of [`hello`], in OpenAI's format.
 fn usage() -> Value {
     json!({
         "prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10,
@@ -211,7 +213,7 @@ async fn requests_are_counted() {
 async fn many_short_answers_share_a_connection_that_stays() {
     let lab = GatewayLab::start(limits()).await;
     let _engine = lab.only_engine(hello());
-    // HTTP/2 servers close a connection on which too many streams were reset at a time.
+    // HTTP/2 servers close a connection on which too many streams were reset within a short time.
     for _ in 0..20 {
         let asked = (0..100).map(|_| lab.chat(json!({})).send());
         for response in futures::future::join_all(asked).await {

@@ -1,20 +1,20 @@
-//! Answers whose engine is lost after some of their text was told: another engine goes on with them, and the client
-//! sees one answer; where none can, it sees a typed error.
+//! Responses whose engine is lost after part of the text was sent: another engine resumes them, and the
+//! client sees one answer. If none can resume, the client sees a typed error.
 
 use std::time::Duration;
 
-use russet_gateway::routes::{Endpoint, DeploymentState, RoutingTable};
 use russet_gateway::dispatch::DispatchLimits;
+use russet_gateway::routes::{DeploymentState, Endpoint, RoutingTable};
 use russet_rpc::engine::GenerateRequest;
-use russet_wire::event::{GenerationEvent, GenerationFailure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use serde_json::{Value, json};
 
-use crate::harness::{ScriptStep, ScriptedEngine, GatewayLab, limits, wait_for_metric, transcript};
+use crate::harness::{GatewayLab, ScriptStep, ScriptedEngine, limits, transcript, wait_for_metric};
 
-/// Tokens of the answer that is being given: their ids count from 10, and not each has a text of its own.
+/// The texts of the answer's tokens: their ids count from 10, and some have no text of their own.
 const TEXTS: [&str; 6] = ["Hel", "lo", "", " th", "", "ere"];
 
-/// What is left of the answer, as an engine tells it that reads what was told already.
+/// The remaining steps of the answer, from an engine that is given the emitted tokens.
 fn remaining_steps(request: &GenerateRequest) -> Vec<ScriptStep> {
     let emitted_tokens = request.emitted.len() as u32;
     let started = GenerationEvent::Started { prompt_tokens: 7, emitted_tokens };
@@ -25,13 +25,16 @@ fn remaining_steps(request: &GenerateRequest) -> Vec<ScriptStep> {
     [started].into_iter().chain(tokens).chain([finished]).map(ScriptStep::Say).collect()
 }
 
-/// The same, broken off after so many tokens more.
-fn interrupted_steps(tokens: usize, end: &[ScriptStep]) -> impl Fn(&GenerateRequest) -> Vec<ScriptStep> + Send + Sync + use<> {
+/// The same, interrupted after `tokens` more tokens.
+fn interrupted_steps(
+    tokens: usize,
+    end: &[ScriptStep],
+) -> impl Fn(&GenerateRequest) -> Vec<ScriptStep> + Send + Sync + use<> {
     let end = end.to_vec();
     move |request| remaining_steps(request).into_iter().take(1 + tokens).chain(end.clone()).collect()
 }
 
-/// Every way in which an engine is lost within an answer.
+/// Every way in which an engine can be lost during an answer.
 fn failure_modes() -> Vec<Vec<ScriptStep>> {
     let failure = GenerationFailure { kind: FailureKind::Unavailable, message: "rank 1 died".into() };
     let cancelled = GenerationEvent::Finished { reason: FinishReason::Cancelled, usage: Usage::default() };
@@ -63,7 +66,7 @@ fn text(events: &[Value]) -> String {
     events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect()
 }
 
-/// Reads until so much text came.
+/// Reads until this text has arrived.
 async fn read(response: &mut reqwest::Response, until: &str) -> String {
     let mut read = String::new();
     while !text(&transcript(&read)).contains(until) {
@@ -88,7 +91,7 @@ async fn answer_resumed_after_any_token_equals_the_unbroken_one() {
             let first = lost.received.lock().unwrap()[0].clone();
             let mut seen = other.received.lock().unwrap().clone();
             seen.retain(|request| request.id == first.id);
-            // Everything else is as it was, the seed too that no client named.
+            // Everything else is unchanged, including the seed that the client did not set.
             let emitted = (10..).take(cut).collect();
             assert!(first.sampling.unwrap().seed.is_some());
             assert_eq!(seen, [GenerateRequest { emitted, ..first }], "after {cut} tokens");
@@ -104,7 +107,7 @@ async fn answer_resumed_after_any_token_equals_the_unbroken_one() {
 #[tokio::test]
 async fn answer_resumes_repeatedly_up_to_the_loss_limit() {
     let lab = GatewayLab::start(DispatchLimits { endpoint_backoff: Duration::ZERO, ..limits() }).await;
-    // Each engine gives some tokens more, of which each is told once.
+    // Each engine emits some more tokens, and each token is sent to the client once.
     for (tokens, expected) in [(3, Some("Hello there")), (2, Some("Hello there")), (1, None)] {
         let end = [ScriptStep::Break(tonic::Code::Unavailable, "rank 1 died")];
         let engine = lab.engine("a", move |request| match TEXTS.len() - request.emitted.len() {
@@ -126,7 +129,11 @@ async fn answer_resumes_repeatedly_up_to_the_loss_limit() {
             }
         }
     }
-    wait_for_metric(&lab, "russet_gateway_request_continued_total{model_name=\"m\",outcome=\"given_up\"} 1\n").await;
+    wait_for_metric(
+        &lab,
+        "russet_gateway_request_continued_total{model_name=\"m\",outcome=\"given_up\"} 1\n",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -143,14 +150,14 @@ async fn answers_resume_on_the_reformed_group_without_loss() {
     }
     killed.kill();
     lab.publish(&[("m", DeploymentState::Working("epoch 2 is being formed".into()), &[])]);
-    // They count among those that wait, and are kept awake.
+    // Interrupted responses count as waiting, and their streams get keep-alives.
     wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 3\n").await;
     for (response, read) in &mut answers {
         while read.matches(": still working\n\n").count() < 2 {
             read.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
         }
     }
-    // A client that leaves now is waited for no longer.
+    // A client that disconnects now stops counting.
     drop(answers.pop());
     wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 2\n").await;
     let anew = lab.engine("b", remaining_steps);
@@ -163,7 +170,7 @@ async fn answers_resume_on_the_reformed_group_without_loss() {
     assert_eq!(anew.requests(), 2);
 }
 
-/// A frozen machine keeps its connections; that its group answers under a higher epoch says enough.
+/// A frozen machine keeps its connections; a higher epoch of its group is enough to give up on it.
 #[tokio::test]
 async fn silent_engine_is_abandoned_once_its_group_reforms() {
     let lab = GatewayLab::start(limits()).await;
@@ -172,8 +179,11 @@ async fn silent_engine_is_abandoned_once_its_group_reforms() {
     lab.publish(&[("m", DeploymentState::Ready, &[&frozen])]);
     let mut response = lab.chat(json!({"stream": true})).send().await.unwrap();
     let read = read(&mut response, "Hello").await;
-    // Other groups and the same epoch say nothing of it, nor does that it is not to be asked any more.
-    lab.publish(&[("m", DeploymentState::Ready, &[&elsewhere]), ("n", DeploymentState::Ready, &[&elsewhere])]);
+    // Other groups, the same epoch, and removal of the endpoint from the table do not interrupt it.
+    lab.publish(&[
+        ("m", DeploymentState::Ready, &[&elsewhere]),
+        ("n", DeploymentState::Ready, &[&elsewhere]),
+    ]);
     lab.change(|table| table.deployments[1].endpoints[0].epoch = 2);
     lab.publish(&[("m", DeploymentState::Working("epoch 2 is being formed".into()), &[])]);
     frozen.running(1).await;
@@ -207,12 +217,18 @@ async fn answer_that_cannot_resume_ends_with_a_typed_error() {
         vec![ScriptStep::Say(GenerationEvent::Started { prompt_tokens: 8, emitted_tokens }), ScriptStep::Hang]
     };
     let refusing = |_: &GenerateRequest| {
-        let failure = GenerationFailure { kind: FailureKind::InvalidRequest, message: "the context holds 1".into() };
+        let failure =
+            GenerationFailure { kind: FailureKind::InvalidRequest, message: "the context holds 1".into() };
         vec![ScriptStep::Say(GenerationEvent::Failed(failure))]
     };
     type EngineScript = Box<dyn Fn(&GenerateRequest) -> Vec<ScriptStep> + Send + Sync>;
     let cases: Vec<(&str, TableEdit, EngineScript, &str)> = vec![
-        ("deleted", |table| table.deployments.clear(), Box::new(remaining_steps), "default/m was deleted meanwhile"),
+        (
+            "deleted",
+            |table| table.deployments.clear(),
+            Box::new(remaining_steps),
+            "default/m was deleted meanwhile",
+        ),
         ("edited", another, Box::new(remaining_steps), "was given the Model large meanwhile; it was small"),
         (
             "stopped",

@@ -1,4 +1,4 @@
-//! The real OpenAI SDK against the door for other machines.
+//! The real OpenAI SDK against the listener for other machines.
 
 use russet_gateway::routes::DeploymentState;
 

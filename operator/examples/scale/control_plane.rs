@@ -1,4 +1,4 @@
-//! A running `russet serve` and `russet operator`, what they take, and what is written.
+//! A running `russet serve` and `russet operator`, their resource use, and the number of writes.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -18,17 +18,17 @@ use serde_json::json;
 use crate::Error;
 use crate::stub_agents::StubAgents;
 
-/// What never becomes ready is broken.
+/// Timeout until it is ready.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-/// Without a write for so long, all is at rest.
+/// Without a write for this long, it is quiet.
 const QUIET_PERIOD: Duration = Duration::from_secs(5);
 
-/// Whose turn it is to operate.
+/// The operator's identity in leader election.
 const IDENTITY: &str = "bench";
-/// How often Prometheus has read the operator's metrics when its memory is measured: that costs memory, too.
+/// Number of Prometheus scrapes of the operator before its memory is measured: they cost memory, too.
 const SCRAPES: usize = 3;
 
-/// Dropped, both are killed.
+/// When dropped, both processes are killed.
 pub struct BenchControlPlane {
     /// An administrator.
     pub client: Client,
@@ -63,7 +63,7 @@ impl KillOnDrop {
 }
 
 impl BenchControlPlane {
-    /// Starts an API server, and an operator of its own that takes the turn of the one beside the API server.
+    /// Starts an API server, and a separate operator that takes the Lease from the one beside the API server.
     pub async fn start(russet: &Path) -> Result<Self, Error> {
         let folder = tempfile::tempdir()?;
         let free = || std::net::TcpListener::bind("127.0.0.1:0")?.local_addr();
@@ -91,7 +91,7 @@ impl BenchControlPlane {
         Ok(plane)
     }
 
-    /// Writes into the Lease that it is the bench's turn, until its operator says that it leads.
+    /// Writes the benchmark's operator into the Lease until it says that it leads.
     async fn take_leadership(&self) -> Result<(), Error> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), names::SYSTEM_NAMESPACE);
         let begun = Instant::now();
@@ -101,7 +101,7 @@ impl BenchControlPlane {
             }
             let spec = json!({"spec": {"holderIdentity": IDENTITY, "leaseDurationSeconds": 15,
                                        "renewTime": format!("{:.6}", Timestamp::now())}});
-            // It is there as soon as the first operator leads.
+            // The Lease exists as soon as the first operator leads.
             let _ = leases.patch(LEASE, &PatchParams::default(), &Patch::Merge(spec)).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
@@ -118,7 +118,7 @@ impl BenchControlPlane {
         Ok(text)
     }
 
-    /// Resident memory of the operator and of the API server, in MB, with metrics read as they are read all day.
+    /// Resident memory of the operator and of the API server, in MB, after the usual metrics scrapes.
     pub fn resident(&self) -> Result<(f64, f64), Error> {
         for _ in 0..SCRAPES {
             self.metrics_text()?;
@@ -126,7 +126,7 @@ impl BenchControlPlane {
         Ok((self.operator.resident()?, self.server.resident()?))
     }
 
-    /// Waits until nobody writes any more; answers with how much the operator has written so far.
+    /// Waits until there are no more writes; returns the number of the operator's writes so far.
     pub async fn wait_until_quiet(&self, played: &StubAgents) -> Result<u64, Error> {
         let mut seen = (self.writes(played).await?, Instant::now());
         while seen.1.elapsed() < QUIET_PERIOD {
@@ -139,7 +139,7 @@ impl BenchControlPlane {
         Ok(seen.0)
     }
 
-    /// Writes that were asked for, less those of the bench itself; Leases and events left out.
+    /// Requested writes, minus those of the benchmark itself, without Leases and events.
     async fn writes(&self, played: &StubAgents) -> Result<u64, Error> {
         let request = http::Request::get("/metrics").body(Vec::new())?;
         let text = self.client.request_text(request).await?;

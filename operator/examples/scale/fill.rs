@@ -1,4 +1,4 @@
-//! What a cluster is filled with: machines, models of four sizes, deployments, and copies on other machines.
+//! Load of the benchmark: machines, models of four sizes, deployments, and copies on other machines.
 
 use std::time::{Duration, Instant};
 
@@ -6,18 +6,18 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, Resource};
 use russet_crds::conditions::{Type, is_true};
 use russet_crds::{
-    InferenceNode, LocalReference, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec,
-    ModelSource, ModelSpec, NamespacedReference, Sharding, CopyMode, names,
+    CopyMode, InferenceNode, LocalReference, Model, ModelCopy, ModelCopySpec, ModelDeployment,
+    ModelDeploymentSpec, ModelSource, ModelSpec, NamespacedReference, Sharding, names,
 };
 
 use crate::Error;
 use crate::stub_agents::StubAgents;
 
-/// Models that deployments name by turns.
+/// Models that deployments use in turn.
 const MODELS: usize = 4;
-/// Copies a node holds.
+/// Copies per node.
 const COPIES: usize = 10;
-/// What is not ready by then never will be.
+/// Timeout until everything is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Machines with their Leases and measurements.
@@ -55,7 +55,7 @@ pub async fn deployments(client: &Client, played: &StubAgents, count: usize) -> 
     Ok(())
 }
 
-/// Waits until so many deployments are ready.
+/// Waits until this many deployments are ready.
 pub async fn ready(client: &Client, count: usize) -> Result<(), Error> {
     let api: Api<ModelDeployment> = Api::default_namespaced(client.clone());
     let begun = Instant::now();
@@ -75,7 +75,7 @@ pub async fn ready(client: &Client, count: usize) -> Result<(), Error> {
     }
 }
 
-/// Copies of models nobody deploys, until every node has its number of them.
+/// Copies of models without deployments, until every node has its number of them.
 pub async fn copies(client: &Client, played: &StubAgents, nodes: usize) -> Result<(), Error> {
     let api: Api<ModelCopy> = Api::all(client.clone());
     for index in 0..nodes {

@@ -1,11 +1,11 @@
-//! The bench of the operator: a `russet operator` beside `russet serve`, filled through its API with machines, deployments and copies as
-//! their agents would report them, in three sizes. Prints one line of JSON a figure; `cargo xtask bench operator`
-//! runs it and judges.
+//! Benchmark of the operator: a `russet operator` beside `russet serve`, with machines, deployments and
+//! copies written through its API as agents would report them, in three sizes. Prints one line of JSON per
+//! figure; `cargo xtask bench operator` runs it and checks the figures.
 //!
 //! `scale RUSSET [NODES…]`
 
-mod fill;
 mod control_plane;
+mod fill;
 mod stub_agents;
 
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use control_plane::BenchControlPlane;
 /// Sizes of clusters, in nodes.
 const SIZES: [usize; 3] = [10, 100, 1000];
 
-/// Anything that goes wrong ends the bench.
+/// Any error ends the benchmark.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 #[tokio::main]
@@ -58,7 +58,7 @@ struct BenchFigures {
     writes: f64,
 }
 
-/// Fills one control plane, lets it come to rest, and edits one deployment.
+/// Fills one control plane, waits until it is quiet, and edits one deployment.
 async fn measure(russet: &std::path::Path, nodes: usize) -> Result<BenchFigures, Error> {
     let plane = BenchControlPlane::start(russet).await?;
     let played = stub_agents::StubAgents::start(plane.client.clone());

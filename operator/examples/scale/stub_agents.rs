@@ -1,5 +1,5 @@
-//! All agents at once, played: they renew Leases, read headers, fetch files, grant memory and serve, as real ones
-//! tell the API; and they count what they write, as it is none of the operator's.
+//! Simulated agents of all nodes: they renew Leases, read headers, fetch files, grant memory and serve, as
+//! far as the API can see; and they count their writes, to separate them from the operator's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus, CopyMode, names,
+    CopyMode, InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus, names,
 };
 use russet_wire::shape::ModelShape;
 use serde_json::{Value, json};
@@ -24,10 +24,10 @@ use serde_json::{Value, json};
 use crate::Error;
 
 const GIB: u64 = 1 << 30;
-/// A Lease counts for 20 seconds.
+/// A Lease expires after 20 seconds.
 const RENEW: Duration = Duration::from_secs(8);
 
-/// Dropped, they fall silent.
+/// When dropped, they stop renewing.
 pub struct StubAgents {
     shared: Arc<AgentState>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
@@ -47,7 +47,7 @@ impl Drop for StubAgents {
 }
 
 impl StubAgents {
-    /// Agents of no machine yet.
+    /// Starts without any machine.
     pub fn start(client: Client) -> Self {
         let shared = Arc::new(AgentState { client, written: AtomicU64::new(0), granted: Mutex::default() });
         let tasks = vec![
@@ -63,12 +63,12 @@ impl StubAgents {
         self.shared.written.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Writes of the bench itself, Leases left out.
+    /// Writes of the benchmark itself, without Leases.
     pub fn written(&self) -> u64 {
         self.shared.written.load(Ordering::Relaxed)
     }
 
-    /// A machine is there from now on.
+    /// Adds a machine.
     pub async fn join(&self, node: &str) -> Result<(), Error> {
         self.shared.granted.lock().insert(node.to_owned(), BTreeMap::new());
         self.shared.lease(node).await?;
@@ -160,7 +160,7 @@ impl AgentState {
         self.status("Shard", &api, &shard.name_any(), &json!(status)).await
     }
 
-    /// Grants a Shard its memory, or takes it back.
+    /// Grants a Shard its memory, or releases it.
     async fn grant(&self, shard: &Shard, bytes: Option<u64>) -> Result<(), Error> {
         {
             let mut granted = self.granted.lock();
@@ -208,7 +208,7 @@ async fn shards(shared: Arc<AgentState>) {
     }
 }
 
-/// An object may be gone before its agent has answered.
+/// An object may be deleted before its agent writes.
 fn log_error(result: Result<(), Error>) {
     if let Err(error) = result {
         eprintln!("a played agent was refused: {error}");
@@ -223,7 +223,7 @@ fn set(conditions: &mut Vec<Condition>, kind: Type, reason: Reason) {
     conditions::set(conditions, kind, true, reason, "", None, Timestamp::now());
 }
 
-/// `file:///played/NUMBER` as one of four sizes.
+/// `file:///played/NUMBER` is one of four sizes.
 fn shape(uri: &str) -> ModelShape {
     let number: usize = uri.rsplit('/').next().and_then(|text| text.parse().ok()).unwrap_or(0);
     let (layers, gib) = [(32, 5), (80, 40), (64, 20), (126, 220)][number % 4];

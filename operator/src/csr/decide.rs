@@ -1,14 +1,15 @@
-//! What becomes of a certificate request. Pure: who asks is in the request, put there by the API
-//! server; what is known of the node and of the token it asks with are arguments.
+//! The decision on a certificate request. Pure: the requester is in the request, set by the API server; the
+//! states of the node and of its token are arguments.
 //!
 //! ```text
-//! asked ─▶ exactly a node's or the gateway's, and theirs to ask? ─yes─▶ Approved ─▶ signed ─▶ token removed
-//!                └─ no ─▶ Denied                                          └─ not what it should be ─▶ Failed
+//! requested ─▶ right subject and requester? ─yes─▶ Approved ─▶ signed ─▶ token removed
+//!                └─ no ─▶ Denied                      └─ invalid ─▶ Failed
 //! ```
 //!
-//! A name may have several lives: a machine joins, leaves, and another one joins under the same name. The
-//! key that a machine joins with begins a life; its certificates and its InferenceNode say which one, and
-//! a certificate of an earlier life is not renewed. A ServiceAccount is made anew for every life instead.
+//! A node name may have several incarnations: a machine joins, leaves, and another one joins under the same
+//! name. The key that a machine joins with starts an incarnation; its certificates and its InferenceNode name
+//! it, and a certificate of an earlier incarnation is not renewed. With ServiceAccounts, each incarnation
+//! gets a new account instead.
 
 use std::time::Duration;
 
@@ -19,32 +20,32 @@ use russet_crds::names::NODE_SIGNER;
 use super::sign::{self, RequestedIdentity};
 use super::token::{SecretVersion, TokenState};
 
-/// Group of machines that hold a join token.
+/// Group of machines with a join token.
 const BOOTSTRAPPERS: &str = "system:bootstrappers";
-/// Beginning of such a machine's user; the token's id follows.
+/// User prefix of such a machine; the token's id follows.
 const BOOTSTRAP_USER: &str = "system:bootstrap:";
 /// Group (O) of nodes; the data plane checks the same names.
 pub const NODES_GROUP: &str = "russet:nodes";
-/// Beginning of a node's user (CN).
+/// User prefix of nodes (CN).
 const NODE_USER: &str = "russet:node:";
-/// Beginning of a node's user where its certificate is no credential of the API server.
+/// User prefix of nodes where the API server does not accept node certificates.
 const NODE_ACCOUNT: &str = "system:serviceaccount:russet-nodes:";
-/// End of the DNS name in a node's certificate.
+/// Suffix of the DNS name in a node's certificate.
 const NODE_DOMAIN: &str = ".node.russet.dev";
 /// The gateway's user (CN).
 const GATEWAY_USER: &str = "russet:gateway";
-/// The gateway's user where its certificate is no credential of the API server.
+/// The gateway's user where the API server does not accept its certificate.
 const GATEWAY_ACCOUNT: &str = "system:serviceaccount:russet-system:russet-gateway";
 /// The DNS name in the gateway's certificate.
 const GATEWAY_DOMAIN: &str = "gateway.russet.dev";
-/// Usages of a certificate: a component is both ends of a connection.
+/// Usages of a certificate: a component is client and server.
 const USAGES: [&str; 3] = ["client auth", "digital signature", "server auth"];
-/// A token that was used is kept for so long, should its machine have to ask again.
+/// Time that a used token is kept, in case its machine has to repeat the request.
 const USED_TOKEN_TTL: Duration = Duration::from_secs(600);
-/// Between two looks whether a machine that joined has shown itself.
+/// Interval of checks whether a joined machine's agent has appeared.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Whose certificate it is to be.
+/// Subject of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CsrSubject {
     /// A node's.
@@ -88,33 +89,32 @@ impl std::fmt::Display for CsrSubject {
     }
 }
 
-/// Who asks.
+/// The requester.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Requester {
-    /// A machine with the join token of that id.
+    /// A machine with the join token of this id.
     Bootstrap(String),
     /// A node with its certificate.
     Node {
         /// Its name.
         node: String,
-        /// Its life, as the certificate has it; none in those of a control plane's own node and of older
-        /// releases.
+        /// The incarnation in its certificate; `None` for a control plane's own node and for older releases.
         incarnation: Option<String>,
     },
     /// A node as its ServiceAccount.
     Account(String),
     /// The gateway.
     Gateway,
-    /// Anybody else.
+    /// Any other user.
     Other(String),
 }
 
-/// A request that is not finished, as far as it can be read.
+/// A parsed request that is not finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedRequest {
-    /// Whose certificate it is to be.
+    /// Subject of the certificate.
     pub subject: CsrSubject,
-    /// Who asks.
+    /// The requester.
     pub requester: Requester,
     /// Digest of the public key.
     pub key: String,
@@ -123,7 +123,7 @@ pub struct ParsedRequest {
 }
 
 impl ParsedRequest {
-    /// The life of the node that the certificate is for: the one it is renewed in, or one that begins.
+    /// The incarnation that the certificate is for: the current one on renewal, or a new one.
     pub fn incarnation(&self) -> Option<&str> {
         match (&self.subject, &self.requester) {
             (CsrSubject::Gateway, _) | (_, Requester::Account(_)) => None,
@@ -133,7 +133,7 @@ impl ParsedRequest {
     }
 }
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestStage {
     New,
@@ -141,14 +141,14 @@ enum RequestStage {
     Signed { at: Option<Timestamp> },
 }
 
-/// How a node stands with the cluster.
+/// Membership of a node in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeMembership {
-    /// Nobody of that name has joined, or it has left.
+    /// No node of this name has joined, or it has left.
     Unknown,
-    /// It has joined and is silent.
+    /// It has joined and is unreachable.
     Unreachable,
-    /// It has joined and its agent is alive.
+    /// It has joined and its agent is reachable.
     Reachable,
     /// It is being removed.
     Leaving,
@@ -157,26 +157,26 @@ pub enum NodeMembership {
 /// What to do with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CsrVerdict {
-    /// It is another signer's, or there is nothing left to do.
+    /// It is for another signer, or is finished.
     Nothing,
-    /// It is right; the token, if there is one, is written down as used first.
+    /// It is correct; its token, if any, is marked as used first.
     Approve {
-        /// A token that nobody has used yet.
+        /// A token that has not been used yet.
         claim: Option<SecretVersion>,
     },
     /// It was approved, here or by a person.
     Sign,
-    /// It is not what it should be.
+    /// It is not valid.
     Deny(String),
-    /// It is not what it should be, and is approved already, so that it cannot be denied any more.
+    /// It is not valid, and is approved already, so that it can no longer be denied.
     Fail(String),
-    /// Its node has shown itself, or had its time: the token has done its work.
+    /// Its node has appeared, or its time is over: the token is no longer needed.
     RemoveToken(SecretVersion),
-    /// Its node has yet to show itself.
+    /// Its node has not appeared yet.
     Wait(Duration),
 }
 
-/// Reads a request; what need not be looked into is a verdict already.
+/// Parses a request; one that needs no evaluation gives a verdict already.
 pub fn read(request: &CertificateSigningRequest) -> Result<ParsedRequest, CsrVerdict> {
     let spec = &request.spec;
     if spec.signer_name != NODE_SIGNER {
@@ -219,7 +219,7 @@ pub fn read(request: &CertificateSigningRequest) -> Result<ParsedRequest, CsrVer
     Ok(ParsedRequest { subject, requester, key: identity.key, usages, stage })
 }
 
-/// Judges a request; `standing` and `life` are of the node it names, `token` is the one it was asked with.
+/// Evaluates a request; `standing` and `life` are of the node it names, `token` is the one it was made with.
 pub fn evaluate(
     asked: &ParsedRequest,
     standing: NodeMembership,
@@ -237,8 +237,8 @@ pub fn evaluate(
                 },
             },
         },
-        // An approval does not excuse a wrong name, which was read above: a person may approve who,
-        // not what.
+        // An approval does not excuse a wrong name, which was checked above: a person may approve the
+        // requester, not the content.
         RequestStage::Approved => match outdated_reason(asked, standing, life, token) {
             Some(why) => CsrVerdict::Fail(why),
             None => CsrVerdict::Sign,
@@ -304,13 +304,20 @@ fn subject_of(identity: &RequestedIdentity) -> Result<CsrSubject, String> {
     Ok(subject)
 }
 
-fn refusal(asked: &ParsedRequest, standing: NodeMembership, known: Option<&str>, token: &TokenState) -> Option<String> {
+fn refusal(
+    asked: &ParsedRequest,
+    standing: NodeMembership,
+    known: Option<&str>,
+    token: &TokenState,
+) -> Option<String> {
     let ParsedRequest { subject, requester, key, usages, stage: _ } = asked;
     if *usages != USAGES {
         return Some(format!("the usages are {usages:?}; those of {subject} are {USAGES:?}"));
     }
     match (subject, requester) {
-        (CsrSubject::Node(node), Requester::Node { node: own, .. } | Requester::Account(own)) if node == own => {
+        (CsrSubject::Node(node), Requester::Node { node: own, .. } | Requester::Account(own))
+            if node == own =>
+        {
             renewal_refusal(node, requester, standing, known)
         }
         (CsrSubject::Node(node), Requester::Bootstrap(id)) => {
@@ -328,8 +335,14 @@ fn refusal(asked: &ParsedRequest, standing: NodeMembership, known: Option<&str>,
     }
 }
 
-/// Why an approval counts no more: since then the life it was for has ended, or its token is another's.
-fn outdated_reason(asked: &ParsedRequest, standing: NodeMembership, known: Option<&str>, token: &TokenState) -> Option<String> {
+/// Why an approval is no longer valid: the incarnation it was for has ended, or its token was used by another
+/// machine.
+fn outdated_reason(
+    asked: &ParsedRequest,
+    standing: NodeMembership,
+    known: Option<&str>,
+    token: &TokenState,
+) -> Option<String> {
     let ParsedRequest { subject, requester, key, .. } = asked;
     match (subject, requester, token) {
         (CsrSubject::Node(_), Requester::Bootstrap(id), TokenState::Fresh(_)) => Some(format!(
@@ -341,7 +354,9 @@ fn outdated_reason(asked: &ParsedRequest, standing: NodeMembership, known: Optio
         (CsrSubject::Node(node), Requester::Node { .. } | Requester::Account(_), _) => {
             renewal_refusal(node, requester, standing, known)
         }
-        (CsrSubject::Node(_), Requester::Gateway | Requester::Other(_), _) | (CsrSubject::Gateway, ..) => None,
+        (CsrSubject::Node(_), Requester::Gateway | Requester::Other(_), _) | (CsrSubject::Gateway, ..) => {
+            None
+        }
     }
 }
 
@@ -379,8 +394,8 @@ fn join_refusal(
                 "the token {id}.… is used up or was not made by `russet token create`; make a new one for this machine"
             ));
         }
-        // The same machine asks again: it lost the answer, not its key. A life of another machine that has
-        // begun since it ends no more easily than with a new token.
+        // The same machine repeats its request: it lost the answer, not its key. If another machine has
+        // started a new incarnation since, it cannot end that without a new token.
         TokenState::Used { node: by, key: with, .. } if by == node && with == key => {
             if known == Some(key) {
                 return None;

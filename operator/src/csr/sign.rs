@@ -1,5 +1,5 @@
-//! Reads certificate requests and signs them. A request decides nothing but its key: every other
-//! field of the certificate is set here.
+//! Parsing and signing of certificate requests. A request determines only its key: every other field of the
+//! certificate is set here.
 
 use std::time::Duration;
 
@@ -15,16 +15,17 @@ use thiserror::Error;
 
 use super::decide::CsrSubject;
 
-/// Thirty days: long enough for a machine that is put away over a holiday, short enough that a
-/// stolen one is out by itself within a month. Agents renew after twenty.
+/// Thirty days: long enough for a machine that is switched off over a holiday, short enough that a stolen one
+/// loses access within a month. Agents renew after twenty.
 const MAX_LIFETIME_SECONDS: i64 = 30 * 24 * 3600;
-/// The shortest life anybody may ask for, as on Kubernetes.
+/// The minimum lifetime that may be requested, as in Kubernetes.
 const MIN_LIFETIME_SECONDS: i64 = 600;
-/// Machines' clocks differ a little; a certificate from the future would be refused.
+/// Allowance for clock differences; a certificate from the future would be rejected.
 const SKEW_SECONDS: i64 = 300;
-/// The attribute of a subject from which API servers take a user's UID.
+/// The subject attribute from which API servers take a user's UID.
 const USER_UID: [u64; 8] = [1, 3, 6, 1, 4, 1, 57683, 2];
-/// Another longest life, in seconds, for tests of renewal; also shorter than anybody may ask for.
+/// Environment variable with another maximum lifetime, in seconds, for tests of renewal; may be below the
+/// minimum.
 const LIFETIME_ENV: &str = "RUSSET_CERTIFICATE_SECONDS";
 
 /// Why a request cannot be read or signed.
@@ -36,10 +37,10 @@ pub enum SignError {
     /// The CA Secret lacks something.
     #[error("the Secret of the CA lacks {0}; restore it from the control plane's data directory")]
     Secret(&'static str),
-    /// The CA cannot be used.
+    /// The CA is unusable.
     #[error("the CA cannot be used: {0}; restore its Secret from the control plane's data directory")]
     Authority(rcgen::Error),
-    /// The CA's parts are not of one CA.
+    /// The CA's certificate and key do not match.
     #[error(
         "tls.key in the Secret of the CA is not the key of the first certificate in tls.crt; put the certificate that signs first, with its own key"
     )]
@@ -49,7 +50,7 @@ pub enum SignError {
     Sign(rcgen::Error),
 }
 
-/// Who a request says it is.
+/// The identity in a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestedIdentity {
     /// Common name.
@@ -58,13 +59,13 @@ pub struct RequestedIdentity {
     pub organizations: Vec<String>,
     /// DNS names.
     pub dns_names: Vec<String>,
-    /// How many names of other kinds it asks for.
+    /// Number of requested names of other kinds.
     pub other_names: usize,
     /// `sha256:` and the hex digest of the public key.
     pub key: String,
 }
 
-/// Reads a PEM request and verifies that it is signed with its own key.
+/// Parses a PEM request and verifies that it is signed with its own key.
 pub fn read(pem: &[u8]) -> Result<RequestedIdentity, SignError> {
     let request = parse(pem)?;
     let key =
@@ -92,14 +93,14 @@ pub fn read(pem: &[u8]) -> Result<RequestedIdentity, SignError> {
     Ok(identity)
 }
 
-/// How long certificates live unless less is asked for.
+/// Default and maximum lifetime of certificates.
 pub fn max_lifetime_seconds() -> i64 {
     let set = std::env::var(LIFETIME_ENV).ok().and_then(|text| text.parse().ok());
     set.unwrap_or(MAX_LIFETIME_SECONDS).max(1)
 }
 
-/// Signs the key of a request as that subject's, in that life of it, for at most `longest` seconds;
-/// answers with the certificate in PEM.
+/// Signs the key of a request for the subject and its incarnation, for at most `longest` seconds; returns the
+/// certificate in PEM.
 pub fn sign(
     secret: &Secret,
     pem: &[u8],
@@ -141,9 +142,9 @@ pub fn sign(
     serial[0] &= 0x7f;
     params.serial_number = Some(SerialNumber::from_slice(&serial));
     let seconds = seconds.map_or(longest, i64::from).max(MIN_LIFETIME_SECONDS).min(longest);
-    // A clock before 1970 makes a certificate that has ended; that is what such a clock deserves.
+    // A clock before 1970 gives an expired certificate.
     let since_1970 = |second: i64| Duration::from_secs(u64::try_from(second).unwrap_or(0));
-    // Back-dated by no more than it lives, or a short life would look half over at its beginning.
+    // Back-dated by no more than its lifetime, or a short-lived one would seem half expired at once.
     let begin = now.as_second() - SKEW_SECONDS.min(seconds);
     params.not_before = rcgen::date_time_ymd(1970, 1, 1) + since_1970(begin);
     params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(now.as_second() + seconds);
@@ -151,7 +152,7 @@ pub fn sign(
     request.signed_by(&issuer).map(|certificate| certificate.pem()).map_err(SignError::Sign)
 }
 
-/// Whether that is the key of the first of these certificates.
+/// Whether the key matches the first of these certificates.
 fn is_key_of_first(certificates: &str, key: &KeyPair) -> bool {
     x509_parser::pem::parse_x509_pem(certificates.as_bytes()).is_ok_and(|(_, first)| {
         first.parse_x509().is_ok_and(|it| *it.public_key().subject_public_key.data == *key.der_bytes())
@@ -256,8 +257,9 @@ mod tests {
 
     #[test]
     fn an_incomplete_authority_is_named() {
-        let error = sign(&Secret::default(), b"", &CsrSubject::Gateway, None, None, 600, Timestamp::UNIX_EPOCH)
-            .unwrap_err();
+        let error =
+            sign(&Secret::default(), b"", &CsrSubject::Gateway, None, None, 600, Timestamp::UNIX_EPOCH)
+                .unwrap_err();
         assert!(error.to_string().contains("lacks tls.key"), "{error}");
     }
 }

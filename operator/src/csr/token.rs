@@ -1,25 +1,25 @@
-//! The bootstrap token behind a request, and what its Secret remembers: which node used it, with
-//! which key. One token is one machine's; the record is what makes it so.
+//! The bootstrap token of a request, and the record in its Secret: which node used it, with which key. One
+//! token is for one machine; the record enforces that.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 
-use crate::ssa;
 use crate::join_tokens::{NAMESPACE, secret_name};
+use crate::ssa;
 
 /// Annotation on a token's Secret: the node that used it.
 const NODE: &str = "russet.dev/used-by-node";
-/// Annotation on a token's Secret: digest of the public key it was used with.
+/// Annotation on a token's Secret: digest of the public key that it was used with.
 const KEY: &str = "russet.dev/used-with-key";
 
-/// What is known of a token.
+/// State of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenState {
-    /// There is none that this operator may see: it was used up, or not made for Russet.
+    /// None is visible to this operator: it was used up, or is not one of Russet's.
     Gone,
-    /// Nobody has used it.
+    /// It has not been used.
     Fresh(SecretVersion),
     /// It was used.
     Used {
@@ -32,7 +32,7 @@ pub enum TokenState {
     },
 }
 
-/// A Secret as it was seen.
+/// A version of the Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SecretVersion {
     uid: Option<String>,
@@ -43,7 +43,7 @@ fn secrets(client: &Client) -> Api<Secret> {
     Api::namespaced(client.clone(), NAMESPACE)
 }
 
-/// Looks at a token. `russet token create` lets the operator see each of its tokens, and no others.
+/// Reads a token. `russet token create` lets the operator read its tokens, and no others.
 pub async fn observe(client: &Client, id: &str) -> Result<TokenState, kube::Error> {
     match secrets(client).get(&secret_name(id)).await {
         Ok(secret) => Ok(read(&secret)),
@@ -63,8 +63,14 @@ fn read(secret: &Secret) -> TokenState {
     }
 }
 
-/// Writes down who uses a token; fails when somebody else was faster.
-pub async fn claim(client: &Client, id: &str, seen: &SecretVersion, node: &str, key: &str) -> Result<(), kube::Error> {
+/// Records the user of a token; fails if a concurrent write was faster.
+pub async fn claim(
+    client: &Client,
+    id: &str,
+    seen: &SecretVersion,
+    node: &str,
+    key: &str,
+) -> Result<(), kube::Error> {
     let patch = json!({"metadata": {
         "resourceVersion": seen.version,
         "annotations": {NODE: node, KEY: key},
@@ -72,7 +78,7 @@ pub async fn claim(client: &Client, id: &str, seen: &SecretVersion, node: &str, 
     secrets(client).patch(&secret_name(id), &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
 }
 
-/// Removes a token that has done its work, and with it everything it owns.
+/// Removes a used token, and with it everything that it owns.
 pub async fn remove(client: &Client, id: &str, seen: &SecretVersion) -> Result<(), kube::Error> {
     let preconditions = Preconditions { uid: seen.uid.clone(), resource_version: None };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };

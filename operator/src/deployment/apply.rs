@@ -1,5 +1,5 @@
-//! Carries out a plan: files first, because they take longest, then new groups, then the end of old
-//! ones. It makes no choices.
+//! Applies a plan: files first, because they take longest, then new groups, then the deletion of old ones.
+//! Not here: decisions.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use crate::context::Context;
 use crate::group::operator_fields;
 use crate::{model, ssa};
 
-/// What there is now.
+/// The state after the writes.
 #[derive(Clone, Debug)]
 pub struct AppliedDeployment {
-    /// What was carried out.
+    /// The applied plan.
     pub planned: PlannedDeployment,
-    /// The deployment's groups that stay, the new ones among them.
+    /// The deployment's groups that stay, including new ones.
     pub groups: Vec<Arc<ShardGroup>>,
-    /// How many groups are on their way out.
+    /// Number of groups that are being deleted.
     pub leaving: usize,
 }
 
@@ -43,8 +43,9 @@ pub async fn apply(
     for spec in &planned.copies {
         let copy = names::model_copy(&spec.model_ref.namespace, &spec.model_ref.name, &spec.node_name);
         let known = context.stores.copies.get(&ObjectRef::new(&copy));
-        let as_asked =
-            |known: &ModelCopy| known.spec.agent_work() == *spec || known.metadata.deletion_timestamp.is_some();
+        let as_asked = |known: &ModelCopy| {
+            known.spec.agent_work() == *spec || known.metadata.deletion_timestamp.is_some()
+        };
         if known.as_deref().is_some_and(as_asked) {
             continue;
         }
@@ -73,7 +74,8 @@ pub async fn apply(
             leaving += 1;
         } else if planned.valid.is_some() && group.spec.tier_ref != deployment.spec.tier_ref {
             let spec = ShardGroupSpec { tier_ref: deployment.spec.tier_ref.clone(), ..group.spec.clone() };
-            let group = ssa::apply(&api, &operator_fields(group, spec)).await.map_err(failed(&group.name_any()))?;
+            let group =
+                ssa::apply(&api, &operator_fields(group, spec)).await.map_err(failed(&group.name_any()))?;
             groups.push(Arc::new(group));
         } else {
             groups.push(group.clone());
@@ -86,7 +88,7 @@ pub async fn apply(
 fn group_object(deployment: &ModelDeployment, valid: Option<&ValidDeployment>, new: &NewGroup) -> ShardGroup {
     let NewGroup { name, replica, plan } = new;
     let pools = valid.map(ValidDeployment::pools).unwrap_or_default();
-    // What answered before may be planned in place of what is asked for.
+    // The last known good spec may be planned instead of the requested one.
     let model = valid.map_or(&deployment.spec.model_ref.name, |valid| &valid.model);
     let spec = ShardGroupSpec {
         deployment_ref: LocalReference::new(deployment.name_any()),

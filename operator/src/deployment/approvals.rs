@@ -1,5 +1,5 @@
-//! Questions to persons that a deployment has: they are put where they are needed, and taken back unanswered where
-//! they are needed no more. What is asked is the planner's.
+//! Approvals of a deployment: created when needed, and withdrawn undecided when no longer needed. Not here:
+//! what needs approval (`plan`).
 
 use jiff::{Timestamp, ToSpan as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,10 +11,10 @@ use super::Error;
 use crate::context::Context;
 use crate::ssa;
 
-/// How long a question, and its answer, counts.
+/// Time that an approval request, and its decision, is valid.
 const APPROVAL_TTL_HOURS: i64 = 7 * 24;
 
-/// Brings the questions of a deployment to these.
+/// Creates and deletes Approvals of a deployment to match these.
 pub async fn apply(
     context: &Context,
     deployment: &ModelDeployment,
@@ -33,7 +33,7 @@ pub async fn apply(
     });
     for approval in &known {
         let asked = asks.iter().any(|ask| ask.hash == approval.spec.plan_hash);
-        // An answer is kept while it counts, also where it has been acted upon: people look things up.
+        // A decision is kept while it is valid, even after it was acted upon: people look it up.
         if approval.spec.is_expired(now) || (!asked && approval.spec.decision.is_none()) {
             ssa::delete(&api, approval.as_ref()).await.map_err(failed(&approval.name_any()))?;
         }

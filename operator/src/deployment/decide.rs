@@ -1,5 +1,5 @@
-//! From what is seen to what must be written. All policy is the planner's; here it is only asked,
-//! and what keeps it from being asked is put into words.
+//! From the observed state to the writes. All policy is in the planner; this calls it, and explains why it
+//! could not be called.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{Model, ModelCopySpec, CopyMode};
-use russet_plan::precondition::{UnmetPrecondition, unmet_precondition};
-use russet_plan::placement::{place_with, scale_down};
+use russet_crds::{CopyMode, Model, ModelCopySpec};
 use russet_plan::joint_placement::{JointPlan, solve};
+use russet_plan::placement::{place_with, scale_down};
+use russet_plan::precondition::{UnmetPrecondition, unmet_precondition};
 use russet_plan::validate::{read_at, until_idle};
 use russet_plan::{Note, Placement, ValidDeployment, note};
 
@@ -20,16 +20,16 @@ use super::apply::AppliedDeployment;
 use super::observe::ObservedDeployment;
 use crate::model::copy_spec;
 
-/// What to write for a deployment.
+/// The writes for a deployment.
 #[derive(Clone, Debug)]
 pub struct PlannedDeployment {
-    /// What it was decided on.
+    /// The observed state.
     pub observed: ObservedDeployment,
-    /// The deployment, when it makes sense.
+    /// The deployment, if valid.
     pub valid: Option<ValidDeployment>,
-    /// Why it cannot be planned, when it cannot.
+    /// Why it cannot be planned, if it cannot.
     pub unmet_precondition: Option<UnmetPrecondition>,
-    /// Which groups stay, come and go.
+    /// Which groups stay, are created and are deleted.
     pub placement: Placement,
     /// Why.
     pub notes: Vec<Note>,
@@ -41,7 +41,8 @@ pub struct PlannedDeployment {
 pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDeployment> {
     let Resources { deployment, stage: observed } = resources;
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
-    let checked = match unmet_precondition(&namespace, &deployment.spec, |name| named(&observed.models, name)) {
+    let checked = match unmet_precondition(&namespace, &deployment.spec, |name| named(&observed.models, name))
+    {
         Some(obstacle) => Err((obstacle, Vec::new())),
         None => read_at(&observed.view, &deployment, observed.now).map_err(|notes| {
             let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
@@ -52,19 +53,34 @@ pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDepl
         Ok(valid) => {
             let (placement, notes) = place_with(&observed.view, &valid, &joint_plan(&observed, &valid));
             let copies = copies(&observed, &valid.model, &placement);
-            PlannedDeployment { observed, valid: Some(valid), unmet_precondition: None, placement, notes, copies }
+            PlannedDeployment {
+                observed,
+                valid: Some(valid),
+                unmet_precondition: None,
+                placement,
+                notes,
+                copies,
+            }
         }
         Err((obstacle, notes)) => {
-            // Even a deployment that makes no sense may be scaled down.
+            // Even an invalid deployment may be scaled down.
             let placement = scale_down(&observed.view, &namespace, &name, deployment.spec.replicas);
             let obstacle = (deployment.spec.replicas > 0).then_some(obstacle);
-            PlannedDeployment { observed, valid: None, unmet_precondition: obstacle, placement, notes, copies: Vec::new() }
+            PlannedDeployment {
+                observed,
+                valid: None,
+                unmet_precondition: obstacle,
+                placement,
+                notes,
+                copies: Vec::new(),
+            }
         }
     };
     Resources { deployment, stage }
 }
 
-/// When the answer may be another one though nothing happens: what it waits for has run for long enough then.
+/// Time until the decision may change without an event: when a protected replica has run for its minimum
+/// residency.
 pub fn requeue_after(resources: &Resources<AppliedDeployment>, now: Timestamp) -> Option<Duration> {
     let Resources { deployment, stage: AppliedDeployment { planned, .. } } = resources;
     let idle = until_idle(&planned.observed.view, deployment, now);
@@ -76,7 +92,7 @@ pub fn requeue_after(resources: &Resources<AppliedDeployment>, now: Timestamp) -
     idle.into_iter().chain(ripe).min()
 }
 
-/// Where its new replicas go when everything that waits is placed together.
+/// Placement of its new replicas in the joint plan of all pending ones.
 fn joint_plan(observed: &ObservedDeployment, valid: &ValidDeployment) -> JointPlan {
     let competitors = observed.competitors.iter().filter_map(|(deployment, models)| {
         let namespace = deployment.namespace().unwrap_or_default();
@@ -93,7 +109,8 @@ fn joint_plan(observed: &ObservedDeployment, valid: &ValidDeployment) -> JointPl
     solve(&observed.view, &all)
 }
 
-/// Every node of every current group holds the files of the model, and that of rank 0 those of the draft model.
+/// Every node of every current group holds the files of the model, and rank 0's also those of the draft
+/// model.
 fn copies(observed: &ObservedDeployment, model: &str, placement: &Placement) -> Vec<ModelCopySpec> {
     let kept = placement.keep.iter().filter_map(|key| observed.view.groups.get(key));
     let kept = kept.filter(|group| group.model == model).flat_map(|group| group.files());

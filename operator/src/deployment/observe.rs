@@ -1,5 +1,4 @@
-//! The cluster as the planner wants it, from the caches or, before anything is changed, from the
-//! server itself.
+//! The cluster snapshot for one deployment, from the caches or, before a change, from the server itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,27 +12,31 @@ use russet_plan::cluster::until_lost;
 
 use super::apply::AppliedDeployment;
 use super::{Error, Resources};
-use crate::snapshot;
 use crate::context::Context;
+use crate::snapshot;
 
-/// A deployment and everything its plan depends on.
+/// A deployment and everything that its plan depends on.
 #[derive(Clone, Debug)]
 pub struct ObservedDeployment {
-    /// When it was seen.
+    /// The time of the snapshot.
     pub now: Timestamp,
-    /// The Models it names, those there are, and those of what answered last, which is planned where what is asked for
-    /// never comes to answer.
+    /// The existing Models that it names, and those of its last known good spec, which is planned if the
+    /// requested one never becomes ready.
     pub models: Vec<Arc<Model>>,
     /// The cluster.
     pub view: Arc<Snapshot>,
-    /// The other deployments, each with its Models; only where something is about to be placed.
+    /// The other deployments, each with its Models; only if something is about to be placed.
     pub competitors: Vec<Competitor>,
-    /// The deployment's own groups, those being deleted included.
+    /// The deployment's own groups, including those being deleted.
     pub groups: Vec<Arc<ShardGroup>>,
 }
 
 /// From the caches.
-pub fn cached(context: &Context, deployment: &Arc<ModelDeployment>, now: Timestamp) -> Resources<ObservedDeployment> {
+pub fn cached(
+    context: &Context,
+    deployment: &Arc<ModelDeployment>,
+    now: Timestamp,
+) -> Resources<ObservedDeployment> {
     let models = snapshot::models(context, deployment);
     let view = snapshot::snapshot(context, now);
     observed(deployment, models, Vec::new(), view, context.stores.groups.state(), now)
@@ -78,11 +81,18 @@ fn observed(
             && group.spec.deployment_ref.name == deployment.name_any()
     });
     groups.sort_by_key(|group| (group.spec.replica, group.name_any()));
-    Resources { deployment: deployment.clone(), stage: ObservedDeployment { now, models, view, competitors, groups } }
+    Resources {
+        deployment: deployment.clone(),
+        stage: ObservedDeployment { now, models, view, competitors, groups },
+    }
 }
 
-/// When the next node of this deployment will count as lost; nothing else wakes it then.
-pub fn until_next_loss(context: &Context, applied: &Resources<AppliedDeployment>, now: Timestamp) -> Option<Duration> {
+/// Time until the next node of this deployment counts as lost; no watch event announces that.
+pub fn until_next_loss(
+    context: &Context,
+    applied: &Resources<AppliedDeployment>,
+    now: Timestamp,
+) -> Option<Duration> {
     let members = applied.stage.groups.iter().flat_map(|group| &group.spec.plan.members);
     members
         .filter_map(|member| {

@@ -1,4 +1,4 @@
-//! The end of replicas that make room for something more important: each says for whom it stops before it does.
+//! Preemption of replicas of lower priority: each records for which deployment it stops before it does.
 
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;

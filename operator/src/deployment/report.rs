@@ -1,4 +1,4 @@
-//! Shows where a deployment stands, and tells people what was decided.
+//! Writes the status of a deployment, and events about the decision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,8 +14,12 @@ use crate::context::Context;
 use crate::group::missing_files;
 use crate::ssa;
 
-/// Writes the status when it differs.
-pub async fn report(context: &Context, applied: &Resources<AppliedDeployment>, now: Timestamp) -> Result<(), Error> {
+/// Writes the status if it differs.
+pub async fn report(
+    context: &Context,
+    applied: &Resources<AppliedDeployment>,
+    now: Timestamp,
+) -> Result<(), Error> {
     let deployment = &applied.deployment;
     let namespace = deployment.namespace().unwrap_or_default();
     let mut missing = BTreeMap::new();
@@ -26,7 +30,7 @@ pub async fn report(context: &Context, applied: &Resources<AppliedDeployment>, n
     let api: Api<ModelDeployment> = ssa::namespaced_api(&context.client, deployment.as_ref());
     let mut status = status::status(applied, &missing, now);
     if status::lacks_reason(deployment, &status) {
-        // The cache may not have seen what was written when the plan was made.
+        // The cache may not have the report that was written when the plan was made.
         let there =
             api.get_opt(&name).await.map_err(|source| Error::Report { name: name.clone(), source })?;
         if let Some(placement) = there.and_then(|there| there.status).and_then(|status| status.placement) {
@@ -47,7 +51,7 @@ pub async fn report(context: &Context, applied: &Resources<AppliedDeployment>, n
     for (kind, action) in [(Type::Placed, "Place"), (Type::Ready, "Serve")] {
         let before = deployment.status.as_ref().and_then(|status| get(&status.conditions, kind));
         let Some(after) = get(&status.conditions, kind) else { continue };
-        // Progress changes messages all the time; people want to hear of changes of mind.
+        // Progress changes messages all the time; events are only for changes of status or reason.
         if before.is_some_and(|before| before.status == after.status && before.reason == after.reason) {
             continue;
         }
@@ -84,7 +88,10 @@ pub async fn report(context: &Context, applied: &Resources<AppliedDeployment>, n
 }
 
 /// The same with this report of an earlier plan.
-fn reported(applied: &Resources<AppliedDeployment>, placement: PlacementReport) -> Resources<AppliedDeployment> {
+fn reported(
+    applied: &Resources<AppliedDeployment>,
+    placement: PlacementReport,
+) -> Resources<AppliedDeployment> {
     let mut deployment = ModelDeployment::clone(&applied.deployment);
     deployment.status.get_or_insert_default().placement = Some(placement);
     Resources { deployment: Arc::new(deployment), stage: applied.stage.clone() }

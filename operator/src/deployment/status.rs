@@ -1,4 +1,4 @@
-//! What a deployment shows, from what was planned and what its groups report.
+//! The status of a deployment, from its plan and its groups' reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,15 +6,15 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
 use russet_crds::{GroupPlan, MeasuredThroughput, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
-use russet_plan::placement::{UNCHANGED_REASON, is_current, status_report};
 use russet_plan::auto_revert::{MAX_ATTEMPTS, record_outcome};
+use russet_plan::placement::{UNCHANGED_REASON, is_current, status_report};
 use russet_plan::validate::IdleReason;
 use russet_plan::{Note, note};
 
 use super::Resources;
 use super::apply::AppliedDeployment;
 
-/// How a deployment fares.
+/// Summary of a deployment's readiness.
 struct ReadySummary {
     ready: bool,
     stalled: bool,
@@ -22,14 +22,15 @@ struct ReadySummary {
     message: String,
 }
 
-/// The part of a status that this controller writes: demand is the gateways', ScalingActive the autoscaler's.
+/// The fields of a status that this controller owns: demand belongs to the gateways, ScalingActive to the
+/// autoscaler.
 pub fn operator_fields(mut status: ModelDeploymentStatus) -> ModelDeploymentStatus {
     status.demand.clear();
     status.conditions.retain(|condition| condition.type_ != format!("{:?}", Type::ScalingActive));
     status
 }
 
-/// The status; `missing` says what nodes lack of the files.
+/// The status; `missing` lists the files that nodes lack.
 pub fn status(
     resources: &Resources<AppliedDeployment>,
     missing: &BTreeMap<String, String>,
@@ -110,7 +111,8 @@ pub fn status(
         }
         (_, false, false) => set(Type::CopiesReady, false, Reason::WaitingForCopies, &lacking.join("; ")),
     }
-    let asks: Vec<&str> = planned.placement.approval_requests.iter().map(|ask| ask.message.as_str()).collect();
+    let asks: Vec<&str> =
+        planned.placement.approval_requests.iter().map(|ask| ask.message.as_str()).collect();
     match asks.first() {
         Some(ask) => set(Type::AwaitingApproval, true, Reason::AwaitingApproval, ask),
         None if has_asked => {
@@ -128,7 +130,7 @@ pub fn status(
             &format!("{} of {wanted} replicas answer", answering.len()),
         );
     }
-    // A settled deployment whose former groups still leave is settled all the same.
+    // A settled deployment stays settled while its former groups are being deleted.
     let progressing = !verdict.ready && !verdict.stalled;
     let ReadySummary { ready, stalled, reason, message } = verdict;
     set(Type::Progressing, progressing || *leaving > 0, reason, &message);
@@ -196,7 +198,7 @@ fn ready_summary(resources: &Resources<AppliedDeployment>, current: &[&ShardGrou
     }
 }
 
-/// The reason a replica waits, and whether only a person can help.
+/// The reason why a replica waits, and whether only a person can fix it.
 fn waiting_reason(notes: &[Note]) -> (Reason, bool) {
     let has = |reason| notes.iter().any(|note| note.reason() == reason);
     let fits_nowhere = notes.iter().any(|note| matches!(note, Note::NothingFits { .. }));
@@ -216,7 +218,7 @@ fn waiting_reason(notes: &[Note]) -> (Reason, bool) {
     }
 }
 
-/// What a group says of its readiness.
+/// A group's Ready condition.
 fn readiness(group: &ShardGroup) -> (Option<Reason>, &str) {
     let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let ready = get(conditions, Type::Ready);
@@ -226,7 +228,7 @@ fn readiness(group: &ShardGroup) -> (Option<Reason>, &str) {
     )
 }
 
-/// Why nothing runs though it is asked for.
+/// Why no replica runs although some are requested.
 fn idle_condition(rest: &IdleReason) -> (Reason, String) {
     let reason = match rest {
         IdleReason::Schedule { .. } => Reason::OutsideSchedule,
@@ -250,7 +252,7 @@ fn is_ready(group: &ShardGroup) -> bool {
     group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
 }
 
-/// What the slowest of the groups has measured.
+/// The measurement of the slowest group.
 fn measured(groups: &[&ShardGroup]) -> Option<MeasuredThroughput> {
     let measured = groups.iter().filter_map(|group| group.status.as_ref()?.measured.as_ref());
     let rate = |measured: &MeasuredThroughput| measured.tokens_per_second.parse().unwrap_or(f64::INFINITY);
@@ -267,10 +269,13 @@ fn nodes(groups: Vec<&ShardGroup>) -> Option<String> {
     (!names.is_empty()).then(|| names.join(","))
 }
 
-/// Whether `status` gives no reason for its plan, and `deployment` has not said so before.
+/// Whether `status` has no reason for its plan that `deployment` does not have already.
 pub fn lacks_reason(deployment: &ModelDeployment, status: &ModelDeploymentStatus) -> bool {
     let before = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
-    status.placement.as_ref().is_some_and(|report| report.reason == UNCHANGED_REASON && before != Some(report))
+    status
+        .placement
+        .as_ref()
+        .is_some_and(|report| report.reason == UNCHANGED_REASON && before != Some(report))
 }
 
 fn count(number: usize) -> i32 {
@@ -356,7 +361,7 @@ mod tests {
         })
     }
 
-    /// The groups the planner creates, as they are once their status says this.
+    /// The groups that the planner creates, with this status.
     fn groups(
         planned: &Resources<PlannedDeployment>,
         ready: bool,
@@ -488,7 +493,7 @@ mod tests {
         Arc::make_mut(&mut later.deployment).status = Some(first.clone());
         assert_eq!(shown(later, made.clone(), 0), first, "looking again changes nothing");
 
-        // A cache that has not seen the report yet would put a poorer one in its place.
+        // A cache without the report yet would replace it by a less detailed one.
         let mut stale = plan(1, Some(model()), 64, made.clone());
         Arc::make_mut(&mut stale.deployment).status = None;
         let deployment = stale.deployment.clone();

@@ -1,5 +1,5 @@
-//! Writes the epoch and the Shards. The group first: should the operator die between the two, the
-//! group's epoch is the truth and the Shards are brought to it.
+//! Writes the epoch and the Shards. The group first: if the operator crashes between the two, the group's
+//! epoch counts and the Shards are updated to it.
 
 use std::time::Instant;
 
@@ -10,12 +10,12 @@ use russet_crds::conditions::Reason;
 use russet_crds::{Shard, ShardGroup, ShardGroupSpec, ShardSpec, names};
 
 use super::Error;
-use super::decide::{PlannedGroup, PeerTable, RESTART_WINDOW};
+use super::decide::{PeerTable, PlannedGroup, RESTART_WINDOW};
 use super::observe::ObservedGroup;
 use crate::context::Context;
 use crate::ssa;
 
-/// Writes everything that was planned.
+/// Writes the plan.
 pub async fn apply(
     context: &Context,
     observed: &ObservedGroup,
@@ -45,7 +45,7 @@ pub async fn apply(
         ssa::delete(&api, shard.as_ref()).await.map_err(failed(shard.name_any()))?;
     }
     if let Some(told) = planned.shards.iter().find(|shard| !shard.peers.is_empty()) {
-        // Before the write: should it fail, some may have been told all the same.
+        // Before the write: if it fails, some ranks may have got it all the same.
         let mut epochs = context.epochs.lock();
         epochs.entry(group.uid().unwrap_or_default()).or_default().peer_table =
             Some((planned.epoch, PeerTable { peers: told.peers.clone(), transport: told.transport }));
@@ -57,7 +57,7 @@ pub async fn apply(
     });
     try_join_all(writes).await?;
     if let Some(loss) = &planned.bump {
-        // Last, so that nobody waits for it.
+        // Last, so that nothing waits for it.
         let note = format!("{}; epoch {} begins", loss.message, planned.epoch);
         context.record(group.as_ref(), false, loss.reason, "FormAnew", &note).await;
     } else if group.status.is_none() {
@@ -69,7 +69,7 @@ pub async fn apply(
 
 fn record_epoch(context: &Context, group: &ShardGroup, epoch: i64, bumped: Option<Timestamp>) {
     let mut epochs = context.epochs.lock();
-    // Groups that are gone are forgotten with their last epoch's window.
+    // Drop the history of deleted groups.
     let alive: std::collections::BTreeSet<String> =
         context.stores.groups.state().iter().filter_map(|it| it.uid()).collect();
     epochs.retain(|uid, _| alive.contains(uid));
@@ -83,7 +83,7 @@ fn record_epoch(context: &Context, group: &ShardGroup, epoch: i64, bumped: Optio
     }
 }
 
-/// The group with only what the operator owns.
+/// The group with only the operator's fields.
 pub fn operator_fields(group: &ShardGroup, spec: ShardGroupSpec) -> ShardGroup {
     let mut object = ShardGroup::new(&group.name_any(), spec);
     object.metadata.namespace = group.namespace();

@@ -1,10 +1,10 @@
-//! One step of a group, from what is seen of it to what must be written. Pure.
+//! One reconciliation step of a group, from its observed state to the writes. Pure.
 //!
 //! ```text
 //!            all claimed, files there          all serve
 //! Forming ───────── peers ─────────▶ Starting ───────────▶ Ready
 //!    ▲                                  │                    │
-//!    └──── epoch + 1, peers cleared ◀───┴─── any rank lost ──┘      20 times in 10 minutes: pauses, Stalled
+//!    └──── epoch + 1, peers cleared ◀───┴─── any rank lost ──┘      20 times in 10 minutes: backoff, Stalled
 //! ```
 
 use std::time::Duration;
@@ -20,60 +20,60 @@ use russet_plan::fabric;
 use super::observe::ObservedGroup;
 use super::status;
 
-/// A group that is formed anew so often within the window is not helped by hurry.
+/// Restarts within the window without backoff.
 const RESTARTS_BEFORE_BACKOFF: usize = 20;
-/// The window.
+/// The window for counting restarts.
 pub const RESTART_WINDOW: Duration = Duration::from_secs(600);
-/// The first pause; it doubles with every further restart.
+/// Initial backoff; it doubles with every further restart.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(15);
-/// The longest pause. It never gives up for good.
+/// Maximum backoff. Retries never stop.
 const MAX_BACKOFF: Duration = Duration::from_secs(240);
 
-/// What to write.
+/// The writes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedGroup {
     /// The epoch from now on.
     pub epoch: i64,
-    /// Why a new epoch begins, when one does.
+    /// Why a new epoch begins, if one does.
     pub bump: Option<RankFailure>,
     /// Shards to write, by rank.
     pub shards: Vec<ShardSpec>,
     /// Shards to delete, by name.
     pub delete: Vec<String>,
-    /// What to show.
+    /// The status.
     pub status: ShardGroupStatus,
-    /// When to look again without being asked.
+    /// When to requeue without an event.
     pub requeue_after: Option<Duration>,
 }
 
-/// What the ranks of an epoch are told of each other, once and for as long as it lasts.
+/// The peer table of an epoch, written to its ranks once and constant for the epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerTable {
-    /// Where they meet, in rank order.
+    /// Addresses of the ranks, in rank order.
     pub peers: Vec<Peer>,
-    /// Whether they meet in tunnels.
+    /// Whether they connect through tunnels.
     pub transport: Transport,
 }
 
-/// Why ranks are of no more use.
+/// The failure of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankFailure {
     /// The reason for conditions and metrics.
     pub reason: Reason,
-    /// For people.
+    /// The condition message.
     pub message: String,
 }
 
 /// One rank at one epoch.
 pub struct RankState<'a> {
-    /// The Shard, when there is one.
+    /// The Shard, if it exists.
     pub shard: Option<&'a Shard>,
-    /// Its status, when it speaks of the epoch.
+    /// Its status, if it is for this epoch.
     pub status: Option<&'a ShardStatus>,
 }
 
 impl RankState<'_> {
-    /// Whether a condition holds at the epoch.
+    /// Whether a condition is true at the epoch.
     pub fn is(&self, kind: Type) -> bool {
         self.status.is_some_and(|status| is_true(&status.conditions, kind))
     }
@@ -100,7 +100,7 @@ pub fn ranks(observed: &ObservedGroup, epoch: i64) -> Vec<RankState<'_>> {
     members.iter().map(|member| state(member.rank)).collect()
 }
 
-/// Judges a group.
+/// Decides the next step of a group.
 pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
     let group = &observed.group;
     let epoch = group.spec.epoch;
@@ -111,9 +111,10 @@ pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
         .find(|shard| shard.spec.epoch == epoch && !shard.spec.peers.is_empty())
         .map(|shard| PeerTable { peers: shard.spec.peers.clone(), transport: shard.spec.transport });
     let written = observed.peer_table.clone().or(written);
-    // What a newer release planned, this one would describe wrongly to the agents, and so leaves alone.
+    // A plan of a newer release may have unknown fields; it is left alone.
     let known = group.spec.plan.backend != Backend::Unknown;
-    let loss = find_failure(&states, written.as_ref().map(|peer_table| peer_table.peers.as_slice())).filter(|_| known);
+    let loss = find_failure(&states, written.as_ref().map(|peer_table| peer_table.peers.as_slice()))
+        .filter(|_| known);
     let pause = loss.as_ref().and_then(|_| backoff(&observed.epoch_starts, now));
     let bump = if pause.is_some() { None } else { loss.clone() };
 
@@ -127,7 +128,7 @@ pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
         let leaving =
             observed.shards.get(&rank).is_some_and(|shard| shard.metadata.deletion_timestamp.is_some());
         let name = russet_crds::names::shard(&group.name_any(), rank);
-        // The name is taken until the former Shard is gone; its end wakes this group again.
+        // The name is in use until the former Shard is gone; its deletion triggers this group again.
         if leaving || observed.orphans.iter().any(|shard| shard.name_any() == name) {
             continue;
         }
@@ -148,7 +149,7 @@ pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
     }
 }
 
-/// Why this epoch is over: the first reason that is no consequence of another rank's.
+/// Why this epoch has failed: the first failure that is no consequence of another rank's.
 fn find_failure(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<RankFailure> {
     let mut consequence = None;
     for (rank, state) in states.iter().enumerate() {
@@ -178,7 +179,7 @@ fn find_failure(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Rank
             }
             consequence.get_or_insert(loss);
         }
-        // Peers were told an address that is no longer the rank's: they would wait for ever.
+        // The peers have an address that is no longer the rank's: they would wait for ever.
         if let (Some(peers), Some(now)) = (peers, &status.rendezvous)
             && peers
                 .get(rank)
@@ -201,7 +202,7 @@ fn find_failure(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Rank
     consequence
 }
 
-/// Where the ranks meet, once all of them know and every file is there.
+/// The peer table, once all ranks have reported their addresses and every file is present.
 fn rendezvous(observed: &ObservedGroup, states: &[RankState<'_>]) -> Option<PeerTable> {
     if !observed.missing_files.is_empty() || !states.iter().all(RankState::claimed) {
         return None;

@@ -1,4 +1,4 @@
-//! Everything a decision about a group depends on, read from the caches.
+//! The inputs of a group's decision, read from the caches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,34 +15,34 @@ use super::decide::PeerTable;
 use crate::context::Context;
 use russet_plan::cluster::{availability, until_lost};
 
-/// A group and what surrounds it.
+/// A group and the objects around it.
 #[derive(Clone, Debug)]
 pub struct ObservedGroup {
     /// The group.
     pub group: Arc<ShardGroup>,
     /// Its Shards, by rank.
     pub shards: BTreeMap<u32, Arc<Shard>>,
-    /// Shards with its name that belong to a former group, or to no rank.
+    /// Orphans: Shards with its name that belong to a former group, or to no rank.
     pub orphans: Vec<Arc<Shard>>,
-    /// What is missing of the files, by node; nodes that hold all are left out.
+    /// Missing files, by node; nodes with all files are left out.
     pub missing_files: BTreeMap<String, String>,
-    /// Nodes that do not answer.
+    /// Unreachable nodes.
     pub unreachable: BTreeSet<String>,
-    /// Nodes that have not answered for so long that their engines have ended.
+    /// Nodes that have been unreachable for so long that their engines have exited.
     pub lost: BTreeSet<String>,
-    /// How long until the next of its nodes counts as lost.
+    /// Time until the next of its nodes counts as lost.
     pub until_lost: Option<Duration>,
-    /// When recent epochs were begun.
+    /// When recent epochs began.
     pub epoch_starts: Vec<Timestamp>,
-    /// What this process has told at the group's epoch, whatever the caches show.
+    /// The peer table that this process wrote for the group's epoch, whatever the caches show.
     pub peer_table: Option<PeerTable>,
     /// Links its nodes report, by node.
     pub links: BTreeMap<String, Vec<Link>>,
 }
 
 impl ObservedGroup {
-    /// Whether the cache of groups lags behind that of Shards: a group is always written first, so a
-    /// Shard that is ahead of it shows an epoch this process has begun and not yet seen.
+    /// Whether the cache of groups lags behind that of Shards. A group is always written first, so a Shard
+    /// with a higher epoch means that the cache has not got this process's write yet.
     pub fn is_stale(&self) -> bool {
         self.shards.values().any(|shard| shard.spec.epoch > self.group.spec.epoch)
     }
@@ -98,20 +98,20 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
     observed
 }
 
-/// What is missing of the files that a group's ranks read, for people, by node; nodes that hold all are left out.
+/// Missing files of a group's ranks, as text, by node; nodes with all files are left out.
 pub fn missing_files(context: &Context, namespace: &str, spec: &ShardGroupSpec) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let own = &spec.model_ref.name;
     for (model, node) in spec.plan.files(own) {
         let Some(missing) = missing(context, namespace, model, node) else { continue };
         let missing = if model == own { missing } else { format!("draft model {model}: {missing}") };
-        // What lacks of the model comes first.
+        // Missing files of the model come first.
         all.entry(node.to_owned()).or_insert(missing);
     }
     all
 }
 
-/// What is missing of a model's files on a node, for people; `None` when all are there and verified.
+/// Missing files of a model on a node, as text; `None` if all are present and verified.
 fn missing(context: &Context, namespace: &str, model: &str, node: &str) -> Option<String> {
     let key = ObjectRef::new(&names::model_copy(namespace, model, node));
     let Some(copy) = context.stores.copies.get(&key) else { return Some("not asked for yet".to_owned()) };

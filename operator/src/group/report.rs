@@ -1,4 +1,4 @@
-//! Shows where a group stands, counts how long it took to form, and tells people of refusals.
+//! Writes the status of a group, measures its formation time, and emits events about failures.
 
 use kube::{Api, ResourceExt as _};
 use russet_crds::ShardGroup;
@@ -10,8 +10,12 @@ use super::observe::ObservedGroup;
 use crate::context::Context;
 use crate::ssa;
 
-/// Writes the status when it differs.
-pub async fn report(context: &Context, observed: &ObservedGroup, planned: &PlannedGroup) -> Result<(), Error> {
+/// Writes the status if it differs.
+pub async fn report(
+    context: &Context,
+    observed: &ObservedGroup,
+    planned: &PlannedGroup,
+) -> Result<(), Error> {
     let group = &observed.group;
     let (before, after) = (group.status.as_ref(), &planned.status);
     if before == Some(after) {

@@ -1,4 +1,4 @@
-//! What a group shows: the furthest stage all ranks have reached, and the one rank to look at.
+//! The status of a group: the furthest stage that all ranks have reached, and the one rank that blocks.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ struct GroupProgress {
     message: String,
 }
 
-/// The status at `epoch`, which is new when `loss` ends the epoch that was seen.
+/// The status at `epoch`, which is new if `loss` ended the observed one.
 pub fn status(
     observed: &ObservedGroup,
     states: &[RankState<'_>],
@@ -58,7 +58,7 @@ pub fn status(
             status.endpoint = Some(Endpoint { address: rendezvous.rpc.clone(), node_name });
         }
     }
-    // The plan never changes, so what an earlier epoch measured holds until this one knows better.
+    // The plan never changes, so the measurement of an earlier epoch counts until there is a new one.
     let measured = states.first().and_then(|state| state.status).and_then(|status| status.measured.clone());
     status.measured = measured.or(status.measured);
     let stalled = pause.is_some();
@@ -171,7 +171,7 @@ fn progress(observed: &ObservedGroup, states: &[RankState<'_>]) -> GroupProgress
     }
 }
 
-/// A rank's node, and what the rank itself says of a condition.
+/// A rank's node, and the rank's message for a condition.
 fn node_and_message<'a>(state: &RankState<'a>, kind: Type) -> (&'a str, Option<&'a str>) {
     let condition = state.status.and_then(|status| get(&status.conditions, kind));
     let words = condition.map(|condition| condition.message.as_str()).filter(|words| !words.is_empty());

@@ -9,7 +9,7 @@ use kube::{Api, Client, Config};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::rules::{ObservedLease, LeaseAction, decide};
+use super::rules::{LeaseAction, ObservedLease, decide};
 use super::*;
 
 #[test]
@@ -62,11 +62,15 @@ impl Server {
 
     async fn holder(&self) -> String {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), names::SYSTEM_NAMESPACE);
-        api.get_opt(LEASE).await.unwrap().map(|lease| ObservedLease::from_lease(&lease).holder).unwrap_or_default()
+        api.get_opt(LEASE)
+            .await
+            .unwrap()
+            .map(|lease| ObservedLease::from_lease(&lease).holder)
+            .unwrap_or_default()
     }
 }
 
-/// Counts who acts now and remembers whether it was ever more than one.
+/// Counts the acting candidates and records whether there was ever more than one.
 #[derive(Clone, Default)]
 struct ActingCounter {
     acting: Arc<AtomicUsize>,
@@ -143,7 +147,7 @@ async fn standby_takes_over_when_the_leader_dies_or_leaves() {
     let second = TestCandidate::start(&server, "second", &stage);
     until("the second stands by", || is(&second.stands_by)).await;
     assert!(!is(&second.leads));
-    // As a kill -9 ends it: nothing is given back.
+    // As after a kill -9: the Lease is not released.
     first.task.abort();
     until("the second leads", || is(&second.leads)).await;
     assert_eq!(server.holder().await, "second");
@@ -166,7 +170,7 @@ async fn returning_holder_reacquires_its_lease_at_once() {
     let api: Api<Lease> = Api::namespaced(server.client.clone(), names::SYSTEM_NAMESPACE);
     let ready = AtomicBool::new(false);
     for life in ["the first", "the second"] {
-        // Won and dropped without giving it back, as a kill -9 ends it.
+        // Acquired and dropped without a release, as after a kill -9.
         let election = Election { api: api.clone(), identity: "same", timing: DEFAULT_TIMING };
         let won = tokio::time::timeout(Duration::from_secs(60), election.acquire(&ready)).await;
         assert!(won.is_ok(), "{life} life never leads");

@@ -1,4 +1,4 @@
-//! Questions to persons in numbers: how many wait for an answer, and what became of the others.
+//! Gauges of Approvals: how many are open, and the decisions of the others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ const COUNT: GaugeFamily<1> = GaugeFamily {
     labels: ["state"],
 };
 
-/// What these are called.
+/// The descriptors.
 pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     Ok(vec![COUNT.desc()?])
 }
 
-/// Writes them down.
+/// Writes the gauges.
 pub fn write(sheet: &mut GaugeSnapshot, approvals: &[Arc<Approval>], now: Timestamp) {
     let mut counts: BTreeMap<&str, u64> = STATES.iter().map(|state| (*state, 0)).collect();
     for approval in approvals {
@@ -30,7 +30,7 @@ pub fn write(sheet: &mut GaugeSnapshot, approvals: &[Arc<Approval>], now: Timest
             _ if approval.spec.is_expired(now) => "expired",
             Some(ApprovalDecision::Approved) => "approved",
             Some(ApprovalDecision::Denied) => "denied",
-            // A word of a newer release answers nothing here.
+            // A value from a newer release counts as no decision.
             Some(ApprovalDecision::Unknown) | None => "waiting",
         };
         *counts.entry(state).or_default() += 1;

@@ -1,4 +1,4 @@
-//! The collector of what the caches hold, computed when somebody looks and kept by nobody.
+//! Collector of gauges from the caches, computed at each scrape.
 
 use jiff::Timestamp;
 use prometheus::core::{Collector, Desc};
@@ -14,14 +14,14 @@ const LEADER: GaugeFamily<0> = GaugeFamily {
     labels: [],
 };
 
-/// The cluster in numbers.
+/// The collector.
 pub struct ClusterCollector {
     caches: LeaderCaches,
     descs: Vec<Desc>,
 }
 
 impl ClusterCollector {
-    /// A collector over what is watched.
+    /// A collector over these caches.
     pub fn new(watched: LeaderCaches) -> Result<Self, prometheus::Error> {
         let mut descs = vec![LEADER.desc()?];
         for more in [
@@ -65,10 +65,10 @@ mod tests {
     use prometheus::{Registry, TextEncoder};
     use russet_crds::conditions::{Reason, Type, set};
     use russet_crds::{
-        Approval, ApprovalSpec, ApprovalDecision, GroupMember, GroupPlan, InferenceNode, InferenceNodeStatus, Link,
-        LocalReference, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec, NodeMemory, NodePool,
-        NodePoolStatus, PlacementReport, PredictedThroughput, ShardGroup, ShardGroupSpec, Tier, TierMode, TierSpec,
-        TierStatus, CopyMode, WorkloadGroup,
+        Approval, ApprovalDecision, ApprovalSpec, CopyMode, GroupMember, GroupPlan, InferenceNode,
+        InferenceNodeStatus, Link, LocalReference, ModelCopy, ModelCopySpec, ModelDeployment,
+        ModelDeploymentSpec, NodeMemory, NodePool, NodePoolStatus, PlacementReport, PredictedThroughput,
+        ShardGroup, ShardGroupSpec, Tier, TierMode, TierSpec, TierStatus, WorkloadGroup,
     };
 
     use super::*;
@@ -199,7 +199,7 @@ mod tests {
             "russet_inferencenode_fabric_healthy{node=\"a\",reason=\"PortInBridge\"} 0",
             "russet_inferencenode_link_bits_per_second{interface=\"en3\",node=\"a\",peer=\"b\",rdma=\"no\"} 80000000000",
             "russet_inferencenode_memory_limit_bytes{node=\"a\"} 1000",
-            // 250 promised, and 300 granted that no claimed Shard accounts for.
+            // 250 reserved, and 300 granted without a claimed Shard.
             "russet_inferencenode_memory_committed_bytes{node=\"a\"} 550",
             "russet_inferencenode_memory_committed_bytes{node=\"new\"} 0",
             "russet_approvals{state=\"waiting\"} 2",

@@ -1,10 +1,10 @@
-//! Files of models on machines, in numbers. Copies of headers alone are not worth a series.
+//! Gauges of ModelCopies. Copies of headers only are left out.
 
 use std::sync::Arc;
 
 use prometheus::core::Desc;
 use russet_crds::conditions::{Type, get};
-use russet_crds::{ModelCopy, CopyMode};
+use russet_crds::{CopyMode, ModelCopy};
 
 use super::gauge_snapshot::{GaugeFamily, GaugeSnapshot, number};
 
@@ -29,12 +29,12 @@ const RATE: GaugeFamily<3> = GaugeFamily {
     labels: ["namespace", "model", "node"],
 };
 
-/// What these are called.
+/// The descriptors.
 pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     Ok(vec![READY.desc()?, DONE.desc()?, WANTED.desc()?, RATE.desc()?])
 }
 
-/// Writes them down.
+/// Writes the gauges.
 pub fn write(sheet: &mut GaugeSnapshot, copies: &[Arc<ModelCopy>]) {
     for copy in copies.iter().filter(|copy| copy.spec.want == CopyMode::Files) {
         let (model, node) = (&copy.spec.model_ref, copy.spec.node_name.as_str());

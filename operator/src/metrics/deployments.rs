@@ -1,4 +1,4 @@
-//! Deployments in numbers: what is wanted, what answers, what waits and why, and how fast it should be.
+//! Gauges of ModelDeployments: desired, ready and pending replicas with the reason, and predicted speed.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ const FIRST_TOKEN: GaugeFamily<3> = GaugeFamily {
     labels: ["namespace", "deployment", "tier"],
 };
 
-/// What these are called.
+/// The descriptors.
 pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     Ok(vec![
         INFO.desc()?,
@@ -64,7 +64,7 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     ])
 }
 
-/// Writes them down.
+/// Writes the gauges.
 pub fn write(sheet: &mut GaugeSnapshot, deployments: &[Arc<ModelDeployment>]) {
     for deployment in deployments {
         let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());

@@ -1,5 +1,5 @@
-//! One look at the cluster in numbers: gauges that are filled once and handed out. Not where they come
-//! from, and nothing that outlives the look, so what is gone from the cluster is gone from the metrics.
+//! Snapshot of gauges, filled at each scrape and then dropped: series of deleted objects disappear. Not here:
+//! where the values come from.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prometheus::core::Desc;
 use prometheus::proto::{Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
-/// A gauge with `N` labels. A sample with any other number of them does not compile.
+/// A gauge with `N` labels. A sample with any other number of labels does not compile.
 pub struct GaugeFamily<const N: usize> {
     /// Its name.
     pub name: &'static str,
@@ -18,34 +18,35 @@ pub struct GaugeFamily<const N: usize> {
 }
 
 impl<const N: usize> GaugeFamily<N> {
-    /// What registers it.
+    /// Its descriptor, for registration.
     pub fn desc(&self) -> Result<Desc, prometheus::Error> {
         let labels = self.labels.iter().map(|label| (*label).to_owned()).collect();
         Desc::new(self.name.to_owned(), self.help.to_owned(), labels, Default::default())
     }
 }
 
-/// Gauges of one look. A `GaugeVec` would keep a copy of name, help and labels beside every value.
+/// Gauges of one scrape. A `GaugeVec` would keep a copy of name, help and labels beside every value.
 #[derive(Default)]
 pub struct GaugeSnapshot(BTreeMap<&'static str, GaugeSamples>);
 
 struct GaugeSamples {
     help: &'static str,
     labels: &'static [&'static str],
-    /// By the values of the labels, in their order.
+    /// Values by label values, in order.
     values: BTreeMap<Vec<Box<str>>, f64>,
 }
 
 impl GaugeSnapshot {
-    /// Writes a value down; the newer one wins.
+    /// Sets a value; the last one wins.
     pub fn set<const N: usize>(&mut self, family: &'static GaugeFamily<N>, labels: [&str; N], value: f64) {
         let GaugeFamily { name, help, labels: names } = family;
         let samples = self.0.entry(name);
-        let samples = samples.or_insert_with(|| GaugeSamples { help, labels: names, values: BTreeMap::new() });
+        let samples =
+            samples.or_insert_with(|| GaugeSamples { help, labels: names, values: BTreeMap::new() });
         samples.values.insert(labels.map(Box::from).into(), value);
     }
 
-    /// 1 under the word that holds, 0 under the others.
+    /// 1 for the current state, 0 for the others.
     pub fn set_state<const N: usize>(
         &mut self,
         family: &'static GaugeFamily<N>,
@@ -59,7 +60,7 @@ impl GaugeSnapshot {
         }
     }
 
-    /// 1 while a condition holds, else 0, with its reason; `labels` is told that.
+    /// 1 if a condition is true, else 0, with its reason; `labels` adds the reason to the labels.
     pub fn set_condition<'a, const N: usize>(
         &mut self,
         family: &'static GaugeFamily<N>,
@@ -71,7 +72,7 @@ impl GaugeSnapshot {
         self.set(family, labels(reason), f64::from(u8::from(holds)));
     }
 
-    /// What a registry hands out.
+    /// The metric families for a registry.
     pub fn families(self) -> Vec<MetricFamily> {
         self.0.into_iter().map(|(name, samples)| samples.family(name)).collect()
     }
@@ -104,7 +105,7 @@ impl GaugeSamples {
     }
 }
 
-/// Bytes and counts as metrics have them; beyond 2^53 the last digits are rounded.
+/// Bytes and counts as metric values; beyond 2^53 the last digits are rounded.
 pub fn number(value: u64) -> f64 {
     value as f64
 }

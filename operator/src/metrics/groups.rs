@@ -1,4 +1,4 @@
-//! ShardGroups in numbers: how many stand where, and how often each was formed anew.
+//! Gauges of ShardGroups: their number by state, and how often each was re-formed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ const EPOCH: GaugeFamily<3> = GaugeFamily {
     labels: ["namespace", "deployment", "group"],
 };
 
-/// What these are called.
+/// The descriptors.
 pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     Ok(vec![COUNT.desc()?, EPOCH.desc()?])
 }
 
-/// Writes them down.
+/// Writes the gauges.
 pub fn write(sheet: &mut GaugeSnapshot, groups: &[Arc<ShardGroup>]) {
     let mut counts: BTreeMap<&str, u64> = STATES.iter().map(|state| (*state, 0)).collect();
     for group in groups {

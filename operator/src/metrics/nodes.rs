@@ -1,4 +1,4 @@
-//! Machines in numbers: whether each takes work, and its memory and disk as the planner counts them.
+//! Gauges of InferenceNodes: whether each takes work, and its memory and disk as the planner counts them.
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -56,7 +56,7 @@ const LINK: GaugeFamily<4> = GaugeFamily {
     labels: ["node", "peer", "interface", "rdma"],
 };
 
-/// What these are called.
+/// The descriptors.
 pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     let mut descs = vec![INFO.desc()?, AVAILABILITY.desc()?, FABRIC.desc()?, LINK.desc()?];
     for family in [LIMIT, COMMITTED, GRANTED, DISK, DISK_FREE] {
@@ -65,10 +65,10 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     Ok(descs)
 }
 
-/// Writes them down.
+/// Writes the gauges.
 pub fn write(sheet: &mut GaugeSnapshot, stores: &Stores, now: Timestamp) {
     let nodes = stores.nodes.state();
-    // Of models, pools and tiers no byte is promised.
+    // Models, pools and tiers reserve no memory.
     let cluster = ClusterObjects {
         nodes: nodes.clone(),
         groups: stores.groups.state(),
@@ -95,7 +95,7 @@ pub fn write(sheet: &mut GaugeSnapshot, stores: &Stores, now: Timestamp) {
             let bits = number(link.bits_per_second.unwrap_or(0));
             sheet.set(&LINK, [&name, &link.peer, &link.interface, rdma], bits);
         }
-        // What was never measured is absent, never 0.
+        // A value that was never measured is absent, never 0.
         if let Some(memory) = status.memory {
             sheet.set(&LIMIT, [&name], number(memory.serving_limit_bytes));
             sheet.set(&GRANTED, [&name], number(memory.granted_bytes));

@@ -1,4 +1,4 @@
-//! Pools and tiers in numbers, as their own statuses have them.
+//! Gauges of NodePools and Tiers, from their statuses.
 
 use std::sync::Arc;
 
@@ -36,8 +36,11 @@ const POOL_MEMORY: MemoryGauges = MemoryGauges {
         labels: ["pool"],
     },
 };
-const TIER_INFO: GaugeFamily<2> =
-    GaugeFamily { name: "russet_tier_info", help: "1 for every Tier, with its mode.", labels: ["tier", "mode"] };
+const TIER_INFO: GaugeFamily<2> = GaugeFamily {
+    name: "russet_tier_info",
+    help: "1 for every Tier, with its mode.",
+    labels: ["tier", "mode"],
+};
 const TIER_READY: GaugeFamily<2> = GaugeFamily {
     name: "russet_tier_ready",
     help: "1 while a Tier is Ready, else 0, with the condition's reason.",
@@ -48,8 +51,11 @@ const TIER_PRIORITY: GaugeFamily<1> = GaugeFamily {
     help: "What replicas of a Tier count where room is short.",
     labels: ["tier"],
 };
-const TIER_DEPLOYMENTS: GaugeFamily<1> =
-    GaugeFamily { name: "russet_tier_deployments", help: "ModelDeployments that name a Tier.", labels: ["tier"] };
+const TIER_DEPLOYMENTS: GaugeFamily<1> = GaugeFamily {
+    name: "russet_tier_deployments",
+    help: "ModelDeployments that name a Tier.",
+    labels: ["tier"],
+};
 const TIER_NODES: GaugeFamily<2> = GaugeFamily {
     name: "russet_tier_nodes",
     help: "InferenceNodes that a workload group of a Dedicated Tier has for itself.",
@@ -81,7 +87,7 @@ struct MemoryGauges {
 
 impl MemoryGauges {
     fn write(&'static self, sheet: &mut GaugeSnapshot, name: &str, memory: Option<&PoolMemory>) {
-        // Who was never looked at has none.
+        // Without a status there is no value.
         let Some(memory) = memory else { return };
         sheet.set(&self.limit, [name], number(memory.serving_limit_bytes));
         sheet.set(&self.committed, [name], number(memory.committed_bytes));
@@ -89,7 +95,7 @@ impl MemoryGauges {
     }
 }
 
-/// What these are called.
+/// The descriptors.
 pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     let mut descs = vec![TIER_INFO.desc()?, TIER_READY.desc()?, TIER_NODES.desc()?];
     for family in [POOL_NODES, POOL_READY, TIER_PRIORITY, TIER_DEPLOYMENTS] {
@@ -101,7 +107,7 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
     Ok(descs)
 }
 
-/// Writes them down.
+/// Writes the gauges.
 pub fn write(sheet: &mut GaugeSnapshot, pools: &[Arc<NodePool>], tiers: &[Arc<Tier>]) {
     for pool in pools {
         let name = pool.name_any();

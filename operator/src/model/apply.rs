@@ -1,10 +1,10 @@
-//! Carries out what was decided for a Model, and shows it.
+//! Applies the decisions for a Model, and writes its status.
 
 use std::sync::Arc;
 
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::Reason;
-use russet_crds::{Model, ModelCopy, ModelCopySpec, Retention, CopyMode, names};
+use russet_crds::{CopyMode, Model, ModelCopy, ModelCopySpec, Retention, names};
 use russet_plan::copies::CopyRemoval;
 use russet_plan::quantity::show;
 use serde_json::json;
@@ -16,7 +16,7 @@ use super::{Error, copy_object, copy_spec};
 use crate::context::Context;
 use crate::ssa;
 
-/// Finalizer first: no copy may outlive a Model nobody guards.
+/// Finalizer first: no copy may outlive its Model.
 pub async fn apply(
     context: &Context,
     model: &Model,
@@ -45,7 +45,7 @@ pub async fn apply(
     Ok(())
 }
 
-/// Removes what makes room, and asks for files. The agents wait for the room themselves.
+/// Deletes evicted copies, and requests files. The agents wait for the space themselves.
 pub async fn apply_files(
     context: &Context,
     model: &Model,
@@ -76,9 +76,9 @@ pub async fn apply_files(
     Ok(())
 }
 
-/// Asks a node's agent for a model's files. It is told to wait before it is told what for: no agent may begin to
-/// fetch in the moment between. That goes by the name of who says where bytes come from, so that this one alone can
-/// take it back; what it says of the rest it leaves to who asks, with the next supply it writes.
+/// Requests a model's files from a node's agent. The supply is written first, telling it to wait: no agent
+/// may start a fetch in between. It is written under the supply's field manager, so that only that one can
+/// change it later; the other fields that it has to send along are released with the next supply it writes.
 pub async fn request_files(
     api: &Api<ModelCopy>,
     spec: &ModelCopySpec,
@@ -92,7 +92,7 @@ pub async fn request_files(
     ssa::apply(api, &copy).await.map(|_| ())
 }
 
-/// Says of a Model's copies how long they are kept.
+/// Writes the retention of a Model's copies.
 pub async fn retention(
     context: &Context,
     model: &Model,
@@ -108,12 +108,12 @@ pub async fn retention(
     Ok(())
 }
 
-/// Says of a Model's copies where their bytes come from.
+/// Writes the sources of a Model's copies.
 pub async fn supply(context: &Context, model: &Model, changes: &[SourceChange]) -> Result<(), Error> {
     let api: Api<ModelCopy> = Api::all(context.client.clone());
     for SourceChange { copy, supply, unfinished } in changes {
         let failed = |source| Error::Copy { model: model.name_any(), copy: copy.clone(), source };
-        // Otherwise nobody would have the rest of it.
+        // Otherwise the other fields would have no owner.
         if let Some(object) = unfinished {
             ssa::apply(&api, object).await.map_err(failed)?;
         }
@@ -123,7 +123,7 @@ pub async fn supply(context: &Context, model: &Model, changes: &[SourceChange]) 
     Ok(())
 }
 
-/// Writes the status when it differs.
+/// Writes the status if it differs.
 pub async fn report(context: &Context, model: &Model, decision: &ModelDecision) -> Result<(), Error> {
     if model.status.as_ref() == Some(&decision.status) {
         return Ok(());

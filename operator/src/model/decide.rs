@@ -1,4 +1,4 @@
-//! What becomes of a Model, from its copies and the nodes alone.
+//! The decision for a Model, from its copies and the nodes alone.
 //!
 //! ```text
 //! new ─▶ finalizer, headers on the first reachable node ─▶ resolved ─▶ shape in the status
@@ -13,35 +13,35 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::names::FINALIZER_COPIES;
-use russet_crds::{Model, ModelCopy, ModelStatus, CopyMode};
+use russet_crds::{CopyMode, Model, ModelCopy, ModelStatus};
 use russet_plan::quantity;
 use russet_plan::validate::shape_notes;
 
-/// A node that might read headers.
+/// A node that may read headers.
 #[derive(Clone, Debug)]
 pub struct HeaderReader {
     /// Its name.
     pub name: String,
-    /// Whether its agent is alive.
+    /// Whether its agent is reachable.
     pub reachable: bool,
     /// Whether it takes new work.
     pub open: bool,
 }
 
-/// What to do.
+/// The decision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelDecision {
-    /// The finalizers to set, when they change.
+    /// The finalizers to set, if they change.
     pub finalizers: Option<Vec<String>>,
     /// Node to read the headers.
     pub header_node: Option<String>,
     /// Copies to delete, by name.
     pub delete: Vec<String>,
-    /// What to show.
+    /// The status.
     pub status: ModelStatus,
 }
 
-/// Judges a Model. `users` are the ShardGroups that run it.
+/// Decides for a Model. `users` are the ShardGroups that run it.
 pub fn decide(
     model: &Model,
     copies: &[Arc<ModelCopy>],
@@ -52,8 +52,10 @@ pub fn decide(
     let before = model.status.clone().unwrap_or_default();
     let mut decision = ModelDecision { status: before.clone(), ..ModelDecision::default() };
     decision.status.observed_generation = model.metadata.generation;
-    let ready_copies =
-        copies.iter().filter(|copy| copy.spec.want == CopyMode::Files && is_condition_true(copy, Type::Ready)).count();
+    let ready_copies = copies
+        .iter()
+        .filter(|copy| copy.spec.want == CopyMode::Files && is_condition_true(copy, Type::Ready))
+        .count();
     decision.status.copies = u32::try_from(ready_copies).unwrap_or(u32::MAX);
     if model.metadata.deletion_timestamp.is_some() {
         finalize_deletion(model, copies, users, now, &mut decision);
@@ -65,7 +67,8 @@ pub fn decide(
         decision.finalizers = Some(finalizers);
     }
     if before.shape.is_none() {
-        let mut resolved: Vec<_> = copies.iter().filter(|copy| is_condition_true(copy, Type::Resolved)).collect();
+        let mut resolved: Vec<_> =
+            copies.iter().filter(|copy| is_condition_true(copy, Type::Resolved)).collect();
         resolved.sort_by_key(|copy| copy.name_any());
         let found =
             resolved.iter().find_map(|copy| copy.status.as_ref().filter(|status| status.shape.is_some()));
@@ -112,7 +115,7 @@ fn describe(model: &Model, now: Timestamp, status: &mut ModelStatus) {
     }
 }
 
-/// Nobody has read the headers yet: wait for who was asked, or ask the next.
+/// No node has read the headers yet: wait for the current reader, or try the next node.
 fn find_reader(
     model: &Model,
     copies: &[Arc<ModelCopy>],
@@ -127,7 +130,7 @@ fn find_reader(
     let busy = nodes.iter().find(|node| node.reachable && asked(node) && !refused(&node.name));
     if busy.is_none() {
         let free = |node: &&HeaderReader| node.reachable && !asked(node);
-        // A node that takes new work first: it may keep what it reads.
+        // Nodes that take new work first: they may keep what they read.
         let next = nodes.iter().filter(free).find(|node| node.open).or_else(|| nodes.iter().find(free));
         decision.header_node = next.map(|node| node.name.clone());
     }
@@ -142,7 +145,7 @@ fn find_reader(
         (None, Some(node), _) => {
             (false, Reason::WaitingForAgent, with(format!("node {node} is asked to read the headers")))
         }
-        // A source that cannot be reached is tried again by its agents: nobody has to mend the spec.
+        // Agents retry an unreachable source themselves; the spec needs no change.
         (None, None, Some((_, condition))) => {
             let retried =
                 refusals.iter().any(|(_, condition)| reason_of(condition) == Reason::SourceUnreachable);
@@ -166,7 +169,7 @@ fn find_reader(
     }
 }
 
-/// Why a copy's agent cannot read the source; trying there again is the agent's business.
+/// Why a copy's agent cannot read the source; that agent retries by itself.
 fn refusal(copy: &ModelCopy) -> Option<&Condition> {
     let condition = conditions::get(&copy.status.as_ref()?.conditions, Type::Resolved)?;
     let final_ = [
@@ -330,7 +333,7 @@ mod tests {
             assert_eq!(is_true(conditions, Type::Supported), ready);
             let condition = conditions::get(conditions, Type::Ready).unwrap();
             assert_eq!((condition.status == "True", condition.reason.as_str()), (ready, reason));
-            // What was once read stays, even when the copies are gone.
+            // A known shape stays, even when the copies are gone.
             let mut known = model();
             known.status = Some(decision.status.clone());
             assert_eq!(decide(&known, &[], &[], &[], NOW).status, decision.status);

@@ -1,5 +1,5 @@
-//! What is in store, as the planner wants it, from the objects there are; and what people wish of a model
-//! that cannot be planned. Pure.
+//! The inventory of files for the copy planner, built from objects; and preloads that cannot be planned.
+//! Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, is_true};
-use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment, PreloadPolicy, Tier, CopyMode};
+use russet_crds::{CopyMode, InferenceNode, Model, ModelCopy, ModelDeployment, PreloadPolicy, Tier};
 use russet_plan::ClusterObjects;
-use russet_plan::cluster::{resolve_pools, availability};
-use russet_plan::copies::{self, NodeCopy, NodeStorage, PreloadRule, Inventory};
+use russet_plan::cluster::{availability, resolve_pools};
+use russet_plan::copies::{self, Inventory, NodeCopy, NodeStorage, PreloadRule};
 use russet_plan::note::Note;
 use russet_plan::pool::EligibleNodes;
 use russet_plan::snapshot::ObjectKey;
@@ -22,11 +22,11 @@ type ResolvedPools = BTreeMap<String, Result<EligibleNodes, Note>>;
 pub struct UnplannedPreload {
     /// The reason for conditions.
     pub reason: Reason,
-    /// For people.
+    /// The message.
     pub message: String,
 }
 
-/// Objects a choice of copies depends on.
+/// Objects that a copy plan depends on.
 pub struct InventoryObjects {
     /// Machines, pools, tiers, replicas and ranks, and all Models.
     pub cluster: ClusterObjects,
@@ -37,18 +37,26 @@ pub struct InventoryObjects {
 }
 
 impl InventoryObjects {
-    /// Whether nothing is to be chosen: nobody asks for anything ahead of need, and no agent lacks room for what
-    /// it was asked to fetch.
+    /// Whether there is nothing to plan: no preloads, and no agent lacks space for a requested fetch.
     pub fn is_idle(&self) -> bool {
         let models = &self.cluster.models;
         models.iter().all(|model| model.spec.preload.is_none())
             && !self.copies.iter().any(|copy| lacks_space(copy))
     }
 
-    /// What is in store.
+    /// The inventory.
     pub fn inventory(&self, now: Timestamp) -> Inventory {
-        let ClusterObjects { nodes, models, strategies: _, pools, tiers, groups, shards, copies: _, approvals: _ } =
-            &self.cluster;
+        let ClusterObjects {
+            nodes,
+            models,
+            strategies: _,
+            pools,
+            tiers,
+            groups,
+            shards,
+            copies: _,
+            approvals: _,
+        } = &self.cluster;
         let areas = resolve_pools(pools, nodes);
         let files: Vec<&Arc<ModelCopy>> = self
             .copies
@@ -82,7 +90,7 @@ pub fn key(model: &Model) -> ObjectKey {
     (model.namespace().unwrap_or_default(), model.name_any())
 }
 
-/// How important a model's files are: as the most important tier whose deployments name it.
+/// Eviction priority of a model's files: that of the most important tier whose deployments name it.
 pub fn priority(model: &ObjectKey, deployments: &[Arc<ModelDeployment>], tiers: &[Arc<Tier>]) -> i32 {
     let of = |deployment: &Arc<ModelDeployment>| {
         let tier = deployment.spec.tier_ref.as_ref()?;
@@ -91,7 +99,7 @@ pub fn priority(model: &ObjectKey, deployments: &[Arc<ModelDeployment>], tiers: 
     deployments_of(model, deployments).filter_map(of).max().unwrap_or(0)
 }
 
-/// What a model's owner wants ahead of need; `None` when that is nothing.
+/// A model's preload; `None` without one.
 pub fn preload_rule(model: &Model, areas: &ResolvedPools) -> Result<Option<PreloadRule>, UnplannedPreload> {
     let Some(preload) = &model.spec.preload else { return Ok(None) };
     let pinned = match preload.policy {
@@ -125,12 +133,12 @@ fn unplanned(note: &Note) -> UnplannedPreload {
     UnplannedPreload { reason: note.reason(), message: note.to_string() }
 }
 
-/// Whether every byte is there and verified.
+/// Whether every byte is present and verified.
 pub fn is_ready(copy: &ModelCopy) -> bool {
     copy.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
 }
 
-/// Whether its agent cannot fetch it for want of room.
+/// Whether its agent cannot fetch it for lack of space.
 pub fn lacks_space(copy: &ModelCopy) -> bool {
     let conditions = copy.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let ready = conditions::get(conditions, Type::Ready);
@@ -169,11 +177,13 @@ fn model_files(
         bytes: measured.max().unwrap_or(0).max(shape),
         priority: priority(&key, deployments, tiers),
         preload: if leaving { None } else { preload_rule(model, areas).ok().flatten() },
-        runs_on: deployments_of(&key, deployments).flat_map(|deployment| runs_on(deployment, tiers, areas)).collect(),
+        runs_on: deployments_of(&key, deployments)
+            .flat_map(|deployment| runs_on(deployment, tiers, areas))
+            .collect(),
     }
 }
 
-/// Nodes a deployment may use, when it or its tier says which.
+/// Nodes that a deployment may use, if it or its tier names pools.
 fn runs_on(deployment: &ModelDeployment, tiers: &[Arc<Tier>], areas: &ResolvedPools) -> BTreeSet<String> {
     let tier = deployment.spec.tier_ref.as_ref();
     let tier = tier.and_then(|reference| tiers.iter().find(|tier| tier.name_any() == reference.name));
@@ -321,7 +331,11 @@ mod tests {
         ] {
             let models = vec![Arc::new(model(true, preload))];
             let cluster = ClusterObjects { models, ..ClusterObjects::default() };
-            assert_eq!(InventoryObjects { cluster, copies, deployments: Vec::new() }.is_idle(), idle, "{story}");
+            assert_eq!(
+                InventoryObjects { cluster, copies, deployments: Vec::new() }.is_idle(),
+                idle,
+                "{story}"
+            );
         }
     }
 

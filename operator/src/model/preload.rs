@@ -1,4 +1,4 @@
-//! What is done for one Model of the joint choice of copies, and what it shows of its preload. Pure.
+//! One Model's part of the joint plan of copies, and the status of its preload. Pure.
 
 use std::sync::Arc;
 
@@ -6,30 +6,35 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::{Model, ModelCopy, ModelStatus, Retention};
-use russet_plan::copies::{CopyPlan, PreloadOutcome, CopyRemoval};
+use russet_plan::copies::{CopyPlan, CopyRemoval, PreloadOutcome};
 use russet_plan::snapshot::ObjectKey;
 
 use super::inventory::{UnplannedPreload, is_ready};
 
-/// Nodes and lacks that are worth reading.
+/// Maximum number of nodes and shortages to show.
 const MAX_SHOWN: usize = 4;
 
-/// What is to be done for a Model's files.
+/// The plan for a Model's files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FilesPlan {
-    /// Nodes that are asked for the files.
+    /// Nodes that have to fetch the files.
     pub create: Vec<String>,
-    /// Copies of others that make room for them.
+    /// Copies of other models to evict for them.
     pub remove: Vec<CopyRemoval>,
-    /// What becomes of the model's own copies where room is short.
+    /// Retention of the model's own copies.
     pub retention: Retention,
-    /// How its preload fares, or why it cannot be planned; absent without one.
+    /// State of its preload, or why it cannot be planned; `None` without one.
     pub preload: Option<Result<PreloadOutcome, UnplannedPreload>>,
 }
 
 impl FilesPlan {
-    /// The part of a plan that is one Model's.
-    pub fn for_model(plan: CopyPlan, key: &ObjectKey, retention: Retention, unplanned: Option<UnplannedPreload>) -> Self {
+    /// One Model's part of a plan.
+    pub fn for_model(
+        plan: CopyPlan,
+        key: &ObjectKey,
+        retention: Retention,
+        unplanned: Option<UnplannedPreload>,
+    ) -> Self {
         let CopyPlan { create, remove, mut preloads } = plan;
         Self {
             create: create.into_iter().filter(|(model, _)| model == key).map(|(_, node)| node).collect(),
@@ -39,19 +44,19 @@ impl FilesPlan {
         }
     }
 
-    /// Whether anything is asked for or removed.
+    /// Whether nothing has to be fetched or evicted.
     pub fn is_settled(&self) -> bool {
         self.create.is_empty() && self.remove.is_empty()
     }
 
-    /// Those of the model's copies that are kept differently from what they say.
+    /// The model's copies with an outdated retention.
     pub fn outdated_retention(&self, copies: &[Arc<ModelCopy>]) -> Vec<String> {
         let other = |copy: &&Arc<ModelCopy>| copy.spec.retention.unwrap_or_default() != self.retention;
         copies.iter().filter(other).map(|copy| copy.name_any()).collect()
     }
 }
 
-/// Shows how the preload fares.
+/// Writes the preload into the status.
 pub fn write_status(
     model: &Model,
     preload: Option<&Result<PreloadOutcome, UnplannedPreload>>,
@@ -84,9 +89,12 @@ pub fn write_status(
     );
 }
 
-/// Nodes that hold every byte, and those that are asked to. Bytes that are there for another Model of the
-/// same source count once the agent says so.
-fn ready_and_pending<'a>(preloaded: &'a PreloadOutcome, copies: &[Arc<ModelCopy>]) -> (Vec<&'a str>, Vec<&'a str>) {
+/// Nodes with every byte, and nodes that are fetching. Bytes fetched for another Model of the same source
+/// count once the agent reports them.
+fn ready_and_pending<'a>(
+    preloaded: &'a PreloadOutcome,
+    copies: &[Arc<ModelCopy>],
+) -> (Vec<&'a str>, Vec<&'a str>) {
     let ready = |node: &&str| copies.iter().any(|copy| copy.spec.node_name == **node && is_ready(copy));
     preloaded.holders.keys().map(String::as_str).partition(ready)
 }
@@ -106,7 +114,8 @@ fn preload_condition(
         message.push_str(&format!(": {}", join_bounded(ready, ", ")));
     }
     let coming: Vec<(Reason, String)> = coming.iter().map(|node| self::pending_state(node, copies)).collect();
-    // What nobody mends by waiting comes first; who waits for another node comes last, for that one says more.
+    // Problems that need a person come first; waiting for another node comes last, because that node's state
+    // says more.
     let rank = |reason: &Reason| match reason {
         Reason::WaitingForPeer => 2,
         Reason::Downloading => 1,
@@ -121,14 +130,14 @@ fn preload_condition(
         message.push_str(&format!("; {}", join_bounded(&texts, "; ")));
     }
     let good = ready.len() >= *wanted as usize;
-    // A pool without nodes holds all that is asked for, and nothing.
+    // A pool without nodes satisfies every request trivially.
     match (good, wanted) {
         (true, 0) => (false, Reason::NoNodes, "no node of the pool takes work".to_owned()),
         _ => (good, reason, message),
     }
 }
 
-/// How far a copy is that was asked for, without numbers that move.
+/// State of a requested copy, without changing numbers.
 fn pending_state(node: &str, copies: &[Arc<ModelCopy>]) -> (Reason, String) {
     let copy = copies.iter().find(|copy| copy.spec.node_name == node);
     let ready = copy.and_then(|copy| get(&copy.status.as_ref()?.conditions, Type::Ready));
@@ -147,7 +156,7 @@ fn join_bounded(texts: &[&str], separator: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::{ModelCopyStatus, ModelSpec, CopyMode};
+    use russet_crds::{CopyMode, ModelCopyStatus, ModelSpec};
     use russet_plan::copies::Shortage;
 
     use super::*;

@@ -1,7 +1,8 @@
-//! Who may read the Secret of a Model's source: the nodes that are to ask the source, for as long as they are.
+//! Access to the Secret of a Model's source, for the nodes that have to contact the source, and only for that
+//! time.
 //!
-//! A RoleBinding in the Model's namespace names them and goes when none is left. The Role it binds is of whoever owns
-//! the Secrets; the operator may bind it and cannot read them.
+//! A RoleBinding in the Model's namespace lists them and is deleted when there are none. Its Role belongs to
+//! the owner of the Secrets; the operator may bind it and cannot read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,18 +10,18 @@ use std::sync::Arc;
 use k8s_openapi::api::rbac::v1::{RoleBinding, RoleRef, Subject};
 use kube::{Api, Resource as _, ResourceExt as _};
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{Model, ModelCopy, ModelSource, CopyMode, names};
+use russet_crds::{CopyMode, Model, ModelCopy, ModelSource, names};
 
 use super::source_selection::{self, PeerNode};
 use super::{Error, is_ready};
-use crate::node_accounts::{Credential, NODES_NAMESPACE};
 use crate::context::Context;
+use crate::node_accounts::{Credential, NODES_NAMESPACE};
 use crate::ssa;
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-/// The nodes that are to ask the source: those that read headers, those that fetch, and those that were to receive
-/// the files from others and turned to the source in need. Pure.
+/// The nodes that contact the source: those that read headers, those that fetch, and those that were to
+/// download from peers and fell back to the source. Pure.
 pub fn source_readers<'a>(
     source: &ModelSource,
     copies: &'a [Arc<ModelCopy>],
@@ -47,9 +48,9 @@ fn is_refused(copy: &ModelCopy) -> bool {
     ready.and_then(conditions::reason) == Some(Reason::SourceForbidden)
 }
 
-/// Lets these nodes read it, and no others.
+/// Grants access to these nodes, and to no others.
 pub async fn apply(context: &Context, model: &Model, readers: &BTreeSet<&str>) -> Result<(), Error> {
-    // Where a source is closed is said once and for all when a Model is made.
+    // Whether a source needs credentials is fixed when a Model is created.
     if model.spec.source.secret_ref.is_none() {
         return Ok(());
     }
@@ -79,7 +80,7 @@ pub async fn apply(context: &Context, model: &Model, readers: &BTreeSet<&str>) -
     }
 }
 
-/// A node, as the API server knows it.
+/// A node, as the API server authenticates it.
 fn subject(credential: Credential, node: &str) -> Subject {
     match credential {
         Credential::Certificate => Subject {

@@ -1,16 +1,17 @@
-//! Where the bytes of a Model's copies come from, so that they enter the cluster once. Pure.
+//! Source selection: where the bytes of a Model's copies come from, so that they enter the cluster once.
+//! Pure.
 //!
 //! ```text
-//! asked ─▶ waits ─▶ fetches ─▶ ready, holds ─▶ all others receive: from it, and from one another
-//!            ▲         └─ unreachable, or failed on its own machine ─▶ passed over: the next one fetches
-//!            └─ fetches as well, and is no longer passed over: who has the most bytes goes on
+//! requested ─▶ waits ─▶ fetches ─▶ ready, seeds ─▶ all others download: from it, and from one another
+//!                ▲         └─ unreachable, or failed on its own machine ─▶ passed over: the next one fetches
+//!                └─ retries too, and is no longer passed over: the copy with the most bytes continues
 //! ```
 //!
-//! One copy fetches: of those that are not passed over one that fetches already, of several the one with the most
-//! bytes, and of equals the first by name. Who is passed over is not told to wait: it tries on, which is how anybody
-//! learns that it could again, and brings no bytes meanwhile. So it goes round once at most; where all fail, all try,
-//! and the first that gets on sends the others back. Nothing here depends on what was decided before but for that
-//! `supply` itself.
+//! One copy fetches: among those that are not passed over one that fetches already, of several the one with
+//! the most bytes, and of equals the first by name. A copy that is passed over is not told to wait: it keeps
+//! retrying, which is how its recovery is detected, and transfers no bytes meanwhile. So each is tried once
+//! at most; if all fail, all retry, and the first that succeeds makes the others wait again. Except for
+//! `supply` itself, nothing here depends on earlier decisions.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,34 +20,36 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{CopyPeer, InferenceNode, ModelCopy, ModelCopySpec, ModelSource, CopySource, CopyMode, names};
+use russet_crds::{
+    CopyMode, CopyPeer, CopySource, InferenceNode, ModelCopy, ModelCopySpec, ModelSource, names,
+};
 
 use super::{copy_object, is_ready};
 
-/// Nodes that a copy is told of: as many as its `supply.from` may name. More would not make it quicker.
+/// Maximum number of peers in a copy's `supply.from`. More would not make it faster.
 const MAX_PEERS: usize = 64;
 
-/// A node as others reach it.
+/// A node, as other nodes reach it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerNode {
-    /// Whether its agent is alive.
+    /// Whether its agent is reachable.
     pub reachable: bool,
-    /// Where its agent answers others; an older one does not.
+    /// Where its agent serves other agents; an older one does not.
     pub address: Option<SocketAddr>,
 }
 
-/// A copy that is told something else of its supply than before.
+/// A copy whose supply changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourceChange {
     /// Its name.
     pub copy: String,
-    /// What it is told from now on.
+    /// Its new supply.
     pub supply: Option<CopySource>,
-    /// All else of it, where asking for it was cut off: its supply was written, and its labels were not.
+    /// The other fields, if its creation was interrupted: its supply was written, and its labels were not.
     pub unfinished: Option<ModelCopy>,
 }
 
-/// The nodes as others reach them, by name.
+/// The nodes, as other nodes reach them, by name.
 pub fn peer_nodes(nodes: &[Arc<InferenceNode>]) -> BTreeMap<String, PeerNode> {
     let seen = |node: &Arc<InferenceNode>| {
         let status = node.status.as_ref()?;
@@ -58,14 +61,14 @@ pub fn peer_nodes(nodes: &[Arc<InferenceNode>]) -> BTreeMap<String, PeerNode> {
     nodes.iter().map(|node| (node.name_any(), seen(node).unwrap_or_default())).collect()
 }
 
-/// What a copy is told of its supply in the moment its files are asked for: to wait, so that it does not begin to
-/// fetch what another one fetches already. Who fetches is decided when it is there.
+/// Supply of a copy at its creation: it has to wait, so that it does not fetch what another copy fetches
+/// already. Which copy fetches is decided once it exists.
 pub fn initial_source(spec: &ModelCopySpec, known: Option<&ModelCopy>) -> Option<CopySource> {
     let asked = known.is_some_and(|known| known.spec.want == CopyMode::Files);
     (!asked && !spec.source.is_local()).then(CopySource::default)
 }
 
-/// What is to change of the copies' supplies.
+/// The changes of the copies' supplies.
 pub fn changes(
     source: &ModelSource,
     copies: &[Arc<ModelCopy>],
@@ -82,7 +85,7 @@ pub fn changes(
     copies.iter().filter_map(change).collect()
 }
 
-/// Where the bytes of every copy that lacks some are to come from, by the copy's name.
+/// The source of every incomplete copy, by the copy's name.
 pub fn decide(
     source: &ModelSource,
     copies: &[Arc<ModelCopy>],
@@ -92,7 +95,7 @@ pub fn decide(
         |copy: &&ModelCopy| copy.spec.want == CopyMode::Files && copy.metadata.deletion_timestamp.is_none();
     let (ready, coming): (Vec<&ModelCopy>, Vec<&ModelCopy>) =
         copies.iter().map(AsRef::as_ref).filter(wanted).partition(|copy| is_ready(copy));
-    // Every machine reads its own.
+    // Every machine reads its own files.
     if source.is_local() {
         return coming.iter().map(|copy| (copy.name_any(), None)).collect();
     }
@@ -120,7 +123,7 @@ pub fn decide(
     decided
 }
 
-/// A verified copy on a node that gives it to others.
+/// A verified copy on a node that serves it to others.
 struct SeedCopy<'a> {
     content: &'a str,
     commit: Option<&'a str>,
@@ -134,20 +137,20 @@ fn seed_copy<'a>(copy: &'a ModelCopy, nodes: &BTreeMap<String, PeerNode>) -> Opt
     Some(SeedCopy { content, commit, peer: peer(&copy.spec.node_name, nodes)? })
 }
 
-/// What an agent says is not taken for more than it is: one odd word would keep every other copy from its supply,
-/// which the server would refuse.
+/// Agents' reports are validated: one malformed digest would keep every other copy from its supply, which the
+/// server would reject.
 fn is_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The node, where others reach it.
+/// The node, if others can reach it.
 fn peer(node: &str, nodes: &BTreeMap<String, PeerNode>) -> Option<CopyPeer> {
     let address = nodes.get(node).filter(|node| node.reachable)?.address?;
     Some(CopyPeer { node_name: node.to_owned(), address: address.to_string() })
 }
 
-/// What most nodes hold of what a copy of this commit may take. Holders disagree where a source moved between two
-/// fetches and names no commits; then all that come later agree.
+/// The content that most nodes hold, of those that match a copy's commit. Seeds disagree if a source without
+/// commits changed between two fetches; then all later copies agree.
 fn majority_content<'a>(holders: &[SeedCopy<'a>], commit: Option<&str>) -> Option<&'a str> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let agrees = |holder: &&SeedCopy<'_>| holder.commit.zip(commit).is_none_or(|(theirs, own)| theirs == own);
@@ -157,7 +160,7 @@ fn majority_content<'a>(holders: &[SeedCopy<'a>], commit: Option<&str>) -> Optio
     counts.into_iter().min_by_key(|(content, count)| (Reverse(*count), *content)).map(|(content, _)| content)
 }
 
-/// Who gives: those that have every byte first, then those that get them, each by name.
+/// Providers: nodes with every byte first, then nodes that are downloading, each by name.
 fn providers(
     mut holders: Vec<CopyPeer>,
     receivers: &[&ModelCopy],
@@ -171,13 +174,16 @@ fn providers(
     holders
 }
 
-/// One copy fetches, the others wait for it.
-fn elect_fetcher(copies: &[&ModelCopy], nodes: &BTreeMap<String, PeerNode>) -> BTreeMap<String, Option<CopySource>> {
+/// Elects the copy that fetches; the others wait for it.
+fn elect_fetcher(
+    copies: &[&ModelCopy],
+    nodes: &BTreeMap<String, PeerNode>,
+) -> BTreeMap<String, Option<CopySource>> {
     let fetches = |copy: &ModelCopy| copy.spec.supply.is_none();
     let rank = |copy: &ModelCopy| {
         let node = nodes.get(&copy.spec.node_name).copied().unwrap_or_default();
         let done = copy.status.as_ref().map_or(0, |status| status.bytes_done);
-        // What comes to a node that gives nothing to others comes to that one only.
+        // A node that serves no other nodes would fetch for itself only.
         (fetch_obstacle(copy, node), node.address.is_none(), !fetches(copy), Reverse(done))
     };
     let chosen =
@@ -192,13 +198,13 @@ fn elect_fetcher(copies: &[&ModelCopy], nodes: &BTreeMap<String, PeerNode>) -> B
     copies.iter().map(part).collect()
 }
 
-/// Why another copy is to fetch; the later, the less likely it comes to anything.
+/// Why another copy should fetch; later variants are less likely to recover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum FetchObstacle {
     No,
-    /// Its agent reports what may be its own machine's or network's lack.
+    /// Its agent reports an error that may be local to its machine or network.
     Failing,
-    /// Nobody hears of it.
+    /// It is unreachable.
     Unreachable,
 }
 
@@ -209,8 +215,8 @@ fn fetch_obstacle(copy: &ModelCopy, node: PeerNode) -> FetchObstacle {
     let conditions = copy.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let fails = match conditions::get(conditions, Type::Ready).and_then(conditions::reason) {
         Some(Reason::DiskPressure | Reason::DiskFull | Reason::NewerRelease | Reason::QuietHours) => true,
-        // From a copy that was to receive it speaks of other nodes. What every agent would be told alike (no such
-        // file, bytes that do not match) moves nothing: each would bring in the same bytes in vain.
+        // A copy that downloads from peers reports errors of other nodes. Errors that every agent would get
+        // (no such file, a digest mismatch) do not count: each would fetch the same bytes in vain.
         Some(Reason::SourceForbidden | Reason::SourceNotAllowed | Reason::SourceUnreachable) => {
             copy.spec.supply.is_none()
         }

@@ -1,4 +1,4 @@
-//! Writes labels, links and the operator's conditions of a node, when they differ from what is there.
+//! Writes labels, links and the operator's conditions of a node, if they differ.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{Api, ResourceExt as _};
@@ -10,7 +10,7 @@ use super::decide::{NodeDecision, OPERATOR_CONDITIONS};
 use crate::context::Context;
 use crate::ssa;
 
-/// Labels for selectors.
+/// Writes labels for selectors.
 pub async fn labels(context: &Context, node: &InferenceNode, decision: &NodeDecision) -> Result<(), Error> {
     if decision.labels.iter().all(|(key, value)| node.labels().get(key) == Some(value)) {
         return Ok(());
@@ -20,11 +20,13 @@ pub async fn labels(context: &Context, node: &InferenceNode, decision: &NodeDeci
     ssa::apply_labels(&api, &name, &decision.labels).await.map_err(|source| Error::Apply { name, source })
 }
 
-/// Reachable, Ready and their kin, and the links.
+/// Writes the operator's conditions and the links.
 pub async fn status(context: &Context, node: &InferenceNode, decision: &NodeDecision) -> Result<(), Error> {
     let there = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let links = node.status.as_ref().map(|status| status.links.as_slice()).unwrap_or_default();
-    let own = |condition: &&Condition| OPERATOR_CONDITIONS.iter().any(|kind| condition.type_ == format!("{kind:?}"));
+    let own = |condition: &&Condition| {
+        OPERATOR_CONDITIONS.iter().any(|kind| condition.type_ == format!("{kind:?}"))
+    };
     let same = decision.links.as_ref().is_none_or(|wanted| wanted == links)
         && decision.conditions.iter().all(|condition| there.contains(condition));
     if same && there.iter().filter(own).count() == decision.conditions.len() {

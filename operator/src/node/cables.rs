@@ -1,11 +1,11 @@
-//! Which nodes a node's cables lead to, and what keeps a cable from what it could do. Pure.
+//! The links of a node's cables to other nodes, and the problems that limit a cable. Pure.
 //!
 //! ```text
-//! port ─ sees the domain of ─▶ a port of another node ─ sees the domain of ─▶ this port      = a link of each
+//! port ─ detects the domain of ─▶ another node's port ─ detects the domain of ─▶ this port   = a link
 //! ```
 //!
-//! A port knows by itself what is wrong at its own end, and its agent says so; what two ends together show, one that is
-//! silent, another build of macOS, an address that is there twice, is found here.
+//! Problems at one end are known to the port and reported by its agent. Problems that need both ends are
+//! found here: an end that does not respond, another build of macOS, a duplicate address.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{Reason, Type, get, parse_reason};
 use russet_crds::{FabricPort, InferenceNode, Link, LinkKind, PortPeer};
+use russet_plan::fabric::address_plan::{duplicate_address, in_different_networks, see_each_other};
 use russet_plan::fabric::differing_systems;
-use russet_plan::fabric::address_plan::{in_different_networks, see_each_other, duplicate_address};
 
 /// A port of some node.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct FarEnd {
     pub os: Option<String>,
     /// Its port.
     pub port: FabricPort,
-    /// Port at which its agent answers others.
+    /// Port on which its agent serves other agents.
     pub peer_port: Option<u32>,
     /// Whether its agent has renewed its Lease for a while.
     pub reachable: bool,
@@ -35,26 +35,27 @@ pub struct FarEnd {
 /// What is known of the other ends.
 #[derive(Clone, Debug, Default)]
 pub struct FarEnds {
-    /// Ports by their domains, as far as this node sees them; two for one domain where two nodes call it theirs.
+    /// Ports by domain, as far as this node detects them; two for one domain if two nodes claim it.
     by_domain: BTreeMap<String, Vec<FarEnd>>,
-    /// Interfaces of this node that are part of a circle of bridges.
+    /// Interfaces of this node that are part of a bridge loop.
     bridge_loop: BTreeSet<String>,
-    /// What cables carry as a rule that were negotiated like the one at an interface of this node: bits per second.
+    /// Typical bits per second of cables with the same negotiated speed as the one at an interface of this
+    /// node.
     typical_bits: BTreeMap<String, u64>,
-    /// What is said of ranks of this node that meet others beside the cables.
+    /// Messages about ranks of this node that do not use the cables.
     pub fallbacks: Vec<String>,
 }
 
-/// What a node's ports come to.
+/// The report on a node's cables.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CableReport {
-    /// To other nodes.
+    /// Links to other nodes.
     pub links: Vec<Link>,
-    /// Whether the cables can do what they could, why or why not, and in words; nothing where no port is known.
+    /// Whether the cables work as they could, the reason and the message; `None` if no port is known.
     pub health: Option<(bool, Reason, String)>,
 }
 
-/// What `node` sees among all `nodes`.
+/// The far ends of `node` among all `nodes`.
 pub fn ends<'a>(
     node: &InferenceNode,
     nodes: impl Iterator<Item = &'a InferenceNode>,
@@ -71,7 +72,7 @@ pub fn ends<'a>(
     let all: Vec<&InferenceNode> = nodes.collect();
     for other in all.iter().copied() {
         for port in ports(other) {
-            // A circle goes out of this node by one port and comes back by another.
+            // A loop leaves this node by one port and comes back by another.
             if bridged > 1 && port.bridge.is_some() {
                 bridges.push((other.name_any(), port));
             }
@@ -88,15 +89,20 @@ pub fn ends<'a>(
         }
     }
     let usual = typical_bits(node, &all);
-    FarEnds { by_domain: seen, bridge_loop: bridge_loop(&node.name_any(), &bridges), typical_bits: usual, fallbacks: Vec::new() }
+    FarEnds {
+        by_domain: seen,
+        bridge_loop: bridge_loop(&node.name_any(), &bridges),
+        typical_bits: usual,
+        fallbacks: Vec::new(),
+    }
 }
 
-/// An agent that came back is heard by others within half a minute.
+/// A restarted agent is known to others within half a minute.
 const MIN_REACHABLE_TIME: SignedDuration = SignedDuration::from_secs(60);
-/// Ends of other cables without which nobody knows what is usual.
+/// Minimum number of comparable other cables for a typical value.
 const MIN_COMPARABLE_ENDS: usize = 3;
 
-/// The median of what other cables carry that were negotiated like each of a node's own.
+/// The median bandwidth of other cables with the same negotiated speed, for each of a node's own.
 fn typical_bits(node: &InferenceNode, nodes: &[&InferenceNode]) -> BTreeMap<String, u64> {
     let negotiated = |port: &FabricPort| port.peers.first().and_then(|peer| peer.bits_per_second);
     let of = |own: &FabricPort| {
@@ -117,10 +123,10 @@ fn typical_bits(node: &InferenceNode, nodes: &[&InferenceNode]) -> BTreeMap<Stri
     ports(node).iter().filter_map(of).collect()
 }
 
-/// Interfaces of a node whose cables are part of a circle through bridges: the bridge at the other end is reached
+/// Interfaces of a node whose cables are part of a bridge loop: the bridge at the other end is reachable
 /// without the cable too.
 fn bridge_loop(node: &str, ports: &[(String, &FabricPort)]) -> BTreeSet<String> {
-    // Bridges by their nodes: one has one as a rule, and what is in two of a node's is not joined in it.
+    // Bridges by node: a node usually has one, and two bridges of a node are not joined in it.
     let bridge = |index: usize| (ports[index].0.as_str(), ports[index].1.bridge.as_deref());
     let mut cables = Vec::new();
     for near in 0..ports.len() {
@@ -159,12 +165,12 @@ fn conditions(node: &InferenceNode) -> &[Condition] {
     node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default()
 }
 
-/// Port at which the agent of a node answers others.
+/// Port on which the agent of a node serves other agents.
 pub fn peer_port(node: &InferenceNode) -> Option<u32> {
     node.status.as_ref()?.peer_port
 }
 
-/// Whether the agent of a node has been there for so long that others must have heard it.
+/// Whether the agent of a node has been reachable for so long that other agents must know it.
 fn is_long_reachable(node: &InferenceNode, now: Timestamp) -> bool {
     let reached = get(conditions(node), Type::Reachable).filter(|reached| reached.status == "True");
     reached.is_some_and(|reached| now.duration_since(reached.last_transition_time.0) >= MIN_REACHABLE_TIME)
@@ -175,14 +181,14 @@ pub fn os(node: &InferenceNode) -> Option<&str> {
     node.status.as_ref()?.os.as_deref()
 }
 
-/// One port, judged: a link or none, and what there is to say.
+/// The report on one port: its link, if any, reason and message.
 struct PortReport {
     link: Option<Link>,
     reason: Reason,
     message: String,
 }
 
-/// Judges the cables of a node.
+/// The report on the cables of a node.
 pub fn cable_report(node: &InferenceNode, ends: &FarEnds) -> CableReport {
     let unread = get(conditions(node), Type::PortsRead).filter(|read| read.status == "False");
     let ports = ports(node);
@@ -193,9 +199,9 @@ pub fn cable_report(node: &InferenceNode, ends: &FarEnds) -> CableReport {
     };
     let health = match (ends.fallbacks.as_slice(), health) {
         ([], health) => health,
-        // Whoever cannot see the cables does not know whether they are there.
+        // Without a report on ports, the state of cables is unknown.
         (_, health) if unread.is_some() => health,
-        // What is slow just now comes first, and what keeps the cables from more is told as well.
+        // Current slowness comes first, and other limits are listed as well.
         (fallbacks, health) => {
             let faults = health.filter(|(healthy, ..)| !healthy).map(|(.., words)| words);
             let words: Vec<String> = fallbacks.iter().cloned().chain(faults).collect();
@@ -205,7 +211,7 @@ pub fn cable_report(node: &InferenceNode, ends: &FarEnds) -> CableReport {
     CableReport { links: judged.into_iter().filter_map(|judged| judged.link).collect(), health }
 }
 
-/// Whether a person could have more of a cable than it gives.
+/// Whether the reason is a fault that a person can fix.
 fn is_fault(reason: Reason) -> bool {
     !matches!(
         reason,
@@ -218,7 +224,7 @@ fn is_fault(reason: Reason) -> bool {
     )
 }
 
-/// All that is wrong is told, a line for each port, and the first gives the reason.
+/// All faults are listed, one line per port, and the first gives the reason.
 fn health(judged: &[PortReport]) -> Option<(bool, Reason, String)> {
     let told = |wanted: &dyn Fn(&&PortReport) -> bool| {
         let of: Vec<&PortReport> = judged.iter().filter(wanted).collect();
@@ -232,7 +238,7 @@ fn health(judged: &[PortReport]) -> Option<(bool, Reason, String)> {
         return Some((false, reason, words));
     }
     let plugged = |judged: &&PortReport| judged.link.is_some() || judged.reason == Reason::PeerNotJoined;
-    // What carries IP alone is no fault, and yet what people want to know.
+    // IP without RDMA is no fault, but worth knowing.
     let less = told(&|judged| plugged(judged) && judged.reason != Reason::RdmaReady);
     let (reason, words) = less
         .or_else(|| told(&plugged))
@@ -242,7 +248,8 @@ fn health(judged: &[PortReport]) -> Option<(bool, Reason, String)> {
 
 fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortReport {
     let place = format!("{} ({})", port.name, port.interface);
-    let said = |link, reason, words: String| PortReport { link, reason, message: format!("{place}: {words}") };
+    let said =
+        |link, reason, words: String| PortReport { link, reason, message: format!("{place}: {words}") };
     let own = || {
         let words = port.message.clone().unwrap_or_else(|| "RDMA can run over it".to_owned());
         let reason = match (&port.reason, &port.rdma_device) {
@@ -257,15 +264,19 @@ fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortR
         return said(None, reason, words);
     };
     let name = node.name_any();
-    let found =
-        peer.domain.as_ref().and_then(|domain| ends.by_domain.get(domain)).map(Vec::as_slice).unwrap_or_default();
+    let found = peer
+        .domain
+        .as_ref()
+        .and_then(|domain| ends.by_domain.get(domain))
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     let far = match found {
         [far] => far,
         [] => {
             let machine = &peer.name;
             let words =
                 format!("{machine} at the other end is no node of this cluster; `russet join` makes it one");
-            // What is wrong at this end is wrong whoever is there.
+            // A fault at this end counts whatever is at the other.
             let (reason, own) = own();
             let mine = is_fault(reason);
             return if mine { said(None, reason, own) } else { said(None, Reason::PeerNotJoined, words) };
@@ -356,13 +367,13 @@ fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortR
     };
     let (reason, words) =
         if is_fault(reason) { None } else { degradation(&link, port, far, ends) }.unwrap_or((reason, words));
-    // The planner goes by links alone.
+    // The planner uses links only.
     let unfit = matches!(reason, Reason::SystemsDiffer | Reason::AddressTwice | Reason::AddressesApart);
     let rdma_device = link.rdma_device.filter(|_| !unfit);
     said(Some(Link { rdma_device, ..link }), reason, words)
 }
 
-/// What a cable lacks that could carry what it should.
+/// What limits a cable that has a link.
 fn degradation(link: &Link, port: &FabricPort, far: &FarEnd, ends: &FarEnds) -> Option<(Reason, String)> {
     let measured = port.measured?;
     if measured.round_trip_microseconds.is_none() && far.reachable {
@@ -389,14 +400,14 @@ fn degradation(link: &Link, port: &FabricPort, far: &FarEnd, ends: &FarEnds) -> 
     })
 }
 
-/// What the machine at the other end can never do, which says more than that this end waits for it.
+/// What the machine at the other end does not support, which explains more than that this end waits for it.
 fn peer_limitation(theirs: &FabricPort) -> Option<(Reason, &str)> {
     let reason = theirs.reason.as_deref().and_then(parse_reason)?;
     let never = matches!(reason, Reason::NoThunderbolt5 | Reason::NoRdmaOnLinux);
     never.then(|| (reason, theirs.message.as_deref().unwrap_or_default()))
 }
 
-/// How the port at the other end sees this one.
+/// How the port at the other end reports this one.
 fn far_peer<'a>(port: &FabricPort, theirs: &'a FabricPort) -> Option<&'a PortPeer> {
     let own = port.domain.as_ref()?;
     theirs.peers.iter().find(|peer| peer.domain.as_ref() == Some(own))

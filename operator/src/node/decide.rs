@@ -1,7 +1,7 @@
-//! Whether a node is reachable, ready and open. Pure: the age of its Lease is an argument.
+//! Whether a node is reachable, ready and takes work. Pure: the age of its Lease is an argument.
 //!
 //! ```text
-//! no Lease ─▶ unreachable      renewed within 20 s ─▶ reachable      silent for 20 s ─▶ unreachable
+//! no Lease ─▶ unreachable      renewed within 20 s ─▶ reachable      no renewal for 20 s ─▶ unreachable
 //!                                                                    … and 60 s more ─▶ lost
 //! ```
 
@@ -17,46 +17,46 @@ use russet_plan::quantity;
 
 use super::cables::{CableReport, FarEnds, cable_report, ports};
 
-/// A Lease not renewed for so long has expired; agents renew every five seconds.
+/// A Lease without renewal for this long has expired; agents renew every five seconds.
 const LEASE_DURATION: Duration = Duration::from_secs(20);
 
-/// The conditions of a node that are the operator's.
+/// The operator's conditions of a node.
 pub const OPERATOR_CONDITIONS: [Type; 6] =
     [Type::Reachable, Type::Ready, Type::Reconciling, Type::Stalled, Type::Drained, Type::FabricHealthy];
 
-/// What was seen of a node: its Lease, and what is bound to it.
+/// Observations of a node: its Lease, and the ranks bound to it.
 #[derive(Clone, Debug, Default)]
 pub struct NodeObservation {
-    /// Whether there is one.
+    /// Whether there is a Lease.
     pub exists: bool,
-    /// The time it names.
+    /// Its renewal time.
     pub renewed: Option<Timestamp>,
-    /// How long ago it was seen to change, or seen first.
+    /// Time since it was observed to change, or first observed.
     pub age: Duration,
-    /// Whether it was seen to change.
+    /// Whether it was observed to change.
     pub changed: bool,
     /// The boot id of its holder.
     pub holder: Option<String>,
-    /// The groups of the ranks bound to the node, one entry a rank.
+    /// The groups of the ranks bound to the node, one entry per rank.
     pub ranks: Vec<String>,
-    /// The ports at the other ends of its cables.
+    /// The far ends of its cables.
     pub ends: FarEnds,
 }
 
-/// What to write.
+/// The writes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeDecision {
     /// The operator's conditions.
     pub conditions: Vec<Condition>,
-    /// Its links; not this operator's to say while its agent reports no ports.
+    /// Its links; `None` while its agent reports no ports.
     pub links: Option<Vec<Link>>,
     /// The operator's labels.
     pub labels: BTreeMap<String, String>,
-    /// When to look again without being asked.
+    /// When to requeue without an event.
     pub requeue_after: Option<Duration>,
 }
 
-/// Judges a node.
+/// Decides for a node.
 pub fn decide(node: &InferenceNode, seen: &NodeObservation, now: Timestamp) -> NodeDecision {
     let status = node.status.clone().unwrap_or_default();
     let before =
@@ -106,7 +106,7 @@ pub fn decide(node: &InferenceNode, seen: &NodeObservation, now: Timestamp) -> N
         }
     };
     conditions::set(&mut conditions, Type::Ready, ready, reason, &message, generation, now);
-    // A node is worked on while its agent has yet to speak; one that is silent stays as it is.
+    // A node is reconciling until its agent reports; an unreachable one is not.
     let waiting = !ready && reason == Reason::WaitingForAgent;
     conditions::set(&mut conditions, Type::Reconciling, waiting, reason, &message, generation, now);
     conditions::set(&mut conditions, Type::Stalled, false, reason, "", generation, now);
@@ -123,12 +123,12 @@ pub fn decide(node: &InferenceNode, seen: &NodeObservation, now: Timestamp) -> N
     }
 
     let mut labels = BTreeMap::new();
-    // So that a pool can name machines.
+    // A label with its name, so that a pool can select machines.
     let name = node.name_any();
     if name.len() <= 63 {
         labels.insert(names::LABEL_HOSTNAME.to_owned(), name);
     }
-    // The vendor says nothing that the chip's name does not.
+    // The manufacturer adds nothing to the chip's name.
     let chip = status.chip.as_deref().map(|chip| chip.strip_prefix("Apple ").unwrap_or(chip));
     if let Some(chip) = chip.and_then(label_value) {
         labels.insert(names::LABEL_CHIP.to_owned(), chip);
@@ -145,7 +145,7 @@ fn draining(node: &InferenceNode) -> bool {
     node.spec.scheduling == Scheduling::Draining || node.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether nothing runs on a draining node any more; an engine runs until its memory is released.
+/// Whether no engine is left on a draining node; an engine counts until its memory is released.
 fn drained(ranks: &[String], granted: u64) -> (bool, String) {
     let groups: BTreeSet<&str> = ranks.iter().map(String::as_str).collect();
     let names = groups.into_iter().collect::<Vec<_>>().join(", ");
@@ -171,8 +171,8 @@ fn reachable(seen: &NodeObservation, before: Option<bool>, now: Timestamp) -> (b
             format!("the agent has not renewed its Lease{since}; start the agent or its network"),
         );
     }
-    // Seen for the first time: the clocks of two machines may differ, so the time it names can show
-    // that it is fresh, but not that it is stale; then what was known before holds.
+    // First observed: the clocks of two machines may differ, so the renewal time can prove that it is fresh,
+    // but not that it is stale; then the previous state stays.
     let fresh = seen.renewed.is_some_and(|time| now.duration_since(time).unsigned_abs() < LEASE_DURATION);
     if seen.changed || fresh || before == Some(true) {
         (true, "the agent renews its Lease".to_owned())
@@ -186,12 +186,12 @@ fn conflicting_boots<'a>(seen: &'a NodeObservation, boot: Option<&'a str>) -> Op
     (holder != boot).then_some((holder, boot))
 }
 
-/// The gibibytes a machine was sold with. Kernels and firmware keep a little for themselves, up to a
-/// twentieth, and do not count it; a whole number of gibibytes is what it is.
+/// The nominal gibibytes of a machine. Kernels and firmware reserve up to a twentieth and do not count it; a
+/// whole number of gibibytes is taken as it is.
 fn nominal_gib(bytes: u64) -> u64 {
     const GIB: u64 = 1 << 30;
     let nearest = (bytes + GIB / 2) / GIB;
-    // A power of two, or that and an eighth, a quarter, a half or three quarters of it.
+    // A power of two, or that plus an eighth, a quarter, a half or three quarters of it.
     let power = 1 << bytes.max(GIB).ilog2();
     let sold =
         [8, 9, 10, 12, 14, 16].map(|eighths| power / 8 * eighths).into_iter().find(|sold| *sold >= bytes);
@@ -328,7 +328,7 @@ mod tests {
             node.spec.scheduling = scheduling;
             let status = node.status.as_mut().unwrap();
             status.memory.as_mut().unwrap().granted_bytes = granted;
-            // What an earlier drain left is taken back once nobody asks for one.
+            // The state of an earlier drain is reset once no drain is requested.
             conditions::set(&mut status.conditions, Type::Drained, true, Reason::Settled, "", None, at(0));
             let decision = decide(&node, &NodeObservation { ranks, ..NodeObservation::default() }, at(0));
             let found = conditions::get(&decision.conditions, Type::Drained);
@@ -372,8 +372,12 @@ mod tests {
 
     #[test]
     fn two_machines_with_one_name_are_told_apart_by_their_boots() {
-        let seen =
-            NodeObservation { exists: true, renewed: Some(at(0)), holder: Some("boot-2".to_owned()), ..NodeObservation::default() };
+        let seen = NodeObservation {
+            exists: true,
+            renewed: Some(at(0)),
+            holder: Some("boot-2".to_owned()),
+            ..NodeObservation::default()
+        };
         let decision = decide(&measured("a"), &seen, at(0));
         let ready = conditions::get(&decision.conditions, Type::Ready).unwrap();
         assert!(

@@ -1,4 +1,4 @@
-//! What is known of a node: when this process last saw its Lease change, and what is bound to it.
+//! Observations of a node: when this process last saw its Lease change, and the ranks bound to it.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -13,11 +13,11 @@ use super::cables::{self, FarEnds};
 use super::decide::NodeObservation;
 use crate::context::{Context, LeaseObservation};
 
-/// Reads the caches and remembers when the Lease last changed.
+/// Reads the caches and records when the Lease last changed.
 pub fn observe(context: &Context, node: &InferenceNode) -> NodeObservation {
     let name = node.name_any();
     let key = ObjectRef::new(&names::node_lease(&name)).within(names::SYSTEM_NAMESPACE);
-    // Most nodes have no ports, and every renewal of a Lease comes by here.
+    // Most nodes have no ports, and every renewal of a Lease comes through here.
     let mut ends = match cables::ports(node) {
         [] => FarEnds::default(),
         _ => cables::ends(node, context.stores.nodes.state().iter().map(AsRef::as_ref), Timestamp::now()),
@@ -61,7 +61,7 @@ fn ranks(context: &Context, node: &str) -> Vec<String> {
     groups
 }
 
-/// What ranks of a node say of neighbours that they meet beside the cables that are there.
+/// Messages of a node's ranks that do not use existing cables to their neighbours.
 fn fallbacks(context: &Context, node: &InferenceNode) -> Vec<String> {
     let links = node.status.as_ref().map(|status| status.links.as_slice()).unwrap_or_default();
     let leads: BTreeSet<&str> = links

@@ -1,4 +1,4 @@
-//! The status of a pool, from the nodes there are and what is promised on them. Pure.
+//! The status of a pool, from the nodes and the reservations on them. Pure.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{InferenceNode, NodePool, NodePoolStatus, PoolMemory};
-use russet_plan::cluster::{resolve_pool, labels};
+use russet_plan::cluster::{labels, resolve_pool};
 use russet_plan::fabric::LinkGraph;
 use russet_plan::pool;
 use russet_plan::snapshot::Availability;
 use russet_plan::{Snapshot, quantity};
 
-/// Domains that a status shows; the schema says the same.
+/// Maximum number of domains in a status; the schema says the same.
 const MAX_DOMAINS: usize = 16;
 
 /// Memory of some nodes together.
@@ -33,7 +33,7 @@ pub fn memory(view: &Snapshot, nodes: &BTreeSet<String>) -> PoolMemory {
     memory
 }
 
-/// Where a pool stands.
+/// The status of a pool.
 pub fn status(
     pool: &NodePool,
     nodes: &[Arc<InferenceNode>],

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{ModelDeployment, ModelRoute, ModelRouteStatus};
 
-/// Where a route stands; each target with its deployment, when there is one.
+/// The status of a route; each target with its deployment, if there is one.
 pub fn status(
     route: &ModelRoute,
     targets: &[(&str, Option<Arc<ModelDeployment>>)],

@@ -11,7 +11,7 @@ use russet_plan::note;
 use russet_plan::validate::{StrategyVerdict, judge_strategy};
 use russet_wire::shape::ModelShape;
 
-/// Where a strategy stands.
+/// The status of a strategy.
 pub fn status(
     strategy: &ShardingStrategy,
     deployments: &[Arc<ModelDeployment>],

@@ -1,4 +1,5 @@
-//! The status of a tier, from its deployments and the cluster. Pure; who gets which node is the planner's choice.
+//! The status of a tier, from its deployments and the cluster. Pure. Not here: the assignment of nodes
+//! (`plan`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use russet_plan::{ClusterObjects, Note, Snapshot, note};
 
 use crate::pool::memory;
 
-/// Where a tier stands; `deployments` are those that name it.
+/// The status of a tier; `deployments` are those that name it.
 pub fn status(
     tier: &Tier,
     cluster: &ClusterObjects,
@@ -31,7 +32,7 @@ pub fn status(
         Ok(grants) => {
             tier.spec.workload_groups.iter().filter_map(|name| group_status(name, grants, &members)).collect()
         }
-        // Nobody loses a node because of a typo.
+        // A typing error takes no node away.
         Err(_) => before.workload_groups.clone(),
     };
     let used = match tier.spec.mode {
@@ -107,7 +108,7 @@ fn tier_readiness(
         1 => "1 deployment uses it".to_owned(),
         count => format!("{count} deployments use it"),
     };
-    // Whoever has its deployments follow its hours hears of every change by this text.
+    // Deployments that follow the tier's hours are triggered by changes of this text.
     let used = match (tier.spec.schedules.is_empty(), hours.open, hours.until) {
         (true, _, _) => used,
         (_, true, Some(until)) => format!("{used}; they run until {until}"),

@@ -1,5 +1,5 @@
-//! Who looks again when something changes. Waking too much is harmless, waking too little is a stall, so the rules
-//! here are generous.
+//! Triggers: which objects are enqueued when another one changes. Enqueueing too much is harmless, enqueueing
+//! too little stalls, so the rules are generous.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -18,7 +18,7 @@ use crate::context::Stores;
 use crate::work_queue::QueueSender;
 use crate::{model, node};
 
-/// What a controller is told to look at.
+/// The queues of all controllers.
 pub struct Triggers {
     pub stores: Stores,
     pub nodes: QueueSender<InferenceNode>,
@@ -32,25 +32,26 @@ pub struct Triggers {
     pub groups: QueueSender<ShardGroup>,
     pub routes: QueueSender<ModelRoute>,
     pub requests: QueueSender<CertificateSigningRequest>,
-    /// Whether the caches were full once; whoever was woken before would be woken again then.
+    /// Whether the initial sync is done; anything enqueued before would be enqueued again then.
     pub synced: AtomicBool,
 }
 
-/// Something happened to an object.
+/// A change of an object.
 pub enum ObjectChange<K> {
-    /// It is there, and was this before, if it was there before.
+    /// It exists; with its previous version, if there was one.
     Applied(Option<Arc<K>>),
-    /// It is gone.
+    /// It was deleted.
     Deleted,
 }
 
 impl<K> ObjectChange<K> {
-    /// Whether others care. They do where it is new or gone; else `differs` tells by what it was.
+    /// Whether the change is relevant to others: if it is new or deleted, else if `differs` says so of its
+    /// previous version.
     fn is_relevant(&self, differs: impl Fn(&K) -> bool) -> bool {
         !matches!(self, Self::Applied(Some(_))) || self.differs(differs)
     }
 
-    /// Whether it was there before and was something else.
+    /// Whether there was a previous version and it differs.
     fn differs(&self, differs: impl Fn(&K) -> bool) -> bool {
         matches!(self, Self::Applied(Some(before)) if differs(before))
     }
@@ -60,7 +61,7 @@ impl<K> ObjectChange<K> {
     }
 }
 
-/// Has the controller of these objects look at those for which `whom` is true.
+/// Enqueues the objects of a store for which `whom` is true.
 fn enqueue<K>(store: &Store<K>, queue: &QueueSender<K>, whom: impl Fn(&K) -> bool)
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
@@ -70,14 +71,14 @@ where
     }
 }
 
-/// What a rank says of the ways to its neighbours.
+/// A rank's condition on the cables to its neighbours.
 fn over_cables(shard: &Shard) -> Option<(&str, &str)> {
     let condition = conditions::get(&shard.status.as_ref()?.conditions, Type::OverCables)?;
     Some((&condition.status, &condition.message))
 }
 
 impl Triggers {
-    /// Everything is looked at once: what happened before nobody knows.
+    /// Enqueues everything: earlier changes are unknown.
     pub fn enqueue_all(&self) {
         let Self { stores, .. } = self;
         enqueue(&stores.nodes, &self.nodes, |_| true);
@@ -95,11 +96,11 @@ impl Triggers {
 
     pub fn node(&self, node: &InferenceNode, change: ObjectChange<InferenceNode>) {
         self.nodes.add(ObjectRef::from_obj(node));
-        // Who sees it over a cable, or saw it.
+        // Nodes that detect it over a cable, or did.
         if change.is_relevant(|before| node::links_changed(before, node)) {
             enqueue(&self.stores.nodes, &self.nodes, node::has_ports);
         }
-        // Agents report more often than it matters.
+        // Agents report more often than is relevant.
         if !change.is_relevant(|before| node::fingerprint(before) != node::fingerprint(node)) {
             return;
         }
@@ -140,14 +141,14 @@ impl Triggers {
         self.enqueue_tiers();
     }
 
-    /// Whose nodes are whose matters to everybody.
+    /// The assignment of nodes is relevant to all.
     pub fn tier(&self, _: &Tier, _: ObjectChange<Tier>) {
         self.enqueue_tiers();
         self.enqueue_models();
         self.enqueue_deployments();
     }
 
-    /// The answer is what its deployment waits for.
+    /// Its deployment waits for the decision.
     pub fn approval(&self, approval: &Approval, _: ObjectChange<Approval>) {
         self.approvals.add(ObjectRef::from_obj(approval));
         let deployment = ObjectRef::new(&approval.spec.deployment_ref.name);
@@ -165,17 +166,18 @@ impl Triggers {
     pub fn copy(&self, copy: &ModelCopy, change: ObjectChange<ModelCopy>) {
         let reference = &copy.spec.model_ref;
         let pinned = |copy: &ModelCopy| copy.spec.retention.unwrap_or_default().pinned;
-        // Its room may be what another model's files wait for, and a replica for them. A new one only takes.
+        // Its space may be what another model's files wait for, and a replica for them. A new copy only takes
+        // space.
         if change.is_deletion() || change.differs(|before| pinned(before) != pinned(copy)) {
             self.enqueue_models();
             self.enqueue_deployments();
         }
         self.models.add(ObjectRef::new(&reference.name).within(&reference.namespace));
-        // A transfer tells of itself every few seconds; what others wait for is that it comes to an end.
+        // A transfer reports every few seconds; only its end is relevant to others.
         if change.is_relevant(|before| model::is_ready(before) != model::is_ready(copy)) {
             self.deployments_of_model(Some(&reference.namespace), &reference.name);
         }
-        // How far it has come is told where its model is to run.
+        // Groups that wait for it report its progress.
         for group in self.stores.groups.state() {
             let here = (reference.name.as_str(), copy.spec.node_name.as_str());
             if group.namespace().as_deref() == Some(&reference.namespace)
@@ -191,7 +193,7 @@ impl Triggers {
     pub fn deployment(&self, deployment: &ModelDeployment, change: ObjectChange<ModelDeployment>) {
         self.deployments.add(ObjectRef::from_obj(deployment));
         self.scales.add(ObjectRef::from_obj(deployment));
-        // Gateways report demand more often than it matters to others.
+        // Gateways report demand more often than is relevant to others.
         let told = |deployment: &ModelDeployment| {
             let status = deployment.status.clone().unwrap_or_default();
             (deployment.metadata.generation, ModelDeploymentStatus { demand: Vec::new(), ..status })
@@ -200,12 +202,12 @@ impl Triggers {
             return;
         }
         self.enqueue_outweighed();
-        // How long files are kept, and where they are worth most, is also its deployments' business.
+        // Retention of files, and where they are needed most, depend on its deployments.
         let namespace = deployment.namespace().unwrap_or_default();
         for model in deployment.spec.models() {
             self.models.add(ObjectRef::new(model).within(&namespace));
         }
-        // Also those it named before, which nobody remembers.
+        // Also those that it named before, which are not recorded.
         self.enqueue_strategies();
         self.enqueue_tiers();
         enqueue(&self.stores.routes, &self.routes, |route| {
@@ -216,12 +218,12 @@ impl Triggers {
 
     pub fn group(&self, group: &ShardGroup, change: ObjectChange<ShardGroup>) {
         self.groups.add(ObjectRef::from_obj(group));
-        // Pools show what is promised, and a group promises the same for as long as it lives.
+        // Pools show reservations, and a group's are constant for its lifetime.
         if change.is_deletion() || group.status.is_none() {
             self.enqueue_pools();
             self.enqueue_tiers();
             self.enqueue_outweighed();
-            // What a replica reads stays, and what nobody reads any more may make room.
+            // Files that a replica reads are protected; files that none reads any more may be evicted.
             self.enqueue_models();
         }
         if change.is_deletion() {
@@ -236,7 +238,7 @@ impl Triggers {
     pub fn shard(&self, shard: &Shard, change: ObjectChange<Shard>) {
         let group = ObjectRef::new(&shard.spec.group_ref.name);
         self.groups.add(group.within(&shard.namespace().unwrap_or_default()));
-        // A draining node shows what is still bound to it, and any node what meets others beside its cables.
+        // A draining node shows the ranks bound to it, and any node the ranks that do not use its cables.
         let node = ObjectRef::new(&shard.spec.node_name);
         let draining = |node: &InferenceNode| node.spec.scheduling == Scheduling::Draining;
         let other_way = change.is_relevant(|before| over_cables(before) != over_cables(shard));
@@ -271,7 +273,7 @@ impl Triggers {
         enqueue(&self.stores.models, &self.models, |_| true);
     }
 
-    /// What one model asks for no longer, another may have.
+    /// Space that one model no longer needs may be used by another.
     fn enqueue_models_without_space(&self) {
         enqueue(&self.stores.models, &self.models, |model| {
             let preloaded =
@@ -292,7 +294,7 @@ impl Triggers {
         enqueue(&self.stores.deployments, &self.deployments, |_| true);
     }
 
-    /// Those that wait for others to have their places.
+    /// Enqueues deployments that wait until others are placed.
     fn enqueue_outweighed(&self) {
         let reason = format!("{:?}", Reason::Outweighed);
         enqueue(&self.stores.deployments, &self.deployments, |deployment| {

@@ -1,11 +1,11 @@
-//! Copies against the embedded API server: files ahead of need, and who goes where room is short.
+//! Copies against the embedded API server: preloads, and evictions when space is short.
 
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
 use russet_crds::{
-    LocalReference, Model, ModelCopy, ModelDeployment, Preload, PreloadPolicy, Shard, ShardGroup, Sharding,
-    ShardingMode, CopyMode,
+    CopyMode, LocalReference, Model, ModelCopy, ModelDeployment, Preload, PreloadPolicy, Shard, ShardGroup,
+    Sharding, ShardingMode,
 };
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ fn preloaded(name: &str, gib: u32, policy: PreloadPolicy, copies: Option<u32>) -
     model
 }
 
-/// Waits until a Model shows this preload with this reason; returns the message.
+/// Waits until a Model's status has this preload and reason; returns the message.
 async fn says(cluster: &ClusterHarness, name: &str, preloaded: &str, reason: &str) -> String {
     let api: Api<Model> = Api::default_namespaced(cluster.admin.clone());
     until(&format!("{name} shows {preloaded} {reason}"), || async {
@@ -32,7 +32,7 @@ async fn says(cluster: &ClusterHarness, name: &str, preloaded: &str, reason: &st
     .await
 }
 
-/// `m@a m@b …`: whose files are wanted where.
+/// `m@a m@b …`: the wanted files, by node.
 async fn files(cluster: &ClusterHarness) -> String {
     let api: Api<ModelCopy> = Api::all(cluster.admin.clone());
     let copies = api.list(&Default::default()).await.unwrap();
@@ -61,7 +61,7 @@ async fn preloaded_files_arrive_early_and_are_evicted_in_order() {
     cluster.create(preloaded("m", 4, PreloadPolicy::Always, None)).await;
     assert_eq!(says(&cluster, "m", "2/2", "Settled").await, "2 of 2 nodes hold every file: a, b");
 
-    // A deployment brings its own files, and leaves them when it goes.
+    // A deployment fetches its own files, and leaves them when it is deleted.
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     cluster.create(model("x", "llama", 3, GIB)).await;
     cluster.create(deployment("chat", "x", Sharding::default())).await;
@@ -69,14 +69,14 @@ async fn preloaded_files_arrive_early_and_are_evicted_in_order() {
     let before = files(&cluster).await;
     assert!(["m@a m@b x@a", "m@a m@b x@b"].contains(&before.as_str()), "{before}");
 
-    // While it runs, nobody takes its files; a node is short of room, and nothing is removed in vain.
+    // While it runs, its files are protected; a node is short of space, and nothing is evicted in vain.
     cluster.create(preloaded("y", 4, PreloadPolicy::Pinned, None)).await;
     let said = says(&cluster, "y", "1/2", "DiskPressure").await;
     let short = "4.0 GiB more are needed, 3.0 GiB are free beyond the reserve and 0 B could go, of 10.0 GiB";
     assert!(said.contains(short), "{said}");
     assert!(files(&cluster).await.contains(&before[8..]), "the files of a replica were removed");
 
-    // It goes, and so do its files, because they are in the way.
+    // It is deleted, and its files are evicted, because their space is needed.
     deployments.delete("chat", &Default::default()).await.unwrap();
     says(&cluster, "y", "2/2", "Settled").await;
     assert_eq!(files(&cluster).await, "m@a m@b y@a y@b");
@@ -88,19 +88,19 @@ async fn preloaded_files_arrive_early_and_are_evicted_in_order() {
     })
     .await;
 
-    // What must always be there stays, and what is pinned: who comes later waits, with the numbers.
+    // `Always` and pinned files are protected: a later request waits, with the numbers.
     cluster.create(preloaded("z", 4, PreloadPolicy::Always, Some(1))).await;
     let said = says(&cluster, "z", "0/1", "DiskPressure").await;
     assert!(said.contains("lower the node's spec.disk.reserve, or delete or unpin a Model"), "{said}");
     assert_eq!(files(&cluster).await, "m@a m@b y@a y@b");
 
-    // One copy of m is enough now: the other one makes room, and no more.
+    // One copy of m is enough now: the other one is evicted, and no more.
     edit(&cluster, "m", json!({"preload": {"policy": "Always", "copies": 1}})).await;
     says(&cluster, "z", "1/1", "Settled").await;
     says(&cluster, "m", "1/1", "Settled").await;
     assert_eq!(files(&cluster).await, "m@a y@a y@b z@b");
 
-    // What contradicts itself is refused by the server.
+    // The server rejects a spec that contradicts itself.
     let wrong = preloaded("w", 1, PreloadPolicy::OnDemand, Some(1));
     let models: Api<Model> = Api::default_namespaced(cluster.admin.clone());
     let error = models.create(&Default::default(), &wrong).await.unwrap_err().to_string();
@@ -108,7 +108,7 @@ async fn preloaded_files_arrive_early_and_are_evicted_in_order() {
     cluster.stop().await;
 }
 
-/// Waits until a deployment says this of its place.
+/// Waits until a deployment's placement message has these words.
 async fn placed(cluster: &ClusterHarness, name: &str, words: &str) {
     let api: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     until(&format!("{name} says {words}"), || async {
@@ -145,7 +145,7 @@ async fn draft_model_files_stay_on_rank_0s_node_while_in_use() {
         assert_eq!(shard.spec.draft_model_ref.is_some(), shard.spec.rank == 0);
     }
 
-    // As with the model itself: what runs goes on, and its files stay until it is gone.
+    // As with the model itself: a running group continues, and its files stay until it is gone.
     models.delete("d", &Default::default()).await.unwrap();
     placed(&cluster, "chat", "Model d is being deleted and waits for this deployment").await;
     assert_eq!(groups.list(&Default::default()).await.unwrap().items.len(), 1);
@@ -172,7 +172,7 @@ async fn replica_evicts_the_lowest_priority_files() {
     let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
     let copies: Api<ModelCopy> = Api::all(cluster.admin.clone());
 
-    // Both leave 4 GiB on every node, one of them for a tier that counts.
+    // Both leave 4 GiB on every node, one of them for a tier with priority.
     for (name, tier) in [("gold", Some("gold")), ("plain", None)] {
         cluster.create(preloaded(name, 4, PreloadPolicy::Always, None)).await;
         says(&cluster, name, "2/2", "Settled").await;

@@ -1,4 +1,4 @@
-//! A server, an operator and played agents, started together and stopped together.
+//! Harness: a server, an operator and stub agents, started and stopped together.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl ClusterHarness {
         Self::start_with(Credential::Account, nodes).await
     }
 
-    /// A cluster whose operator is told what the server knows nodes by.
+    /// Starts a cluster with this node authentication.
     pub async fn start_with(credential: Credential, nodes: &[(&str, u64)]) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let _ = tracing_subscriber::fmt()
@@ -89,12 +89,12 @@ impl ClusterHarness {
         let operator = TestOperator::start(&server, credential).await;
         let mut cluster = Self { admin, server, agents: Vec::new(), operator, _dir: dir };
         for (name, bytes) in nodes {
-            // Machines that join are admitted by the operator; these are there from the beginning.
+            // The operator admits machines that join; these exist from the start.
             let node = InferenceNode::new(name, Default::default());
             Api::all(cluster.admin.clone()).create(&Default::default(), &node).await.unwrap();
             cluster.start_agent(name, *bytes).await;
         }
-        // What is placed before the operator has seen every machine is placed on those it has seen.
+        // The operator places only on machines that it has seen.
         let api: Api<InferenceNode> = Api::all(cluster.admin.clone());
         until("every machine takes work", || async {
             let all = api.list(&Default::default()).await.ok()?.items;
@@ -105,7 +105,7 @@ impl ClusterHarness {
         cluster
     }
 
-    /// Plays the agent of a node that has been admitted.
+    /// Starts the stub agent of an admitted node.
     pub async fn start_agent(&mut self, name: &str, bytes: u64) {
         let user =
             client(&self.server, &russet_rpc::tls::node_user(name), russet_rpc::tls::NODES_GROUP).await;
@@ -125,7 +125,7 @@ impl ClusterHarness {
         self.agents.iter().find(|agent| agent.name() == name).unwrap()
     }
 
-    /// How often agents had to refuse, which a planner must never bring them to.
+    /// Number of claims that agents refused, which must be zero.
     pub fn refusals(&self) -> usize {
         self.agents.iter().map(StubAgent::refusals).sum()
     }
@@ -139,13 +139,13 @@ impl ClusterHarness {
         api.create(&Default::default(), &object).await.unwrap();
     }
 
-    /// Another operator takes the place of this one.
+    /// Replaces the operator by a new one.
     pub async fn restart_operator(&mut self) {
         let next = TestOperator::start(&self.server, self.operator.credential).await;
         std::mem::replace(&mut self.operator, next).stop().await;
     }
 
-    /// Does something behind the operator's back: it ends first, and another one comes afterwards.
+    /// Runs `work` while no operator is running, and starts a new one afterwards.
     pub async fn unobserved<T>(self, work: impl Future<Output = T>) -> (Self, T) {
         let Self { admin, server, agents, operator, _dir } = self;
         let credential = operator.credential;
@@ -155,7 +155,7 @@ impl ClusterHarness {
         (Self { admin, server, agents, operator, _dir }, done)
     }
 
-    /// The agent ends without a word, as with a pulled plug.
+    /// Stops the agent without notice, as after a power failure.
     pub fn stop_agent(&mut self, node: &str) {
         self.agents.retain(|agent| agent.name() != node);
     }
@@ -190,7 +190,7 @@ async fn certified(server: &RunningServer, cert: &str, key: &str) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// Waits until `look` sees something; a generous bound, because the machine may be busy.
+/// Waits until `look` returns a value; the timeout is generous, because the machine may be busy.
 pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
     for _ in 0..1200 {
         if let Some(seen) = look().await {
@@ -201,7 +201,7 @@ pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn()
     panic!("not within a minute: {what}");
 }
 
-/// A Model whose headers a played agent reads out of its address.
+/// A Model whose headers a stub agent derives from its URI.
 pub fn model(name: &str, architecture: &str, layers: u32, layer_bytes: u64) -> Model {
     // Models of one source would share their bytes.
     let uri = format!("file:///played/{name}/{architecture}/{layers}/{layer_bytes}");

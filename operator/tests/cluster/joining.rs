@@ -1,4 +1,4 @@
-//! Who a machine is: its one token, its certificate, what is made for it and what is left of it.
+//! Joining: one token per machine, its certificate, and its objects until it leaves.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::harness::{ClusterHarness, GIB, until};
 
-/// Asks as `client` for the certificate of `user`; returns it in PEM, or why it was denied.
+/// Requests the certificate of `user` as `client`; returns it in PEM, or why it was denied.
 async fn ask(
     client: &Client,
     user: &str,
@@ -76,7 +76,7 @@ async fn machine_joins_with_its_own_token_and_leaves_no_objects() {
     let joiner = cluster.client(&user, "system:bootstrappers").await;
     let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
 
-    // A name that is alive is not given away, and the token is not spent on it.
+    // A reachable node's name is not given away, and the token is not spent on it.
     let nodes: Api<InferenceNode> = Api::all(admin.clone());
     until("node a is reachable", || async {
         let status = nodes.get("a").await.ok()?.status?;
@@ -87,7 +87,7 @@ async fn machine_joins_with_its_own_token_and_leaves_no_objects() {
     let wrong = ask(&joiner, "russet:node:new", Some("system:masters"), "new.node.russet.dev", &key).await;
     assert!(wrong.unwrap_err().contains("the organisation is"));
 
-    // The right request, twice: the answer to the first was lost.
+    // The correct request, twice: the response to the first was lost.
     let mut certificate = ask_node(&joiner, "new", &key).await.unwrap();
     let life = subject(&certificate);
     assert!(
@@ -109,10 +109,10 @@ async fn machine_joins_with_its_own_token_and_leaves_no_objects() {
         binding.subjects.unwrap_or_default().into_iter().map(|subject| subject.name).collect()
     };
     assert_eq!(subjects(bindings.get("new").await.unwrap()), ["new".to_owned(), user]);
-    // A token opens nothing else.
+    // A token grants nothing else.
     assert!(Api::<InferenceNode>::all(joiner).list(&Default::default()).await.is_err());
 
-    // The node shows itself, and the token is gone with all it brought.
+    // The node's agent appears, and the token is deleted with everything that it owns.
     cluster.start_agent("new", GIB).await;
     let name = format!("bootstrap-token-{}", token.id);
     gone("the token is removed", Api::<Secret>::namespaced(admin.clone(), "kube-system"), &name).await;
@@ -120,7 +120,7 @@ async fn machine_joins_with_its_own_token_and_leaves_no_objects() {
         .await;
     assert_eq!(subjects(bindings.get("new").await.unwrap()), ["new"]);
 
-    // It renews itself, as long as it is there; one that only has its name does not.
+    // It renews its certificate while it exists; another user with only its name cannot.
     let namesake = cluster.client(&tls::node_user("new"), tls::NODES_GROUP).await;
     let why = ask_node(&namesake, "new", &other).await.unwrap_err();
     assert!(why.contains("another machine has joined as node new"), "{why}");
@@ -154,7 +154,8 @@ async fn machine_joins_with_its_own_token_and_leaves_no_objects() {
 async fn certificate_join_creates_no_account_or_role_binding() {
     let cluster = ClusterHarness::start_with(Credential::Certificate, &[]).await;
     let admin = cluster.admin.clone();
-    let token = russet_operator::join_tokens::create(&admin, jiff::SignedDuration::from_hours(1)).await.unwrap();
+    let token =
+        russet_operator::join_tokens::create(&admin, jiff::SignedDuration::from_hours(1)).await.unwrap();
     let joiner = cluster.client(&format!("system:bootstrap:{}", token.id), "system:bootstrappers").await;
     ask_node(&joiner, "new", &KeyPair::generate().unwrap()).await.unwrap();
     Api::<InferenceNode>::all(admin.clone()).get("new").await.unwrap();

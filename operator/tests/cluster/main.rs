@@ -1,9 +1,8 @@
-//! The operator against the embedded API server, with agents that are played: they hold no models
-//! and start no engines, but they obey the same rules and the same access rights as real ones.
+//! The operator against the embedded API server, with stub agents: they hold no models and start no engines,
+//! but follow the same rules and have the same access rights as real ones.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where its world is not as it says")]
 
-mod stub_agent;
 mod copies;
 mod harness;
 mod joining;
@@ -12,6 +11,7 @@ mod preemption;
 mod rollouts;
 mod scaling;
 mod strategies;
+mod stub_agent;
 mod supply;
 mod tiers;
 
@@ -77,7 +77,7 @@ async fn pipeline_forms_survives_a_rank_loss_and_cleans_up() {
     assert_eq!(rank.spec.peers.len(), 2);
     assert_eq!(rank.spec.peers[0].rpc, endpoint.address);
 
-    // A rank dies: everybody starts anew at the next epoch, at other addresses, without a person.
+    // A rank fails: all ranks restart at the next epoch, at other addresses, without a person.
     let start = std::time::Instant::now();
     cluster.agent("b").fail(&rank.name_any());
     let formed = until("the group serves at epoch 2", || async {
@@ -91,7 +91,7 @@ async fn pipeline_forms_survives_a_rank_loss_and_cleans_up() {
     assert_ne!(formed.status.unwrap().endpoint.unwrap().address, endpoint.address);
     until("chat is ready again", || async { deployments.get("chat").await.ok().filter(ready) }).await;
 
-    // A Shard is deleted by hand: the group heals.
+    // A Shard is deleted by hand: the group recovers.
     shards.delete(&rank.name_any(), &Default::default()).await.unwrap();
     until("the group serves at epoch 3", || async {
         let group = groups.get(&group.name_any()).await.ok()?;
@@ -117,7 +117,7 @@ async fn pipeline_forms_survives_a_rank_loss_and_cleans_up() {
     })
     .await;
 
-    // Gone: groups and Shards by their owners, the copies by the Model's finalizer.
+    // Garbage collection: groups and Shards by their owners, the copies by the Model's finalizer.
     deployments.delete("chat", &Default::default()).await.unwrap();
     let models: Api<Model> = Api::default_namespaced(cluster.admin.clone());
     models.delete("m", &Default::default()).await.unwrap();
@@ -167,7 +167,7 @@ async fn tensor_group_gets_rendezvous_and_leaves_a_draining_node() {
         assert!(spec.peers.iter().all(|peer| !peer.tensor.is_empty()) && spec.weight_bytes == 2 * GIB);
     }
 
-    // What runs on a draining node moves to the node that is free; the node says when it is empty.
+    // Replicas on a draining node move to the free node; the node reports when it is empty.
     let drain = Patch::Merge(json!({"spec": {"scheduling": "Draining"}}));
     nodes.patch("b", &PatchParams::default(), &drain).await.unwrap();
     let drained = |node: &InferenceNode| {
@@ -208,7 +208,7 @@ async fn deployments_scale_share_memory_and_explain_refusals() {
     .await;
     assert_eq!(two.status.unwrap().nodes.as_deref(), Some("a,b"), "replicas spread");
 
-    // Nothing is left for another one, and it says so with the numbers of every node.
+    // Nothing is left for another one, and its message has the numbers of every node.
     cluster.create(deployment("more", "m", Sharding::default())).await;
     let more = until("more fits nowhere", || async {
         deployments.get("more").await.ok().filter(|more| says(more, Type::Ready, "NothingFits"))
@@ -223,14 +223,14 @@ async fn deployments_scale_share_memory_and_explain_refusals() {
     assert!(message.contains("free memory by deleting"), "{message}");
     assert!(is_true(&status.conditions, Type::Stalled) && status.placement.is_some());
 
-    // Room is made, and it goes where the room is, without being asked again.
+    // Memory becomes free, and the replica is placed there without a further request.
     replicas(&cluster, "chat", 0).await;
     let stopped =
         until("chat is stopped", || async { deployments.get("chat").await.ok().filter(ready) }).await;
     assert!(says(&stopped, Type::Ready, "Stopped"));
     until("more is ready", || async { deployments.get("more").await.ok().filter(ready) }).await;
 
-    // An edit that does not fit beside what runs takes its place.
+    // An edit that does not fit beside the running replica replaces it.
     replicas(&cluster, "chat", 1).await;
     until("chat is ready again", || async { deployments.get("chat").await.ok().filter(ready) }).await;
     let old: Vec<String> = names(&groups, "chat").await;
@@ -295,7 +295,7 @@ async fn conditions_explain_wrong_specs_cordons_and_routes() {
     let known = models.get("m").await.unwrap().status.unwrap();
     assert_eq!((known.size.as_deref(), known.shape.map(|shape| shape.layers)), (Some("4Gi"), Some(4)));
 
-    // A cordoned node keeps what runs and takes nothing new.
+    // A cordoned node keeps its replicas and gets no new ones.
     cluster.create(deployment("chat", "m", Sharding::default())).await;
     until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
     let cordon = Patch::Merge(json!({"spec": {"scheduling": "Cordoned"}}));
@@ -372,7 +372,7 @@ async fn operator_restart_changes_nothing_and_skips_unreachable_nodes() {
     .await;
     assert_eq!(versions().await, before, "nothing was written again");
 
-    // Node b falls silent: what runs there stays as it is, new work goes elsewhere.
+    // Node b becomes unreachable: its replicas stay as they are, new work goes elsewhere.
     cluster.stop_agent("b");
     let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
     until("b is unreachable", || async {

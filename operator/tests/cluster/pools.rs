@@ -1,4 +1,4 @@
-//! Pools against the embedded API server: labels from hardware, who lands where, and what is said.
+//! Pools against the embedded API server: labels from hardware, placement, and messages.
 
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
@@ -44,7 +44,7 @@ async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
     let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
     cluster.create(model("m", "llama", 4, GIB)).await;
 
-    // A pool that does not exist yet is named, and its coming is enough.
+    // A deployment names a pool before it exists; creating the pool is enough.
     cluster.create(in_pools("chat", &["large"])).await;
     let told = until("chat misses its pool", || async {
         deployments.get("chat").await.ok().filter(|chat| says(chat, Type::Ready, "PoolNotFound"))
@@ -70,7 +70,7 @@ async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
     })
     .await;
 
-    // A wrong selector says what there is.
+    // The message for a wrong selector lists existing values.
     apply_pool(&cluster, "typo", memory("16")).await.unwrap();
     let (pool, message) = pool_says(&cluster, "typo", "NoNodes").await;
     assert!(message.contains("russet.dev/memory is 16Gi, 8Gi on the nodes there are"), "{message}");
@@ -80,7 +80,7 @@ async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
     let error = apply_pool(&cluster, "wrong", rule).await.unwrap_err().to_string();
     assert!(error.contains("In and NotIn need values"), "{error}");
 
-    // The pool is about another node now: what answers stays and says so.
+    // The pool selects another node now: the ready replica stays and reports it.
     let before: Vec<String> =
         groups.list(&Default::default()).await.unwrap().iter().map(|it| it.name_any()).collect();
     apply_pool(&cluster, "large", memory("8Gi")).await.unwrap();
@@ -95,7 +95,7 @@ async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
     );
     assert!(ready(&stays));
 
-    // Who asks for another place gets it.
+    // A spec that names another pool moves the replica.
     cluster.create(in_pools("other", &["large"])).await;
     let other = until("other is ready", || async { deployments.get("other").await.ok().filter(ready) }).await;
     assert_eq!(other.status.unwrap().nodes.as_deref(), Some("a"));
@@ -115,7 +115,7 @@ async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
     })
     .await;
 
-    // An edit of the references moves it: the old one answers until the new one does.
+    // An edit of the references moves it: the old replica serves until the new one is ready.
     apply_pool(&cluster, "big", memory("16Gi")).await.unwrap();
     let patch = Patch::Merge(json!({"spec": {"poolRefs": [{"name": "big"}]}}));
     deployments.patch("chat", &PatchParams::default(), &patch).await.unwrap();
@@ -125,7 +125,7 @@ async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
     })
     .await;
 
-    // A node that takes no work is not one its pool counts.
+    // A pool does not count a node that takes no work.
     let cordon = Patch::Merge(json!({"spec": {"scheduling": "Cordoned"}}));
     nodes.patch("b", &PatchParams::default(), &cordon).await.unwrap();
     let (pool, message) = pool_says(&cluster, "big", "WaitingForAgent").await;
@@ -146,14 +146,14 @@ async fn node_labels_are_set_by_the_operator_only() {
     let lie = Patch::Merge(json!({"metadata": {"labels": labels}}));
     let error = own.patch("a", &PatchParams::default(), &lie).await.unwrap_err().to_string();
     assert!(error.contains("forbidden"), "{error}");
-    // With its status it may write its status alone.
+    // Through the status it may write its status only.
     let smuggled = Patch::Merge(json!({"metadata": {"labels": labels}, "status": {"os": "smuggled"}}));
     own.patch_status("a", &PatchParams::default(), &smuggled).await.unwrap();
     let node = nodes.get("a").await.unwrap();
     assert_eq!(node.status.as_ref().unwrap().os.as_deref(), Some("smuggled"));
     assert_eq!(labelled(&node).as_deref(), Some("8Gi"));
 
-    // A person's own label stays, and one that claims to be measured is put right.
+    // A person's own label stays, and one that imitates a measured one is corrected.
     let person = Patch::Merge(json!({"metadata": {"labels": {"rack": "a", "russet.dev/memory": "512Gi"}}}));
     nodes.patch("a", &PatchParams::default(), &person).await.unwrap();
     until("the label is what was measured", || async {
@@ -164,7 +164,7 @@ async fn node_labels_are_set_by_the_operator_only() {
     .await
     .unwrap();
 
-    // The operator may not write what people ask for.
+    // The operator may not write users' specs.
     let operator = cluster.client(tls::OPERATOR_USER, "russet:components").await;
     apply_pool(&cluster, "all", json!({"selector": {}})).await.unwrap();
     pool_says(&cluster, "all", "Settled").await;

@@ -1,5 +1,4 @@
-//! What is more important, against the embedded API server: persons are asked first, room is made, and what
-//! nobody asks for is not there.
+//! Priorities against the embedded API server: approval first, then preemption, and OnDemand deployments.
 
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::events::v1::Event;
@@ -19,7 +18,7 @@ fn of_tier(name: &str, tier: &str) -> ModelDeployment {
     deployment
 }
 
-/// Waits until a deployment says this of its readiness; its message.
+/// Waits until a deployment's Ready has this reason; returns the message.
 async fn wait_ready_reason(cluster: &ClusterHarness, name: &str, reason: &str) -> String {
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let found = until(&format!("{name} says {reason}"), || async {
@@ -57,7 +56,7 @@ async fn approved_preemption_stops_lower_priority_replicas() {
     let message = wait_ready_reason(&cluster, "high", "AwaitingApproval").await;
     assert!(message.contains("fits if replicas of default/low stop"), "{message}");
 
-    // The answer is that of whoever gives it.
+    // The decision carries the user name of its author.
     let approvals: Api<Approval> = Api::default_namespaced(cluster.admin.clone());
     let asked = approvals.list(&Default::default()).await.unwrap().items;
     let [asked] = asked.as_slice() else { panic!("one question: {asked:?}") };
@@ -111,7 +110,7 @@ async fn on_demand_deployment_runs_only_while_requested() {
     assert!(message.contains("it starts with the next request"), "{message}");
     assert!(deployments.get("seldom").await.is_ok_and(|seldom| ready(&seldom)), "what rests is settled");
 
-    // A gateway holds a request; it is answered, and nobody asks again.
+    // A gateway holds a request; it is answered, and no further request follows.
     let report = async |waiting: u32| {
         let now = jiff::Timestamp::now();
         let demand = json!([{"gateway": "g", "reportedAt": now, "lastRequestTime": now, "waiting": waiting, "active": 0}]);

@@ -1,4 +1,5 @@
-//! Edits that never come to answer: what answered before takes their place, with room for both and without.
+//! Auto-revert: edits that never become ready are replaced by the last known good spec, with memory for both
+//! and without.
 
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -6,8 +7,8 @@ use russet_crds::conditions::{Type, get, is_true};
 use russet_crds::{ModelDeployment, ShardGroup, Sharding};
 use serde_json::json;
 
-use crate::stub_agent::FAILING_CONTEXT_TOKENS;
 use crate::harness::{ClusterHarness, GIB, deployment, model, until};
+use crate::stub_agent::FAILING_CONTEXT_TOKENS;
 use crate::{ready, says};
 
 async fn edit(cluster: &ClusterHarness, model: &str, context: u32) {
@@ -17,7 +18,7 @@ async fn edit(cluster: &ClusterHarness, model: &str, context: u32) {
     deployments.patch("chat", &PatchParams::default(), &patch).await.unwrap();
 }
 
-/// The contexts of the groups that answer, and how many there are in all.
+/// The contexts of the ready groups, and the number of all groups.
 async fn groups(cluster: &ClusterHarness) -> (Vec<u32>, usize) {
     let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
     let all = groups.list(&Default::default()).await.unwrap().items;

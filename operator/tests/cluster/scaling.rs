@@ -1,5 +1,5 @@
-//! Replicas by demand against the embedded API server: gateways are played, and may say what is asked of a deployment
-//! and nothing else of it.
+//! Autoscaling against the embedded API server: stub gateways, which may write a deployment's demand and
+//! nothing else of it.
 
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::harness::{ClusterHarness, GIB, deployment, model, until};
 use crate::{ready, says};
 
-/// What gateway `name` says of the deployment `chat`.
+/// Writes the demand of gateway `name` for the deployment `chat`.
 async fn report(gateway: &Client, name: &str, waiting: u32, active: u32) {
     let now = Timestamp::now();
     let entry = json!({
@@ -46,7 +46,7 @@ async fn replicas_follow_demand_and_sleep_without_it() {
         async move { until(what, || async { deployments.get("chat").await.ok().filter(is) }).await }
     };
     cluster.create(model("m", "llama", 4, GIB)).await;
-    // What both nodes have left would hold a third one between them.
+    // The two nodes' free memory would hold a third replica between them.
     let single = Sharding { mode: ShardingMode::Single, ..Sharding::default() };
     let mut chat = deployment("chat", "m", single);
     chat.spec.autoscaling = Some(Autoscaling {
@@ -59,11 +59,11 @@ async fn replicas_follow_demand_and_sleep_without_it() {
     cluster.create(chat).await;
     seen("it answers", ready).await;
 
-    // Nobody ever asks: it sleeps, settled, and holds nothing.
+    // Without requests it is scaled to zero, settled, and holds no memory.
     seen("it sleeps", |chat| scaled(chat, 0, "Idle") && ready(chat) && says(chat, Type::Ready, "Stopped"))
         .await;
 
-    // Two gateways hold requests: three replicas are needed, and two have a place.
+    // Two gateways hold requests: three replicas are needed, and two fit.
     report(&gateway, "one", 3, 0).await;
     report(&gateway, "two", 1, 2).await;
     let chat = seen("as many as fit", |chat| {
@@ -74,11 +74,11 @@ async fn replicas_follow_demand_and_sleep_without_it() {
         fields.fields_v1.as_ref().is_some_and(|owned| owned.0["f:spec"].get("f:replicas").is_some())
     });
     assert_eq!(owner.unwrap().manager.as_deref(), Some("russet-autoscaler"));
-    // What others write of the status stays theirs.
+    // Fields of the status that others write stay theirs.
     let demand = chat.status.unwrap().demand;
     assert_eq!(demand.iter().map(|entry| entry.gateway.as_str()).collect::<Vec<_>>(), ["one", "two"]);
 
-    // A gateway says nothing else of a deployment, and changes none.
+    // A gateway may write nothing else of a deployment's status, and no spec.
     let refused = apply(&gateway, "one", json!({"readyReplicas": 9})).await.unwrap_err().to_string();
     assert!(refused.contains("the gateway may write status.demand"), "{refused}");
     let theirs: Api<ModelDeployment> = Api::default_namespaced(gateway.clone());
@@ -86,18 +86,18 @@ async fn replicas_follow_demand_and_sleep_without_it() {
     assert!(theirs.patch("chat", &PatchParams::default(), &patch).await.is_err());
     assert!(theirs.patch_scale("chat", &PatchParams::default(), &patch).await.is_err());
 
-    // All answered: it sleeps again.
+    // All requests done: it is scaled to zero again.
     report(&gateway, "one", 0, 0).await;
     report(&gateway, "two", 0, 0).await;
     seen("it sleeps again", |chat| scaled(chat, 0, "Idle") && ready(chat)).await;
 
-    // One request wakes one replica, also under an operator that knows nothing of before.
+    // One request scales up one replica, also under an operator without history.
     let mut cluster = cluster;
     cluster.restart_operator().await;
     report(&gateway, "two", 1, 0).await;
     seen("it is awake", |chat| scaled(chat, 1, "ScaledByDemand") && ready(chat)).await;
 
-    // Whoever takes autoscaling away decides himself from then on.
+    // Removing autoscaling returns the number of replicas to the user.
     let patch = Patch::Merge(json!({"spec": {"autoscaling": null}}));
     deployments.patch("chat", &PatchParams::default(), &patch).await.unwrap();
     seen("nothing is said of scaling", |chat| {

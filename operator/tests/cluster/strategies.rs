@@ -1,4 +1,4 @@
-//! Strategies against the embedded API server: deployments that share a split, and what they are told.
+//! Strategies against the embedded API server: deployments that share a split, and their messages.
 
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
@@ -15,8 +15,14 @@ async fn apply(cluster: &ClusterHarness, name: &str, spec: Value) -> Result<Shar
     api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(strategy)).await
 }
 
-/// Waits until a strategy, at its generation, is used by so many and its Ready says these words.
-async fn wait_strategy(cluster: &ClusterHarness, name: &str, used: u32, status: &str, words: &str) -> ShardingStrategy {
+/// Waits until a strategy, at its generation, has this many users and its Ready message has these words.
+async fn wait_strategy(
+    cluster: &ClusterHarness,
+    name: &str,
+    used: u32,
+    status: &str,
+    words: &str,
+) -> ShardingStrategy {
     let api: Api<ShardingStrategy> = Api::all(cluster.admin.clone());
     until(&format!("strategy {name}: {status}, {words}"), || async {
         let strategy = api.get(name).await.ok()?;
@@ -46,7 +52,7 @@ async fn strategy_change_edits_every_deployment_that_uses_it() {
     cluster.create(model("m", "llama", 4, GIB)).await;
     let decision = |chat: &ModelDeployment| chat.status.clone().unwrap().placement.unwrap().decision;
 
-    // A strategy that does not exist yet is named with those that do.
+    // The message for a missing strategy lists existing ones.
     apply(&cluster, "triple", json!({"mode": "Tensor", "ranks": 3})).await.unwrap();
     wait_strategy(&cluster, "triple", 0, "True", "no deployment uses it").await;
     cluster.create(using("chat", "pair")).await;
@@ -74,7 +80,7 @@ async fn strategy_change_edits_every_deployment_that_uses_it() {
     assert_eq!(group.spec.plan.context_tokens, 512);
     wait_strategy(&cluster, "pair", 1, "True", "1 deployment uses it").await;
 
-    // The model has four KV heads: three ranks are of no use to anybody.
+    // The model has four KV heads: three ranks cannot share them.
     cluster.create(using("odd", "triple")).await;
     let odd = "of no use to any deployment: ModelDeployment default/odd: spec.ranks: 4 KV heads cannot be cut into 3";
     let strategy = wait_strategy(&cluster, "triple", 1, "False", odd).await;
@@ -87,7 +93,7 @@ async fn strategy_change_edits_every_deployment_that_uses_it() {
         message.contains("ShardingStrategy triple spec.ranks: 4 KV heads").then_some(())
     })
     .await;
-    // Another strategy is another answer, and the first one is used by nobody.
+    // Another strategy is another result, and the first one has no users.
     let patch = Patch::Merge(json!({"spec": {"strategyRef": {"name": "pair"}}}));
     deployments.patch("odd", &PatchParams::default(), &patch).await.unwrap();
     wait_strategy(&cluster, "triple", 0, "True", "no deployment uses it").await;
@@ -96,7 +102,7 @@ async fn strategy_change_edits_every_deployment_that_uses_it() {
     deployments.delete("odd", &Default::default()).await.unwrap();
     wait_strategy(&cluster, "pair", 1, "True", "1 deployment uses it").await;
 
-    // A change of the strategy is an edit of everything that uses it.
+    // A change of the strategy is an edit of every deployment that uses it.
     apply(&cluster, "pair", json!({"mode": "Tensor", "ranks": 2})).await.unwrap();
     until("chat is cut anew", || async {
         let chat = deployments.get("chat").await.ok().filter(ready)?;
@@ -104,7 +110,7 @@ async fn strategy_change_edits_every_deployment_that_uses_it() {
         (alone && decision(&chat).starts_with("tensor over 2 nodes (a, b)")).then_some(())
     })
     .await;
-    // Without it what runs goes on, and the deployment says what lacks.
+    // Without it running groups continue, and the deployment's status names the missing strategy.
     let strategies: Api<ShardingStrategy> = Api::all(cluster.admin.clone());
     let group = groups.list(&Default::default()).await.unwrap().items.remove(0).name_any();
     strategies.delete("pair", &Default::default()).await.unwrap();
@@ -117,7 +123,7 @@ async fn strategy_change_edits_every_deployment_that_uses_it() {
     .await;
     assert_eq!(groups.list(&Default::default()).await.unwrap().items.remove(0).name_any(), group);
 
-    // What excludes each other, and what contradicts itself, is refused when it is written.
+    // Mutually exclusive and contradictory fields are rejected on write.
     let mut both = using("both", "pair");
     both.spec.sharding = Some(Sharding::default());
     let error = deployments.create(&Default::default(), &both).await.unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! A played agent: it announces a machine, renews its Lease, "downloads", claims and "serves" as a
-//! real one does, and dies on command.
+//! A stub agent: it registers a machine, renews its Lease, and simulates downloads, claims and serving like a
+//! real one; it can be killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    ENGINE_OPTIONS, InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus,
-    CopyMode, names,
+    CopyMode, ENGINE_OPTIONS, InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard,
+    ShardStatus, names,
 };
 use russet_wire::shape::ModelShape;
 use serde_json::{Value, json};
@@ -26,13 +26,13 @@ pub struct StubAgent {
     task: JoinHandle<()>,
 }
 
-/// Engines with room for conversations of so many tokens never come to serve.
+/// Engines with this many context tokens never become ready.
 pub const FAILING_CONTEXT_TOKENS: u32 = 17;
 
-/// Where every agent would answer others.
+/// Port on which every agent would serve other agents.
 pub const PEER_PORT: u16 = 7946;
 
-/// What names the bytes of every model.
+/// Content digest of every model.
 pub fn content() -> String {
     "5a".repeat(32)
 }
@@ -41,9 +41,9 @@ pub fn content() -> String {
 struct AgentControls {
     failing: Mutex<BTreeSet<String>>,
     refusals: AtomicUsize,
-    /// Bytes models may take on its disk; any number when it says nothing.
+    /// Bytes that models may take on its disk; unlimited if `None`.
     disk: Mutex<Option<u64>>,
-    /// The source gives the first byte of a model and then no more.
+    /// The source stalls after the first byte of a model.
     stuck: AtomicBool,
 }
 
@@ -87,17 +87,17 @@ impl StubAgent {
         &self.name
     }
 
-    /// The engine of that Shard dies, once.
+    /// Kills the engine of this Shard, once.
     pub fn fail(&self, shard: &str) {
         self.shared.failing.lock().insert(shard.to_owned());
     }
 
-    /// From now on models may take so many bytes of its disk.
+    /// Limits the bytes that models may take on its disk.
     pub fn limit_disk(&self, bytes: u64) {
         *self.shared.disk.lock() = Some(bytes);
     }
 
-    /// Whether from now on no more than the first byte of a model comes out of its source.
+    /// Sets whether the source stalls after the first byte of a model.
     pub fn stall_source(&self, stuck: bool) {
         self.shared.stuck.store(stuck, Ordering::Relaxed);
     }
@@ -182,7 +182,7 @@ impl AgentLoop {
         let mut status = ModelCopyStatus { shape: Some(shape), bytes_total, ..before.clone() };
         set(&mut status.conditions, Type::Resolved, true, Reason::HeadersRead);
         let fits = self.shared.disk.lock().is_none_or(|limit| taken + bytes_total <= limit);
-        // What is there and verified stays there, whatever is said of where it should come from.
+        // Verified files stay, whatever their supply is changed to.
         let there = conditions::is_true(&before.conditions, Type::Ready) && before.content.is_some();
         let waits = copy.spec.supply.as_ref().is_some_and(|supply| supply.content.is_none());
         let stuck = copy.spec.supply.is_none() && self.shared.stuck.load(Ordering::Relaxed);

@@ -1,25 +1,30 @@
-//! Where the bytes of copies come from, against the embedded API server.
+//! Source selection of copies against the embedded API server.
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
-use russet_crds::{CopyPeer, LocalReference, Model, ModelCopy, Preload, PreloadPolicy, CopySource, names};
+use russet_crds::{CopyPeer, CopySource, LocalReference, Model, ModelCopy, Preload, PreloadPolicy, names};
 use russet_operator::node_accounts::Credential;
 use russet_rpc::tls;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::stub_agent::{PEER_PORT, content};
 use crate::harness::{ClusterHarness, GIB, model, until};
+use crate::stub_agent::{PEER_PORT, content};
 
 fn object<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
 }
 
-/// Waits until the copy on a node is told this of its supply and says this of itself.
-async fn wait_copy(cluster: &ClusterHarness, node: &str, supply: Option<&CopySource>, reason: &str) -> ModelCopy {
+/// Waits until the copy on a node has this supply and this reason.
+async fn wait_copy(
+    cluster: &ClusterHarness,
+    node: &str,
+    supply: Option<&CopySource>,
+    reason: &str,
+) -> ModelCopy {
     let api: Api<ModelCopy> = Api::all(cluster.admin.clone());
     until(&format!("the copy on {node} has the supply {supply:?} and says {reason}"), || async {
         let copy = api.get(&names::model_copy("default", "m", node)).await.ok()?;
@@ -51,20 +56,20 @@ async fn one_node_fetches_another_takes_over_and_peers_follow() {
     })
     .await;
 
-    // Its plug is pulled: the other one fetches, and is done.
+    // Its power is cut: the other copy fetches, and completes.
     cluster.stop_agent("a");
     wait_copy(&cluster, "b", None, "Downloading").await;
     cluster.agent("b").stall_source(false);
     wait_copy(&cluster, "b", None, "Verified").await;
 
-    // Back, that one finds that it is to have the bytes from there.
+    // When it is back, it has to download from there.
     let b = CopyPeer { node_name: "b".to_owned(), address: format!("127.0.0.1:{PEER_PORT}") };
     let receives = CopySource { content: Some(content()), from: vec![b] };
     wait_copy(&cluster, "a", Some(&receives), "Downloading").await;
     cluster.start_agent("a", 32 * GIB).await;
     let copy = wait_copy(&cluster, "a", Some(&receives), "Verified").await;
 
-    // Who asks for the files says nothing of where they come from, and takes none of it back.
+    // The manager that requests files sets no supply, and removes none.
     let copies: Api<ModelCopy> = Api::all(cluster.admin.clone());
     let asked = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "ModelCopy",
                        "metadata": {"name": copy.name_any()}, "spec": copy.spec.agent_work()});
@@ -82,7 +87,8 @@ async fn one_node_fetches_another_takes_over_and_peers_follow() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fetching_node_may_read_the_source_secret_until_done() {
-    let cluster = ClusterHarness::start_with(Credential::Certificate, &[("a", 32 * GIB), ("b", 32 * GIB)]).await;
+    let cluster =
+        ClusterHarness::start_with(Credential::Certificate, &[("a", 32 * GIB), ("b", 32 * GIB)]).await;
     for node in ["a", "b"] {
         cluster.agent(node).limit_disk(10 * GIB);
         cluster.agent(node).stall_source(true);
@@ -102,7 +108,7 @@ async fn fetching_node_may_read_the_source_secret_until_done() {
     model.spec.preload = Some(Preload { policy: PreloadPolicy::Always, ..Preload::default() });
     cluster.create(model).await;
 
-    // One fetches and reads it; the other one waits, and reads nothing.
+    // One node fetches and may read the Secret; the other one waits, and may not.
     wait_copy(&cluster, "a", None, "Downloading").await;
     wait_copy(&cluster, "b", Some(&CopySource::default()), "WaitingForPeer").await;
     let mut secrets: Vec<Api<Secret>> = Vec::new();
@@ -126,7 +132,7 @@ async fn fetching_node_may_read_the_source_secret_until_done() {
     })
     .await;
 
-    // The right to bind that Role gives the operator no other.
+    // The permission to bind that Role gives the operator no other.
     let operator = cluster.client(tls::OPERATOR_USER, "russet:components").await;
     let (own, read): (Api<RoleBinding>, Api<Secret>) =
         (Api::default_namespaced(operator.clone()), Api::default_namespaced(operator));

@@ -1,4 +1,4 @@
-//! Tiers against the embedded API server: nodes of one's own, through a restart of the operator.
+//! Tiers against the embedded API server: dedicated nodes, through a restart of the operator.
 
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
@@ -51,12 +51,13 @@ async fn workload_groups_have_nodes_of_their_own_and_keep_them() {
     let error = apply_tier(&cluster, "wrong", json!({"mode": "Dedicated"})).await.unwrap_err().to_string();
     assert!(error.contains("a Dedicated tier names its workloadGroups"), "{error}");
 
-    // Everybody where he belongs; the one without a tier would have taken the tightest fit.
+    // Every deployment on its own nodes; the one without a tier would have taken the tightest fit.
     cluster.create(of_group("mine", "chat")).await;
     assert_eq!(runs_on(&cluster, "mine").await, "a");
     cluster.create(deployment("stranger", "m", Sharding::default())).await;
     assert_eq!(runs_on(&cluster, "stranger").await, "c");
-    // What does not fit beside it gets the group the node that is left, or none: c has a stranger.
+    // A deployment that does not fit beside it gets the group the free node, or none: c has a foreign
+    // replica.
     cluster.create(of_group("ours", "chat")).await;
     let api: Api<Tier> = Api::all(cluster.admin.clone());
     let told = until("chat lacks nodes", || async {
@@ -67,7 +68,7 @@ async fn workload_groups_have_nodes_of_their_own_and_keep_them() {
     .await;
     assert!(told.contains("workload group chat") && told.contains("add nodes to the pools"), "{told}");
 
-    // The stranger goes, and the group grows; nothing else moves.
+    // The foreign replica is deleted, and the group grows; nothing else moves.
     let groups_before = names(&cluster, "mine").await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     deployments.delete("stranger", &Default::default()).await.unwrap();

@@ -1,8 +1,8 @@
-//! Stories of a deployment whose replicas follow its demand, a look a line.
+//! Stories of a deployment that scales with its demand, one evaluation per line.
 
 use super::*;
 
-/// From 0 or 1 to 4 replicas, 2 requests each, slow beyond 500 ms, asleep after 600 s.
+/// 0 or 1 to 4 replicas, 2 requests each, slow beyond 500 ms, scaled to zero after 600 s.
 fn rules(min: i32) -> Autoscaling {
     Autoscaling {
         min_replicas: min,
@@ -13,7 +13,7 @@ fn rules(min: i32) -> Autoscaling {
     }
 }
 
-/// One look: at which second, what is seen, and what comes of it.
+/// One evaluation: second, input, and expected result.
 struct ScalingStep {
     at: i64,
     seen: ScalingInput,
@@ -21,7 +21,7 @@ struct ScalingStep {
     then: (i32, Reason),
 }
 
-/// All replicas that are wanted answer, and have for an hour.
+/// All desired replicas have been ready for an hour.
 fn runs(replicas: i32, waiting: u32, active: u32) -> ScalingInput {
     let idle_for = (waiting + active > 0).then_some(Duration::ZERO).or(Some(Duration::from_secs(1)));
     let wanted = DemandSummary { waiting, active, idle_for, ttft_milliseconds: None };
@@ -48,7 +48,7 @@ fn loads(seen: ScalingInput) -> ScalingInput {
     ScalingInput { settled: false, ..seen }
 }
 
-/// Nothing answers yet.
+/// No replica is ready yet.
 fn starts(seen: ScalingInput) -> ScalingInput {
     ScalingInput { ready_for: None, settled: false, ..seen }
 }
@@ -77,7 +77,11 @@ fn replicas_follow_demand_between_their_bounds() {
                 scaling_step(18, runs(2, 8, 0), 4, Demand),
             ],
         ),
-        ("nothing fits, nothing goes", 1, vec![ScalingStep { room: 0, ..scaling_step(0, runs(3, 8, 0), 3, NothingFits) }]),
+        (
+            "nothing fits, nothing goes",
+            1,
+            vec![ScalingStep { room: 0, ..scaling_step(0, runs(3, 8, 0), 3, NothingFits) }],
+        ),
         (
             "what loads is not counted twice",
             1,
@@ -130,7 +134,12 @@ fn replicas_follow_demand_between_their_bounds() {
         (
             "it does not sleep right after it woke",
             0,
-            vec![scaling_step(0, ScalingInput { ready_for: Some(Duration::from_secs(599)), ..idle(1, 9000) }, 1, Demand)],
+            vec![scaling_step(
+                0,
+                ScalingInput { ready_for: Some(Duration::from_secs(599)), ..idle(1, 9000) },
+                1,
+                Demand,
+            )],
         ),
         ("with at least one it never sleeps", 1, vec![scaling_step(0, idle(1, 9000), 1, Demand)]),
         ("a person stopped it", 1, vec![scaling_step(0, asleep(7), 0, ScalingDisabled)]),
@@ -149,7 +158,10 @@ fn replicas_follow_demand_between_their_bounds() {
         (
             "none goes while first tokens are slow",
             1,
-            vec![scaling_step(0, loads(slow(3, 900)), 3, Demand), scaling_step(301, loads(slow(3, 900)), 3, Demand)],
+            vec![
+                scaling_step(0, loads(slow(3, 900)), 3, Demand),
+                scaling_step(301, loads(slow(3, 900)), 3, Demand),
+            ],
         ),
     ] {
         let mut memory = ScalingHistory::default();
@@ -183,7 +195,8 @@ fn the_message_says_from_how_many_to_how_many_and_why() {
             "spec.replicas is 0, which stops it; set it to 1 or more and demand decides again",
         ),
     ] {
-        let decision = scale(&rules(min), &seen, &mut ScalingHistory::default(), now, |wanted| wanted.min(room));
+        let decision =
+            scale(&rules(min), &seen, &mut ScalingHistory::default(), now, |wanted| wanted.min(room));
         assert_eq!(decision.message, expected);
     }
 }

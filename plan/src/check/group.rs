@@ -1,4 +1,4 @@
-//! What must hold of one new group: its layers, its sizes, its nodes, and the cables it says it uses.
+//! Invariants of one new group: its layers, sizes, nodes, and the cables that it uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::pool::{EligibleNodes, LinkDemand};
 use crate::snapshot::{Availability, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
-/// Judges a plan.
+/// Checks a plan.
 pub fn check(
     view: &Snapshot,
     desired: &ValidDeployment,
@@ -102,7 +102,7 @@ pub fn check(
     }
 }
 
-/// Whether an area has all nodes, and every two of them say that they are joined as it asks.
+/// Whether a pool has all nodes, and every pair of them reports the links that the pool requires.
 fn within(view: &Snapshot, area: &EligibleNodes, nodes: &BTreeSet<&String>) -> bool {
     let says = |node: &String, peer: &String, demand: LinkDemand| {
         view.nodes.get(node).is_some_and(|seen| {
@@ -164,7 +164,8 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
     }
 }
 
-/// Bytes of a token in one layer's cache: of each head its numbers, and a scale and a bias for each of its groups.
+/// KV-cache bytes of a token in one layer: the values of each head, and a scale and a bias for each group of
+/// them.
 fn kv_bytes_per_token(desired: &ValidDeployment) -> u128 {
     let shape = &desired.shape;
     let (heads, width) = (2 * u128::from(shape.key_value_heads), u128::from(shape.head_dim));
@@ -178,7 +179,7 @@ fn kv_bytes_per_token(desired: &ValidDeployment) -> u128 {
     }
 }
 
-/// Whether the backend is one that was asked for and the cables are really there.
+/// Whether the backend is one that was requested, and its cables exist.
 fn check_backend(view: &Snapshot, desired: &ValidDeployment, plan: &GroupPlan) -> Result<(), String> {
     let size = plan.tensor_size as usize;
     let named = plan.members.iter().any(|member| !member.rdma_devices.is_empty());
@@ -188,7 +189,9 @@ fn check_backend(view: &Snapshot, desired: &ValidDeployment, plan: &GroupPlan) -
         (1, ..) => false,
         (_, _, Backend::Ring) => matches!(desired.backend, BackendChoice::Auto | BackendChoice::Ring),
         (_, _, Backend::Jaccl) => matches!(desired.backend, BackendChoice::Auto | BackendChoice::Jaccl),
-        (_, _, Backend::JacclRing) => matches!(desired.backend, BackendChoice::Auto | BackendChoice::JacclRing),
+        (_, _, Backend::JacclRing) => {
+            matches!(desired.backend, BackendChoice::Auto | BackendChoice::JacclRing)
+        }
         (_, _, Backend::None | Backend::Unknown) => false,
     };
     if !asked {
@@ -253,7 +256,7 @@ fn check_cell(view: &Snapshot, near: CableEnd<'_>, far: CableEnd<'_>, wanted: bo
     Ok(())
 }
 
-/// No RDMA port carries two groups, also not while one of them is going.
+/// No RDMA port is used by two groups, not even while one of them is stopping.
 pub fn check_ports(view: &Snapshot, placement: &Placement, wrong: &mut Vec<Violation>) {
     let existing = view.groups.values().map(|group| &group.plan);
     let mut uses: BTreeMap<(&str, &str), BTreeSet<usize>> = BTreeMap::new();

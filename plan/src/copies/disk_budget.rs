@@ -1,5 +1,5 @@
-//! The disk of one node while copies are chosen: what may not go, what was promised, and who goes so that
-//! all of it fits.
+//! Disk budget of one node during planning: protected files, reservations, and the evictions that make all of
+//! it fit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,20 +8,20 @@ use jiff::Timestamp;
 use super::Shortage;
 use crate::snapshot::ObjectKey;
 
-/// The bytes of one source on a node, whichever Models name it.
+/// The bytes of one source on a node, for all Models that name it.
 #[derive(Clone, Debug)]
 pub struct FileSet {
-    /// Bytes when it is whole.
+    /// Bytes of the complete files.
     pub bytes: u64,
-    /// Bytes that are there.
+    /// Bytes present.
     pub done: u64,
-    /// Whether all are.
+    /// Whether all bytes are present.
     pub ready: bool,
-    /// When they were last read.
+    /// When the files were last read.
     pub last_used: Option<Timestamp>,
-    /// The larger, the later it goes.
+    /// Eviction priority: higher ones are evicted later.
     pub priority: i32,
-    /// Whose they are.
+    /// The Models.
     pub models: BTreeSet<ObjectKey>,
 }
 
@@ -30,9 +30,9 @@ pub struct FileSet {
 pub struct DiskBudget {
     limit: Option<u64>,
     file_sets: BTreeMap<String, FileSet>,
-    /// Bytes of what may not go: what is there of it, or all of it once it was promised its room.
+    /// Protected bytes: those present, or all of the files once space is reserved for them.
     protected: BTreeMap<String, u64>,
-    /// Whose missing bytes were promised room.
+    /// Models with reserved space for missing bytes.
     beneficiaries: BTreeSet<ObjectKey>,
 }
 
@@ -42,9 +42,10 @@ impl DiskBudget {
         Self { limit, file_sets: BTreeMap::new(), protected: BTreeMap::new(), beneficiaries: BTreeSet::new() }
     }
 
-    /// Puts a copy there, which may not go if it `stays`.
+    /// Adds a copy; it is protected if it `stays`.
     pub fn add(&mut self, files: String, copy: FileSet, stays: bool) {
-        let unit = self.file_sets.entry(files.clone()).or_insert_with(|| FileSet { ready: false, ..copy.clone() });
+        let unit =
+            self.file_sets.entry(files.clone()).or_insert_with(|| FileSet { ready: false, ..copy.clone() });
         unit.bytes = unit.bytes.max(copy.bytes);
         unit.done = unit.done.max(copy.done);
         unit.ready |= copy.ready;
@@ -57,17 +58,17 @@ impl DiskBudget {
         }
     }
 
-    /// Whether every byte is there.
+    /// Whether every byte is present.
     pub fn is_ready(&self, files: &str) -> bool {
         self.file_sets.get(files).is_some_and(|unit| unit.ready)
     }
 
-    /// Bytes that are there.
+    /// Bytes present.
     pub fn done(&self, files: &str) -> u64 {
         self.file_sets.get(files).map_or(0, FileSet::bytes_present)
     }
 
-    /// Keeps what is there.
+    /// Protects the bytes that are present.
     pub fn protect(&mut self, files: &str) {
         if let Some(unit) = self.file_sets.get(files) {
             let kept = self.protected.entry(files.to_owned()).or_default();
@@ -75,7 +76,7 @@ impl DiskBudget {
         }
     }
 
-    /// Promises the room for all of a model's bytes, if it is there once everything goes that may.
+    /// Reserves space for all of a model's bytes, if they fit once all evictable files are gone.
     pub fn reserve(&mut self, node: &str, key: &ObjectKey, files: &str, bytes: u64) -> Result<(), Shortage> {
         let unit = self.file_sets.get(files);
         let bytes = unit.map_or(bytes, |unit| if unit.bytes > 0 { unit.bytes } else { bytes });
@@ -85,9 +86,11 @@ impl DiskBudget {
             return Ok(());
         }
         let Some(limit) = self.limit else { return Err(Shortage::Unmeasured { node: node.to_owned() }) };
-        let others: u64 = self.protected.iter().filter(|(other, _)| *other != files).map(|(_, bytes)| bytes).sum();
+        let others: u64 =
+            self.protected.iter().filter(|(other, _)| *other != files).map(|(_, bytes)| bytes).sum();
         check_space(node, limit, others, bytes, || {
-            let spare = self.evictable().filter(|(other, _)| *other != files).map(|(_, unit)| unit.bytes).sum();
+            let spare =
+                self.evictable().filter(|(other, _)| *other != files).map(|(_, unit)| unit.bytes).sum();
             (bytes.saturating_sub(self.done(files)), self.free(), spare)
         })?;
         self.protected.insert(files.to_owned(), bytes);
@@ -97,12 +100,12 @@ impl DiskBudget {
         Ok(())
     }
 
-    /// Whose missing bytes were promised room.
+    /// Models with reserved space for missing bytes.
     pub fn beneficiaries(&self) -> &BTreeSet<ObjectKey> {
         &self.beneficiaries
     }
 
-    /// Bytes free beyond the reserve, once all that is promised and all that is on its way is there.
+    /// Bytes free beyond the reserve, once all reserved and pending files are present.
     pub fn free(&self) -> u64 {
         self.limit.unwrap_or(0).saturating_sub(self.reserved())
     }
@@ -112,20 +115,21 @@ impl DiskBudget {
         self.protected.values().sum::<u64>().saturating_add(spare)
     }
 
-    /// What may go.
+    /// Evictable files.
     fn evictable(&self) -> impl Iterator<Item = (&String, &FileSet)> {
         self.file_sets.iter().filter(|(files, _)| !self.protected.contains_key(*files))
     }
 
-    /// What must go so that all that was promised fits: the lowest priority first, then what was not read
-    /// for longest, and nothing that could stay after all.
+    /// The evictions that make all reservations fit: the lowest priority first, then the least recently used,
+    /// and none that turns out to be unnecessary.
     pub fn victims(&self) -> Vec<&FileSet> {
         let limit = self.limit.unwrap_or(u64::MAX);
         let excess = self.reserved().saturating_sub(limit);
         if self.beneficiaries.is_empty() || excess == 0 {
             return Vec::new();
         }
-        let mut order: Vec<(&String, &FileSet)> = self.evictable().filter(|(_, unit)| unit.bytes > 0).collect();
+        let mut order: Vec<(&String, &FileSet)> =
+            self.evictable().filter(|(_, unit)| unit.bytes > 0).collect();
         order.sort_by_key(|(files, unit)| (unit.priority, unit.last_used, *files));
         let (mut victims, mut freed) = (Vec::new(), 0);
         for (_, unit) in order {
@@ -146,8 +150,8 @@ impl DiskBudget {
     }
 }
 
-/// Whether files of so many bytes fit beside what may not go, once everything else goes. The numbers of a refusal
-/// are bytes that are still to come, bytes free, and bytes that could go.
+/// Whether files of this size fit beside protected files, once all others are evicted. The numbers of an
+/// error are the bytes to fetch, the bytes free, and the evictable bytes.
 pub fn check_space(
     node: &str,
     limit: u64,

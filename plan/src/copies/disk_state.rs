@@ -1,13 +1,13 @@
-//! What a placement asks of disks: whether a model's files are on a node, can come there, or certainly cannot. What
-//! goes for them is decided in `copies`, once they are wanted; here it is only found out whether that could ever
-//! be enough. A disk that nobody has measured has room.
+//! Disk state for placements: whether a model's files are on a node, can be fetched there, or never fit. Not
+//! here: which files are evicted for them (`copies`); this only tells whether that could be enough. A disk
+//! without measurement counts as free.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use russet_crds::conditions::{Type, is_true};
-use russet_crds::{InferenceNode, Model, ModelCopy, ModelCopySpec, NodeDisk, PreloadPolicy, CopyMode};
+use russet_crds::{CopyMode, InferenceNode, Model, ModelCopy, ModelCopySpec, NodeDisk, PreloadPolicy};
 use russet_wire::shape::ModelShape;
 
 use super::Shortage;
@@ -16,23 +16,23 @@ use crate::note::Note;
 use crate::pool::EligibleNodes;
 use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
 
-/// What agents of an older release leave free; newer ones say it themselves.
+/// Reserve of agents of an older release; newer ones report theirs.
 const LEGACY_RESERVE_BYTES: u64 = 1 << 30;
 
-/// Names the bytes of a Model: two of one source share them.
+/// Identity of a Model's bytes: two Models of one source share them.
 pub fn files_id(model: &Model) -> String {
     let source = &model.spec.source;
     let commit = model.status.as_ref().and_then(|status| status.commit.as_deref()).unwrap_or_default();
     format!("{} {commit} {}", source.uri, source.sha256.as_deref().unwrap_or_default())
 }
 
-/// Bytes all models together may take on a disk where they have `held`.
+/// Bytes that all models together may take on a disk on which they use `held`.
 pub fn limit(disk: &NodeDisk, held: u64) -> u64 {
     let old = || disk.free_bytes.saturating_add(held).saturating_sub(LEGACY_RESERVE_BYTES);
     disk.models_limit_bytes.unwrap_or_else(old)
 }
 
-/// Every disk, and what is there or on its way.
+/// Every disk, and the files present or being fetched.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DiskState {
     /// Which files each model has, in the order of the models.
@@ -55,7 +55,7 @@ struct DiskEntry {
     bytes: u64,
     done: u64,
     ready: bool,
-    /// Whether somebody has said that they never go.
+    /// Whether they are never evicted.
     protected: bool,
 }
 
@@ -67,7 +67,7 @@ impl DiskEntry {
 
 impl DiskContents {
     fn insert(&mut self, new: DiskEntry) {
-        // Few files are on a disk, and mostly of one Model each.
+        // A disk has few entries, and mostly of one Model each.
         match self.entries.iter_mut().find(|held| held.files == new.files) {
             None => self.entries.push(new),
             Some(held) => {
@@ -81,8 +81,8 @@ impl DiskContents {
 }
 
 impl DiskState {
-    /// What these objects say. Copies of a Model that is not among them may go, unless they say otherwise
-    /// themselves.
+    /// Built from these objects. Copies of a Model that is not among them may be evicted, unless their own
+    /// retention says otherwise.
     pub fn from_objects<'a>(
         copies: &'a [Arc<ModelCopy>],
         nodes: &'a [Arc<InferenceNode>],
@@ -108,10 +108,12 @@ impl DiskState {
                 preloads.push((id, preload));
             }
         }
-        let named = nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, DiskContents::default())));
+        let named =
+            nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, DiskContents::default())));
         let mut shelves: BTreeMap<&str, DiskContents> = named.collect();
         for copy in copies {
-            let ModelCopySpec { model_ref, node_name, want: CopyMode::Files, retention, .. } = &copy.spec else {
+            let ModelCopySpec { model_ref, node_name, want: CopyMode::Files, retention, .. } = &copy.spec
+            else {
                 continue;
             };
             let Some(shelf) = shelves.get_mut(node_name.as_str()) else { continue };
@@ -141,8 +143,10 @@ impl DiskState {
                 shelf.limit = Some(limit(disk, held));
             }
         }
-        // Until an agent has asked its source, a copy is as large as the headers say.
-        for held in shelves.values_mut().flat_map(|contents| &mut contents.entries).filter(|held| held.bytes == 0) {
+        // Until an agent has contacted its source, a copy is as large as the headers say.
+        for held in
+            shelves.values_mut().flat_map(|contents| &mut contents.entries).filter(|held| held.bytes == 0)
+        {
             held.bytes = bytes[held.files];
         }
         let owned =
@@ -155,8 +159,8 @@ impl DiskState {
         disks
     }
 
-    /// Of a pinned model nothing goes, and of one that is always to be there nothing while no more copies are
-    /// there than it asks for. Where there are more, some may go, and nobody knows here which.
+    /// Protects the copies of a pinned model, and those of an `Always` model while there are no more copies
+    /// than it asks for. Of a surplus some may be evicted; which ones is not decided here.
     fn protect_preloaded(
         &mut self,
         files: usize,
@@ -169,7 +173,8 @@ impl DiskState {
             Some(_) => area.is_some_and(|area| area.contains(node)),
         };
         let least = preload.copies.map_or(usize::MAX, |copies| copies as usize);
-        let held = |contents: &DiskContents| contents.entries.iter().any(|held| held.files == files && held.ready);
+        let held =
+            |contents: &DiskContents| contents.entries.iter().any(|held| held.files == files && held.ready);
         let there = self.nodes.iter().filter(|(node, contents)| inside(node) && held(contents)).count();
         for (node, contents) in &mut self.nodes {
             let stays = match preload.policy {
@@ -200,7 +205,7 @@ impl DiskState {
 }
 
 impl DiskState {
-    /// Every byte of a model has come to these nodes.
+    /// Marks every byte of a model as present on these nodes.
     pub fn mark_present(&mut self, namespace: &str, model: &str, nodes: &[String]) {
         let files = self.files_index(namespace, model).unwrap_or_else(|| {
             let key = (namespace.to_owned(), model.to_owned());
@@ -218,8 +223,8 @@ impl DiskState {
 }
 
 impl DiskState {
-    /// What models may take on a node, and the bytes of what never goes there while ranks read these models: their
-    /// files and what somebody has said so of. Nothing where its disk is not measured.
+    /// The limit of a node's disk, and the bytes that are never evicted while ranks read these models: their
+    /// files and protected ones. `None` if the disk is not measured.
     pub fn limit_and_pinned<'m>(
         &self,
         node: &str,
@@ -237,30 +242,30 @@ impl DiskState {
     }
 }
 
-/// What it means for each node to get one model's files, as things are in a view.
+/// Cost of fetching one model's files, for each node of a view.
 pub struct DiskOutlook<'v, W> {
     view: &'v Snapshot,
     disks: &'v DiskState,
     files: usize,
     bytes: u64,
     without: W,
-    /// Files that come to whichever node these come to.
+    /// Files that are fetched to the same node together with these.
     companion: Option<usize>,
     /// Files that ranks wait for, by node.
     pending: BTreeMap<&'v str, BTreeSet<usize>>,
-    /// Files that ranks read or wait for, by node; asked for where a disk is full only.
+    /// Files that ranks read or wait for, by node; computed only if a disk is full.
     used: OnceCell<BTreeMap<&'v str, BTreeSet<usize>>>,
 }
 
 impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
-    /// Of a model, as if the groups for which `without` is true were gone that do not answer. Those that do go on
-    /// until the files are there: nothing stops for a model that is not. `None` where nobody says anything of
-    /// disks, or of this model's size.
+    /// For a model, as if the groups for which `without` is true were gone, except ready ones. Ready groups
+    /// run until the files are present: no group stops for a model without files. `None` if the disks or this
+    /// model's size are unknown.
     pub fn for_model(view: &'v Snapshot, namespace: &str, model: &str, without: W) -> Option<Self> {
         let disks: &DiskState = view.disks.as_ref()?;
         let known =
             view.models.get(&(namespace.to_owned(), model.to_owned())).map_or(0, ModelShape::total_bytes);
-        // Nobody has asked for a copy of a model that is not known to the disks.
+        // A model unknown to the disks has no copies.
         let files = disks.files_index(namespace, model).unwrap_or(usize::MAX);
         let bytes = disks.bytes.get(files).copied().unwrap_or(0).max(known);
         let mut coming: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
@@ -270,22 +275,31 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
             }
         }
         let (together, used) = (None, OnceCell::new());
-        (bytes > 0).then(|| Self { view, disks, files, bytes, without, companion: together, pending: coming, used })
+        (bytes > 0).then(|| Self {
+            view,
+            disks,
+            files,
+            bytes,
+            without,
+            companion: together,
+            pending: coming,
+            used,
+        })
     }
 
-    /// The same where the files of another model are to be on the same node.
+    /// The same, with another model's files required on the same node.
     pub fn with_companion(self, namespace: &str, model: &str) -> Self {
         Self { companion: self.disks.files_index(namespace, model), ..self }
     }
 
-    /// What it costs to have them on a node: from 0, where they are, over up to ½, where they have room, to 1, where
-    /// others have to go for it; or why they cannot come.
+    /// Cost of having the files on a node: 0 if present, up to ½ if there is free space, up to 1 if other
+    /// files have to be evicted; or why they do not fit.
     pub fn fetch_cost(&self, node: &str) -> Result<f64, Shortage> {
         let Some(shelf) = self.disks.nodes.get(node) else { return Ok(0.0) };
         let own = shelf.entries.iter().find(|held| held.files == self.files);
         let mut coming = self.pending.get(node).cloned().unwrap_or_default();
         coming.extend(self.companion);
-        // What is there may have to go for what others wait for, if nobody reads it.
+        // Present files may be evicted for files that others wait for, if no rank reads them.
         let there = |files: &usize| shelf.entries.iter().any(|held| held.files == *files && held.ready);
         let stays = own.is_some_and(|held| held.ready) && coming.iter().all(there);
         if stays || coming.contains(&self.files) {
@@ -333,8 +347,13 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
 }
 
 impl DiskState {
-    /// Adds the files that the ranks of a group read, where they do.
-    fn collect_read_files<'v>(&self, key: &ObjectKey, group: &'v GroupInfo, by_node: &mut BTreeMap<&'v str, BTreeSet<usize>>) {
+    /// Adds the files that the ranks of a group read, by node.
+    fn collect_read_files<'v>(
+        &self,
+        key: &ObjectKey,
+        group: &'v GroupInfo,
+        by_node: &mut BTreeMap<&'v str, BTreeSet<usize>>,
+    ) {
         for (model, node) in group.files() {
             let Some(files) = self.files_index(&key.0, model) else { continue };
             by_node.entry(node).or_default().insert(files);
@@ -348,8 +367,8 @@ pub mod tests {
     use super::*;
     use crate::test_rng::TestRng;
 
-    /// Files on disks, as a story has them: `(node, limit)`, and `(model, node, bytes, done, stays)` of models in
-    /// namespace `ns`.
+    /// Disks for a test: `(node, limit)`, and `(model, node, bytes, done, stays)` of models in namespace
+    /// `ns`.
     pub fn disks(limits: &[(&str, Option<u64>)], copies: &[(&str, &str, u64, u64, bool)]) -> DiskState {
         let mut models: Vec<&str> = copies.iter().map(|(model, ..)| *model).collect();
         models.sort_unstable();
@@ -361,8 +380,13 @@ pub mod tests {
             limits.iter().map(|(node, limit)| ((*node).to_owned(), contents(limit))).collect();
         for (model, node, size, done, stays) in copies {
             bytes[id(model)] = *size;
-            let held =
-                DiskEntry { files: id(model), bytes: *size, done: *done, ready: done == size, protected: *stays };
+            let held = DiskEntry {
+                files: id(model),
+                bytes: *size,
+                done: *done,
+                ready: done == size,
+                protected: *stays,
+            };
             nodes.entry((*node).to_owned()).or_default().insert(held);
         }
         let key = |model: &&str| (("ns".to_owned(), (*model).to_owned()), id(model));
@@ -392,7 +416,8 @@ pub mod tests {
             let shape = ModelShape { layers: 1, layer_bytes: vec![bytes], ..ModelShape::default() };
             view.models.insert(("ns".to_owned(), "m".to_owned()), shape);
             view.disks = Some(disks(&[("a", Some(limit))], &copies).into());
-            let fetch = DiskOutlook::for_model(&view, "ns", "m", |_: &ObjectKey| false).unwrap().fetch_cost("a");
+            let fetch =
+                DiskOutlook::for_model(&view, "ns", "m", |_: &ObjectKey| false).unwrap().fetch_cost("a");
             let mut room = DiskBudget::new(Some(limit));
             for (model, _, size, done, stays) in &copies {
                 let unit = FileSet {

@@ -1,4 +1,4 @@
-//! Why a node does not get files that are wanted there, with the numbers and what to do.
+//! Shortage: why a node does not get files, with the numbers and the remedy.
 
 use std::fmt;
 
@@ -9,17 +9,17 @@ use crate::quantity::show;
 /// Why a node does not get files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shortage {
-    /// Too little room, whatever else goes.
+    /// Too little space, whatever else is evicted.
     Space {
         /// The node.
         node: String,
-        /// Bytes that are still to come.
+        /// Bytes still to fetch.
         needed: u64,
-        /// Bytes free beyond the reserve and what others were promised.
+        /// Bytes free beyond the reserve and all reservations.
         free: u64,
-        /// Bytes that could go.
+        /// Evictable bytes.
         evictable: u64,
-        /// Bytes all models together may take there.
+        /// Bytes that all models together may take there.
         limit: u64,
     },
     /// Its agent has not measured its disk.
@@ -27,17 +27,17 @@ pub enum Shortage {
         /// The node.
         node: String,
     },
-    /// More nodes are wanted than there are.
+    /// More nodes are wanted than exist.
     Nodes {
-        /// Nodes wanted.
+        /// Number of nodes wanted.
         wanted: u32,
-        /// Nodes that hold the files or may be asked to.
+        /// Nodes that hold the files or may fetch them.
         available: u32,
     },
 }
 
 impl Shortage {
-    /// The condition reason this stands for.
+    /// The condition reason for it.
     pub fn reason(&self) -> Reason {
         match self {
             Shortage::Space { .. } => Reason::DiskPressure,
@@ -58,7 +58,9 @@ impl fmt::Display for Shortage {
                 show(*spare),
                 show(*limit)
             ),
-            Shortage::Unmeasured { node } => write!(out, "node {node}: its agent has not reported its disk yet"),
+            Shortage::Unmeasured { node } => {
+                write!(out, "node {node}: its agent has not reported its disk yet")
+            }
             Shortage::Nodes { wanted, available: there } => write!(
                 out,
                 "{wanted} nodes are wanted, and {there} of the pool take work; add nodes to it or lower spec.preload.copies"

@@ -1,4 +1,4 @@
-//! Choices of copies: what people would expect of small clusters, and what must hold in every one.
+//! Copy plans: expected results on small clusters, and invariants on random ones.
 
 use super::*;
 use crate::test_rng::TestRng;
@@ -9,7 +9,7 @@ fn key(name: &str) -> ObjectKey {
     ("ns".to_owned(), name.to_owned())
 }
 
-/// A cluster in words: `a:100` a node and its limit, `m=30` a model and its bytes.
+/// A cluster as text: `a:100` is a node and its limit, `m=30` a model and its bytes.
 fn stock(nodes: &str, models: &str) -> Inventory {
     let pairs = |text: &str, sign: char| -> Vec<(String, u64)> {
         let words = text.split_ascii_whitespace().map(|word| word.split_once(sign).unwrap());
@@ -34,7 +34,9 @@ impl Inventory {
     }
 
     fn preload(self, name: &str, least: Option<u32>) -> Self {
-        self.model(name, |model| model.preload = Some(PreloadRule { min_nodes: least, ..PreloadRule::default() }))
+        self.model(name, |model| {
+            model.preload = Some(PreloadRule { min_nodes: least, ..PreloadRule::default() })
+        })
     }
 
     fn node(mut self, name: &str, availability: Availability) -> Self {
@@ -42,7 +44,7 @@ impl Inventory {
         self
     }
 
-    /// `m@a` is whole and was used at that minute; `m@a/7` has seven bytes so far.
+    /// `m@a` is complete and was used at that minute; `m@a/7` has seven bytes so far.
     fn copy(mut self, copy: &str, minute: i64) -> Self {
         let (name, rest) = copy.split_once('@').unwrap();
         let (node, done) = rest.split_once('/').map_or((rest, None), |(node, done)| (node, Some(done)));
@@ -64,7 +66,7 @@ impl Inventory {
         self
     }
 
-    /// The cluster once a plan is carried out, before a byte of it has come.
+    /// The cluster with a plan applied, before a byte of it was fetched.
     fn after(&self, plan: &CopyPlan) -> Self {
         let mut after = self.clone();
         after.copies.retain(|copy| {
@@ -78,12 +80,14 @@ impl Inventory {
         after
     }
 
-    /// The same once everything has come that was promised its room.
+    /// The same once all reserved files were fetched.
     fn settled(&self, plan: &CopyPlan) -> Self {
         let mut after = self.after(plan);
         for copy in &mut after.copies {
-            let promised =
-                plan.preloads.get(&copy.model).is_some_and(|preload| preload.holders.contains_key(&copy.node));
+            let promised = plan
+                .preloads
+                .get(&copy.model)
+                .is_some_and(|preload| preload.holders.contains_key(&copy.node));
             if promised && !copy.ready {
                 let bytes = after.models[&copy.model].bytes;
                 (copy.bytes, copy.done, copy.ready) = (bytes, bytes, true);
@@ -262,7 +266,7 @@ fn disk_shortages_give_numbers_and_remedy() {
     assert!(lacks(&unmeasured).2.contains("has not reported its disk"));
 }
 
-/// A cluster that nobody has thought of.
+/// A random cluster.
 fn random(seed: u64) -> Inventory {
     let mut chance = TestRng(seed);
     let mut inventory = Inventory::default();
@@ -286,7 +290,7 @@ fn random(seed: u64) -> Inventory {
             min_nodes: (chance.below(2) == 0).then(|| 1 + chance.below(3) as u32),
             pinned: chance.below(4) == 0,
         });
-        // Every fifth shares the bytes of the first.
+        // Every fifth model shares the bytes of the first.
         let twin = index > 0 && chance.below(5) == 0;
         let bytes = if twin { inventory.models[&key("m0")].bytes } else { chance.below(90) };
         let model = ModelFiles {
@@ -304,11 +308,10 @@ fn random(seed: u64) -> Inventory {
         let node = format!("n{node}");
         if chance.below(3) == 0 {
             let ready = chance.below(3) > 0;
-            // Bytes are the same for all who share them; what a copy has is its node's.
-            let twins = inventory
-                .copies
-                .iter()
-                .find(|copy: &&NodeCopy| copy.node == node && inventory.models[&copy.model].files == model.files);
+            // Models of one source have the same bytes; a copy's bytes are those of its node.
+            let twins = inventory.copies.iter().find(|copy: &&NodeCopy| {
+                copy.node == node && inventory.models[&copy.model].files == model.files
+            });
             let (done, ready) = match twins {
                 Some(twin) => (twin.done, twin.ready),
                 None if ready => (model.bytes, true),
@@ -332,7 +335,7 @@ fn random(seed: u64) -> Inventory {
     inventory
 }
 
-/// Bytes on a node once everything there has come that was promised or is whole.
+/// Bytes on a node once all pending and complete files are present.
 fn taken(inventory: &Inventory, plan: &CopyPlan, node: &str) -> u64 {
     let mut files: BTreeMap<&str, u64> = BTreeMap::new();
     for copy in inventory.copies.iter().filter(|copy| copy.node == node) {
@@ -356,20 +359,19 @@ fn ten_thousand_random_clusters_keep_every_promise() {
         removed += plan.remove.len();
         short += plan.preloads.values().filter(|preloaded| !preloaded.shortages.is_empty()).count();
 
-        // Planning again changes nothing, neither at once nor when everything has come.
+        // Planning again changes nothing, neither at once nor when all files are present.
         for later in [&after, &inventory.settled(&plan)] {
             let again = super::plan(later);
             assert_eq!(words(&again), "", "seed {seed}");
         }
-        // Where something new is asked for, the reserve is kept.
+        // Where new files are fetched, the reserve is kept.
         for (_, node) in &plan.create {
             let limit = inventory.nodes[node].limit.unwrap_or(0);
             let shared = plan.create.iter().filter(|(_, other)| other == node).all(|(model, _)| {
                 let files = &inventory.models[model].files;
-                inventory
-                    .copies
-                    .iter()
-                    .any(|copy| copy.node == *node && copy.ready && inventory.models[&copy.model].files == *files)
+                inventory.copies.iter().any(|copy| {
+                    copy.node == *node && copy.ready && inventory.models[&copy.model].files == *files
+                })
             });
             assert!(shared || taken(&after, &plan, node) <= limit, "seed {seed}: {node} is too full");
         }
@@ -385,7 +387,7 @@ fn ten_thousand_random_clusters_keep_every_promise() {
             assert!(!inventory.uses.iter().any(reads), "seed {seed}: files of a replica went");
             assert!(!gone.beneficiaries.is_empty(), "seed {seed}: nobody needs the room");
         }
-        // Never below the number asked for.
+        // Never below the requested number.
         for (name, model) in &inventory.models {
             let Some(preload) = &model.preload else { continue };
             let counts = |copy: &&NodeCopy| {
@@ -400,12 +402,13 @@ fn ten_thousand_random_clusters_keep_every_promise() {
             let left = after.copies.iter().filter(counts).count();
             assert!(left >= before.min(least), "seed {seed}: {name:?} has {left} of {before}");
         }
-        // None of those that went could have stayed: all others of its node together need its room.
+        // No eviction was unnecessary: the others of its node together need its space.
         for gone in &plan.remove {
             let limit = inventory.nodes[&gone.node].limit.unwrap();
             let rooms = disk_budgets(&after);
             let mut needed = rooms[&gone.node].clone();
-            let held = plan.preloads.iter().filter(|(_, preloaded)| preloaded.holders.contains_key(&gone.node));
+            let held =
+                plan.preloads.iter().filter(|(_, preloaded)| preloaded.holders.contains_key(&gone.node));
             let held: Vec<&ObjectKey> = held.map(|(model, _)| model).collect();
             for model in held.iter().filter(|model| plan.preloads[**model].holders[&gone.node]) {
                 needed.protect(&inventory.models[*model].files);
@@ -418,7 +421,9 @@ fn ten_thousand_random_clusters_keep_every_promise() {
                 .collect();
             uses.sort_by_key(|model| (Reverse(inventory.models[*model].priority), *model));
             for model in uses.into_iter().chain(held) {
-                needed.reserve(&gone.node, model, &inventory.models[model].files, inventory.models[model].bytes).ok();
+                needed
+                    .reserve(&gone.node, model, &inventory.models[model].files, inventory.models[model].bytes)
+                    .ok();
             }
             let free = needed.free();
             assert!(

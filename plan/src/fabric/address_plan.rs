@@ -1,6 +1,6 @@
-//! What would have to change in the machines' networks for RDMA to run over every cable that could carry it: each end
-//! of a cable out of its bridge, with an address of its own out of a network of four for that cable. Pure; cables that
-//! have what they need stay as they are, and a plan that was carried out plans nothing more.
+//! Address plan for cables: changes to the machines' networks that let RDMA run over every cable. Each end of
+//! a cable leaves its bridge and gets an address in the cable's own network of four addresses. Pure; cables
+//! that have what they need are left unchanged, and a plan that was applied plans no further change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -8,25 +8,25 @@ use std::net::Ipv4Addr;
 use russet_crds::conditions::{Reason, parse_reason};
 use russet_crds::{FabricPort, InferenceNodeStatus};
 
-/// Where networks for cables come from when nobody says: private, and where few homes and offices have a network of
-/// their own (clouds do). Addresses that nodes report are passed over, networks they are in are not known.
+/// Default range for the cables' networks: private, and rarely used in homes and offices (clouds do use it).
+/// Addresses that nodes report are skipped; other networks that they are in are unknown.
 pub const DEFAULT_RANGE: Ipv4Addr = Ipv4Addr::new(172, 31, 240, 0);
-/// Networks of four addresses that a range has: `/20`.
+/// Number of networks of four addresses in a range (`/20`).
 const NETWORKS_PER_RANGE: u32 = 1024;
-/// The mask of each.
+/// The mask of each network.
 const MASK: &str = "255.255.255.252";
 
 /// A change on one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NetworkChange {
-    /// The port is a member of a bridge no more, whose address would not be its own.
+    /// The port leaves its bridge, whose address would not be the port's own.
     LeaveBridge {
         /// Its interface.
         interface: String,
         /// The bridge.
         bridge: String,
     },
-    /// An address goes that others may have too; one that a port gave itself may stay beside another.
+    /// An address that is not unique is removed; a self-assigned one may stay beside another.
     RemoveAddress {
         /// Its interface.
         interface: String,
@@ -43,25 +43,29 @@ pub enum NetworkChange {
 }
 
 impl NetworkChange {
-    /// The command of macOS that makes it, which needs root and lasts until the machine starts anew.
+    /// The macOS command of the change; it needs root and lasts until the machine restarts.
     pub fn command(&self) -> Vec<String> {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         match self {
             Self::LeaveBridge { interface, bridge } => words(&["ifconfig", bridge, "deletem", interface]),
-            Self::RemoveAddress { interface, address } => words(&["ifconfig", interface, "inet", address, "delete"]),
+            Self::RemoveAddress { interface, address } => {
+                words(&["ifconfig", interface, "inet", address, "delete"])
+            }
             Self::AddAddress { interface, address } => {
                 words(&["ifconfig", interface, "inet", &address.to_string(), "netmask", MASK, "alias"])
             }
         }
     }
 
-    /// The command that takes it back.
+    /// The command that reverts the change.
     pub fn undo(&self) -> Vec<String> {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         match self {
             Self::LeaveBridge { interface, bridge } => words(&["ifconfig", bridge, "addm", interface]),
-            // With the mask that the system takes for it: which it had is not known.
-            Self::RemoveAddress { interface, address } => words(&["ifconfig", interface, "inet", address, "alias"]),
+            // With the default mask: the original one is not known.
+            Self::RemoveAddress { interface, address } => {
+                words(&["ifconfig", interface, "inet", address, "alias"])
+            }
             Self::AddAddress { interface, address } => {
                 words(&["ifconfig", interface, "inet", &address.to_string(), "delete"])
             }
@@ -69,17 +73,17 @@ impl NetworkChange {
     }
 }
 
-/// No room for another network.
+/// The range has no free network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{range}/20 has no four free addresses left for the cable between {0} and {1}; choose another range", .ends.0, .ends.1)]
 pub struct NoFreeNetwork {
-    /// Where there was no room.
+    /// The range.
     range: Ipv4Addr,
-    /// Whose cable it was for.
+    /// The ends of the cable.
     ends: (String, String),
 }
 
-/// The changes of each machine, in the order in which they are made; machines that need none are left out.
+/// The changes of each machine, in order; machines without changes are left out.
 pub fn changes(
     nodes: &BTreeMap<String, InferenceNodeStatus>,
     range: Ipv4Addr,
@@ -88,8 +92,16 @@ pub fn changes(
     let mut free = networks(range).filter(|network| (0..4).all(|host| !used.contains(&(network + host))));
     let mut changes: BTreeMap<String, Vec<NetworkChange>> = BTreeMap::new();
     for [near, far] in cables(nodes) {
-        let shared = duplicate_address(&nodes[near.0].ports, near.1, far.1).or(duplicate_address(&nodes[far.0].ports, far.1, near.1));
-        if !is_lacking(near.1) && !is_lacking(far.1) && shared.is_none() && !in_different_networks(near.1, far.1) {
+        let shared = duplicate_address(&nodes[near.0].ports, near.1, far.1).or(duplicate_address(
+            &nodes[far.0].ports,
+            far.1,
+            near.1,
+        ));
+        if !is_lacking(near.1)
+            && !is_lacking(far.1)
+            && shared.is_none()
+            && !in_different_networks(near.1, far.1)
+        {
             continue;
         }
         let full = || NoFreeNetwork { range, ends: (near.0.to_owned(), far.0.to_owned()) };
@@ -98,12 +110,18 @@ pub fn changes(
             let interface = port.interface.clone();
             let made = changes.entry(node.to_owned()).or_default();
             if let Some(bridge) = &port.bridge {
-                made.push(NetworkChange::LeaveBridge { interface: interface.clone(), bridge: bridge.clone() });
+                made.push(NetworkChange::LeaveBridge {
+                    interface: interface.clone(),
+                    bridge: bridge.clone(),
+                });
             }
             let stays =
                 |address: &&String| address.parse().is_ok_and(|address: Ipv4Addr| address.is_link_local());
             if let Some(address) = port.address.as_ref().filter(|address| !stays(address)) {
-                made.push(NetworkChange::RemoveAddress { interface: interface.clone(), address: address.clone() });
+                made.push(NetworkChange::RemoveAddress {
+                    interface: interface.clone(),
+                    address: address.clone(),
+                });
             }
             made.push(NetworkChange::AddAddress { interface, address: Ipv4Addr::from(network + host) });
         }
@@ -111,13 +129,13 @@ pub fn changes(
     Ok(changes)
 }
 
-/// Whether an address of its own is all a port lacks.
+/// Whether an address is all that a port lacks.
 pub(super) fn is_lacking(port: &FabricPort) -> bool {
     let reason = port.reason.as_deref().and_then(parse_reason);
     matches!(reason, Some(Reason::PortInBridge | Reason::NoPortAddress))
 }
 
-/// Whether a cable joins two ports: each sees the other's domain.
+/// Whether a cable joins two ports: each reports the other's domain.
 pub fn see_each_other(one: &FabricPort, other: &FabricPort) -> bool {
     let sees = |one: &FabricPort, other: &FabricPort| {
         other.domain.is_some() && one.peers.iter().any(|peer| peer.domain == other.domain)
@@ -125,15 +143,19 @@ pub fn see_each_other(one: &FabricPort, other: &FabricPort) -> bool {
     sees(one, other) && sees(other, one)
 }
 
-/// The port's address, where it is the other end's or that of another port of its machine as well.
-pub fn duplicate_address<'a>(machine: &[FabricPort], port: &'a FabricPort, theirs: &FabricPort) -> Option<&'a str> {
+/// The port's address, if the other end or another port of its machine has it too.
+pub fn duplicate_address<'a>(
+    machine: &[FabricPort],
+    port: &'a FabricPort,
+    theirs: &FabricPort,
+) -> Option<&'a str> {
     let own = port.address.as_deref()?;
     let same = |other: &FabricPort| other.address.as_deref() == Some(own);
     let mut others = machine.iter().filter(|other| other.interface != port.interface);
     (same(theirs) || others.any(same)).then_some(own)
 }
 
-/// Whether the addresses at both ends of a cable are of different networks; no where that is not known.
+/// Whether the addresses at both ends of a cable are in different networks; false if unknown.
 pub fn in_different_networks(own: &FabricPort, theirs: &FabricPort) -> bool {
     let address = |port: &FabricPort| port.address.as_ref()?.parse::<Ipv4Addr>().ok().map(u32::from);
     let (Some(near), Some(far)) = (address(own), address(theirs)) else { return false };
@@ -141,8 +163,8 @@ pub fn in_different_networks(own: &FabricPort, theirs: &FabricPort) -> bool {
     [own, theirs].iter().any(|port| port.prefix_length.is_some_and(|prefix| shared < prefix))
 }
 
-/// Whether a port's words can be part of a command that a person types. Agents report what systems call things; one that
-/// reports anything else is not helped.
+/// Whether a port's names are safe in a command that a person types. Agents report the system's names; a
+/// report with anything else gets no command.
 fn is_command_safe(port: &FabricPort) -> bool {
     let word = |text: &str| {
         let plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
@@ -152,12 +174,13 @@ fn is_command_safe(port: &FabricPort) -> bool {
     address && word(&port.interface) && port.bridge.as_deref().is_none_or(word)
 }
 
-/// A port and whose it is.
+/// A port and its node.
 type OwnedPort<'a> = (&'a str, &'a FabricPort);
 
-/// Cables whose ends see each other and could both carry RDMA, in an order that does not change.
+/// Cables whose ends detect each other and could both run RDMA, in a stable order.
 fn cables(nodes: &BTreeMap<String, InferenceNodeStatus>) -> Vec<[OwnedPort<'_>; 2]> {
-    let usable = |port: &&FabricPort| is_command_safe(port) && (port.rdma_device.is_some() || is_lacking(port));
+    let usable =
+        |port: &&FabricPort| is_command_safe(port) && (port.rdma_device.is_some() || is_lacking(port));
     let ends: Vec<OwnedPort<'_>> = nodes
         .iter()
         .flat_map(|(name, status)| status.ports.iter().filter(usable).map(|port| (name.as_str(), port)))
@@ -165,7 +188,7 @@ fn cables(nodes: &BTreeMap<String, InferenceNodeStatus>) -> Vec<[OwnedPort<'_>; 
     let mut cables = Vec::new();
     for (index, near) in ends.iter().enumerate() {
         let mut far = ends[index + 1..].iter().filter(|far| see_each_other(near.1, far.1));
-        // Two that could both be the other end say nothing.
+        // Two candidates for the other end are ambiguous.
         if let (Some(far), None) = (far.next(), far.next())
             && far.0 != near.0
         {
@@ -175,13 +198,13 @@ fn cables(nodes: &BTreeMap<String, InferenceNodeStatus>) -> Vec<[OwnedPort<'_>; 
     cables
 }
 
-/// Networks of four addresses, by their first.
+/// Networks of four addresses, by their first one.
 fn networks(range: Ipv4Addr) -> impl Iterator<Item = u32> {
     let first = u32::from(range) & !(NETWORKS_PER_RANGE * 4 - 1);
     (0..NETWORKS_PER_RANGE).map(move |index| first + index * 4)
 }
 
-/// Addresses that some machine has.
+/// Addresses in use on the machines.
 fn used_addresses(nodes: &BTreeMap<String, InferenceNodeStatus>) -> BTreeSet<u32> {
     let ports = nodes.values().flat_map(|status| &status.ports).filter_map(|port| port.address.as_ref());
     let main = nodes.values().flat_map(|status| &status.addresses);
@@ -219,7 +242,7 @@ mod tests {
         nodes.into_iter().map(|(name, ports)| (name.to_owned(), status(ports))).collect()
     }
 
-    /// What is planned, as `node: command`.
+    /// The plan as `node: command`.
     fn planned_commands(nodes: &BTreeMap<String, InferenceNodeStatus>) -> Vec<String> {
         let all = changes(nodes, DEFAULT_RANGE).unwrap();
         let of = |(name, made): (&String, &Vec<NetworkChange>)| {

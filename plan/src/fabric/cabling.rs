@@ -1,4 +1,4 @@
-//! The cables of a cluster, whoever uses them. A cable is believed only when both of its ends report it.
+//! The cables of a cluster, regardless of use. A cable counts only if both of its ends report it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,17 +9,17 @@ use crate::snapshot::NodeInfo;
 /// A cable as its two ends name it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cable {
-    /// Device of the node asked about first.
+    /// Device of the first node.
     pub near: String,
-    /// Device of the other one.
+    /// Device of the second node.
     pub far: String,
 }
 
-/// Which nodes are joined by which cables. A node's place is where its name stands among all.
+/// Which nodes are joined by which cables. A node's index is its position in the order of names.
 #[derive(Clone, Debug, Default)]
 pub struct Cabling {
     names: Vec<String>,
-    /// Of every node those it is joined with, and by which cables, itself near.
+    /// For every node, the nodes joined with it and the cables, with itself as the near end.
     joined: Vec<BTreeMap<usize, Vec<Cable>>>,
 }
 
@@ -42,17 +42,17 @@ impl Cabling {
         cabling
     }
 
-    /// Where a node stands.
+    /// Index of a node.
     pub fn index_of(&self, node: &str) -> Option<usize> {
         self.names.binary_search_by(|name| name.as_str().cmp(node)).ok()
     }
 
-    /// The node that stands there.
+    /// The node with this index.
     pub fn name(&self, place: usize) -> &str {
         self.names.get(place).map_or("", String::as_str)
     }
 
-    /// Places of the nodes that a node is joined with, in their order.
+    /// Indices of the nodes joined with a node, in order.
     pub fn neighbours(&self, place: usize) -> impl Iterator<Item = usize> {
         self.joined.get(place).into_iter().flatten().map(|(far, _)| *far)
     }
@@ -62,7 +62,7 @@ impl Cabling {
         self.joined.get(a).is_some_and(|near| near.contains_key(&b))
     }
 
-    /// The cables between two nodes, in the same order whoever is near.
+    /// The cables between two nodes, in the same order from either side.
     pub fn between(&self, near: &str, far: &str) -> &[Cable] {
         let pair = self.index_of(near).zip(self.index_of(far));
         let cables = pair.and_then(|(near, far)| self.joined[near].get(&far));
@@ -74,23 +74,23 @@ fn reversed(cable: &Cable) -> Cable {
     Cable { near: cable.far.clone(), far: cable.near.clone() }
 }
 
-/// Whether the engine of a node can use RDMA; one that does not say may.
+/// Whether the engine of a node supports RDMA; one that reports nothing may.
 pub(super) fn offers_rdma(node: &NodeInfo) -> bool {
     node.backends.is_empty() || node.backends.iter().any(|backend| backend.eq_ignore_ascii_case("jaccl"))
 }
 
-/// The systems of two Macs whose builds differ, which keeps them from RDMA; those of others do not matter.
+/// The builds of two Macs if they differ, which prevents RDMA; those of other systems do not matter.
 pub fn differing_systems<'a>(own: Option<&'a str>, other: Option<&'a str>) -> Option<(&'a str, &'a str)> {
     let (own, other) = (own?, other?);
     let macs = own.starts_with("macOS") && other.starts_with("macOS");
     (macs && own != other).then_some((own, other))
 }
 
-/// Thunderbolt 4 carries 40 Gbit/s, and no RDMA that can be used, although its ports have devices: JACCL comes down
+/// Thunderbolt 4 runs at 40 Gbit/s and has no usable RDMA although its ports have devices: JACCL fails
 /// (ml-explore/mlx#4485).
 pub const TOO_SLOW_FOR_RDMA: u64 = 40_000_000_000;
 
-/// Whether a link was negotiated too slowly for RDMA.
+/// Whether a link negotiated too low a speed for RDMA.
 pub(super) fn is_too_slow(link: &Link) -> bool {
     link.bits_per_second.is_some_and(|bits| bits <= TOO_SLOW_FOR_RDMA)
 }
@@ -100,7 +100,8 @@ pub(super) fn links<'a>(node: &'a NodeInfo, peer: &str) -> impl Iterator<Item = 
     node.links.iter().filter(move |link| link.peer == peer && link.kind == LinkKind::Thunderbolt)
 }
 
-/// Ends at `node` of cables to `peer`: links of Thunderbolt 5 with a device no other link of the node names.
+/// Ends at `node` of cables to `peer`: Thunderbolt 5 links with a device that no other link of the node
+/// names.
 fn ends<'a>(node: &'a NodeInfo, peer: &str) -> Vec<(&'a Link, &'a str)> {
     let alone = |device: &str| {
         node.links.iter().filter(|link| link.rdma_device.as_deref() == Some(device)).count() == 1
@@ -110,7 +111,7 @@ fn ends<'a>(node: &'a NodeInfo, peer: &str) -> Vec<(&'a Link, &'a str)> {
     named.filter(|(_, device)| alone(device)).collect()
 }
 
-/// The cables between two nodes, as far as their reports agree.
+/// The cables between two nodes, as far as their reports match.
 fn match_cables(near: &str, own: &NodeInfo, far: &str, other: &NodeInfo) -> Vec<Cable> {
     if !offers_rdma(own)
         || !offers_rdma(other)
@@ -126,7 +127,7 @@ fn match_cables(near: &str, own: &NodeInfo, far: &str, other: &NodeInfo) -> Vec<
             Some(same) => same,
             None => sole,
         });
-        // Two ends that could both be the other one say nothing.
+        // Two candidates for the other end are ambiguous.
         if let (Some((_, far)), None) = (opposite.next(), opposite.next()) {
             cables.push(Cable { near: (*device).to_owned(), far: (*far).to_owned() });
         }
@@ -137,7 +138,7 @@ fn match_cables(near: &str, own: &NodeInfo, far: &str, other: &NodeInfo) -> Vec<
     unique
 }
 
-/// Whether two links are one cable by their addresses; `None` when the addresses do not say.
+/// Whether two links are one cable by their addresses; `None` if the addresses do not tell.
 fn same_cable(one: &Link, other: &Link) -> Option<bool> {
     let pairs = [(&one.address, &other.peer_address), (&one.peer_address, &other.address)];
     let known: Vec<bool> = pairs.iter().filter_map(|(a, b)| Some(a.as_ref()? == b.as_ref()?)).collect();

@@ -1,5 +1,5 @@
-//! Fabric domains: nodes of which every two are joined as a demand asks. Found by the links there are,
-//! never by going through sets or cycles of nodes.
+//! Fabric domains: sets of nodes that are pairwise linked as a pool requires. Found along the links, never by
+//! enumerating sets or cycles of nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,13 @@ use super::Fabric;
 use crate::nodes::Nodes;
 use crate::pool::LinkDemand;
 
-/// Steps of the search for domains. Nodes have few ports, so a search is short; this bounds one that a
-/// strange report of thousands of links would make long.
+/// Maximum steps of the search for domains. Nodes have few ports, so a search is short; this bounds one over
+/// a faulty report of thousands of links.
 const MAX_STEPS: u32 = 20_000;
-/// Pairs that lack a link and are named.
+/// Maximum number of unlinked pairs to name.
 const MAX_SHOWN_PAIRS: usize = 3;
 
-/// The links between nodes, whoever uses them.
+/// The links between nodes, regardless of use.
 #[derive(Clone, Debug)]
 pub struct LinkGraph<'a> {
     nodes: &'a Nodes,
@@ -43,7 +43,7 @@ impl<'a> LinkGraph<'a> {
         })
     }
 
-    /// Whether both of two nodes report such a link.
+    /// Whether both nodes report such a link.
     fn joined(&self, a: &str, b: &str, kind: FabricKind) -> bool {
         match kind {
             FabricKind::ThunderboltRdma => self.cables.joined(a, b),
@@ -51,19 +51,19 @@ impl<'a> LinkGraph<'a> {
         }
     }
 
-    /// What their best such link carries, when both say.
+    /// Speed of their best such link, if both report one.
     fn bits(&self, a: &str, b: &str, kind: FabricKind) -> Option<u64> {
         let best = |node, peer| self.ends(node, peer, kind).filter_map(|link| link.bits_per_second).max();
         Some(best(a, b)?.min(best(b, a)?))
     }
 
-    /// Whether two nodes are joined as is asked.
+    /// Whether two nodes are linked as required.
     pub fn satisfies(&self, a: &str, b: &str, demand: LinkDemand) -> bool {
         let LinkDemand { kind, bits } = demand;
         self.joined(a, b, kind) && (bits == 0 || self.bits(a, b, kind).is_some_and(|has| has >= bits))
     }
 
-    /// What two nodes lack to be joined as is asked.
+    /// What two nodes lack to be linked as required.
     fn missing_link(&self, a: &str, b: &str, demand: LinkDemand) -> String {
         let LinkDemand { kind, bits } = demand;
         if !self.joined(a, b, kind) {
@@ -82,14 +82,18 @@ impl<'a> LinkGraph<'a> {
         }
     }
 
-    /// Of the pairs among `names` that are not joined as is asked, the first few.
+    /// The first few pairs among `names` that are not linked as required.
     pub fn missing_links(&self, names: &[&str], demand: LinkDemand) -> String {
         let lacks = every_two(names).filter(|(a, b)| !self.satisfies(a, b, demand));
-        lacks.take(MAX_SHOWN_PAIRS).map(|(a, b)| self.missing_link(a, b, demand)).collect::<Vec<_>>().join("; ")
+        lacks
+            .take(MAX_SHOWN_PAIRS)
+            .map(|(a, b)| self.missing_link(a, b, demand))
+            .collect::<Vec<_>>()
+            .join("; ")
     }
 
-    /// The largest sets of `names` in which every two are joined as is asked, two nodes at least, each
-    /// in the order of the names; the largest sets first.
+    /// The maximal subsets of `names` that are pairwise linked as required, of at least two nodes, each in
+    /// the order of the names; the largest first.
     pub fn domains<'n>(&self, names: &[&'n str], demand: LinkDemand) -> Vec<Vec<&'n str>> {
         let index: BTreeMap<&str, usize> = names.iter().enumerate().map(|(at, name)| (*name, at)).collect();
         let near = |at: usize| -> BTreeSet<usize> {
@@ -100,7 +104,7 @@ impl<'a> LinkGraph<'a> {
         };
         let near: Vec<BTreeSet<usize>> = (0..names.len()).map(near).collect();
         let mut search = CliqueSearch { near: &near, found: Vec::new(), steps: MAX_STEPS };
-        // Each node with those after it: what was found with those before it is not looked for again.
+        // Each node with those after it: sets with earlier nodes were found already.
         for (at, near) in near.iter().enumerate() {
             let (before, after) = near.iter().copied().partition(|&other| other < at);
             search.grow(&mut vec![at], after, before);
@@ -109,14 +113,19 @@ impl<'a> LinkGraph<'a> {
         search.found.into_iter().map(|set| set.into_iter().map(|at| names[at]).collect()).collect()
     }
 
-    /// The domains as a status shows them: with the least kind and speed of their links.
-    pub fn status_domains(&self, names: &[&str], demand: Option<LinkDemand>, most: usize) -> Vec<FabricDomain> {
+    /// The domains for a status, with the worst kind and speed of their links.
+    pub fn status_domains(
+        &self,
+        names: &[&str],
+        demand: Option<LinkDemand>,
+        most: usize,
+    ) -> Vec<FabricDomain> {
         let kinds = [FabricKind::ThunderboltRdma, FabricKind::Thunderbolt, FabricKind::Any];
         let demand = demand.unwrap_or_default();
         let mut shown: Vec<FabricDomain> = Vec::new();
         for kind in kinds.into_iter().filter(|kind| *kind >= demand.kind) {
             for nodes in self.domains(names, LinkDemand { kind, ..demand }) {
-                // The same nodes with a better link, or nodes that a larger domain of it has already.
+                // Skip the same nodes with a better link, and subsets of a larger domain.
                 if shown
                     .iter()
                     .any(|other| nodes.iter().all(|node| other.nodes.iter().any(|has| has == node)))
@@ -135,12 +144,12 @@ impl<'a> LinkGraph<'a> {
     }
 }
 
-/// Every two of `names`.
+/// Every pair of `names`.
 fn every_two<'n>(names: &[&'n str]) -> impl Iterator<Item = (&'n str, &'n str)> {
     names.iter().enumerate().flat_map(|(at, a)| names[at + 1..].iter().map(move |b| (*a, *b)))
 }
 
-/// Bits per second for people: `60 Gbit/s`.
+/// Bits per second as text: `60 Gbit/s`.
 pub fn show_bits(bits: u64) -> String {
     for (unit, name) in [(1_000_000_000, "Gbit/s"), (1_000_000, "Mbit/s"), (1_000, "kbit/s")] {
         if bits >= unit {
@@ -154,7 +163,7 @@ pub fn show_bits(bits: u64) -> String {
     format!("{bits} bit/s")
 }
 
-/// Bron and Kerbosch's search for sets that cannot grow.
+/// Bron–Kerbosch search for maximal cliques.
 struct CliqueSearch<'s> {
     near: &'s [BTreeSet<usize>],
     found: Vec<Vec<usize>>,
@@ -162,7 +171,7 @@ struct CliqueSearch<'s> {
 }
 
 impl CliqueSearch<'_> {
-    /// `may` join the set; `might` have, in sets that were found before.
+    /// `may` are nodes that can extend the set; `might` are nodes of sets that were found before.
     fn grow(&mut self, set: &mut Vec<usize>, may: BTreeSet<usize>, might: BTreeSet<usize>) {
         let Some(steps) = self.steps.checked_sub(1) else { return };
         self.steps = steps;
@@ -174,7 +183,7 @@ impl CliqueSearch<'_> {
             }
             return;
         }
-        // Every set that cannot grow holds this node or one that is not near it.
+        // Every maximal set contains this node or one that is not linked with it.
         let pivot = may.union(&might).max_by_key(|&&at| self.near[at].intersection(&may).count());
         let pivot = pivot.map(|&at| &self.near[at]);
         let (mut may, mut might) = (may, might);
@@ -200,7 +209,7 @@ mod tests {
     use super::*;
     use crate::snapshot::NodeInfo;
 
-    /// Nodes with a cable for every pair, at so many Gbit/s where it is not 0; RDMA where both have it.
+    /// Nodes with a cable for every pair, at this many Gbit/s unless 0; RDMA if both have it.
     fn cluster(names: &[&str], rdma: &[&str], pairs: &[(&str, &str, u64)]) -> Nodes {
         let mut nodes: Nodes = names.iter().map(|name| ((*name).to_owned(), NodeInfo::default())).collect();
         for (a, b, gigabits) in pairs {
@@ -274,7 +283,9 @@ mod tests {
         let line = |domain: &FabricDomain| {
             format!("{} {:?} {:?}", domain.nodes.concat(), domain.kind, domain.min_bits_per_second)
         };
-        let shown = |demand| LinkGraph::new(&nodes).status_domains(&names, demand, 16).iter().map(line).collect::<Vec<_>>();
+        let shown = |demand| {
+            LinkGraph::new(&nodes).status_domains(&names, demand, 16).iter().map(line).collect::<Vec<_>>()
+        };
         assert_eq!(
             shown(None),
             ["abc Thunderbolt Some(40000000000)", "ab ThunderboltRdma Some(80000000000)"]
@@ -290,13 +301,14 @@ mod tests {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut pairs = Vec::new();
         for (at, a) in names.iter().enumerate() {
-            // Everybody but one in three, which has more largest sets than anybody could list.
+            // All pairs except within groups of three: more maximal sets than can be listed.
             pairs.extend(
                 names[at + 1..].iter().enumerate().filter(|(step, _)| step % 3 > 0).map(|(_, b)| (*a, *b, 0)),
             );
         }
         let nodes = cluster(&names, &[], &pairs);
-        let found = LinkGraph::new(&nodes).domains(&names, LinkDemand { kind: FabricKind::Thunderbolt, bits: 0 });
+        let found =
+            LinkGraph::new(&nodes).domains(&names, LinkDemand { kind: FabricKind::Thunderbolt, bits: 0 });
         assert!(!found.is_empty() && found.len() <= MAX_STEPS as usize);
     }
 }

@@ -1,5 +1,5 @@
-//! What to ask of machines so that [`network`](super::network)'s changes are made: the `spec.network` of each. Pure; asked
-//! for again it is the same, and ports that were asked for before stay.
+//! The `spec.network` of each machine that makes the changes of [`network`](super::network). Pure and
+//! idempotent; ports that were configured before stay.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -8,23 +8,23 @@ use russet_crds::{AfterRestart, InferenceNodeStatus, NodeNetwork, PortAddress, S
 
 use super::address_plan::{NetworkChange, NoFreeNetwork, changes, is_lacking};
 
-/// A node, as far as it matters here.
+/// A node's network state.
 #[derive(Clone, Debug, Default)]
 pub struct NodeNetworkState {
-    /// What is asked of it already.
+    /// Its current `spec.network`.
     pub network: Option<NodeNetwork>,
-    /// What it reported.
+    /// Its reported status.
     pub status: InferenceNodeStatus,
 }
 
-/// Whether a machine's internet traffic goes over a cable, and an order of its services can end that: macOS has one.
+/// Whether a machine's internet traffic goes over a cable and a service order can fix that: macOS has one.
 pub fn routes_internet_over_cable(status: &InferenceNodeStatus) -> bool {
     let is_mac = status.os.as_deref().is_some_and(|os| os.starts_with("macOS"));
     is_mac && status.ports.iter().any(|port| port.default_route)
 }
 
-/// The `spec.network` of every node of which something is to be asked, also where it is asked already. `keep` has it
-/// outlast restarts; what outlasts them already goes on to.
+/// The `spec.network` of every node that needs one, unchanged ones included. With `keep` it survives
+/// restarts; settings that survive restarts already continue to.
 pub fn network_specs(
     nodes: &BTreeMap<String, NodeNetworkState>,
     range: Ipv4Addr,
@@ -65,13 +65,13 @@ fn survives_restart(asked: &NodeNetwork, keep: bool) -> bool {
     keep || asked.after_restart == AfterRestart::Keep
 }
 
-/// Asked for until a restart that has been since: what is not lacking now is no more asked for.
+/// Valid until a restart that has happened: it is not requested again unless it is needed.
 fn is_expired(node: &NodeNetworkState, asked: &NodeNetwork, keep: bool) -> bool {
     !survives_restart(asked, keep) && asked.boot_id != node.status.boot_id
 }
 
-/// A node as it is once what it was asked for is done, which may take as long as its helper is away: no other cable is
-/// given that network, and a cable whose two ends are asked for one keeps it.
+/// A node's status with its `spec.network` applied, which may take as long as its helper is away: no other
+/// cable gets that network, and a cable with both ends configured keeps it.
 fn with_spec_applied(node: &NodeNetworkState, keep: bool) -> InferenceNodeStatus {
     let mut status = node.status.clone();
     let asked = node.network.as_ref().filter(|asked| !is_expired(node, asked, keep));
@@ -114,7 +114,10 @@ mod tests {
         NodeNetworkState { network: None, status }
     }
 
-    fn apply_specs(nodes: &mut BTreeMap<String, NodeNetworkState>, keep: bool) -> BTreeMap<String, NodeNetwork> {
+    fn apply_specs(
+        nodes: &mut BTreeMap<String, NodeNetworkState>,
+        keep: bool,
+    ) -> BTreeMap<String, NodeNetwork> {
         let asked = network_specs(nodes, DEFAULT_RANGE, keep).unwrap();
         for (name, network) in &asked {
             nodes.get_mut(name).unwrap().network = Some(network.clone());
@@ -135,7 +138,7 @@ mod tests {
         );
         assert_eq!(apply_specs(&mut nodes, false), first, "asked for, not yet applied");
 
-        // Applied: nothing lacks, and what is asked for stays.
+        // Applied: nothing is missing, and the settings stay.
         for (name, host) in [("a", 1), ("b", 2)] {
             let port = &mut nodes.get_mut(name).unwrap().status.ports[0];
             port.address = Some(format!("172.31.240.{host}"));
@@ -154,7 +157,7 @@ mod tests {
             (last["b"].service_order, last["a"].service_order),
             (Some(ServiceOrder::CablesLast), None)
         );
-        // A port that is gone is not asked for, and a machine of which nothing is asked is left alone.
+        // A port that is gone is left out, and a machine without settings is left alone.
         nodes.get_mut("a").unwrap().status.ports.clear();
         assert!(!apply_specs(&mut nodes, false).contains_key("a"));
     }
@@ -164,14 +167,15 @@ mod tests {
         let mut nodes: BTreeMap<String, NodeNetworkState> =
             [("a".to_owned(), node("A", "B")), ("b".to_owned(), node("B", "A"))].into();
         let first = apply_specs(&mut nodes, false);
-        // A helper at one end alone: a second call changes nothing.
+        // A helper at one end only: a second call changes nothing.
         let port = &mut nodes.get_mut("a").unwrap().status.ports[0];
         port.address = Some("172.31.240.1".to_owned());
         (port.bridge, port.reason, port.prefix_length) = (None, None, Some(30));
         port.rdma_device = Some("rdma_en4".to_owned());
         assert_eq!(apply_specs(&mut nodes, false), first);
 
-        // A helper at no end, and the cable is put into another port: that one gets a network of its own.
+        // No helper at either end, and the cable is moved to another port: that one gets a network of its
+        // own.
         let mut nodes: BTreeMap<String, NodeNetworkState> =
             [("a".to_owned(), node("A", "B")), ("b".to_owned(), node("B", "A"))].into();
         apply_specs(&mut nodes, false);

@@ -1,4 +1,4 @@
-//! Cables by hand. Whole matrices, and those that people recorded, are in `tests/cabling.rs`.
+//! Hand-written cables. Whole matrices, and recorded ones, are in `tests/cabling.rs`.
 
 use super::*;
 use crate::snapshot::NodeInfo;
@@ -17,7 +17,10 @@ fn link(peer: &str, device: Option<&str>, address: Option<&str>, peer_address: O
 }
 
 fn cluster(links: Vec<(&str, Vec<Link>)>) -> Nodes {
-    links.into_iter().map(|(name, links)| (name.to_owned(), NodeInfo { links, ..NodeInfo::default() })).collect()
+    links
+        .into_iter()
+        .map(|(name, links)| (name.to_owned(), NodeInfo { links, ..NodeInfo::default() }))
+        .collect()
 }
 
 fn fabric(nodes: &Nodes) -> Fabric<'_> {
@@ -86,7 +89,11 @@ fn a_cable_is_believed_when_both_ends_report_it() {
         assert_eq!(shown, cables, "{story}");
         assert_eq!(fabric.joined("b", "a"), !cables.is_empty(), "{story}");
         if cables.is_empty() {
-            assert!(fabric.missing_link("a", "b").contains(lack), "{story}: {}", fabric.missing_link("a", "b"));
+            assert!(
+                fabric.missing_link("a", "b").contains(lack),
+                "{story}: {}",
+                fabric.missing_link("a", "b")
+            );
         }
     }
 }

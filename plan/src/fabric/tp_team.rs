@@ -1,19 +1,19 @@
-//! Teams: disjoint sets of nodes that cables join as one backend needs it, and those that come nearest to it.
+//! Teams: disjoint sets of nodes that are cabled as a backend needs it, and the nearest to that.
 
 use russet_crds::Backend;
 
 use super::{Fabric, MAX_MESH_RANKS};
 
-/// Steps of the search. Nodes have few ports, so a search is short; this bounds one that a strange
-/// report of thousands of links would make long.
+/// Maximum steps of the search. Nodes have few ports, so a search is short; this bounds one over a faulty
+/// report of thousands of links.
 const MAX_STEPS: u32 = 20_000;
-/// Steps of the search for what comes nearest, which cables do not shorten. The first teams it meets
-/// are an answer already.
+/// Maximum steps of the search for the nearest teams, which cables do not prune. Its first result is usable
+/// already.
 const MAX_NEAREST_STEPS: u32 = 2_000;
 
-/// `count` teams of `size` nodes each out of `nodes`, told by their places in the cluster, joined as `backend`
-/// needs it; nodes that stand first are preferred, and every team must be `good`. Teams are told by where their
-/// members stand in `nodes`; the order within a team is the order of its ring.
+/// `count` teams of `size` nodes each, out of `nodes` (indices in the cluster), cabled as `backend` needs it.
+/// Earlier nodes are preferred, and every team must be `good`. The result has indices in `nodes`; the order
+/// within a team is the order of its ring.
 pub fn teams(
     fabric: &Fabric<'_>,
     backend: Backend,
@@ -32,7 +32,7 @@ pub fn teams(
     TeamSearch::new(fabric, backend, nodes, size, &good).run(count, 0, MAX_STEPS)
 }
 
-/// The same with as few cables lacking as can be.
+/// The same with as few missing cables as possible.
 pub fn nearest(
     fabric: &Fabric<'_>,
     backend: Backend,
@@ -43,7 +43,7 @@ pub fn nearest(
     TeamSearch::new(fabric, backend, nodes, size, &good).run(count, usize::MAX, MAX_NEAREST_STEPS)
 }
 
-/// The members of a team of `size` that `backend` wants joined.
+/// Pairs of members that `backend` needs cabled, in a team of `size`.
 pub fn pairs(backend: Backend, size: usize) -> Vec<(usize, usize)> {
     if backend == Backend::Jaccl || size < 3 {
         return (0..size).flat_map(|a| (a + 1..size).map(move |b| (a, b))).collect();
@@ -55,14 +55,14 @@ struct TeamSearch<'s> {
     fabric: &'s Fabric<'s>,
     mesh: bool,
     nodes: &'s [usize],
-    /// Where the nodes of the cluster stand in `nodes`, as far as they do.
+    /// Position in `nodes` of each node of the cluster, if any.
     at: Vec<Option<usize>>,
     size: usize,
     good: &'s dyn Fn(&[usize]) -> bool,
     steps: u32,
-    /// Cables that may lack; nothing once nothing better can be found.
+    /// Maximum number of missing cables; `None` once no better result is possible.
     limit: Option<usize>,
-    /// The teams on the way to the next answer.
+    /// The teams of the partial result.
     teams: Vec<Vec<usize>>,
     best: Option<Vec<Vec<usize>>>,
 }
@@ -89,7 +89,7 @@ impl<'s> TeamSearch<'s> {
         self.best
     }
 
-    /// Each of what is left leads a team while those before it are left out.
+    /// Each remaining node leads a team in turn, with those before it left out.
     fn split(&mut self, left: &[usize], count: usize, lacking: usize) {
         if count == 0 {
             self.best = Some(self.teams.clone());
@@ -116,7 +116,7 @@ impl<'s> TeamSearch<'s> {
             }
             return;
         }
-        // Where no cable may lack, only those come next that are joined with the last.
+        // If no cable may be missing, only nodes joined with the last one can follow.
         let last = team[team.len() - 1];
         let free = |node: &usize| !team.contains(node);
         let next: Vec<usize> = match self.limit {
@@ -135,14 +135,14 @@ impl<'s> TeamSearch<'s> {
                 return;
             }
             self.steps -= 1;
-            // A mesh joins everybody, a ring those that follow each other.
+            // A mesh joins all members, a ring only neighbours.
             let joins = if self.mesh { &team[..] } else { &team[team.len() - 1..] };
             let lacking = lacking + joins.iter().map(|&member| self.lacks(member, node)).sum::<usize>();
             if !self.allows(lacking) {
                 continue;
             }
             team.push(node);
-            // A mesh is a set, so only later nodes join it; a ring has an order.
+            // A mesh is a set, so only later nodes are added; a ring has an order.
             match self.mesh {
                 true => self.grow(team, &next[index + 1..], rest, count, lacking),
                 false => self.grow(team, rest, rest, count, lacking),

@@ -1,4 +1,4 @@
-//! The sentence of every note, for people.
+//! The sentence of every note.
 
 use std::fmt;
 
@@ -249,7 +249,9 @@ impl fmt::Display for Note {
                     DrainReason::Memory => "memory does not allow old and new side by side",
                     DrainReason::Ports => "its successor needs the RDMA ports it uses",
                     DrainReason::Requested => "spec.rollout.strategy is DrainThenReplace",
-                    DrainReason::NodeLost => "a node of it is lost, and its successor needs fewer nodes without it",
+                    DrainReason::NodeLost => {
+                        "a node of it is lost, and its successor needs fewer nodes without it"
+                    }
                 };
                 write!(out, "ShardGroup {group} makes room first: {why}")
             }
@@ -275,9 +277,9 @@ impl fmt::Display for Note {
     }
 }
 
-/// What there is instead of what was named.
+/// Existing alternatives to the name that was not found.
 fn alternatives(kind: &str, known: &[String]) -> String {
-    /// Names worth reading.
+    /// Maximum number of names to show.
     const MAX_SHOWN: usize = 8;
     match known.len() {
         0 => format!("there are no {kind}: create it, or leave the reference out"),

@@ -1,23 +1,23 @@
-//! What running groups measure, against what was predicted of them: a factor by which ways that are like one
-//! that runs are judged. Ways are alike when they cut the same model into the same stages on the same chips;
-//! what differs then, a layer more on one node or another cable, the prediction still tells apart.
+//! Calibration: the ratio of measured to predicted speed of running groups, applied to candidates of the same
+//! kind. Kinds are equal if they split the same model into the same stages on the same chips. Further
+//! differences, a layer more on one node or another cable, are left to the prediction.
 
 use russet_crds::{Backend, MeasuredThroughput};
 
 use super::GpuProfile;
 
-/// A way to run a model, as far as measurements carry over from one to another.
+/// Key under which measurements apply to candidates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CalibrationKey {
-    /// What carries sums between members.
+    /// Backend between members.
     pub backend: Backend,
-    /// Ranks that share a layer.
+    /// Ranks per stage.
     pub tensor_size: u32,
     /// The machine of every rank, in order.
     pub machines: Vec<GpuProfile>,
 }
 
-/// What was measured on groups of one model.
+/// Measurements of groups of one model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration(Vec<CalibrationPoint>);
 
@@ -28,7 +28,7 @@ struct CalibrationPoint {
 }
 
 impl Calibration {
-    /// Takes note of a group of this kind that measured `rate` and was predicted to reach `predicted`.
+    /// Adds a group of this kind that measured `rate` and was predicted to reach `predicted`.
     pub fn add(&mut self, kind: CalibrationKey, rate: f64, predicted: f64) {
         let factor = rate / predicted;
         if factor.is_finite() && factor > 0.0 {
@@ -36,21 +36,21 @@ impl Calibration {
         }
     }
 
-    /// What to multiply a prediction with: the mean over all groups that are alike, 1 where none is.
+    /// Factor for a prediction: the mean over all groups of the same kind, 1 without any.
     pub fn factor(&self, kind: &CalibrationKey) -> f64 {
         let alike = self.0.iter().filter(|seen| seen.key == *kind);
         let (count, sum) = alike.fold((0.0, 0.0), |(count, sum), seen| (count + 1.0, sum + seen.factor));
         if count > 0.0 { sum / count } else { 1.0 }
     }
 
-    /// Whether nothing was measured.
+    /// Whether there are no measurements.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// The rate of one stream by itself, which is what plans are compared by. What was seen of several streams
-/// at once says more about how an engine shares its time between them.
+/// The rate of a single stream, by which plans are compared. Measurements of several concurrent streams say
+/// more about how an engine shares its time.
 pub fn single_stream_rate(measured: &MeasuredThroughput) -> Option<f64> {
     let rate = measured.tokens_per_second.parse().ok()?;
     (measured.streams == 1 && f64::is_finite(rate) && rate > 0.0).then_some(rate)

@@ -1,13 +1,13 @@
-//! The engines that were measured, and what was fitted for each: at most five numbers, from the rows of
-//! `throughput.csv` that are not `claimed`, by the least Huber loss of the logarithm of predicted over
-//! measured. `tests/throughput.rs` fits them anew and holds these constants to be its optimum.
+//! Coefficients of measured engines: at most five numbers each, fitted on the rows of `throughput.csv` that
+//! are not `claimed`, with the least Huber loss of the logarithm of predicted over measured.
+//! `tests/throughput.rs` refits them and checks that these constants are the optimum.
 
 use super::FenceMode;
 
 /// A family of engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EngineFamily {
-    /// MLX, whoever drives it: Russet's own, mlx-lm, exo, omlx, vllm-mlx, Rapid-MLX, ax-engine.
+    /// MLX, with any front end: Russet's own, mlx-lm, exo, omlx, vllm-mlx, Rapid-MLX, ax-engine.
     Mlx,
     /// llama.cpp with Metal, and Ollama.
     LlamaCpp,
@@ -15,31 +15,31 @@ pub enum EngineFamily {
     Ds4,
 }
 
-/// What was fitted for an engine.
+/// Fitted coefficients of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coefficients {
-    /// GPU cycles one layer takes however little it reads: launching its chain of kernels, filling and
-    /// draining the cores.
+    /// GPU cycles per layer regardless of its reads: launching its chain of kernels, filling and draining the
+    /// cores.
     pub layer: f64,
-    /// GPU cycles of that for every core of the GPU.
+    /// GPU cycles of that per core of the GPU.
     pub core: f64,
-    /// GPU cycles more where the layer routes to experts: router, choice, gathered products.
+    /// Additional GPU cycles of a layer with experts: router, selection, gathered products.
     pub expert: f64,
-    /// Operations of the shaders for one flop of attention over the cache.
+    /// Shader operations per flop of attention over the cache.
     pub attention: f64,
     /// Share of the peak that products of large matrices reach.
     pub gemm: f64,
-    /// Seconds a hop between stages takes beyond the link's own.
+    /// Seconds of a hop between stages beyond the link's own.
     pub hop: f64,
 }
 
-/// Five fitted, on 97 rows of one stream on one node, 15 batched, 20 of clusters and 41 of prefill; the hop is
-/// the link's.
+/// Five fitted, on 97 rows of one stream on one node, 15 batched, 20 of clusters and 41 of prefill; the hop
+/// is the link's.
 const MLX: Coefficients =
     Coefficients { layer: 47_800.0, core: 999.0, expert: 166_000.0, attention: 3.01, gemm: 0.724, hop: 0.0 };
 
 /// Five fitted, on 92 rows of one node, 70 of prefill and 4 of pipelines. More cores do not slow its layers:
-/// fitted, that comes out as nothing.
+/// that coefficient fits to zero.
 const LLAMA_CPP: Coefficients = Coefficients {
     layer: 193_000.0,
     core: 0.0,
@@ -61,7 +61,7 @@ const DS4: Coefficients = Coefficients {
 };
 
 impl EngineFamily {
-    /// What was fitted.
+    /// The fitted coefficients.
     pub fn coefficients(self) -> Coefficients {
         match self {
             EngineFamily::Mlx => MLX,
@@ -70,8 +70,8 @@ impl EngineFamily {
         }
     }
 
-    /// Seconds the GPU waits for the CPU around a collective. Only MLX runs collectives on the CPU between
-    /// kernels.
+    /// Seconds that the GPU waits for the CPU around a collective. Only MLX runs collectives on the CPU
+    /// between kernels.
     pub(super) fn fence(self, fence: FenceMode) -> f64 {
         match self {
             EngineFamily::Mlx => fence.seconds(),

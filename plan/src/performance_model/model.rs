@@ -1,28 +1,28 @@
-//! What a model makes machines read and compute for a token, from its headers, or estimated from its
-//! parameters where nobody has its config. Not its memory: `fit` adds that up from the real tensors.
+//! A model's reads and computation per token, from its headers, or estimated from its parameters if its
+//! config is unknown. Not here: its memory (`fit`), which is computed from the real tensors.
 
 use russet_wire::shape::ModelShape;
 
 /// A model as the performance model sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelProfile {
-    /// Layers, each one attention (or what stands for it) and one MLP.
+    /// Layers, each with one attention (or its replacement) and one MLP.
     pub layers: u32,
     /// Width of the hidden state.
     pub hidden: u32,
-    /// Parameters every token is multiplied with: the head counts, the embedding is a look-up.
+    /// Active parameters per token: including the head, without the embedding, which is a look-up.
     pub active: f64,
     /// Bytes of these parameters.
     pub bytes: f64,
-    /// Bytes of the head among them, which no member of a tensor group cuts.
+    /// Bytes of the head among them, which a tensor group does not shard.
     pub head_bytes: f64,
-    /// Experts, where layers choose among some.
+    /// Experts, if the model has any.
     pub experts: Option<Experts>,
-    /// Bytes of KV cache that one stream reads for every token of its context.
+    /// Bytes of KV cache that one stream reads per token of its context.
     pub kv_bytes: f64,
-    /// Layers that look back a limited number of tokens.
+    /// Layers with a sliding window.
     pub window: Option<Window>,
-    /// Query heads × (width of keys + width of values), summed over the layers that see the whole context.
+    /// Query heads × (width of keys + width of values), summed over the layers with full attention.
     pub attention: f64,
     /// Whether the weights are unpacked before they are multiplied.
     pub quantised: bool,
@@ -31,41 +31,41 @@ pub struct ModelProfile {
 /// Experts of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
-    /// Of each layer.
+    /// Per layer.
     pub count: u32,
-    /// Chosen for a token in each layer.
+    /// Active per token in each layer.
     pub used: u32,
-    /// Bytes of those a token chooses, in all layers.
+    /// Bytes of a token's active experts, in all layers.
     pub bytes: f64,
 }
 
 /// Layers with a sliding window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Tokens they look back.
+    /// Window length, tokens.
     pub tokens: u32,
-    /// Bytes of their KV cache for every one of these tokens.
+    /// Bytes of their KV cache per token of the window.
     pub kv_bytes: u32,
 }
 
 impl Experts {
-    /// How many times more experts `tokens` that choose independently read than one token does.
+    /// Number of distinct experts that `tokens` independent tokens read, relative to one token.
     pub fn read_factor(&self, tokens: f64) -> f64 {
         let share = f64::from(self.used) / f64::from(self.count.max(1));
         if share <= 0.0 || share >= 1.0 { 1.0 } else { (1.0 - (1.0 - share).powf(tokens)) / share }
     }
 }
 
-/// How weights are stored.
+/// Formats of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightFormat {
     /// F16 or BF16.
     Half,
     /// MLX's affine groups: a scale and a bias of 16 bits for every group.
     Affine {
-        /// Bits of a value.
+        /// Bits per value.
         bits: u32,
-        /// Values of a group.
+        /// Values per group.
         group: u32,
     },
     /// Four bits, a scale of 8 bits for 32 values.
@@ -91,7 +91,7 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// Bits a weight takes, its share of scales included.
+    /// Bits per weight, its share of scales included.
     pub fn bits(self) -> f64 {
         match self {
             WeightFormat::Half => 16.0,
@@ -114,20 +114,20 @@ impl WeightFormat {
     }
 }
 
-/// Counts of a model's parameters, from which an estimate is made.
+/// Parameter counts of a model, for an estimate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParameterCounts {
     /// All of them.
     pub total: f64,
-    /// Those a token uses; equal to `total` where there are no experts.
+    /// Active parameters per token; equal to `total` without experts.
     pub active: f64,
 }
 
-/// Bytes of a value in the cache.
+/// Bytes per value in the cache.
 const KV_VALUE_BYTES: f64 = 2.0;
 
 impl ModelProfile {
-    /// A model whose headers were read. The architectures that can be read so far have no experts.
+    /// A model with known headers. The architectures supported so far have no experts.
     pub fn from_shape(shape: &ModelShape) -> Self {
         let embedding = f64::from(shape.vocabulary) * f64::from(shape.hidden_size);
         let (active, head_bytes) = if shape.tied {
@@ -150,11 +150,12 @@ impl ModelProfile {
         }
     }
 
-    /// A model of which nobody knows more than its parameters. The powers are fits to about 50 published
-    /// configs: layers come out within 11 % (dense) and 18 % (experts) for half of them.
+    /// A model of which only the parameter counts are known. The exponents are fitted to about 50 published
+    /// configs: layers are within 11 % (dense) and 18 % (experts) for half of them.
     pub fn estimate(size: ParameterCounts, weights: WeightFormat) -> Self {
         let ParameterCounts { total, active } = size;
-        // Models with experts use a fifth of themselves; half is a dense one with embeddings in every layer.
+        // Models with experts activate a fifth of their parameters; half is a dense one with embeddings in
+        // every layer.
         let sparse = active < 0.35 * total;
         let billions = total / 1e9;
         let (layers, hidden) = if sparse {
@@ -163,7 +164,8 @@ impl ModelProfile {
             (21.6 * billions.powf(0.28), 1600.0 * billions.powf(0.39))
         };
         let layers = layers.round().max(1.0);
-        // 150,000 words are usual, and models below 5 billion parameters tie the head to the embedding.
+        // A vocabulary of 150,000 is usual, and models below 5 billion parameters tie the head to the
+        // embedding.
         let head = 150e3 * hidden;
         let active = if sparse || billions < 5.0 { active } else { active - head };
         Self {
@@ -172,7 +174,7 @@ impl ModelProfile {
             active,
             bytes: weights.bytes(active),
             head_bytes: weights.bytes(head.min(active / 2.0)),
-            // Half of what a token uses are experts, 8 of about 160.
+            // Half of a token's active parameters are experts, 8 of about 160.
             experts: sparse.then(|| Experts { count: 160, used: 8, bytes: weights.bytes(active * 0.53) }),
             // Eight KV heads of 128, keys and values.
             kv_bytes: layers * 2048.0 * KV_VALUE_BYTES,
@@ -182,7 +184,7 @@ impl ModelProfile {
         }
     }
 
-    /// Bytes of KV cache one stream reads for a token after `context` others.
+    /// Bytes of KV cache that one stream reads for a token after a context of `context`.
     pub(super) fn kv_read(&self, context: u32) -> f64 {
         let window = self
             .window
@@ -236,7 +238,12 @@ mod tests {
         };
         let tied = ModelProfile::from_shape(&shape);
         assert_eq!((tied.active, tied.bytes, tied.head_bytes, tied.kv_bytes), (2000.0, 4016.0, 1616.0, 64.0));
-        let own = ModelProfile::from_shape(&ModelShape { tied: false, head_bytes: 1616, parameters: 2800, ..shape });
+        let own = ModelProfile::from_shape(&ModelShape {
+            tied: false,
+            head_bytes: 1616,
+            parameters: 2800,
+            ..shape
+        });
         assert_eq!((own.active, own.bytes, own.head_bytes), (2000.0, 4016.0, 1616.0));
         assert_eq!(own.attention, 32.0);
     }

@@ -1,5 +1,4 @@
-//! What the model must say whatever its coefficients are, and the rules of thumb of people who own such
-//! clusters.
+//! Properties of the performance model for any coefficients, and rules of thumb of cluster owners.
 
 use super::*;
 use crate::chips;
@@ -90,8 +89,9 @@ fn windowed_layers_stop_growing() {
         window: Some(Window { tokens: 128, kv_bytes: 4096 }),
         ..llama(32, 4096, 8.0, FOUR)
     };
-    let at =
-        |context| mlx(&model, &GroupTopology::single(ultra(), 32), Load { prompt: 1, context, streams: 1 }).decode;
+    let at = |context| {
+        mlx(&model, &GroupTopology::single(ultra(), 32), Load { prompt: 1, context, streams: 1 }).decode
+    };
     assert!(at(64) > at(128));
     assert_eq!(at(128), at(100_000));
 }
@@ -102,7 +102,10 @@ fn a_group_of_one_is_a_single_node_whatever_its_links() {
     let single = mlx(&model, &GroupTopology::single(ultra(), model.layers), one());
     for link in [LinkProfile::RDMA, LinkProfile::THUNDERBOLT, LinkProfile::WIFI] {
         assert_eq!(mlx(&model, &tensor(&model, 1, link, FenceMode::Default), one()), single);
-        assert_eq!(mlx(&model, &GroupTopology::pipeline(&[(ultra(), 94)], link, FenceMode::Default), one()), single);
+        assert_eq!(
+            mlx(&model, &GroupTopology::pipeline(&[(ultra(), 94)], link, FenceMode::Default), one()),
+            single
+        );
     }
 }
 
@@ -111,7 +114,10 @@ fn empty_groups_and_models_have_no_prediction() {
     let model = qwen3_235b();
     let none = GroupTopology { stages: Vec::new(), ..GroupTopology::single(ultra(), 94) };
     assert_eq!(predict(EngineFamily::Mlx, &model, &none, one()), None);
-    assert_eq!(predict(EngineFamily::Mlx, &model, &tensor(&model, 0, LinkProfile::RDMA, FenceMode::Fast), one()), None);
+    assert_eq!(
+        predict(EngineFamily::Mlx, &model, &tensor(&model, 0, LinkProfile::RDMA, FenceMode::Fast), one()),
+        None
+    );
     let empty = ModelProfile { layers: 0, ..model };
     assert_eq!(predict(EngineFamily::Mlx, &empty, &GroupTopology::single(ultra(), 0), one()), None);
 }
@@ -120,14 +126,16 @@ fn empty_groups_and_models_have_no_prediction() {
 fn pipeline_speeds_up_no_single_stream_and_costs_a_tenth() {
     let model = qwen3_235b();
     let single = mlx(&model, &GroupTopology::single(ultra(), 94), one()).decode;
-    for (link, at_most) in [(LinkProfile::RDMA, 0.05), (LinkProfile::THUNDERBOLT, 0.12), (LinkProfile::WIFI, 0.30)] {
+    for (link, at_most) in
+        [(LinkProfile::RDMA, 0.05), (LinkProfile::THUNDERBOLT, 0.12), (LinkProfile::WIFI, 0.30)]
+    {
         let pipeline = GroupTopology::pipeline(&[(ultra(), 47), (ultra(), 47)], link, FenceMode::Default);
         let loss = 1.0 - mlx(&model, &pipeline, one()).decode / single;
         assert!(loss > 0.0 && loss < at_most, "{link:?}: {loss}");
     }
 }
 
-/// Seconds one layer of `model` takes on `machine` in a step.
+/// Seconds per step of one layer of `model` on `machine`.
 fn layer_time(model: &ModelProfile, machine: GpuProfile) -> f64 {
     let body = ModelProfile { bytes: model.bytes - model.head_bytes, head_bytes: 0.0, ..*model };
     1.0 / mlx(&body, &GroupTopology::single(machine, model.layers), one()).decode / f64::from(model.layers)
@@ -138,7 +146,7 @@ fn layers_and_the_head_are_all_a_step_is() {
     let model = qwen3_235b();
     let (slow, fast) = (machine("M3 Max", 128), ultra());
     let layer = |machine| layer_time(&model, machine);
-    // Balanced by time: the slower machine has so many layers that both take equally long.
+    // Balanced by time: the layers are distributed so that both machines take equally long.
     let share = layer(fast) / (layer(fast) + layer(slow));
     let layers = (94.0 * share).round() as u32;
     assert!((20..47).contains(&layers), "{layers}");
@@ -146,8 +154,12 @@ fn layers_and_the_head_are_all_a_step_is() {
     assert!((0.95..1.05).contains(&balanced), "{balanced}");
     let link = LinkProfile::RDMA;
     let step = 1.0
-        / mlx(&model, &GroupTopology::pipeline(&[(fast, 94 - layers), (slow, layers)], link, FenceMode::Fast), one())
-            .decode;
+        / mlx(
+            &model,
+            &GroupTopology::pipeline(&[(fast, 94 - layers), (slow, layers)], link, FenceMode::Fast),
+            one(),
+        )
+        .decode;
     let head = model.head_bytes / (READ_EFFICIENCY * fast.bandwidth);
     let sum =
         f64::from(layers) * layer(slow) + f64::from(94 - layers) * layer(fast) + head + link.hop(8192.0);
@@ -160,7 +172,7 @@ fn second_node_gains_little_for_moe_and_most_for_dense() {
     assert!((1.2..1.4).contains(&moe), "{moe}");
     let dense = gain(&llama(126, 16384, 405.9, EIGHT), 2, LinkProfile::RDMA, FenceMode::Fast);
     assert!((1.85..1.97).contains(&dense), "{dense}");
-    // The fence that MLX waits with by default eats all that experts gain.
+    // MLX's default fence costs all that experts gain.
     assert!(gain(&qwen3_235b(), 2, LinkProfile::RDMA, FenceMode::Default) < 1.0);
 }
 
@@ -179,7 +191,8 @@ fn fewer_larger_nodes_beat_more_smaller_ones() {
     let model = qwen3_235b();
     // Both groups read 1,092 GB/s together.
     let speed = |machine, ranks| {
-        let group = GroupTopology::tensor(vec![machine; ranks], model.layers, LinkProfile::RDMA, FenceMode::Fast);
+        let group =
+            GroupTopology::tensor(vec![machine; ranks], model.layers, LinkProfile::RDMA, FenceMode::Fast);
         mlx(&model, &group, one()).decode
     };
     assert!(speed(machine("M4 Pro", 64), 4) < speed(machine("M4 Max", 128), 2));
@@ -212,9 +225,12 @@ fn streams_add_up_to_more_and_each_gets_less() {
 fn a_hybrid_lies_between_its_parts() {
     let model = llama(126, 16384, 405.9, EIGHT);
     let stage = |layers| StageProfile { gpus: vec![ultra(); 2], layers };
-    let hybrid = GroupTopology { stages: vec![stage(63), stage(63)], ..tensor(&model, 2, LinkProfile::RDMA, FenceMode::Fast) };
-    let [two, four] =
-        [2, 4].map(|ranks| mlx(&model, &tensor(&model, ranks, LinkProfile::RDMA, FenceMode::Fast), one()).decode);
+    let hybrid = GroupTopology {
+        stages: vec![stage(63), stage(63)],
+        ..tensor(&model, 2, LinkProfile::RDMA, FenceMode::Fast)
+    };
+    let [two, four] = [2, 4]
+        .map(|ranks| mlx(&model, &tensor(&model, ranks, LinkProfile::RDMA, FenceMode::Fast), one()).decode);
     let hybrid = mlx(&model, &hybrid, one()).decode;
     assert!(hybrid < two && hybrid > 0.9 * two && two < four, "{hybrid} {two} {four}");
 }

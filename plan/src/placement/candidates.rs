@@ -1,5 +1,5 @@
-//! Ways to run one replica: which nodes are looked at together, and every split of them worth comparing.
-//! Which one wins is decided in `choose`.
+//! Candidates: which sets of nodes are considered for one replica, and every split of them worth comparing.
+//! Not here: the selection (`choose`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,58 +8,59 @@ use russet_crds::{Backend, BackendChoice};
 use super::failure_domains::SiblingDomains;
 use super::score::{ScoreScale, ScoredCandidate};
 use crate::copies::DiskOutlook;
-use crate::fabric::{self, Fabric, PortUser, PortUse, LinkGraph};
-use crate::memory_model::{MemoryModel, MemoryEstimate};
-use crate::prediction::Predictor;
+use crate::fabric::{self, Fabric, LinkGraph, PortUse, PortUser};
+use crate::memory_model::{MemoryEstimate, MemoryModel};
 use crate::note::Note;
-use crate::shard::tensor::TransportOptions;
-use crate::shard::{SplitCandidate, RankAssignment, NodeSlot, hybrid, pipeline, single, tensor};
-use crate::snapshot::{Availability, ObjectKey, Snapshot};
 use crate::performance_model::GpuProfile;
+use crate::prediction::Predictor;
+use crate::shard::tensor::TransportOptions;
+use crate::shard::{NodeSlot, RankAssignment, SplitCandidate, hybrid, pipeline, single, tensor};
+use crate::snapshot::{Availability, ObjectKey, Snapshot};
 use crate::validate::{MAX_RANKS, Split, ValidDeployment, shapes};
 
-/// Sets of nodes tried for one size beyond the largest nodes.
+/// Maximum number of node sets for one size beyond the largest nodes.
 const MAX_NODE_SETS: usize = 32;
-/// Nodes from which on a cluster is large, and looked at less closely.
+/// Number of nodes from which a cluster is large and searched less thoroughly.
 const LARGE_CLUSTER_NODES: usize = 64;
-/// Equal nodes of a large cluster that are looked at.
+/// Equal nodes of a large cluster that are considered.
 const MAX_EQUAL_NODES: usize = 4;
-/// Sizes tried, from the smallest that fits. Larger teams may pay, and longer pipelines leave room to others.
+/// Number of sizes tried, from the smallest that fits. Larger teams may pay off, and longer pipelines leave
+/// memory to others.
 const MAX_SIZES: usize = 3;
 
-/// What was found for a replica.
+/// The candidates of a replica.
 #[derive(Debug)]
 pub struct Candidates {
-    /// Every way, in no order; at least one.
+    /// Every candidate, unordered; at least one.
     pub found: Vec<ScoredCandidate>,
     /// What could not be used, and why.
     pub notes: Vec<Note>,
 }
 
-/// Nodes that may share a group: of one area, with the same engine, joined as the area asks.
+/// Nodes that may share a group: in one pool, with the same engine, linked as the pool requires.
 #[derive(Clone)]
 struct CompatibleNodes<'a> {
     build: Option<&'a str>,
     slots: Vec<NodeSlot<'a>>,
 }
 
-/// What all ways of one replica have in common.
+/// Common state of all candidates of one replica.
 struct CandidateSearch<'a> {
     desired: &'a ValidDeployment,
     memory: &'a MemoryModel<'a>,
     predictor: Predictor<'a>,
-    /// Squares of what nodes may give, summed.
+    /// Sum of the squares of the nodes' free bytes.
     total_fragmentation: f64,
-    /// Sizes of tensor groups that are looked at without being asked for.
+    /// Sizes of tensor groups that are considered without being requested.
     sizes: Vec<u32>,
-    /// Where the other replicas are.
+    /// Failure domains of the other replicas.
     sibling_domains: SiblingDomains<'a>,
-    /// What it costs to have the model's files on a node, where that is known and not nothing.
+    /// Cost of fetching the model's files to a node, if known and not zero.
     fetch_costs: BTreeMap<&'a str, f64>,
 }
 
-/// Looks for room for one replica, as if the groups for which `without` is true were gone, and with
-/// or without what agents have not released.
+/// Enumerates the candidates of one replica, as if the groups for which `without` is true were gone, and with
+/// or without memory that agents have not released yet.
 pub fn enumerate(
     view: &Snapshot,
     desired: &ValidDeployment,
@@ -78,7 +79,7 @@ pub fn enumerate(
         fetch_costs: BTreeMap::new(),
     };
     let outlook = DiskOutlook::for_model(view, &desired.namespace, &desired.model, without);
-    // Any of the nodes may become that of rank 0.
+    // Any of the nodes may become rank 0's.
     let draft = desired.draft.as_ref().and_then(|draft| {
         let outlook = DiskOutlook::for_model(view, &desired.namespace, &draft.name, without)?;
         Some(outlook.with_companion(&desired.namespace, &desired.model))
@@ -94,7 +95,7 @@ pub fn enumerate(
     }
     let mut notes = Vec::new();
     let mut slots = Vec::new();
-    // Those that can meet others.
+    // Nodes that can communicate with others.
     let mut ringed = Vec::new();
     for (place, (name, node)) in view.nodes.iter().enumerate() {
         if !desired.allows(std::iter::once(name.as_str())) {
@@ -104,7 +105,8 @@ pub fn enumerate(
             notes.push(Note::NodeUnavailable { node: name.clone(), availability: node.availability });
             continue;
         }
-        // The engine of an older release would compute as it always did, in memory that was not reserved for that.
+        // The engine of an older release would ignore the option, and its memory need would differ from the
+        // reservation.
         let lacks = |option: &&str| !node.engine_options.iter().any(|known| known == option);
         if let Some(option) = desired.engine_options().find(lacks) {
             let build = node.engine_build.clone();
@@ -177,7 +179,7 @@ fn no_nodes_note(view: &Snapshot, desired: &ValidDeployment) -> Note {
     Note::NoNodesInPools { pools, nodes }
 }
 
-/// Who may share a group with whom; the notes say which nodes an area keeps apart.
+/// Sets of nodes that may share a group; the notes name the nodes that a pool keeps apart.
 fn compatible_nodes<'a>(
     view: &Snapshot,
     desired: &ValidDeployment,
@@ -206,7 +208,11 @@ fn compatible_nodes<'a>(
             }
             let why = web.missing_links(&names, *demand);
             if !why.is_empty() {
-                notes.push(Note::NotLinked { demanded_by: area.demanded_by.join(" and "), demand: *demand, why });
+                notes.push(Note::NotLinked {
+                    demanded_by: area.demanded_by.join(" and "),
+                    demand: *demand,
+                    why,
+                });
             }
         }
     }
@@ -249,7 +255,7 @@ fn square(bytes: u64) -> f64 {
 }
 
 impl<'a> CandidateSearch<'a> {
-    /// Of many seats a few of those that are equal: which of them a replica takes makes no difference.
+    /// Of many equal nodes only a few: the choice among them makes no difference.
     fn representatives<'s>(&self, slots: &[NodeSlot<'s>]) -> Vec<NodeSlot<'s>> {
         if slots.len() <= LARGE_CLUSTER_NODES {
             return slots.to_vec();
@@ -273,7 +279,7 @@ impl<'a> CandidateSearch<'a> {
         kept
     }
 
-    /// The ways on one node; equal machines are equally fast.
+    /// The candidates on one node; equal machines are equally fast.
     fn single_node(&self, view: &Snapshot, candidates: Vec<SplitCandidate>) -> Vec<ScoredCandidate> {
         let mut rates: Vec<(Option<GpuProfile>, f64)> = Vec::new();
         let machine = |candidate: &SplitCandidate| {
@@ -295,15 +301,17 @@ impl<'a> CandidateSearch<'a> {
         scored.collect()
     }
 
-    /// Sizes of tensor groups that nobody asked for and that may be worth their nodes: in a large cluster, where
-    /// looking takes long, those that would be on the best machines over the best RDMA.
+    /// Sizes of tensor groups that were not requested and may be worth their nodes. In a large cluster, where
+    /// a search is slow: those that would be worth it on the best machines over the best RDMA.
     fn worthwhile_sizes(&self, slots: &[NodeSlot<'_>], singles: &[ScoredCandidate]) -> Vec<u32> {
         let mut sizes = self.desired.shape.tensor_sizes();
         sizes.retain(|&size| size > 1);
         let speed = |slot: &&NodeSlot<'_>| slot.gpu.map_or(0.0, |machine| machine.bandwidth);
         let best = slots.iter().max_by(|a, b| speed(a).total_cmp(&speed(b)));
         let single = singles.iter().map(|scored| scored.rate).reduce(f64::max);
-        let (Some(best), Some(single)) = (best, single.filter(|_| slots.len() > LARGE_CLUSTER_NODES)) else { return sizes };
+        let (Some(best), Some(single)) = (best, single.filter(|_| slots.len() > LARGE_CLUSTER_NODES)) else {
+            return sizes;
+        };
         sizes.retain(|&size| {
             let rank = |_| RankAssignment {
                 node: best.node.to_owned(),
@@ -321,7 +329,14 @@ impl<'a> CandidateSearch<'a> {
             };
             let rate = self.predictor.rate(&candidate.plan(self.memory));
             let scale = ScoreScale { best: rate.max(single), fewest: 1 };
-            let scored = ScoredCandidate { candidate, rate, wifi: false, fragmentation: 0.0, domain_siblings: 0, fetch_cost: 0.0 };
+            let scored = ScoredCandidate {
+                candidate,
+                rate,
+                wifi: false,
+                fragmentation: 0.0,
+                domain_siblings: 0,
+                fetch_cost: 0.0,
+            };
             scale.score(&scored) > scale.rate_score(single)
         });
         sizes
@@ -341,11 +356,19 @@ impl<'a> CandidateSearch<'a> {
         ScoredCandidate { wifi, ..self.score_at(rate, candidate) }
     }
 
-    /// A way whose rate is known, over no Wi-Fi.
+    /// A candidate with a known rate, not over Wi-Fi.
     fn score_at(&self, rate: f64, candidate: SplitCandidate) -> ScoredCandidate {
-        let crowd = self.sibling_domains.siblings_sharing(candidate.ranks.iter().map(|rank| rank.node.as_str()));
+        let crowd =
+            self.sibling_domains.siblings_sharing(candidate.ranks.iter().map(|rank| rank.node.as_str()));
         let (gaps, fetch) = (self.fragmentation(&candidate), self.fetch_cost(&candidate));
-        ScoredCandidate { rate, wifi: false, fragmentation: gaps, domain_siblings: crowd, fetch_cost: fetch, candidate }
+        ScoredCandidate {
+            rate,
+            wifi: false,
+            fragmentation: gaps,
+            domain_siblings: crowd,
+            fetch_cost: fetch,
+            candidate,
+        }
     }
 
     fn fetch_cost(&self, candidate: &SplitCandidate) -> f64 {
@@ -356,7 +379,7 @@ impl<'a> CandidateSearch<'a> {
         candidate.ranks.iter().map(of).sum::<f64>() / candidate.ranks.len().max(1) as f64
     }
 
-    /// The ways over several nodes; where there are none, the notes tell why.
+    /// The candidates over several nodes; if there are none, the notes say why.
     #[allow(clippy::too_many_arguments, reason = "the same question as that of `ways`, and where answers go")]
     fn multi_node(
         &self,
@@ -369,7 +392,7 @@ impl<'a> CandidateSearch<'a> {
         notes: &mut Vec<Note>,
     ) {
         let companies = compatible_nodes(view, self.desired, ringed, notes);
-        // Engines of an older release know nothing of tensor groups and would hold whole layers.
+        // Engines of older releases do not support tensor groups and would load whole layers.
         let mut cutting = companies.clone();
         for company in &mut cutting {
             company.slots.retain(|slot| slot.supports_tensor);
@@ -382,10 +405,8 @@ impl<'a> CandidateSearch<'a> {
                 let one_holds_it = !found.is_empty();
                 meeting.explain = !one_holds_it;
                 if one_holds_it {
-                    // Nobody takes a second node on a guess; and a pipeline answers no sooner than one node.
-                    cutting
-                        .iter_mut()
-                        .for_each(|company| company.slots.retain(|slot| slot.gpu.is_some()));
+                    // No second node is taken on an assumed speed; and a pipeline is no faster than one node.
+                    cutting.iter_mut().for_each(|company| company.slots.retain(|slot| slot.gpu.is_some()));
                 }
                 if self.rdma_tensor(&cutting, &meeting, found, notes) && !one_holds_it {
                     self.requested_split(&companies, &meeting, found, notes);
@@ -402,8 +423,9 @@ impl<'a> CandidateSearch<'a> {
         }
     }
 
-    /// Tensor groups nobody asked for: only over RDMA, as sums over TCP cost more than they win. Says whether
-    /// other ways are worth looking at: not while the cables of one that fits come free by themselves.
+    /// Tensor groups that were not requested: only over RDMA, as sums over TCP cost more than they save.
+    /// Returns whether other candidates are worth a search: not while the cables of one that fits are being
+    /// released.
     fn rdma_tensor(
         &self,
         companies: &[CompatibleNodes<'_>],
@@ -415,8 +437,9 @@ impl<'a> CandidateSearch<'a> {
             return true;
         }
         for &size in &self.sizes {
-            let refusals =
-                self.try_splits(companies, size, found, |slots| tensor::candidate(self.memory, slots, size, meeting));
+            let refusals = self.try_splits(companies, size, found, |slots| {
+                tensor::candidate(self.memory, slots, size, meeting)
+            });
             if found.is_empty() && refusals.iter().any(|note| matches!(note, Note::PortsBusy { .. })) {
                 *notes = refusals;
                 return false;
@@ -425,7 +448,7 @@ impl<'a> CandidateSearch<'a> {
         true
     }
 
-    /// The ways of every size worth trying of the split that is asked for.
+    /// The candidates of every size worth trying of the requested split.
     fn requested_split(
         &self,
         companies: &[CompatibleNodes<'_>],
@@ -462,7 +485,7 @@ impl<'a> CandidateSearch<'a> {
         if found.len() > before {
             return;
         }
-        // Only Auto tries sizes it was not asked for; that one node is not two is then no news.
+        // Only Auto tries sizes that were not requested; that one node is too few for them is no news.
         let asked = !matches!(desired.split, Split::Auto);
         if asked || !refusals.iter().all(|note| matches!(note, Note::TooFewNodes { .. })) {
             notes.extend(refusals);
@@ -470,8 +493,8 @@ impl<'a> CandidateSearch<'a> {
         notes.extend(mixed_builds_note(companies));
     }
 
-    /// Tries every company as a whole, and where that fits, sets of its nodes too. Answers with what refused
-    /// whole companies.
+    /// Tries every set of compatible nodes as a whole, and if it fits, subsets of it. Returns the notes of
+    /// whole sets that do not fit.
     fn try_splits(
         &self,
         companies: &[CompatibleNodes<'_>],
@@ -495,8 +518,8 @@ impl<'a> CandidateSearch<'a> {
     }
 }
 
-/// Sets of `count` seats worth trying beside the largest: all of them while they are few, else those of
-/// equal machines and the fastest ones. Equal sets make slow searches, so nothing goes through all of many.
+/// Sets of `count` nodes worth trying beside the largest: all of them while they are few, else those of equal
+/// machines and the fastest ones. Many equal sets make searches slow, so they are never enumerated.
 fn node_sets<'a>(slots: &[NodeSlot<'a>], count: usize) -> Vec<Vec<NodeSlot<'a>>> {
     if slots.len() <= count {
         return Vec::new();
@@ -513,11 +536,14 @@ fn node_sets<'a>(slots: &[NodeSlot<'a>], count: usize) -> Vec<Vec<NodeSlot<'a>>>
         fastest.then(b.limit.cmp(&a.limit)).then(b.free.cmp(&a.free)).then(a.node.cmp(b.node))
     });
     all.push(sorted[..count].to_vec());
-    let (least, most) =
-        (slots.iter().map(|slot| slot.domain_siblings).min(), slots.iter().map(|seat| seat.domain_siblings).max());
+    let (least, most) = (
+        slots.iter().map(|slot| slot.domain_siblings).min(),
+        slots.iter().map(|seat| seat.domain_siblings).max(),
+    );
     if least < most {
-        // Those that fail with the fewest other replicas, and of them the largest.
-        let apart = sorted.iter().filter(|slot| Some(slot.domain_siblings) == least).cloned().collect::<Vec<_>>();
+        // Nodes that share a failure domain with the fewest other replicas, and of them the largest.
+        let apart =
+            sorted.iter().filter(|slot| Some(slot.domain_siblings) == least).cloned().collect::<Vec<_>>();
         all.extend((apart.len() >= count).then_some(apart));
     }
     let kinds = sorted.chunk_by(|a, b| a.gpu == b.gpu && a.limit == b.limit);
@@ -529,7 +555,12 @@ fn combinations(of: usize, count: usize) -> usize {
     (0..count).fold(1_usize, |all, at| all.saturating_mul(of - at) / (at + 1))
 }
 
-fn collect_combinations<'a>(rest: &[NodeSlot<'a>], count: usize, head: &mut Vec<NodeSlot<'a>>, out: &mut Vec<Vec<NodeSlot<'a>>>) {
+fn collect_combinations<'a>(
+    rest: &[NodeSlot<'a>],
+    count: usize,
+    head: &mut Vec<NodeSlot<'a>>,
+    out: &mut Vec<Vec<NodeSlot<'a>>>,
+) {
     if count == 0 {
         out.push(head.clone());
         return;
@@ -541,7 +572,7 @@ fn collect_combinations<'a>(rest: &[NodeSlot<'a>], count: usize, head: &mut Vec<
     }
 }
 
-/// That nodes have different engines, where they do.
+/// A note if nodes have different engine builds.
 fn mixed_builds_note(companies: &[CompatibleNodes<'_>]) -> Option<Note> {
     let mut builds: BTreeMap<Option<&str>, BTreeSet<&str>> = BTreeMap::new();
     for company in companies {
@@ -553,12 +584,12 @@ fn mixed_builds_note(companies: &[CompatibleNodes<'_>]) -> Option<Note> {
     (builds.len() > 1).then_some(Note::MixedBuilds { builds: named })
 }
 
-/// Stages and their members worth trying, the fewest ranks first. More ranks than there are nodes are
-/// tried only where nothing less was asked for, to have the refusal.
+/// Stages and their sizes worth trying, the fewest ranks first. More ranks than nodes are tried only if
+/// nothing less was requested, to get the refusal.
 fn stage_sizes(desired: &ValidDeployment, most: u32) -> Vec<(u32, u32)> {
     let all: Vec<(u32, u32)> = match &desired.split {
         Split::Single => Vec::new(),
-        // Trying all sizes up to the number of nodes is cheap: a size that cannot hold it fails fast.
+        // Trying all sizes up to the number of nodes is cheap: a size that does not fit fails fast.
         Split::Auto | Split::Pipeline => {
             (2..=most.min(desired.shape.layers).clamp(2, MAX_RANKS)).map(|stages| (stages, 1)).collect()
         }

@@ -1,13 +1,13 @@
-//! What replicas of one deployment have in common beside their nodes: domains in which everything fails together,
-//! such as a zone, a rack or a UPS, which owners name by a label. And which replicas there are to be, since where
-//! one too many stands decides which one goes.
+//! Spread over failure domains: a zone, a rack or a UPS, which owners name by a label, in which everything
+//! fails together. Also the set of desired replicas, since the domain of a surplus replica decides which one
+//! is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
 use crate::validate::ValidDeployment;
 
-/// What fails together: the nodes of one label's value, or a node by itself that has no such label.
+/// A failure domain: the nodes with one label value, or a single node without the label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum FailureDomain<'v> {
     Label(&'v str),
@@ -19,7 +19,7 @@ fn failure_domain<'v>(view: &'v Snapshot, key: &str, node: &'v str) -> FailureDo
     label.map_or(FailureDomain::Node(node), |value| FailureDomain::Label(value))
 }
 
-/// The domains of a deployment's other replicas.
+/// The failure domains of a deployment's other replicas.
 pub struct SiblingDomains<'v> {
     view: &'v Snapshot,
     key: &'v str,
@@ -27,7 +27,7 @@ pub struct SiblingDomains<'v> {
 }
 
 impl<'v> SiblingDomains<'v> {
-    /// Around one replica, as if the groups for which `without` is true were gone.
+    /// For one replica, as if the groups for which `without` is true were gone.
     pub fn for_replica(
         view: &'v Snapshot,
         desired: &'v ValidDeployment,
@@ -51,13 +51,15 @@ impl<'v> SiblingDomains<'v> {
         if self.replicas.is_empty() {
             return 0;
         }
-        let own: BTreeSet<FailureDomain<'_>> = nodes.map(|node| failure_domain(self.view, self.key, node)).collect();
+        let own: BTreeSet<FailureDomain<'_>> =
+            nodes.map(|node| failure_domain(self.view, self.key, node)).collect();
         self.replicas.values().filter(|domains| own.iter().any(|one| domains.contains(one))).count()
     }
 
-    /// The labelled domains that these nodes have in common with other replicas, and these.
+    /// The labelled domains that these nodes share with other replicas, and those replicas.
     pub fn shared_domains<'n>(&self, nodes: impl Iterator<Item = &'n str>) -> (Vec<String>, Vec<i32>) {
-        let own: BTreeSet<FailureDomain<'_>> = nodes.map(|node| failure_domain(self.view, self.key, node)).collect();
+        let own: BTreeSet<FailureDomain<'_>> =
+            nodes.map(|node| failure_domain(self.view, self.key, node)).collect();
         let labelled = own.iter().filter_map(|one| match one {
             FailureDomain::Label(value) => Some((one, *value)),
             FailureDomain::Node(_) => None,
@@ -75,12 +77,12 @@ impl<'v> SiblingDomains<'v> {
     }
 }
 
-/// The replicas there are to be, by their indices, and those there are too many, in the order in which they go.
-/// `groups` are the deployment's that are not being deleted.
+/// The desired replicas, by index, and the surplus ones, in order of removal. `groups` are the deployment's
+/// that are not being deleted.
 ///
-/// Those that exist stay, and the lowest free indices come. Of too many those go first that do not answer, then
-/// those that stand where most do. Who goes next is asked of what is left, so that somebody who begins anew in
-/// the middle ends the same way.
+/// Existing replicas stay, and new ones get the lowest free indices. Of a surplus, replicas that are not
+/// ready are removed first, then those in the most crowded domain. Each removal is decided on the remaining
+/// ones, so that an interrupted removal ends the same way.
 pub fn desired_and_surplus(
     view: &Snapshot,
     groups: &[(&ObjectKey, &GroupInfo)],
@@ -105,14 +107,18 @@ pub fn desired_and_surplus(
     (left.into_keys().collect(), surplus)
 }
 
-/// A replica that exists.
+/// An existing replica.
 struct ReplicaDomains<'v> {
     ready: bool,
     nodes: BTreeSet<&'v str>,
     domains: BTreeSet<FailureDomain<'v>>,
 }
 
-fn replica_domains<'v>(view: &'v Snapshot, groups: &[(&ObjectKey, &'v GroupInfo)], key: &str) -> BTreeMap<i32, ReplicaDomains<'v>> {
+fn replica_domains<'v>(
+    view: &'v Snapshot,
+    groups: &[(&ObjectKey, &'v GroupInfo)],
+    key: &str,
+) -> BTreeMap<i32, ReplicaDomains<'v>> {
     let mut replicas: BTreeMap<i32, ReplicaDomains<'v>> = BTreeMap::new();
     for (_, group) in groups {
         let new = ReplicaDomains { ready: false, nodes: BTreeSet::new(), domains: BTreeSet::new() };
@@ -124,7 +130,7 @@ fn replica_domains<'v>(view: &'v Snapshot, groups: &[(&ObjectKey, &'v GroupInfo)
     replicas
 }
 
-/// The one that goes first.
+/// The one to remove first.
 fn most_crowded(replicas: &BTreeMap<i32, ReplicaDomains<'_>>) -> Option<i32> {
     let rank = |(index, one): &(&i32, &ReplicaDomains<'_>)| {
         let beside = replicas.values().filter(|other| !other.domains.is_disjoint(&one.domains)).count();

@@ -1,13 +1,13 @@
-//! Room that others make: which replicas of lower priority have to stop so that one that fits nowhere else fits.
-//! Whole replicas, as few and as unimportant ones as will do; never one whose tier keeps it, and none of the same
-//! priority, so that no two can drive each other out in turns.
+//! Preemption: which replicas of lower priority have to stop so that one that fits nowhere else fits. Whole
+//! replicas, as few and as unimportant as possible; never one that its tier protects, and none of the same
+//! priority, so that no two can preempt each other in turn.
 
 use std::collections::BTreeSet;
 
 use russet_crds::{ApprovalAction, Residency};
 
-use super::selection::find_candidates;
 use super::score::ScoredCandidate;
+use super::selection::find_candidates;
 use crate::digest::digest;
 use crate::fabric;
 use crate::memory_model::MemoryModel;
@@ -15,25 +15,25 @@ use crate::note::Note;
 use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
 use crate::validate::ValidDeployment;
 
-/// Ways that are looked at for the least harm, the best ones first.
+/// Maximum number of candidates that are evaluated for the lowest cost, the best ones first.
 const MAX_CANDIDATES: usize = 64;
 /// Digits of a hash that people copy into Git.
 const HASH_DIGITS: usize = 16;
 
-/// What a person has to say yes to before it is done.
+/// A request for approval.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApprovalRequest {
-    /// What is to be done.
+    /// The action.
     pub action: ApprovalAction,
-    /// Digest of what is to run and of who has to stop for it.
+    /// Digest of the plan to run and of the replicas that have to stop for it.
     pub hash: String,
     /// Deployments that would lose replicas, as `namespace/name`.
     pub affects: Vec<String>,
-    /// The question.
+    /// The request as a sentence.
     pub message: String,
 }
 
-/// Replicas of others that have to stop.
+/// Replicas of other deployments that have to stop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Victims {
     /// The groups.
@@ -42,22 +42,22 @@ pub struct Victims {
     pub deployments: Vec<String>,
     /// Bytes they hold.
     pub freed_bytes: u64,
-    /// Where the replica would be then.
+    /// The nodes of the replica afterwards.
     pub nodes: Vec<String>,
 }
 
-/// What becomes of a replica that fits nowhere.
+/// What to do for a replica that fits nowhere.
 pub enum PreemptOutcome {
-    /// These stop now.
+    /// Preempt these now.
     Preempt(Victims),
-    /// A person is asked first.
+    /// Request approval first.
     RequestApproval(ApprovalRequest, Note),
-    /// They would make room, and do not yet, or may not.
+    /// Preemption is not possible yet, or not allowed.
     Wait(Note),
 }
 
-/// Whom a replica may have make room, as if the groups for which `without` is true were gone; `None` when no
-/// replica of lower priority helps.
+/// The replicas to preempt, as if the groups for which `without` is true were gone; `None` if no replica of
+/// lower priority helps.
 pub fn preempt(
     view: &Snapshot,
     desired: &ValidDeployment,
@@ -72,7 +72,7 @@ pub fn preempt(
             && view.priority(group) < desired.priority
             && view.residency(group) != Residency::Always
     };
-    // Those that have run long enough first; of the others only how long they have still.
+    // Those past their minimum residency first; of the others only the remaining time.
     let ripe = victims(view, desired, fit, replica, without, |key, group| {
         lower(key, group) && group.resident_until.is_none()
     });
@@ -92,8 +92,9 @@ pub fn preempt(
         return Some(PreemptOutcome::Wait(Note::CouldPreempt { replica, deployments, frees: *frees, tier }));
     }
     let tiers = victims.groups.iter().filter_map(|key| view.groups.get(key)?.tier.as_ref());
-    let asks =
-        |tier: &String| view.tiers.get(tier).is_some_and(|tier| tier.approvals.contains(&ApprovalAction::Preempt));
+    let asks = |tier: &String| {
+        view.tiers.get(tier).is_some_and(|tier| tier.approvals.contains(&ApprovalAction::Preempt))
+    };
     if !tiers.chain(&desired.tier).any(asks) {
         return Some(PreemptOutcome::Preempt(victims));
     }
@@ -107,15 +108,18 @@ pub fn preempt(
     let note =
         Note::AwaitsApproval { replica, hash: hash.clone(), deployments: deployments.clone(), frees: *frees };
     let (affects, message) = (deployments.clone(), note.to_string());
-    Some(PreemptOutcome::RequestApproval(ApprovalRequest { action: ApprovalAction::Preempt, hash, affects, message }, note))
+    Some(PreemptOutcome::RequestApproval(
+        ApprovalRequest { action: ApprovalAction::Preempt, hash, affects, message },
+        note,
+    ))
 }
 
-/// What an approval is about: what is to run and who has to stop for it, and not on which nodes, so that it
-/// outlives a plan that is made anew.
+/// Identity of an approval: the plan to run and the replicas that have to stop for it. Without the nodes, so
+/// that it stays valid when the plan is computed again.
 pub fn approval_hash(desired: &ValidDeployment, action: ApprovalAction, affects: &[String]) -> String {
     let ValidDeployment { namespace, name, model, sharding, replicas, .. } = desired;
     let intent = (namespace, name, model, sharding, replicas, action, affects);
-    // What was approved before there were draft models stays approved.
+    // Approvals from before draft models existed stay valid.
     let mut hash = match &desired.draft {
         None => digest(&intent),
         Some(draft) => digest(&(intent, &draft.name)),
@@ -124,7 +128,7 @@ pub fn approval_hash(desired: &ValidDeployment, action: ApprovalAction, affects:
     hash
 }
 
-/// The least harmful set of groups, of those that may be taken, without which the replica fits.
+/// The set of evictable groups with the lowest cost without which the replica fits.
 fn victims(
     view: &Snapshot,
     desired: &ValidDeployment,
@@ -140,20 +144,27 @@ fn victims(
     }
     let gone = |key: &ObjectKey| without(key) || takable.contains(key);
     let choices = find_candidates(view, desired, fit, replica, true, gone).ok()?;
-    let sets = choices.candidates().take(MAX_CANDIDATES).map(|scored| (needed_victims(view, fit, scored, without, &takable), scored));
-    // The first of equals is the better way.
+    let sets = choices
+        .candidates()
+        .take(MAX_CANDIDATES)
+        .map(|scored| (needed_victims(view, fit, scored, without, &takable), scored));
+    // The first of equals is the better candidate.
     let (groups, scored) = sets.min_by_key(|(groups, _)| disruption_cost(view, groups))?;
     let of = |key: &&ObjectKey| view.groups.get(*key).map(|group| format!("{}/{}", key.0, group.deployment));
     let deployments: BTreeSet<String> = groups.iter().filter_map(of).collect();
     Some(Victims {
-        freed_bytes: groups.iter().filter_map(|key| view.groups.get(*key)).map(GroupInfo::reserved_bytes).sum(),
+        freed_bytes: groups
+            .iter()
+            .filter_map(|key| view.groups.get(*key))
+            .map(GroupInfo::reserved_bytes)
+            .sum(),
         nodes: scored.nodes(),
         deployments: deployments.into_iter().collect(),
         groups: groups.into_iter().cloned().collect(),
     })
 }
 
-/// Of the groups that may be taken those that this way really needs.
+/// The groups that this candidate really needs, of those that may be preempted.
 fn needed_victims<'k>(
     view: &Snapshot,
     fit: &MemoryModel<'_>,
@@ -161,10 +172,11 @@ fn needed_victims<'k>(
     without: impl Fn(&ObjectKey) -> bool + Copy,
     takable: &BTreeSet<&'k ObjectKey>,
 ) -> BTreeSet<&'k ObjectKey> {
-    let on_it =
-        |key: &&&ObjectKey| view.groups.get(**key).is_some_and(|group| group.nodes().any(|node| scored.uses(node)));
+    let on_it = |key: &&&ObjectKey| {
+        view.groups.get(**key).is_some_and(|group| group.nodes().any(|node| scored.uses(node)))
+    };
     let mut taken: BTreeSet<&ObjectKey> = takable.iter().filter(on_it).copied().collect();
-    // The most important stays first, if anybody can, and of equals the larger.
+    // Spare the most important first if possible, and of equals the larger.
     let mut by_harm: Vec<&ObjectKey> = taken.iter().copied().collect();
     by_harm.sort_by_key(|key| std::cmp::Reverse(disruption_cost(view, &BTreeSet::from([*key]))));
     for key in by_harm {
@@ -176,8 +188,13 @@ fn needed_victims<'k>(
     taken
 }
 
-/// Whether a way has its memory and its ports once these groups are gone.
-fn fits_without(view: &Snapshot, fit: &MemoryModel<'_>, scored: &ScoredCandidate, gone: impl Fn(&ObjectKey) -> bool) -> bool {
+/// Whether a candidate has its memory and its ports once these groups are gone.
+fn fits_without(
+    view: &Snapshot,
+    fit: &MemoryModel<'_>,
+    scored: &ScoredCandidate,
+    gone: impl Fn(&ObjectKey) -> bool,
+) -> bool {
     let committed = view.committed_bytes(&gone);
     let room = scored.candidate.ranks.iter().all(|rank| {
         let limit = view.nodes.get(&rank.node).map_or(0, |node| node.serving_limit);
@@ -191,8 +208,8 @@ fn fits_without(view: &Snapshot, fit: &MemoryModel<'_>, scored: &ScoredCandidate
         || !staying().any(|(_, group)| fabric::ports(&group.plan).any(|port| ports.contains(&port))))
 }
 
-/// What stopping these does, the least first: by the most important of them, what is not there on demand, how many,
-/// and how much they hold.
+/// Cost of stopping these groups, for comparison: by the most important of them, the number that are not on
+/// demand, the number of groups, and their bytes.
 fn disruption_cost(view: &Snapshot, groups: &BTreeSet<&ObjectKey>) -> (i32, usize, usize, u64) {
     let seen = || groups.iter().filter_map(|key| view.groups.get(*key));
     (

@@ -1,60 +1,75 @@
-//! One deployment's turn: what becomes of each of its replicas, one after the other, on a view that changes with
-//! what was decided for those before it.
+//! Replica steps: for each replica of one deployment, keep, create, drain, preempt or wait. Replicas are
+//! decided one after the other, on a view updated with the previous decisions.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use russet_crds::{ApprovalAction, names};
 
-use super::selection::{Selection, RankedCandidates, find_candidates};
-use super::running::{GroupReadiness, has_lost_node, may_keep_nodes, rollout_in_progress, outside_pools_note, lost_cable_note, current_and_outdated};
-use super::preempt::{self, ApprovalRequest, PreemptOutcome, Victims};
 use super::failure_domains::{SiblingDomains, desired_and_surplus};
+use super::preempt::{self, ApprovalRequest, PreemptOutcome, Victims};
+use super::running::{
+    GroupReadiness, current_and_outdated, has_lost_node, lost_cable_note, may_keep_nodes, outside_pools_note,
+    rollout_in_progress,
+};
 use super::score::ScoredCandidate;
-use super::{NewGroup, RemovedGroup, Placement, RemovalReason, MAX_SHOWN_NODES, plan_hash};
+use super::selection::{RankedCandidates, Selection, find_candidates};
+use super::{MAX_SHOWN_NODES, NewGroup, Placement, RemovalReason, RemovedGroup, plan_hash};
 use crate::copies::Shortage;
+use crate::joint_placement::JointPlan;
 use crate::memory_model::MemoryModel;
 use crate::note::{DrainReason, Note};
 use crate::quantity::show;
 use crate::shard::SplitCandidate;
 use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
-use crate::joint_placement::JointPlan;
 use crate::validate::ValidDeployment;
 
-/// A deployment being placed.
+/// The placement of one deployment in progress.
 pub struct ReplicaSteps<'a> {
     view: Cow<'a, Snapshot>,
     desired: &'a ValidDeployment,
     memory: MemoryModel<'a>,
     joint_plan: &'a JointPlan,
-    /// What was decided so far.
+    /// The decisions so far.
     pub placement: Placement,
     /// Why.
     pub notes: Vec<Note>,
-    /// What was found for replicas that come.
+    /// Selections for replicas to create.
     pub selections: Vec<(i32, Selection)>,
-    /// The replicas there are to be.
+    /// The desired replicas, by index.
     pub desired_replicas: BTreeSet<i32>,
-    /// Groups of those there are too many, in the order in which they go.
+    /// Groups of surplus replicas, in order of removal.
     surplus: Vec<ObjectKey>,
 }
 
 impl<'a> ReplicaSteps<'a> {
-    /// Nothing is decided yet. Of a large cluster nothing is copied while nothing changes.
+    /// The initial state. The view of a large cluster is not copied until it changes.
     pub fn new(view: &'a Snapshot, desired: &'a ValidDeployment, joint_plan: &'a JointPlan) -> Self {
         let memory = desired.memory_model();
         let own = view.groups_of(&desired.namespace, &desired.name).filter(|(_, group)| !group.deleting);
         let own: Vec<(&ObjectKey, &GroupInfo)> = own.collect();
-        let (desired_replicas, surplus) = desired_and_surplus(view, &own, desired.replicas, &desired.topology_key);
+        let (desired_replicas, surplus) =
+            desired_and_surplus(view, &own, desired.replicas, &desired.topology_key);
         let of = |index: i32| own.iter().filter(move |(_, group)| group.replica == index);
         let surplus = surplus.into_iter().flat_map(of).map(|(key, _)| (*key).clone()).collect();
         let (placement, notes, selections) = (Placement::default(), Vec::new(), Vec::new());
-        Self { view: Cow::Borrowed(view), desired: desired, memory, joint_plan: joint_plan, placement, notes, selections, desired_replicas, surplus }
+        Self {
+            view: Cow::Borrowed(view),
+            desired: desired,
+            memory,
+            joint_plan: joint_plan,
+            placement,
+            notes,
+            selections,
+            desired_replicas,
+            surplus,
+        }
     }
 
-    /// Replicas that nobody wants go.
+    /// Removes surplus replicas.
     pub fn remove_surplus(&mut self) {
-        let why = if self.desired.idle_reason.is_some() { RemovalReason::Idle } else { RemovalReason::ScaledDown };
+        let why =
+            if self.desired.idle_reason.is_some() { RemovalReason::Idle } else { RemovalReason::ScaledDown };
         for key in std::mem::take(&mut self.surplus) {
             self.remove(&key, why);
         }
@@ -85,8 +100,14 @@ impl<'a> ReplicaSteps<'a> {
         }
     }
 
-    /// It runs; its predecessors go once it answers.
-    fn keep(&mut self, kept: &ObjectKey, ready: bool, surplus: &[GroupReadiness], outdated: Vec<GroupReadiness>) {
+    /// Keeps a running group; its predecessors are deleted once it is ready.
+    fn keep(
+        &mut self,
+        kept: &ObjectKey,
+        ready: bool,
+        surplus: &[GroupReadiness],
+        outdated: Vec<GroupReadiness>,
+    ) {
         self.notes.extend(outside_pools_note(&self.view, self.desired, kept));
         self.notes.extend(lost_cable_note(&self.view, kept));
         self.placement.keep.push(kept.clone());
@@ -102,7 +123,7 @@ impl<'a> ReplicaSteps<'a> {
         }
     }
 
-    /// There is room for it.
+    /// Creates a group in free memory.
     fn create(&mut self, replica: i32, choices: RankedCandidates<'_>, outdated: Vec<GroupReadiness>) {
         let desired = self.desired;
         let advised = self.joint_plan.splits.get(&(desired.key(), replica));
@@ -114,14 +135,15 @@ impl<'a> ReplicaSteps<'a> {
         let new = new_group(desired, &self.memory, replica, &choice.candidate);
         let key = (desired.namespace.clone(), new.name.clone());
         if self.view.groups.contains_key(&key) {
-            // The same plan, being deleted: its name is free once its agents let go.
+            // The same plan, being deleted: its name is free once its agents have released it.
             let holders = vec![format!("ShardGroup {}", new.name)];
             self.notes.push(Note::WaitingForRelease { replica, holders });
             return self.wait(replica, outdated);
         }
         self.notes.push(Note::Placed { replica, decision: choice.candidate.show() });
         let nodes = choice.candidate.ranks.iter().map(|rank| rank.node.as_str());
-        let (domains, with) = SiblingDomains::for_replica(&self.view, desired, replica, |_| false).shared_domains(nodes);
+        let (domains, with) =
+            SiblingDomains::for_replica(&self.view, desired, replica, |_| false).shared_domains(nodes);
         if !with.is_empty() {
             let (key, apart) = (desired.topology_key.clone(), choice.best_apart.clone());
             self.notes.push(Note::SharedFailureDomain { replica, key, domains, with, apart });
@@ -138,9 +160,14 @@ impl<'a> ReplicaSteps<'a> {
         self.selections.push((replica, choice));
     }
 
-    /// Whether fewer nodes will do once agents have let go of what was deleted, and of what a predecessor still holds
-    /// that has lost a node. Cut over more of them it would stay so for as long as it lives.
-    fn fewer_nodes_soon(&self, replica: i32, choices: &RankedCandidates<'_>, outdated: &[GroupReadiness]) -> bool {
+    /// Whether fewer nodes will be enough once agents have released deleted groups, and a predecessor that
+    /// has lost a node. A group placed on more nodes now would stay on them for its lifetime.
+    fn fewer_nodes_soon(
+        &self,
+        replica: i32,
+        choices: &RankedCandidates<'_>,
+        outdated: &[GroupReadiness],
+    ) -> bool {
         let Self { view, desired: want, memory: fit, .. } = self;
         let leaves = |key: &ObjectKey| {
             let own = || outdated.iter().any(|(old, _)| old == key);
@@ -150,12 +177,15 @@ impl<'a> ReplicaSteps<'a> {
             || view.nodes.values().any(|node| node.unreleased > 0) || view.groups.keys().any(leaves);
         choices.best_node_count() > 1
             && passing()
-            && find_candidates(view, want, fit, replica, false, leaves).is_ok_and(|soon| soon.best_node_count() < choices.best_node_count())
+            && find_candidates(view, want, fit, replica, false, leaves)
+                .is_ok_and(|soon| soon.best_node_count() < choices.best_node_count())
     }
 
-    /// It waits for memory that comes free by itself; a predecessor that has lost a node goes for it.
+    /// Waits for memory that is being released; a predecessor that has lost a node is deleted for that.
     fn wait_for_release(&mut self, replica: i32, outdated: Vec<GroupReadiness>) {
-        let of = |(key, _): &GroupReadiness| self.view.groups.get(key).is_some_and(|group| has_lost_node(&self.view, group));
+        let of = |(key, _): &GroupReadiness| {
+            self.view.groups.get(key).is_some_and(|group| has_lost_node(&self.view, group))
+        };
         let (broken, rest): (Vec<GroupReadiness>, Vec<GroupReadiness>) = outdated.into_iter().partition(of);
         for (key, _) in broken {
             self.notes.push(Note::DrainFirst { group: key.1.clone(), why: DrainReason::NodeLost });
@@ -165,8 +195,14 @@ impl<'a> ReplicaSteps<'a> {
         self.wait(replica, rest);
     }
 
-    /// There is none, or its predecessor goes first.
-    fn make_room(&mut self, replica: i32, outdated: Vec<GroupReadiness>, refusal: Vec<Note>, goes_first: bool) {
+    /// Nothing is free: drain the predecessor, preempt others, or report the refusal.
+    fn make_room(
+        &mut self,
+        replica: i32,
+        outdated: Vec<GroupReadiness>,
+        refusal: Vec<Note>,
+        goes_first: bool,
+    ) {
         let (fit, desired) = (self.memory.clone(), self.desired);
         let view = &self.view;
         let gone = |key: &ObjectKey| view.groups.get(key).is_some_and(|group| group.deleting);
@@ -176,8 +212,10 @@ impl<'a> ReplicaSteps<'a> {
             return self.wait(replica, outdated);
         }
         let drained = |key: &ObjectKey| gone(key) || outdated.iter().any(|(old, _)| old == key);
-        // Memory that agents have not released may stay so: nothing is taken down for it.
-        let after = find_candidates(view, desired, &fit, replica, true, drained).ok().filter(|_| !outdated.is_empty());
+        // Memory that agents have not released may stay held: no group is stopped for it.
+        let after = find_candidates(view, desired, &fit, replica, true, drained)
+            .ok()
+            .filter(|_| !outdated.is_empty());
         if let Some(after) = after {
             let ports = refusal.iter().any(|note| matches!(note, Note::PortsBusy { .. }));
             let why = match (goes_first, ports) {
@@ -207,15 +245,21 @@ impl<'a> ReplicaSteps<'a> {
         let (needed, draft) = (fit.whole_model(), fit.draft().cloned().map(Box::new));
         let closed = unavailable_nodes(&self.view, desired, needed.total());
         self.notes.push(Note::NothingFits { replica, needed, draft, closed, full, ports });
-        // Last, because it is what will help.
+        // Last, because it is the remedy.
         self.notes.extend(remedy);
         let kept = self.ready_group(&outdated).map(|key| Note::OutdatedStays { group: key.1.clone() });
         self.notes.extend(kept);
         self.wait(replica, outdated);
     }
 
-    /// It fits once its predecessor is gone: one replica at a time, and its files first.
-    fn drain(&mut self, replica: i32, outdated: Vec<GroupReadiness>, after: &RankedCandidates<'_>, why: DrainReason) {
+    /// Drains the predecessor, after which the replica fits: one replica at a time, and its files first.
+    fn drain(
+        &mut self,
+        replica: i32,
+        outdated: Vec<GroupReadiness>,
+        after: &RankedCandidates<'_>,
+        why: DrainReason,
+    ) {
         if !self.placement.create.is_empty()
             || rollout_in_progress(&self.view, self.desired, &self.memory, &self.desired_replicas, replica)
         {
@@ -233,7 +277,7 @@ impl<'a> ReplicaSteps<'a> {
         }
     }
 
-    /// It fits once others are gone, and its files are there.
+    /// Preempts others, after which the replica fits, once its files are present.
     fn preempt(&mut self, replica: i32, outdated: Vec<GroupReadiness>, victims: Victims) {
         let Victims { groups, deployments, freed_bytes: frees, nodes } = victims;
         if !self.prefetch(replica, nodes) {
@@ -247,8 +291,8 @@ impl<'a> ReplicaSteps<'a> {
         self.wait(replica, outdated);
     }
 
-    /// Whether some of these nodes lack the model's files, which then come first: nothing stops for a model that
-    /// is not there yet.
+    /// Whether some of these nodes lack the model's files, which are then fetched first: no group stops for a
+    /// model without files.
     fn prefetch(&mut self, replica: i32, nodes: Vec<String>) -> bool {
         let Self { view, desired: want, .. } = self;
         let Some(disks) = &view.disks else { return false };
@@ -268,8 +312,7 @@ impl<'a> ReplicaSteps<'a> {
         true
     }
 
-    /// It waits, and what runs in its place goes on. Of several that were asked for one after the other, and are not
-    /// any more, one that answers will do.
+    /// Waits while a predecessor keeps running. Of several outdated ones, one ready group is enough.
     fn wait(&mut self, replica: i32, outdated: Vec<GroupReadiness>) {
         self.placement.waiting.push(replica);
         let answering = self.ready_group(&outdated).cloned();
@@ -282,7 +325,7 @@ impl<'a> ReplicaSteps<'a> {
         }
     }
 
-    /// The first of these groups that answers.
+    /// The first of these groups that is ready.
     fn ready_group<'n>(&self, groups: &'n [GroupReadiness]) -> Option<&'n ObjectKey> {
         let answers = |(key, ready): &&GroupReadiness| {
             *ready && self.view.groups.get(key).is_some_and(|group| !has_lost_node(&self.view, group))
@@ -290,8 +333,8 @@ impl<'a> ReplicaSteps<'a> {
         groups.iter().find(answers).map(|(key, _)| key)
     }
 
-    /// What keeps a replica that answers from being replaced: its tier wants that approved. One that cannot stay
-    /// where it is needs nobody's word.
+    /// What prevents the replacement of a ready replica: its tier requires an approval. One that cannot stay
+    /// where it is needs none.
     fn approval_note(&mut self, replica: i32, outdated: &[GroupReadiness]) -> Option<Note> {
         let Self { view, desired: want, .. } = self;
         let tier = view.tiers.get(want.tier.as_ref()?)?;
@@ -310,25 +353,30 @@ impl<'a> ReplicaSteps<'a> {
         }
         let note = Note::AwaitsApproval { replica, hash: hash.clone(), deployments: Vec::new(), frees: 0 };
         let message = note.to_string();
-        self.placement.approval_requests.push(ApprovalRequest { action: ApprovalAction::Rollout, hash, affects: Vec::new(), message });
+        self.placement.approval_requests.push(ApprovalRequest {
+            action: ApprovalAction::Rollout,
+            hash,
+            affects: Vec::new(),
+            message,
+        });
         Some(note)
     }
 
     fn remove(&mut self, key: &ObjectKey, why: RemovalReason) {
         if let Some(group) = self.view.to_mut().groups.get_mut(key) {
-            // It keeps its memory until its agents say otherwise; only a later view shows that free.
+            // It holds its memory until its agents report the release; only a later view has it free.
             group.deleting = true;
         }
         self.placement.delete.push(RemovedGroup { name: key.1.clone(), reason: why });
     }
 }
 
-/// Whether one of them answers.
+/// Whether one of them is ready.
 fn any_ready(groups: &[GroupReadiness]) -> bool {
     groups.iter().any(|(_, ready)| *ready)
 }
 
-/// Nodes it may have that would hold so much if nothing else ran there, and take no work.
+/// Nodes that it may use and that would have enough memory if empty, but take no work.
 fn unavailable_nodes(view: &Snapshot, desired: &ValidDeployment, needed: u64) -> Vec<String> {
     let holds = view.nodes.iter().filter(|(name, node)| {
         let shut = node.availability != Availability::Open && node.serving_limit >= needed;
@@ -337,13 +385,18 @@ fn unavailable_nodes(view: &Snapshot, desired: &ValidDeployment, needed: u64) ->
     holds.take(MAX_SHOWN_NODES).map(|(name, _)| name.clone()).collect()
 }
 
-fn new_group(desired: &ValidDeployment, fit: &MemoryModel<'_>, replica: i32, candidate: &SplitCandidate) -> NewGroup {
+fn new_group(
+    desired: &ValidDeployment,
+    fit: &MemoryModel<'_>,
+    replica: i32,
+    candidate: &SplitCandidate,
+) -> NewGroup {
     let mut plan = candidate.plan(fit);
     plan.hash = plan_hash(&desired.model, &plan);
     NewGroup { name: names::shard_group(&desired.name, replica, &plan.hash), replica, plan }
 }
 
-/// Who holds memory that comes free by itself, or should.
+/// Holders of memory that is being released, or should be.
 fn memory_holders(view: &Snapshot) -> Vec<String> {
     let leaving = view.groups.iter().filter(|(_, group)| group.deleting);
     let groups = leaving.map(|(key, group)| format!("ShardGroup {} {}", key.1, show(group.reserved_bytes())));

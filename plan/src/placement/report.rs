@@ -1,20 +1,20 @@
-//! What a deployment's status says of its placement: the decision, why, and what else there was.
+//! The placement report of a deployment's status: decision, reason and alternatives.
 
 use russet_crds::{GroupPlan, PlacementReport};
 
 use super::selection::Selection;
 use super::{Placement, deployment_hash};
-use crate::prediction::Predictor;
 use crate::note::Note;
+use crate::prediction::Predictor;
 use crate::shard::describe;
 
-/// Why a plan holds of which nobody remembers more.
+/// The reason of a plan without a remembered one.
 pub const UNCHANGED_REASON: &str = "what runs stays where it is";
-/// Candidates of a report; the schema says the same.
+/// Maximum candidates of a report; the schema says the same.
 pub(super) const MAX_SHOWN_CANDIDATES: usize = 5;
 
-/// The report of this placement; that of the one `before`, while its plan still holds; or what was refused.
-/// `current` are the plans of the groups that are to stay.
+/// The report of this placement; that of the one `before`, while its plan is still valid; or the refusal.
+/// `current` are the plans of the groups that stay.
 pub fn status_report(
     placement: &Placement,
     current: &[&GroupPlan],
@@ -41,7 +41,7 @@ pub fn status_report(
     if placement.waiting.is_empty() {
         return None;
     }
-    // That something ran is remembered, as it counts where room is short.
+    // Keep the hash of an earlier placement: it counts when memory is short.
     let plan_hash = before.map(|before| before.plan_hash).unwrap_or_default();
     Some(PlacementReport {
         plan_hash,
@@ -50,7 +50,7 @@ pub fn status_report(
     })
 }
 
-/// What stood in the way; the last text names the remedy.
+/// The refusal; the last text names the remedy.
 pub fn refusal_report(mut texts: Vec<String>) -> PlacementReport {
     let reason = texts.pop().unwrap_or_default();
     texts.truncate(MAX_SHOWN_CANDIDATES);
@@ -62,7 +62,7 @@ pub fn refusal_report(mut texts: Vec<String>) -> PlacementReport {
     }
 }
 
-/// The report of what was just found.
+/// The report of a new placement.
 pub(super) fn report(
     placement: &Placement,
     found: &[(i32, Selection)],

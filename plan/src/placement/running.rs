@@ -1,5 +1,5 @@
-//! What runs already: which groups of a deployment are what it asks for, and may go on where they are. Sticky: a
-//! better place elsewhere is no reason to move.
+//! Running groups: which groups of a deployment match its spec, and may stay where they are. Sticky: a better
+//! candidate is no reason to move.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +13,18 @@ use crate::note::Note;
 use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
-/// The replicas of a deployment that have no current group; `own` are its groups that are not being deleted.
-pub fn pending_among(view: &Snapshot, desired: &ValidDeployment, fit: &MemoryModel<'_>, own: &[(&ObjectKey, &GroupInfo)]) -> Vec<i32> {
+/// The replicas of a deployment without a current group; `own` are its groups that are not being deleted.
+pub fn pending_among(
+    view: &Snapshot,
+    desired: &ValidDeployment,
+    fit: &MemoryModel<'_>,
+    own: &[(&ObjectKey, &GroupInfo)],
+) -> Vec<i32> {
     let has = |replica: i32| {
         own.iter().any(|(_, group)| {
-            group.replica == replica && matches_spec(desired, fit, group) && may_keep_nodes(view, desired, group)
+            group.replica == replica
+                && matches_spec(desired, fit, group)
+                && may_keep_nodes(view, desired, group)
         })
     };
     let (mut wanted, _) = desired_and_surplus(view, own, desired.replicas, &desired.topology_key);
@@ -25,19 +32,19 @@ pub fn pending_among(view: &Snapshot, desired: &ValidDeployment, fit: &MemoryMod
     wanted.into_iter().collect()
 }
 
-/// The same, its groups being looked for.
+/// The same, with the groups looked up in the view.
 pub fn pending_replicas(view: &Snapshot, desired: &ValidDeployment, fit: &MemoryModel<'_>) -> Vec<i32> {
     let own = view.groups_of(&desired.namespace, &desired.name);
     let own: Vec<(&ObjectKey, &GroupInfo)> = own.filter(|(_, group)| !group.deleting).collect();
     pending_among(view, desired, fit, &own)
 }
 
-/// Whether a running plan is what the deployment asks for, on nodes it may stay on.
+/// Whether a running plan matches the deployment's spec, on nodes where it may stay.
 pub fn is_current(view: &Snapshot, desired: &ValidDeployment, group: &GroupInfo) -> bool {
     matches_spec(desired, &desired.memory_model(), group) && may_keep_nodes(view, desired, group)
 }
 
-/// Whether another replica has a successor that does not answer yet, or none because it makes room for one.
+/// Whether another replica's replacement is not ready yet, or is still to be created in freed memory.
 pub(super) fn rollout_in_progress(
     view: &Snapshot,
     desired: &ValidDeployment,
@@ -51,11 +58,11 @@ pub(super) fn rollout_in_progress(
     })
 }
 
-/// A group and whether it answers.
+/// A group and whether it is ready.
 pub(super) type GroupReadiness = (ObjectKey, bool);
 
-/// The groups of a replica: those that serve the spec, ready ones first, and those that do not; each
-/// with whether it is ready.
+/// The groups of a replica: those that match the spec, ready ones first, and the others; each with whether it
+/// is ready.
 pub(super) fn current_and_outdated(
     view: &Snapshot,
     desired: &ValidDeployment,
@@ -104,8 +111,8 @@ fn matches_spec(desired: &ValidDeployment, fit: &MemoryModel<'_>, group: &GroupI
     let sizes = plan.members.iter().all(|member| {
         partition.part(member.rank).is_some_and(|part| {
             let need = fit.rank_estimate(&part);
-            // What runs was planned with the engine's own share as an older release knew it, and stays while
-            // the headroom that is asked for is there.
+            // A running plan may have the overhead of an older release's memory model; it stays while the
+            // requested headroom is met.
             (member.weight_bytes, member.kv_bytes) == (need.weights, need.kv)
                 && member.overhead_bytes >= fit.headroom(&need)
         })
@@ -122,8 +129,8 @@ fn matches_spec(desired: &ValidDeployment, fit: &MemoryModel<'_>, group: &GroupI
             == desired.draft.as_ref().map(|draft| &draft.name)
 }
 
-/// Whether its nodes may go on with it. Pools count when a group is placed: one that was placed in those
-/// that are asked for stays when its nodes leave them.
+/// Whether it may stay on its nodes. Pools count at placement: a group that was placed in the requested pools
+/// stays when its nodes leave them.
 pub(super) fn may_keep_nodes(view: &Snapshot, desired: &ValidDeployment, group: &GroupInfo) -> bool {
     let inside = group.pools == desired.pools() || desired.allows(group.nodes());
     inside
@@ -138,27 +145,31 @@ pub(super) fn may_keep_nodes(view: &Snapshot, desired: &ValidDeployment, group: 
         })
 }
 
-/// Whether a node of it is lost for good, so that it does not answer, whatever was last heard of it.
+/// Whether one of its nodes is lost, so that it cannot be ready, whatever was last reported.
 pub(super) fn has_lost_node(view: &Snapshot, group: &GroupInfo) -> bool {
     let lost = |node: &str| view.nodes.get(node).is_none_or(|node| node.availability == Availability::Lost);
     group.nodes().any(lost)
 }
 
-/// What is to be said of a group that stays, and does not answer because cables are gone. It is not moved: a cable
-/// that is touched is back in a moment.
+/// The note of a group that stays and is not ready because cables are gone. It is not moved: an unplugged
+/// cable is usually back in a moment.
 pub(super) fn lost_cable_note(view: &Snapshot, key: &ObjectKey) -> Option<Note> {
     let group = view.groups.get(key).filter(|group| !group.ready)?;
     let why = fabric::severed(&view.nodes, &group.plan)?;
     Some(Note::CableLost { group: key.1.clone(), why })
 }
 
-/// What is to be said of a group that stays outside the pools.
-pub(super) fn outside_pools_note(view: &Snapshot, desired: &ValidDeployment, key: &ObjectKey) -> Option<Note> {
+/// The note of a group that stays outside the pools.
+pub(super) fn outside_pools_note(
+    view: &Snapshot,
+    desired: &ValidDeployment,
+    key: &ObjectKey,
+) -> Option<Note> {
     let group = view.groups.get(key).filter(|group| !desired.allows(group.nodes()))?;
     let strangers = group.nodes().filter(|node| !desired.allows(std::iter::once(*node)));
     let mut nodes: Vec<String> = strangers.map(str::to_owned).collect();
     if nodes.is_empty() {
-        // Each is in some pool, and no pool has them all.
+        // Each node is in some pool, and no pool has them all.
         nodes = group.nodes().map(str::to_owned).collect();
     }
     Some(Note::OutsidePools { group: key.1.clone(), nodes, pools: desired.pools() })

@@ -1,15 +1,15 @@
-//! What a way to run a replica is worth, as one number by which ways are compared, alone and all deployments
-//! together. Its constants are what owners of clusters say about theirs (docs/plan.md).
+//! Score of a candidate: one number that compares candidates of one deployment and of all deployments
+//! together. Its constants reflect what owners of clusters report (docs/plan.md).
 //!
 //! ```text
-//! worth = ½ + ½ × min(1, speed / (0.8 × the best speed there is))      placed at all, and how fast
-//!       − 1/12 for every node beyond the fewest that can hold it        a second node must give 1.5 times the speed
+//! score = ½ + ½ × min(1, speed / (0.8 × the best speed there is))      placed at all, and how fast
+//!       − 1/12 for every node beyond the fewest that can hold it        two nodes must be 1.5 times as fast
 //!       − 1/4 for every replica of the same deployment on its nodes
-//!       − 1/12 × n/(n+1) for n replicas in its failure domains           at most what a second node costs
-//!       − 1/4 for sums that go over TCP                                  RDMA, unless that is 2.5 times as slow
-//!       − 1/12 for stages that meet over Wi-Fi                          what is predicted of it is its best hour
-//!       − 1/50 × the share of its files that is to come                   half of that where they have room
-//!       − 1/1000 × the share of the cluster's large gaps it takes       ties go to the tightest fit, then the fastest
+//!       − 1/12 × n/(n+1) for n replicas in its failure domains          at most the cost of a second node
+//!       − 1/4 for sums over TCP                                         RDMA, unless 2.5 times as slow
+//!       − 1/12 for stages connected over Wi-Fi                          its prediction is its best case
+//!       − 1/50 × the share of its files to fetch                        half of that if they have free space
+//!       − 1/1000 × its share of the cluster's fragmentation             ties: tightest fit, then fastest
 //! ```
 
 use std::cmp::Ordering;
@@ -18,48 +18,50 @@ use russet_crds::Backend;
 
 use crate::shard::SplitCandidate;
 
-/// Share of the best speed from which on a difference counts no more: a tighter fit is worth it.
+/// Share of the best speed above which differences do not count: a tighter fit is preferred.
 pub(super) const ENOUGH_SPEED: f64 = 0.8;
-/// What a node beyond the fewest costs. By this, two nodes must answer 1.5 times as fast as one, four 2.5.
+/// Cost of a node beyond the fewest. With it, two nodes must be 1.5 times as fast as one, four 2.5 times.
 const NODE_COST: f64 = 1.0 / 12.0;
-/// What all the gaps of a cluster are worth.
+/// Weight of the fragmentation of a whole cluster.
 const FRAGMENTATION_WEIGHT: f64 = 1e-3;
-/// What a replica of the same deployment on the same node costs: one machine's end should not end both.
+/// Cost of a replica of the same deployment on the same node: the failure of one machine should not stop
+/// both.
 const SAME_NODE_COST: f64 = 0.25;
-/// What replicas of the same deployment cost that fail together with it, at most: as much as a second node. So
-/// nobody takes a second node to be apart from others, and no place is taken for it that answers less than two
-/// thirds as fast as the fastest there is (`ENOUGH` less `2 × APART` of that); for the first of them, which costs
-/// half of it, less than 73 %.
+/// Maximum cost of replicas of the same deployment in one failure domain: as much as a second node. So no
+/// second node is taken for the sake of spread, and no candidate is chosen for it that is less than two
+/// thirds as fast as the fastest (`ENOUGH` less `2 × APART` of that). For the first such replica, which costs
+/// half of it: less than 73 %.
 const SHARED_DOMAIN_COST: f64 = NODE_COST;
-/// What it costs at most that the model's files are not there: they come in minutes and stay, and a slower machine
-/// is slower for ever. It decides between machines that answer about as soon.
+/// Maximum cost of missing files: they are fetched in minutes and stay, while a slower machine stays slower.
+/// It decides between candidates of about the same speed.
 const FETCH_COST: f64 = 0.02;
-/// What it costs that the sums of a tensor group go over TCP, where other traffic delays every one of them.
+/// Cost of a tensor group's sums over TCP, where other traffic delays every one of them.
 const TCP_COST: f64 = 0.25;
-/// What it costs that ranks meet over Wi-Fi. Its round trips are predicted at their best, and owners saw a third of
-/// the speed they had over the cable beside it.
+/// Cost of ranks connected over Wi-Fi. Its round trips are predicted at their best, and owners saw a third of
+/// the speed of the cable beside it.
 const WIFI_COST: f64 = 1.0 / 12.0;
-/// What a pipeline is worth at most, of 1, of a model that one node would hold: better than none, and no price for
-/// others being a little faster.
+/// Maximum score, of 1, of a pipeline of a model that fits one node: better than none, but not worth a small
+/// speed-up of others.
 const MAX_PIPELINE_SCORE: f64 = 0.3;
-/// What any placement is worth at least: a replica that runs somehow is better than none.
+/// Minimum score of any placement: a slow replica is better than none.
 const MIN_SCORE: f64 = 0.05;
 
-/// A way to run one replica.
+/// A candidate and the inputs of its score.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredCandidate {
     /// The split.
     pub candidate: SplitCandidate,
-    /// Tokens a second of one stream.
+    /// Tokens per second of one stream.
     pub rate: f64,
-    /// Whether ranks meet over Wi-Fi.
+    /// Whether ranks are connected over Wi-Fi.
     pub wifi: bool,
-    /// Share of the cluster's gaps it takes: large free pieces count more than the same bytes in small ones.
+    /// Its share of the cluster's fragmentation: large free pieces count more than the same bytes in small
+    /// ones.
     pub fragmentation: f64,
-    /// Other replicas of the same deployment that fail together with it.
+    /// Other replicas of the same deployment in its failure domains.
     pub domain_siblings: usize,
-    /// How much of the model's files is to come to its nodes, on average: from 0, where they are, over ½, where they
-    /// have room, to 1, where others go for them.
+    /// Average cost of fetching the model's files to its nodes: 0 if present, ½ with free space, 1 if other
+    /// files are evicted for them.
     pub fetch_cost: f64,
 }
 
@@ -74,29 +76,31 @@ impl ScoredCandidate {
         self.candidate.ranks.iter().any(|rank| rank.node == node)
     }
 
-    /// What orders ways that are worth the same: their nodes and what each holds.
+    /// Tie-breaker for candidates with equal scores: their nodes and what each holds.
     pub fn node_layers(&self) -> impl Iterator<Item = (&str, u32)> {
         self.candidate.ranks.iter().map(|rank| (rank.node.as_str(), rank.layers))
     }
 }
 
-/// What the ways of one deployment are measured by.
+/// Reference values for the candidates of one deployment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScoreScale {
-    /// The best speed of all ways, tokens a second.
+    /// The best speed of all candidates, tokens per second.
     pub best: f64,
-    /// The fewest nodes of all ways.
+    /// The fewest nodes of all candidates.
     pub fewest: usize,
 }
 
 impl ScoreScale {
-    /// The scale of these ways; `None` when there are none.
-    pub fn from_candidates<'w>(candidates: impl Iterator<Item = &'w ScoredCandidate> + Clone) -> Option<Self> {
+    /// The scale of these candidates; `None` if there are none.
+    pub fn from_candidates<'w>(
+        candidates: impl Iterator<Item = &'w ScoredCandidate> + Clone,
+    ) -> Option<Self> {
         let fewest = candidates.clone().map(|scored| scored.candidate.ranks.len()).min()?;
         Some(Self { best: candidates.map(|scored| scored.rate).fold(0.0, f64::max), fewest })
     }
 
-    /// What a way is worth, from nearly 0 to 1; without its gaps.
+    /// Score of a candidate, from nearly 0 to 1; without its fragmentation.
     pub fn score(&self, scored: &ScoredCandidate) -> f64 {
         let nodes = scored.candidate.ranks.len().saturating_sub(self.fewest) as f64;
         let siblings = scored.candidate.siblings as f64;
@@ -108,30 +112,36 @@ impl ScoreScale {
         let wifi = if scored.wifi { WIFI_COST } else { 0.0 };
         let crowd = scored.domain_siblings as f64;
         let beside = SHARED_DOMAIN_COST * crowd / (crowd + 1.0) + FETCH_COST * scored.fetch_cost;
-        let worth = self.rate_score(scored.rate) - NODE_COST * nodes - SAME_NODE_COST * siblings - tcp - wifi - beside;
+        let worth = self.rate_score(scored.rate)
+            - NODE_COST * nodes
+            - SAME_NODE_COST * siblings
+            - tcp
+            - wifi
+            - beside;
         let worth = worth.max(MIN_SCORE);
-        let strung = self.fewest == 1 && scored.candidate.ranks.len() > 1 && scored.candidate.tensor_size == 1;
+        let strung =
+            self.fewest == 1 && scored.candidate.ranks.len() > 1 && scored.candidate.tensor_size == 1;
         if strung { worth * MAX_PIPELINE_SCORE } else { worth }
     }
 
-    /// What a way over the fewest nodes is worth by its speed.
+    /// Score by speed of a candidate over the fewest nodes.
     pub fn rate_score(&self, rate: f64) -> f64 {
         let share = if self.best > 0.0 { (rate / (ENOUGH_SPEED * self.best)).min(1.0) } else { 1.0 };
         0.5 + 0.5 * share
     }
 
-    /// The same less what its gaps are worth.
+    /// The score less its fragmentation.
     pub fn net_score(&self, scored: &ScoredCandidate) -> f64 {
         self.score(scored) - FRAGMENTATION_WEIGHT * scored.fragmentation
     }
 
-    /// The better of two ways comes first: replicas of a deployment spread first of all.
+    /// Orders the better candidate first: replicas of a deployment spread first of all.
     pub fn compare(&self, a: &ScoredCandidate, b: &ScoredCandidate) -> Ordering {
         let spread = a.candidate.siblings.cmp(&b.candidate.siblings);
         spread.then_with(|| self.compare_score(a, b))
     }
 
-    /// The one that is worth more comes first, and of equal ones the faster.
+    /// Orders the higher score first, and of equal ones the faster.
     pub fn compare_score(&self, a: &ScoredCandidate, b: &ScoredCandidate) -> Ordering {
         let worth = self.net_score(b).total_cmp(&self.net_score(a));
         worth.then(b.rate.total_cmp(&a.rate)).then_with(|| a.node_layers().cmp(b.node_layers()))
@@ -159,7 +169,14 @@ mod tests {
             backend: Backend::None,
             backend_reason: None,
         };
-        ScoredCandidate { candidate, rate, wifi: false, fragmentation: gaps, domain_siblings: 0, fetch_cost: 0.0 }
+        ScoredCandidate {
+            candidate,
+            rate,
+            wifi: false,
+            fragmentation: gaps,
+            domain_siblings: 0,
+            fetch_cost: 0.0,
+        }
     }
 
     #[test]

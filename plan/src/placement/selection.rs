@@ -1,17 +1,17 @@
-//! The choice among the ways to run one replica, and its reasons in words.
+//! The choice among the candidates for one replica, and its reasons as text.
 
-use super::report::MAX_SHOWN_CANDIDATES;
 use super::candidates::{Candidates, enumerate};
+use super::report::MAX_SHOWN_CANDIDATES;
 use super::score::{ENOUGH_SPEED, ScoreScale, ScoredCandidate};
 use crate::memory_model::MemoryModel;
-use crate::prediction::{Predictor, show_rate};
 use crate::note::Note;
+use crate::prediction::{Predictor, show_rate};
 use crate::quantity::show;
 use crate::shard::SplitCandidate;
 use crate::snapshot::{ObjectKey, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
-/// Ways to choose from, the best first.
+/// Ranked candidates, the best first.
 pub struct RankedCandidates<'a> {
     want: &'a ValidDeployment,
     fit: &'a MemoryModel<'a>,
@@ -19,20 +19,21 @@ pub struct RankedCandidates<'a> {
     notes: Vec<Note>,
 }
 
-/// A choice and what it was chosen from.
+/// The chosen candidate and its alternatives.
 pub struct Selection {
     /// The split.
     pub candidate: SplitCandidate,
-    /// Why this one.
+    /// The reason.
     pub why: String,
-    /// The others, best first, with their numbers.
+    /// The alternatives, best first, with their numbers.
     pub alternatives: Vec<String>,
-    /// The best one that fails together with fewer replicas of the same deployment, where there is one.
+    /// The best candidate that shares failure domains with fewer replicas of the same deployment, if there is
+    /// one.
     pub best_apart: Option<String>,
 }
 
-/// The room there is for one replica, as if the groups for which `without` is true were gone, and with
-/// or without what agents have not released.
+/// The candidates for one replica, as if the groups for which `without` is true were gone, and with or
+/// without memory that agents have not released yet.
 pub fn find_candidates<'a>(
     view: &Snapshot,
     desired: &'a ValidDeployment,
@@ -41,7 +42,8 @@ pub fn find_candidates<'a>(
     count_unreleased: bool,
     without: impl Fn(&ObjectKey) -> bool + Copy,
 ) -> Result<RankedCandidates<'a>, Vec<Note>> {
-    let Candidates { found: mut ways, notes } = enumerate(view, desired, fit, replica, count_unreleased, without)?;
+    let Candidates { found: mut ways, notes } =
+        enumerate(view, desired, fit, replica, count_unreleased, without)?;
     if let Some(scale) = ScoreScale::from_candidates(ways.iter()) {
         ways.sort_by(|a, b| scale.compare(a, b));
     }
@@ -49,26 +51,33 @@ pub fn find_candidates<'a>(
 }
 
 impl RankedCandidates<'_> {
-    /// The ways, the best first.
+    /// The candidates, the best first.
     pub fn candidates(&self) -> impl Iterator<Item = &ScoredCandidate> {
         self.candidates.iter()
     }
 
-    /// Nodes of the best.
+    /// Number of nodes of the best.
     pub fn best_node_count(&self) -> usize {
         self.candidates.first().map_or(0, |scored| scored.candidate.ranks.len())
     }
 
-    /// The best, or the one that is best for all that wait together.
+    /// The best candidate, or the one that the joint plan chose.
     pub fn select(self, view: &Snapshot, advised: Option<&SplitCandidate>) -> Option<Selection> {
         let Self { want, fit, candidates: mut ways, notes } = self;
         let mut together = false;
         if let Some(split) = advised {
             let at = ways.iter().position(|scored| scored.candidate.is_same_split(split));
             let scored = at.map(|at| ways.remove(at)).unwrap_or_else(|| {
-                // Smaller splits, which others get the room of, kept this one from being looked at.
+                // Smaller splits, which free memory for others, kept this one from being considered.
                 let rate = Predictor::new(view, &want.shape, want.capacity).rate(&split.plan(fit));
-                ScoredCandidate { candidate: split.clone(), rate, wifi: false, fragmentation: 0.0, domain_siblings: 0, fetch_cost: 0.0 }
+                ScoredCandidate {
+                    candidate: split.clone(),
+                    rate,
+                    wifi: false,
+                    fragmentation: 0.0,
+                    domain_siblings: 0,
+                    fetch_cost: 0.0,
+                }
             });
             together = at != Some(0);
             ways.insert(0, scored);
@@ -84,13 +93,20 @@ impl RankedCandidates<'_> {
             why.push_str("; best together with what else waits for a place");
         }
         let best = ways.remove(0);
-        let known = |scored: &ScoredCandidate| scored.candidate.ranks.iter().all(|rank| has_known_gpu(view, &rank.node));
+        let known = |scored: &ScoredCandidate| {
+            scored.candidate.ranks.iter().all(|rank| has_known_gpu(view, &rank.node))
+        };
         let shown = |scored: &ScoredCandidate| {
-            let rate = if known(scored) { format!(", {} tokens/s", show_rate(scored.rate)) } else { String::new() };
+            let rate =
+                if known(scored) { format!(", {} tokens/s", show_rate(scored.rate)) } else { String::new() };
             format!("{}, {} left{rate}", scored.candidate.show(), show(scored.candidate.min_free_after()))
         };
-        let others =
-            ways.iter().map(shown).chain(notes.iter().map(ToString::to_string)).take(MAX_SHOWN_CANDIDATES).collect();
+        let others = ways
+            .iter()
+            .map(shown)
+            .chain(notes.iter().map(ToString::to_string))
+            .take(MAX_SHOWN_CANDIDATES)
+            .collect();
         let apart = ways.iter().find(|scored| scored.domain_siblings < best.domain_siblings).map(shown);
         Some(Selection { candidate: best.candidate, why, alternatives: others, best_apart: apart })
     }
@@ -100,8 +116,13 @@ fn has_known_gpu(view: &Snapshot, node: &str) -> bool {
     view.nodes.get(node).is_some_and(|node| node.gpu.is_some())
 }
 
-/// Why the best way is the best.
-fn selection_reason(desired: &ValidDeployment, fit: &MemoryModel<'_>, candidates: &[ScoredCandidate], best: &ScoredCandidate) -> String {
+/// The reason for the best candidate.
+fn selection_reason(
+    desired: &ValidDeployment,
+    fit: &MemoryModel<'_>,
+    candidates: &[ScoredCandidate],
+    best: &ScoredCandidate,
+) -> String {
     let at = &desired.split_source;
     match &desired.split {
         Split::Auto | Split::Single => automatic_reason(desired, fit, candidates, best),
@@ -124,8 +145,13 @@ fn selection_reason(desired: &ValidDeployment, fit: &MemoryModel<'_>, candidates
     }
 }
 
-/// The reasons where nothing is prescribed.
-fn automatic_reason(desired: &ValidDeployment, fit: &MemoryModel<'_>, candidates: &[ScoredCandidate], best: &ScoredCandidate) -> String {
+/// The reasons if no split is prescribed.
+fn automatic_reason(
+    desired: &ValidDeployment,
+    fit: &MemoryModel<'_>,
+    candidates: &[ScoredCandidate],
+    best: &ScoredCandidate,
+) -> String {
     let nodes = |scored: &ScoredCandidate| scored.candidate.ranks.len();
     let of = |single: bool| candidates.iter().filter(move |scored| (nodes(scored) == 1) == single);
     let fastest = |single: bool| of(single).max_by(|a, b| a.rate.total_cmp(&b.rate));

@@ -1,4 +1,4 @@
-//! Tables of placements a person can follow, and thousands of random clusters for the checker.
+//! Placement tables that a person can follow, and thousands of random clusters for the checker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use russet_crds::{
 };
 use russet_wire::shape::ModelShape;
 
-mod splits;
 mod draft_model;
-mod files;
-mod pools;
-mod kv_capacity;
 mod failure_domains;
+mod files;
+mod kv_capacity;
+mod pools;
+mod splits;
 
 use super::*;
 use crate::check::check;
 use crate::copies::DiskState;
 use crate::copies::disk_state::tests::disks;
+use crate::cow::ArcCow;
 use crate::memory_model::MemoryModel;
 use crate::pool::{EligibleNodes, LinkDemand};
-use crate::test_rng::TestRng;
-use crate::cow::ArcCow;
 use crate::snapshot::{Availability, NodeInfo};
+use crate::test_rng::TestRng;
 use crate::validate::validate;
 
 const GIB: u64 = 1 << 30;
@@ -40,12 +40,12 @@ fn node(gib: u64) -> NodeInfo {
     }
 }
 
-/// What engines of this release know.
+/// Options of engines of this release.
 fn options() -> Vec<String> {
     ENGINE_OPTIONS.iter().map(|option| (*option).to_owned()).collect()
 }
 
-/// The same with a model `d` of one layer that takes so many bytes and may guess.
+/// The same with a draft model `d` of one layer and this size.
 fn with_draft(mut view: Snapshot, bytes: u64) -> Snapshot {
     let shape = ModelShape {
         architecture: "llama".to_owned(),
@@ -91,7 +91,7 @@ fn desired(view: &Snapshot, spec: &ModelDeploymentSpec) -> ValidDeployment {
     validate(view, "ns", "chat", spec).unwrap()
 }
 
-/// Plans, has the result judged, and returns it with the notes as one text.
+/// Plans, checks the result, and returns it with the notes as one text.
 #[track_caller]
 fn checked(view: &Snapshot, desired: &ValidDeployment) -> (Placement, String) {
     let (placement, notes) = place(view, desired);
@@ -110,7 +110,7 @@ fn shown(placement: &Placement) -> String {
 fn ready(mut view: Snapshot) -> Snapshot {
     view.groups.values_mut().for_each(|group| group.ready = true);
     if let Some(disks) = &mut view.disks {
-        // What answers has read its files.
+        // A ready group has its files.
         for ((namespace, _), group) in &view.groups {
             for (model, node) in group.files() {
                 disks.mark_present(namespace, model, &[node.to_owned()]);
@@ -243,7 +243,7 @@ fn an_edit_surges_when_memory_allows_and_drains_first_when_not() {
         }
         assert!(step.create.is_empty() && notes.contains("makes room first"), "{notes}");
         assert_eq!(step.delete[0].reason, RemovalReason::Drained);
-        // While the agents still hold the memory, the replica waits and says for whom.
+        // While the agents still hold the memory, the replica waits and names the holders.
         let mut draining = now.clone();
         draining.groups.values_mut().for_each(|group| group.deleting = true);
         let (waits, notes) = checked(&draining, &one);
@@ -262,10 +262,12 @@ fn quantised_cache_fits_in_less_memory_and_is_another_plan() {
     let shape = before.models.values_mut().next().unwrap();
     (shape.head_dim, shape.key_value_heads, shape.context_length) = (128, 8, 0);
     shape.kv_bytes_per_token_per_layer = 4096;
-    // Eight conversations of 64 Ki tokens: 8 GiB of KV cache, 4.3 GiB in 8 bits, 2.3 GiB in 4; beside 4 GiB of weights.
+    // Eight sequences of 64 Ki tokens: 8 GiB of KV cache, 4.3 GiB in 8 bits, 2.3 GiB in 4; beside 4 GiB of
+    // weights.
     let asks = |kv_cache| {
         let mut spec = spec(ShardingMode::Auto, None, 1);
-        let kv = KvCapacity { context_tokens: 1 << 16, max_sequences: 8, kv_tokens: None, headroom_percent: 0 };
+        let kv =
+            KvCapacity { context_tokens: 1 << 16, max_sequences: 8, kv_tokens: None, headroom_percent: 0 };
         spec.sharding.as_mut().unwrap().kv = kv;
         desired(
             &before,
@@ -330,7 +332,7 @@ fn a_plan_of_another_model_or_size_has_another_hash() {
 }
 
 fn random_view(test_rng: &mut TestRng) -> Snapshot {
-    // Drawn apart, so that everything else stays as these seeds have always drawn it.
+    // A separate generator, so that these seeds draw everything else as before.
     let mut apart = TestRng(test_rng.0 ^ 1);
     let mut view = Snapshot::default();
     for index in 0..test_rng.below(8) {
@@ -400,12 +402,12 @@ fn random_view(test_rng: &mut TestRng) -> Snapshot {
     view
 }
 
-/// In one of three clusters nobody says what is on disks.
+/// In one of three clusters the disks are unknown.
 fn random_disks(test_rng: &mut TestRng, view: &Snapshot) -> Option<ArcCow<DiskState>> {
     let size = |model: &str| view.models[&("ns".to_owned(), model.to_owned())].total_bytes();
     let nodes: Vec<&str> = view.nodes.keys().map(String::as_str).collect();
     let mut limits = Vec::new();
-    // On a machine that is gone, so that every model is known to somebody.
+    // On a machine that is gone, so that every model is known.
     let mut copies = ["m", "n"].map(|model| (model, "gone", size(model), 0, false)).to_vec();
     for node in nodes {
         limits.push((node, (test_rng.below(4) > 0).then(|| test_rng.below(40) * GIB / 2)));
@@ -419,7 +421,7 @@ fn random_disks(test_rng: &mut TestRng, view: &Snapshot) -> Option<ArcCow<DiskSt
     (test_rng.below(3) > 0).then(|| disks(&limits, &copies).into())
 }
 
-/// Two pools of some nodes, which may ask for links.
+/// Two pools of some nodes, possibly with link requirements.
 fn random_pools(test_rng: &mut TestRng, view: &Snapshot) -> BTreeMap<String, Result<EligibleNodes, Note>> {
     let kinds = [FabricKind::Any, FabricKind::Thunderbolt, FabricKind::ThunderboltRdma];
     let mut area = |name: &str| {
@@ -428,7 +430,12 @@ fn random_pools(test_rng: &mut TestRng, view: &Snapshot) -> BTreeMap<String, Res
             kind: kinds[test_rng.below(3) as usize],
             bits: [0, 40, 80][test_rng.below(3) as usize],
         });
-        EligibleNodes { pool: Some(name.to_owned()), nodes: Some(Arc::new(nodes)), demand, demanded_by: Vec::new() }
+        EligibleNodes {
+            pool: Some(name.to_owned()),
+            nodes: Some(Arc::new(nodes)),
+            demand,
+            demanded_by: Vec::new(),
+        }
     };
     ["p", "q"].map(|name| (name.to_owned(), Ok(area(name)))).into()
 }
@@ -554,12 +561,12 @@ fn random_spec(test_rng: &mut TestRng, view: &Snapshot) -> ModelDeploymentSpec {
 fn random_clusters_never_break_a_rule_and_always_settle() {
     let seeds = std::env::var("RUSSET_PLAN_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
     let (mut created, mut refused, mut drained, mut moved, mut joined) = (0, 0, 0, 0, 0);
-    // Groups made, by backend and by whether they have several stages of several ranks.
+    // Created groups, by backend and by whether they have several stages of several ranks.
     let mut kinds: BTreeMap<(String, bool), usize> = BTreeMap::new();
     for seed in 0..seeds {
         let mut test_rng = TestRng(seed);
         let mut now = random_view(&mut test_rng);
-        // Several deployments take turns, their specs and the nodes change under them.
+        // Several deployments in turn, while their specs and the nodes change.
         for turn in 0..6 {
             let name = ["chat", "code"][test_rng.below(2) as usize];
             let spec = random_spec(&mut test_rng, &now);
@@ -573,7 +580,11 @@ fn random_clusters_never_break_a_rule_and_always_settle() {
                     vec![],
                     "seed {seed} turn {turn}: {placement:#?} {notes:#?}"
                 );
-                assert_eq!(place(&now, &desired).0, placement, "seed {seed}: the same question, another answer");
+                assert_eq!(
+                    place(&now, &desired).0,
+                    placement,
+                    "seed {seed}: the same question, another answer"
+                );
                 created += placement.create.len();
                 for new in &placement.create {
                     let (plan, size) = (&new.plan, new.plan.tensor_size);
@@ -608,7 +619,7 @@ fn random_clusters_never_break_a_rule_and_always_settle() {
             }
         }
     }
-    // The loop has seen all the ways through: a table of what it really did.
+    // Coverage: the loop has taken all paths.
     assert!(
         created > 2000 && refused > 700 && drained > 30 && moved > 200 && joined > 20,
         "{created} {refused} {drained} {moved} {joined}"
@@ -627,7 +638,7 @@ fn random_clusters_never_break_a_rule_and_always_settle() {
             "{kind}: {kinds:?}"
         );
     }
-    // For `cargo xtask proof plan`: whoever breaks a rule does not come here.
+    // For `cargo xtask proof plan`: after a violation this is not reached.
     println!(
         "{}",
         serde_json::json!({"what": format!("plans that break a rule, {seeds} clusters"), "ours": 0})
@@ -648,7 +659,7 @@ fn refused_models_fit_in_no_node_order_and_no_split() {
         for node in view.nodes.values_mut() {
             (node.engine_build, node.links) = (None, Vec::new());
             node.engine_options = options();
-            // Else it may wait until fewer nodes will do.
+            // Otherwise it may wait until fewer nodes are enough.
             node.unreleased = 0;
         }
         let spec =
@@ -674,8 +685,7 @@ fn refused_models_fit_in_no_node_order_and_no_split() {
     assert!(refused > 50, "{refused}");
 }
 
-/// Whether the first `end` layers can be held by any of the nodes in any order, rank by rank from
-/// rank 0 down.
+/// Whether the first `end` layers fit on any of the nodes in any order, rank by rank from rank 0 on.
 fn brute_force(fit: &MemoryModel<'_>, free: &[u64], end: u32, head: bool) -> bool {
     if end == 0 {
         return !head;
@@ -684,7 +694,8 @@ fn brute_force(fit: &MemoryModel<'_>, free: &[u64], end: u32, head: bool) -> boo
         let mut others = free.to_vec();
         let room = others.remove(pick);
         (0..end).any(|start| {
-            fit.estimate(start..end, start == 0, head).total() <= room && brute_force(fit, &others, start, false)
+            fit.estimate(start..end, start == 0, head).total() <= room
+                && brute_force(fit, &others, start, false)
         })
     })
 }

@@ -1,23 +1,22 @@
-//! A pipeline of tensor groups: every stage is a team of as many nodes, which share its layers. With
-//! one stage it is a tensor group.
+//! Hybrid splits: a pipeline of tensor groups of equal size. With one stage it is a plain tensor group.
 
 use russet_crds::Backend;
 
 use super::stages::{self, TpTeam};
 use super::tensor::{TransportOptions, missing_cables, over_cables, over_tcp};
-use super::{SplitCandidate, RankAssignment, NodeSlot, backend_label};
+use super::{NodeSlot, RankAssignment, SplitCandidate, backend_label};
 use crate::fabric::Fabric;
 use crate::memory_model::MemoryModel;
 use crate::note::Note;
 
-/// The split wanted.
+/// The requested split.
 #[derive(Clone, Debug)]
 pub struct HybridSplit<'s> {
-    /// Teams.
+    /// Number of stages.
     pub stages: u32,
-    /// Members of each.
+    /// Ranks per stage.
     pub size: u32,
-    /// Layers of each, when they are prescribed.
+    /// Layers per stage, if prescribed.
     pub layers: Option<&'s [u32]>,
 }
 
@@ -39,7 +38,7 @@ impl HybridSplit<'_> {
     }
 }
 
-/// The best such split over the best backend, or what forbids it. All seats have equal engines.
+/// The best such split over the best backend, or why there is none. All nodes have equal engines.
 pub fn candidate(
     fit: &MemoryModel<'_>,
     slots: &[NodeSlot<'_>],
@@ -69,7 +68,7 @@ pub fn candidate(
                 };
                 let soon = meeting.soon.as_ref().map(|soon| cabled_candidate(fit, slots, cut, backend, soon));
                 if let Some(Ok(candidate)) = soon {
-                    // Over TCP it would run at once, and stay slow for as long as it lives.
+                    // Over TCP it would start at once, and stay slow for its lifetime.
                     let why = port_in_use(&candidate, &meeting.free);
                     return Err(Note::PortsBusy { backend: backend_label(backend), why });
                 }
@@ -88,7 +87,11 @@ pub fn candidate(
     Err(refusal)
 }
 
-fn tcp_ranks(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>], cut: &HybridSplit<'_>) -> Result<(Vec<RankAssignment>, usize), Note> {
+fn tcp_ranks(
+    fit: &MemoryModel<'_>,
+    slots: &[NodeSlot<'_>],
+    cut: &HybridSplit<'_>,
+) -> Result<(Vec<RankAssignment>, usize), Note> {
     let teams = |spread| over_tcp(slots, cut.stages as usize, cut.size as usize, spread);
     let spread = teams(true);
     match cut.ranks(fit, &spread) {
@@ -100,12 +103,12 @@ fn tcp_ranks(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>], cut: &HybridSplit<'_
     }
 }
 
-/// What a team of several holds is not known before the layers are cut.
+/// The layers of one of several teams are unknown before the layers are balanced.
 fn may_fit(fit: &MemoryModel<'_>, cut: &HybridSplit<'_>, team: &TpTeam<'_>) -> bool {
     cut.stages > 1 || team.fits(fit, 0..fit.layers(), true, true)
 }
 
-/// The split over cabled teams, or what forbids it to those that are cabled; nothing where none are.
+/// The split over cabled teams, or why they do not hold it; `None` if no teams are cabled.
 fn cabled_candidate(
     fit: &MemoryModel<'_>,
     slots: &[NodeSlot<'_>],
@@ -149,28 +152,38 @@ fn cabled_candidate(
     Err(refusal)
 }
 
-/// Why no teams are cabled: others use the cables, cables lack, or no team would hold it however cabled.
-fn missing_cables_note(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>], cut: &HybridSplit<'_>, backend: Backend, fabric: &Fabric<'_>) -> Note {
-    if let Some(Ok(candidate)) = fabric.ignoring_use().map(|all| cabled_candidate(fit, slots, cut, backend, &all)) {
+/// Why no teams are cabled: the cables are in use, cables are missing, or no team would hold it however
+/// cabled.
+fn missing_cables_note(
+    fit: &MemoryModel<'_>,
+    slots: &[NodeSlot<'_>],
+    cut: &HybridSplit<'_>,
+    backend: Backend,
+    fabric: &Fabric<'_>,
+) -> Note {
+    if let Some(Ok(candidate)) =
+        fabric.ignoring_use().map(|all| cabled_candidate(fit, slots, cut, backend, &all))
+    {
         return Note::PortsTaken { backend: backend_label(backend), why: port_in_use(&candidate, fabric) };
     }
-    // The search is short: where many nodes without siblings hold nothing, it ends before it meets others.
-    let why = stages::spread_orders(slots)
-        .iter()
-        .find_map(|&spread| missing_cables(fabric, backend, slots, cut.counts(), spread, |team| may_fit(fit, cut, team)));
+    // The search is bounded: many nodes without siblings and memory could exhaust it before it reaches
+    // others.
+    let why = stages::spread_orders(slots).iter().find_map(|&spread| {
+        missing_cables(fabric, backend, slots, cut.counts(), spread, |team| may_fit(fit, cut, team))
+    });
     match why {
         Some(why) => Note::MissingCables { backend, why },
         None => tcp_ranks(fit, slots, cut).err().unwrap_or(cut.too_few_nodes(slots)),
     }
 }
 
-/// Which port this candidate lacks, and who uses it.
+/// Which port this candidate lacks, and its user.
 fn port_in_use(candidate: &SplitCandidate, free: &Fabric<'_>) -> String {
     let nodes: Vec<&str> = candidate.ranks.iter().map(|rank| rank.node.as_str()).collect();
     let pairs =
         nodes.iter().enumerate().flat_map(|(index, a)| nodes[index + 1..].iter().map(move |b| (*a, *b)));
     let mut lacking = pairs.filter(|(a, b)| !free.joined(a, b)).map(|(a, b)| free.missing_link(a, b));
-    // The first pair may never have been joined; the one whose port is taken says who has it.
+    // The first pair may never have been joined; the pair whose port is in use has the user.
     let first = lacking.next().unwrap_or_default();
     let why = std::iter::once(first.clone()).chain(lacking).find(|why| why.contains(" is in use by "));
     why.unwrap_or(first)
@@ -180,6 +193,12 @@ fn siblings(teams: &[TpTeam<'_>]) -> usize {
     teams.iter().flat_map(|team| &team.slots).map(|slot| slot.siblings).sum()
 }
 
-fn build_candidate(ranks: Vec<RankAssignment>, siblings: usize, tensor_size: u32, backend: Backend, why: String) -> SplitCandidate {
+fn build_candidate(
+    ranks: Vec<RankAssignment>,
+    siblings: usize,
+    tensor_size: u32,
+    backend: Backend,
+    why: String,
+) -> SplitCandidate {
     SplitCandidate { ranks, siblings, tensor_size, backend, backend_reason: Some(why) }
 }

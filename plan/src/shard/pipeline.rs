@@ -1,28 +1,34 @@
-//! Consecutive layers on each rank: a pipeline whose stages are single nodes.
+//! Pipelines: consecutive layers on each rank, with single nodes as stages.
 
 use russet_crds::Backend;
 
 use super::stages::{self, TpTeam};
-use super::{SplitCandidate, RankAssignment, NodeSlot};
+use super::{NodeSlot, RankAssignment, SplitCandidate};
 use crate::memory_model::MemoryModel;
 use crate::note::Note;
 
-/// The most balanced split over `ranks` of the seats, or the numbers that forbid it. All seats have
-/// equal engines.
+/// The most balanced split over `ranks` of the nodes, or the numbers of the failure. All nodes have equal
+/// engines.
 pub fn balanced(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>], ranks: u32) -> Result<SplitCandidate, Note> {
     if ranks == 0 || ranks > fit.layers() {
         return Err(Note::TooFewNodes { ranks, nodes: slots.len() });
     }
-    choose(slots, ranks, |teams| stages::balanced(fit, teams).ok_or_else(|| stages::too_small_note(fit, teams)))
+    choose(slots, ranks, |teams| {
+        stages::balanced(fit, teams).ok_or_else(|| stages::too_small_note(fit, teams))
+    })
 }
 
 /// A split with exactly these layers on each rank.
-pub fn explicit(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>], layers: &[u32]) -> Result<SplitCandidate, Note> {
+pub fn explicit(
+    fit: &MemoryModel<'_>,
+    slots: &[NodeSlot<'_>],
+    layers: &[u32],
+) -> Result<SplitCandidate, Note> {
     choose(slots, layers.len() as u32, |teams| stages::explicit(fit, teams, layers))
 }
 
-/// First the nodes without a replica of the same deployment, then simply the largest: when the
-/// largest do not hold it, none do.
+/// First the nodes without a replica of the same deployment, then simply the largest: if the largest do not
+/// hold it, none do.
 fn choose<'a>(
     slots: &[NodeSlot<'a>],
     ranks: u32,
@@ -99,7 +105,12 @@ mod tests {
 
     #[test]
     fn layers_are_even_unless_memory_forces_otherwise() {
-        let room = ServingCapacity { context_tokens: 16, max_sequences: 1, headroom_percent: 0, ..ServingCapacity::default() };
+        let room = ServingCapacity {
+            context_tokens: 16,
+            max_sequences: 1,
+            headroom_percent: 0,
+            ..ServingCapacity::default()
+        };
         for (layers, layer, embedding, free, ranks, want) in [
             (4, GIB, 0, vec![16, 16], 2, "a2 b2"),
             (5, GIB, 0, vec![16, 16, 16], 3, "a1 b2 c2"), // ties leave rank 0, which samples, the least
@@ -122,7 +133,12 @@ mod tests {
 
     #[test]
     fn explicit_split_gives_its_largest_rank_the_largest_node() {
-        let room = ServingCapacity { context_tokens: 16, max_sequences: 1, headroom_percent: 0, ..ServingCapacity::default() };
+        let room = ServingCapacity {
+            context_tokens: 16,
+            max_sequences: 1,
+            headroom_percent: 0,
+            ..ServingCapacity::default()
+        };
         let shape = shape(5, GIB, 0);
         let fit = MemoryModel::new(&shape, room);
         for (free, layers, want) in [

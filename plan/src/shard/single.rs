@@ -2,14 +2,14 @@
 
 use russet_crds::Backend;
 
-use super::{SplitCandidate, RankAssignment, NodeSlot};
+use super::{NodeSlot, RankAssignment, SplitCandidate};
 use crate::memory_model::MemoryModel;
 use crate::note::Note;
 
 /// Every node that holds the whole model, the best first, and the numbers of those that do not.
 ///
-/// The tightest fit wins, so that large machines stay free for large models; before that counts
-/// whether a replica of the same deployment is there already.
+/// The tightest fit is best, so that large machines stay free for large models; nodes without a replica of
+/// the same deployment come first.
 pub fn candidates(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>]) -> (Vec<SplitCandidate>, Vec<Note>) {
     let need = fit.whole_model();
     let mut found = Vec::new();
@@ -18,7 +18,13 @@ pub fn candidates(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>]) -> (Vec<SplitCa
         match slot.free.checked_sub(need.total()) {
             Some(left) => {
                 let node = slot.node.to_owned();
-                let rank = RankAssignment { node, layers: fit.layers(), memory: need, free_after: left, rdma_devices: Vec::new() };
+                let rank = RankAssignment {
+                    node,
+                    layers: fit.layers(),
+                    memory: need,
+                    free_after: left,
+                    rdma_devices: Vec::new(),
+                };
                 found.push(SplitCandidate {
                     ranks: vec![rank],
                     siblings: slot.siblings,
@@ -40,7 +46,11 @@ pub fn candidates(fit: &MemoryModel<'_>, slots: &[NodeSlot<'_>]) -> (Vec<SplitCa
         }
     }
     found.sort_by(|a, b| {
-        (a.siblings, a.min_free_after(), &a.ranks[0].node).cmp(&(b.siblings, b.min_free_after(), &b.ranks[0].node))
+        (a.siblings, a.min_free_after(), &a.ranks[0].node).cmp(&(
+            b.siblings,
+            b.min_free_after(),
+            &b.ranks[0].node,
+        ))
     });
     (found, notes)
 }

@@ -1,26 +1,26 @@
-//! Layers over stages: which team of nodes holds which run of layers, within everybody's memory and
-//! as balanced as it can be. A stage is a team of ranks that share its layers; in a plain pipeline
-//! every team is one node. Stages are counted from rank 0, which holds the last layers and the head;
-//! inside this file activations flow the other way, so the first cut is the highest stage.
+//! Layers over stages: which team of nodes holds which run of layers, within each node's memory and as
+//! balanced as possible. A stage is a team of ranks that share its layers; in a plain pipeline every team is
+//! one node. Stages are counted from rank 0, which holds the last layers and the head. In this file
+//! activations flow the other way, so the first run of layers is the highest stage.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::{RankAssignment, NodeSlot};
+use super::{NodeSlot, RankAssignment};
 use crate::memory_model::MemoryModel;
 use crate::note::Note;
 
-/// Up to so many stages every order of the teams is tried; 24 orders cost microseconds.
+/// Maximum number of stages for which every order of the teams is tried; 24 orders cost microseconds.
 const MAX_STAGES_ALL_ORDERS: usize = 4;
-/// Up to so many stages every choice of first and last team is tried; only those two differ in what
-/// they hold besides layers.
+/// Maximum number of stages for which every choice of first and last team is tried; only those two hold more
+/// than layers.
 const MAX_STAGES_ALL_ENDS: usize = 12;
-/// Bytes a second of a machine nobody knows. Beside known ones it counts as a slow one.
+/// Bandwidth of an unknown machine, bytes per second. Beside known ones it counts as slow.
 const UNKNOWN_BANDWIDTH: f64 = 100e9;
 
-/// The nodes of one stage, in the order of its members' ring. Which of them leads is open: the
-/// order may be turned.
+/// The nodes of one stage, in the order of its members' ring. The leader is not fixed: the order may be
+/// rotated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TpTeam<'a> {
     /// The nodes.
@@ -45,8 +45,7 @@ impl<'a> TpTeam<'a> {
         self.slots.len() as u32
     }
 
-    /// Picoseconds these layers take for a token on its slowest member. By machines nobody knows it is the
-    /// bytes that count.
+    /// Picoseconds per token of these layers on its slowest member; for unknown machines their bytes.
     fn time(&self, fit: &MemoryModel<'_>, layers: Range<u32>, head: bool) -> u64 {
         let count = layers.end - layers.start;
         let bytes = fit.bytes_read_per_token(layers, head, self.size()) as f64;
@@ -58,16 +57,22 @@ impl<'a> TpTeam<'a> {
         (slowest * 1e12) as u64
     }
 
-    /// Whether every member has room for its share; one of them leads.
+    /// Whether every member has memory for its share; one of them is the leader.
     pub fn fits(&self, fit: &MemoryModel<'_>, layers: Range<u32>, embedding: bool, head: bool) -> bool {
         let lead = fit.sharded_estimate(layers.clone(), embedding, head, self.size()).total();
         let others = fit.sharded_estimate(layers, embedding, false, self.size()).total();
         lead <= self.max_free() && others <= self.min_free()
     }
 
-    /// Its members as ranks; `None` when one has too little room. The first node by the order of the
-    /// team that can lead does.
-    pub fn ranks(&self, fit: &MemoryModel<'_>, layers: Range<u32>, embedding: bool, head: bool) -> Option<Vec<RankAssignment>> {
+    /// Its members as ranks; `None` if one has too little memory. The leader is the first node in team order
+    /// that can lead.
+    pub fn ranks(
+        &self,
+        fit: &MemoryModel<'_>,
+        layers: Range<u32>,
+        embedding: bool,
+        head: bool,
+    ) -> Option<Vec<RankAssignment>> {
         let size = self.size();
         let lead = fit.sharded_estimate(layers.clone(), embedding, head, size);
         let turn = self.slots.iter().position(|slot| slot.free >= lead.total())?;
@@ -76,16 +81,22 @@ impl<'a> TpTeam<'a> {
             let need = fit.sharded_estimate(layers.clone(), embedding, head && member == 0, size);
             let left = slot.free.checked_sub(need.total())?;
             let node = slot.node.to_owned();
-            Some(RankAssignment { node, layers: layers.end - layers.start, memory: need, free_after: left, rdma_devices: Vec::new() })
+            Some(RankAssignment {
+                node,
+                layers: layers.end - layers.start,
+                memory: need,
+                free_after: left,
+                rdma_devices: Vec::new(),
+            })
         });
         members.collect()
     }
 }
 
-/// The ranks of the most balanced split over these teams, in whatever order of the teams serves it
-/// best; ties go to the order given. `None` when no split fits.
+/// The ranks of the most balanced split over these teams, in the best order of the teams; ties go to the
+/// given order. `None` if no split fits.
 pub fn balanced(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Option<Vec<RankAssignment>> {
-    // Without limits the order of equal machines would not matter; none can do better than this.
+    // Without limits the order of equal machines does not matter; no order beats this bound.
     let boundless: Vec<TpTeam<'_>> = teams
         .iter()
         .map(|team| TpTeam {
@@ -95,12 +106,13 @@ pub fn balanced(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Option<Vec<RankA
     let mut machines = teams.iter().flat_map(|team| &team.slots).map(|slot| slot.gpu);
     let first = machines.next();
     let equal = machines.all(|machine| Some(machine) == first);
-    let floor = balance_layers(fit, &boundless.iter().collect::<Vec<_>>()).filter(|_| equal).map(|(cost, _)| cost);
+    let floor =
+        balance_layers(fit, &boundless.iter().collect::<Vec<_>>()).filter(|_| equal).map(|(cost, _)| cost);
     let mut best: Option<(u128, Vec<&TpTeam<'_>>, Vec<u32>)> = None;
     let kinds = equivalent_teams(teams);
     let mut seen = BTreeSet::new();
     for order in orders(teams) {
-        // Equal teams in each other's place take as long.
+        // Swapping equal teams changes no time.
         if !seen.insert(order.iter().map(|place| kinds[*place]).collect::<Vec<_>>()) {
             continue;
         }
@@ -122,9 +134,13 @@ pub fn balanced(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Option<Vec<RankA
     Some(ranks.collect::<Option<Vec<_>>>()?.concat())
 }
 
-/// The ranks of a split with exactly these layers on each stage: the stage that needs most gets the
-/// team with most, and where one does not fit its numbers are the ones to change.
-pub fn explicit(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>], layers: &[u32]) -> Result<Vec<RankAssignment>, Note> {
+/// The ranks of a split with exactly these layers per stage. The stage with the largest need gets the team
+/// with the most memory, so if one does not fit, its numbers have to change.
+pub fn explicit(
+    fit: &MemoryModel<'_>,
+    teams: &[TpTeam<'_>],
+    layers: &[u32],
+) -> Result<Vec<RankAssignment>, Note> {
     let parts = parts(fit, layers);
     let size = teams.first().map_or(1, TpTeam::size);
     let need = |stage: usize| {
@@ -163,12 +179,13 @@ pub fn explicit(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>], layers: &[u32]) -> 
     Ok(ranks.concat())
 }
 
-/// Why no split over these teams fits: every split of the same size needs at least this much, as each
-/// rank brings its own engine.
+/// Why no split over these teams fits: every split of the same size needs at least this much, as each rank
+/// has its own engine.
 pub fn too_small_note(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Note {
     let size = teams.first().map_or(1, TpTeam::size);
     let all = 0..fit.layers();
-    let others = fit.sharded_estimate(all.clone(), true, false, size).total().saturating_mul(u64::from(size) - 1);
+    let others =
+        fit.sharded_estimate(all.clone(), true, false, size).total().saturating_mul(u64::from(size) - 1);
     let first = fit.sharded_estimate(all, true, true, size).total();
     let engines = fit
         .sharded_estimate(0..0, false, false, size)
@@ -182,8 +199,7 @@ pub fn too_small_note(fit: &MemoryModel<'_>, teams: &[TpTeam<'_>]) -> Note {
     }
 }
 
-/// The best seats: first the nodes without a replica of the same deployment when they are to
-/// `spread`, then simply the largest.
+/// The best nodes: with `spread` first those without a replica of the same deployment, then the largest.
 pub fn largest<'a>(slots: &[NodeSlot<'a>], count: usize, spread: bool) -> Vec<NodeSlot<'a>> {
     let mut chosen = preferred(slots, spread);
     chosen.truncate(count);
@@ -191,22 +207,22 @@ pub fn largest<'a>(slots: &[NodeSlot<'a>], count: usize, spread: bool) -> Vec<No
     chosen
 }
 
-/// Whether to spread, in the order of trying: where nodes have equally many replicas of the same deployment,
-/// there is nothing to spread over.
+/// Whether to spread, in the order of trying: where all nodes have the same number of replicas of the
+/// deployment, there is nothing to spread over.
 pub fn spread_orders(slots: &[NodeSlot<'_>]) -> &'static [bool] {
     let mut siblings = slots.iter().map(|slot| slot.siblings);
     let first = siblings.next();
     if siblings.all(|others| Some(others) == first) { &[true] } else { &[true, false] }
 }
 
-/// Seats, the best first.
+/// The nodes, the best first.
 pub fn preferred<'a>(slots: &[NodeSlot<'a>], spread: bool) -> Vec<NodeSlot<'a>> {
     let mut chosen = slots.to_vec();
     chosen.sort_by_key(|slot| (if spread { slot.siblings } else { 0 }, Reverse(slot.free), slot.node));
     chosen
 }
 
-/// Layers of every stage, with whether it embeds and whether it holds the head.
+/// Layers of every stage, with whether it has the embedding and the head.
 fn parts(fit: &MemoryModel<'_>, layers: &[u32]) -> Vec<(Range<u32>, bool, bool)> {
     let mut end = fit.layers();
     let mut parts = Vec::new();
@@ -218,7 +234,7 @@ fn parts(fit: &MemoryModel<'_>, layers: &[u32]) -> Vec<(Range<u32>, bool, bool)>
     parts
 }
 
-/// Of every team the first one that is like it: with as much free on the same machines.
+/// For every team the first equivalent one: with as much free on the same machines.
 fn equivalent_teams(teams: &[TpTeam<'_>]) -> Vec<usize> {
     let like = |a: &TpTeam<'_>, b: &TpTeam<'_>| {
         let mut pairs = a.slots.iter().zip(&b.slots);
@@ -228,7 +244,7 @@ fn equivalent_teams(teams: &[TpTeam<'_>]) -> Vec<usize> {
     teams.iter().enumerate().map(first).collect()
 }
 
-/// Orders worth trying, rank 0's team first, the order given before all others.
+/// Orders worth trying, rank 0's team first, the given order before all others.
 fn orders(teams: &[TpTeam<'_>]) -> Vec<Vec<usize>> {
     let given: Vec<usize> = (0..teams.len()).collect();
     let count = given.len();
@@ -244,7 +260,7 @@ fn orders(teams: &[TpTeam<'_>]) -> Vec<Vec<usize>> {
                 .filter(|(a, b)| a != b)
                 .collect()
         } else {
-            // The two largest, either way round, carry head and embedding.
+            // The two largest, in both orders, hold head and embedding.
             vec![(0, 1), (1, 0)]
         };
         for (first, last) in ends {
@@ -271,12 +287,11 @@ fn permute(rest: &[usize], head: &mut Vec<usize>, out: &mut Vec<Vec<usize>>) {
     }
 }
 
-/// Layers per stage for teams in this order, within each node's memory, with the least sum of
-/// squared times; `None` when no cut fits. Squares make the slowest stage as fast as it can be
-/// without leaving the others uneven.
+/// Layers per stage for teams in this order, within each node's memory, with the least sum of squared times;
+/// `None` if none fits. Squares make the slowest stage as fast as possible and keep the others even.
 ///
-/// Stage by stage: `least[end]` is the least cost of putting the first `end` layers on the stages so
-/// far; every stage takes at least one layer.
+/// Dynamic programming by stage: `least[end]` is the least cost of the first `end` layers on the stages so
+/// far; every stage has at least one layer.
 fn balance_layers(fit: &MemoryModel<'_>, order: &[&TpTeam<'_>]) -> Option<(u128, Vec<u32>)> {
     let layers = fit.layers() as usize;
     let size = order.len();
@@ -296,7 +311,7 @@ fn balance_layers(fit: &MemoryModel<'_>, order: &[&TpTeam<'_>]) -> Option<(u128,
             if head && end != layers {
                 continue;
             }
-            // Taking more layers only needs more memory: stop at the first start that does not fit.
+            // More layers only need more memory: stop at the first start that does not fit.
             for start in (stage..end).rev() {
                 let range = start as u32..end as u32;
                 if !team.fits(fit, range.clone(), embedding, head) {

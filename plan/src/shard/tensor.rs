@@ -1,4 +1,4 @@
-//! Every layer cut over the ranks of a team: which nodes form the teams, and how their members meet.
+//! Tensor parallelism: which nodes form teams that share every layer, and the backend between their members.
 //! One team alone is a tensor group; several are the stages of `hybrid`.
 
 use std::cmp::Reverse;
@@ -6,29 +6,29 @@ use std::cmp::Reverse;
 use russet_crds::{Backend, BackendChoice};
 
 use super::stages::{TpTeam, largest, preferred};
-use super::{SplitCandidate, NodeSlot, hybrid};
+use super::{NodeSlot, SplitCandidate, hybrid};
 use crate::fabric::{self, Fabric, MAX_MESH_RANKS};
 use crate::memory_model::MemoryModel;
 use crate::note::Note;
 
-/// Pairs without a cable that a refusal names.
+/// Maximum number of unlinked pairs that a refusal names.
 const MAX_SHOWN_PAIRS: usize = 3;
 
-/// What carries the sums of teams.
+/// Transports available for the sums of teams.
 #[derive(Clone, Debug)]
 pub struct TransportOptions<'v> {
-    /// What was asked for.
+    /// The requested backend.
     pub choice: BackendChoice,
-    /// Where it was asked for, for people.
+    /// The path of the request, for display.
     pub split_source: String,
-    /// Whether TCP will not do, because another way would be better than that.
+    /// Whether TCP is excluded, because another candidate would be better than that.
     pub rdma_only: bool,
-    /// Whether somebody will read what cables lack; finding out who comes nearest takes long among many nodes.
+    /// Whether to explain missing cables; finding the nearest teams is slow among many nodes.
     pub explain: bool,
-    /// The cables nobody uses.
+    /// The free cables.
     pub free: Fabric<'v>,
-    /// The same and those that come free without anybody's doing, or by this replica's own move; nothing where
-    /// none do.
+    /// The free cables and those being released, or released by this replica's own move; `None` if there are
+    /// none.
     pub soon: Option<Fabric<'v>>,
 }
 
@@ -46,7 +46,7 @@ impl TransportOptions<'_> {
     }
 }
 
-/// One tensor group of `size` ranks, or what forbids it. All seats have equal engines.
+/// One tensor group of `size` ranks, or why there is none. All nodes have equal engines.
 pub fn candidate(
     fit: &MemoryModel<'_>,
     slots: &[NodeSlot<'_>],
@@ -56,7 +56,7 @@ pub fn candidate(
     hybrid::candidate(fit, slots, &hybrid::HybridSplit { stages: 1, size, layers: None }, meeting)
 }
 
-/// `count` teams that meet over TCP: the largest nodes, those of about the same size together.
+/// `count` teams over TCP: the largest nodes, with nodes of about the same size together.
 pub fn over_tcp<'a>(slots: &[NodeSlot<'a>], count: usize, size: usize, spread: bool) -> Vec<TpTeam<'a>> {
     let mut chosen = largest(slots, count * size, spread);
     chosen.sort_by_key(|slot| (Reverse(slot.free), slot.node));
@@ -70,7 +70,7 @@ pub fn over_tcp<'a>(slots: &[NodeSlot<'a>], count: usize, size: usize, spread: b
     teams
 }
 
-/// `count` teams that cables join as `backend` needs it.
+/// `count` teams that are cabled as `backend` needs it.
 pub fn over_cables<'a>(
     fabric: &Fabric<'_>,
     backend: Backend,
@@ -88,8 +88,7 @@ pub fn over_cables<'a>(
     Some(teams)
 }
 
-/// What cables lack so that `backend` could carry teams, of those that come nearest to it; `None` when
-/// no teams are `good`.
+/// The missing cables of the teams that come nearest to what `backend` needs; `None` if no teams are `good`.
 pub fn missing_cables<'a>(
     fabric: &Fabric<'_>,
     backend: Backend,
@@ -129,10 +128,10 @@ pub fn missing_cables<'a>(
     Some(format!("{teams} come nearest to {joined}, where {why}"))
 }
 
-/// Nodes as a team in the order of its ranks.
+/// Nodes as a team in rank order.
 fn team<'a>(backend: Backend, slots: &[NodeSlot<'a>], members: &[usize]) -> TpTeam<'a> {
     let mut members: Vec<NodeSlot<'a>> = members.iter().map(|&index| slots[index].clone()).collect();
-    // A mesh has no order of its own; a ring may only be turned.
+    // A mesh has no order of its own; a ring may only be rotated.
     match backend {
         Backend::JacclRing => {
             let first = members.iter().enumerate().min_by_key(|(_, slot)| slot.node);

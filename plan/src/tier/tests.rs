@@ -1,4 +1,4 @@
-//! Houses with tiers a person can follow.
+//! Clusters with tiers that a person can follow.
 
 use russet_crds::Sharding;
 use russet_wire::shape::ModelShape;
@@ -21,8 +21,8 @@ fn node(gib: u64) -> NodeInfo {
     }
 }
 
-/// Nodes of so many GiB, models `m4`, `m10` and `m30` of so many, and a Dedicated tier `daily` with the groups
-/// `chat`, `code` and `write` over all nodes.
+/// Nodes of this many GiB, models `m4`, `m10` and `m30` of that many, and a Dedicated tier `daily` with the
+/// groups `chat`, `code` and `write` over all nodes.
 fn tiered_cluster(nodes: &[(&str, u64)]) -> Snapshot {
     let mut view = Snapshot {
         nodes: nodes.iter().map(|(name, gib)| ((*name).to_owned(), node(*gib))).collect(),
@@ -57,10 +57,10 @@ fn spec(model: &str, group: Option<&str>, replicas: i32) -> ModelDeploymentSpec 
     }
 }
 
-/// Deployments by name, the group of each, its model and its replicas.
+/// Deployments by name, with group, model and replicas.
 type DeploymentRows<'a> = [(&'a str, Option<&'a str>, &'a str, i32)];
 
-/// Assigns, places all, and says who has what: the view afterwards and a line for people.
+/// Assigns nodes and places all deployments: the view afterwards and a line of text.
 #[track_caller]
 fn settle(view: &Snapshot, asked: &DeploymentRows<'_>) -> (Snapshot, String) {
     let specs: Vec<(&str, ModelDeploymentSpec)> =
@@ -147,7 +147,7 @@ fn workload_group_keeps_its_nodes_and_grows() {
     let asked = [("x", Some("chat"), "m10", 1), ("y", Some("chat"), "m10", 1)];
     let (now, line) = settle(&now, &asked);
     assert_eq!(line, "chat=a+d code=b write=c x@a y@d");
-    // Its node drains: the work moves to what the group has, and the node is its own no longer.
+    // Its node drains: its replicas move to the group's other node, and the group loses the drained one.
     let mut draining = now.clone();
     draining.nodes.get_mut("a").unwrap().availability = Availability::Draining;
     let (_, line) = settle(&draining, &asked);
@@ -164,8 +164,11 @@ fn workload_group_keeps_its_nodes_and_grows() {
 fn pools_bound_a_tier_and_wrong_names_are_said() {
     let mut view = tiered_cluster(&[("a", 16), ("b", 16), ("c", 64)]);
     let nodes = ["a", "b"].map(str::to_owned).into();
-    let area =
-        EligibleNodes { pool: Some("p".to_owned()), nodes: Some(std::sync::Arc::new(nodes)), ..EligibleNodes::default() };
+    let area = EligibleNodes {
+        pool: Some("p".to_owned()),
+        nodes: Some(std::sync::Arc::new(nodes)),
+        ..EligibleNodes::default()
+    };
     view.pools.insert("p".to_owned(), Ok(area));
     let tier = view.tiers.get_mut("daily").unwrap();
     tier.pools = vec![LocalReference::new("p")];
@@ -210,6 +213,9 @@ fn tier_priority_decides_which_deployment_waits() {
     };
     let (first, second) = (of("first", "low"), of("second", "high"));
     let joint_plan = solve(&view, &[&first, &second]);
-    assert!(place_with(&view, &first, &joint_plan).0.is_empty(), "the lesser one waits, though it came first");
+    assert!(
+        place_with(&view, &first, &joint_plan).0.is_empty(),
+        "the lesser one waits, though it came first"
+    );
     assert_eq!(place_with(&view, &second, &joint_plan).0.create.len(), 1);
 }

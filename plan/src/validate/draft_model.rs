@@ -1,5 +1,5 @@
-//! The model that guesses for another one: what it has to be for that. Whether both mean the same by every token is
-//! looked at by the engine, which has their tokenizers; headers only tell how many tokens there are.
+//! Validation of a draft model. Whether both tokenizers agree is checked by the engine, which has them;
+//! headers only tell the vocabulary sizes.
 
 use russet_crds::{EngineOptions, Speculation};
 use russet_wire::shape::ModelShape;
@@ -9,13 +9,14 @@ use crate::memory_model::DraftModelShape;
 use crate::note::Note;
 use crate::snapshot::Snapshot;
 
-/// Vocabularies of one family differ by less: sizes are rounded up to multiples that suit the chips they were trained on,
-/// such as 151,936 and 152,064 of Qwen 2.5's small and large models, whose tokenizer is the same.
+/// Vocabularies of one family differ by less: sizes are padded to multiples that suit the training hardware,
+/// such as 151,936 and 152,064 of Qwen 2.5's small and large models, which have the same tokenizer.
 const MAX_VOCABULARY_PADDING: u32 = 1024;
 
 const FIELD: &str = "spec.draftModelRef";
 
-/// The Model `draft` where it can guess for `(namespace, model, shape)`; the notes say why it cannot.
+/// The Model `draft` if it can be the draft model of `(namespace, model, shape)`; the notes say why it
+/// cannot.
 pub(super) fn read(
     view: &Snapshot,
     (namespace, model, shape): (&str, &str, &ModelShape),
@@ -40,7 +41,7 @@ pub(super) fn read(
         return None;
     };
     let (ours, theirs) = (shape.vocabulary, known.vocabulary);
-    // Headers that an older release read may not tell.
+    // Headers read by an older release may lack it.
     if ours > 0 && theirs > 0 && ours.abs_diff(theirs) >= MAX_VOCABULARY_PADDING {
         refuse(format!(
             "Model {draft} has {theirs} tokens and Model {model} {ours}, so what one means by a token the other does not; use a draft model of the same family, or none"

@@ -1,34 +1,34 @@
-//! The split a person asked for: from mode, ranks, tensorSize and layersPerRank to one word the
-//! planner can follow, or to what is wrong with them.
+//! The requested split: mode, ranks, tensorSize and layersPerRank combined to one value for the planner, or
+//! their errors.
 
 use russet_crds::{BackendChoice, Sharding, ShardingMode};
 use russet_wire::partition::Partition;
 use russet_wire::shape::ModelShape;
 
-use super::{RequestedSplit, MAX_RANKS, invalid};
+use super::{MAX_RANKS, RequestedSplit, invalid};
 use crate::fabric::MAX_MESH_RANKS;
 use crate::note::Note;
 
-/// The split asked for.
+/// The requested split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// One node when the model fits one, else as few as hold it.
+    /// One node if the model fits one, else as few as hold it.
     Auto,
     /// One node.
     Single,
     /// A pipeline over as few nodes as hold it, two at least.
     Pipeline,
-    /// A pipeline over so many nodes.
+    /// A pipeline over this many nodes.
     Ranks(u32),
     /// A pipeline with exactly these layers on each rank.
     Layers(Vec<u32>),
-    /// Every layer cut over all ranks: so many, or as few as hold it.
+    /// Tensor parallelism over all ranks: this many, or as few as hold it.
     Tensor(Option<u32>),
     /// A pipeline of tensor groups.
     Hybrid(HybridConstraints),
 }
 
-/// What is fixed of a pipeline of tensor groups; the planner chooses the rest.
+/// Constraints of a pipeline of tensor groups; the planner chooses the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HybridConstraints {
     /// Stages.
@@ -42,7 +42,7 @@ pub struct HybridConstraints {
 }
 
 impl HybridConstraints {
-    /// Whether these layers per stage, with so many members each, are what is fixed.
+    /// Whether these layers per stage and members per stage satisfy the constraints.
     pub fn allows(&self, layers: &[u32], size: u32) -> bool {
         let stages = layers.len() as u32;
         self.stages.is_none_or(|wanted| wanted == stages)
@@ -58,7 +58,7 @@ const SIZE: &str = "tensorSize";
 const LAYERS: &str = "layersPerRank";
 const BACKEND: &str = "backend";
 
-/// Reads the split; what comes out is only of use when nothing was noted.
+/// Parses the split; the result is only valid if no note was added.
 pub fn split(asked: &RequestedSplit, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
     let Sharding { mode, ranks, tensor_size, layers_per_rank, backend, kv: _, min_bits_per_second: _ } =
         &asked.sharding;
@@ -103,7 +103,7 @@ pub fn split(asked: &RequestedSplit, shape: &ModelShape, notes: &mut Vec<Note>) 
             false
         }
     };
-    // The numbers below are compared with each other; impossible ones were named above.
+    // The numbers below are compared with each other; invalid ones were reported above.
     if notes.len() > before {
         return Split::Auto;
     }
@@ -148,12 +148,18 @@ fn pipeline(
     }
 }
 
-fn tensor(asked: &RequestedSplit, layers: Option<&[u32]>, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
+fn tensor(
+    asked: &RequestedSplit,
+    layers: Option<&[u32]>,
+    shape: &ModelShape,
+    notes: &mut Vec<Note>,
+) -> Split {
     let Sharding { mode, ranks, tensor_size: size, backend, .. } = asked.sharding;
     let stages = layers.map(|layers| layers.len() as u32);
     let members = size.or(ranks.map(|ranks| ranks / stages.unwrap_or(1).max(1)));
     let members = members.filter(|_| size.is_some() || stages.is_some() || mode == ShardingMode::Tensor);
-    if let Some(members) = members.filter(|&members| backend == BackendChoice::Jaccl && members > MAX_MESH_RANKS)
+    if let Some(members) =
+        members.filter(|&members| backend == BackendChoice::Jaccl && members > MAX_MESH_RANKS)
     {
         let problem = format!(
             "Jaccl joins at most {MAX_MESH_RANKS} ranks, and every stage has {members}; use JacclRing or Auto, or fewer ranks a stage"
@@ -162,7 +168,7 @@ fn tensor(asked: &RequestedSplit, layers: Option<&[u32]>, shape: &ModelShape, no
     }
     let sizes = shape.tensor_sizes();
     let list = alternatives(&sizes);
-    // Mode Tensor has one stage; Auto has several when the numbers say so.
+    // Mode Tensor has one stage; Auto has several if the numbers say so.
     let single = match mode {
         ShardingMode::Tensor => true,
         ShardingMode::Hybrid => false,
@@ -227,7 +233,7 @@ fn tensor(asked: &RequestedSplit, layers: Option<&[u32]>, shape: &ModelShape, no
     Split::Hybrid(hybrid)
 }
 
-/// Every `(stages, size)` such a pipeline of tensor groups may have, the fewest ranks first.
+/// Every `(stages, size)` that satisfies the constraints, the fewest ranks first.
 pub fn shapes(hybrid: &HybridConstraints, shape: &ModelShape) -> Vec<(u32, u32)> {
     let sizes = shape.tensor_sizes().into_iter().filter(|&size| size > 1);
     let pairs =
@@ -243,7 +249,7 @@ pub fn shapes(hybrid: &HybridConstraints, shape: &ModelShape) -> Vec<(u32, u32)>
     allowed
 }
 
-/// Why nothing can be cut at all.
+/// Why the model cannot be sharded at all.
 fn indivisible_reason(sizes: &[u32], shape: &ModelShape) -> Option<String> {
     if sizes.len() > 1 {
         return None;

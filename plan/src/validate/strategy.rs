@@ -1,4 +1,4 @@
-//! Whether a ShardingStrategy can work: by itself, and for the models of the deployments that use it.
+//! Validation of a ShardingStrategy: by itself, and for the models of the deployments that use it.
 
 use russet_crds::{EngineOptions, Sharding};
 use russet_wire::shape::ModelShape;
@@ -6,21 +6,21 @@ use russet_wire::shape::ModelShape;
 use super::{RequestedSplit, shape_notes, split};
 use crate::note::{self, Note};
 
-/// Deployments that a judgement names.
+/// Maximum number of deployments that a verdict names.
 const MAX_SHOWN_DEPLOYMENTS: usize = 5;
 
-/// What can be said of a strategy.
+/// The verdict on a strategy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StrategyVerdict {
-    /// It can work; for these deployments it cannot, and why.
+    /// It works, except for these deployments, with reasons.
     Works(Vec<String>),
-    /// It can never work, and why.
+    /// It never works, with reasons.
     Never(Vec<Note>),
-    /// It works for none of the deployments that use it, and why.
+    /// It works for none of the deployments that use it, with reasons.
     WorksForNone(Vec<String>),
 }
 
-/// Judges a strategy; `users` are the deployments that name it, each with its model where that is known.
+/// Validates a strategy; `users` are the deployments that name it, each with its model if known.
 pub fn judge_strategy<'a>(
     sharding: &Sharding,
     users: impl Iterator<Item = (String, &'a str, &'a ModelShape)>,
@@ -44,7 +44,11 @@ pub fn judge_strategy<'a>(
             false => {}
         }
     }
-    if works || refused.is_empty() { StrategyVerdict::Works(refused) } else { StrategyVerdict::WorksForNone(refused) }
+    if works || refused.is_empty() {
+        StrategyVerdict::Works(refused)
+    } else {
+        StrategyVerdict::WorksForNone(refused)
+    }
 }
 
 fn notes(asked: &RequestedSplit, shape: &ModelShape) -> Vec<Note> {
@@ -55,12 +59,12 @@ fn notes(asked: &RequestedSplit, shape: &ModelShape) -> Vec<Note> {
     notes
 }
 
-/// A model that can be cut in every way that the numbers of a strategy may mean: what contradicts
-/// this one contradicts every model.
+/// A model that can be split in every way that a strategy's numbers allow: a strategy that is invalid for
+/// this one is invalid for every model.
 fn permissive_shape(sharding: &Sharding) -> ModelShape {
     let Sharding { ranks, tensor_size, layers_per_rank, .. } = sharding;
     let parts = ranks.unwrap_or(1).saturating_mul(tensor_size.unwrap_or(1)).clamp(1, super::MAX_RANKS.pow(2));
-    // Without numbers, so many parts that every usual size divides them.
+    // Without numbers, enough parts that every usual size divides them.
     let parts = if parts == 1 { 64 } else { parts };
     let layers = layers_per_rank
         .as_ref()

@@ -1,5 +1,4 @@
-//! What a deployment may count on by its Tier: pools, a strategy, a priority, and nodes of its own or those that
-//! nobody has for himself.
+//! A tier's terms for a deployment: pools, a strategy, a priority, and its own nodes or the shared ones.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,17 +12,17 @@ use crate::pool::EligibleNodes;
 use crate::snapshot::Snapshot;
 use crate::tier::{TierInfo, node_owners};
 
-/// Why a deployment's replicas are not to run for now.
+/// Why a deployment's replicas should not run for now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdleReason {
-    /// It is not a time of its tier's schedules.
+    /// It is outside its tier's schedules.
     Schedule {
         /// The tier.
         tier: String,
-        /// When the next one begins.
+        /// When the next active hours start.
         opens: Option<Timestamp>,
     },
-    /// Nobody asks for it.
+    /// There are no requests.
     Idle {
         /// The tier.
         tier: String,
@@ -82,7 +81,9 @@ impl<'a> TierTerms<'a> {
                 return Err(vec![Note::Newer { field: format!("Tier {name} spec.mode") }]);
             }
             (TierMode::Cluster, Some(_)) => {
-                return Err(invalid_group(&format!("Tier {name} is a Cluster tier and has none; leave it out")));
+                return Err(invalid_group(&format!(
+                    "Tier {name} is a Cluster tier and has none; leave it out"
+                )));
             }
             (TierMode::Dedicated, None) => {
                 return Err(invalid_group(&format!(
@@ -91,7 +92,10 @@ impl<'a> TierTerms<'a> {
                 )));
             }
             (TierMode::Dedicated, Some(group)) if !tier.groups.iter().any(|known| known == group) => {
-                return Err(invalid_group(&format!("Tier {name} has no group {group:?}; it has {}", there_is())));
+                return Err(invalid_group(&format!(
+                    "Tier {name} has no group {group:?}; it has {}",
+                    there_is()
+                )));
             }
             (TierMode::Dedicated, Some(_)) | (TierMode::Cluster, None) => {}
         }
@@ -116,18 +120,18 @@ impl<'a> TierTerms<'a> {
         self.tier.map(|(name, _)| name.to_owned())
     }
 
-    /// Whether its replicas may have those of lower priority make room.
+    /// Whether its replicas may preempt those of lower priority.
     pub fn preempts(&self) -> bool {
         self.tier.is_some_and(|(_, tier)| tier.preempts)
     }
 
-    /// Why nothing is to run now.
+    /// Why no replica should run now.
     pub fn idle_reason(&self) -> Option<IdleReason> {
         let (name, tier) = self.tier.filter(|(_, tier)| !tier.active_hours.open)?;
         Some(IdleReason::Schedule { tier: name.to_owned(), opens: tier.active_hours.until })
     }
 
-    /// What its replicas count.
+    /// Priority of its replicas.
     pub fn priority(&self) -> i32 {
         self.tier.map_or(0, |(_, tier)| tier.priority)
     }
@@ -138,7 +142,7 @@ impl<'a> TierTerms<'a> {
         Some((tier.to_owned(), group.to_owned()))
     }
 
-    /// The part of an area that is its own, or nobody's.
+    /// Eligible nodes reduced to its own, or to shared ones.
     pub fn restrict(&self, view: &Snapshot, area: EligibleNodes) -> EligibleNodes {
         let owners = node_owners(view);
         let own = self.dedicated_group();

@@ -1,4 +1,4 @@
-//! What a single step does to the world. Steps that take turns of the operator are the story's.
+//! Effect of a single step on the world. Not here: steps that run the operator (`story`).
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::spec_fields;
 use super::words::LineError;
 use super::world::World;
 
-/// Does a step; `false` where it is none that changes the world by itself.
+/// Performs a step; `false` if it is none that changes the world by itself.
 pub fn perform(world: &mut World, step: &SimStep) -> Result<bool, LineError> {
     match step {
         SimStep::Node(machine) => world.add(machine.clone())?,
@@ -81,7 +81,9 @@ pub fn perform(world: &mut World, step: &SimStep) -> Result<bool, LineError> {
             let now = world.now.as_second() + seconds;
             world.now = jiff::Timestamp::from_second(now).map_err(|wrong| wrong.to_string())?;
         }
-        SimStep::Turn(_) | SimStep::Restart | SimStep::Settle | SimStep::During(_) | SimStep::Expect(_) => return Ok(false),
+        SimStep::Turn(_) | SimStep::Restart | SimStep::Settle | SimStep::During(_) | SimStep::Expect(_) => {
+            return Ok(false);
+        }
     }
     Ok(true)
 }
@@ -107,7 +109,7 @@ fn plug(world: &mut World, a: &str, b: &str, at: Option<&str>, up: bool) -> Resu
     if found { Ok(()) } else { Err(format!("there is no cable between {a} and {b}")) }
 }
 
-/// The groups of a deployment do not come to answer any more, or only those that come.
+/// The groups of a deployment no longer become ready, or only new ones do not.
 fn fail(world: &mut World, name: &str, only_new: bool) -> Result<(), LineError> {
     world.spec(name)?;
     let now = world.now;

@@ -1,5 +1,5 @@
-//! What happens without the operator's planner: agents claim, serve and let go, and the server collects what
-//! nobody owns. One step of everybody, so that a script sees every state in between.
+//! Agents and the API server's garbage collector: agents claim, serve and release, and the server collects
+//! orphans. One step of each at a time, so that a script sees every state in between.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use russet_plan::snapshot::Availability;
 use super::disk;
 use super::world::{OWNER, World, answers};
 
-/// Everybody does what is to be done next; says whether anybody did anything.
+/// Every component does its next step; returns whether any did.
 pub fn step(world: &mut World) -> bool {
     // The last stage of each first, so that one step is one stage.
     let served = serve(world, None);
@@ -22,18 +22,18 @@ pub fn step(world: &mut World) -> bool {
     fetched | served | released | collected | claimed
 }
 
-/// Everything that was deleted is let go, as far as agents are heard and willing.
+/// Releases everything that was deleted, as far as agents are reachable and not set to refuse.
 pub fn release_deleted(world: &mut World) {
     while collect(world) | release(world) {}
 }
 
-/// The groups of one deployment come to answer.
+/// Makes the groups of one deployment ready.
 pub fn bring_up(world: &mut World, deployment: &str) {
     while claim(world) | disk::fetch(world) {}
     serve(world, Some(deployment));
 }
 
-/// Groups all of whose ranks are claimed answer, and those that lost a node do not.
+/// Groups become ready once all their ranks are claimed, and not ready when they lose a node.
 fn serve(world: &mut World, only: Option<&str>) -> bool {
     let mut changed = false;
     for at in 0..world.cluster.groups.len() {
@@ -53,7 +53,7 @@ fn serve(world: &mut World, only: Option<&str>) -> bool {
         let files = files.all(|(model, node)| disk::holds(world, model, node));
         let formed = files && claimed.count() == group.spec.plan.members.len();
         let before = answers(&group);
-        // While a node is merely silent, nobody has seen its engine end.
+        // While a node is only unreachable, the end of its engine is unknown.
         let after = formed && !lost && !fails && (before || !silent);
         if before != after {
             set_ready(Arc::make_mut(&mut world.cluster.groups[at]), after, world.now);
@@ -63,7 +63,7 @@ fn serve(world: &mut World, only: Option<&str>) -> bool {
     changed
 }
 
-/// Sets whether a group answers.
+/// Sets whether a group is ready.
 pub fn set_ready(group: &mut ShardGroup, ready: bool, now: jiff::Timestamp) {
     let reason = if ready { Reason::Serving } else { Reason::Loading };
     let conditions = &mut group.status.get_or_insert_default().conditions;
@@ -74,7 +74,7 @@ fn is_claimed(shard: &Shard) -> bool {
     shard.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Claimed))
 }
 
-/// Engines without a Shard end, where an agent is heard and willing, and it reports what is left.
+/// Engines without a Shard exit, if the agent is reachable and not set to refuse, and it reports the rest.
 fn release(world: &mut World) -> bool {
     let mut changed = false;
     let shards: BTreeSet<(String, u32)> =
@@ -94,7 +94,7 @@ fn release(world: &mut World) -> bool {
     changed
 }
 
-/// An agent reports what its engines hold.
+/// An agent reports the memory of its engines.
 fn report(world: &mut World, node: &str) {
     let held = world.engine_ranks.get(node).into_iter().flatten();
     let granted = held.map(|(_, member)| member.reserved_bytes()).sum();
@@ -103,7 +103,7 @@ fn report(world: &mut World, node: &str) {
     }
 }
 
-/// The server takes away what is being deleted, and what its owner has left behind.
+/// The server removes deleted objects and orphans.
 fn collect(world: &mut World) -> bool {
     let groups: BTreeSet<&str> =
         world.cluster.groups.iter().filter_map(|group| group.metadata.uid.as_deref()).collect();
@@ -125,7 +125,7 @@ fn collect(world: &mut World) -> bool {
     before != (world.cluster.shards.len(), world.cluster.groups.len()) || !stray.is_empty()
 }
 
-/// Shards are granted their memory, or made where there is none yet.
+/// Shards are granted their memory, or created if missing.
 fn claim(world: &mut World) -> bool {
     let mut changed = false;
     let groups: Vec<ShardGroup> = world.living().into_iter().cloned().collect();

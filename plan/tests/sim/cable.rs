@@ -1,18 +1,17 @@
-//! Cables between nodes, and the links each end reports of them. What a planner makes of links is not its
-//! business.
+//! Cables between nodes, and the links that each end reports. Not here: the planner's use of links.
 
 use russet_crds::{Link, LinkKind};
 
-/// A cable, or another way between two nodes.
+/// A cable, or another link between two nodes.
 #[derive(Clone, Debug)]
 pub struct SimCable {
     /// Its two ends.
     pub ends: [CableSide; 2],
-    /// What carries it.
+    /// Kind of link.
     pub kind: LinkKind,
-    /// Whether it could carry RDMA.
+    /// Whether it supports RDMA.
     pub rdma: bool,
-    /// Bits a second it negotiates.
+    /// Negotiated bits per second.
     pub bits: u64,
     /// What the addresses of its ends tell.
     pub pairing: Pairing,
@@ -30,11 +29,11 @@ pub struct CableSide {
 /// What the addresses of the two ends of a cable tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
-    /// That they belong together.
+    /// The ends belong together.
     Matching,
-    /// Nothing: there are none.
+    /// Nothing: there are no addresses.
     Absent,
-    /// Something else: each end names an address the other one does not have.
+    /// A mismatch: each end names an address that the other one lacks.
     Crossed,
 }
 
@@ -46,7 +45,7 @@ impl SimCable {
     }
 }
 
-/// What `node` reports of the cables; `rdma` is whether it offers RDMA at all.
+/// The links that `node` reports; `rdma` is whether it supports RDMA at all.
 pub fn links(cables: &[SimCable], node: &str, rdma: bool) -> Vec<Link> {
     let mut links = Vec::new();
     // A port keeps its name while its cable is out.

@@ -1,11 +1,13 @@
-//! Disks of a story's machines, and what agents do with them: they fetch files that are wanted, and let others go
-//! for them, never any that are pinned or that ranks read. A story that says nothing of disks has none.
+//! Disks of a story's machines, and the agents' use of them: they fetch wanted files and evict others for
+//! them, never pinned files or those that ranks read. A story without disks has none.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{ModelCopy, ModelCopySpec, ModelCopyStatus, NamespacedReference, Retention, CopyMode, names};
+use russet_crds::{
+    CopyMode, ModelCopy, ModelCopySpec, ModelCopyStatus, NamespacedReference, Retention, names,
+};
 
 use super::words::LineError;
 use super::world::{SPACE, World};
@@ -34,13 +36,13 @@ pub fn put(world: &mut World, model: &str, node: &str, pinned: bool) -> Result<(
     Ok(())
 }
 
-/// Whether a node has all of a model's files; where nobody says anything of files, every node has.
+/// Whether a node has all of a model's files; true if the story has no disks.
 pub fn holds(world: &World, model: &str, node: &str) -> bool {
     let Some(copies) = &world.cluster.copies else { return true };
     copies.iter().any(|copy| copy.spec.node_name == node && copy.spec.model_ref.name == model)
 }
 
-/// Agents fetch what ranks and the operator wait for; says whether any did.
+/// Agents fetch the files that ranks and the operator wait for; returns whether any did.
 pub fn fetch(world: &mut World) -> bool {
     if world.cluster.copies.is_none() {
         return false;
@@ -69,7 +71,7 @@ pub fn fetch(world: &mut World) -> bool {
     changed
 }
 
-/// What keeps the files of a model from ever coming to a node: those that are pinned and those of other groups.
+/// Files that keep a model's from ever fitting on a node: pinned ones and those of other groups.
 pub fn lacks(world: &World, model: &str, node: &str) -> bool {
     let Some(limit) = world.machines.get(node).and_then(|machine| machine.disk) else { return false };
     let copies = world.cluster.copies.iter().flatten();
@@ -84,7 +86,7 @@ pub fn lacks(world: &World, model: &str, node: &str) -> bool {
     models.iter().map(|model| bytes(world, model)).sum::<u64>() > limit
 }
 
-/// Files that ranks read or wait for, and where.
+/// Files that ranks read or wait for, and their nodes.
 fn read(world: &World) -> BTreeSet<(String, String)> {
     let groups = world.cluster.groups.iter();
     let of = groups.flat_map(|group| {

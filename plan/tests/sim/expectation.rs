@@ -1,45 +1,45 @@
-//! What a script expects by hand: read from an `expect` line, and judged on what there is and what was said.
+//! Expectations of a script: parsed from an `expect` line, and checked against the world and its trace.
 
 use russet_crds::{Backend, ShardGroup};
 
 use super::trace::Trace;
-use super::words::{Words, LineError, number};
+use super::words::{LineError, Words, number};
 use super::world::{ShownStatus, World, answers};
 
-/// Something expected.
+/// An expectation.
 #[derive(Clone, Debug)]
 pub enum Expectation {
-    /// A deployment's replicas are on these nodes, cut and joined so.
+    /// A deployment's replicas are on these nodes, with this split and transport.
     On { name: String, replicas: Vec<Vec<String>>, cut: Option<SplitKind>, rdma: Option<bool> },
     /// It has no group.
     Gone(String),
-    /// So many of its replicas answer.
+    /// This many of its replicas are ready.
     Answers(String, usize),
-    /// At least so many of its replicas answered all through the last settle.
+    /// At least this many of its replicas stayed ready all through the last settle.
     StayedReady(String, usize),
-    /// One group, by its short name such as `chat-0#1`, answers still.
+    /// One group, by its short name such as `chat-0#1`, is still ready.
     Still(String),
-    /// So many groups of it are not being deleted.
+    /// This many groups of it are not being deleted.
     Groups(String, usize),
-    /// Some replica waits, or this one, and the reason has these words.
+    /// Some replica is pending, or this one, and the reason contains these words.
     Waits(String, Option<i32>, Option<String>),
-    /// It makes no sense, with these words.
+    /// It is invalid, with these words.
     Refused(String, String),
-    /// These words were said since the last settle or turn began.
+    /// A message since the last settle or turn contains these words.
     Says(String, String),
-    /// They were not.
+    /// No such message does.
     Silent(String, String),
-    /// The last decision has these words.
+    /// The last decision contains these words.
     Decision(String, String),
-    /// Its reason has them.
+    /// Its reason contains them.
     Reason(String, String),
-    /// In the last settle, groups of these deployments alone came or went.
+    /// In the last settle, only groups of these deployments were created or deleted.
     Moved(Vec<String>),
-    /// Nothing is promised or held on a node.
+    /// Nothing is reserved or held on a node.
     Empty(String),
 }
 
-/// How a group is cut.
+/// The kind of split of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitKind {
     Single,
@@ -48,7 +48,7 @@ pub enum SplitKind {
     Hybrid,
 }
 
-/// How expectations are written; `docs/simulator.md` shows the same.
+/// Syntax of expectations; `docs/simulator.md` shows the same.
 pub const USAGE: [&str; 14] = [
     "expect NAME on NODES [| NODES…] [as single|pipeline|tensor|hybrid] [over rdma|tcp]",
     "expect NAME gone",
@@ -67,7 +67,7 @@ pub const USAGE: [&str; 14] = [
 ];
 
 impl Expectation {
-    /// Reads what follows `expect`.
+    /// Parses the text after `expect`.
     pub fn read(words: &mut Words) -> Result<Self, LineError> {
         Self::read_one(words).map_err(|wrong| format!("{wrong}; expectations are: {}", USAGE.join("; ")))
     }
@@ -133,7 +133,7 @@ impl Expectation {
         Ok(Self::On { name, replicas, cut, rdma })
     }
 
-    /// What is otherwise than expected.
+    /// Checks the expectation; the error is the difference.
     pub fn judge(&self, world: &World, trace: &Trace) -> Result<(), String> {
         let said = |name: &str| world.said.get(name).cloned().unwrap_or_default();
         let spoken = |name: &str| {

@@ -1,5 +1,5 @@
-//! What must hold across deployments whatever the planner says, added up from what the server holds and what
-//! engines really hold, without the planner's own view of either.
+//! Invariants across deployments regardless of the planner: sums over the server's objects and the engines'
+//! real memory, without the planner's view of either.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use russet_plan::snapshot::Availability;
 use super::disk;
 use super::world::{World, answers};
 
-/// Everything on a node: ranks of groups that exist, and of engines whose group does not.
+/// All ranks on a node: of existing groups, and of engines without a group.
 fn ranks<'w>(world: &'w World, node: &'w str) -> impl Iterator<Item = (String, &'w GroupMember)> {
     let groups = || world.cluster.groups.iter();
     let members = groups().flat_map(move |group| {
@@ -24,7 +24,7 @@ fn ranks<'w>(world: &'w World, node: &'w str) -> impl Iterator<Item = (String, &
     members.chain(unreleased.map(|(_, member)| ("an engine that was not released".to_owned(), member)))
 }
 
-/// What a new group would promise twice: bytes of a node or its disk, or a port.
+/// Resources that a new group would reserve twice: bytes of a node or its disk, or a port.
 pub fn doubled(world: &World, model: &str, new: &NewGroup) -> Vec<String> {
     let mut wrong = Vec::new();
     for member in &new.plan.members {
@@ -56,7 +56,7 @@ pub fn doubled(world: &World, model: &str, new: &NewGroup) -> Vec<String> {
     wrong
 }
 
-/// Replicas that would move or go without anybody having asked for it.
+/// Replicas that would move or be deleted without a request for it.
 pub fn unrequested(world: &World, deployment: &str, placement: &Placement, resting: bool) -> Vec<String> {
     let of = |replica: i32| {
         let groups = world.living().into_iter();
@@ -77,8 +77,10 @@ pub fn unrequested(world: &World, deployment: &str, placement: &Placement, resti
     let goes = |group: &ShardGroup| {
         placement.delete.iter().any(|old| group.metadata.name.as_deref() == Some(&old.name))
     };
-    for group in world.living().into_iter().filter(|group| goes(group) && !resting && !was_requested(world, group)) {
-        // Of two that do the same, one may go.
+    for group in
+        world.living().into_iter().filter(|group| goes(group) && !resting && !was_requested(world, group))
+    {
+        // Of two that do the same, one may be deleted.
         let twin = of(group.spec.replica).any(|other| !goes(other) && (answers(other) || !answers(group)));
         if group.spec.deployment_ref.name != deployment || !twin {
             wrong.push(format!("{} of {deployment} goes unasked", world.label(group)));
@@ -120,8 +122,8 @@ fn undue(world: &World, deployment: &str, group: &ShardGroup) -> Option<String> 
     Some(format!("{} is stopped for {deployment} and {why}", world.label(group)))
 }
 
-/// Whether somebody asked for a group to go or to move: its deployment was edited or scaled, or one of its
-/// nodes is being drained or is lost.
+/// Whether a group was requested to stop or move: its deployment was edited or scaled, or one of its nodes is
+/// draining or lost.
 fn was_requested(world: &World, group: &ShardGroup) -> bool {
     let name = &group.spec.deployment_ref.name;
     let Some(deployment) = world.deployments.get(name) else { return true };
@@ -137,13 +139,13 @@ fn was_requested(world: &World, group: &ShardGroup) -> bool {
         || group.spec.plan.members.iter().any(leaves)
 }
 
-/// The replicas of a deployment that are there and not going.
+/// The replicas of a deployment that exist and are not being deleted.
 fn indices(world: &World, deployment: &str) -> BTreeSet<i32> {
     let own = world.living().into_iter().filter(|group| group.spec.deployment_ref.name == deployment);
     own.map(|group| group.spec.replica).collect()
 }
 
-/// What is wrong once nobody has anything to do: replicas nobody wants, doubled ones, and lost ones.
+/// Errors after everything has settled: surplus, duplicate and missing replicas.
 pub fn unsettled(world: &World) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut there: BTreeMap<(&str, i32), Vec<&ShardGroup>> = BTreeMap::new();
@@ -175,7 +177,7 @@ pub fn unsettled(world: &World) -> Vec<String> {
     wrong
 }
 
-/// What became of every replica: how many groups it has, and how many of them answer.
+/// The state of every replica: its number of groups, and of ready ones.
 pub fn outcome(world: &World) -> BTreeMap<(String, i32), (usize, usize)> {
     let mut outcome = BTreeMap::new();
     for group in world.living() {

@@ -1,4 +1,4 @@
-//! A node as a script describes it, and as the InferenceNode its agent would report.
+//! A node as a script describes it, and the InferenceNode that its agent would report.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use russet_crds::{
 use russet_plan::quantity;
 
 use super::script::label;
-use super::words::{Words, LineError};
+use super::words::{LineError, Words};
 
-/// Agents keep this much for the machine's user, or a quarter of the memory where that is less.
+/// Memory that agents reserve for the machine's user, or a quarter of the memory if that is less.
 const RESERVE: u64 = 32 << 30;
 
 /// A node of a script.
@@ -22,26 +22,26 @@ pub struct SimMachine {
     pub name: String,
     /// Its chip, as the system names it.
     pub chip: String,
-    /// Bytes built in.
+    /// Physical memory, bytes.
     pub memory: u64,
-    /// Bytes models may take.
+    /// Bytes that models may take.
     pub limit: u64,
     /// Build of its engine.
     pub build: String,
-    /// Backends its engine offers.
+    /// Backends of its engine.
     pub backends: Vec<String>,
     /// Whether RDMA is enabled on it.
     pub rdma: bool,
     /// Whether its agent has measured its memory.
     pub measured: bool,
-    /// Bytes of disk models may take, where that is measured.
+    /// Bytes of disk that models may take, if measured.
     pub disk: Option<u64>,
     /// Further labels.
     pub labels: BTreeMap<String, String>,
 }
 
 impl SimMachine {
-    /// Reads what follows `node`.
+    /// Parses the text after `node`.
     pub fn read(words: &mut Words) -> Result<Self, LineError> {
         let name = words.plain("the name of a node")?;
         let chip = words.text("the chip")?;

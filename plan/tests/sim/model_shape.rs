@@ -1,11 +1,11 @@
-//! Sizes of a model from the few numbers its `config.json` has. Not a reader of files: the weights of a Llama
-//! are counted, as its headers would give them.
+//! Sizes of a model from the few numbers of its `config.json`. Not a file parser: the weights of a Llama are
+//! counted, as its headers would give them.
 
 use russet_wire::shape::ModelShape;
 
 use super::words::{Fields, LineError};
 
-/// Fields of a model, for people.
+/// Fields of a model, for error texts.
 pub const FIELDS: &str = "layers, hidden, heads, kv-heads, mlp, vocabulary, bits, context, layer";
 
 /// Well-known models: layers, hidden, heads, KV heads, MLP.
@@ -13,11 +13,11 @@ const PRESETS: [(&str, [u32; 5]); 4] = [
     ("llama-8b", [32, 4096, 32, 8, 14336]),
     ("llama-70b", [80, 8192, 64, 8, 28672]),
     ("llama-405b", [126, 16384, 128, 8, 53248]),
-    // No model of this world, and easy to add up: `layer=` says what a layer weighs, and nothing else does.
+    // No real model, and easy to add up: `layer=` sets the size of a layer, and everything else has none.
     ("toy", [8, 1024, 16, 8, 4096]),
 ];
 
-/// The shape that a preset, or `llama`, and these fields say.
+/// The shape of a preset, or `llama`, with these fields.
 pub fn shape(preset: &str, mut fields: Fields) -> Result<ModelShape, LineError> {
     let known: Vec<&str> = PRESETS.iter().map(|(name, _)| *name).collect();
     let base = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, numbers)| *numbers);

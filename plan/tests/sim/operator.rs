@@ -1,9 +1,9 @@
-//! One turn of one deployment, as the operator takes it: look at the server, ask the planner, and write what
-//! comes of it, object by object. Every placement goes before the independent checker first.
+//! One reconciliation of one deployment, as the operator does it: read the server, call the planner, and
+//! write the result, object by object. Every placement passes the independent checker first.
 
 use russet_crds::{ModelDeployment, PlacementReport};
-use russet_plan::placement::{NewGroup, Placement, RemovalReason, place_with, scale_down};
 use russet_plan::joint_placement::{JointPlan, solve};
+use russet_plan::placement::{NewGroup, Placement, RemovalReason, place_with, scale_down};
 use russet_plan::validate::read_at;
 use russet_plan::{Note, ValidDeployment, check};
 
@@ -12,20 +12,20 @@ use super::ledger;
 use super::trace::Trace;
 use super::world::{SPACE, ShownStatus, World};
 
-/// One object to be written.
+/// One write.
 #[derive(Clone, Debug)]
 pub enum Write {
-    /// A new group, for the deployment as it was when this was decided, in these pools.
+    /// Create a group, for the deployment as it was at the decision, in these pools.
     Create(Box<ModelDeployment>, Vec<String>, NewGroup),
-    /// Files that are to come to a node ahead of a group: the model and the node.
+    /// Fetch files to a node before a group needs them: the model and the node.
     Fetch(String, String),
-    /// The end of a group: its UID, its short name, and why.
+    /// Delete a group: its UID, its short name, and why.
     Delete(String, String, RemovalReason),
-    /// The end of a group of another deployment: its UID, its short name, and for whom.
+    /// Delete a group of another deployment: its UID, its short name, and for which deployment.
     Preempt(String, String, String),
 }
 
-/// Decides for a deployment; what is to be written, in order. The error is a broken promise.
+/// Decides for a deployment; returns the writes, in order. The error is a violated invariant.
 pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Write>, String> {
     let Some(owner) = world.deployments.get(name).cloned() else { return Ok(Vec::new()) };
     world.assign();
@@ -35,7 +35,8 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
     let (placement, said, pools) = match valid(&owner) {
         Ok(want) => {
             let others = world.deployments.iter().filter(|(other, _)| *other != name);
-            let competitors: Vec<ValidDeployment> = others.filter_map(|(_, other)| valid(other).ok()).collect();
+            let competitors: Vec<ValidDeployment> =
+                others.filter_map(|(_, other)| valid(other).ok()).collect();
             let joint_plan = if competitors.is_empty() {
                 JointPlan::default()
             } else {
@@ -51,12 +52,16 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
             }
             let notes = notes.iter().filter(|note| !matches!(note, Note::Placed { .. }));
             let rests = want.idle_reason.as_ref().map(ToString::to_string);
-            let said =
-                ShownStatus { notes: lines(world, notes), rests, asks: placement.approval_requests.clone(), ..ShownStatus::default() };
+            let said = ShownStatus {
+                notes: lines(world, notes),
+                rests,
+                asks: placement.approval_requests.clone(),
+                ..ShownStatus::default()
+            };
             (placement, said, want.pools())
         }
         Err(notes) => {
-            // Even a deployment that makes no sense may be scaled down.
+            // Even an invalid deployment may be scaled down.
             let refused = (owner.spec.replicas > 0).then(|| lines(world, notes.iter()));
             let placement = scale_down(&view, SPACE, name, owner.spec.replicas);
             (placement, ShownStatus { refused, ..ShownStatus::default() }, Vec::new())
@@ -66,7 +71,8 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
     if let Some(wrong) = ledger::unrequested(world, name, &placement, resting).first() {
         return Err(wrong.clone());
     }
-    let Placement { keep: _, create, delete, preempt, prefetch, approval_requests: _, waiting, report } = placement;
+    let Placement { keep: _, create, delete, preempt, prefetch, approval_requests: _, waiting, report } =
+        placement;
     create.iter().for_each(|new| world.name_group(name, new));
     let before = world.said.get(name).and_then(|said| said.report.clone());
     let report = report.map(|report| PlacementReport {
@@ -99,7 +105,7 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
         .collect())
 }
 
-/// Notes, one a line.
+/// Notes, one per line.
 fn lines<'n>(world: &World, notes: impl Iterator<Item = &'n Note>) -> String {
     world.short(&notes.map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }

@@ -1,11 +1,11 @@
-//! Stories that nobody thought of: scripts drawn at random, the same in every run. A story that breaks a promise
-//! is printed as a script, to be kept under a name of its own.
+//! Random stories: scripts drawn from a seed, the same in every run. A story that violates an invariant is
+//! printed as a script, to be kept under a name of its own.
 
-/// A source of numbers that look random and are the same in every run.
+/// Pseudo-random numbers, the same in every run.
 struct StoryRng(u64);
 
 impl StoryRng {
-    /// A number from 0 to `bound`, without it.
+    /// A number from 0 to `bound`, exclusive.
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -48,7 +48,7 @@ pub fn story(seed: u64) -> String {
     for node in nodes {
         let memory = dice.pick(&["16Gi", "24Gi", "36Gi", "64Gi"]);
         let (rack, zone) = (dice.pick(&["one", "two"]), dice.pick(&["", " zone=east", " zone=west"]));
-        // In half of the stories nobody says anything of disks.
+        // In half of the stories disks are unknown.
         let disk = if disks { dice.pick(&["", " disk=20Gi", " disk=30Gi", " disk=100Gi"]) } else { "" };
         lines.push(format!("node {node} \"Apple {}\" {memory} rack={rack}{zone}{disk}", dice.pick(&CHIPS)));
     }
@@ -65,7 +65,7 @@ pub fn story(seed: u64) -> String {
     lines.push("pool one rack=one".to_owned());
     lines.push("model small toy layer=1Gi".to_owned());
     lines.push("model large toy layers=20 layer=1Gi".to_owned());
-    // Half of the stories know nothing of tiers.
+    // Half of the stories have no tiers.
     let tiers: &[&str] = if dice.below(2) == 0 { &[""] } else { &["", "top", "middle", "day", "kept"] };
     lines.extend(TIERS.iter().filter(|_| tiers.len() > 1).map(|tier| (*tier).to_owned()));
     for name in DEPLOYMENTS {

@@ -1,42 +1,42 @@
-//! A script: what stands in its file, line by line, as steps. The table of verbs is the language; a new verb is
-//! a line there and an arm where steps are done (`deed`). Nothing is done here.
+//! A script: the lines of its file as steps. The table of verbs is the language; a new verb is a line there
+//! and an arm in `deed`. Not here: the execution of steps.
 
 use russet_crds::{
-    ApprovalDecision, FabricDemand, FabricKind, LinkKind, NodePoolSpec, NodeSelector, Scheduling, Sharding, TierSpec,
-    names,
+    ApprovalDecision, FabricDemand, FabricKind, LinkKind, NodePoolSpec, NodeSelector, Scheduling, Sharding,
+    TierSpec, names,
 };
 use russet_wire::shape::ModelShape;
 
-use super::cable::{SimCable, CableSide, Pairing};
+use super::cable::{CableSide, Pairing, SimCable};
 use super::expectation::Expectation;
 use super::machine::SimMachine;
 use super::model_shape;
 use super::spec_fields;
-use super::words::{Fields, Words, LineError, number, quantity};
+use super::words::{Fields, LineError, Words, number, quantity};
 
 /// A script.
 #[derive(Clone, Debug)]
 pub struct Script {
     /// Its name, without the ending.
     pub name: String,
-    /// Why it is known to fail, where it is.
+    /// Why it is known to fail, if it does.
     pub pending: Option<String>,
-    /// Its lines that do something.
+    /// Its steps.
     pub lines: Vec<SimLine>,
 }
 
-/// A line that does something.
+/// A step with its line.
 #[derive(Clone, Debug)]
 pub struct SimLine {
     /// Its number in the file.
     pub number: usize,
     /// Its text.
     pub text: String,
-    /// What it says.
+    /// The parsed step.
     pub step: SimStep,
 }
 
-/// What a line says.
+/// A parsed line.
 #[derive(Clone, Debug)]
 pub enum SimStep {
     Node(SimMachine),
@@ -74,16 +74,16 @@ pub enum SimStep {
 }
 
 impl SimStep {
-    /// Whether it is about the operator's turns, and not something that happens to the cluster.
+    /// Whether it concerns the operator's turns, and not the cluster.
     fn takes_turns(&self) -> bool {
         matches!(self, Self::Turn(_) | Self::Restart | Self::Settle | Self::During(_) | Self::Expect(_))
     }
 }
 
-/// Reads what follows a verb.
+/// Parses the text after a verb.
 type Read = fn(&mut Words) -> Result<SimStep, LineError>;
 
-/// Every verb, how it is used, and its reader. `docs/simulator.md` shows the same table.
+/// Every verb, its usage, and its parser. `docs/simulator.md` shows the same table.
 pub const VERBS: [(&str, &str, Read); 32] = [
     (
         "node",
@@ -103,7 +103,9 @@ pub const VERBS: [(&str, &str, Read); 32] = [
             Ok(SimStep::Tier(name, Box::new(spec_fields::tier(words)?)))
         },
     ),
-    ("approve", "approve NAME", |words| Ok(SimStep::Answer(named(words, "deployment")?, ApprovalDecision::Approved))),
+    ("approve", "approve NAME", |words| {
+        Ok(SimStep::Answer(named(words, "deployment")?, ApprovalDecision::Approved))
+    }),
     ("deny", "deny NAME", |words| Ok(SimStep::Answer(named(words, "deployment")?, ApprovalDecision::Denied))),
     ("request", "request NAME [waiting]", |words| {
         Ok(SimStep::Request(named(words, "deployment")?, u32::from(words.take("waiting"))))
@@ -157,17 +159,17 @@ pub const VERBS: [(&str, &str, Read); 32] = [
     ("turn", "turn NAME", |words| Ok(SimStep::Turn(named(words, "deployment")?))),
 ];
 
-/// Lines that are no verb with a reader of its own.
+/// Lines without a verb parser of their own.
 pub const OTHERS: [&str; 4] = ["clock TIME", "restart operator", "settle", "during settle … end"];
 
 impl Script {
-    /// Reads a script; the error names file, line and what was expected.
+    /// Parses a script; the error names file, line and what was expected.
     pub fn read(name: &str, text: &str) -> Result<Self, String> {
         let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line)).peekable();
         let pending = lines.next_if(|(_, line)| line.starts_with("pending"));
         let pending = pending.map(|(_, line)| line.trim_start_matches("pending").trim().to_owned());
         let mut script = Self { name: name.to_owned(), pending, lines: Vec::new() };
-        // Lines of a block that is open, and where it began.
+        // Lines of an open block, and its first line number.
         let mut block: Option<(usize, Vec<SimLine>)> = None;
         for (number, line) in lines {
             let at = |wrong: LineError| format!("tests/sim/scripts/{name}.txt:{number}: {wrong}");
@@ -238,7 +240,7 @@ fn named(words: &mut Words, what: &str) -> Result<String, LineError> {
     words.plain(&format!("the name of a {what}"))
 }
 
-/// The fields that are left, once somebody has found them good.
+/// The remaining fields, checked by `good`.
 fn fields(words: &mut Words, good: fn(Fields) -> Result<(), LineError>) -> Result<Fields, LineError> {
     let fields = words.fields()?;
     good(fields.clone())?;
@@ -261,7 +263,10 @@ fn deploy(words: &mut Words) -> Result<SimStep, LineError> {
 
 fn edit(words: &mut Words) -> Result<SimStep, LineError> {
     let name = named(words, "deployment")?;
-    Ok(SimStep::Edit(name, fields(words, |fields| spec_fields::change(Default::default(), fields).map(|_| ()))?))
+    Ok(SimStep::Edit(
+        name,
+        fields(words, |fields| spec_fields::change(Default::default(), fields).map(|_| ()))?,
+    ))
 }
 
 fn model(words: &mut Words) -> Result<SimStep, LineError> {
@@ -320,7 +325,7 @@ pub fn label(key: &str) -> String {
     }
 }
 
-/// Seconds; less than none puts a clock back.
+/// Seconds; a negative number sets a clock back.
 fn time(text: &str) -> Result<i64, LineError> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
     let cut = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));

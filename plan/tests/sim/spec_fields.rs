@@ -1,17 +1,17 @@
-//! What a deployment or a tier asks for, as a script writes it: the fields of `deploy`, `apply`, `edit`, `strategy`
-//! and `tier`.
+//! The spec of a deployment or tier in a script: the fields of `deploy`, `apply`, `edit`, `strategy` and
+//! `tier`.
 
 use russet_crds::{
     ApprovalAction, BackendChoice, Day, LocalReference, ModelDeploymentSpec, Preemption, Residency, Schedule,
     Sharding, ShardingMode, Spread, TierMode, TierSpec,
 };
 
-use super::words::{Fields, Words, LineError, number};
+use super::words::{Fields, LineError, Words, number};
 
-/// Fields of a split, for people.
+/// Fields of a split, for error texts.
 pub const SPLIT: &str =
     "mode, ranks, tensor, layers, backend, speed, context, sequences, kv-tokens, headroom";
-/// Fields of a deployment beside those of its split, for people.
+/// Other fields of a deployment, for error texts.
 pub const OWN: &str = "model, replicas, pools, strategy, tier, group, spread, approved";
 
 const MODES: [(&str, ShardingMode); 5] = [
@@ -28,7 +28,7 @@ const BACKENDS: [(&str, BackendChoice); 4] = [
     ("ring", BackendChoice::Ring),
 ];
 
-/// Changes a spec as the fields say; what they do not name stays. An empty value takes a field back.
+/// Changes a spec by fields; others stay. An empty value resets a field.
 pub fn change(mut spec: ModelDeploymentSpec, mut fields: Fields) -> Result<ModelDeploymentSpec, LineError> {
     if let Some(model) = fields.take("model") {
         spec.model_ref = LocalReference::new(model);
@@ -62,7 +62,7 @@ pub fn change(mut spec: ModelDeploymentSpec, mut fields: Fields) -> Result<Model
     Ok(spec)
 }
 
-/// Changes a split as the fields say, and takes those it knows.
+/// Changes a split by fields, and removes those it knows.
 pub fn split(mut split: Sharding, fields: &mut Fields) -> Result<Sharding, LineError> {
     if let Some(mode) = fields.one_of("mode", &MODES)? {
         split.mode = mode;
@@ -98,7 +98,7 @@ pub fn split(mut split: Sharding, fields: &mut Fields) -> Result<Sharding, LineE
     Ok(split)
 }
 
-/// A tier, from its mode on.
+/// Parses a tier, from its mode on.
 pub fn tier(words: &mut Words) -> Result<TierSpec, LineError> {
     let mode = words.one_of(&[("dedicated", TierMode::Dedicated), ("cluster", TierMode::Cluster)])?;
     let mut fields = words.fields()?;

@@ -1,46 +1,46 @@
-//! A script being run: its steps one after another, what is expected of them, and what must come out the same
-//! whenever the operator is interrupted.
+//! A running script: its steps one after another, their expectations, and the results that must be the same
+//! wherever the operator is interrupted.
 //!
 //! ```text
-//! settle ─▶ every write in turn ─▶ calm ─▶ compared with
-//!              └─▶ the world at that write, the operator's memory gone, settled by itself    (crash points)
-//! during settle: the steps of the block in every gap between writes, all orders kept         (conflicts)
+//! settle ─▶ every write in order ─▶ settled ─▶ compared with
+//!              └─▶ the world at that write, the operator's memory lost, settled separately    (crash points)
+//! during settle: the steps of the block in every gap between writes, all orders tested        (conflicts)
 //! ```
 
-use super::script::{SimLine, Script, SimStep};
+use super::script::{Script, SimLine, SimStep};
 use super::trace::Trace;
 use super::world::World;
-use super::{agent, actions, ledger, operator};
+use super::{actions, agent, ledger, operator};
 
-/// Rounds after which a cluster must be calm.
+/// Maximum number of rounds until a cluster must settle.
 const ROUNDS: usize = 60;
 
-/// A script being run.
+/// A running script.
 #[derive(Clone, Debug, Default)]
 pub struct Story {
     world: World,
     /// What it shows.
     pub trace: Trace,
-    /// Crash points that were gone through.
+    /// Number of tested crash points.
     pub crashes: usize,
-    /// Gaps in which steps of a block were done.
+    /// Number of gaps in which steps of a block were run.
     pub conflicts: usize,
-    /// Whether other turns and crashes may give the room there is to other replicas.
+    /// Whether other turns and crashes may give free memory to other replicas.
     loose: bool,
 }
 
-/// In which order of their names deployments have their turns.
+/// Order in which deployments are reconciled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turns {
     Ascending,
     Descending,
 }
 
-/// What is done between two writes, told how many there were.
+/// Called between two writes with the number of writes so far.
 type Between<'b> = &'b mut dyn FnMut(&mut World, usize) -> Result<(), String>;
 
 impl Story {
-    /// A story of which only what must always hold is asked.
+    /// A story of which only the invariants are checked.
     pub fn loose() -> Self {
         Self { loose: true, ..Self::default() }
     }
@@ -50,7 +50,7 @@ impl Story {
         &self.world
     }
 
-    /// Runs a script as far as it comes out as written; the error names file and line.
+    /// Runs a script until it deviates; the error names file and line.
     pub fn run(&mut self, script: &Script) -> Result<(), String> {
         for (at, line) in script.lines.iter().enumerate() {
             let SimLine { number, text, step: _ } = line;
@@ -76,13 +76,13 @@ impl Story {
             }
             SimStep::Settle => self.settle(rest),
             SimStep::During(steps) => self.during(steps),
-            // Everything the operator knows stands on the server; between turns it has nothing to lose.
+            // The operator's state is on the server; between turns it has nothing to lose.
             SimStep::Restart => Ok(()),
             step => actions::perform(&mut self.world, step).map(|_| ()),
         }
     }
 
-    /// Settles, and again with other turns, and from every write on with the operator's memory gone.
+    /// Settles, and again with other turns, and from every write on with the operator's memory lost.
     fn settle(&mut self, rest: &[SimLine]) -> Result<(), String> {
         let mut forks = Vec::new();
         let mut turned = self.world.clone();
@@ -110,7 +110,7 @@ impl Story {
         Ok(())
     }
 
-    /// The rest of the script from another placement: nothing is expected of it but what must always hold.
+    /// The rest of the script from another placement, with only the invariants checked.
     fn run_rest(&mut self, rest: &[SimLine]) -> Result<(), String> {
         for line in rest {
             let done = match &line.step {
@@ -139,7 +139,7 @@ impl Story {
             Ok(())
         })?;
         let before = self.world.clone();
-        // What the golden file shows is all of them after the first write.
+        // The golden file shows all of them after the first write.
         interrupted(&mut self.world, &mut self.trace, steps, &vec![writes.min(1); steps.len()])?;
         for gaps in gaps(steps.len(), writes) {
             let told = |wrong| format!("with its steps after writes {gaps:?}: {wrong}");
@@ -151,7 +151,7 @@ impl Story {
         Ok(())
     }
 
-    /// Whether another world came to the same replicas.
+    /// Whether another world has the same replicas.
     fn same(&self, other: &World) -> Result<(), String> {
         let (own, other) = (ledger::outcome(&self.world), ledger::outcome(other));
         if own == other || self.loose {
@@ -172,7 +172,7 @@ fn nodes(world: &World) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-/// Every way to put `steps` in order into the gaps after 0 to `writes` writes.
+/// Every way to distribute `steps`, in order, over the gaps after 0 to `writes` writes.
 fn gaps(steps: usize, writes: usize) -> Vec<Vec<usize>> {
     let Some(fewer) = steps.checked_sub(1) else { return vec![Vec::new()] };
     let heads = gaps(fewer, writes).into_iter();
@@ -184,9 +184,14 @@ fn gaps(steps: usize, writes: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Settles with each step after as many writes as its gap says. The operator goes on with what it was about
-/// to write, decided before the step, as it would.
-fn interrupted(world: &mut World, trace: &mut Trace, steps: &[SimLine], gaps: &[usize]) -> Result<(), String> {
+/// Settles with each step run after the number of writes of its gap. The operator continues with the writes
+/// that it decided before the step, as a real one would.
+fn interrupted(
+    world: &mut World,
+    trace: &mut Trace,
+    steps: &[SimLine],
+    gaps: &[usize],
+) -> Result<(), String> {
     let mut left: Vec<(&SimLine, usize)> = steps.iter().zip(gaps.iter().copied()).rev().collect();
     let mut done = Vec::new();
     settle(world, trace, Turns::Ascending, &mut |world, writes| {
@@ -196,7 +201,7 @@ fn interrupted(world: &mut World, trace: &mut Trace, steps: &[SimLine], gaps: &[
         }
         Ok(())
     })?;
-    // Steps that changed what there was to write leave fewer gaps than were counted.
+    // Steps that changed the pending writes leave fewer gaps than were counted.
     if !left.is_empty() {
         for (line, _) in left.into_iter().rev() {
             actions::perform(world, &line.step)?;
@@ -206,7 +211,7 @@ fn interrupted(world: &mut World, trace: &mut Trace, steps: &[SimLine], gaps: &[
     Ok(())
 }
 
-/// Every deployment has its turns and agents do what is theirs, until nothing changes.
+/// Reconciles every deployment and steps the agents until nothing changes.
 fn settle(world: &mut World, trace: &mut Trace, turns: Turns, between: Between<'_>) -> Result<(), String> {
     trace.begin();
     trace.sees(world);

@@ -1,5 +1,5 @@
-//! What a run shows, line by line: the steps, what was placed and why, and what was said to people. The golden
-//! file beside a script holds it. It judges nothing.
+//! The trace of a run, line by line: steps, placements with reasons, and messages. The golden file beside a
+//! script holds it. It checks nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,23 +14,23 @@ use super::world::{ShownStatus, World, answers};
 pub struct Trace {
     /// Everything so far.
     pub text: String,
-    /// Deployments of which a group came or went since [`Trace::begin`].
+    /// Deployments with groups created or deleted since [`Trace::begin`].
     pub moved: BTreeSet<String>,
-    /// What was said since then, by deployment.
+    /// Messages since then, by deployment.
     pub spoken: Vec<(String, String)>,
-    /// The fewest replicas that answered at any time since then, by deployment.
+    /// The minimum of ready replicas since then, by deployment.
     pub least: BTreeMap<String, usize>,
 }
 
 impl Trace {
-    /// Something new begins.
+    /// Starts a new section.
     pub fn begin(&mut self) {
         self.moved.clear();
         self.spoken.clear();
         self.least.clear();
     }
 
-    /// The world as it is at some time between.
+    /// Records the current state of the world.
     pub fn sees(&mut self, world: &World) {
         for name in world.deployments.keys() {
             let living = world.living().into_iter();
@@ -53,7 +53,7 @@ impl Trace {
         self.line(&format!("> {text}"));
     }
 
-    /// What the operator says of a deployment, where it has not said so before.
+    /// Records the operator's messages about a deployment, if they are new.
     pub fn says(&mut self, name: &str, before: Option<&ShownStatus>, after: &ShownStatus) {
         let ShownStatus { refused, notes, waiting, report, rests, asks: _ } = after;
         if let Some(why) = rests.as_ref().filter(|_| before.is_none_or(|before| before.rests != *rests)) {
@@ -85,7 +85,7 @@ impl Trace {
         }
     }
 
-    /// A group that came.
+    /// Records a created group.
     pub fn created(&mut self, deployment: &str, label: &str, plan: &GroupPlan) {
         self.moved.insert(deployment.to_owned());
         let members = plan.members.iter();
@@ -93,13 +93,13 @@ impl Trace {
         self.line(&format!("  + {label}: {}", shares.collect::<Vec<_>>().join(", ")));
     }
 
-    /// A group that goes.
+    /// Records a deleted group.
     pub fn deleted(&mut self, deployment: &str, label: &str, why: &str) {
         self.moved.insert(deployment.to_owned());
         self.line(&format!("  - {label}: {why}"));
     }
 
-    /// What there is once nobody has anything to do.
+    /// Records the settled world.
     pub fn calm(&mut self, world: &World, rounds: usize) {
         self.line(&format!("  calm after {rounds} rounds"));
         for group in world.living() {

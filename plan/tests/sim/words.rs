@@ -1,12 +1,12 @@
-//! One line of a script cut into words: plain ones, texts in quotes, and `key=value` fields. It knows no
-//! verb; what is wrong with a line it says in one sentence, to which the reader adds file and line.
+//! Tokens of a script line: plain words, quoted texts, and `key=value` fields. It knows no verb; an error is
+//! one sentence, to which the parser adds file and line.
 
 use russet_plan::quantity;
 
-/// What is wrong with a line.
+/// An error in a line.
 pub type LineError = String;
 
-/// The words of a line that were not taken yet.
+/// The remaining words of a line.
 #[derive(Clone, Debug)]
 pub struct Words {
     rest: Vec<Word>,
@@ -19,7 +19,7 @@ enum Word {
 }
 
 impl Words {
-    /// Cuts a line; `#` begins a remark.
+    /// Splits a line; `#` begins a comment.
     pub fn of(line: &str) -> Result<Self, LineError> {
         let mut rest = Vec::new();
         let mut letters = line.chars().peekable();
@@ -52,7 +52,7 @@ impl Words {
         self.rest.is_empty()
     }
 
-    /// The next plain word, which is to be `what`.
+    /// The next plain word, described by `what` in errors.
     pub fn plain(&mut self, what: &str) -> Result<String, LineError> {
         match self.rest.pop() {
             Some(Word::Plain(word)) => Ok(word),
@@ -70,7 +70,7 @@ impl Words {
         }
     }
 
-    /// Takes the next word when it is this one.
+    /// Removes the next word if it is this one.
     pub fn take(&mut self, word: &str) -> bool {
         let there = self.rest.last() == Some(&Word::Plain(word.to_owned()));
         if there {
@@ -89,7 +89,7 @@ impl Words {
             .ok_or_else(|| format!("{} is expected where {word:?} stands", names.join(", ")))
     }
 
-    /// All words that are left before one of these, at least one.
+    /// All words before one of these, at least one.
     pub fn names(&mut self, what: &str, before: &[&str]) -> Result<Vec<String>, LineError> {
         let mut names = Vec::new();
         while let Some(Word::Plain(word)) = self.rest.last() {
@@ -101,7 +101,7 @@ impl Words {
         if names.is_empty() { Err(format!("{what} is expected")) } else { Ok(names) }
     }
 
-    /// What is left as fields.
+    /// The remaining words as fields.
     pub fn fields(&mut self) -> Result<Fields, LineError> {
         let mut pairs: Vec<(String, String)> = Vec::new();
         while !self.is_empty() {
@@ -116,7 +116,7 @@ impl Words {
         Ok(Fields { pairs })
     }
 
-    /// Nothing may be left.
+    /// Requires that nothing is left.
     pub fn end(self) -> Result<(), LineError> {
         match self.rest.last() {
             None => Ok(()),
@@ -127,14 +127,14 @@ impl Words {
     }
 }
 
-/// Fields that were not taken yet.
+/// The remaining fields.
 #[derive(Clone, Debug)]
 pub struct Fields {
     pairs: Vec<(String, String)>,
 }
 
 impl Fields {
-    /// The value of a key, when it is given.
+    /// The value of a key, if given.
     pub fn take(&mut self, key: &str) -> Option<String> {
         let at = self.pairs.iter().position(|(known, _)| known == key)?;
         Some(self.pairs.remove(at).1)
@@ -145,12 +145,12 @@ impl Fields {
         self.take(key).map(|text| number(&text, key)).transpose()
     }
 
-    /// Bytes, or bits a second.
+    /// Bytes, or bits per second.
     pub fn quantity(&mut self, key: &str) -> Result<Option<u64>, LineError> {
         self.take(key).map(|text| quantity(&text, key)).transpose()
     }
 
-    /// Names with commas between.
+    /// Names separated by commas.
     pub fn list(&mut self, key: &str) -> Option<Vec<String>> {
         let text = self.take(key)?;
         Some(text.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect())
@@ -165,12 +165,12 @@ impl Fields {
         found.map(Some).ok_or_else(|| format!("{key}= is one of {}, not {word:?}", names.join(", ")))
     }
 
-    /// All that are left.
+    /// All remaining fields.
     pub fn rest(self) -> Vec<(String, String)> {
         self.pairs
     }
 
-    /// Nothing may be left.
+    /// Requires that nothing is left.
     pub fn end(self, known: &str) -> Result<(), LineError> {
         match self.pairs.first() {
             None => Ok(()),
@@ -184,7 +184,7 @@ pub fn number<N: std::str::FromStr>(text: &str, what: &str) -> Result<N, LineErr
     text.parse().map_err(|_| format!("{what} is a number, not {text:?}"))
 }
 
-/// Bytes, or bits a second.
+/// Bytes, or bits per second.
 pub fn quantity(text: &str, what: &str) -> Result<u64, LineError> {
     quantity::parse(text).map_err(|wrong| format!("{what}: {wrong}"))
 }

@@ -1,5 +1,6 @@
-//! What the server holds, and the machines behind it: everything that outlives the operator. The planner's view
-//! is made of it as the operator makes it of its caches. What agents do by themselves is in `agent`.
+//! The world of a story: the server's objects and the machines behind them, all of which outlives the
+//! operator. The planner's view is built from it as the operator builds it from its caches. Not here: what
+//! agents do (`agent`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,10 +8,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{
-    Approval, ApprovalSpec, ApprovalDecision, GroupMember, InferenceNode, InferenceNodeStatus, LocalReference, Model,
-    ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec, ModelStatus, NodePool, NodePoolSpec,
-    PlacementReport, Scheduling, ShardGroup, ShardGroupSpec, Sharding, ShardingStrategy,
-    ShardingStrategySpec, Tier, TierSpec, TierStatus, WorkloadGroup,
+    Approval, ApprovalDecision, ApprovalSpec, GroupMember, InferenceNode, InferenceNodeStatus,
+    LocalReference, Model, ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec, ModelStatus,
+    NodePool, NodePoolSpec, PlacementReport, Scheduling, ShardGroup, ShardGroupSpec, Sharding,
+    ShardingStrategy, ShardingStrategySpec, Tier, TierSpec, TierStatus, WorkloadGroup,
 };
 use russet_plan::cluster::{ClusterObjects, availability};
 use russet_plan::placement::{ApprovalRequest, NewGroup};
@@ -22,7 +23,7 @@ use super::cable::{SimCable, links};
 use super::machine::SimMachine;
 use super::words::LineError;
 
-/// Annotation of a group: the UID of its deployment, in the place of an owner reference.
+/// Annotation of a group: the UID of its deployment, instead of an owner reference.
 pub const OWNER: &str = "owner";
 /// The only namespace of a script.
 pub const SPACE: &str = "default";
@@ -34,7 +35,7 @@ pub struct World {
     pub cluster: ClusterObjects,
     /// Deployments, by name.
     pub deployments: BTreeMap<String, ModelDeployment>,
-    /// What the operator last said of each.
+    /// The operator's last messages about each.
     pub said: BTreeMap<String, ShownStatus>,
     /// Machines, by name.
     pub machines: BTreeMap<String, SimMachine>,
@@ -42,13 +43,13 @@ pub struct World {
     pub cables: Vec<SimCable>,
     /// Nodes whose agents release nothing.
     pub refusing: BTreeSet<String>,
-    /// Deployments whose groups do not come to answer, each with the groups that are exempt.
+    /// Deployments whose groups never become ready, each with the exempted groups.
     pub failing: BTreeMap<String, BTreeSet<String>>,
-    /// Files the operator asked for ahead of a group: models and nodes.
+    /// Files that the operator requested in advance: models and nodes.
     pub fetching: BTreeSet<(String, String)>,
-    /// What engines hold, by node: groups' UIDs and ranks, with the rank.
+    /// Memory of engines, by node: groups' UIDs and ranks, with the rank.
     pub engine_ranks: BTreeMap<String, BTreeMap<(String, u32), GroupMember>>,
-    /// What a deployment asked for when a group was made, by the group's UID.
+    /// The deployment's spec when a group was created, by the group's UID.
     pub asked: BTreeMap<String, GroupInputs>,
     /// The time.
     pub now: Timestamp,
@@ -57,24 +58,24 @@ pub struct World {
     count: u64,
 }
 
-/// What the status of a deployment would show.
+/// A deployment's status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShownStatus {
-    /// Why it makes no sense.
+    /// Why it is invalid.
     pub refused: Option<String>,
-    /// Notes of the last look, one a line.
+    /// Notes of the last reconciliation, one per line.
     pub notes: String,
-    /// Replicas that wait.
+    /// Pending replicas.
     pub waiting: Vec<i32>,
     /// The last decision.
     pub report: Option<PlacementReport>,
-    /// Why nothing is to run now.
+    /// Why no replica should run now.
     pub rests: Option<String>,
-    /// What a person is asked.
+    /// Requested approvals.
     pub asks: Vec<ApprovalRequest>,
 }
 
-/// What decides about a group: its deployment's Model, pools and split.
+/// Inputs of a group: its deployment's Model, pools and split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupInputs {
     model: String,
@@ -95,7 +96,7 @@ impl Default for World {
             fetching: BTreeSet::new(),
             engine_ranks: BTreeMap::new(),
             asked: BTreeMap::new(),
-            // Any time will do that leaves room to put the clock back.
+            // Any time works that leaves room to set the clock back.
             now: Timestamp::from_second(1_800_000_000).unwrap_or(Timestamp::UNIX_EPOCH),
             labels: BTreeMap::new(),
             count: 0,
@@ -104,7 +105,7 @@ impl Default for World {
 }
 
 impl World {
-    /// The view the operator would take.
+    /// The view that the operator would take.
     pub fn view(&self) -> Snapshot {
         self.cluster.snapshot(self.now)
     }
@@ -129,7 +130,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the object of a machine that is to stay away off the server.
+    /// Removes a machine's object from the server for good.
     pub fn remove_machine(&mut self, name: &str) -> Result<(), LineError> {
         self.node(name)?;
         self.cluster.nodes.retain(|node| node.metadata.name.as_deref() != Some(name));
@@ -154,19 +155,19 @@ impl World {
         Some(availability(node, self.now))
     }
 
-    /// Whether a node's agent is heard.
+    /// Whether a node's agent is reachable.
     pub fn is_reachable(&self, name: &str) -> bool {
         let heard = |seen| !matches!(seen, Availability::Unreachable | Availability::Lost);
         self.availability(name).is_some_and(heard)
     }
 
-    /// Whether a node is open, cordoned or drained.
+    /// Sets whether a node is open, cordoned or draining.
     pub fn schedule(&mut self, name: &str, scheduling: Scheduling) -> Result<(), LineError> {
         self.node(name)?.spec.scheduling = scheduling;
         Ok(())
     }
 
-    /// Whether an agent's Lease is renewed.
+    /// Sets whether an agent's Lease is renewed.
     pub fn reach(&mut self, name: &str, reached: bool) -> Result<(), LineError> {
         let now = self.now;
         let reason = if reached { Reason::LeaseRenewed } else { Reason::LeaseExpired };
@@ -176,7 +177,7 @@ impl World {
         Ok(())
     }
 
-    /// Has every agent that is heard report its links.
+    /// Updates the reported links of every reachable agent.
     pub fn relink(&mut self) {
         for (name, machine) in self.machines.clone() {
             let links = links(&self.cables, &name, machine.rdma);
@@ -201,7 +202,7 @@ impl World {
         self.cluster.strategies.push(Arc::new(ShardingStrategy::new(name, spec)));
     }
 
-    /// Adds or replaces a tier; the nodes that its workload groups have stay theirs.
+    /// Adds or replaces a tier; its workload groups keep their nodes.
     pub fn tier(&mut self, name: &str, spec: TierSpec) {
         let before = self.cluster.tiers.iter().position(|tier| tier.metadata.name.as_deref() == Some(name));
         let mut tier = Tier::new(name, spec);
@@ -209,7 +210,7 @@ impl World {
         self.cluster.tiers.push(Arc::new(tier));
     }
 
-    /// Gives the workload groups of Dedicated tiers their nodes, as the operator's controller of tiers does.
+    /// Assigns nodes to the workload groups of Dedicated tiers, as the operator's tier controller does.
     pub fn assign(&mut self) {
         for at in 0..self.cluster.tiers.len() {
             let name = self.cluster.tiers[at].metadata.name.clone().unwrap_or_default();
@@ -225,7 +226,7 @@ impl World {
         }
     }
 
-    /// Has the groups of a deployment name its tier, as the operator does.
+    /// Sets the tier of a deployment's groups, as the operator does.
     pub fn retier(&mut self, name: &str) {
         let tier = self.deployments.get(name).and_then(|deployment| deployment.spec.tier_ref.clone());
         for group in &mut self.cluster.groups {
@@ -235,7 +236,7 @@ impl World {
         }
     }
 
-    /// A person answers what a deployment last asked.
+    /// Decides a deployment's last approval request.
     pub fn answer(&mut self, name: &str, decision: ApprovalDecision) -> Result<(), LineError> {
         let asks = self.said.get(name).map(|said| said.asks.clone()).unwrap_or_default();
         let ask = asks.first().ok_or(format!("deployment {name} asks nothing"))?;
@@ -252,7 +253,7 @@ impl World {
         Ok(())
     }
 
-    /// Somebody asks for an answer of a deployment; requests `waiting` are held.
+    /// Sends requests to a deployment; `waiting` of them are held.
     pub fn request(&mut self, name: &str, waiting: u32) -> Result<(), LineError> {
         let demand = serde_json::json!({
             "gateway": "gateway", "reportedAt": self.now, "lastRequestTime": self.now, "waiting": waiting, "active": 0,
@@ -263,14 +264,14 @@ impl World {
         Ok(())
     }
 
-    /// Replicas that are to run now: none of a tier at rest.
+    /// Replicas that should run now: none of an idle tier.
     pub fn wanted(&self, name: &str) -> i32 {
         let Some(deployment) = self.deployments.get(name) else { return 0 };
         let rests = self.said.get(name).is_some_and(|said| said.rests.is_some());
         if rests { 0 } else { deployment.spec.replicas }
     }
 
-    /// Adds or replaces a model; without a shape nobody has read its headers.
+    /// Adds or replaces a model; without a shape its headers are unread.
     pub fn model(&mut self, name: &str, shape: Option<ModelShape>) {
         self.cluster.models.retain(|model| model.metadata.name.as_deref() != Some(name));
         let source = ModelSource { uri: format!("hf://{SPACE}/{name}"), ..ModelSource::default() };
@@ -298,14 +299,14 @@ impl World {
         Ok(deployment.spec.clone())
     }
 
-    /// Deletes a deployment; what it owned is collected.
+    /// Deletes a deployment; its objects are garbage-collected.
     pub fn remove_deployment(&mut self, name: &str) -> Result<(), LineError> {
         self.deployments.remove(name).ok_or(format!("there is no deployment {name}"))?;
         self.said.remove(name);
         Ok(())
     }
 
-    /// What decides about groups of a deployment now.
+    /// The current inputs of a deployment's groups.
     pub fn group_inputs(&self, deployment: &str) -> Option<GroupInputs> {
         let spec = &self.deployments.get(deployment)?.spec;
         let strategy = |name: &str| {
@@ -366,7 +367,7 @@ impl World {
         }
     }
 
-    /// The time, as objects have it, whose type is not ours to name.
+    /// The time in the type of objects, which this crate cannot name.
     fn time<T: serde::de::DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_value(serde_json::Value::String(self.now.to_string())).ok()
     }
@@ -391,7 +392,7 @@ impl World {
     }
 }
 
-/// Whether a group answers.
+/// Whether a group is ready.
 pub fn answers(group: &ShardGroup) -> bool {
     group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
 }

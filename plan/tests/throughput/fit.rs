@@ -1,13 +1,13 @@
-//! Fitting: the same loss for every engine, and a deterministic search for its least.
+//! Fitting: the same loss for every engine, and a deterministic search for its minimum.
 
 use russet_plan::performance_model::{Coefficients, EngineFamily};
 
 use super::rows::{Row, RowSplit};
 
-/// A field of the coefficients that is fitted.
+/// A fitted field of the coefficients.
 pub type Field = fn(&mut Coefficients) -> &mut f64;
 
-/// What is fitted for an engine, five at most.
+/// The fitted fields of an engine, five at most.
 pub fn fitted(engine: EngineFamily) -> Vec<(&'static str, Field)> {
     let layer: (&str, Field) = ("layer", |by| &mut by.layer);
     let expert: (&str, Field) = ("expert", |by| &mut by.expert);
@@ -22,10 +22,10 @@ pub fn fitted(engine: EngineFamily) -> Vec<(&'static str, Field)> {
     }
 }
 
-/// Prompts shorter than this are mostly start-up, which differs from program to program.
+/// Minimum prompt length: shorter ones are mostly start-up, which differs between programs.
 pub const LONG_PROMPT: u32 = 256;
 
-/// Logarithms of predicted over measured that are fitted.
+/// Logarithms of predicted over measured.
 pub fn errors<'a>(rows: &'a [&Row], by: &'a Coefficients) -> impl Iterator<Item = f64> + 'a {
     rows.iter().flat_map(move |row| {
         let speed = row.predict(by);
@@ -36,7 +36,7 @@ pub fn errors<'a>(rows: &'a [&Row], by: &'a Coefficients) -> impl Iterator<Item 
     })
 }
 
-/// Mean Huber loss: squares up to a tenth, so that a few odd rows do not pull everything.
+/// Mean Huber loss: quadratic up to a tenth, so that a few outliers do not dominate.
 pub fn loss(rows: &[&Row], by: &Coefficients) -> f64 {
     const BEND: f64 = 0.1;
     let (mut sum, mut count) = (0.0, 0.0);
@@ -48,7 +48,7 @@ pub fn loss(rows: &[&Row], by: &Coefficients) -> f64 {
     sum / f64::max(count, 1.0)
 }
 
-/// Nelder and Mead's simplex over the logarithms of the fitted coefficients, from `start`, `reach` wide at first.
+/// Nelder–Mead simplex over the logarithms of the fitted coefficients, from `start`, initially `reach` wide.
 pub fn fit(rows: &[&Row], engine: EngineFamily, start: Coefficients, reach: f64, steps: u32) -> Coefficients {
     let fields = fitted(engine);
     let coefficients = |point: &[f64]| {

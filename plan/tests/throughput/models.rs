@@ -1,38 +1,38 @@
-//! The models of the published measurements: what their configs say. From memory of their config.json and
-//! model cards; those marked "guessed" are too new or too little known for that. A model that is not here is
-//! estimated from its parameters by the product itself.
+//! The models of the published measurements, with the values of their configs. From memory of their
+//! config.json and model cards; those marked "guessed" are too new or too little known for that. A model that
+//! is not listed is estimated from its parameters by the planner itself.
 
 use russet_plan::performance_model::{Experts, ModelProfile, WeightFormat, Window};
 
 /// What a config says.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// As the measurements call it.
+    /// Name in the measurements.
     pub name: &'static str,
     /// All parameters, billions.
     pub total: f64,
     pub layers: u32,
     pub hidden: u32,
     pub vocabulary: u32,
-    /// Billions of parameters multiplied for a token, head in, embedding out.
+    /// Billions of parameters multiplied per token, with the head, without the embedding.
     pub read: f64,
     /// Billions of them in experts.
     pub routed: f64,
-    /// Experts of a layer, and those chosen.
+    /// Experts of a layer, and active ones.
     pub experts: (u32, u32),
-    /// Cached values a token adds in layers that see everything.
+    /// Cached values per token in layers with full attention.
     pub cached: u32,
-    /// Window of the other layers, and cached values a token adds there.
+    /// Window of the other layers, and cached values per token there.
     pub window: (u32, u32),
-    /// Query heads × (key + value width), over the layers that see everything.
+    /// Query heads × (key + value width), over the layers with full attention.
     pub attention: f64,
-    /// Published quantised: experts in 4 bits with a scale for 32, the rest in BF16, as the size of the
-    /// published files (594 GB) says.
+    /// Published quantised: experts in 4 bits with a scale for 32, the rest in BF16, according to the size of
+    /// the published files (594 GB).
     pub native: bool,
 }
 
 impl Facts {
-    /// The model with experts stored in one way and the rest in another.
+    /// The model with its experts in one format and the rest in another.
     pub fn model(&self, routed: WeightFormat, rest: WeightFormat) -> ModelProfile {
         let rest_read = self.read - self.routed;
         let (count, used) = self.experts;
@@ -81,7 +81,8 @@ fn dense(
     }
 }
 
-/// The same with `full` layers that see everything, the others seeing `window` tokens, or keeping a state alone.
+/// The same with `full` layers of full attention; the others have a window of `window` tokens, or only a
+/// state.
 fn windowed(mut facts: Facts, full: u32, window: u32) -> Facts {
     let all = facts.cached;
     facts.cached = all / facts.layers * full;
@@ -90,7 +91,7 @@ fn windowed(mut facts: Facts, full: u32, window: u32) -> Facts {
     facts
 }
 
-/// Experts of a model: of each layer, chosen, width of one, width of what all tokens share.
+/// Experts of a model: per layer, active, width of one, width of the shared one.
 type ExpertSizes = (u32, u32, u32, u32);
 
 /// A model with experts: `attention` counts the parameters of one layer's attention, `first` the layers
@@ -125,14 +126,14 @@ fn sparse(
     }
 }
 
-/// What `layers` of grouped-query attention cache and compute.
+/// Cache and computation of `layers` of grouped-query attention.
 fn cache(mut facts: Facts, layers: u32, (queries, kv, width): Heads) -> Facts {
     facts.cached = layers * 2 * kv * width;
     facts.attention = f64::from(layers * queries * 2 * width);
     facts
 }
 
-/// Multi-head latent attention: 512 + 64 values a token and layer, read by every query head.
+/// Multi-head latent attention: 512 + 64 values per token and layer, read by every query head.
 fn latent(mut facts: Facts, queries: u32) -> Facts {
     facts.cached = facts.layers * 576;
     facts.attention = f64::from(facts.layers * queries * 1088);
@@ -365,8 +366,8 @@ pub fn table() -> Vec<Facts> {
             92,
             (96, 8, 128),
         ),
-        // Its attention picks what it looks at; that MLX's port computes all of it is guessed from its rates
-        // at 10,000 and 50,000 tokens, which no cheaper attention explains.
+        // Sparse attention; that MLX's port computes all of it is guessed from its rates at 10,000 and 50,000
+        // tokens, which no cheaper attention explains.
         latent(
             sparse(
                 "GLM-5",
@@ -380,8 +381,8 @@ pub fn table() -> Vec<Facts> {
         ),
         minimax("MiniMax-M2"),
         minimax("MiniMax-M2.5"),
-        // Compressed caches of 4 and 128 tokens; on average an eighth is looked at (guessed), the last 128
-        // tokens whole.
+        // Compressed caches of 4 and 128 tokens; on average an eighth is read (guessed), the last 128 tokens
+        // whole.
         Facts {
             cached: 43 * 64,
             window: (128, 43 * 512),
@@ -434,7 +435,7 @@ pub fn table() -> Vec<Facts> {
             28,
             (20, 4, 128),
         ),
-        // 52 blocks, each a state space, an attention or experts: half of what is a layer elsewhere.
+        // 52 blocks, each a state space, an attention or experts: half of a usual layer.
         Facts {
             read: 3.2,
             routed: 1.38,
@@ -453,7 +454,7 @@ pub fn table() -> Vec<Facts> {
     ]
 }
 
-/// The model a measurement names; remarks in brackets are no part of the name.
+/// The model that a measurement names; remarks in brackets are no part of the name.
 pub fn find<'a>(table: &'a [Facts], name: &str) -> Option<&'a Facts> {
     let name = name.split(" (").next().unwrap_or(name).trim();
     table.iter().find(|facts| facts.name == name)

@@ -1,9 +1,12 @@
-//! The published measurements: reading them, and what has to be declared so that they can be predicted,
-//! because their sources do not say it.
+//! The published measurements: their parser, and assumptions that a prediction needs because the sources do
+//! not state them.
 
 use russet_plan::chips;
 use russet_plan::performance_model::model::ParameterCounts;
-use russet_plan::performance_model::{Coefficients, EngineFamily, FenceMode, GroupTopology, LinkProfile, Load, GpuProfile, ModelProfile, Speed, WeightFormat};
+use russet_plan::performance_model::{
+    Coefficients, EngineFamily, FenceMode, GpuProfile, GroupTopology, LinkProfile, Load, ModelProfile, Speed,
+    WeightFormat,
+};
 use russet_plan::performance_model::{StageProfile, predict_with};
 
 use super::models::{self, Facts};
@@ -12,9 +15,9 @@ use super::models::{self, Facts};
 #[derive(Clone, Debug)]
 pub struct Row {
     pub id: String,
-    /// Whoever published it: all rows of one source are left out together.
+    /// Publisher: all rows of one source are left out together.
     pub source: String,
-    /// What it is, in one line.
+    /// Description in one line.
     pub what: String,
     pub engine: EngineFamily,
     pub model: ModelProfile,
@@ -22,15 +25,15 @@ pub struct Row {
     pub estimate: ModelProfile,
     pub group: GroupTopology,
     pub load: Load,
-    /// Tokens a second of all streams.
+    /// Tokens per second of all streams.
     pub rate: Option<f64>,
-    /// Tokens of the prompt a second.
+    /// Prefill tokens per second.
     pub prefill: Option<f64>,
     /// Seconds to the first token.
     pub ttft: Option<f64>,
     pub split: RowSplit,
     pub rdma: bool,
-    /// Why no model of the hardware can know it.
+    /// Why no model of the hardware can predict it.
     pub unknowable: Option<&'static str>,
 }
 
@@ -41,8 +44,8 @@ pub enum RowSplit {
     Pipeline,
 }
 
-/// Rows no model of the hardware can know, by a word of their source, engine or model. They are printed, and
-/// neither fitted nor judged.
+/// Rows that no model of the hardware can predict, by a word of their source, engine or model. They are
+/// printed, and neither fitted nor tested.
 const UNKNOWABLE: [(&str, &str); 7] = [
     ("MTP", "speculation: several tokens a step"),
     ("DFlash", "speculation: several tokens a step"),
@@ -53,8 +56,8 @@ const UNKNOWABLE: [(&str, &str); 7] = [
     ("exo#755", "a hundredth of what its machines read; software of 2025"),
 ];
 
-/// Sources whose rates fit the fast fence; every other is taken to run MLX as it comes. No source states it,
-/// so this is declared, and it is one bit for each of them.
+/// Sources whose rates fit the fast fence; every other is assumed to run MLX's default. No source states it,
+/// so this is an assumption of one bit for each.
 const FAST_FENCE: [&str; 5] =
     ["Geerling chart", "exo#1468", "mlx-lm PR 698", "exo#1723", "exo#2070, plain MLX"];
 
@@ -70,7 +73,7 @@ impl Row {
     }
 }
 
-/// Every row that is not `claimed`, and a line for each that cannot be predicted at all.
+/// Every row that is not `claimed`, and a line for each that cannot be predicted.
 pub fn read(text: &str) -> (Vec<Row>, Vec<String>) {
     let mut lines = text.lines().map(fields);
     let header = lines.next().expect("the file has a header");
@@ -176,16 +179,22 @@ fn machines(chips: &str, cores: &str, memory: &str, ranks: u32) -> Result<Vec<Gp
     found.collect()
 }
 
-/// How experts and the rest are stored. What is not stated is taken to be what the engine's users mostly run.
+/// Formats of the experts and the rest. If not stated, what the engine's users mostly run.
 fn weights(engine: EngineFamily, bits: &str, group: &str, native: bool) -> (WeightFormat, WeightFormat) {
     let name = group.to_lowercase();
     let bits = bits.parse::<u32>().unwrap_or(4);
     let size =
         name.split(' ').next().and_then(|size| size.parse().ok()).filter(|size| *size >= 16).unwrap_or(64);
     let affine = WeightFormat::Affine { bits, group: size };
-    let eight = if engine == EngineFamily::Mlx { WeightFormat::Affine { bits: 8, group: 64 } } else { WeightFormat::Q8_0 };
+    let eight = if engine == EngineFamily::Mlx {
+        WeightFormat::Affine { bits: 8, group: 64 }
+    } else {
+        WeightFormat::Q8_0
+    };
     match (name.as_str(), engine) {
-        _ if native && engine == EngineFamily::Mlx => (WeightFormat::Affine { bits: 4, group: 32 }, WeightFormat::Half),
+        _ if native && engine == EngineFamily::Mlx => {
+            (WeightFormat::Affine { bits: 4, group: 32 }, WeightFormat::Half)
+        }
         ("f16" | "bf16", _) => (WeightFormat::Half, WeightFormat::Half),
         (name, _) if name.contains("mxfp4") => (WeightFormat::Mxfp4, eight),
         (name, _) if name.contains("mxfp8") => (WeightFormat::Mxfp8, WeightFormat::Mxfp8),
@@ -230,13 +239,16 @@ fn group(
     let part = |rank: u32| layers * (rank + 1) / ranks - layers * rank / ranks;
     let stages: Vec<(GpuProfile, u32)> = machines.iter().copied().zip((0..ranks).map(part)).collect();
     match split.split(' ').next() {
-        _ if ranks == 1 => Ok((RowSplit::Single, GroupTopology::tensor(machines.to_vec(), layers, link, fence))),
+        _ if ranks == 1 => {
+            Ok((RowSplit::Single, GroupTopology::tensor(machines.to_vec(), layers, link, fence)))
+        }
         Some("tensor") if !split.contains('/') => {
             Ok((RowSplit::Tensor, GroupTopology::tensor(machines.to_vec(), layers, link, fence)))
         }
         Some("pipeline") => Ok((RowSplit::Pipeline, GroupTopology::pipeline(&stages, link, fence))),
         Some("hybrid") if ranks.is_multiple_of(2) => {
-            let team = |team: &[GpuProfile]| StageProfile { gpus: team.to_vec(), layers: layers / (ranks / 2) };
+            let team =
+                |team: &[GpuProfile]| StageProfile { gpus: team.to_vec(), layers: layers / (ranks / 2) };
             let stages = machines.chunks(2).map(team).collect();
             Ok((RowSplit::Pipeline, GroupTopology { stages, member_link: link, stage_link: link, fence }))
         }

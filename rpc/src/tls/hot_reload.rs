@@ -1,5 +1,5 @@
-//! An identity that may be renewed at any moment: what is made of its files is made anew when they
-//! change. Connections that are open keep what they were opened with; new ones get the new.
+//! Hot reload of an identity that may be renewed at any moment: values built from its files are rebuilt when
+//! the files change. Open connections keep their certificate; new ones use the current one.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,29 +23,29 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{TlsFiles, Protocol, TlsError};
+use super::{Protocol, TlsError, TlsFiles};
 use crate::ports::{self, Egress};
 
-/// A peer that has not finished its handshake by then is none of ours.
+/// Handshake timeout.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What keeps peers that say nothing from being everybody's trouble.
+/// Limits against peers that connect and send nothing.
 #[derive(Clone, Copy, Debug)]
 struct HandshakeLimits {
-    /// For one handshake.
+    /// Timeout of one handshake.
     timeout: Duration,
-    /// Handshakes under way at once. Peers of one cluster shake hands in milliseconds, so the oldest of the host
-    /// that has most of so many is one that says nothing: it makes room, and nobody waits for it.
-    /// Half of what a shell of macOS lets a process open.
+    /// Maximum number of pending handshakes. Peers of a cluster complete theirs in milliseconds, so with this
+    /// many pending the oldest one of the host with the most is taken for a silent one: it is closed, and new
+    /// connections do not wait. Half of the file descriptor limit of a macOS shell.
     max_pending: usize,
 }
 
 const HANDSHAKE_LIMITS: HandshakeLimits = HandshakeLimits { timeout: HANDSHAKE_TIMEOUT, max_pending: 128 };
 
-/// A reader between two files of a version that is being replaced looks again.
+/// Attempts to read while a version is being replaced between two files.
 const MAX_READ_ATTEMPTS: usize = 5;
 
-/// What tells one version of a file from another: the inode changes with every rename.
+/// Distinguishes versions of a file: the inode changes with every rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileVersion(Option<(u64, u64, i64, i64)>);
 
@@ -55,7 +55,7 @@ impl FileVersion {
     }
 }
 
-/// Something made of an identity's files, as current as they are.
+/// A value built from an identity's files, rebuilt when they change.
 #[derive(Debug)]
 struct HotReload<T> {
     files: TlsFiles,
@@ -70,7 +70,7 @@ impl<T> HotReload<T> {
         protocol: Protocol,
         make: fn(&TlsFiles, Protocol) -> Result<T, TlsError>,
     ) -> Result<Self, TlsError> {
-        // Stamped before it is read: what changes in between is read again, never missed.
+        // Version first, then read: a change in between is read again, never missed.
         let stamp = FileVersion::read(&files.cert);
         let made = Mutex::new((stamp, Arc::new(make(files, protocol)?)));
         Ok(Self { files: files.clone(), protocol, build: make, current: made })
@@ -91,15 +91,15 @@ impl<T> HotReload<T> {
     }
 }
 
-/// Bytes that are taken from the system at once where much comes; rustls alone asks for 4 KiB each time.
+/// Bytes per read from the system; rustls alone reads 4 KiB each time.
 const READ_BUFFER_BYTES: usize = 256 << 10;
 
-/// Opens connections as this identity.
+/// Opens TLS connections with this identity.
 #[derive(Clone, Debug)]
 pub struct Connector(Arc<HotReload<ClientConfig>>);
 
 impl Connector {
-    /// Connects to whoever proves to be `name` at `address`.
+    /// Connects to `address` and verifies that the server is `name`.
     pub async fn connect(
         &self,
         name: ServerName<'static>,
@@ -110,7 +110,7 @@ impl Connector {
         self.shake_hands(name, stream).await
     }
 
-    /// The same, by this way out of the machine, for as much as it carries.
+    /// The same, through this egress, with large read buffers.
     pub async fn connect_from(
         &self,
         name: ServerName<'static>,
@@ -133,13 +133,13 @@ impl Connector {
 }
 
 impl TlsFiles {
-    /// Opens connections, with the identity as it is when each one is opened.
+    /// A connector that uses the current identity for each connection.
     pub fn connector(&self, protocol: Protocol) -> Result<Connector, TlsError> {
         Ok(Connector(Arc::new(HotReload::new(self, protocol, client_config)?)))
     }
 
-    /// The connections of `listener` whose handshake succeeded, for a server of `protocol`. It closes when the
-    /// stream is dropped.
+    /// Connections of `listener` after a successful handshake, for a server of `protocol`. The listener
+    /// closes when the stream is dropped.
     pub fn incoming(
         &self,
         listener: TcpListener,
@@ -190,7 +190,7 @@ async fn accept(
                 }
             }
             Err(error) => {
-                // Out of descriptors, most likely: the next connection may find one free again.
+                // Probably out of file descriptors: the next connection may find a free one.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -198,8 +198,8 @@ async fn accept(
     }
 }
 
-/// Which of the handshakes of these hosts, the oldest first, makes room: the oldest of the host that has most of them,
-/// so that who opens many ends its own.
+/// Index of the handshake to evict, of pending ones with these hosts, oldest first: the oldest of the host
+/// with the most, so that a host with many evicts its own.
 fn handshake_to_evict(hosts: &[IpAddr]) -> Option<usize> {
     let mut counts = HashMap::new();
     for host in hosts {
@@ -209,7 +209,7 @@ fn handshake_to_evict(hosts: &[IpAddr]) -> Option<usize> {
     hosts.iter().position(|host| counts.get(host) == Some(most))
 }
 
-/// Whom an address belongs to: in IPv6 one host has all addresses of a /64.
+/// The host of an address: in IPv6 one host has all addresses of a /64.
 pub fn host_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
@@ -232,7 +232,7 @@ fn server_config(files: &TlsFiles, protocol: Protocol) -> Result<ServerConfig, T
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified(files)?)));
     config.alpn_protocols = vec![protocol.name().to_vec()];
-    // A resumed session would go on with the certificates of the first one, renewed or expired.
+    // A resumed session would keep the certificates of the first one, renewed or expired.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
@@ -271,7 +271,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     Ok(found)
 }
 
-/// Certificate and key, which belong together.
+/// The matching certificate and key.
 fn certified(files: &TlsFiles) -> Result<CertifiedKey, TlsError> {
     let pair = || {
         let chain = certificates(&files.cert)?;
@@ -336,7 +336,7 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let config = Arc::new(HotReload::new(&files, Protocol::Grpc, server_config).unwrap());
         let (sender, mut receiver) = mpsc::channel(16);
-        // Longer than the test is waited for, so that only the number can close a connection.
+        // Longer than the test's own timeout, so that only the limit can close a connection.
         let bounds = HandshakeLimits { timeout: PATIENCE * 2, max_pending: 2 };
         let server = tokio::spawn(accept(listener, config.clone(), sender, bounds));
         let mut silent = Vec::new();
@@ -353,7 +353,7 @@ mod tests {
         closes(&mut silent[2]).await;
         server.abort();
 
-        // Those that are few are given their time, and no more.
+        // A few handshakes get their timeout, and no more.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (sender, _receiver) = mpsc::channel(16);
@@ -363,7 +363,7 @@ mod tests {
         server.abort();
     }
 
-    /// Waits until the other side has closed a connection on which nothing was said.
+    /// Waits until the other side has closed a connection on which nothing was sent.
     async fn closes(client: &mut TcpStream) {
         let closed = tokio::time::timeout(PATIENCE, client.read(&mut [0])).await;
         assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{closed:?}");

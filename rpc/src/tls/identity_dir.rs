@@ -1,12 +1,12 @@
-//! How the files of one identity lie on disk, so that nobody ever reads half of a new one: every
-//! version has a folder of its own, and one rename of a symbolic link makes it the current one.
+//! Identity directory: stores the files of one identity so that a new version is never read half-written.
+//! Every version has a directory of its own, and one rename of a symbolic link makes it the current one.
 //!
 //! ```text
 //! agent/tls.crt ─▶ current/tls.crt      agent/current ─▶ identity-18c1…/     agent/tls.key ─▶ current/tls.key
 //! ```
 //!
-//! Writers take turns: each holds a lock on the folder while it works, so that what one carries over is
-//! never older than what another wrote, and nobody removes a version that is not finished.
+//! Writers are serialised: each holds a lock on the directory while it works. So files carried over are never
+//! older than those of another writer, and an unfinished version is never removed.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -22,19 +22,19 @@ pub const KEY: &str = "tls.key";
 pub const CA: &str = "ca.crt";
 /// Certificate of the API server's CA; the same as [`CA`] on the embedded server.
 pub const SERVER_CA: &str = "server-ca.crt";
-/// ServiceAccount token, where the certificate is no credential of the API server.
+/// ServiceAccount token, where the API server does not accept the certificate as a credential.
 pub const TOKEN: &str = "token";
-/// Addresses of the API servers, a line each, where there are several.
+/// Addresses of the API servers, one per line, if there are several.
 pub const SERVERS: &str = "servers";
-/// How the API server is reached.
+/// Kubeconfig of the API server.
 pub const KUBECONFIG: &str = "kubeconfig";
 
-/// Everything that may belong to an identity; what a new version does not name is carried over.
+/// All files of an identity; a new version carries over those it does not replace.
 const FILE_NAMES: [&str; 7] = [CERTIFICATE, KEY, CA, SERVER_CA, TOKEN, SERVERS, KUBECONFIG];
 const CURRENT_LINK: &str = "current";
 const VERSION_PREFIX: &str = "identity-";
 
-/// Replaces the named files of the identity in `dir` in one step; the others stay as they are.
+/// Replaces the named files of the identity in `dir` in one step; the others stay.
 pub fn publish(dir: &Path, files: &[(&str, &[u8])]) -> io::Result<()> {
     create_private(dir)?;
     let folder = lock(dir)?;
@@ -64,26 +64,26 @@ pub fn publish(dir: &Path, files: &[(&str, &[u8])]) -> io::Result<()> {
     }
     folder.sync_all()?;
     for old in versions(dir)?.into_iter().filter(|old| *old != fresh) {
-        // A reader that is just opening a file there reads the new one at its next try.
+        // A reader that is opening a file there gets the new one at its next attempt.
         fs::remove_dir_all(old)?;
     }
     Ok(())
 }
 
-/// Removes the identity in `dir`; everything else there stays.
+/// Removes the identity in `dir`; other files there stay.
 pub fn remove(dir: &Path) -> io::Result<()> {
     let _turn = match lock(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
     };
-    // Without a kubeconfig there is no identity, so it goes first.
+    // Without a kubeconfig there is no identity, so it is removed first.
     for name in FILE_NAMES.into_iter().rev().chain([CURRENT_LINK]) {
         ignore_not_found(fs::remove_file(dir.join(name)))?;
     }
     versions(dir)?.into_iter().try_for_each(fs::remove_dir_all)
 }
 
-/// Writes a file that only its owner may read, in one step.
+/// Writes a file atomically, readable by its owner alone.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let draft = path.with_extension(format!("fresh{}", std::process::id()));
     ignore_not_found(fs::remove_file(&draft))?;
@@ -93,7 +93,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&draft, path)
 }
 
-/// Waits for the turn to write in `dir`; it lasts as long as the answer is kept.
+/// Waits for the write lock of `dir`; it is held until the returned file is dropped.
 fn lock(dir: &Path) -> io::Result<fs::File> {
     let folder = fs::File::open(dir)?;
     folder.lock()?;
@@ -111,7 +111,7 @@ fn create_private(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Points `dir/name` at `target`, replacing whatever it was.
+/// Points the link `dir/name` to `target`, replacing an existing file or link.
 fn link(dir: &Path, target: &Path, name: &str) -> io::Result<()> {
     let draft = dir.join(format!("{name}.fresh"));
     ignore_not_found(fs::remove_file(&draft))?;

@@ -1,10 +1,10 @@
-//! Any rank killed or frozen at any step of its life, beside streams that have begun: while it starts, loads, joins the
-//! others, reads prompts or answers. What is struck, where and beside what is drawn from `RUSSET_FAULT_SEED` and the
-//! number of the round, so that a round can be had again.
+//! Fault campaign: any rank is killed or frozen at any stage of its life, beside running streams: while it
+//! starts, loads, joins, prefills or decodes. The fault, its target and the load are drawn from
+//! `RUSSET_FAULT_SEED` and the number of the round, so that a round can be repeated.
 //!
 //! ```text
-//! load, join:     streams run ─▶ a rank dies ─▶ the group forms anew ─▶ strike there ─▶ and once more ─▶ streams go on
-//! prompt, answer: streams run ─▶ strike ─▶ the group forms anew ─▶ streams go on
+//! load, join:     streams run ─▶ a rank dies ─▶ the group re-forms ─▶ fault there ─▶ and again ─▶ streams resume
+//! prompt, answer: streams run ─▶ fault ─▶ the group re-forms ─▶ streams resume
 //! ```
 
 mod draw;
@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use russet_tests::cluster::{TestCluster, WAIT_TIMEOUT, kill};
 
-use self::draw::{FaultDraw, Fault};
+use self::draw::{Fault, FaultDraw};
 use self::rank::{RankFolder, RankStage};
 use self::streams::Streams;
 use super::frozen::FrozenProcesses;
-use super::{answers_again, until_ended, check_invariants};
+use super::{answers_again, check_invariants, until_ended};
 use crate::path;
 
 pub use self::draw::Aim;
 
-/// The notes of both agents, each from where they were when this was made.
+/// The notes of both agents, each from its length when this was created.
 struct AgentLogs(Vec<(std::path::PathBuf, usize)>);
 
 impl AgentLogs {
@@ -35,7 +35,7 @@ impl AgentLogs {
         Self(cluster.agent_logs().into_iter().map(|path| (path.clone(), length(&path))).collect())
     }
 
-    /// What an agent noted of an engine that is of no more use, if one has.
+    /// An agent's note of a failed engine, if there is one.
     fn engine_failure(&self) -> Option<String> {
         self.0.iter().find_map(|(path, from)| {
             let bytes = std::fs::read(path).ok()?;
@@ -46,19 +46,23 @@ impl AgentLogs {
     }
 }
 
-/// Waits until an agent has noticed, and says when that was and what it noted.
-async fn until_noticed(cluster: &TestCluster, notes: &AgentLogs, struck: Instant) -> Result<(Duration, String)> {
+/// Waits until an agent has detected the fault; returns when, and its note.
+async fn until_noticed(
+    cluster: &TestCluster,
+    notes: &AgentLogs,
+    struck: Instant,
+) -> Result<(Duration, String)> {
     while struck.elapsed() < WAIT_TIMEOUT {
         if let Some(words) = notes.engine_failure() {
             return Ok((struck.elapsed(), words));
         }
-        // Looked at often: this is what is measured.
+        // Polled often: this is what is measured.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     bail!("no agent noticed within {} s\n{}", WAIT_TIMEOUT.as_secs(), cluster.diagnostics().await)
 }
 
-/// One round: strikes where it was drawn, and demands that every stream goes on as if nothing had been.
+/// One round: injects the drawn fault, and requires that every stream completes as if undisturbed.
 pub async fn strike(cluster: &mut TestCluster, aim: Aim) -> Result<()> {
     let drawn = FaultDraw::next(aim)?;
     println!("  {drawn}");
@@ -84,7 +88,7 @@ pub async fn strike(cluster: &mut TestCluster, aim: Aim) -> Result<()> {
         }
         Fault::Freeze => Some(FrozenProcesses::new(&[pid])?),
     };
-    // Where it was by then: it went on while this was on its way.
+    // Its actual stage: the rank went on while the fault was being injected.
     let stage = match seat.stage(pid) {
         RankStage::Serves if reading => RankStage::Reads,
         stage => stage,
@@ -94,7 +98,11 @@ pub async fn strike(cluster: &mut TestCluster, aim: Aim) -> Result<()> {
     println!("  {what}: {words}");
     println!("fault: {what}, noticed = {:.2} of {}", seconds.as_secs_f64(), Fault::DETECTION_SECONDS);
     let longest = streams.end(cluster).await?;
-    println!("fault: {what}, streams stood still = {:.2} of {}", longest.as_secs_f64(), 30 + Fault::DETECTION_SECONDS);
+    println!(
+        "fault: {what}, streams stood still = {:.2} of {}",
+        longest.as_secs_f64(),
+        30 + Fault::DETECTION_SECONDS
+    );
     answers_again(cluster).await?;
     path::ready(cluster).await?;
     drop(frozen);

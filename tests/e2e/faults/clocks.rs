@@ -1,5 +1,5 @@
-//! Clocks that jump: `RUSSET_CLOCKS` gives each machine a clock of its own, which is set forward and
-//! back in the middle of streams.
+//! Clocks that jump: `RUSSET_CLOCKS` gives each machine a clock of its own, which is set forward and back in
+//! the middle of streams.
 
 use std::time::Instant;
 
@@ -9,10 +9,10 @@ use russet_tests::clock::Clock;
 use russet_tests::cluster::TestCluster;
 use russet_tests::lab::LabMachine;
 
-use super::{TOKENS, expected, finish_undisturbed, check_invariants};
+use super::{TOKENS, check_invariants, expected, finish_undisturbed};
 use crate::path;
 
-/// What is run instead of the usual scenarios.
+/// Scenarios that replace the usual ones.
 pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
     vec![
         ("losing_the_time_on_the_far_machine_disturbs_no_stream", |c| Box::pin(jump(c, false))),
@@ -20,15 +20,16 @@ pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
     ]
 }
 
-/// Seconds off the truth, one after the other: five minutes, an hour and a day, on, back, and right again.
+/// Offsets in seconds, one after the other: five minutes, an hour and a day, forward, back, and correct
+/// again.
 const JUMPS: [i64; 7] = [300, -300, 3_600, -3_600, 86_400, -86_400, 0];
 
-/// The clock of one machine jumps, with all that runs there.
+/// The clock of one machine jumps, for all its processes.
 async fn jump(cluster: &mut TestCluster, near: bool) -> Result<()> {
     let machine = if near { cluster.lab.near.clone() } else { cluster.lab.far.clone() };
     let clock = cluster.clock(&machine)?;
     let outcome = jumps(cluster, &machine, &clock).await;
-    // Right again for the next scenario, whatever happened.
+    // Correct again for the next scenario, whatever happened.
     clock.set(0)?;
     outcome
 }
@@ -49,7 +50,7 @@ async fn jumps(cluster: &mut TestCluster, machine: &LabMachine, clock: &Clock) -
         for (node, before) in before {
             super::until_renewed(cluster, node, before).await?;
         }
-        // The Lease may have been renewed once more by the clock as it was.
+        // The Lease may have been renewed once more with the previous clock.
         let told = format!("the Lease of {} shows a clock {seconds} s off", machine.name);
         cluster
             .until(&told, async |cluster| {

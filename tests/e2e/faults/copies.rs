@@ -1,4 +1,4 @@
-//! An agent dies in the middle of a model's copy: its successor goes on where it stopped.
+//! An agent dies in the middle of a copy: its successor resumes the transfer.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -8,12 +8,12 @@ use russet_tests::chat;
 use russet_tests::cluster::{TestCluster, kill};
 use russet_tests::control_plane::PlaneProcess;
 
-use super::{until_replaced, check_invariants, kill_role};
+use super::{check_invariants, kill_role, until_replaced};
 use crate::{mistakes, path};
 
-/// The hub's name of a model that is copied for this alone.
+/// The hub's name of a model that only this scenario copies.
 pub const MODEL: &str = "russet/held";
-/// Bytes on disk when the agent is struck: more than the buffer that is lost with it.
+/// Bytes on disk at the fault: more than the buffer that is lost with the agent.
 pub const MIN_WRITTEN_BYTES: u64 = 1 << 20;
 
 /// That model, served by one rank.
@@ -26,10 +26,10 @@ pub fn manifest() -> String {
     )
 }
 
-/// Kill -9 of the agent that copies, with half a file there.
+/// Kill -9 of the agent that copies, with half a file present.
 pub async fn killed(cluster: &mut TestCluster) -> Result<()> {
     let outcome = kill_and_check(cluster).await;
-    // Whatever happened, the next scenario wants to find nothing of it.
+    // Whatever happened, the next scenario must find none of it.
     let _ = path::delete_object(cluster, "modeldeployments/held").await;
     let _ = path::delete_object(cluster, "models/held").await;
     outcome?;
@@ -60,7 +60,7 @@ async fn kill_and_check(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// Starts the copy and kills its agent; when that was, and the bytes on disk then.
+/// Starts the copy and kills its agent; returns when, and the bytes on disk then.
 async fn kill_during_copy(cluster: &mut TestCluster) -> Result<(Instant, u64)> {
     mistakes::apply(cluster, &manifest()).await?;
     let stores = stores(cluster);

@@ -1,4 +1,4 @@
-//! A disk of a test's own, which fills up under the API server's store or under a model's copy.
+//! A separate disk that fills up under the API server's store or under a model's copy.
 
 mod copy;
 mod store;
@@ -14,17 +14,17 @@ use rustix::process::{Pid, Signal, kill_process};
 pub use self::copy::copy;
 pub use self::store::store;
 
-/// `russet` tries again while a server says that it cannot just now; here that would be for ever.
+/// `russet` retries while a server is temporarily unavailable; here that would be for ever.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A disk in a mount namespace of its own, held by a process that does nothing else.
+/// A disk in its own mount namespace, held by a process that does nothing else.
 struct MountedDisk {
     holder: Child,
     folder: PathBuf,
 }
 
 impl MountedDisk {
-    /// A disk of so many bytes at `folder`; `None`, and said so, where this user may not mount one.
+    /// A disk of this size at `folder`; `None`, with a message, if this user may not mount one.
     fn mount(folder: &Path, bytes: u64) -> Result<Option<Self>> {
         match Self::try_mount(folder, bytes) {
             Ok(disk) => Ok(Some(disk)),
@@ -53,20 +53,20 @@ impl MountedDisk {
         Ok(disk)
     }
 
-    /// Its files as they are seen from outside of the namespace.
+    /// Path of its files from outside the namespace.
     fn path(&self) -> PathBuf {
         let inside = self.folder.strip_prefix("/").unwrap_or(&self.folder);
         Path::new(&format!("/proc/{}/root", self.holder.id())).join(inside)
     }
 
-    /// A program that sees it.
+    /// A program in the namespace.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--mount", "--target", &self.holder.id().to_string()]).arg(program);
         command
     }
 
-    /// Fills it but for that many bytes; removing the file frees them.
+    /// Fills it except for this many bytes; deleting the file frees them.
     fn fill_but(&self, left: u64) -> Result<PathBuf> {
         let path = self.path().join("ballast");
         let seen = rustix::fs::statvfs(self.path())?;
@@ -84,7 +84,7 @@ impl Drop for MountedDisk {
     }
 }
 
-/// `russet` with processes on that disk.
+/// `russet` with its processes on this disk.
 struct DiskServer {
     child: Child,
 }
@@ -105,7 +105,7 @@ impl DiskServer {
 }
 
 impl Drop for DiskServer {
-    /// As Ctrl-C, so that engines end too and the disk is free; killed if that takes too long.
+    /// Like Ctrl-C, so that engines exit too and the disk is released; killed if that takes too long.
     fn drop(&mut self) {
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             let _ = kill_process(pid, Signal::INT);
@@ -121,11 +121,12 @@ impl Drop for DiskServer {
     }
 }
 
-/// A person's `russet` with that kubeconfig.
+/// Runs `russet` with this kubeconfig.
 async fn russet(kubeconfig: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = tokio::process::Command::new(program("russet")?);
     command.args(arguments).env("KUBECONFIG", kubeconfig).kill_on_drop(true);
-    let output = tokio::time::timeout(CLIENT_TIMEOUT, command.output()).await.context("no answer in time")??;
+    let output =
+        tokio::time::timeout(CLIENT_TIMEOUT, command.output()).await.context("no answer in time")??;
     if !output.status.success() {
         bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
     }

@@ -1,5 +1,5 @@
-//! SIGSTOP: a process that is there, keeps its connections and does nothing. For everybody else it
-//! looks like a machine without power or a network that swallows everything.
+//! SIGSTOP: a process exists, keeps its connections and does nothing. To others it looks like a machine
+//! without power or a network that drops all packets.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use russet_tests::control_plane::PlaneProcess;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
-    TOKENS, answers_again, resumed_count, until_ended, engine_of, expected, finish_resumed, finish_undisturbed,
-    check_invariants, check_answers,
+    TOKENS, answers_again, check_answers, check_invariants, engine_of, expected, finish_resumed,
+    finish_undisturbed, resumed_count, until_ended,
 };
 use crate::path;
 
 /// How long a process of the control plane stays frozen: longer than a Lease lasts, every fifth time,
-/// beginning with the first; else only as long as what happens meanwhile takes.
+/// starting with the first; else only as long as the checks meanwhile take.
 fn freeze_time(rounds: &AtomicUsize) -> Duration {
     let long = rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(5);
     if long { Duration::from_secs(25) } else { Duration::ZERO }
 }
 
-/// Stopped processes; they go on when this is dropped, however the scenario ends.
+/// Stopped processes; they continue when this is dropped, however the scenario ends.
 pub struct FrozenProcesses(Vec<Pid>);
 
 impl FrozenProcesses {
@@ -47,7 +47,7 @@ impl Drop for FrozenProcesses {
     }
 }
 
-/// A rank freezes: the group forms anew, the stream goes on where it was, the frozen process is gone.
+/// A rank freezes: the group re-forms, the stream resumes, the frozen process is gone.
 pub async fn rank(cluster: &mut TestCluster, rank: i64) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let pid = engine_of(cluster, rank).await?;
@@ -63,7 +63,7 @@ pub async fn rank(cluster: &mut TestCluster, rank: i64) -> Result<()> {
     check_invariants(cluster).await
 }
 
-/// Each agent freezes: its engine goes on, and is still its own when it goes on too.
+/// Each agent freezes: its engine keeps running, and still belongs to it afterwards.
 pub async fn agents(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     for near in [true, false] {
@@ -89,8 +89,8 @@ pub async fn agents(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// The API server and the operator freeze, which is what a cut network before them looks like: no
-/// stream notices, and everything goes on afterwards.
+/// The API server and the operator freeze, which looks like a partition in front of them: no stream is
+/// affected, and everything continues afterwards.
 pub async fn serve(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
@@ -100,9 +100,9 @@ pub async fn serve(cluster: &mut TestCluster) -> Result<()> {
     let frozen = FrozenProcesses::new(&cluster.pids(PlaneProcess::Serve)?)?;
     finish_undisturbed(&mut answer).await?;
     ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
-    // New requests are answered as well: the gateway knows its engines.
+    // New requests are answered too: the gateway knows its engines.
     check_answers(cluster).await?;
-    // The fault itself lasts so long; nothing is waited for.
+    // The duration of the fault itself, not a wait for a condition.
     tokio::time::sleep(length).await;
     let thawed = Instant::now();
     drop(frozen);
@@ -116,7 +116,7 @@ pub async fn serve(cluster: &mut TestCluster) -> Result<()> {
     check_invariants(cluster).await
 }
 
-/// The gateway freezes: its streams wait, and then go on where they were.
+/// The gateway freezes: its streams stall, and then continue.
 pub async fn gateway(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
@@ -126,7 +126,7 @@ pub async fn gateway(cluster: &mut TestCluster) -> Result<()> {
     let frozen = FrozenProcesses::new(&cluster.pids(PlaneProcess::Gateway)?)?;
     // Everything else still works meanwhile.
     path::ready(cluster).await?;
-    // What it had sent before is read first.
+    // Chunks that it had sent before are read first.
     while let Ok(piece) = tokio::time::timeout(Duration::from_millis(500), answer.piece()).await {
         ensure!(matches!(piece, Ok(Some(_))), "the stream of a frozen gateway ended with {piece:?}");
     }

@@ -1,5 +1,5 @@
-//! Whether memory was given twice: what the living engines of each machine may use, added up from the
-//! records their agents keep, against what the machine's owner gives.
+//! Whether memory was granted twice: the grants of each machine's running engines, summed from their agents'
+//! records, against the owner's limit.
 
 use std::path::Path;
 
@@ -8,15 +8,15 @@ use russet_tests::cluster::TestCluster;
 use russet_tests::processes::processes;
 use serde_json::Value;
 
-/// Every Shard has one living engine and every engine is on record; each machine's grants add up to what
-/// its agent says, and stay within its limit.
+/// Every Shard has one running engine and every engine is recorded; each machine's grants add up to what its
+/// agent reports, and stay within its limit.
 pub async fn is_granted_once(cluster: &mut TestCluster) -> Result<()> {
     let mut living = 0;
     for (node, folder) in [("node-a", cluster.near_dir()), ("node-b", cluster.far_dir())] {
         let (mut last, mut running) = (String::new(), 0);
         let settled = cluster
             .until("engines, records and grants agree", async |cluster| {
-                // An engine that is being ended may take a moment to be gone, and a sum to be reported.
+                // An engine that is being stopped may take a moment to exit, and a sum to be reported.
                 let (records, engines) = (records(&folder), engines(&folder));
                 let memory = &cluster.get(&format!("inferencenodes {node}")).await?["status"]["memory"];
                 let sum: u64 = records.iter().map(|(_, bytes)| bytes).sum();
@@ -37,7 +37,7 @@ pub async fn is_granted_once(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// Engine and bytes of every grant that is on record.
+/// Engine and bytes of every recorded grant.
 fn records(folder: &Path) -> Vec<(Option<i32>, u64)> {
     let folders = std::fs::read_dir(folder.join("agent/engines")).into_iter().flatten().flatten();
     folders
@@ -49,7 +49,7 @@ fn records(folder: &Path) -> Vec<(Option<i32>, u64)> {
         .collect()
 }
 
-/// Engines that run out of that data directory.
+/// Engines that run from that data directory.
 fn engines(folder: &Path) -> Vec<i32> {
     let folder = folder.display().to_string();
     let ours = |arguments: &[String]| {

@@ -1,5 +1,5 @@
-//! Networks that are cut in the middle of a stream and mended: the cable between the two machines, what carries the
-//! activations between ranks, and an agent's way to the API server alone.
+//! Network partitions in the middle of a stream: the cable between the two machines, the activations between
+//! ranks, and only an agent's connection to the API server.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -7,19 +7,21 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use russet_tests::cluster::{TestCluster, condition};
 
-use super::{TOKENS, answers_again, resumed_count, expected, finish_resumed, finish_undisturbed, check_invariants};
+use super::{
+    TOKENS, answers_again, check_invariants, expected, finish_resumed, finish_undisturbed, resumed_count,
+};
 use crate::path;
 use crate::servers::epochs;
 
-/// Agent, engine and every connection of the far machine are cut off at once: the stream waits until the group is
-/// formed anew, and goes on.
+/// Agent, engine and every connection of the far machine are cut at once: the stream stalls until the group
+/// has re-formed, and resumes.
 pub async fn cable(cluster: &mut TestCluster) -> Result<()> {
     if let Some(why) = &cluster.lab.fallback {
         println!("  skipped: there is no cable to pull, because {why}");
         return Ok(());
     }
     let printed = ("cable pulled, group begins anew", 30, "cable back, stream went on");
-    // Only then there are engines.
+    // Only after that there are engines.
     expected(cluster).await?;
     let engines = cluster.engines().await?;
     with_fault(cluster, |cluster| cluster.lab.cut(), printed).await?;
@@ -29,7 +31,7 @@ pub async fn cable(cluster: &mut TestCluster) -> Result<()> {
     check_invariants(cluster).await
 }
 
-/// Makes the cut in the middle of a stream and mends it once the group begins anew: the stream goes on.
+/// Cuts the network in the middle of a stream and restores it once the group re-forms: the stream resumes.
 async fn with_fault<T>(
     cluster: &mut TestCluster,
     cut: impl FnOnce(&mut TestCluster) -> Result<T>,
@@ -53,14 +55,14 @@ async fn with_fault<T>(
     Ok(())
 }
 
-/// What MLX's ring sends is swallowed, and nothing else: every process works and beats, every connection is open, and a
-/// batch waits for ever. The stream goes on with the group that is formed anew.
+/// Only the traffic of MLX's ring is dropped: every process runs and sends heartbeats, every connection is
+/// open, and a batch waits for ever. The stream resumes with the re-formed group.
 pub async fn ring(cluster: &mut TestCluster) -> Result<()> {
     if let Some(why) = &cluster.lab.fallback {
         println!("  skipped: the ring cannot be cut alone, because {why}");
         return Ok(());
     }
-    // Only then there are shards.
+    // Only after that there are shards.
     expected(cluster).await?;
     let engines = cluster.engines().await?;
     let shards = cluster.get("shards").await?;
@@ -73,16 +75,18 @@ pub async fn ring(cluster: &mut TestCluster) -> Result<()> {
     let printed =
         ("ring between ranks cut, group begins anew", 20, "ring between ranks cut, stream stood still");
     with_fault(cluster, |cluster| cluster.lab.cut_connections(&ports), printed).await?;
-    // Said by the machine of the rank that was killed for it. Its group says what it hears of first, which may be that
-    // the other rank lost this one.
-    cluster.until("an event says EngineHung", async |cluster| Ok(hang_events(cluster).await? != before)).await?;
+    // Reported by the machine of the rank that was killed for it. Its group reports the first failure it
+    // sees, which may be that the other rank lost this one.
+    cluster
+        .until("an event says EngineHung", async |cluster| Ok(hang_events(cluster).await? != before))
+        .await?;
     path::ready(cluster).await?;
-    // Who was killed for it is chance: the first to be noticed, or both.
+    // Which rank is killed is random: the first one detected, or both.
     println!("  engines {engines:?} became {:?}", cluster.engines().await?);
     check_invariants(cluster).await
 }
 
-/// The Events of engines that hung, by name and version: the same again is the same Event, told once more.
+/// The Events of hung engines, by name and version: a repetition is the same Event with a higher count.
 async fn hang_events(cluster: &TestCluster) -> Result<BTreeSet<String>> {
     let events = cluster.get("events").await?;
     let told = events["items"].as_array().context("no list of events")?;
@@ -94,8 +98,8 @@ async fn hang_events(cluster: &TestCluster) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// The far machine's agent reaches no API server, until the operator calls its node unreachable: its
-/// engine works on with the near one, and is the same when the agent is back.
+/// The far machine's agent reaches no API server, until the operator marks its node unreachable: its engine
+/// keeps working with the near one, and is the same when the agent is back.
 pub async fn agent(cluster: &mut TestCluster) -> Result<()> {
     if let Some(why) = &cluster.lab.fallback {
         println!("  skipped: the agent has no network of its own, because {why}");

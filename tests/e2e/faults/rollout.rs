@@ -1,5 +1,5 @@
-//! A spec is edited or deleted in the middle of a stream: what runs goes on with the new plan, and ends typed when
-//! there is none.
+//! A spec is edited or deleted in the middle of a stream: the stream resumes on the new plan, and ends with a
+//! typed error if there is none.
 
 use std::time::Instant;
 
@@ -7,10 +7,10 @@ use anyhow::{Context, Result, ensure};
 use russet_tests::chat::StreamEnd;
 use russet_tests::cluster::{TestCluster, condition, kill};
 
-use super::{TOKENS, answers_again, engine_of, expected, finish_resumed, check_invariants};
+use super::{TOKENS, answers_again, check_invariants, engine_of, expected, finish_resumed};
 use crate::path;
 
-/// The context grows by a little or shrinks back, which is another plan every time.
+/// The context grows or shrinks a little, which is another plan every time.
 pub async fn edit(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let before = cluster.get("modeldeployments smoke").await?;
@@ -41,7 +41,7 @@ pub async fn edit(cluster: &mut TestCluster) -> Result<()> {
     check_invariants(cluster).await
 }
 
-/// A rank dies whose deployment was deleted: nobody will ever go on with what it answered.
+/// A rank of a deleted deployment dies: its streams cannot be resumed.
 pub async fn deletion(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let pid = engine_of(cluster, 0).await?;

@@ -1,5 +1,5 @@
-//! A wire that joins the machines of two ranks beside their network: ranks meet over it while it carries anything, and
-//! over the network, which is said, while it does not.
+//! A cable between the machines of two ranks beside their network: ranks use it while it works, and the
+//! network, with a condition that says so, while it does not.
 
 use std::time::Instant;
 
@@ -8,12 +8,12 @@ use russet_tests::chat::StreamEnd;
 use russet_tests::cluster::{TestCluster, condition};
 use serde_json::Value;
 
-use super::{TOKENS, expected, finish_resumed, check_invariants};
+use super::{TOKENS, check_invariants, expected, finish_resumed};
 use crate::path;
 use crate::servers::epochs;
 
-/// Plugged in, the wire is a link that is measured, and a group that forms anew meets over it; pulled in the middle of a
-/// stream, the stream goes on over the network, and every place says so; mended, it is used again.
+/// Plugged in, the cable is a measured link, and a re-formed group uses it. Pulled in the middle of a stream,
+/// the stream resumes over the network, and every condition says so. Restored, it is used again.
 pub async fn wire(cluster: &mut TestCluster) -> Result<()> {
     let Some(macs) = cluster.macs.clone() else {
         println!("  skipped: no wire joins the machines: {:?}", cluster.lab.fallback);
@@ -38,11 +38,14 @@ pub async fn wire(cluster: &mut TestCluster) -> Result<()> {
     until_reported(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
     let before = cluster.lab.wire_bytes()?;
     let mut answer = path::long_answer(cluster, TOKENS).await?;
-    ensure!(answer.finish().await == StreamEnd::Finished("length".into()), "an undisturbed stream did not end");
+    ensure!(
+        answer.finish().await == StreamEnd::Finished("length".into()),
+        "an undisturbed stream did not end"
+    );
     ensure!(answer.text == undisturbed, "over the wire the text changed:\n{}\n{undisturbed}", answer.text);
     let carried = cluster.lab.wire_bytes()? - before;
     println!("  {carried} bytes came over the wire during {TOKENS} tokens");
-    // The agents' own questions are a few hundred a second.
+    // The agents' own probes are a few hundred bytes a second.
     ensure!(carried > 100 * u64::from(TOKENS), "{carried} bytes over the wire are no activations");
 
     let epochs = epochs(cluster).await?;
@@ -93,7 +96,7 @@ async fn links(cluster: &TestCluster) -> Result<Vec<Value>> {
     Ok(nodes.iter().flat_map(of).collect())
 }
 
-/// Has the group form anew, as the words of `PathFallback` tell people to.
+/// Makes the group re-form, as the message of `PathFallback` tells people to.
 async fn reform_group(cluster: &mut TestCluster) -> Result<()> {
     let epochs = epochs(cluster).await?;
     let shards = cluster.get("shards").await?;
@@ -105,7 +108,7 @@ async fn reform_group(cluster: &mut TestCluster) -> Result<()> {
     path::ready(cluster).await
 }
 
-/// Waits until both shards say this of the ways between them, and both nodes this of their cables.
+/// Waits until both Shards report this about the paths between them, and both nodes this about their cables.
 async fn until_reported(
     cluster: &mut TestCluster,
     (status, reason, words): (&str, &str, &str),

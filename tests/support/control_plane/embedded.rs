@@ -1,4 +1,4 @@
-//! `russet up`: API server, operator, gateway and the near machine's agent as a person starts them.
+//! `russet up`: API server, operator, gateway and the near machine's agent, as a user starts them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,7 +34,7 @@ impl Embedded {
         Ok(Self { data_dir: data_dir.to_owned(), up })
     }
 
-    /// Says so when it ended although nobody asked it to.
+    /// Returns an error if it has exited unexpectedly.
     pub fn check(&mut self) -> Result<()> {
         match self.up.try_wait()? {
             Some(status) => bail!("russet up ended ({status})"),
@@ -73,7 +73,7 @@ impl Embedded {
             .with_context(|| format!("russet up has no child `{verb}`"))
     }
 
-    /// As Ctrl-C would.
+    /// Stops it as Ctrl-C would.
     pub(super) async fn stop(mut self) -> Result<()> {
         // Held open until the end: a closed pipe means something else than Ctrl-C.
         let _input = self.up.stdin.take();

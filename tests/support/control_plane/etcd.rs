@@ -36,12 +36,12 @@ impl EtcdControlPlane {
         Ok(Self { up: None, second, second_dir: data_dir.to_owned(), second_url: url.to_owned(), etcd })
     }
 
-    /// What both servers are told of etcd.
+    /// The etcd flags of both servers.
     pub fn flags(&self) -> Vec<String> {
         flags(&self.etcd)
     }
 
-    /// The first server runs.
+    /// Sets the first server.
     pub fn set_up(&mut self, up: Embedded) {
         self.up = Some(up);
     }
@@ -51,7 +51,7 @@ impl EtcdControlPlane {
         self.up.as_ref().context("russet up was not started")
     }
 
-    /// Says so when a server ended although nobody asked it to.
+    /// Returns an error if a server has exited unexpectedly.
     pub fn check(&mut self) -> Result<()> {
         if let Some(status) = self.second.try_wait()? {
             bail!("the second russet serve ended ({status})");
@@ -59,17 +59,17 @@ impl EtcdControlPlane {
         self.up.as_mut().map_or(Ok(()), Embedded::check)
     }
 
-    /// Whether the second server has installed everything and answers.
+    /// Whether the second server has installed everything and responds.
     pub fn second_is_ready(&self) -> bool {
         self.second_dir.join("kubeconfig").exists()
     }
 
-    /// Where the second server is reached from other machines.
+    /// URL of the second server for other machines.
     pub fn second_url(&self) -> &str {
         &self.second_url
     }
 
-    /// The names under which the first and the second server stand for leader.
+    /// The identities of the first and the second server in leader election.
     pub fn candidates(&self) -> Result<[String; 2]> {
         let read = |data_dir: &Path| {
             let path = data_dir.join("serve/operator/identity");
@@ -78,7 +78,7 @@ impl EtcdControlPlane {
         Ok([read(self.up()?.data_dir())?, read(&self.second_dir)?])
     }
 
-    /// Kill -9 of the second server, for good.
+    /// Kill -9 of the second server, permanently.
     pub async fn kill_second(&mut self) -> Result<()> {
         if let Some(pid) = self.second.id() {
             kill(pid as i32);
@@ -87,13 +87,13 @@ impl EtcdControlPlane {
         Ok(())
     }
 
-    /// Kill -9 of a member of etcd, and its start on what it left.
+    /// Kill -9 of an etcd member, or its restart with its data.
     pub fn member(&mut self, at: usize, runs: bool) -> Result<()> {
         let done = if runs { self.etcd.restart(at) } else { self.etcd.kill(at) };
         done.with_context(|| format!("member {at} of etcd"))
     }
 
-    /// Whether a member of etcd says that it is healthy: it has a leader and takes writes.
+    /// Whether an etcd member reports that it is healthy: it has a leader and takes writes.
     pub async fn is_healthy(&self, at: usize) -> Result<bool> {
         let mut client = reqwest::Client::builder().no_proxy();
         if let Some(tls) = &self.etcd.tls {
@@ -115,7 +115,7 @@ impl EtcdControlPlane {
     pub fn members(&self) -> Vec<i32> {
         let folder = self.etcd.folder().display().to_string();
         let is_member = |arguments: &[String]| {
-            // The words of a keeper hold the same folder; it is a shell.
+            // The arguments of a keeper contain the same folder; it is a shell.
             arguments.first().is_some_and(|word| !word.ends_with("sh"))
                 && arguments.iter().any(|word| word.starts_with(&folder))
         };

@@ -1,6 +1,6 @@
-//! The real control plane on the near machine's address: etcd, kube-apiserver with RBAC and bootstrap
-//! tokens, kube-controller-manager; both charts by Helm; operator and gateway as the chart's
-//! Deployments say ([`super::pod`]). There is no kubelet, so the Deployments' own pods never run.
+//! The real control plane on the near machine's address: etcd, kube-apiserver with RBAC and bootstrap tokens,
+//! kube-controller-manager; both charts by Helm; operator and gateway as the chart's Deployments define them
+//! ([`super::pod`]). There is no kubelet, so the Deployments' own pods never run.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use super::pod::Pod;
 use crate::processes::{SupervisedProcess, oracle, tail};
 use crate::tool::Tool;
 
-/// Where the tests' own values for the chart go: everything listens on loopback.
+/// Address in the tests' values for the chart: everything listens on loopback.
 const LOOPBACK: &str = "127.0.0.1";
-/// A process of the control plane may take this long to answer at first.
+/// Timeout until a process of the control plane responds for the first time.
 const START_TIMEOUT: Duration = Duration::from_secs(90);
-/// The administrator's bearer token; the server lives for one test on an address nobody routes.
+/// The administrator's bearer token; the server exists for one test on an unrouted address.
 const TOKEN: &str = "russet-tests-administrator";
 
 /// A running control plane with Russet installed.
@@ -40,7 +40,7 @@ pub struct KubernetesControlPlane {
 }
 
 impl KubernetesControlPlane {
-    /// Starts API server, controller manager and etcd, nothing of Russet yet.
+    /// Starts API server, controller manager and etcd, without Russet.
     pub async fn bare(address: IpAddr, api_port: u16, folder: &Path) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let folder = folder.to_owned();
@@ -110,7 +110,7 @@ impl KubernetesControlPlane {
         Ok(plane)
     }
 
-    /// Installs both charts as a person would.
+    /// Installs both charts as a user would.
     pub async fn install(&self, charts: &Path, gateway_port: u16) -> Result<()> {
         let chart = |name: &str| charts.join(name).display().to_string();
         self.helm(&["upgrade", "--install", "russet-crds", &chart("russet-crds"), "--create-namespace"])
@@ -139,7 +139,7 @@ impl KubernetesControlPlane {
         Ok(())
     }
 
-    /// Has the near machine's agent, which the cluster's owner starts, run with the control plane.
+    /// Adds the near machine's agent, which the cluster starts, to the control plane.
     pub fn set_agent(&mut self, agent: SupervisedProcess) {
         self.agent = Some(agent);
     }
@@ -160,17 +160,17 @@ impl KubernetesControlPlane {
         SupervisedProcess::start(component, &self.log(component), move || pod.command(&programs))
     }
 
-    /// Runs kubectl as the administrator; what it printed.
+    /// Runs kubectl as the administrator; returns its output.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.kubectl.run(arguments).await
     }
 
-    /// The same with that standard input.
+    /// The same with this standard input.
     pub async fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String> {
         self.kubectl.with_input(arguments, input).await
     }
 
-    /// Runs Helm as the administrator, in Russet's namespace; what it printed.
+    /// Runs Helm as the administrator, in Russet's namespace; returns its output.
     pub async fn helm(&self, arguments: &[&str]) -> Result<String> {
         let mut all = vec!["--namespace", "russet-system"];
         all.extend(arguments);
@@ -216,7 +216,7 @@ impl KubernetesControlPlane {
     }
 
     pub(super) async fn stop(self) -> Result<()> {
-        // Agents end their engines at Ctrl-C.
+        // Agents stop their engines at Ctrl-C.
         for agent in self.agent.into_iter() {
             agent.stop(Signal::INT).await?;
         }
@@ -224,7 +224,7 @@ impl KubernetesControlPlane {
             process.stop(Signal::TERM).await?;
         }
         for process in [self.controller_manager, self.apiserver, self.etcd] {
-            // Nothing of theirs is looked at again.
+            // Their state is not needed any more.
             process.stop(Signal::KILL).await?;
         }
         Ok(())
@@ -237,7 +237,7 @@ impl KubernetesControlPlane {
 
 fn foreign(folder: &Path, name: &str, program: PathBuf, arguments: Vec<String>) -> Result<SupervisedProcess> {
     SupervisedProcess::start(name, &folder.join(format!("{name}.log")), move || {
-        // The process goes with this one, however this one ends.
+        // The process ends with this one, however this one ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]).arg(&program).args(&arguments);
         command
@@ -267,7 +267,7 @@ fn credentials(folder: &Path, address: IpAddr, url: &str) -> Result<()> {
     });
     for (name, text) in [
         ("ca.crt", ca_pem),
-        // Without its CA, as most servers show it.
+        // Without its CA, as most servers send it.
         ("apiserver.crt", certificate),
         ("apiserver.key", key.serialize_pem()),
         ("accounts.key", accounts.serialize_pem()),

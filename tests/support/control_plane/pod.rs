@@ -1,7 +1,7 @@
-//! A pod without a kubelet: the first container of a Deployment that a chart installed, read back
-//! from the API server and run as a process. It sees what the kubelet would give it: the token of its
-//! ServiceAccount where in-cluster clients look for it, the API server's address in its environment,
-//! its volumes; the network is the near machine's, and the image is the folder of built programs.
+//! A pod without a kubelet: the first container of a Deployment that a chart installed, read back from the
+//! API server and run as a process. It gets what the kubelet would provide: the token of its ServiceAccount
+//! at the path of in-cluster clients, the API server's address in its environment, and its volumes. The
+//! network is the near machine's, and the image is the folder of built programs.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tokio::process::Command;
 
-/// Where clients in a cluster look for their identity.
+/// Path at which in-cluster clients look for their identity.
 const IDENTITY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Gives the process a `/var` of its own with links to the folders of its volumes: `LINK FOLDER …`
-/// up to `--`, then the command.
+/// Gives the process its own `/var` with links to the folders of its volumes: `LINK FOLDER …` up to `--`,
+/// then the command.
 const ENTER: &str = r#"set -e
 mount -t tmpfs -o mode=755 tmpfs /var
 while [ "$1" != -- ]; do mkdir -p "$(dirname "$1")"; ln -s "$2" "$1"; shift 2; done
@@ -23,7 +23,7 @@ exec "$@""#;
 /// One pod of a Deployment.
 #[derive(Clone)]
 pub struct Pod {
-    /// Where its volumes lie; `identity` is that of the ServiceAccount.
+    /// Folder of its volumes; `identity` is that of the ServiceAccount.
     folder: PathBuf,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
@@ -68,7 +68,7 @@ impl Pod {
         Ok(Self { folder: folder.to_owned(), arguments, environment, links })
     }
 
-    /// Puts the ServiceAccount's token in its place, as the kubelet does and does again.
+    /// Writes the ServiceAccount's token, as the kubelet does repeatedly.
     pub fn identify(&self, token: &str, ca: &str) -> Result<()> {
         let folder = self.folder.join("identity");
         for (name, text) in [("ca.crt", ca), ("namespace", "russet-system"), ("token", token)] {
@@ -79,7 +79,7 @@ impl Pod {
 
     /// The process; `programs` is the folder with `russet`.
     pub fn command(&self, programs: &Path) -> Command {
-        // The process goes with this one, however this one ends.
+        // The process ends with this one, however this one ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "unshare", "--mount"]);
         if !rustix::process::geteuid().is_root() {

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, BenchRow, figures};
+use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx, oracles};
 
 pub const ABOUT: &str = "`russet serve` (API server and operator, objects in a file, release build) against \
@@ -14,9 +14,9 @@ pub const ABOUT: &str = "`russet serve` (API server and operator, objects in a f
     ready and again with 10,000 ConfigMaps of 1 KiB; client and servers share the machine's cores. Ratios say how \
     many times better ours is, for memory which part of theirs it needs.";
 
-/// How much sooner it must be ready.
+/// Goal: how many times sooner it must be ready.
 const READY: f64 = 15.0;
-/// The part of the peer's memory it may need.
+/// Goal: maximum share of the peer's memory.
 const MEMORY: f64 = 0.1;
 
 /// Builds both with optimisation and runs the bench.

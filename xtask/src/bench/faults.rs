@@ -1,11 +1,11 @@
-//! Kills, freezes, cuts and the other faults of the end-to-end suite, in the middle of streaming answers.
+//! Kills, freezes, partitions and the other faults of the end-to-end suite, in the middle of streams.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Goal, BenchRow};
+use super::{BenchRow, Goal};
 use crate::{cargo, mlx, oracles};
 
 pub const ABOUT: &str = "Two machines, the smoke model, end-of-sequence banned, one token read and more than \
@@ -14,11 +14,11 @@ pub const ABOUT: &str = "Two machines, the smoke model, end-of-sequence banned, 
     Of *any rank* (as it starts, loads, joins, in prompts, in answers) rank, fault, step and the streams beside it are drawn \
     (RUSSET_FAULT_SEED), each stream is compared with the same one undisturbed, and what is noticed is noticed by an agent.";
 
-/// Seconds after a kill within which the small model must answer again (the goal of the issue that
-/// defined the path).
+/// Seconds after a kill within which the small model must answer again (the goal of the issue that defined
+/// the path).
 const GOAL_SECONDS: f64 = 10.0;
 
-/// Where scenarios run: its name, the environment that makes it, and a part of their names.
+/// A setting for scenarios: its name, its environment, and parts of their names.
 struct Setting {
     name: &'static str,
     environment: &'static [(&'static str, &'static str)],
@@ -31,7 +31,7 @@ struct Setting {
 /// Scenarios that run once on a cluster, as the suite itself says (tests/e2e/faults.rs).
 const ONCE: [&str; 1] = ["losing_the_leader_restarts_no_group"];
 
-/// The first stands for all in a bench; a proof visits each.
+/// A bench runs the first one only; a proof runs each.
 const SETTINGS: &[Setting] = &[
     Setting { name: "two machines", environment: &[], program: None, scenarios: &["losing"] },
     Setting {
@@ -52,8 +52,8 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// Lines that stood for what another line says now, because what happens then is another thing: they go when that is
-/// measured.
+/// Former lines of the evidence that a renamed measurement replaces, because it measures another thing: they
+/// are removed when that is measured.
 pub fn former(what: &str) -> &'static [&'static str] {
     match what {
         "rank 0 killed, streams stood still" => {
@@ -74,7 +74,7 @@ pub fn former(what: &str) -> &'static [&'static str] {
     }
 }
 
-/// What a proof found.
+/// Results of a proof.
 pub struct Proof {
     /// Figures of scenarios that passed every round.
     pub rows: Vec<BenchRow>,
@@ -82,7 +82,7 @@ pub struct Proof {
     pub failed: Vec<String>,
 }
 
-/// Every fault once on a running cluster; how long until a question is answered again.
+/// Every fault once on a running cluster; the time until a prompt is answered again.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let mut proof = Proof { rows: Vec::new(), failed: Vec::new() };
     one(prepared, &SETTINGS[0], 1, SETTINGS[0].scenarios[0], &mut proof)?;
@@ -90,20 +90,20 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     Ok(proof.rows)
 }
 
-/// Every fault so many times in every setting, each by turns with itself on one cluster; `only` names
-/// scenarios by a part of their names. What fails is told and takes nothing else along.
+/// Every fault `rounds` times in every setting, in turn on one cluster; `only` selects scenarios by a part of
+/// their names. A failure is reported and stops nothing else.
 pub fn many(prepared: &mlx::Prepared, rounds: usize, only: Option<&str>) -> Proof {
     let mut proof = Proof { rows: Vec::new(), failed: Vec::new() };
     for setting in SETTINGS {
         for scenario in setting.scenarios {
             let filter = match only {
-                // The first setting has them all, and finds the part by itself.
+                // The first setting has them all, and selects the part by itself.
                 Some(only) if setting.environment.is_empty() => only,
                 Some(only) if !scenario.contains(only) && !only.contains(scenario) => continue,
                 Some(only) if only.len() > scenario.len() => only,
                 _ => scenario,
             };
-            // What does not come back by itself is lost once on each of many clusters.
+            // A process that is not restarted is lost once on each of many clusters.
             let (clusters, each) = if ONCE.contains(scenario) { (rounds, 1) } else { (1, rounds) };
             for cluster in 1..=clusters {
                 println!("▸ {}: {filter}, cluster {cluster} of {clusters}", setting.name);
@@ -140,7 +140,7 @@ fn one(
     for line in BufReader::new(output).lines() {
         let line = line?;
         println!("{line}");
-        // What a scenario says first stands behind its name.
+        // A scenario's first output is after its name.
         let told = line.split_once(" ... ").map_or(line.as_str(), |(_, told)| told).trim_start();
         if let Some(told) = told.strip_prefix("fault: ") {
             rows.push(row(told)?);
@@ -152,12 +152,12 @@ fn one(
         }
     }
     let status = child.wait()?;
-    // A cluster that did not start or end has no scenario to blame.
+    // If a cluster did not start or stop, no scenario has failed.
     ensure!(status.success() || proof.failed.len() > failed, "the end-to-end suite ended with {status}");
     Ok(())
 }
 
-/// `WHAT = SECONDS`, or `WHAT = SECONDS of GOAL` where noticing takes longer than a closed connection.
+/// `WHAT = SECONDS`, or `WHAT = SECONDS of GOAL` if detection takes longer than a closed connection.
 fn row(told: &str) -> Result<BenchRow> {
     let (what, seconds) = told.split_once('=').context("a fault line without a figure")?;
     let (seconds, goal) = match seconds.split_once(" of ") {

@@ -1,4 +1,4 @@
-//! What the gateway adds to the time of an answer, and what nginx adds in front of the same answer.
+//! Latency added by the gateway, and by nginx in front of the same engine.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::{Goal, BenchRow, figures};
+use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "An engine that answers 16 tokens at once over gRPC and mutual TLS, the gateway before it \
@@ -46,7 +46,7 @@ fn row(told: &Value) -> Result<BenchRow> {
     })
 }
 
-/// nginx, installed when it is missing and this machine can.
+/// nginx, installed if missing and possible.
 fn nginx() -> Result<PathBuf> {
     let known = PathBuf::from("/usr/sbin/nginx");
     if known.exists() {

@@ -1,9 +1,9 @@
-//! What the planner reserves for a rank, against the most that MLX held in real engines.
+//! The planner's reservation for a rank, against MLX's peak memory in real engines.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, BenchRow, figures};
+use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "Models with random weights of more than a gigabyte each, on one rank, on a pipeline of 2 and on a tensor \
@@ -23,7 +23,7 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     Ok(ranks.iter().map(rows).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// What is said of one rank.
+/// The figures of one rank.
 fn rows(told: &Value) -> Result<Vec<BenchRow>> {
     let number = |name: &str| {
         told[name].as_f64().map(|bytes| bytes / MIB).with_context(|| format!("no {name} in {told}"))

@@ -1,11 +1,11 @@
-//! What the operator takes and writes as clusters grow.
+//! Memory and writes of the operator by cluster size.
 
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, BenchRow, figures};
+use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "`russet operator` beside `russet serve` (release builds), filled \
@@ -13,10 +13,10 @@ pub const ABOUT: &str = "`russet operator` beside `russet serve` (release builds
     of models a machine; their agents are played. Memory is resident, once all is at rest and metrics were read. Writes are those the operator asked the API \
     server for after the edit of one deployment, until nobody writes any more; the peer is the smallest cluster.";
 
-/// The most it may take, MB.
+/// Maximum memory, MB.
 const MEMORY: f64 = 200.0;
-/// How many times the writes of the smallest cluster a change may take; a status in between that is seen in one
-/// run and passed over in another is a write more.
+/// Maximum writes of a change, relative to the smallest cluster. An intermediate status that is observed in
+/// one run and skipped in another is one more write.
 const WRITES: f64 = 1.25;
 
 /// Builds both with optimisation and runs the bench.

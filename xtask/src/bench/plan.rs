@@ -1,9 +1,9 @@
-//! How long the planner takes as clusters grow.
+//! Planning time by cluster size.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, BenchRow, figures};
+use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "Described clusters in racks of four cabled Macs, half as many deployments as nodes, of four sizes of \
@@ -11,11 +11,11 @@ pub const ABOUT: &str = "Described clusters in racks of four cabled Macs, half a
     changes. One more: everything runs but one, which is placed together with what else waits, on a view that was just \
     taken. Empty: all deployments are placed at once. A view is what the operator takes of the objects in its caches.";
 
-/// Milliseconds in which everything that runs is planned again on 1,000 nodes.
+/// Maximum milliseconds to replan all groups on 1,000 nodes.
 const REPLAN: f64 = 100.0;
-/// Milliseconds for one change there.
+/// Maximum milliseconds for one change there.
 const CHANGE: f64 = 10.0;
-/// The size the goals are about.
+/// The cluster size that the goals apply to.
 const NODES: u64 = 1000;
 /// Random clusters whose plans are compared with exhaustive search.
 const COMPARED: &str = "1000";
@@ -28,7 +28,7 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     figures(&mut bench, "the bench of the planner")?.iter().map(row).collect()
 }
 
-/// How good plans are on random clusters, and whether any breaks a rule.
+/// Quality of plans on random clusters, and whether any violates an invariant.
 pub fn proof(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     for (seeds, target, test) in [
@@ -56,7 +56,7 @@ fn judged(told: &Value) -> Result<BenchRow> {
     let (unit, goal) = if what.starts_with("plans that break") {
         ("plans", Goal::AtMost(0.0))
     } else if what.starts_with("plans of first fit") {
-        // Where first fit is as good, the clusters are too easy.
+        // If first fit is as good, the clusters are too easy.
         ("%", Goal::AtLeast(20.0))
     } else {
         ("%", Goal::AtMost(2.0))

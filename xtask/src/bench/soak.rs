@@ -1,9 +1,9 @@
-//! Many clients for long: what engines hold in memory then, and what became of the requests.
+//! Many clients for a long time: the engines' memory, and the outcomes of requests.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, BenchRow, figures};
+use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "200 clients at once ask one engine with the smoke model in float32 one thing after the other, with 160 slots, \
@@ -17,12 +17,12 @@ pub const ABOUT: &str = "200 clients at once ask one engine with the smoke model
 /// Half an hour.
 const SECONDS: usize = 1800;
 
-/// Asks for half an hour.
+/// Runs for half an hour.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     for_seconds(prepared, SECONDS)
 }
 
-/// Asks for so long.
+/// Runs for `seconds`.
 pub fn for_seconds(prepared: &mlx::Prepared, seconds: usize) -> Result<Vec<BenchRow>> {
     // The whole workspace, so that nothing is built a second time with other features.
     let test = ["test", "--workspace", "--test", "soak", "--", "--ignored", "--nocapture"];

@@ -1,4 +1,4 @@
-//! Models between machines: agents in network namespaces whose links carry so much and no more.
+//! Downloads between machines: agents in network namespaces with rate-limited links.
 
 mod lab;
 mod sshd;
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use self::lab::{SpreadLab, RunningBench, BenchReport};
+use self::lab::{BenchReport, RunningBench, SpreadLab};
 use self::sshd::Sshd;
-use super::{Goal, BenchRow};
+use super::{BenchRow, Goal};
 use crate::{cargo, mlx, setup};
 
 pub const ABOUT: &str = "An agent's server and its puller (release build, mutual TLS, every chunk read again and held \
@@ -23,14 +23,14 @@ pub const ABOUT: &str = "An agent's server and its puller (release build, mutual
     rounds in turns, each in memory that was written to a moment before. Three receivers and their seed are on one switch, \
     each port limited to 400 Mbit/s.";
 
-/// Of the model, in MiB.
+/// Size of the model, MiB.
 const SIZE: u64 = 1024;
 const ROUNDS: usize = 3;
 /// Mbit/s of three links.
 const EQUAL: [u64; 3] = [400, 400, 400];
 const UNEQUAL: [u64; 3] = [800, 400, 200];
 
-/// Builds the programs and runs all of it.
+/// Builds the programs and runs all measurements.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     setup::packages(&[
         ("aria2", "is what HTTP downloads are compared with"),
@@ -45,7 +45,11 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     for (limits, name) in [(EQUAL, "three equal links"), (UNEQUAL, "links of 800, 400 and 200")] {
         rows.extend(bench.links(&limits, name)?);
     }
-    rows.push(bench.with_link_change("a link falls to a tenth", |lab| lab.limit(2, EQUAL[2] / 10), EQUAL[2] / 10)?);
+    rows.push(bench.with_link_change(
+        "a link falls to a tenth",
+        |lab| lab.limit(2, EQUAL[2] / 10),
+        EQUAL[2] / 10,
+    )?);
     rows.push(bench.with_link_change("a link dies", |lab| lab.cut(2), 0)?);
     rows.push(bench.receivers()?);
     Ok(rows)
@@ -54,12 +58,12 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
 struct SpreadBench {
     program: PathBuf,
     folder: Folder,
-    /// The seed's weights.
+    /// The seed's weights file.
     file: String,
     sshd: Sshd,
 }
 
-/// A folder in memory, for as long as this is.
+/// A folder in memory, deleted on drop.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -98,8 +102,8 @@ impl SpreadBench {
         self.path().display().to_string()
     }
 
-    /// Has this machine's memory be its own: where it is a virtual one, its host takes back what is free for a while, and
-    /// asking for it again costs whoever writes first several times what writing does.
+    /// Touches this machine's free memory: on a virtual machine the host reclaims unused memory after a
+    /// while, and getting it back makes the first write several times as slow.
     fn warm(&self) -> Result<()> {
         let path = self.path().join("warm");
         let mut file = std::fs::File::create(&path)?;
@@ -116,7 +120,7 @@ impl SpreadBench {
         RunningBench::start(lab, 0, &self.program, &words)
     }
 
-    /// Receives the model over all links; what it took, and CPU seconds of both ends.
+    /// Downloads the model over all links; returns the result, and CPU seconds of both ends.
     fn pull(&self, lab: &SpreadLab, meanwhile: impl FnOnce() -> Result<()>) -> Result<(BenchReport, f64)> {
         self.forget("one")?;
         let server = self.server(lab, &["serve", &self.folder(), "seed"])?;
@@ -131,7 +135,7 @@ impl SpreadBench {
         Ok((told, cpu))
     }
 
-    /// Reads what sendfile sends; with a `file` into that.
+    /// Receives the output of sendfile; with a `file` into that.
     fn drain(&self, lab: &SpreadLab, file: Option<&str>) -> Result<(BenchReport, f64)> {
         let server = self.server(lab, &["pour", &self.file])?;
         let (size, ways) = (SIZE.to_string(), lab.paths(21_000));
@@ -170,7 +174,7 @@ impl SpreadBench {
         Ok(seconds)
     }
 
-    /// Over the first link, by an sshd of this bench's own.
+    /// Over the first link, with a separate sshd.
     fn rsync(&self, lab: &SpreadLab) -> Result<f64> {
         let address = &lab.addresses(0, 21_001)[0];
         let (host, port) = address.rsplit_once(':').context("an address without a port")?;
@@ -190,7 +194,7 @@ impl SpreadBench {
         Ok(seconds)
     }
 
-    /// A peer's copy is one only if it is the same; then it goes.
+    /// Checks that a peer's copy is identical, then deletes it.
     fn same(&self, name: &str) -> Result<()> {
         let path = self.path().join(name);
         let status =
@@ -206,7 +210,7 @@ impl SpreadBench {
         }
     }
 
-    /// Everything over links of these limits, in turns.
+    /// All measurements over links of these limits, in turn.
     fn links(&self, limits: &[u64; 3], name: &str) -> Result<Vec<BenchRow>> {
         let lab = SpreadLab::links(limits)?;
         let (mut ours, mut drains, mut kept) = (Vec::new(), Vec::new(), Vec::new());
@@ -272,8 +276,14 @@ impl SpreadBench {
         ])
     }
 
-    /// A third of the way, something happens to the third of three equal links, which carries `left` Mbit/s from then on.
-    fn with_link_change(&self, what: &str, happens: impl Fn(&SpreadLab) -> Result<()>, left: u64) -> Result<BenchRow> {
+    /// After a third of the transfer, a fault hits the third of three equal links, which carries `left`
+    /// Mbit/s from then on.
+    fn with_link_change(
+        &self,
+        what: &str,
+        happens: impl Fn(&SpreadLab) -> Result<()>,
+        left: u64,
+    ) -> Result<BenchRow> {
         let lab = SpreadLab::links(&EQUAL)?;
         let sum = EQUAL.iter().sum::<u64>() as f64 * 1e6 / 8.0;
         let bytes = (SIZE << 20) as f64;
@@ -288,13 +298,14 @@ impl SpreadBench {
         Ok(row(&what, told.seconds, ideal, "s", ideal / told.seconds, Goal::AtLeast(0.90)))
     }
 
-    /// Three that receive at once, who also have each other, against one.
+    /// Three concurrent receivers, which can download from each other, against one.
     fn receivers(&self) -> Result<BenchRow> {
         let lab = SpreadLab::switch(4, 400)?;
         let nodes = ["seed", "one", "two", "three"];
         let receive = |receivers: std::ops::RangeInclusive<usize>| -> Result<f64> {
             let serve = lab.at(0, 21_000);
-            let server = RunningBench::start(&lab, 0, &self.program, &["serve", &self.folder(), "seed", &serve])?;
+            let server =
+                RunningBench::start(&lab, 0, &self.program, &["serve", &self.folder(), "seed", &serve])?;
             let mut running = Vec::new();
             for own in receivers.clone() {
                 self.forget(nodes[own])?;
@@ -307,7 +318,8 @@ impl SpreadBench {
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 running.push(RunningBench::start(&lab, own, &self.program, &words)?);
             }
-            let told: Vec<BenchReport> = running.iter_mut().map(RunningBench::report).collect::<Result<_>>()?;
+            let told: Vec<BenchReport> =
+                running.iter_mut().map(RunningBench::report).collect::<Result<_>>()?;
             drop(running);
             server.end()?;
             Ok(told.iter().map(|told| told.seconds).fold(0.0, f64::max))

@@ -1,9 +1,9 @@
-//! Stores that are killed, and bits that change between machines, many times.
+//! Stores that are killed, and flipped bits between machines, many times.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, BenchRow, figures};
+use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "A store in a process of its own is killed, as by `kill -9`, at every step that changes its disk, \
@@ -14,10 +14,10 @@ pub const ABOUT: &str = "A store in a process of its own is killed, as by `kill 
     middle, as a fail point says and as the kernel does of a file system that is made smaller; models are deleted \
     there. `N` are kills at each step and times of each fault, and 500 bits each.";
 
-/// Bits for each round of kills.
+/// Flipped bits per round of kills.
 const BITS: usize = 500;
 
-/// Words of the names of the tests that tell a figure.
+/// Parts of the names of the tests that print a figure.
 const FAULTS: [&str; 9] = [
     "a_store_that_is_killed",
     "every_bit_that_changes",
@@ -35,9 +35,9 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     many(prepared, 1)
 }
 
-/// So many kills at each step.
+/// `rounds` kills at each step.
 pub fn many(prepared: &mlx::Prepared, rounds: usize) -> Result<Vec<BenchRow>> {
-    // The programs that are killed; tests by name build no examples.
+    // The programs to kill; tests by name build no examples.
     cargo::run(&mut cargo::command(prepared, &["build", "--workspace", "--examples"]))?;
     // The whole workspace, so that nothing is built a second time with other features.
     let mut test =

@@ -1,10 +1,10 @@
-//! What the encryption between ranks costs: the tunnel beside plain TCP on loopback, and a pipeline
-//! of two ranks over each.
+//! Cost of the encryption between ranks: the tunnel beside plain TCP on loopback, and a pipeline of two ranks
+//! over each.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, BenchRow, figures};
+use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "`ours` goes through the mutual TLS tunnel between ranks (`--transport tunnel`, the default), \
@@ -12,7 +12,7 @@ pub const ABOUT: &str = "`ours` goes through the mutual TLS tunnel between ranks
     ends' encryption counts against one; medians of interleaved rounds, optimised builds. The smoke model \
     is so small that a step is little more than what travels: a worst case.";
 
-/// Figures are told, not judged: nobody promised a bound.
+/// Figures are reported without goals.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     let mut bench = cargo::command(prepared, &["bench", "-p", "russet-engine", "--bench", "tunnel"]);
     figures(&mut bench, "the bench of the tunnel")?.iter().map(row).collect()

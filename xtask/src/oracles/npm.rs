@@ -1,4 +1,4 @@
-//! Peers that come from npm. Nothing that their packages would run while they are installed is run.
+//! Peers from npm. No install scripts of their packages are run.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::step;
 /// Its version.
 const AZURITE: &str = "3.37.0";
 
-/// Azurite's server of blobs, installed when it is not there. Made aside and renamed: what is there is whole.
+/// Azurite's blob server, installed if missing. Created aside and renamed: an existing one is complete.
 pub fn azurite() -> Result<PathBuf> {
     let cache = cache_dir()?;
     let folder = cache.join(format!("azurite-{AZURITE}"));

@@ -156,8 +156,8 @@ pub fn long_test_names(sources: &[TidySource]) -> Findings {
 #[cfg(test)]
 mod tests {
     use super::{
-        COMMON_TYPES, Defined, MODULES, TidySource, TYPES, defined, long_test_names, odd_limits, private_words,
-        repeated_types,
+        COMMON_TYPES, Defined, MODULES, TYPES, TidySource, defined, long_test_names, odd_limits,
+        private_words, repeated_types,
     };
 
     fn source(path: &str, text: &str) -> TidySource {

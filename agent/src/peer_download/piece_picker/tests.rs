@@ -1,4 +1,4 @@
-//! The board by hand, and against lines that carry so much.
+//! The piece picker step by step, and against simulated paths of given rates.
 
 use super::*;
 use crate::store::chunks::CHUNK_BYTES;
@@ -6,10 +6,11 @@ use crate::store::chunks::CHUNK_BYTES;
 const A: PieceRequester<'_> = PieceRequester { connection: 0, peer: "a" };
 const B: PieceRequester<'_> = PieceRequester { connection: 1, peer: "b" };
 
-/// `count` chunks of two pieces, all of which these machines have.
+/// `count` chunks of two pieces, all available from these peers.
 fn picker(count: usize, peers: &[&str]) -> PiecePicker {
-    let mut board = PiecePicker::new(vec![2 * PIECE_BYTES; count], &vec![false; count], (0..count as u64).collect());
-    // None of them is the last one.
+    let mut board =
+        PiecePicker::new(vec![2 * PIECE_BYTES; count], &vec![false; count], (0..count as u64).collect());
+    // No endgame.
     board.endgame_chunks = 0;
     for peer in peers {
         board.mark_queried(peer, Instant::now());
@@ -22,8 +23,13 @@ fn position(piece: Option<Piece>) -> Option<(usize, usize)> {
     piece.map(|piece| (piece.chunk, piece.index))
 }
 
-/// A piece comes and is written; the verdict where its chunk was complete.
-fn deliver(board: &mut PiecePicker, piece: Piece, asker: PieceRequester<'_>, right: bool) -> Option<ChunkResult> {
+/// Delivers and writes a piece; returns the result if its chunk was complete.
+fn deliver(
+    board: &mut PiecePicker,
+    piece: Piece,
+    asker: PieceRequester<'_>,
+    right: bool,
+) -> Option<ChunkResult> {
     assert!(board.accept(piece, asker));
     board.mark_written(piece).then(|| board.chunk_checked(piece.chunk, right))
 }
@@ -51,7 +57,9 @@ fn endgame_chunks_use_small_pieces() {
     assert!(board.is_whole());
     assert_eq!(sizes[0], [(PIECE_BYTES, 2)].into());
     assert!(
-        sizes[1..].iter().all(|sizes| *sizes == [(ENDGAME_PIECE_BYTES, 2 * PIECE_BYTES / ENDGAME_PIECE_BYTES)].into()),
+        sizes[1..]
+            .iter()
+            .all(|sizes| *sizes == [(ENDGAME_PIECE_BYTES, 2 * PIECE_BYTES / ENDGAME_PIECE_BYTES)].into()),
         "{sizes:?}"
     );
 }
@@ -113,7 +121,7 @@ fn corrupt_chunk_is_retried_from_one_peer_to_find_the_liar() {
     let second = board.next_piece(A).unwrap();
     deliver(&mut board, first, A, true);
     assert_eq!(deliver(&mut board, second, A, false), Some(ChunkResult::Corrupt("a".into())));
-    // The one who is asked alone goes away in the middle.
+    // The sole peer leaves in the middle.
     let first = board.next_piece(B).unwrap();
     deliver(&mut board, first, B, true);
     board.remove_peer("b");
@@ -125,23 +133,29 @@ fn incomplete_peer_is_queried_again() {
     let (start, mut board) = (Instant::now(), picker(2, &[]));
     assert!(board.should_query("a", start));
     board.mark_queried("a", start);
-    assert!(!board.should_query("a", start + STALE_AFTER / 2) && board.should_query("a", start + STALE_AFTER));
+    assert!(
+        !board.should_query("a", start + STALE_AFTER / 2) && board.should_query("a", start + STALE_AFTER)
+    );
     board.update_peer("a", vec![true], vec![true]);
-    assert_eq!((position(board.next_piece(A)), board.should_query("a", start + STALE_AFTER)), (Some((0, 0)), true));
+    assert_eq!(
+        (position(board.next_piece(A)), board.should_query("a", start + STALE_AFTER)),
+        (Some((0, 0)), true)
+    );
     board.update_peer("a", vec![true; 9], vec![true; 9]);
     assert!(!board.should_query("a", start + 9 * STALE_AFTER), "it has all there is");
 }
 
-/// A way that carries so many bytes a second, first come, first served.
+/// A path with this many bytes per second, first come, first served.
 struct SimulatedPath {
     rate: f64,
     free: f64,
 }
 
-/// Seconds that a model of `count` chunks takes over lines of these rates, three connections each.
+/// Seconds to download a model of `count` chunks over paths of these rates, three connections each.
 fn simulate(rates: &[f64], count: usize) -> f64 {
     let peers: Vec<String> = (0..rates.len()).map(|line| format!("line {line}")).collect();
-    let mut board = PiecePicker::new(vec![CHUNK_BYTES; count], &vec![false; count], (0..count as u64).collect());
+    let mut board =
+        PiecePicker::new(vec![CHUNK_BYTES; count], &vec![false; count], (0..count as u64).collect());
     for peer in &peers {
         board.mark_queried(peer, Instant::now());
         board.update_peer(peer, vec![true; count], vec![true; count]);

@@ -1,5 +1,5 @@
-//! Whose buckets are opened, and with what of a Secret. Nothing of the machine's own is looked for: without a key in
-//! the Secret requests go unsigned.
+//! Object store providers, and the Secret keys each uses. The machine's own credentials are never used:
+//! without a key in the Secret, requests are unsigned.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{Bucket, BucketPrefix};
 use crate::store::web::loopback;
 use crate::store::{Context, Credentials, StoreError};
 
-/// Who keeps a bucket.
+/// Provider of an object store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Provider {
     S3,
@@ -32,7 +32,7 @@ impl Provider {
         }
     }
 
-    /// What is read of a Secret: the names that the providers' own tools know as environment variables.
+    /// Secret keys that are read: the environment variable names of the providers' own tools.
     pub const fn keys(self) -> &'static [&'static str] {
         match self {
             Self::S3 => &[
@@ -52,12 +52,12 @@ impl Provider {
         }
     }
 
-    /// Whether another region may be tried: none was named and none was tried.
+    /// Whether to retry in another region: none was configured and none was tried.
     pub fn may_change_region(self, credentials: &Credentials, tried: Option<&str>) -> bool {
         self == Self::S3 && tried.is_none() && credentials.get("AWS_REGION").is_none()
     }
 
-    /// The bucket of `folder`.
+    /// A client for the bucket of `folder`.
     pub fn open(
         self,
         context: &Context,
@@ -66,16 +66,22 @@ impl Provider {
         region: Option<&str>,
     ) -> Result<Arc<dyn Bucket>, StoreError> {
         let bad = |problem: String| StoreError::BadUri { uri: folder.uri.to_owned(), problem };
-        // What these refuse is what the Secret says; they do not ask anybody yet.
+        // Errors here are about the Secret's values; no request is sent yet.
         let refused = |error: object_store::Error| {
-            bad(format!("it cannot be opened with what its Secret says: {}", super::http_client::error_text(&error)))
+            bad(format!(
+                "it cannot be opened with what its Secret says: {}",
+                super::http_client::error_text(&error)
+            ))
         };
         let endpoint = |key: &str| endpoint(credentials, key).map_err(bad);
         Ok(match self {
             Self::S3 => {
                 let endpoint = endpoint("AWS_ENDPOINT_URL")?;
-                // Requests to S3 are signed, which shows no key; and few such stores of a home have a certificate.
-                let door = ObjectHttpClient::new(context, endpoint.as_ref().is_some_and(|url| url.scheme() == "http"));
+                // Signed S3 requests reveal no key, and few home-hosted stores have a certificate.
+                let door = ObjectHttpClient::new(
+                    context,
+                    endpoint.as_ref().is_some_and(|url| url.scheme() == "http"),
+                );
                 let mut builder = AmazonS3Builder::new()
                     .with_bucket_name(folder.bucket)
                     .with_http_connector(door)
@@ -114,7 +120,8 @@ impl Provider {
                 builder = match credentials.get("GOOGLE_SERVICE_ACCOUNT") {
                     Some(key) => builder.with_service_account_key(key),
                     None => {
-                        // An empty one, because without any it looks for a file of the machine's owner.
+                        // Without this empty credential the client would look for a file of the machine's
+                        // owner.
                         let nobody = GcpCredential { bearer: String::new() };
                         let nobody = Arc::new(StaticCredentialProvider::new(nobody));
                         builder.with_credentials(nobody).with_skip_signature(true)
@@ -153,12 +160,12 @@ impl Provider {
     }
 }
 
-/// Tried once: what is tried again, when and for how long is the store's own to say, for all sources alike.
+/// No retries: the store's own backoff handles them, for all sources alike.
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, backoff: BackoffConfig::default(), ..RetryConfig::default() }
 }
 
-/// Where a Secret says the store is; in clear text only on this machine, but for S3.
+/// Endpoint from the Secret; plain HTTP only on this machine, except for S3.
 fn endpoint(credentials: &Credentials, key: &str) -> Result<Option<Url>, String> {
     let Some(text) = credentials.get(key) else { return Ok(None) };
     let url = Url::parse(text).ok().filter(|url| url.has_host() && url.query().is_none());

@@ -1,6 +1,6 @@
-//! The one HTTP client of the store, as `object_store` wants one. Refusals leave it as errors of their own, before
-//! anybody repeats them or puts a URL with a signature into words; redirects are not followed, because a signed request
-//! is meant for the host it names.
+//! HTTP client of the store in the form that `object_store` requires. HTTP errors leave it as errors of their
+//! own type, before they are retried or a message contains a signed URL. Redirects are not followed, because
+//! a signed request is meant for the host it names.
 
 use std::error::Error;
 use std::fmt;
@@ -18,31 +18,32 @@ use reqwest::{Method, StatusCode, Url};
 use crate::store::web::loopback;
 use crate::store::{Context, StoreError, web};
 
-/// Bytes of a refusal that are read for its code.
+/// Bytes of an error response that are read for its code.
 const MAX_ERROR_BYTES: usize = 16 << 10;
-/// Bytes of an answer that is no range of an object: a page of a listing has a thousand names of at most a kilobyte.
+/// Maximum size of a response other than an object's range: a page of a listing has a thousand names of at
+/// most 1 KB.
 const MAX_PAGE_BYTES: usize = 16 << 20;
 
 /// A client for one bucket.
 #[derive(Clone, Debug)]
 pub(super) struct ObjectHttpClient {
     client: reqwest::Client,
-    /// Whether its owner chose clear text.
+    /// Whether the user chose plain HTTP.
     allow_plain_http: bool,
 }
 
-/// What came instead of an answer.
+/// An HTTP error response.
 #[derive(Clone, Debug)]
 struct HttpStatusError {
     status: StatusCode,
     headers: HeaderMap,
-    /// What the store calls it, such as `NoSuchBucket`.
+    /// The store's error code, such as `NoSuchBucket`.
     code: Option<String>,
-    /// Whether it was a token that was refused, and not a request for bytes.
+    /// Whether a token request failed, not a request for bytes.
     token: bool,
 }
 
-/// Nobody was reached.
+/// No connection.
 #[derive(Debug)]
 struct ConnectError(String);
 
@@ -99,7 +100,10 @@ impl HttpService for ObjectHttpClient {
                 }
             }
             let (headers, code) = (answer.headers().clone(), code(&String::from_utf8_lossy(&text)));
-            return Err(HttpError::new(HttpErrorKind::Unknown, HttpStatusError { status, headers, code, token }));
+            return Err(HttpError::new(
+                HttpErrorKind::Unknown,
+                HttpStatusError { status, headers, code, token },
+            ));
         }
         let (parts, body) = http::Response::<reqwest::Body>::from(answer).into_parts();
         let broken = |detail: String| HttpError::new(HttpErrorKind::Interrupted, ConnectError(detail));
@@ -113,7 +117,7 @@ impl HttpService for ObjectHttpClient {
     }
 }
 
-/// `<Code>NoSuchBucket</Code>`, as all three write it.
+/// The code in `<Code>NoSuchBucket</Code>`, which all three providers use.
 fn code(text: &str) -> Option<String> {
     let (_, rest) = text.split_once("<Code>")?;
     let (code, _) = rest.split_once("</Code>")?;
@@ -132,7 +136,7 @@ fn find_source<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Opti
     None
 }
 
-/// The last cause, which alone says nothing of URLs and what they carry.
+/// The last cause, which alone contains no URL with its credentials.
 pub(super) fn error_text(error: &(dyn Error + 'static)) -> String {
     let mut last = error;
     while let Some(cause) = last.source() {
@@ -141,17 +145,17 @@ pub(super) fn error_text(error: &(dyn Error + 'static)) -> String {
     last.to_string()
 }
 
-/// The region that S3 says a bucket is in, where that is why it refused.
+/// The bucket's region according to S3, if that is why the request failed.
 pub(super) fn region(error: &object_store::Error) -> Option<String> {
     let refusal: &HttpStatusError = find_source(error)?;
     let wrong = matches!(refusal.status, StatusCode::MOVED_PERMANENTLY | StatusCode::BAD_REQUEST);
     let region = refusal.headers.get("x-amz-bucket-region").filter(|_| wrong)?.to_str().ok()?;
-    // It becomes part of a host's name.
+    // It becomes part of a host name.
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (!region.is_empty() && region.bytes().all(plain)).then(|| region.to_owned())
 }
 
-/// What went wrong with `what`.
+/// Converts an error about `what`.
 pub(super) fn store_error(what: &str, error: &object_store::Error) -> StoreError {
     let what = what.to_owned();
     if let Some(name) = find_source::<object_store::path::Error>(error) {
@@ -162,7 +166,7 @@ pub(super) fn store_error(what: &str, error: &object_store::Error) -> StoreError
         return StoreError::Unreachable { what, detail: error_text(error) };
     };
     let detail = refusal.to_string().trim_end().to_owned();
-    // All of these are said with a status that tells something else.
+    // Providers send these codes with statuses of another meaning.
     let forbidden = refusal.token && refusal.status.is_client_error()
         || matches!(
             refusal.code.as_deref(),

@@ -1,4 +1,4 @@
-//! Buckets on loopback that answer as S3 does, and misbehave.
+//! Misbehaving buckets on loopback with the API of S3.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,25 +13,25 @@ use russet_crds::conditions::Reason;
 use tokio::sync::watch;
 
 use super::*;
-use crate::store::{TransferProgress, Store};
+use crate::store::{Store, TransferProgress};
 
-/// A bucket, and what it does to those who ask.
+/// A bucket, and its misbehaviour.
 #[derive(Default)]
 struct BucketServer {
     objects: Mutex<BTreeMap<String, Vec<u8>>>,
-    /// What all are answered with.
+    /// Error response to all requests.
     refusal: Mutex<Option<(StatusCode, &'static str)>>,
     /// Bytes after which transfers of `model.safetensors` break off, once.
     cut: Mutex<Option<usize>>,
-    /// Whether that file is replaced when it was cut.
+    /// Whether that file is replaced after the interruption.
     replaced: AtomicBool,
-    /// Bytes the listing adds to each size.
+    /// Bytes that the listing adds to each size.
     lie: Mutex<u64>,
-    /// Spaces that its listings begin with.
+    /// Leading spaces of its listings.
     padding: usize,
-    /// The region it is in, if it minds.
+    /// Its region, if it checks that.
     region: Option<&'static str>,
-    /// `Authorization` and `Range` of all requests.
+    /// `Authorization` and `Range` headers of all requests.
     requests: Mutex<Vec<(Option<String>, Option<String>)>>,
 }
 
@@ -90,7 +90,7 @@ fn listing(served: &BucketServer, query: &str) -> String {
         )
         .unwrap();
         last.clone_from(key);
-        // What lies below is told by the name of its folder.
+        // Deeper objects appear as a common prefix.
         if let Some((folder, _)) = key[query["prefix"].len()..].split_once('/') {
             text.truncate(before);
             let prefix = &query["prefix"];
@@ -247,7 +247,7 @@ async fn requests_without_credentials_are_unsigned() {
         let secret = [(key, endpoint), ("AZURE_STORAGE_ACCOUNT_NAME", "somebody")];
         let credentials = Credentials::new(secret.map(|(key, value)| (key.to_owned(), value.into())));
         let wanted = SourceSpec { uri: uri.into(), credentials, ..SourceSpec::default() };
-        // They speak otherwise than this bucket does; what matters is what they show it.
+        // Their protocols differ from this bucket's; the test checks the credentials they send.
         open.store.headers(&wanted).await.unwrap_err();
     }
     let asked = open.served.requests.lock().unwrap();
@@ -301,7 +301,8 @@ async fn wrong_object_sizes_and_folders_without_model_are_refused() {
 #[tokio::test]
 async fn a_listing_without_end_is_not_read_to_its_end() {
     open(BucketServer { padding: 1 << 20, ..bucket(10) }, SIGNED).await.fetch().await.unwrap();
-    let error = open(BucketServer { padding: 17 << 20, ..bucket(10) }, SIGNED).await.fetch().await.unwrap_err();
+    let error =
+        open(BucketServer { padding: 17 << 20, ..bucket(10) }, SIGNED).await.fetch().await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceUnreachable, "{error}");
     assert!(error.chain().contains("16777216 bytes"), "{error}");
 }
@@ -370,7 +371,11 @@ fn only_plain_names_are_buckets_and_folders() {
         ("s3://models:80/a", None),
         ("s3://..s/a", None),
     ] {
-        assert_eq!(BucketPrefix::parse(uri).ok().map(|folder| folder.path.to_string()).as_deref(), wanted, "{uri}");
+        assert_eq!(
+            BucketPrefix::parse(uri).ok().map(|folder| folder.path.to_string()).as_deref(),
+            wanted,
+            "{uri}"
+        );
     }
 }
 

@@ -1,5 +1,5 @@
-//! How a registry is answered that asks who is there: it names a realm, that one gives a token for its login, and the
-//! token is shown until the registry asks again. The login is shown to the realm over TLS alone.
+//! Authentication to a registry: the registry's challenge names a realm, the realm exchanges the login for a
+//! token, and the token is sent until the next challenge. The login is sent to the realm over TLS only.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,22 +13,22 @@ use serde::Deserialize;
 use crate::store::web::{self, loopback, secret};
 use crate::store::{Credentials, StoreError};
 
-/// What is read of a Secret: a login, or what `kubectl create secret docker-registry` writes.
+/// Secret keys that are read: a login, or the format of `kubectl create secret docker-registry`.
 pub(super) const KEYS: &[&str] = &["username", "password", DOCKER];
 const DOCKER: &str = ".dockerconfigjson";
-/// Tokens are some kilobytes.
+/// Maximum size of a token response; tokens have some kilobytes.
 const MAX_TOKEN_BYTES: usize = 1 << 20;
 
-/// What one registry is shown.
+/// Credentials of one registry.
 pub(in crate::store) struct Registry {
-    /// Name and password, as `Basic` wants them.
+    /// User name and password, as a `Basic` header.
     login: Option<HeaderValue>,
-    /// All that is asked for: reading this artifact.
+    /// Requested scope: pulling this artifact.
     scope: String,
     authorization: Mutex<Option<HeaderValue>>,
 }
 
-/// What a registry asks for: a scheme and its parameters.
+/// A challenge of a registry: a scheme and its parameters.
 #[derive(Debug, PartialEq)]
 struct Challenge {
     scheme: String,
@@ -42,7 +42,7 @@ struct TokenResponse {
 }
 
 impl Registry {
-    /// Of the artifact `name` at `host`, with what the Secret says of that host.
+    /// Credentials for the artifact `name` at `host`, from the Secret's entry for that host.
     pub(super) fn new(
         uri: &str,
         credentials: &Credentials,
@@ -64,15 +64,22 @@ impl Registry {
         Ok(Self { login, scope: format!("repository:{name}:pull"), authorization: Mutex::default() })
     }
 
-    /// What the registry is shown now.
+    /// The current Authorization header.
     pub fn authorization(&self) -> Option<HeaderValue> {
         self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Answers the registry at `home`, which refused with these headers; false where there is nothing to answer with.
-    pub async fn answer_challenge(&self, client: &Client, home: &Url, headers: &HeaderMap) -> Result<bool, StoreError> {
-        let asked =
-            headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| Challenge::parse(value.to_str().ok()?));
+    /// Answers a challenge of the registry at `home`; false without a usable answer.
+    pub async fn answer_challenge(
+        &self,
+        client: &Client,
+        home: &Url,
+        headers: &HeaderMap,
+    ) -> Result<bool, StoreError> {
+        let asked = headers
+            .get_all(WWW_AUTHENTICATE)
+            .iter()
+            .filter_map(|value| Challenge::parse(value.to_str().ok()?));
         let asked: Vec<Challenge> = asked.collect();
         let find =
             |scheme: &str| asked.iter().find(|challenge| challenge.scheme.eq_ignore_ascii_case(scheme));
@@ -120,7 +127,7 @@ impl Registry {
     }
 }
 
-/// The login for `host` in a configuration of Docker's.
+/// The login for `host` in a Docker configuration.
 fn docker_login(config: &str, host: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct DockerConfig {
@@ -145,7 +152,7 @@ fn docker_login(config: &str, host: &str) -> Option<String> {
 }
 
 impl Challenge {
-    /// `Bearer realm="https://…",service="…"`, as far as it can be read.
+    /// Parses `Bearer realm="https://…",service="…"`, as far as possible.
     fn parse(text: &str) -> Option<Self> {
         let (scheme, mut rest) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
         let mut parameters = BTreeMap::new();
@@ -158,7 +165,7 @@ impl Challenge {
     }
 }
 
-/// A value, quoted or not, and what follows it; `None` where a quote never ends.
+/// A value, quoted or not, and the rest; `None` for an unterminated quote.
 fn value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find(',').unwrap_or(text.len());

@@ -1,4 +1,4 @@
-//! A registry on loopback that asks who is there, sends elsewhere for bytes, and lies.
+//! A registry on loopback that requires authentication, redirects for blobs, and misbehaves.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use russet_crds::conditions::Reason;
 use tokio::sync::watch;
 
 use super::*;
-use crate::store::{Credentials, TransferProgress, Store};
+use crate::store::{Credentials, Store, TransferProgress};
 
 const LOGIN: &str = "Basic bWU6c2VjcmV0";
 
@@ -20,12 +20,12 @@ const LOGIN: &str = "Basic bWU6c2VjcmV0";
 struct RegistryServer {
     manifest: Mutex<Vec<u8>>,
     blobs: Mutex<BTreeMap<String, Vec<u8>>>,
-    /// Whether a token is asked for, which is good for that many requests.
+    /// Whether a token is required, which is valid for that many requests.
     private: Option<u64>,
     left: AtomicU64,
-    /// What the realm was shown, and asked for.
+    /// Logins and scopes that the realm received.
     logins: Mutex<Vec<(Option<String>, String)>>,
-    /// Whether the host of the bytes was shown anything.
+    /// How often the blob host received credentials.
     leaked: AtomicU64,
     realm: Mutex<String>,
     elsewhere: Mutex<String>,
@@ -36,7 +36,7 @@ fn answer(status: StatusCode, body: impl Into<Body>) -> Response {
 }
 
 impl RegistryServer {
-    /// Whether a request is to be refused, and how.
+    /// The error response to a request, if it is to fail.
     fn refuses(&self, headers: &HeaderMap) -> Option<Response> {
         let good = self.private?;
         let shown = headers.get("authorization").map(|value| value.to_str().unwrap());
@@ -63,7 +63,11 @@ async fn manifest(State(served): State<Arc<RegistryServer>>, headers: HeaderMap)
         .unwrap_or_else(|| answer(StatusCode::OK, served.manifest.lock().unwrap().clone()))
 }
 
-async fn blob(State(served): State<Arc<RegistryServer>>, Path(digest): Path<String>, headers: HeaderMap) -> Response {
+async fn blob(
+    State(served): State<Arc<RegistryServer>>,
+    Path(digest): Path<String>,
+    headers: HeaderMap,
+) -> Response {
     served.refuses(&headers).unwrap_or_else(|| {
         let there = format!("{}/bytes/{digest}", served.elsewhere.lock().unwrap());
         Response::builder().status(307).header("location", there).body(Body::empty()).unwrap()
@@ -92,7 +96,7 @@ async fn token(State(served): State<Arc<RegistryServer>>, request: axum::extract
     }
 }
 
-/// The digest of a layer that is put into the registry.
+/// Puts a layer into the registry; returns its digest.
 fn put(served: &RegistryServer, title: &str, content: &[u8]) -> serde_json::Value {
     let digest = format!("sha256:{}", hex::encode(Sha256::digest(content)));
     served.blobs.lock().unwrap().insert(digest.clone(), content.to_vec());
@@ -121,7 +125,7 @@ impl RegistryServer {
         *self.manifest.lock().unwrap() = manifest.to_string().into_bytes();
     }
 
-    /// A tiny model, with what else people push.
+    /// A tiny model, with other layers that users push.
     fn with_model(self) -> Self {
         let layers = [
             put(&self, "config.json", config()),
@@ -151,7 +155,7 @@ async fn open(served: RegistryServer) -> RegistryFixture {
         .route("/bytes/{digest}", get(bytes))
         .route("/token", get(token))
         .with_state(served.clone());
-    // Three listeners are three origins: the registry, its realm, and where the bytes are.
+    // Three listeners are three origins: the registry, its realm, and the blob host.
     let mut hosts = Vec::new();
     for _ in 0..3 {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -194,10 +198,11 @@ async fn files_are_the_titled_layers_and_the_manifest_is_the_commit() {
     let digest = format!("sha256:{}", hex::encode(Sha256::digest(&*open.served.manifest.lock().unwrap())));
     assert_eq!(published.manifest.commit.as_ref(), Some(&digest));
 
-    // Whoever pins it gets nothing else under the same name.
+    // A pin to the digest gets nothing else under the same tag.
     let pinned = SourceSpec { pinned: true, revision: Some(digest.clone()), ..open.wanted(&[]) };
     assert!(open.store.published(&pinned).is_some());
-    let by_digest = SourceSpec { uri: format!("oci://{}/acme/tiny@{digest}", open.host), ..SourceSpec::default() };
+    let by_digest =
+        SourceSpec { uri: format!("oci://{}/acme/tiny@{digest}", open.host), ..SourceSpec::default() };
     open.store.headers(&by_digest).await.unwrap();
     open.served.publish(&[put(&open.served, "config.json", config())]);
     for wanted in [pinned, by_digest] {
@@ -207,7 +212,7 @@ async fn files_are_the_titled_layers_and_the_manifest_is_the_commit() {
 
 #[tokio::test]
 async fn registry_credentials_go_only_to_their_realm_and_registry() {
-    // A token for two requests: it is asked for again in the middle.
+    // A token for two requests: it must be renewed in the middle.
     let open = open(RegistryServer { private: Some(2), ..RegistryServer::default().with_model() }).await;
     let error = open.store.headers(&open.wanted(&[])).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceForbidden, "{error}");
@@ -228,7 +233,7 @@ async fn registry_credentials_go_only_to_their_realm_and_registry() {
 async fn realm_without_tls_receives_no_credentials() {
     for realm in ["http://192.0.2.1/token", "ftp://127.0.0.1/token", "nowhere", ""] {
         let served = RegistryServer { private: Some(9), ..RegistryServer::default().with_model() };
-        // An empty one would be filled in.
+        // An empty realm would be filled in.
         realm.clone_into(&mut served.realm.lock().unwrap());
         if realm.is_empty() {
             " ".clone_into(&mut served.realm.lock().unwrap());

@@ -1,4 +1,4 @@
-//! A broker that runs: the small one, or a mosquitto. It can go, and comes back at the same ports.
+//! A running broker: the small one, or a mosquitto. It can stop, and returns at the same ports.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use super::observer::TIMEOUT;
 use super::small_broker::SmallBroker;
 
-/// The variable that names a mosquitto.
+/// Variable with the path of a mosquitto.
 const PROGRAM: &str = "RUSSET_MOSQUITTO";
 const PASSWORD: &str = "not to be shown";
 
@@ -25,7 +25,7 @@ pub enum BrokerKind {
     Mosquitto(PathBuf),
 }
 
-/// The program, or that there is none.
+/// Path of the mosquitto; prints a message if there is none.
 pub fn mosquitto() -> Option<PathBuf> {
     let program = std::env::var_os(PROGRAM).map(PathBuf::from);
     if program.is_none() {
@@ -37,11 +37,11 @@ pub fn mosquitto() -> Option<PathBuf> {
 
 pub struct RunningBroker {
     kind: BrokerKind,
-    /// As an agent is told of it.
+    /// Its URL for agents.
     pub url: String,
     pub password: Option<PathBuf>,
     pub authority: Option<PathBuf>,
-    /// Port for everybody.
+    /// Plain-text port, open to all clients.
     pub plain: u16,
     encrypted: Option<u16>,
     folder: TempDir,
@@ -49,7 +49,7 @@ pub struct RunningBroker {
     observers: AtomicU32,
 }
 
-/// Ends the broker when it is dropped.
+/// Stops the broker when dropped.
 enum BrokerProcess {
     Small(#[allow(dead_code, reason = "it is there to be dropped")] SmallBroker),
     Mosquitto(Child),
@@ -83,7 +83,7 @@ impl RunningBroker {
         running
     }
 
-    /// Agents reach it over TLS and with a password, whoever observes it does not.
+    /// Agents use TLS and a password, observers do not.
     pub async fn start_encrypted(kind: BrokerKind) -> Self {
         let mut running = Self::start(kind).await;
         running.stop().await;
@@ -107,12 +107,12 @@ impl RunningBroker {
         running
     }
 
-    /// A number for whoever observes.
+    /// A unique number for an observer.
     pub fn observers(&self) -> u32 {
         self.observers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Its connections end with it.
+    /// Stops the broker and closes its connections.
     pub async fn stop(&mut self) {
         self.process = None;
         self.wait_listening("its port is closed", false).await;

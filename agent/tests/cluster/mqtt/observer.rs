@@ -1,4 +1,4 @@
-//! Somebody who subscribes to everything, as Home Assistant does to what it knows.
+//! A client that subscribes to all topics, as Home Assistant does to those it knows.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rumqttc::{AsyncClient, Event, EventLoop, MqttOptions, Packet, QoS};
 
 use super::broker::RunningBroker;
 
-/// Generous: two cores may be building something else.
+/// Generous: two cores may be busy with a build.
 pub const TIMEOUT: Duration = Duration::from_secs(90);
 
 pub struct Observer {
@@ -24,7 +24,7 @@ impl Observer {
         let (client, events) = AsyncClient::new(options, 10);
         client.subscribe("#", QoS::AtLeastOnce).await.unwrap();
         let mut observer = Self { _client: client, events, last_payloads: BTreeMap::new() };
-        // From its acknowledgement on nothing is missed.
+        // From the SUBACK on nothing is missed.
         let subscribed = async { while !matches!(observer.next().await, Packet::SubAck(_)) {} };
         tokio::time::timeout(TIMEOUT, subscribed).await.unwrap();
         observer
@@ -42,17 +42,17 @@ impl Observer {
         }
     }
 
-    /// What was said last.
+    /// The last payload of a topic.
     pub fn last(&self, topic: &str) -> Option<&str> {
         self.last_payloads.get(topic).map(String::as_str)
     }
 
-    /// As if nothing had been said yet.
+    /// Clears the last payload of a topic.
     pub fn forget(&mut self, topic: &str) {
         self.last_payloads.remove(topic);
     }
 
-    /// Waits until this is what was said last.
+    /// Waits until this is the last payload.
     pub async fn wait_for(&mut self, topic: &str, payload: &str) {
         let waiting = async {
             while self.last(topic) != Some(payload) {
@@ -64,7 +64,7 @@ impl Observer {
         }
     }
 
-    /// Waits until something was said, and returns it.
+    /// Waits until there is a payload, and returns it.
     pub async fn wait_known(&mut self, topic: &str) -> String {
         let waiting = async {
             while self.last(topic).is_none() {

@@ -1,5 +1,5 @@
-//! A small broker of MQTT 3.1.1: retained messages, last wills, the keep-alive, one connection a client. It delivers
-//! at most once, knows no filters but `#`, and keeps nothing when it ends.
+//! A small MQTT 3.1.1 broker: retained messages, last wills, keep-alive, one connection per client id. It
+//! delivers at most once, supports no filters but `#`, and persists nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::codec::Framed;
 use tokio_util::sync::CancellationToken;
 
-/// Ends with this, and all its connections.
+/// Aborts the broker and all its connections when dropped.
 pub struct SmallBroker {
     _tasks: JoinSet<()>,
 }
@@ -28,12 +28,12 @@ struct SharedBroker(Arc<Mutex<BrokerState>>);
 #[derive(Default)]
 struct BrokerState {
     retained: BTreeMap<String, Publish>,
-    /// By client: what ends its connection, and what it subscribed to.
+    /// By client id: its connection's token, its sender, and its subscriptions.
     clients: BTreeMap<String, (CancellationToken, mpsc::UnboundedSender<Packet>, Vec<String>)>,
 }
 
 impl SmallBroker {
-    /// Serves everybody at the first, and those who know the password over TLS at the second.
+    /// Serves all clients at the first listener, and those with the password over TLS at the second.
     pub fn start(plain: TcpListener, encrypted: Option<(TcpListener, TlsAcceptor, String)>) -> Self {
         let (state, mut tasks) = (SharedBroker::default(), JoinSet::new());
         let shared = state.clone();

@@ -1,6 +1,6 @@
-//! Comparing two values field by field.
+//! Compares two values field by field.
 //!
-//! Not here: what a difference means to managers.
+//! Not here: the effect of a difference on managers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ pub fn compare(shape: Shape<'_>, old: &Value, new: &Value) -> Comparison {
     comparison
 }
 
-/// The elements of a list; none of anything else.
+/// The elements of a list; empty for other values.
 pub fn elements(value: Option<&Value>) -> &[Value] {
     value.and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
@@ -40,7 +40,7 @@ impl Comparison {
             (_, None) => self.visit(before, old, new, path),
             (None, _) => self.visit(after, old, new, path),
             _ if before.is_like(&after) => self.visit(after, old, new, path),
-            // The value became another kind of thing: it loses its old fields and gains the new ones.
+            // The value has changed its type: it loses its old fields and gains the new ones.
             _ => {
                 self.visit(before, old, new, path);
                 self.visit(after, old, new, path)
@@ -53,7 +53,7 @@ impl Comparison {
         }
     }
 
-    /// Compares as `atom`; whether it is one field.
+    /// Compares values as `atom`; returns whether it is one field.
     fn visit(&mut self, atom: Atom<'_>, old: Option<&Value>, new: Option<&Value>, path: &mut Path) -> bool {
         match atom {
             Atom::Scalar => self.leaf(old, new, path),
@@ -122,7 +122,7 @@ impl Comparison {
         for (element, (before, after)) in pairs {
             path.push(element);
             match (before.as_slice(), after.as_slice()) {
-                // Elements that share a key are one field together.
+                // Elements with a duplicate key are one field together.
                 ([_, _, ..], [_, _, ..]) => {
                     if before.len() != after.len() || !before.iter().zip(&after).all(|(a, b)| same(a, b)) {
                         self.modified.insert(path);

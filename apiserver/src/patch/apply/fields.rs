@@ -1,4 +1,5 @@
-//! From values to sets of fields and back: which fields a value has, which of them a set removes.
+//! Conversion between values and sets of fields: the fields of a value, and a value without the fields of a
+//! set.
 //!
 //! Not here: comparing and merging two values.
 
@@ -10,7 +11,7 @@ use super::path::{Element, Path, display};
 use super::set::FieldSet;
 use super::shape::{Atom, Shape};
 
-/// Every field of `value`: leaves, elements of lists, and entries of maps whose names the schema does not list.
+/// All fields of `value`: leaves, elements of lists, and entries of maps that the schema does not name.
 pub fn from_value(shape: Shape<'_>, value: &Value) -> FieldSet {
     let mut set = FieldSet::default();
     collect(shape, value, &mut Vec::new(), &mut set);
@@ -39,7 +40,7 @@ fn collect(shape: Shape<'_>, value: &Value, path: &mut Path, set: &mut FieldSet)
             }
             for (item, element) in items.iter().zip(elements) {
                 let Some(element) = element else { continue };
-                // What shares a key cannot be told apart, so it is owned together.
+                // Elements with a duplicate key cannot be distinguished, so they are owned together.
                 let unique = counts.get(&element) == Some(&1);
                 path.push(element);
                 if unique {
@@ -51,12 +52,13 @@ fn collect(shape: Shape<'_>, value: &Value, path: &mut Path, set: &mut FieldSet)
         }
         (Atom::Map(fields), Value::Null) if !fields.is_atomic() => {}
         (Atom::List(list), Value::Null) if !list.is_atomic() => {}
-        // A scalar, a container owned whole, or a value that is not what its schema says.
+        // A scalar, an atomic container, or a value that does not match its schema.
         _ => set.insert(path),
     }
 }
 
-/// What keeps `value` from having the shape: undeclared fields, wrong types, elements without or with equal keys.
+/// Violations of the shape in `value`: undeclared fields, wrong types, elements with missing or duplicate
+/// keys.
 pub fn problems(shape: Shape<'_>, value: &Value) -> Vec<String> {
     let mut found = Vec::new();
     examine(shape, value, &mut Vec::new(), &mut found);
@@ -125,7 +127,8 @@ fn examine(shape: Shape<'_>, value: &Value, path: &mut Path, found: &mut Vec<Str
     }
 }
 
-/// `value` without the fields of `set`; a container that loses all it has becomes null, which [`settle`] makes good.
+/// `value` without the fields of `set`. A container that loses all its content becomes null, which [`settle`]
+/// fixes.
 pub fn remove(shape: Shape<'_>, value: &Value, set: &FieldSet) -> Value {
     match (shape.atom(Some(value)), value) {
         (Atom::Map(fields), Value::Object(map)) if !fields.is_atomic() => {
@@ -158,14 +161,15 @@ pub fn remove(shape: Shape<'_>, value: &Value, set: &FieldSet) -> Value {
             if left.is_empty() { Value::Null } else { Value::Array(left) }
         }
         (Atom::Scalar, _) => value.clone(),
-        // Fields below a container that is owned whole mean the container.
+        // Fields below an atomic container stand for the container.
         _ => Value::Null,
     }
 }
 
-/// Turns the nulls that [`remove`] left into empty containers where somebody owns one, and drops the others.
+/// Replaces the nulls that [`remove`] left with empty containers where a manager owns one, and drops the
+/// others.
 ///
-/// `before` is what was removed from; nulls that it held already stay.
+/// `before` is the value before the removal; nulls that it already contained stay.
 pub fn settle(shape: Shape<'_>, value: &mut Value, before: &Value, owned: &FieldSet) {
     let nothing = FieldSet::default();
     match (value, before) {
@@ -196,7 +200,7 @@ pub fn settle(shape: Shape<'_>, value: &mut Value, before: &Value, owned: &Field
     }
 }
 
-/// The set with the named fields on the way to its members as members too.
+/// The set, plus the schema-named fields on the paths to its members.
 pub fn with_named_parents(shape: Shape<'_>, set: &FieldSet) -> FieldSet {
     let mut whole = FieldSet { members: set.members.clone(), children: BTreeMap::new() };
     for (element, child) in &set.children {
@@ -209,7 +213,7 @@ pub fn with_named_parents(shape: Shape<'_>, set: &FieldSet) -> FieldSet {
     whole
 }
 
-/// The set as the schema of today divides fields: what lies below a container now owned whole becomes the container.
+/// The set for the current schema: fields below a container that is now atomic are replaced by the container.
 pub fn reconciled(shape: Shape<'_>, set: &FieldSet) -> FieldSet {
     let mut today = FieldSet { members: set.members.clone(), children: BTreeMap::new() };
     for (element, child) in &set.children {

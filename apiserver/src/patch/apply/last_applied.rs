@@ -1,4 +1,5 @@
-//! The annotation of client-side apply: how `kubectl apply --server-side` takes over what `kubectl apply` wrote.
+//! The last-applied annotation of client-side apply: lets `kubectl apply --server-side` take over fields that
+//! `kubectl apply` wrote.
 //!
 //! Not here: client-side apply itself; kubectl computes its patches.
 
@@ -9,19 +10,19 @@ use super::fields;
 use super::set::FieldSet;
 use super::shape::Shape;
 
-/// The one manager that this concerns.
+/// The only manager with this behaviour.
 pub const MANAGER: &str = "kubectl";
 
 const ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Kubernetes' limit for all annotations of an object.
+/// Kubernetes' limit on all annotations of an object, in bytes.
 const MAX_ANNOTATION_BYTES: usize = 256 * 1024;
 
 fn annotation(object: &Value) -> Option<&str> {
     object["metadata"]["annotations"][ANNOTATION].as_str().filter(|text| !text.is_empty())
 }
 
-/// The fields that client-side apply wrote and nobody changed since.
+/// The fields that client-side apply wrote and that no other manager has changed since.
 pub fn owned(shape: Shape<'_>, live: &Value, api_version: &str) -> FieldSet {
     let last = annotation(live).and_then(|text| serde_json::from_str::<Value>(text).ok());
     let Some(last) = last.filter(|last| last["apiVersion"] == api_version) else {
@@ -34,7 +35,7 @@ pub fn owned(shape: Shape<'_>, live: &Value, api_version: &str) -> FieldSet {
         .difference(&comparison.removed)
 }
 
-/// Brings the annotation, where there is one, up to date with a configuration applied on the server.
+/// Updates the annotation, if there is one, with a configuration applied on the server.
 pub fn refresh(object: &mut Value, config: &Value) {
     if annotation(object).is_none() {
         return;

@@ -1,6 +1,6 @@
-//! `metadata.managedFields`: the managers of an object, read from and written to its wire form.
+//! `metadata.managedFields`: the managers of an object, decoded from and encoded to its wire form.
 //!
-//! Not here: changing what they own.
+//! Not here: changes of ownership.
 
 use std::collections::BTreeMap;
 
@@ -8,36 +8,36 @@ use serde_json::{Value, json};
 
 use super::set::FieldSet;
 
-/// What tells managers apart. One manager has one entry for all it applied, and one per version for what it updated.
+/// Identity of a manager. It has one entry for all its applies, and one per version for its updates.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ManagerId {
-    /// The name it gave.
+    /// The name.
     pub name: String,
-    /// How it writes.
+    /// The operation.
     pub operation: Operation,
-    /// Of the object it wrote; empty for appliers, which move from version to version.
+    /// The version of the written object; empty for appliers, whose entries move from version to version.
     pub api_version: String,
-    /// Where it wrote; empty for the object itself.
+    /// The written subresource; empty for the object itself.
     pub subresource: String,
 }
 
-/// How a manager writes.
+/// The operation of a manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
-    /// Declaratively.
+    /// Server-side apply.
     Apply,
-    /// In any other way.
+    /// Any other write.
     Update,
 }
 
-/// What a manager owns.
+/// The fields that a manager owns.
 #[derive(Debug, Clone)]
 pub struct Owned {
     /// The fields.
     pub set: FieldSet,
     /// The version they were written at.
     pub api_version: String,
-    /// When, in RFC 3339.
+    /// The time of the last change, in RFC 3339.
     pub time: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl ManagerId {
         }
     }
 
-    /// How conflicts name it: `"m" with subresource "status" using v1`.
+    /// Its description in conflicts: `"m" with subresource "status" using v1`.
     pub fn describe(&self) -> String {
         let ManagerId { name, operation, api_version, subresource } = self;
         let mut text = format!("{name:?}");
@@ -83,7 +83,7 @@ fn name_or_unknown(name: &str) -> String {
     if name.is_empty() { "unknown".into() } else { name.to_owned() }
 }
 
-/// Reads the wire form; null and absent are no managers.
+/// Decodes the wire form; null and absent mean no managers.
 pub fn decode(entries: &Value) -> Result<Managers, String> {
     let mut managers = Managers::new();
     for (index, entry) in entries.as_array().into_iter().flatten().enumerate() {
@@ -118,7 +118,7 @@ pub fn decode(entries: &Value) -> Result<Managers, String> {
     Ok(managers)
 }
 
-/// The wire form: appliers first, then by time and name; null for no managers.
+/// Encodes the wire form: appliers first, then by time and name; null for no managers.
 pub fn encode(managers: &Managers) -> Value {
     let mut sorted: Vec<(&ManagerId, &Owned)> = managers.iter().collect();
     sorted.sort_by_key(|(id, owned)| {
@@ -148,10 +148,11 @@ pub fn encode(managers: &Managers) -> Value {
         .collect()
 }
 
-/// More entries of updaters than this would make every object carry the history of its clients.
+/// Maximum entries of updaters: with more, every object would carry the history of its clients.
 const MAX_UPDATERS: usize = 10;
 
-/// Merges the oldest updaters of each version into one entry `ancient-changes` until few enough are left.
+/// Merges the oldest updaters of each version into one entry `ancient-changes` until at most the maximum is
+/// left.
 pub fn cap_updaters(managers: &mut Managers) {
     let mut updaters: Vec<ManagerId> =
         managers.keys().filter(|id| id.operation == Operation::Update).cloned().collect();

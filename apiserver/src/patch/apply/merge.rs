@@ -1,6 +1,7 @@
-//! Merging a configuration into a live value: maps and keyed lists unite, everything else is replaced.
+//! Merges an applied configuration into a live value: maps and keyed lists are merged, everything else is
+//! replaced.
 //!
-//! Not here: removing what the configuration no longer mentions.
+//! Not here: removal of fields that the configuration no longer contains.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,7 +11,7 @@ use super::compare::elements;
 use super::path::Element;
 use super::shape::{Atom, Fields, List, Shape};
 
-/// `live` with everything that `config` says.
+/// `live` with everything in `config`.
 pub fn merge(shape: Shape<'_>, live: Option<&Value>, config: Option<&Value>) -> Option<Value> {
     let atom = if config.is_none() { shape.atom(live) } else { shape.atom(config) };
     let whole = || config.or(live).cloned();
@@ -55,13 +56,14 @@ fn keyed<'a>(list: List<'_>, items: &'a [Value]) -> Vec<(Element, &'a Value)> {
     items.iter().filter_map(|item| Some((list.element(item).ok()?, item))).collect()
 }
 
-/// Elements in the order of the configuration, each followed by the live-only elements that followed it before.
+/// Elements in the order of the configuration, each followed by the live-only elements that followed it
+/// before.
 fn merge_items(list: List<'_>, live: &[Value], config: &[Value]) -> Vec<Value> {
     let (live, config) = (keyed(list, live), keyed(list, config));
     let wanted: BTreeMap<&Element, &Value> = config.iter().map(|(element, item)| (element, *item)).collect();
     let mut known: BTreeMap<&Element, Option<&Value>> = BTreeMap::new();
     for (element, item) in &live {
-        // Live elements that share a key do not merge with a configured one; it replaces them.
+        // Live elements with a duplicate key are not merged with a configured one; it replaces them.
         known.entry(element).and_modify(|item| *item = None).or_insert(Some(item));
     }
     let mut shared: VecDeque<&Element> =
@@ -84,7 +86,7 @@ fn merge_items(list: List<'_>, live: &[Value], config: &[Value]) -> Vec<Value> {
                 right.next();
                 continue;
             }
-            // A shared element whose turn comes later, in the configuration's order.
+            // A shared element that comes later in the configuration's order.
             (Some((ours, _)), Some(_))
                 if wanted.contains_key(ours) && shared.front().is_some_and(|next| *next != ours) =>
             {

@@ -1,4 +1,4 @@
-//! Paths to fields: elements, their order, and how fieldsV1 and conflict messages spell them.
+//! Field paths: their elements, the order of elements, and their form in fieldsV1 and in conflict messages.
 //!
 //! Not here: sets of paths.
 
@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-/// One step from a container to what it holds. The order of variants is the order of fieldsV1.
+/// One step from a container to its content. The order of variants is the order of fieldsV1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Element {
     /// `f:`, a field of a map.
@@ -20,7 +20,7 @@ pub enum Element {
     Index(i64),
 }
 
-/// A JSON value with a total order, in which `1` and `1.0` are one number.
+/// A JSON value with a total order, in which `1` and `1.0` are equal.
 #[derive(Debug, Clone)]
 pub struct Ordered(pub Value);
 
@@ -44,7 +44,7 @@ impl Ord for Ordered {
     }
 }
 
-/// Numbers, strings, booleans, lists, maps, null; each kind by its content.
+/// Numbers, strings, booleans, lists, maps, null; within a type by content.
 fn order(a: &Value, b: &Value) -> Ordering {
     let rank = |value: &Value| match value {
         Value::Number(_) => 0,
@@ -100,7 +100,7 @@ impl Element {
         }
     }
 
-    /// Reads a fieldsV1 key; `Ok(None)` for a kind of element that we do not know.
+    /// Decodes a fieldsV1 key; `Ok(None)` for an unknown kind of element.
     pub fn decode(source: &str) -> Result<Option<Element>, String> {
         let Some((kind, rest)) = source.split_once(':') else {
             return Err(format!("missing colon: {source}"));
@@ -126,7 +126,7 @@ impl Element {
     }
 }
 
-/// JSON as Go's encoder writes it, which escapes what could end an HTML script.
+/// JSON as Go's encoder writes it, which escapes characters that could end an HTML script.
 fn json(value: &Value) -> String {
     value
         .to_string()

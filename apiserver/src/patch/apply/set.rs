@@ -1,6 +1,6 @@
-//! Sets of fields: what a manager owns, as a trie, and its fieldsV1 form.
+//! Sets of fields that managers own, as a trie, and their fieldsV1 form.
 //!
-//! Not here: which fields a value has; that takes a schema.
+//! Not here: the fields of a value; that requires a schema.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,12 +8,12 @@ use serde_json::{Map, Value};
 
 use super::path::{Element, Path};
 
-/// A set of paths. A member is owned itself; children are owned below.
+/// A set of paths. A member is owned itself; children hold the owned paths below an element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSet {
     /// The paths that end here.
     pub members: BTreeSet<Element>,
-    /// The paths that go on; never empty sets.
+    /// The paths that continue; never empty sets.
     pub children: BTreeMap<Element, FieldSet>,
 }
 
@@ -28,7 +28,7 @@ impl FieldSet {
         set
     }
 
-    /// Whether there is no path.
+    /// Whether it contains no path.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty() && self.children.values().all(FieldSet::is_empty)
     }
@@ -64,7 +64,7 @@ impl FieldSet {
         union
     }
 
-    /// The paths of this set that the other lacks.
+    /// The paths of this set that are not in the other.
     pub fn difference(&self, other: &FieldSet) -> FieldSet {
         self.combine(other, |mine, theirs| mine && !theirs, FieldSet::difference, true)
     }
@@ -102,7 +102,7 @@ impl FieldSet {
         FieldSet { members, children }
     }
 
-    /// All paths: at each level those that end first, then those that go on.
+    /// All paths: at each level the ones that end there first, then the ones that continue.
     pub fn paths(&self) -> Vec<Path> {
         let mut paths = Vec::new();
         self.collect(&mut Vec::new(), &mut paths);
@@ -140,7 +140,7 @@ impl FieldSet {
         Value::Object(fields)
     }
 
-    /// Reads the fieldsV1 form.
+    /// Decodes the fieldsV1 form.
     pub fn decode(fields: &Value) -> Result<FieldSet, String> {
         let mut set = FieldSet::default();
         let fields = fields.as_object().ok_or_else(|| format!("fieldsV1 is no object: {fields}"))?;

@@ -1,22 +1,22 @@
-//! How a schema divides a value into fields: maps and lists that are owned piece by piece, and those owned whole.
+//! How a schema divides a value into fields: maps and lists that are owned field by field, and atomic ones.
 //!
-//! Not here: validation of values; a shape only needs to know where one field ends and the next begins.
+//! Not here: validation of values; a shape only defines the boundaries of fields.
 
 use serde_json::{Map, Value};
 
 use super::path::Element;
-use crate::schema::{Additional, SchemaType, ListKind, Schema};
+use crate::schema::{Additional, ListKind, Schema, SchemaType};
 
-/// What is known of a value before looking at it.
+/// Type information about a value.
 #[derive(Clone, Copy)]
 pub enum Shape<'a> {
     /// A schema describes it.
     Typed(&'a Schema),
-    /// Nothing: maps are owned by their fields, lists as a whole.
+    /// No schema: maps are owned by their fields, lists as a whole.
     Deduced,
 }
 
-/// What a value is to managers.
+/// The kind of a value for field management.
 #[derive(Clone, Copy)]
 pub enum Atom<'a> {
     /// One field.
@@ -27,7 +27,7 @@ pub enum Atom<'a> {
     Map(Fields<'a>),
 }
 
-/// A list's shape.
+/// The shape of a list.
 #[derive(Clone, Copy)]
 pub struct List<'a> {
     kind: &'a ListKind,
@@ -35,12 +35,12 @@ pub struct List<'a> {
     pub item: Shape<'a>,
 }
 
-/// A map's shape.
+/// The shape of a map.
 #[derive(Clone, Copy)]
 pub struct Fields<'a>(Option<&'a Schema>);
 
 impl<'a> Shape<'a> {
-    /// What `value` is; an absent or null value is what its schema says.
+    /// The kind of `value`; an absent or null value has the kind of its schema.
     pub fn atom(self, value: Option<&Value>) -> Atom<'a> {
         match self {
             Shape::Typed(schema) => match schema.kind {
@@ -56,9 +56,11 @@ impl<'a> Shape<'a> {
                     }
                     _ => Atom::Map(Fields(Some(schema))),
                 },
-                SchemaType::String | SchemaType::Integer | SchemaType::Number | SchemaType::Boolean | SchemaType::IntOrString => {
-                    Atom::Scalar
-                }
+                SchemaType::String
+                | SchemaType::Integer
+                | SchemaType::Number
+                | SchemaType::Boolean
+                | SchemaType::IntOrString => Atom::Scalar,
             },
             Shape::Deduced => match value {
                 Some(Value::Array(_)) => Atom::List(List { kind: &ListKind::Atomic, item: Shape::Deduced }),
@@ -82,7 +84,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether the schema makes this one field although it is a container.
+    /// Whether the schema makes this container one field.
     pub fn is_atomic_container(self) -> bool {
         match self.atom(None) {
             Atom::Scalar => false,
@@ -93,19 +95,19 @@ impl<'a> Shape<'a> {
 }
 
 impl Atom<'_> {
-    /// Whether both are of one kind.
+    /// Whether both have the same kind.
     pub fn is_like(&self, other: &Atom<'_>) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 }
 
 impl<'a> Fields<'a> {
-    /// Whether the map is owned whole.
+    /// Whether the map is atomic.
     pub fn is_atomic(self) -> bool {
         self.0.is_some_and(|schema| schema.atomic_map)
     }
 
-    /// The shape of a field, whether the schema names it, and whether it may be there at all.
+    /// The shape of a field, whether the schema names it, and whether it is allowed at all.
     pub fn field(self, name: &str) -> (Shape<'a>, bool, bool) {
         let Some(schema) = self.0 else { return (Shape::Deduced, false, true) };
         match (schema.properties.get(name), &schema.additional) {
@@ -118,12 +120,12 @@ impl<'a> Fields<'a> {
 }
 
 impl List<'_> {
-    /// Whether the list is owned whole.
+    /// Whether the list is atomic.
     pub fn is_atomic(self) -> bool {
         *self.kind == ListKind::Atomic
     }
 
-    /// The path element of `item`; the error says why it has none.
+    /// The path element of `item`; an error if it has none.
     pub fn element(self, item: &Value) -> Result<Element, String> {
         match self.kind {
             ListKind::Atomic => Err("invalid indexing of non-associative list".into()),
@@ -162,7 +164,7 @@ impl List<'_> {
         }
     }
 
-    /// A key that is left out stands for its default.
+    /// The default of an omitted key field.
     fn default_of(&self, key: &str) -> Option<&Value> {
         match self.item {
             Shape::Typed(schema) => schema.properties.get(key)?.default.as_ref(),

@@ -1,4 +1,4 @@
-//! The table test of server-side apply: `cases.yaml`, run through [`check`]; and what a schema change does.
+//! Table test of server-side apply: `cases.yaml`, run through [`check`]; and the effect of a schema change.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ fn at(minute: usize) -> jiff::Timestamp {
     format!("2026-11-21T10:{minute:02}:00Z").parse().expect("a timestamp")
 }
 
-/// The object with the parts that every case would repeat.
+/// The object with the fields that every case would repeat.
 fn filled(object: &Value) -> Value {
     let mut filled = json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "t"}});
     for (name, value) in object.as_object().into_iter().flatten() {
@@ -84,7 +84,7 @@ fn filled(object: &Value) -> Value {
     filled
 }
 
-/// Runs one step on `live`; what it refuses is the error.
+/// Runs one step on `live`.
 fn run(schema: &Schema, live: Option<&Value>, step: &ApplyStep, minute: usize) -> Result<Value, ApplyError> {
     let applied = |config: &Value, subresource: &str| {
         apply(ApplyRequest {
@@ -103,7 +103,7 @@ fn run(schema: &Schema, live: Option<&Value>, step: &ApplyStep, minute: usize) -
         (None, None, Some(config), None) => applied(config, "status"),
         (None, Some(object), None, None) => {
             let mut new = filled(object);
-            // As the server does: an update of the object leaves its status alone.
+            // As in the server: an update of the object does not change its status.
             if let Some(status) = live.and_then(|live| live.get("status")) {
                 new["status"] = status.clone();
             }
@@ -115,7 +115,7 @@ fn run(schema: &Schema, live: Option<&Value>, step: &ApplyStep, minute: usize) -
     }
 }
 
-/// Runs a case; the error says what differs.
+/// Runs a case; the error describes the difference.
 fn check(schema: &Schema, case: &Case) -> Result<(), String> {
     let mut live: Option<Value> = None;
     for (minute, step) in case.steps.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Ownership: who owns what after a write, and which writes take from others.
+//! Field ownership after a write, and conflicts between managers.
 //!
 //! Not here: which writes are allowed at all, times, the wire form.
 
@@ -12,10 +12,10 @@ use super::path::Path;
 use super::set::FieldSet;
 use super::shape::Shape;
 
-/// Fields that belong to others and would change.
+/// Fields owned by other managers that the write would change.
 pub type Conflicts = Vec<(ManagerId, Path)>;
 
-/// Every path of Kubernetes' own bookkeeping, which nobody owns.
+/// Fields that no manager owns: Kubernetes' own bookkeeping.
 fn unowned_fields() -> FieldSet {
     FieldSet::of_fields(&[
         &["apiVersion"],
@@ -33,7 +33,7 @@ fn unowned_fields() -> FieldSet {
     ])
 }
 
-/// Takes bookkeeping out of what `id` owns, and the manager with it if nothing else is left.
+/// Removes the unowned fields from the set of `id`, and the manager if its set becomes empty.
 fn strip(managers: &mut Managers, id: &ManagerId) {
     if let Some(owned) = managers.get_mut(id) {
         owned.set = owned.set.difference(&unowned_fields());
@@ -43,14 +43,15 @@ fn strip(managers: &mut Managers, id: &ManagerId) {
     }
 }
 
-/// Lets sets that were written under another schema follow the present one.
+/// Converts sets that were written under another schema to the current one.
 fn reconcile(shape: Shape<'_>, managers: &mut Managers) {
     for owned in managers.values_mut() {
         owned.set = fields::reconciled(shape, &owned.set);
     }
 }
 
-/// Takes what changed from everybody but `id`; without `force`, changes to what others own are conflicts.
+/// Removes changed fields from all managers but `id`; without `force`, changes to fields of others are
+/// conflicts.
 fn transfer_ownership(
     shape: Shape<'_>,
     old: &Value,
@@ -76,7 +77,7 @@ fn transfer_ownership(
     Ok(comparison)
 }
 
-/// Records an update that turned `old` into `new`; whether it gave `id` anything.
+/// Records an update from `old` to `new`; returns whether `id` gained any field.
 pub fn update(
     shape: Shape<'_>,
     old: &Value,
@@ -88,7 +89,7 @@ pub fn update(
 ) -> bool {
     reconcile(shape, managers);
     let own = managers.remove(id);
-    // Forced, so there are no conflicts; the id is not among the managers, so it loses what was removed, too.
+    // Forced, so there are no conflicts; the id is not among the managers, so it loses removed fields, too.
     let Ok(comparison) = transfer_ownership(shape, old, new, managers, id, true) else { return false };
     let gained = ignored(comparison.modified.union(&comparison.added)).difference(&unowned_fields());
     let took = !gained.is_empty();
@@ -101,7 +102,7 @@ pub fn update(
     took
 }
 
-/// Applies `config` to `live`: the new value, with `managers` brought up to date.
+/// Applies `config` to `live`: returns the new value and updates `managers`.
 pub fn apply(
     shape: Shape<'_>,
     live: &Value,
@@ -131,7 +132,7 @@ pub fn apply(
     Ok(new)
 }
 
-/// Removes what the applier applied `last` and nobody, itself included, owns any more.
+/// Removes the fields in `last`, the applier's previous set, that no manager, itself included, owns any more.
 fn prune(shape: Shape<'_>, merged: Value, managers: &Managers, last: &FieldSet) -> Value {
     if last.is_empty() {
         return merged;
@@ -140,11 +141,11 @@ fn prune(shape: Shape<'_>, merged: Value, managers: &Managers, last: &FieldSet) 
     let last = whole(last);
     let everything = whole(&fields::from_value(shape, &merged));
     let without_last = fields::remove(shape, &merged, &last);
-    // First put back what somebody owns …
+    // First restore the fields that a manager owns …
     let owned = managers.values().fold(FieldSet::default(), |union, owned| union.union(&owned.set));
     let remaining = whole(&fields::from_value(shape, &without_last)).union(&whole(&owned));
     let with_owned = fields::remove(shape, &merged, &everything.difference(&remaining));
-    // … then what nobody owned, which this applier may not remove either.
+    // … then those without an owner, which this applier may not remove either.
     let remaining = whole(&fields::from_value(shape, &with_owned));
     let unwanted = everything.difference(&remaining).intersection(&last);
     let mut pruned = fields::remove(shape, &merged, &unwanted);

@@ -1,12 +1,13 @@
-//! What a CEL rule may name: `self`, `oldSelf`, its own loop variables, and the fields that the schema declares.
+//! Names that a CEL rule may use: `self`, `oldSelf`, its own loop variables, and the fields that the schema
+//! declares.
 //!
-//! Not here: the types of expressions; a rule that adds a string to a number is found when it first runs.
+//! Not here: type checking; a rule that adds a string to a number fails at its first evaluation.
 
 use kube_cel::cel::Program;
 use kube_cel::cel::common::ast::{EntryExpr, Expr, IdedExpr};
 use serde_json::{Map, Value, json};
 
-/// Identifiers that stand for types.
+/// Identifiers that denote types.
 const TYPES: &[&str] = &[
     "bool",
     "bytes",
@@ -22,7 +23,7 @@ const TYPES: &[&str] = &[
     "uint",
 ];
 
-/// What `rule`, at a node with this schema, names without it being declared. A rule that does not parse names nothing.
+/// The undeclared names in `rule`, at a node with this schema. A rule that does not parse has none.
 pub fn undeclared(rule: &str, node: &Value, is_root: bool) -> Vec<String> {
     let Ok(program) = Program::compile(rule) else { return Vec::new() };
     let mut node = node.clone();
@@ -32,14 +33,14 @@ pub fn undeclared(rule: &str, node: &Value, is_root: bool) -> Vec<String> {
     problems(program.expression(), vec![("self".into(), Some(&node)), ("oldSelf".into(), Some(&node))])
 }
 
-/// What an expression names beside `roots`, each of which has the schema of its value where that is known.
+/// The undeclared names in an expression, given `roots`, each with the schema of its value if known.
 pub fn problems(expression: &IdedExpr, roots: Vec<(String, Option<&Value>)>) -> Vec<String> {
     let mut walk = ExpressionWalk { bound: roots, problems: Vec::new() };
     walk.expression(expression);
     walk.problems
 }
 
-/// Of an object's own metadata a rule sees the name only; the rest changes without its schema having a say.
+/// A rule sees only the name in an object's metadata; the schema does not govern the rest.
 fn add_identity(node: &mut Value) {
     let text = json!({"type": "string"});
     if let Some(node) = node.as_object_mut() {
@@ -50,13 +51,13 @@ fn add_identity(node: &mut Value) {
     }
 }
 
-/// Whether a name is the language's own: a type, or, with a sign, something the parser made.
+/// Whether a name belongs to the language: a type, or a name with a sign that the parser generated.
 pub fn is_own(name: &str) -> bool {
     TYPES.contains(&name) || name.starts_with('@')
 }
 
 struct ExpressionWalk<'a> {
-    /// What may be named, then loop variables, innermost last, with the schema of what they hold where it is known.
+    /// The declared names, then loop variables, innermost last, with the schema of their values if known.
     bound: Vec<(String, Option<&'a Value>)>,
     problems: Vec<String>,
 }
@@ -68,7 +69,7 @@ impl<'a> ExpressionWalk<'a> {
         }
     }
 
-    /// Looks through an expression; the schema of its value, where that is known.
+    /// Checks an expression; returns the schema of its value if known.
     fn expression(&mut self, expression: &IdedExpr) -> Option<&'a Value> {
         match &expression.expr {
             Expr::Unspecified | Expr::Literal(_) => None,
@@ -86,7 +87,7 @@ impl<'a> ExpressionWalk<'a> {
             }
             Expr::Call(call) => {
                 if let Some(target) = &call.target {
-                    // `math.greatest(…)`: what is called upon may be the name of a library.
+                    // `math.greatest(…)`: the target of a call may be the name of a library.
                     let library = matches!(&target.expr, Expr::Ident(name) if !self.knows(name));
                     if !library {
                         self.expression(target);
@@ -106,13 +107,13 @@ impl<'a> ExpressionWalk<'a> {
             }
             Expr::Map(map) => self.entries(map.entries.iter().map(|entry| &entry.expr)),
             Expr::Struct(message) => {
-                // The interpreter cannot make messages and would stop on one.
+                // The interpreter cannot construct messages and would stop.
                 self.report(format!("undeclared reference to '{}' (in container '')", message.type_name));
                 self.entries(message.entries.iter().map(|entry| &entry.expr))
             }
             Expr::Comprehension(comprehension) => {
                 let over = self.expression(&comprehension.iter_range);
-                // Over a map the first variable is a key, of which a schema says nothing.
+                // Over a map the first variable is a key, for which there is no schema.
                 let item = over.filter(|over| over["type"] == "array").and_then(element);
                 self.expression(&comprehension.accu_init);
                 let outer = self.bound.len();
@@ -161,7 +162,7 @@ impl<'a> ExpressionWalk<'a> {
 enum FieldLookup<'a> {
     Declared(&'a Value),
     Undeclared,
-    /// The schema does not close the object, or the name is spelled with escapes.
+    /// The schema allows other fields, or the name contains escapes.
     Unknown,
 }
 

@@ -1,6 +1,6 @@
-//! Forgetting etcd's history. Every server wakes as often as the others and tries to write the revision it saw into one
-//! key; who wins compacts to the revision of its own last turn, so that one period of history always stays. Nobody is
-//! elected for it: whoever loses only learns the key's version.
+//! Compacts etcd's history. All servers wake at the same interval and try to write the revision they saw into
+//! one key. The winner compacts to the revision of its own last attempt, so that one interval of history
+//! always remains. There is no leader election: a server that loses only learns the key's version.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,38 +10,38 @@ use etcd_client::{Compare, CompareOp, Txn, TxnOp, TxnOpResponse};
 use super::EtcdShared;
 use super::members::EtcdFailure;
 
-/// Where the revision is written.
+/// The key that holds the revision.
 const KEY: &str = "/compaction";
 
-/// What a server knows from its last turn.
+/// State of a server since its last attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct CompactionState {
     /// The key's version.
     version: i64,
-    /// Etcd's revision then.
+    /// etcd's revision at that time.
     revision: i64,
 }
 
-/// What a turn came to.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug)]
 struct CompactionReply {
     won: bool,
-    /// The key's version when another was faster.
+    /// The key's version when another server won.
     version: i64,
     revision: i64,
 }
 
-/// What to remember, and up to where to compact, if at all.
+/// The new state, and the revision to compact to, if any.
 fn decide(last: CompactionState, answer: CompactionReply) -> (CompactionState, Option<i64>) {
     if !answer.won {
-        // Another server compacts; its own last turn is what counts.
+        // Another server compacts this time.
         return (CompactionState { version: answer.version, revision: answer.revision }, None);
     }
     let next = CompactionState { version: last.version + 1, revision: answer.revision };
     (next, (last.revision > 0).then_some(last.revision))
 }
 
-/// Takes a turn every `period`.
+/// Tries to compact every `period`.
 pub(super) async fn run(shared: Arc<EtcdShared>, period: Duration) {
     let mut last = CompactionState::default();
     loop {
@@ -78,10 +78,11 @@ async fn try_compact(shared: &EtcdShared, last: CompactionState) -> Result<Compa
     };
     let (next, upto) = decide(last, answer);
     if let Some(revision) = upto {
-        let compacted = shared.members.request(|mut kv| async move { kv.compact(revision, None).await }).await;
+        let compacted =
+            shared.members.request(|mut kv| async move { kv.compact(revision, None).await }).await;
         match compacted {
             Ok(_) => tracing::debug!(revision, "etcd's history was compacted"),
-            // Somebody else's tool was there before.
+            // Another tool has compacted before.
             Err(EtcdFailure::Compacted) => {}
             Err(failure) => return Err(failure),
         }
@@ -106,7 +107,11 @@ mod tests {
         let (second, upto) = decide(first, won(250));
         assert_eq!((second, upto), (CompactionState { version: 2, revision: 250 }, Some(100)));
         let (other, none) = decide(CompactionState::default(), lost(2, 251));
-        assert_eq!((other, none), (CompactionState { version: 2, revision: 251 }, None), "it has learnt the version");
+        assert_eq!(
+            (other, none),
+            (CompactionState { version: 2, revision: 251 }, None),
+            "it has learnt the version"
+        );
         assert_eq!(decide(other, won(400)).1, Some(251), "and takes over when the winner is gone");
     }
 }

@@ -1,6 +1,6 @@
-//! The members of etcd: one connection to each, one of them in use. A request that fails in a way that another member
-//! might not is repeated there, which is safe because every write compares the revision it replaces. When it remains
-//! unknown whether a write happened, that is said.
+//! Client of the etcd members: one connection to each, one of them in use. A request whose failure may be the
+//! member's is retried on the next one, which is safe because every write compares the revision it replaces.
+//! If it remains unknown whether a write happened, the error says so.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -14,20 +14,21 @@ use tonic::Code;
 use super::EtcdConfig;
 use crate::store::StoreError;
 
-/// How long one member may take.
+/// Timeout of a request to one member.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(1500);
-/// How long all of them together may: electing a new leader takes etcd between one and two seconds.
+/// Timeout across all members: electing a new leader takes etcd between one and two seconds.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Between two rounds.
+/// Backoff between two rounds over all members.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// A member that is not reached by then is not there.
+/// Connect timeout.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How an idle connection finds out that its member is gone; etcd refuses to be asked more often than every 5 s.
+/// Interval and timeout of keep-alive pings on idle connections; etcd rejects pings more often than every 5
+/// s.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
-/// etcd's answers are as large as what is stored.
+/// Maximum message size: etcd's responses are as large as the stored objects.
 const MAX_MESSAGE_BYTES: usize = i32::MAX as usize;
 
-/// The members.
+/// The etcd members.
 pub(super) struct Members {
     members: Vec<(String, Client)>,
     current: watch::Sender<usize>,
@@ -39,34 +40,34 @@ impl std::fmt::Debug for Members {
     }
 }
 
-/// What a member answered, and whether an earlier question may have been carried out without an answer.
+/// A member's reply, and whether an earlier attempt without a reply may have been executed.
 pub(super) struct MemberReply<T> {
     pub(super) value: T,
     pub(super) repeated: bool,
 }
 
-/// Why no member answered.
+/// Why no member replied.
 #[derive(Debug)]
 pub(super) enum EtcdFailure {
-    /// Nothing was done.
+    /// The request was not executed.
     Unreachable(String),
-    /// It may have been done.
+    /// The request may have been executed.
     Undecided(String),
-    /// The history no longer reaches back that far.
+    /// The history no longer contains the revision.
     Compacted,
-    /// etcd does not want it.
+    /// etcd rejected it.
     Refused(String),
 }
 
 impl EtcdFailure {
-    /// Whether this is about who trusts whom, which waiting does not mend.
+    /// Whether the error is about certificates, which waiting does not fix.
     pub(super) fn concerns_certificates(&self) -> bool {
         let (Self::Unreachable(why) | Self::Undecided(why) | Self::Refused(why)) = self else { return false };
         let why = why.to_lowercase();
         ["certificate", "unknownca", "unknown ca"].iter().any(|sign| why.contains(sign))
     }
 
-    /// A failed read: it can always be tried again.
+    /// The error of a failed read, which can always be retried.
     pub(super) fn into_read_error(self, members: &Members) -> StoreError {
         match self {
             Self::Unreachable(why) | Self::Undecided(why) => {
@@ -77,7 +78,7 @@ impl EtcdFailure {
         }
     }
 
-    /// A failed write.
+    /// The error of a failed write.
     pub(super) fn into_write_error(self, members: &Members) -> StoreError {
         match self {
             Self::Undecided(why) => StoreError::Undecided { endpoints: members.urls(), why },
@@ -87,7 +88,7 @@ impl EtcdFailure {
 }
 
 impl Members {
-    /// Connections to these members; each is made when it is needed.
+    /// A client for these members; each connection is opened when it is first used.
     pub(super) async fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
         let wrong = |why: String| StoreError::Settings { why };
         if config.endpoints.is_empty() {
@@ -98,7 +99,7 @@ impl Members {
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_keep_alive(interval, timeout)
             .with_keep_alive_while_idle(true)
-            // A member that lost the others would otherwise keep a watch open that hears nothing.
+            // Otherwise a member that is cut off from the others would keep a silent watch open.
             .with_require_leader(true);
         if let Some(tls) = tls(config)? {
             options = options.with_tls(tls);
@@ -106,28 +107,29 @@ impl Members {
         let mut members = Vec::new();
         for url in &config.endpoints {
             let client = Client::connect([url.as_str()], Some(options.clone())).await;
-            let client = client.map_err(|error| wrong(format!("{url} cannot be used: {}", error_text(&error))))?;
+            let client =
+                client.map_err(|error| wrong(format!("{url} cannot be used: {}", error_text(&error))))?;
             members.push((url.clone(), client));
         }
         Ok(Self { members, current: watch::Sender::new(0) })
     }
 
-    /// All of them, for messages.
+    /// All URLs, for messages.
     pub(super) fn urls(&self) -> String {
         self.members.iter().map(|(url, _)| url.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Which member is in use, and when that changes.
+    /// The index of the member in use, and its changes.
     pub(super) fn current(&self) -> watch::Receiver<usize> {
         self.current.subscribe()
     }
 
-    /// A watch client of a member.
+    /// A watch client for a member.
     pub(super) fn watcher(&self, at: usize) -> Option<WatchClient> {
         Some(self.members.get(at)?.1.watch_client().max_decoding_message_size(MAX_MESSAGE_BYTES))
     }
 
-    /// Goes on with the next member, unless somebody did so before.
+    /// Fails over to the next member, unless another task did so before.
     pub(super) fn fail_over(&self, at: usize) {
         let next = (at + 1) % self.members.len();
         let left = self.current.send_if_modified(|current| {
@@ -142,15 +144,18 @@ impl Members {
         }
     }
 
-    /// Asks one member after the other until one answers.
-    pub(super) async fn request<T, F>(&self, request: impl Fn(KvClient) -> F) -> Result<MemberReply<T>, EtcdFailure>
+    /// Sends a request to one member after the other until one replies.
+    pub(super) async fn request<T, F>(
+        &self,
+        request: impl Fn(KvClient) -> F,
+    ) -> Result<MemberReply<T>, EtcdFailure>
     where
         F: Future<Output = Result<T, Error>>,
     {
         self.request_by(Instant::now() + REQUEST_TIMEOUT, request).await
     }
 
-    /// The same for somebody who has less time: nothing is asked after `deadline`.
+    /// The same with a shorter timeout: nothing is sent after `deadline`.
     pub(super) async fn request_by<T, F>(
         &self,
         deadline: Instant,
@@ -190,7 +195,11 @@ impl Members {
             self.fail_over(at);
             if Instant::now() + RETRY_INTERVAL >= deadline {
                 let why = format!("{why}; tried for {:.1} s", begun.elapsed().as_secs_f64());
-                return Err(if repeated { EtcdFailure::Undecided(why) } else { EtcdFailure::Unreachable(why) });
+                return Err(if repeated {
+                    EtcdFailure::Undecided(why)
+                } else {
+                    EtcdFailure::Unreachable(why)
+                });
             }
             if tried % self.members.len() == 0 {
                 tokio::time::sleep(RETRY_INTERVAL).await;
@@ -201,11 +210,11 @@ impl Members {
 }
 
 enum ErrorClass {
-    /// No member would say otherwise.
+    /// Another member would give the same error.
     Final(EtcdFailure),
-    /// It was not carried out.
+    /// The request was not executed.
     NotSent,
-    /// It may have been.
+    /// The request may have been executed.
     Unknown,
 }
 
@@ -222,8 +231,8 @@ fn classify(error: &Error) -> ErrorClass {
         Code::PermissionDenied | Code::Unauthenticated => {
             ErrorClass::Final(EtcdFailure::Refused(status.message().to_string()))
         }
-        // What says that nobody was reached; a connection that broke is something else, the question may
-        // have arrived.
+        // These errors mean that no connection was made. A connection that broke later is different: the
+        // request may have arrived.
         _ if [
             "no leader",
             "tcp connect error",
@@ -241,7 +250,7 @@ fn classify(error: &Error) -> ErrorClass {
     }
 }
 
-/// An error and everything that caused it: transports say what matters last.
+/// An error with all its sources: the transport's innermost source is the informative one.
 pub(super) fn error_text(error: &Error) -> String {
     let Error::GRpcStatus(status) = error else { return error.to_string() };
     let mut text = status.message().to_string();

@@ -1,6 +1,6 @@
-//! The cache's way of following etcd: read everything once, then watch from there. A watch that breaks goes on where it
-//! was, at the next member; one that was away so long that its history was compacted reads everything anew, and the
-//! cache tells its own watchers that they must, too.
+//! Feeds the cache from etcd: a full read, then a watch from its revision. An interrupted watch resumes at
+//! its last revision on the next member. If its history was compacted, everything is read again,
+//! and the cache's own watchers must relist, too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use etcd_client::{EventType, GetOptions, WatchOptions, WatchResponse};
 use super::members::{EtcdFailure, Members};
 use super::{EtcdShared, record};
 use crate::store::StoredObject;
-use crate::store::cache::{StoreEvent, EventKind};
+use crate::store::cache::{EventKind, StoreEvent};
 
-/// How long a reader waits for events to come by themselves before it asks how far the watch is.
+/// How long a reader waits for events before it requests a progress notification of the watch.
 pub(super) const PROGRESS_DELAY: Duration = Duration::from_millis(50);
-/// Keys in one page: at 1 KiB an object half a MiB.
+/// Keys per page: half a MiB at 1 KiB per object.
 const PAGE_KEYS: i64 = 500;
-/// A watch that lasted this long had been open.
+/// A watch that lasted this long counts as established.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
-/// Between two tries.
+/// Time between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Follows for as long as the store lives.
+/// Watches until the store is dropped.
 pub(super) async fn run(shared: Arc<EtcdShared>) {
-    // An outage is told once; that it is over, whoever asks etcd tells.
+    // An outage is logged once; the next successful request to etcd logs its end.
     let mut told = false;
     loop {
         let begun = tokio::time::Instant::now();
@@ -56,11 +56,11 @@ pub(super) async fn run(shared: Arc<EtcdShared>) {
 
 /// Why a watch ended.
 enum WatchEnd {
-    /// Another member is in use now.
+    /// The store failed over to another member.
     MemberChanged,
-    /// What comes next is no longer in etcd's history.
+    /// The next revision is no longer in etcd's history.
     Compacted,
-    /// The member or the way to it.
+    /// The member or its connection failed.
     Broken { at: usize, why: String },
 }
 
@@ -70,7 +70,7 @@ async fn follow(shared: &EtcdShared) -> WatchEnd {
     let broken = |why: String| WatchEnd::Broken { at, why };
     let Some(mut client) = shared.members.watcher(at) else { return broken("no such member".into()) };
     let from = shared.cache.revision();
-    // A store that was put back from a backup is behind what was read from it before.
+    // An etcd restored from a backup is behind the revisions read from it before.
     match shared.revision().await {
         Ok(revision) if revision < from => return WatchEnd::Compacted,
         Ok(_) => {}
@@ -110,7 +110,7 @@ async fn follow(shared: &EtcdShared) -> WatchEnd {
     }
 }
 
-/// Publishes what a response tells: changes, or how far the watch is.
+/// Publishes the changes or the progress in a response.
 fn apply_response(shared: &EtcdShared, response: &WatchResponse) {
     let mut events: Vec<StoreEvent> = Vec::new();
     for event in response.events() {
@@ -140,14 +140,14 @@ fn apply_response(shared: &EtcdShared, response: &WatchResponse) {
                 );
                 (EventKind::Deleted, last)
             }
-            // What nobody saw created need not be seen deleted.
+            // A deletion whose creation no watcher saw is skipped.
             (EventType::Delete, None) => continue,
         };
         events.push(StoreEvent { kind, record: Arc::new(record), previous });
     }
     let last = response.events().iter().filter_map(|event| event.kv()).map(|kv| kv.mod_revision()).max();
-    // A response without events that is no answer to opening the watch says that it is as far as its header. The header
-    // of one with events may be further than they are.
+    // A response without events, except the one that opens the watch, reports progress up to the revision of
+    // its header. With events the header may be further than they are.
     let told = match last {
         Some(revision) => Some(revision),
         None if response.created() => None,
@@ -158,7 +158,7 @@ fn apply_response(shared: &EtcdShared, response: &WatchResponse) {
     }
 }
 
-/// Everything under the prefix, at one revision.
+/// All objects under the prefix, at one revision.
 pub(super) async fn load(members: &Members, prefix: &str) -> Result<(Vec<StoredObject>, u64), EtcdFailure> {
     let end = format!("{prefix}0"); // the character after the slash
     let mut start = format!("{prefix}/");

@@ -1,4 +1,4 @@
-//! How long one request goes on writing when others are faster.
+//! Tests of the time limit of a write's retries.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,9 +12,9 @@ use crate::auth::tokens::Signer;
 use crate::kinds::Kinds;
 use crate::metrics::Metrics;
 use crate::store::embedded::Embedded;
-use crate::store::{StoredObject, Snapshot, Store, StoreError, Watch};
+use crate::store::{Snapshot, Store, StoreError, StoredObject, Watch};
 
-/// A store in which somebody else is always faster, three times; it remembers the deadlines it was given.
+/// A store in which three writes in a row conflict; it records the deadlines it was given.
 struct Contended {
     store: Embedded,
     deadlines: Mutex<Vec<Instant>>,
@@ -25,7 +25,11 @@ impl Store for Contended {
         self.store.txn(txn)
     }
 
-    fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, std::result::Result<TxnOutcome, StoreError>> {
+    fn txn_by(
+        &self,
+        txn: Txn,
+        deadline: Instant,
+    ) -> BoxFuture<'_, std::result::Result<TxnOutcome, StoreError>> {
         if txn.expect == Expect::Absent {
             return self.store.txn(txn);
         }
@@ -96,7 +100,7 @@ async fn retried_write_keeps_its_deadline() {
     let label = |current: &Value| {
         let mut new = current.clone();
         object::set_meta(&mut new, "labels", json!({"a": "b"}));
-        // Whatever it replaces: a conflict is not the client's to mend.
+        // No precondition: the server retries after conflicts.
         object::set_meta(&mut new, "resourceVersion", Value::Null);
         Ok((new, Vec::new()))
     };

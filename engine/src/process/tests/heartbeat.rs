@@ -1,5 +1,5 @@
-//! Ranks that are there and do nothing, and networks that carry nothing: what an agent is told meanwhile, and when a
-//! group gives up by itself.
+//! Ranks that hang, and networks that carry nothing: what the agent hears meanwhile, and when a group gives
+//! up by itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,7 +20,7 @@ async fn engine_sends_heartbeats_while_the_executor_hangs() {
     let rests = beat().await;
     assert!(rests.batches_ended > 0 && rests.beat_milliseconds > 0, "{rests:?}");
     assert_eq!(rests.batch_forecast_seconds, 0.0, "nothing runs");
-    // Nothing moves, and it beats all the same.
+    // No batch progresses, and heartbeats continue.
     let again = beat().await;
     assert_eq!((again.batches_ended, again.phase()), (rests.batches_ended, pb::Phase::Serving));
     fake.set_behaviour(FakeBehaviour::Hanging);
@@ -40,7 +40,7 @@ async fn engine_sends_heartbeats_while_the_executor_hangs() {
     }
 }
 
-/// A cable to one rank, with an end of its own; cut, it carries nothing more and closes nothing.
+/// A proxy to one rank; when cut, it carries nothing more and closes nothing.
 async fn cable(to: String) -> (String, Arc<AtomicBool>) {
     async fn carry(
         from: &mut (impl AsyncReadExt + Unpin),
@@ -95,7 +95,7 @@ async fn silent_peer_fails_a_busy_rank_soon_and_an_idle_one_later() {
     follower.serving().await;
     let mut events = ask(&mut lab.client(&leader), say_for("a", 90_000)).await;
     while !matches!(next(&mut events).await, Some(GenerationEvent::Token { .. })) {}
-    // As MLX does without its neighbour.
+    // MLX hangs without its neighbour.
     fakes[0].set_behaviour(FakeBehaviour::Hanging);
     cut.store(true, Ordering::SeqCst);
     let failure = failure(collect(&mut events).await.1);

@@ -1,4 +1,5 @@
-//! Ranks whose group is lost: what their agent is told, what it may ask of them, and what becomes of them without one.
+//! Ranks whose group is lost: what they report to their agent, what it may ask of them, and their end without
+//! one.
 
 use super::*;
 use crate::lifecycle::Reuse;
@@ -13,7 +14,7 @@ async fn watch(agent: &mut AgentClient) -> Streaming<pb::EngineState> {
     within("a watch", agent.watch(pb::WatchRequest {})).await.unwrap().into_inner()
 }
 
-/// What it says about its use for another formation, up to the last word; where MLX answers at once, that is all.
+/// The reuse states it reports, up to the last one; where MLX replies at once, that is all.
 async fn reuse_states(states: &mut Streaming<pb::EngineState>) -> Vec<pb::Reuse> {
     let mut told: Vec<pb::Reuse> = Vec::new();
     while let Some(state) = within("a state", states.message()).await.unwrap() {
@@ -27,7 +28,7 @@ async fn reuse_states(states: &mut Streaming<pb::EngineState>) -> Vec<pb::Reuse>
     told
 }
 
-/// Arguments of the rank's next formation, as an agent gives them, with more flags.
+/// Arguments of the rank's next formation, as the agent gives them, with more flags.
 fn arguments(lab: &RankHarness, node: &str, more: &str) -> Vec<String> {
     let path = |path: &std::path::Path| path.display().to_string();
     let base = format!(
@@ -44,7 +45,7 @@ async fn form(agent: &mut AgentClient, arguments: Vec<String>) -> Result<(), ton
     within("an answer to Form", agent.form(pb::FormRequest { arguments })).await.map(|_| ())
 }
 
-/// Two ranks that serve, and the agent of the first.
+/// Two serving ranks, and the agent of the first.
 async fn group(lab: &RankHarness, mood: FakeBehaviour) -> (RankProcess, RankProcess, AgentClient) {
     let fakes = [FakeExecutor::new(), FakeExecutor::new()];
     let flags = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
@@ -79,7 +80,7 @@ async fn rank_rejoins_once_and_only_with_compatible_arguments() {
         assert!(refused.message().contains(said), "{more}: {}", refused.message());
     }
     form(&mut agent, next).await.unwrap();
-    // The watch ends without a word: what comes now is another formation's to say.
+    // The watch ends without a message: the next formation reports from here on.
     while let Some(state) = within("the end of the watch", states.message()).await.unwrap() {
         assert_eq!(state.reuse(), pb::Reuse::Yes);
     }
@@ -90,7 +91,7 @@ async fn rank_rejoins_once_and_only_with_compatible_arguments() {
 
 #[tokio::test]
 async fn rank_that_cannot_rejoin_or_is_not_claimed_exits() {
-    // (what MLX does, what the agent does, what is said)
+    // (MLX's behaviour, the agent's action, reported states)
     type AgentAction = fn(AgentClient) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
     let watches: AgentAction = |_| Box::pin(async {});
     let stops: AgentAction =
@@ -102,9 +103,12 @@ async fn rank_that_cannot_rejoin_or_is_not_claimed_exits() {
         let lab = RankHarness::new();
         let (mut leader, mut follower, mut agent) = group(&lab, mood).await;
         let mut states = watch(&mut agent).await;
-        // Without a tunnel MLX is waited for no longer than a moment where a batch runs.
-        let running =
-            if mood == FakeBehaviour::Hanging { Some(ask(&mut lab.client(&leader), say("x")).await) } else { None };
+        // Without a tunnel, MLX gets only a moment to leave while a batch runs.
+        let running = if mood == FakeBehaviour::Hanging {
+            Some(ask(&mut lab.client(&leader), say("x")).await)
+        } else {
+            None
+        };
         while running.is_some()
             && within("a batch", states.message()).await.unwrap().unwrap().batch_forecast_seconds == 0.0
         {
@@ -116,7 +120,7 @@ async fn rank_that_cannot_rejoin_or_is_not_claimed_exits() {
         let ExitOutcome::Failed(reason) = leader.outcome().await else { panic!("{mood:?}: it did not fail") };
         assert!(reason.contains("rank 1 on n1"), "{mood:?}: {reason}");
     }
-    // Nobody watches.
+    // No watcher.
     let lab = RankHarness::new();
     let (mut leader, mut follower, _) = group(&lab, FakeBehaviour::Normal).await;
     follower.kill();
@@ -133,7 +137,7 @@ async fn disband_makes_a_rank_leave_its_group() {
     assert_eq!(reuse_states(&mut states).await.last(), Some(&pb::Reuse::Yes));
     assert_eq!(leader.life.status().message, why);
 
-    // A rank alone has no group to lose.
+    // A single rank has no group to lose.
     let mut alone = lab.start("n2", "", FakeExecutor::new()).await;
     alone.serving().await;
     self::agent(&lab, "n2").disband(pb::DisbandRequest { why }).await.unwrap();

@@ -1,15 +1,24 @@
-//! Who enters and who leaves, a story per line, and what holds whoever comes.
+//! Admission and preemption: one story per line, and properties that hold for random requests.
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
 use super::*;
 
-/// Long enough to do as asked, of a prompt and an answer so far, with a limit far away.
+/// A sequence that may be preempted again, with a prompt, an output so far, and a distant length limit.
 fn usage(number: u64, priority: i32, prompt: u32, generated: u32) -> SequenceUsage {
     let held = prompt + generated;
     let (limit, since) = (100_000, MIN_TOKENS_BEFORE_PREEMPTION);
-    SequenceUsage { priority, number, prompt, generated, limit, tokens_since_admission: since, cached_tokens: held, ..SequenceUsage::default() }
+    SequenceUsage {
+        priority,
+        number,
+        prompt,
+        generated,
+        limit,
+        tokens_since_admission: since,
+        cached_tokens: held,
+        ..SequenceUsage::default()
+    }
 }
 
 fn preempted_often(one: SequenceUsage) -> SequenceUsage {
@@ -50,7 +59,7 @@ fn expected_tokens_follow_typical_answer_lengths() {
         pool.record_answer(1);
     }
     assert_eq!(pool.expected_tokens(&usage(0, 0, 100, 0)), 512, "short answers make no promise");
-    // A cache that is smaller than a context is enough for one sequence, however long.
+    // A KV cache smaller than the context is enough for one sequence, however long.
     assert_eq!(KvBudget::new(1000, 10_000).expected_tokens(&preempted_often(usage(0, 0, 100, 0))), 1000);
 }
 
@@ -59,7 +68,7 @@ fn admission_preempts_only_lower_priorities() {
     let low = |number| usage(number, -1, 700, 40);
     let young = |one| SequenceUsage { tokens_since_admission: MIN_TOKENS_BEFORE_PREEMPTION - 1, ..one };
     let newcomer = usage(9, 0, 700, 0);
-    // Each takes 1,024 with what is expected of it.
+    // Each needs 1,024 with its expected length.
     for (story, capacity, free, running, newcomer, expected) in [
         ("an empty engine", 1024, 1, vec![], newcomer, Some(vec![])),
         ("one that needs more than expected of any", 700, 1, vec![], newcomer, Some(vec![])),
@@ -120,7 +129,13 @@ fn kv_shortage_picks_the_lowest_and_youngest_victim() {
             [1, 0, 0],
             Some(1),
         ),
-        ("who left often enough stays", 1791, vec![grown(0), grown(1), preempted_often(grown(2))], [1, 0, 0], Some(1)),
+        (
+            "who left often enough stays",
+            1791,
+            vec![grown(0), grown(1), preempted_often(grown(2))],
+            [1, 0, 0],
+            Some(1),
+        ),
     ] {
         assert_eq!(KvBudget::new(capacity, 10_000).victim(&running, &more), expected, "{story}");
     }
@@ -141,7 +156,7 @@ fn a_prompt_that_fills_the_cache_is_refused_with_the_numbers() {
     );
 }
 
-/// Sequences come, grow, leave and come back as they are drawn, a token each a round.
+/// Sequences arrive, grow, get preempted and resume at random, one token per round.
 #[test]
 fn kv_budget_is_never_exceeded_and_every_sequence_ends() {
     for seed in 0..300 {
@@ -153,8 +168,9 @@ fn kv_budget_is_never_exceeded_and_every_sequence_ends() {
         let mut waiting: Vec<(SequenceUsage, u32)> = (0..random.random_range(1..30))
             .filter_map(|number| {
                 let prompt = random.random_range(1..=context);
-                let limit = max_answer_tokens(prompt, context - prompt, capacity).ok().filter(|limit| *limit > 0)?;
-                // Callers mostly name no limit; an answer ends where it does.
+                let limit =
+                    max_answer_tokens(prompt, context - prompt, capacity).ok().filter(|limit| *limit > 0)?;
+                // Clients mostly set no limit; the output ends where it does.
                 let length = random.random_range(1..=limit);
                 let priority = random.random_range(-1..=1);
                 Some((SequenceUsage { priority, number, prompt, limit, ..SequenceUsage::default() }, length))
@@ -163,16 +179,28 @@ fn kv_budget_is_never_exceeded_and_every_sequence_ends() {
         let mut running: Vec<(SequenceUsage, u32)> = Vec::new();
         let (mut rounds, work) = (0, waiting.iter().map(|(one, length)| one.prompt + length).sum::<u32>());
         while !(waiting.is_empty() && running.is_empty()) {
-            let back = |mut all: Vec<(SequenceUsage, u32)>, index: usize, waiting: &mut Vec<(SequenceUsage, u32)>| {
+            let back = |mut all: Vec<(SequenceUsage, u32)>,
+                        index: usize,
+                        waiting: &mut Vec<(SequenceUsage, u32)>| {
                 let (one, length) = all.remove(index);
                 assert!(one.preemptions < MAX_PREEMPTIONS, "{one:?} leaves once more");
-                waiting.push((SequenceUsage { preemptions: one.preemptions + 1, cached_tokens: 0, tokens_since_admission: 0, ..one }, length));
+                waiting.push((
+                    SequenceUsage {
+                        preemptions: one.preemptions + 1,
+                        cached_tokens: 0,
+                        tokens_since_admission: 0,
+                        ..one
+                    },
+                    length,
+                ));
                 all
             };
             waiting.sort_by_key(|(one, _)| (Reverse(one.priority), one.number));
             while let Some((newcomer, length)) = waiting.first().copied() {
                 let tenants: Vec<SequenceUsage> = running.iter().map(|(one, _)| *one).collect();
-                let KvAdmission::AfterPreempting(leave) = pool.admission(&newcomer, &tenants, slots - running.len()) else {
+                let KvAdmission::AfterPreempting(leave) =
+                    pool.admission(&newcomer, &tenants, slots - running.len())
+                else {
                     break;
                 };
                 waiting.remove(0);
@@ -184,7 +212,7 @@ fn kv_budget_is_never_exceeded_and_every_sequence_ends() {
                 waiting.sort_by_key(|(one, _)| (Reverse(one.priority), one.number));
             }
             assert!(!running.is_empty() && running.len() <= slots);
-            // Prompts in pieces, answers a token at a time.
+            // Prompts in chunks, outputs one token at a time.
             let more = |one: &SequenceUsage| (one.prompt + one.generated - one.cached_tokens).clamp(1, 300);
             loop {
                 let tenants: Vec<SequenceUsage> = running.iter().map(|(one, _)| *one).collect();

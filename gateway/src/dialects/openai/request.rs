@@ -1,5 +1,5 @@
-//! Reads a chat request into the dialect-free one. Every refusal names the field. A field that would
-//! change the answer and cannot be honoured is refused; one that would not is ignored and reported.
+//! Parses a chat request into the dialect-free one. Every error names the field. An unsupported field that
+//! would change the answer is rejected; one that would not is ignored and reported.
 
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use serde_json::{Map, Value};
@@ -7,26 +7,26 @@ use serde_json::{Map, Value};
 use crate::error::{ErrorKind, GatewayError};
 use crate::request_limits::{FLEX_LEVELS, RequestLimits};
 
-/// A chat request, understood.
+/// A parsed chat request.
 #[derive(Debug, PartialEq)]
 pub(super) struct ChatRequest {
-    /// The model's name as the client wrote it.
+    /// The model name as the client sent it.
     pub(super) model: String,
-    /// What the engine gets.
+    /// The request for the engine.
     pub(super) request: GenerationRequest,
     /// Whether the answer is streamed.
     pub(super) streamed: bool,
-    /// Whether a stream ends with its usage.
+    /// Whether a stream ends with a usage chunk.
     pub(super) include_usage: bool,
-    /// OpenAI's word for when it has its turn; told only to clients that used one.
+    /// The service tier in OpenAI's word; reported only to clients that set one.
     pub(super) service_tier: Option<&'static str>,
-    /// Fields that change nothing here.
+    /// Ignored fields.
     pub(super) ignored: Vec<String>,
 }
 
 type JsonObject = Map<String, Value>;
 
-/// Fields read below.
+/// Fields that are parsed below.
 const READ_FIELDS: &[&str] = &[
     "model",
     "messages",
@@ -46,11 +46,10 @@ const READ_FIELDS: &[&str] = &[
     "priority",
 ];
 
-/// Whether a value asks for nothing.
+/// Whether a value requests nothing.
 type Harmless = fn(&Value) -> bool;
 
-/// Fields that would change the answer and that this release cannot honour, each with the test for
-/// values that ask for nothing.
+/// Unsupported fields that would change the answer, each with the test for values that request nothing.
 const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("tools", is_empty),
     ("tool_choice", |value| value == "none" || value == "auto"),
@@ -82,26 +81,30 @@ fn is_zero(value: &Value) -> bool {
 
 /// OpenAI's limit.
 const MAX_STOPS: usize = 4;
-/// Bytes of one stop text: an engine holds back that much of every answer.
+/// Longest stop string in bytes: an engine withholds up to this much of every answer.
 const MAX_STOP_BYTES: usize = 1024;
-/// Fields of other servers' dialects are many; the header that lists them stays short.
+/// Other servers' dialects have many fields; this limit keeps the header that lists them short.
 const MAX_IGNORED_FIELDS: usize = 16;
 
 impl ChatRequest {
-    /// Reads `body` of a caller who may ask for what `terms` say; `id` becomes the request's.
+    /// Parses `body` within the caller's limits, `terms`; `id` becomes the request's id.
     pub(super) fn parse(body: &[u8], id: String, terms: &RequestLimits) -> Result<Self, GatewayError> {
-        let value: Value = serde_json::from_slice(body)
-            .map_err(|error| GatewayError::new(ErrorKind::InvalidRequest, format!("the body is not JSON: {error}")))?;
+        let value: Value = serde_json::from_slice(body).map_err(|error| {
+            GatewayError::new(ErrorKind::InvalidRequest, format!("the body is not JSON: {error}"))
+        })?;
         let Value::Object(mut fields) = value else {
             return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
         };
-        // OpenAI's SDKs send null for what is not set.
+        // OpenAI's SDKs send null for unset fields.
         fields.retain(|_, value| !value.is_null());
         let model = match fields.get("model") {
             Some(Value::String(model)) if !model.is_empty() => model.clone(),
             Some(_) => return Err(GatewayError::field("model", "`model` must be the name of a model")),
             None => {
-                return Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names"));
+                return Err(GatewayError::field(
+                    "model",
+                    "`model` is missing; GET /v1/models lists the names",
+                ));
             }
         };
         for (field, harmless) in UNSUPPORTED {
@@ -128,9 +131,9 @@ impl ChatRequest {
             max_tokens: max_tokens(&fields, terms)?,
             sampling: Sampling {
                 temperature: number(&fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
-                // 0 is allowed by OpenAI and means the most probable token alone.
+                // OpenAI allows 0, which means greedy sampling.
                 top_p: top_p.max(1e-6),
-                // Other servers write "keep everything" as -1.
+                // Other servers write "no limit" as -1.
                 top_k: integer(&fields, "top_k", -1, i64::from(u32::MAX))?
                     .map_or(0, |top_k| u32::try_from(top_k).unwrap_or(0)),
                 min_p: number(&fields, "min_p", 0.0, 1.0)?.unwrap_or(0.0),
@@ -160,11 +163,12 @@ fn max_tokens(fields: &JsonObject, terms: &RequestLimits) -> Result<Option<u32>,
     terms.max_tokens(new.or(old).and_then(|most| u32::try_from(most).ok()), field)
 }
 
-/// OpenAI's `flex`: served when there is room.
+/// OpenAI's `flex`: served when there is spare capacity.
 const FLEX: &str = "flex";
 
-/// The tier an answer is served in, in the word that its client is told, as OpenAI tells those that ask for more than
-/// they have: a key's priority is the highest its requests get, whatever they call it.
+/// The service tier of an answer, in the word reported to the client. As with OpenAI, a request for a higher
+/// tier than the key allows gets the key's: its priority is the highest its requests get, whatever tier they
+/// name.
 fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayError> {
     match value.map(Value::as_str) {
         None => Ok(None),
@@ -177,9 +181,13 @@ fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayEr
     }
 }
 
-/// When the request has its turn. `priority` is vLLM's: the number is higher for those that come later; it counts from
-/// the key's priority, so that 0 means what it means there.
-fn priority(fields: &JsonObject, service_tier: Option<&str>, terms: &RequestLimits) -> Result<i32, GatewayError> {
+/// The scheduling priority. `priority` is vLLM's: a larger number runs later. It counts from the key's
+/// priority, so that 0 means what it means in vLLM.
+fn priority(
+    fields: &JsonObject,
+    service_tier: Option<&str>,
+    terms: &RequestLimits,
+) -> Result<i32, GatewayError> {
     let most = terms.max_levels();
     let levels = match fields.get("priority") {
         None => 0,
@@ -221,7 +229,9 @@ fn ignored(fields: &JsonObject) -> Vec<String> {
     };
     fields
         .keys()
-        .filter(|name| !READ_FIELDS.contains(&name.as_str()) && !UNSUPPORTED.iter().any(|(field, _)| field == name))
+        .filter(|name| {
+            !READ_FIELDS.contains(&name.as_str()) && !UNSUPPORTED.iter().any(|(field, _)| field == name)
+        })
         .filter(|name| plain(name))
         .take(MAX_IGNORED_FIELDS)
         .cloned()
@@ -261,7 +271,7 @@ fn integer(fields: &JsonObject, name: &str, least: i64, most: i64) -> Result<Opt
 fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
     match fields.get("seed") {
         None => Ok(None),
-        // Negative seeds are as good as any: only equality matters.
+        // Any negative seed will do: seeds are only compared for equality.
         Some(value) => match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
             Some(seed) => Ok(Some(seed)),
             None => Err(GatewayError::field(
@@ -310,7 +320,9 @@ fn messages(value: Option<&Value>) -> Result<Vec<Message>, GatewayError> {
             .enumerate()
             .map(|(index, item)| message(&format!("messages[{index}]"), item))
             .collect(),
-        Some(_) => Err(GatewayError::field("messages", "`messages` must be a list with at least one message")),
+        Some(_) => {
+            Err(GatewayError::field("messages", "`messages` must be a list with at least one message"))
+        }
     }
 }
 
@@ -320,7 +332,7 @@ fn message(at: &str, value: &Value) -> Result<Message, GatewayError> {
     };
     let role_at = format!("{at}.role");
     let role = match fields.get("role").and_then(Value::as_str) {
-        // The newer word for the same thing; chat templates know the older one.
+        // A newer name of the same role; chat templates know the older one.
         Some("developer") => "system",
         Some(role @ ("system" | "user" | "assistant")) => role,
         Some("tool" | "function") => {
@@ -379,7 +391,7 @@ fn text_part<'a>(at: &str, part: &'a Value) -> Result<&'a str, GatewayError> {
     }
 }
 
-/// A value in a message, short enough to read.
+/// A value in a message, shortened.
 fn shown(value: &Value) -> String {
     const MAX_SHOWN_CHARS: usize = 40;
     let text = value.to_string();

@@ -1,6 +1,6 @@
-//! Answers in OpenAI's words: a whole `chat.completion`, or chunks as server-sent events in the order
-//! clients rely on: role, texts, finish reason, usage if asked for, `[DONE]`. A chunk is written for
-//! every token, so it is written straight from what is known, without a tree of values in between.
+//! Responses in OpenAI's format: a complete `chat.completion`, or chunks as server-sent events in the order
+//! clients rely on: role, texts, finish reason, usage if requested, `[DONE]`. Every token is a chunk, so
+//! chunks are serialised directly, without an intermediate `Value`.
 
 use bytes::Bytes;
 use russet_wire::event::{FinishReason, Usage};
@@ -8,19 +8,19 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::error_body;
-use crate::dispatch::{StreamItem, ResponseChunk};
+use crate::dispatch::{ResponseChunk, StreamItem};
 
-/// What every part of one answer repeats.
+/// The fields that all chunks of one response repeat.
 pub(super) struct ResponseWriter {
     /// `chatcmpl-…`.
     pub(super) id: String,
     /// Seconds since 1970.
     pub(super) created: u64,
-    /// The name the client used.
+    /// The model name the client used.
     pub(super) model: String,
-    /// Whether the client asked for the usage chunk; simple clients break on it.
+    /// Whether the client requested the usage chunk; simple clients break on it.
     pub(super) include_usage: bool,
-    /// OpenAI's word for when it had its turn, if the client asked in such words.
+    /// The service tier in OpenAI's word, if the client set one.
     pub(super) service_tier: Option<&'static str>,
 }
 
@@ -33,7 +33,7 @@ struct ChunkBody<'a> {
     choices: &'a [ChunkChoice<'a>],
     #[serde(skip_serializing_if = "Option::is_none")]
     service_tier: Option<&'static str>,
-    /// Absent unless the client asked for it, and null until it is known.
+    /// Absent unless the client requested it, and null until it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
 }
@@ -77,7 +77,7 @@ impl From<Usage> for UsageBody {
 }
 
 impl ResponseWriter {
-    /// The complete answer of a request that is not streamed.
+    /// The complete body of a response that is not streamed.
     pub(super) fn body(&self, text: &str, reason: FinishReason, usage: Usage) -> Value {
         let mut answer = json!({
             "id": self.id,
@@ -98,7 +98,7 @@ impl ResponseWriter {
         answer
     }
 
-    /// The events that say `item`.
+    /// The server-sent events of `item`.
     pub(super) fn event(&self, item: StreamItem) -> Bytes {
         let mut out = Vec::with_capacity(512);
         match item {
@@ -116,7 +116,7 @@ impl ResponseWriter {
                 }
                 out.extend_from_slice(b"data: [DONE]\n\n");
             }
-            // The status went out long ago; an `error` key is what SDKs raise on.
+            // The HTTP status was sent long ago; SDKs raise on an `error` key.
             StreamItem::Error(refusal) => sse_event(&mut out, &error_body(&refusal)),
         }
         out.into()
@@ -141,10 +141,10 @@ impl ResponseWriter {
     }
 }
 
-/// One server-sent event. JSON text holds no line break, so one `data:` line carries it.
+/// One server-sent event. JSON text has no line breaks, so one `data:` line holds it.
 fn sse_event(out: &mut Vec<u8>, value: &impl Serialize) {
     out.extend_from_slice(b"data: ");
-    // Texts, numbers and nothing: writing them into memory cannot fail.
+    // Only strings, numbers and null: serialising them into memory cannot fail.
     let _ = serde_json::to_writer(&mut *out, value);
     out.extend_from_slice(b"\n\n");
 }

@@ -1,4 +1,4 @@
-//! Requests of everybody for everything, and what becomes of them.
+//! Requests of all requesters for all subjects, and the verdicts.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{
@@ -73,7 +73,7 @@ fn fresh() -> TokenState {
 
 #[test]
 fn csr_is_approved_only_when_exact_and_for_its_own_subject() {
-    use NodeMembership::{Reachable, Leaving, Unreachable, Unknown};
+    use NodeMembership::{Leaving, Reachable, Unknown, Unreachable};
     let gateway = || pem("russet:gateway", "", &["gateway.russet.dev"]);
     let account = "system:serviceaccount:russet-nodes:a";
     let accounts = "system:serviceaccounts:russet-nodes";
@@ -119,7 +119,15 @@ fn csr_is_approved_only_when_exact_and_for_its_own_subject() {
             Reachable,
             Err("node a may not ask"),
         ),
-        ("anybody", node_pem("a"), "jane", "system:authenticated", &RIGHT, Unreachable, Err("join with a token")),
+        (
+            "anybody",
+            node_pem("a"),
+            "jane",
+            "system:authenticated",
+            &RIGHT,
+            Unreachable,
+            Err("join with a token"),
+        ),
         (
             "a bootstrap name without its group",
             node_pem("a"),
@@ -265,7 +273,14 @@ fn certificate_renews_only_within_its_node_incarnation() {
     for (story, user, uid, known, standing, want) in [
         ("the machine that joined", node, "one", Some("one"), NodeMembership::Reachable, Ok(Some("one"))),
         ("the same, silent for long", node, "one", Some("one"), NodeMembership::Unreachable, Ok(Some("one"))),
-        ("an earlier machine of the name", node, "one", Some("two"), NodeMembership::Reachable, Err("another machine")),
+        (
+            "an earlier machine of the name",
+            node,
+            "one",
+            Some("two"),
+            NodeMembership::Reachable,
+            Err("another machine"),
+        ),
         (
             "the same, the new one being off",
             node,
@@ -291,18 +306,34 @@ fn certificate_renews_only_within_its_node_incarnation() {
             Err("another machine"),
         ),
         ("a control plane's own, or an older release's", node, "", None, NodeMembership::Reachable, Ok(None)),
-        ("an earlier machine, the name being free", node, "one", None, NodeMembership::Unknown, Err("has left")),
-        ("an account, whose UID is its own", account, "uid", Some("two"), NodeMembership::Reachable, Ok(None)),
+        (
+            "an earlier machine, the name being free",
+            node,
+            "one",
+            None,
+            NodeMembership::Unknown,
+            Err("has left"),
+        ),
+        (
+            "an account, whose UID is its own",
+            account,
+            "uid",
+            Some("two"),
+            NodeMembership::Reachable,
+            Ok(None),
+        ),
     ] {
         let mut request = request(node_pem("a"), user, "x", &RIGHT);
         request.spec.uid = Some(uid.to_owned());
         let asked = read(&request).unwrap();
         match (want, evaluate(&asked, standing, known, &TokenState::Gone, at(0))) {
-            (Ok(life), CsrVerdict::Approve { claim: None }) => assert_eq!(asked.incarnation(), life, "{story}"),
+            (Ok(life), CsrVerdict::Approve { claim: None }) => {
+                assert_eq!(asked.incarnation(), life, "{story}")
+            }
             (Err(text), CsrVerdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
             (_, verdict) => panic!("{story}: {verdict:?}"),
         }
-        // A life may have ended between the approval and the signature.
+        // An incarnation may end between the approval and the signature.
         request.status = approved();
         match (want, evaluate(&read(&request).unwrap(), standing, known, &TokenState::Gone, at(0))) {
             (Ok(_), CsrVerdict::Sign) => {}
@@ -318,12 +349,20 @@ fn certificate_renews_only_within_its_node_incarnation() {
 fn join_token_serves_one_machine_only() {
     let request = request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT);
     let key = read(&request).unwrap().key;
-    let used =
-        |node: &str, key: &str| TokenState::Used { node: node.into(), key: key.into(), secret: SecretVersion::default() };
+    let used = |node: &str, key: &str| TokenState::Used {
+        node: node.into(),
+        key: key.into(),
+        secret: SecretVersion::default(),
+    };
     for (story, token, standing, want) in [
         ("nobody used it", fresh(), NodeMembership::Unknown, Ok(true)),
         ("the same machine asks again", used("a", &key), NodeMembership::Unreachable, Ok(false)),
-        ("the same machine asks again while it already runs", used("a", &key), NodeMembership::Reachable, Ok(false)),
+        (
+            "the same machine asks again while it already runs",
+            used("a", &key),
+            NodeMembership::Reachable,
+            Ok(false),
+        ),
         (
             "another machine of the same name",
             used("a", "sha256:other"),
@@ -331,10 +370,20 @@ fn join_token_serves_one_machine_only() {
             Err("was used by node a"),
         ),
         ("another node", used("b", "sha256:other"), NodeMembership::Unknown, Err("was used by node b")),
-        ("another node with the same key", used("b", &key), NodeMembership::Unknown, Err("was used by node b")),
-        ("used up, or another's", TokenState::Gone, NodeMembership::Unknown, Err("is used up or was not made by")),
+        (
+            "another node with the same key",
+            used("b", &key),
+            NodeMembership::Unknown,
+            Err("was used by node b"),
+        ),
+        (
+            "used up, or another's",
+            TokenState::Gone,
+            NodeMembership::Unknown,
+            Err("is used up or was not made by"),
+        ),
     ] {
-        // Where the node is known, it is in the life that this key began.
+        // A known node is in the incarnation that this key started.
         let life = (standing != NodeMembership::Unknown).then_some(key.as_str());
         match (want, evaluate(&read(&request).unwrap(), standing, life, &token, at(0))) {
             (Ok(claims), CsrVerdict::Approve { claim }) => assert_eq!(claim.is_some(), claims, "{story}"),
@@ -353,16 +402,31 @@ fn approved_join_is_signed_only_for_the_tokens_recorded_node() {
     request.status = approved();
     let asked = read(&request).unwrap();
     let own = asked.key.as_str();
-    let used =
-        |node: &str, key: &str| TokenState::Used { node: node.into(), key: key.into(), secret: SecretVersion::default() };
+    let used = |node: &str, key: &str| TokenState::Used {
+        node: node.into(),
+        key: key.into(),
+        secret: SecretVersion::default(),
+    };
     for (story, token, standing, life, want) in [
         ("the first of its name", used("a", own), NodeMembership::Unknown, None, Ok(())),
         ("a name that is silent", used("a", own), NodeMembership::Unreachable, Some("other"), Ok(())),
         ("its life has begun already", used("a", own), NodeMembership::Reachable, Some(own), Ok(())),
-        ("another joined since", used("a", own), NodeMembership::Reachable, Some("other"), Err("joined and alive")),
+        (
+            "another joined since",
+            used("a", own),
+            NodeMembership::Reachable,
+            Some("other"),
+            Err("joined and alive"),
+        ),
         ("a person was faster", fresh(), NodeMembership::Unknown, None, Err("nobody wrote down")),
         ("the token was taken back", TokenState::Gone, NodeMembership::Unknown, None, Err("is used up")),
-        ("another key's token", used("a", "other"), NodeMembership::Unreachable, None, Err("was used by node a")),
+        (
+            "another key's token",
+            used("a", "other"),
+            NodeMembership::Unreachable,
+            None,
+            Err("was used by node a"),
+        ),
         ("another node's token", used("b", own), NodeMembership::Unknown, None, Err("was used by node b")),
     ] {
         match (want, evaluate(&asked, standing, life, &token, at(0))) {
@@ -372,7 +436,13 @@ fn approved_join_is_signed_only_for_the_tokens_recorded_node() {
         }
     }
     request.spec.username = Some("jane".to_owned());
-    let verdict = evaluate(&read(&request).unwrap(), NodeMembership::Reachable, Some("other"), &TokenState::Gone, at(0));
+    let verdict = evaluate(
+        &read(&request).unwrap(),
+        NodeMembership::Reachable,
+        Some("other"),
+        &TokenState::Gone,
+        at(0),
+    );
     assert_eq!(verdict, CsrVerdict::Sign, "a person may approve who");
 }
 
@@ -443,7 +513,11 @@ fn finished_or_foreign_csrs_are_ignored_and_approved_are_signed() {
     );
     let mut wrong = with("Approved", Some("x"), 0);
     wrong.spec.request = ByteString(pem("admin", "system:masters", &[]));
-    assert_eq!(decide(&wrong, NodeMembership::Reachable, &used), CsrVerdict::Nothing, "another signer was faster");
+    assert_eq!(
+        decide(&wrong, NodeMembership::Reachable, &used),
+        CsrVerdict::Nothing,
+        "another signer was faster"
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Thousands of short lives of a group: agents that claim, start, fail, move and restart in any
-//! order, an operator that dies half-way through its writes and looks through caches that lag. What
-//! must hold at every moment is checked at every moment; when the trouble ends, the group serves.
+//! Random simulation of a group: agents claim, start, fail, move and restart in any order; the operator
+//! crashes between its writes and reads lagging caches. Invariants are checked after every step; once the
+//! faults end, the group serves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ impl SimRng {
     }
 }
 
-/// What the API server holds, and older versions of it for caches that lag.
+/// The API server's objects, and older versions of them for lagging caches.
 struct SimulatedServer {
     groups: Vec<Arc<ShardGroup>>,
     shards: Vec<BTreeMap<u32, Arc<Shard>>>,
     ports: u32,
     bumps: usize,
-    /// What the operator remembers; lost when it dies.
+    /// State in the operator's memory; lost on a crash.
     peer_table: Option<(i64, PeerTable)>,
 }
 
@@ -54,7 +54,7 @@ impl SimulatedServer {
         self.shards.last().unwrap().clone()
     }
 
-    /// The operator looks, at the latest or at older versions, and writes some or all of its plan.
+    /// The operator reconciles on the latest or on older versions, and makes some or all of its writes.
     fn operate(&mut self, seen: &mut (usize, usize), writes: usize) {
         let mut view = observed(1);
         view.group = self.groups[seen.0].clone();
@@ -72,7 +72,7 @@ impl SimulatedServer {
         let mut left = writes;
         if planned.bump.is_some() {
             self.bumps += 1;
-            // The server lets an epoch only grow.
+            // The server rejects a lower epoch.
             if planned.epoch >= self.group().spec.epoch {
                 let mut group = self.group().clone();
                 group.spec.epoch = planned.epoch;
@@ -96,7 +96,7 @@ impl SimulatedServer {
         self.shards.push(shards);
     }
 
-    /// An agent does its next step, or something happens to it.
+    /// An agent does its next step, or a fault happens to it.
     fn agent(&mut self, rank: u32, trouble: u64) {
         let mut shards = self.now();
         let Some(shard) = shards.get_mut(&rank) else { return };
@@ -118,7 +118,7 @@ impl SimulatedServer {
                 self.shards.push(shards);
                 return;
             }
-            // The agent restarted and allocates anew.
+            // The agent restarted and allocates new addresses.
             2 => status.rendezvous = None,
             _ if status.rendezvous.is_none() => {
                 set(Type::Claimed, true);
@@ -162,7 +162,7 @@ fn group_serves_again_after_any_sequence_of_failures() {
     for seed in 0..3000 {
         let mut seeded = SimRng(seed);
         let mut world = SimulatedServer::new();
-        // What the operator's caches show; they lag, each for itself, but never go back.
+        // Versions in the operator's caches; each cache lags separately, but never goes back.
         let mut seen = (0, 0);
         for _ in 0..40 {
             match seeded.below(3) {

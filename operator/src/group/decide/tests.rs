@@ -1,4 +1,4 @@
-//! The life of a group of two ranks, one table row a situation.
+//! Steps of a group of two ranks, one table row per situation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use russet_crds::{GroupMember, GroupPlan, Rendezvous, ShardGroup, ShardGroupSpec
 
 use super::*;
 
-/// A moment.
+/// A point in time.
 pub fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).unwrap()
 }
@@ -56,7 +56,7 @@ fn peers(port: u32) -> Vec<Peer> {
     vec![peer(0, "a"), peer(1, "b")]
 }
 
-/// Adds a Shard as the operator writes it, with a status in which these conditions hold.
+/// Adds a Shard as the operator writes it, with a status in which these conditions are true.
 fn with(observed: &mut ObservedGroup, rank: u32, epoch: i64, peers: &[Peer], seen: i64, hold: &[Type]) {
     let peer_table = PeerTable { peers: peers.to_vec(), transport: Transport::Tunnel };
     let spec = shard_spec(observed, rank, epoch, &peer_table);
@@ -110,7 +110,7 @@ fn both(epoch: i64, peers: &[Peer], seen: i64, hold: [&[Type]; 2]) -> ObservedGr
     observed
 }
 
-/// `(epoch, ranks written, whether with peers, reason shown)`
+/// `(epoch, ranks written, whether with peers, reason)`
 fn outcome(planned: &PlannedGroup) -> (i64, Vec<u32>, bool, String) {
     let written = planned.shards.iter().map(|shard| shard.rank).collect();
     let with_peers = planned.shards.iter().any(|shard| !shard.peers.is_empty());
@@ -256,16 +256,16 @@ fn any_loss_begins_a_new_epoch_without_peers() {
 
 #[test]
 fn an_epoch_begun_half_way_is_finished() {
-    // The operator wrote the group and died before it wrote the Shards.
+    // The operator wrote the group and crashed before it wrote the Shards.
     let mut observed = both(4, &peers(100), 4, [SERVING, SERVING]);
     Arc::make_mut(&mut observed.group).spec.epoch = 5;
     assert_eq!(outcome(&decide(&observed, at(0))), (5, vec![0, 1], false, "WaitingForAgent".to_owned()));
-    // The cache of groups lags behind that of Shards: nothing is decided on half the truth.
+    // The cache of groups lags behind that of Shards: no decision on inconsistent state.
     assert!(!both(4, &[], 4, [CLAIMED, CLAIMED]).is_stale());
     let mut stale = both(5, &[], 5, [CLAIMED, CLAIMED]);
     Arc::make_mut(&mut stale.group).spec.epoch = 4;
     assert!(stale.is_stale());
-    // It wrote the peers of one Shard and died before the other.
+    // It wrote the peers of one Shard and crashed before the other.
     let mut observed = both(5, &peers(100), 5, [CLAIMED, CLAIMED]);
     edit(&mut observed, 1, |shard| shard.spec.peers.clear());
     assert_eq!(outcome(&decide(&observed, at(0))), (5, vec![1], true, "Loading".to_owned()));
@@ -337,7 +337,12 @@ fn restarts_back_off_after_twenty_in_ten_minutes() {
         });
         observed.epoch_starts = begun.iter().map(|second| at(*second)).collect();
         let planned = decide(&observed, at(now));
-        assert_eq!(planned.requeue_after.map(|again| again.as_secs()), pause, "{} restarts at {now}", begun.len());
+        assert_eq!(
+            planned.requeue_after.map(|again| again.as_secs()),
+            pause,
+            "{} restarts at {now}",
+            begun.len()
+        );
         assert_eq!(planned.bump.is_none(), pause.is_some());
         assert_eq!(conditions::is_true(&planned.status.conditions, Type::Stalled), pause.is_some());
         if pause.is_some() {
@@ -417,7 +422,7 @@ fn how_ranks_meet_is_decided_once_for_an_epoch() {
     ]);
     let peer_table = decide(&observed, at(0)).shards;
     assert!(peer_table.iter().all(|shard| shard.transport == Transport::Direct && shard.peers.len() == 2));
-    // The cable is gone, and half of the ranks have been told: the other half is told the same.
+    // The cable is gone, and half of the ranks have the table: the other half gets the same one.
     let (peers, transport) = (peer_table[0].peers.clone(), peer_table[0].transport);
     edit(&mut observed, 0, |shard| (shard.spec.peers, shard.spec.transport) = (peers, transport));
     observed.links.clear();

@@ -1,4 +1,4 @@
-//! Who fetches, who waits and who receives, in tables.
+//! Tables of which copy fetches, waits and downloads.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -14,7 +14,7 @@ fn source(uri: &str) -> ModelSource {
     ModelSource { uri: uri.to_owned(), ..ModelSource::default() }
 }
 
-/// `a waits done=5 fails=DiskPressure`: a node and what its copy is told and says.
+/// `a waits done=5 fails=DiskPressure`: a node, and its copy's supply and status.
 fn copy(words: &str) -> Arc<ModelCopy> {
     let mut words = words.split(' ');
     let mut model = Model::new("m", ModelSpec { source: source(REMOTE), ..ModelSpec::default() });
@@ -56,7 +56,7 @@ fn copies(lines: &[&str]) -> Vec<Arc<ModelCopy>> {
     lines.iter().map(|line| copy(line)).collect()
 }
 
-/// `a b- c? d6`: an unreachable one, an older one and one of IPv6.
+/// `a b- c? d6`: `-` is unreachable, `?` is an older release, `6` is IPv6.
 fn world(words: &str) -> BTreeMap<String, PeerNode> {
     let node = |word: &str| {
         let (name, sort) = word.split_at(1);
@@ -89,8 +89,11 @@ fn shown(decided: &BTreeMap<String, Option<CopySource>>) -> String {
     decided.iter().map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// What was decided is carried out.
-fn carried_out(copies: &[Arc<ModelCopy>], decided: &BTreeMap<String, Option<CopySource>>) -> Vec<Arc<ModelCopy>> {
+/// The copies after the decision was applied.
+fn carried_out(
+    copies: &[Arc<ModelCopy>],
+    decided: &BTreeMap<String, Option<CopySource>>,
+) -> Vec<Arc<ModelCopy>> {
     let told = |copy: &Arc<ModelCopy>| {
         let mut copy = copy.as_ref().clone();
         if let Some(supply) = decided.get(&copy.name_any()) {
@@ -101,7 +104,7 @@ fn carried_out(copies: &[Arc<ModelCopy>], decided: &BTreeMap<String, Option<Copy
     copies.iter().map(told).collect()
 }
 
-/// One table for all: what is decided, and that it stays decided.
+/// One table for all: the decision, and that it is stable.
 fn check(cases: &[(&str, &str, &[&str], &str)]) {
     for (story, nodes, lines, want) in cases {
         let (copies, nodes) = (copies(lines), world(nodes));

@@ -1,4 +1,4 @@
-//! Two Macs with a cable between them, and everything that can be wrong with it. Synthetic.
+//! Two Macs with a cable between them, and its possible faults. Synthetic.
 
 use jiff::Timestamp;
 use russet_crds::conditions;
@@ -51,7 +51,7 @@ fn status(node: &mut InferenceNode) -> &mut InferenceNodeStatus {
     node.status.as_mut().unwrap()
 }
 
-/// What an agent says of a port that has no RDMA.
+/// An agent's report on a port without RDMA.
 fn lacks(port: &mut FabricPort, reason: &str, message: &str) {
     port.rdma_device = None;
     (port.reason, port.message) = (Some(reason.to_owned()), Some(message.to_owned()));
@@ -84,7 +84,7 @@ fn two_ports_that_see_each_other_are_a_link_of_each_node() {
 #[test]
 fn cable_fault_gives_its_reason_and_remedy() {
     type Change = fn(&mut Vec<InferenceNode>);
-    // What is changed, whether that is a fault of a's, whether a link is left, the reason and some words.
+    // The change, whether it is a fault of a's, whether a link is left, the reason and some words.
     let faults: [(Change, bool, bool, &str, &str); 20] = [
         (|_| (), true, true, "RdmaReady", "RDMA to node b"),
         (|nodes| status(&mut nodes[0]).ports[0].peers.clear(), true, false, "NoCables", "no cable"),
@@ -278,7 +278,7 @@ fn bridge_loop_is_a_fault_and_a_bridge_chain_is_not() {
         ];
         status(&mut nodes[2]).ports.push(bridged(3, "C3", "D1"));
         if !last {
-            // Out of its bridge at one end, the cable closes no circle.
+            // Out of its bridge at one end, the cable closes no loop.
             status(&mut nodes[0]).ports[1].bridge = None;
         }
         nodes
@@ -291,7 +291,7 @@ fn bridge_loop_is_a_fault_and_a_bridge_chain_is_not() {
     assert_eq!(reasons(&row(false)), [lacking; 4]);
     let words = of("c", &row(true)).health.unwrap().2;
     assert_eq!(words.lines().filter(|line| line.contains("in a circle")).count(), 2, "{words}");
-    // Two cables between the same two bridges are one too.
+    // Two cables between the same two bridges are a loop too.
     let pair = [
         node("a", vec![bridged(1, "A1", "B1"), bridged(2, "A2", "B2")]),
         node("b", vec![bridged(1, "B1", "A1"), bridged(2, "B2", "A2")]),
@@ -334,7 +334,7 @@ fn agent_unreachable_over_its_cable_is_reported() {
     assert_eq!((healthy, reason), (false, Reason::LinkUnanswered));
     assert!(words.contains("from 192.0.2.1 to 192.0.2.2 port 20001"), "{words}");
     assert_eq!(of("a", &nodes).links[0].rdma_device.as_deref(), Some("rdma_en3"), "RDMA is no TCP");
-    // What keeps it from an answer comes first.
+    // A cable without response comes first.
     lacks(&mut status(&mut nodes[0]).ports[0], "PortInBridge", "take it out");
     assert_eq!(of("a", &nodes).health.unwrap().1, Reason::PortInBridge);
 }

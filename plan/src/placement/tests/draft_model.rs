@@ -1,4 +1,4 @@
-//! A draft model: room for it on the node of rank 0, and a plan of its own.
+//! Draft models: memory on the node of rank 0, and a plan of its own.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn draft_model_is_reserved_on_rank_0_and_named_in_refusals() {
             assert_eq!(plan.draft_model_ref, Some(LocalReference::new("d")));
             let first = &plan.members[0];
             assert_eq!(plan.files("m").last(), Some(("d", first.node_name.as_str())));
-            // A KiB for every token that all conversations may have.
+            // A KiB for every token of KV-cache capacity.
             let kv: u64 = plan.members.iter().map(|member| member.kv_bytes).sum();
             assert_eq!(kv, 1 << 20, "the cache of the draft model alone");
             assert!(first.weight_bytes >= 2 * GIB + 4 * GIB / plan.members.len() as u64 / 2);
@@ -59,7 +59,7 @@ fn draft_model_changes_the_plan_and_its_absence_does_not() {
     let named = drafted(ShardingMode::Auto);
     let named = ModelDeploymentSpec { draft_model_ref: Some(LocalReference::new("e")), ..named };
     assert_eq!(shown(&checked(&twins, &desired(&twins, &named)).0), "a4");
-    // A draft model whose bytes are others is loaded anew.
+    // A draft model with another size is loaded again.
     let other = with_draft(now.clone(), GIB / 2);
     let again = desired(&other, &drafted(ShardingMode::Auto));
     assert_eq!(shown(&checked(&other, &again).0), "a4");

@@ -1,11 +1,11 @@
-//! Replicas apart: which failure domain a new one comes to, and which one goes where there are too many.
+//! Spread of replicas: the failure domain of a new one, and which one is removed from a surplus.
 
 use russet_crds::{Spread, names};
 
 use super::*;
 use crate::chips;
 
-/// A chip and a zone for every node; an empty one is none.
+/// A chip and a zone for every node; empty means none.
 type Machines<'a> = &'a [(&'a str, u64, &'a str, &'a str)];
 
 fn zoned(machines: Machines<'_>, layers: u32) -> Snapshot {
@@ -142,7 +142,7 @@ fn other_topology_keys_work_and_unused_ones_spread_nothing() {
 
 #[test]
 fn surplus_leaves_the_fullest_domain_and_others_keep_indices() {
-    // Where the replicas 0, 1, … are; `!` stands for one that does not answer.
+    // The nodes of the replicas 0, 1, …; `!` marks one that is not ready.
     for (story, zones, left, goes) in [
         ("the fullest zone", ["x", "x", "y", "z"].as_slice(), 3, "1"),
         ("then the highest number", &["x", "y", "z"], 2, "2"),
@@ -158,7 +158,7 @@ fn surplus_leaves_the_fullest_domain_and_others_keep_indices() {
         let all = desired(&view, &spec(ShardingMode::Auto, None, zones.len() as i32));
         let fit = all.memory_model();
         for (replica, zone) in zones.iter().enumerate() {
-            // One by one, so that each is where the story has it.
+            // One by one, so that each is placed as the story has it.
             let alone = Snapshot {
                 nodes: view
                     .nodes
@@ -182,7 +182,7 @@ fn surplus_leaves_the_fullest_domain_and_others_keep_indices() {
             .map(|old| view.groups[&("ns".to_owned(), old.name.clone())].replica.to_string());
         assert_eq!(indices.collect::<Vec<_>>().join(" "), goes, "{story}: {notes}");
         assert!(placement.create.is_empty() && placement.waiting.is_empty(), "{story}: {placement:?}");
-        // As many as before again: the numbers that went come back, and nothing else changes.
+        // Scaled up again: the removed indices come back, and nothing else changes.
         if left > 0 {
             let after = placement.apply(&view, &fewer);
             let (again, _) = checked(&after, &all);

@@ -1,11 +1,11 @@
-//! Files before memory: nothing stops for a model whose files are not where it is to run, and no place is taken to
-//! which they cannot come.
+//! Files before memory: nothing stops for a model whose files are not on its node yet, and no node is chosen
+//! that cannot hold them.
 
 use russet_crds::{Rollout, RolloutStrategy};
 
 use super::*;
 
-/// One node with a replica that answers, and what its deployment asks for after an edit.
+/// One node with a ready replica, and its deployment's spec after an edit.
 fn edited(gib: u64, strategy: RolloutStrategy) -> (Snapshot, ValidDeployment) {
     let view = view(&[("a", gib)], 4);
     let before = desired(&view, &spec(ShardingMode::Auto, None, 1));
@@ -18,7 +18,7 @@ fn edited(gib: u64, strategy: RolloutStrategy) -> (Snapshot, ValidDeployment) {
     (view, after)
 }
 
-/// The files that are to come first: their nodes, and the model where it is not the deployment's own.
+/// The files to fetch first: their nodes, and the model if it is not the deployment's own.
 fn fetched(prefetch: &[(String, String)]) -> String {
     let one = |(model, node): &(String, String)| match model.as_str() {
         "m" => node.clone(),
@@ -97,7 +97,7 @@ fn a_node_holds_the_files_of_both_models_or_takes_no_rank() {
         ("others go for them", 6, vec![("x", "a", 6, 6, false)], "b4"),
     ] {
         let mut view = with_draft(view(&[("a", 16), ("b", 32)], 4), 2 * GIB);
-        // Somebody knows every model.
+        // Every model is known.
         let gone = [("m", "gone", 4, 4, false), ("d", "gone", 2, 2, false)];
         let copies: Vec<StoredFiles<'_>> = copies.into_iter().chain(gone).collect();
         view.disks = stored(&[("a", Some(limit)), ("b", Some(99))], &copies);
@@ -113,7 +113,8 @@ fn a_node_holds_the_files_of_both_models_or_takes_no_rank() {
 #[test]
 fn victims_run_until_the_preemptors_files_are_there() {
     let mut view = view(&[("a", 6)], 4);
-    let tier = |priority, preempts| crate::tier::TierInfo { priority, preempts, ..crate::tier::TierInfo::default() };
+    let tier =
+        |priority, preempts| crate::tier::TierInfo { priority, preempts, ..crate::tier::TierInfo::default() };
     view.tiers = [("low".to_owned(), tier(1, false)), ("high".to_owned(), tier(2, true))].into();
     let of = |view: &Snapshot, name: &str, tier: &str| {
         let mut spec = spec(ShardingMode::Auto, None, 1);
@@ -131,7 +132,7 @@ fn victims_run_until_the_preemptors_files_are_there() {
     }
 }
 
-/// A copy: its model, node, GiB, GiB that are there, and whether it never goes.
+/// A copy: its model, node, GiB, GiB present, and whether it is never evicted.
 type StoredFiles<'a> = (&'a str, &'a str, u64, u64, bool);
 
 fn stored(limits: &[(&str, Option<u64>)], copies: &[StoredFiles<'_>]) -> Option<ArcCow<DiskState>> {
@@ -196,7 +197,7 @@ fn local_files_and_disk_space_decide_between_nodes() {
 
 #[test]
 fn disk_space_is_reserved_for_one_replica_only() {
-    // Room for the files of one of two models on each node, and memory for both.
+    // Disk space for the files of one of two models on each node, and memory for both.
     let mut view = view(&[("a", 16), ("b", 16)], 4);
     let shape = view.models[&("ns".to_owned(), "m".to_owned())].clone();
     view.models.insert(("ns".to_owned(), "n".to_owned()), shape);

@@ -1,10 +1,10 @@
-//! Room for conversations: reserved for all of them at their longest, or for as many tokens as are asked for.
+//! KV-cache capacity: reserved for all sequences at full length, or for the requested number of tokens.
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Four layers of 1 GiB, and 4 GiB of KV cache for a conversation of 1,024 tokens.
+/// Four layers of 1 GiB, and 4 GiB of KV cache for a context of 1,024 tokens.
 fn wide(gib: u64) -> Snapshot {
     let mut view = view(&[("a", gib)], 4);
     view.models.values_mut().for_each(|shape| shape.kv_bytes_per_token_per_layer = MIB);

@@ -1,4 +1,4 @@
-//! Pools: where replicas may be, what joins their nodes, and that nodes which leave move nothing.
+//! Pools: where replicas may be placed, required links, and that nodes which leave a pool move no replica.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ fn replicas_stay_in_the_pools_and_each_in_one_of_them() {
 fn pool_link_demand_decides_which_nodes_share_a_group() {
     let demand = |kind, gigabits: u64| Some(LinkDemand { kind, bits: gigabits * 1_000_000_000 });
     for (demand, want_shown, words) in [
-        // Where nobody asks, any cable is taken before none.
+        // Without a requirement, any cable is preferred to none.
         (None, "b2 c2", ""),
         (demand(FabricKind::Any, 0), "b2 c2", ""),
         (demand(FabricKind::ThunderboltRdma, 60), "c2 d2", ""),
@@ -120,7 +120,7 @@ fn node_leaving_its_pool_keeps_replicas_until_an_edit() {
     let (created, kept, notes) = plan(&["b"], &["p"]);
     assert_eq!((created.as_str(), kept), ("", 1), "{notes}");
     assert!(notes.contains("stays on a, which NodePool p has no longer"), "{notes}");
-    // Leaving the pools out asks for nothing it has not; naming others asks for another place.
+    // A spec without pools requires nothing that it lacks; other pools require another placement.
     assert_eq!(plan(&["b"], &[]), (String::new(), 1, String::new()));
     assert_eq!(plan(&["b"], &["q"]).0, "b4");
 }

@@ -1,8 +1,8 @@
-//! Placements of tensor and hybrid groups a person can follow.
+//! Placements of tensor and hybrid groups that a person can follow.
 
 use super::*;
 
-/// Nodes `a`, `b`, … of so many GiB, of which the pairs named have a cable with RDMA at both ends.
+/// Nodes `a`, `b`, … of this many GiB; the named pairs have a cable with RDMA at both ends.
 fn cabled(nodes: &[(&str, u64)], layers: u32, pairs: &[(&str, &str)]) -> Snapshot {
     let mut view = view(nodes, layers);
     for node in view.nodes.values_mut() {
@@ -151,7 +151,7 @@ fn refusals_name_the_lacking_cable_engine_or_memory() {
             tensor(4, JacclRing),
             "RDMA ring (JacclRing) cannot be: a, b, c, d come nearest to a ring, where a and b have no RDMA link: node a reports no Thunderbolt link to node b; d and a have no RDMA link: node d reports no Thunderbolt link to node a; cable the nodes",
         ),
-        // Three cables of a ring of four: what closes it, and not what the names would suggest.
+        // Three cables of a ring of four: the missing one is found, whatever the order of the names.
         (
             even.to_vec(),
             RING_4[..3].to_vec(),
@@ -172,7 +172,7 @@ fn refusals_name_the_lacking_cable_engine_or_memory() {
             sharded(ShardingMode::Hybrid, Some(4), Some(2), Jaccl),
             "a, d | b, c come nearest to a mesh, where a and d have no RDMA link: node a reports no Thunderbolt link to node d; cable the nodes",
         ),
-        // Cables are there, and memory on them is not.
+        // The cables exist, but their nodes lack memory.
         (
             vec![("a", 16), ("b", 16), ("c", 2), ("d", 2)],
             vec![("a", "c"), ("b", "d")],
@@ -191,7 +191,7 @@ fn refusals_name_the_lacking_cable_engine_or_memory() {
         let (placement, notes) = checked(&view, &desired(&view, &spec));
         assert!(placement.create.is_empty() && notes.contains(wanted), "{notes}\nlacks {wanted}");
     }
-    // Many nodes hold nothing and are looked at first, because they have no sibling.
+    // Many nodes without memory are considered first, because they have no sibling.
     let small: Vec<String> = (0..20).map(|index| format!("s{index:02}")).collect();
     let nodes: Vec<(&str, u64)> =
         even.into_iter().chain(small.iter().map(|name| (name.as_str(), 1))).collect();
@@ -219,13 +219,13 @@ fn a_port_carries_one_group_and_a_successor_waits_for_it() {
     let spec = sharded(ShardingMode::Tensor, Some(2), None, BackendChoice::Auto);
     let chat = desired(&before, &spec);
     let now = ready(checked(&before, &chat).0.apply(&before, &chat));
-    // Another deployment settles for TCP: nobody knows when the ports come free.
+    // Another deployment settles for TCP: it is unknown when the ports become free.
     let other = validate(&now, "ns", "code", &spec).unwrap();
     let (placement, _) = checked(&now, &other);
     let decision = placement.report.unwrap().decision;
     let reason = "TCP ring: port rdma_b of node a is in use by ShardGroup chat-0-";
     assert!(decision.contains(reason), "{decision}");
-    // A successor lets its predecessor go first, although memory would hold both.
+    // Its predecessor stops first, although there is memory for both.
     let mut longer = spec.clone();
     longer.sharding.as_mut().unwrap().kv.context_tokens = 512;
     let longer = desired(&now, &longer);
@@ -234,7 +234,7 @@ fn a_port_carries_one_group_and_a_successor_waits_for_it() {
     let after = step.apply(&now, &longer);
     let (placed, _) = checked(&after, &longer);
     assert_eq!(placed.create[0].plan.backend, russet_crds::Backend::Jaccl);
-    // While an engine nobody accounts for still lives, its ports may be in use.
+    // While an unaccounted engine still runs, its ports may be in use.
     let mut held = after.clone();
     held.nodes.get_mut("a").unwrap().unreleased = GIB;
     let (waits, notes) = checked(&held, &longer);

@@ -1,4 +1,4 @@
-//! What a round of the campaign does, drawn from a seed. Pure but for the number of the round.
+//! A round of the campaign, drawn from a seed. Pure except for the number of the round.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,20 +8,20 @@ use sha2::{Digest as _, Sha256};
 
 use super::rank::RankMilestone;
 
-/// Where a rank is to be struck.
+/// The stage of the rank at the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aim {
-    /// From its first moment until its weights are in memory.
+    /// From its start until its weights are in memory.
     Load,
     /// From there until it serves.
     Join,
-    /// While prompts are read.
+    /// During prefill.
     Prompt,
-    /// While tokens are chosen.
+    /// During decode.
     Answer,
 }
 
-/// How it is struck.
+/// The fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Kill -9.
@@ -31,7 +31,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Seconds within which an agent has to notice, whatever the rank does, as docs/engine.md promises.
+    /// Seconds within which an agent has to detect the fault, whatever the rank does, as docs/engine.md
+    /// promises.
     pub const DETECTION_SECONDS: u32 = 2;
 }
 
@@ -48,28 +49,28 @@ impl fmt::Display for Fault {
 pub struct FaultDraw {
     seed: u64,
     round: u64,
-    /// Where to strike.
+    /// The stage.
     pub aim: Aim,
-    /// Whom.
+    /// The rank.
     pub rank: i64,
-    /// How.
+    /// The fault.
     pub fault: Fault,
-    /// Who dies first, so that somebody loads and joins.
+    /// The rank that is killed first, so that ranks load and join.
     pub first: i64,
     /// The step of loading or joining.
     pub mark: RankMilestone,
-    /// Answers that run.
+    /// Running streams.
     pub streams: usize,
-    /// Pieces of the first answer that are read before the strike.
+    /// Chunks of the first stream that are read before the fault.
     pub pieces: usize,
-    /// Prompts that are read at the strike.
+    /// Prompts in prefill at the fault.
     pub prompts: usize,
-    /// Share of their tokens that is read by then, in percent.
+    /// Percentage of their tokens that is prefilled by then.
     pub read: usize,
 }
 
 impl FaultDraw {
-    /// The next round with this aim.
+    /// The next round for this stage.
     pub fn next(aim: Aim) -> Result<Self> {
         static ROUNDS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
         let seed = match std::env::var("RUSSET_FAULT_SEED").or_else(|_| std::env::var("RUSSET_SLICE")) {
@@ -87,7 +88,7 @@ impl FaultDraw {
             let number = digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte));
             (number % below as u64) as usize
         };
-        // Every rank meets every fault equally often; the seed says which come first.
+        // Every rank gets every fault equally often; the seed determines the order.
         let turn = seed.wrapping_add(round);
         let marks: &[RankMilestone] = match aim {
             Aim::Load => &[RankMilestone::Born, RankMilestone::Listens, RankMilestone::Listens],
@@ -114,7 +115,7 @@ impl FaultDraw {
         }
     }
 
-    /// Text of a prompt that nobody has read before, a few hundred tokens.
+    /// Text of a new prompt, a few hundred tokens.
     pub fn long_prompt(&self, number: usize) -> String {
         let Self { seed, round, .. } = self;
         let place = |place: u64| (seed + 31 * round + 7 * number as u64 + place * place) % 90 + 10;

@@ -1,5 +1,5 @@
-//! Where one rank's agent writes down what it runs, and its engine what it does: how far a rank has come is seen there
-//! soon enough to strike it, which it would not be at the API server.
+//! Files in which a rank's agent records its engine, and the engine its progress: a rank's stage shows up
+//! there soon enough to inject a fault, which it would not at the API server.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,18 +9,18 @@ use anyhow::{Context, Result, ensure};
 use russet_tests::cluster::{TestCluster, WAIT_TIMEOUT};
 use serde_json::Value;
 
-/// How far a rank had come when it was struck.
+/// Stage of a rank at the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankStage {
-    /// Nobody has heard of it yet.
+    /// It does not listen yet.
     Starts,
     /// It listens, and its weights are not all in memory.
     Loads,
-    /// It waits for the others, meets them, and tries the smoke prompt with them.
+    /// It connects to the others, and runs the smoke prompt with them.
     Joins,
-    /// It serves, and nobody's prompt is being read.
+    /// It serves, without a prompt in prefill.
     Serves,
-    /// It serves, and a prompt is being read.
+    /// It serves, with a prompt in prefill.
     Reads,
 }
 
@@ -36,26 +36,26 @@ impl fmt::Display for RankStage {
     }
 }
 
-/// What is waited for before the strike.
+/// The event to wait for before the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankMilestone {
-    /// Its process.
+    /// Its process exists.
     Born,
-    /// Its sockets.
+    /// Its sockets listen.
     Listens,
-    /// Its weights.
+    /// Its weights are loaded.
     Loaded,
-    /// Its way to the others' rings.
+    /// It connects to the others' rings.
     Joins,
-    /// All rings.
+    /// All rings are connected.
     Joined,
 }
 
 impl RankMilestone {
-    /// The words of the engine's log.
+    /// The event's text in the engine's log.
     fn words(self) -> &'static str {
         match self {
-            // The line itself is where the part of this process begins.
+            // That line starts the part of this process.
             Self::Born | Self::Listens => "",
             Self::Loaded => LOADED,
             Self::Joins => "joins the rings",
@@ -87,7 +87,7 @@ pub struct RankFolder {
 }
 
 impl RankFolder {
-    /// Those of all ranks.
+    /// The folders of all ranks.
     pub async fn all(cluster: &TestCluster) -> Result<Vec<Self>> {
         let shards = path_of_smoke(cluster).await?;
         let seat = |shard: &Value| {
@@ -102,15 +102,15 @@ impl RankFolder {
         shards.iter().map(seat).collect()
     }
 
-    /// Epoch and process of its engine, as its agent wrote them down.
+    /// Epoch and process of its engine, as its agent recorded them.
     pub fn engine(&self) -> Option<(i64, i32)> {
         let record: Value =
             serde_json::from_slice(&std::fs::read(self.folder.join("state.json")).ok()?).ok()?;
         Some((record["epoch"].as_i64()?, record["process"]["pid"].as_i64()? as i32))
     }
 
-    /// What the engine with this process id has written since it listens for the epoch it is to be of; `None` before
-    /// that: a process may be of several, one after the other.
+    /// The log of the engine with this process id since it listens for its epoch; `None` before that: a
+    /// process may serve several epochs, one after the other.
     fn log_since_listening(&self, pid: i32) -> Option<String> {
         let (epoch, _) = self.engine()?;
         let text = std::fs::read(self.folder.join("engine.log")).ok()?;
@@ -125,7 +125,7 @@ impl RankFolder {
         Some(lines[from..].join("\n"))
     }
 
-    /// How far it has come.
+    /// Its stage.
     pub fn stage(&self, pid: i32) -> RankStage {
         match self.log_since_listening(pid) {
             None => RankStage::Starts,
@@ -135,13 +135,14 @@ impl RankFolder {
         }
     }
 
-    /// Waits until the engine of a later epoch than this one has come so far; its process id.
+    /// Waits until the engine of a later epoch than this one has reached the event; returns its process id.
     pub async fn until(&self, cluster: &TestCluster, epoch: i64, mark: &RankMilestone) -> Result<i32> {
         let begun = Instant::now();
         loop {
             if let Some((now, pid)) = self.engine()
                 && now > epoch
-                && (*mark == RankMilestone::Born || self.log_since_listening(pid).is_some_and(|said| said.contains(mark.words())))
+                && (*mark == RankMilestone::Born
+                    || self.log_since_listening(pid).is_some_and(|said| said.contains(mark.words())))
             {
                 return Ok(pid);
             }

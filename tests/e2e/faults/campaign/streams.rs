@@ -1,5 +1,5 @@
-//! The streams that run beside a strike: what they are asked, how far they are, and whether they ended as they would
-//! have undisturbed.
+//! Streams that run during a fault: their prompts, progress, and whether they ended as they would have
+//! undisturbed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,20 +16,20 @@ use super::draw::Aim;
 use crate::faults::TOKENS;
 use crate::path;
 
-/// What answers are about that run for long.
+/// Prompts with long answers.
 const QUESTIONS: [&str; 3] = ["What is Russet?", "What is 17 + 25?", "Which day comes after Monday?"];
-/// Tokens of an answer to a long prompt.
+/// Output tokens after a long prompt.
 const PROMPT_ANSWER_TOKENS: u32 = 120;
 
-/// What came of a stream.
+/// Result of a stream.
 struct StreamResult {
     text: String,
     end: StreamEnd,
-    /// The longest time without a piece.
+    /// The longest time without a chunk.
     longest_pause: Duration,
 }
 
-/// One stream, read by a task of its own.
+/// One stream, read by its own task.
 struct ReadStream {
     body: Value,
     pieces: Arc<AtomicUsize>,
@@ -44,7 +44,7 @@ impl ReadStream {
         Self { body, pieces, reader }
     }
 
-    /// Waits until so many pieces came.
+    /// Waits until this many chunks have arrived.
     async fn until_pieces(&self, pieces: usize) -> Result<()> {
         let begun = Instant::now();
         while self.pieces.load(Ordering::Relaxed) < pieces {
@@ -78,10 +78,11 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Begins them and waits until they are where the strike is to be.
+    /// Starts them and waits until they have the progress for the fault.
     pub async fn start(cluster: &TestCluster, drawn: &FaultDraw) -> Result<Self> {
         let questions = QUESTIONS.iter().take(drawn.streams);
-        let running: Vec<ReadStream> = questions.map(|text| ReadStream::start(cluster, text, TOKENS)).collect();
+        let running: Vec<ReadStream> =
+            questions.map(|text| ReadStream::start(cluster, text, TOKENS)).collect();
         for (stream, pieces) in running.iter().zip([drawn.pieces].into_iter().chain([1; 2])) {
             stream.until_pieces(pieces).await?;
         }
@@ -92,8 +93,9 @@ impl Streams {
         let read = async || path::metric(&engine, "vllm:prompt_tokens_total").await;
         let (before, begun) = (read().await?, Instant::now());
         let texts = (0..drawn.prompts).map(|number| drawn.long_prompt(number));
-        let prompts: Vec<ReadStream> = texts.map(|text| ReadStream::start(cluster, &text, PROMPT_ANSWER_TOKENS)).collect();
-        // Each sum is no fewer tokens than that.
+        let prompts: Vec<ReadStream> =
+            texts.map(|text| ReadStream::start(cluster, &text, PROMPT_ANSWER_TOKENS)).collect();
+        // A sum has at least this many tokens.
         let wanted = (drawn.prompts * 60 * 4 * drawn.read / 100) as f64;
         while read().await? <= before + wanted {
             ensure!(begun.elapsed() < WAIT_TIMEOUT, "{wanted} tokens of prompts were not read");
@@ -104,13 +106,13 @@ impl Streams {
         Ok(Self { running, prompts })
     }
 
-    /// Whether a prompt is being read.
+    /// Whether a prompt is in prefill.
     pub fn reading(&self) -> bool {
         self.prompts.iter().any(|stream| stream.pieces.load(Ordering::Relaxed) == 0)
     }
 
-    /// Waits for their ends and demands that each told what it tells undisturbed, every piece of it once; the longest
-    /// time that one of them stood still.
+    /// Waits until they end and requires that each has the undisturbed output, with every chunk once; returns
+    /// the longest stall of any.
     pub async fn end(self, cluster: &mut TestCluster) -> Result<Duration> {
         let mut all = Vec::new();
         for ReadStream { body, reader, .. } in self.running.into_iter().chain(self.prompts) {

@@ -1,5 +1,6 @@
-//! A full disk under a model's copy: nothing is placed where its files cannot come, what is missing is said with the
-//! numbers, the API server and what runs are not disturbed, and the copy goes on when there is room.
+//! A full disk under a model's copy: nothing is placed where its files cannot fit, the shortage is reported
+//! with the numbers, the API server and running groups are not disturbed, and the copy resumes when there is
+//! space.
 
 use std::path::Path;
 use std::time::Instant;
@@ -8,18 +9,18 @@ use anyhow::{Context, Result, ensure};
 use russet_tests::chat;
 use russet_tests::cluster::{TestCluster, condition};
 
-use super::{MountedDisk, DiskServer, apply, free_port, russet};
+use super::{DiskServer, MountedDisk, apply, free_port, russet};
 use crate::faults::copies;
 
-/// What an agent keeps free of a disk as small as this one.
+/// The reserve of an agent on a disk as small as this one.
 const RESERVE_BYTES: u64 = 1 << 30;
-/// Bytes of the disk: the reserve, and room for some small models.
+/// Bytes of the disk: the reserve, and space for some small models.
 const DISK_BYTES: u64 = RESERVE_BYTES + (64 << 20);
 
-/// Too little room before the copy begins, then none in the middle of it, then enough.
+/// Too little space before the copy starts, then none in the middle of it, then enough.
 pub async fn copy(cluster: &mut TestCluster) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("russet-disk-").tempdir()?;
-    // Only the agent's files: the API server must be able to say what is wrong.
+    // Only the agent's files: the API server must be able to report the problem.
     let models = folder.path().join("agent/models");
     std::fs::create_dir_all(&models)?;
     let Some(disk) = MountedDisk::mount(&models, DISK_BYTES)? else { return Ok(()) };
@@ -64,7 +65,7 @@ pub async fn copy(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// Gives room, waits until half of the file is there and takes all room away.
+/// Frees space, waits until half of the file is present and takes all space away.
 async fn fill_in_copy(cluster: &mut TestCluster, disk: &MountedDisk, ballast: &Path) -> Result<()> {
     std::fs::remove_file(ballast)?;
     let store = disk.path();

@@ -1,5 +1,5 @@
-//! A full disk under the API server's store: writes are refused in words, reads go on, and nothing
-//! that was acknowledged is lost, also when the server is killed in that state.
+//! A full disk under the API server's store: writes fail with a message, reads continue, and no acknowledged
+//! write is lost, even when the server is killed in that state.
 
 use std::path::Path;
 use std::time::Instant;
@@ -7,13 +7,13 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use russet_tests::cluster::{TestCluster, kill};
 
-use super::{MountedDisk, DiskServer, apply, free_port, russet};
+use super::{DiskServer, MountedDisk, apply, free_port, russet};
 
 /// Bytes of the disk.
 const DISK_BYTES: u64 = 64 << 20;
-/// Bytes that are left once the ballast is on it.
+/// Bytes that are left once the ballast is written.
 const FREE_BYTES: u64 = 6 << 20;
-/// Objects of 100 kB until the disk must be full.
+/// Objects of 100 kB, enough to fill the disk.
 const MAX_WRITES: usize = 1_000;
 
 async fn write(kubeconfig: &Path, name: &str) -> Result<()> {
@@ -24,7 +24,7 @@ async fn write(kubeconfig: &Path, name: &str) -> Result<()> {
     apply(kubeconfig, &text).await
 }
 
-/// What the server says of itself.
+/// The server's readiness.
 async fn readiness(port: u16) -> Result<String> {
     let client = reqwest::Client::builder().no_proxy().danger_accept_invalid_certs(true).build()?;
     Ok(client.get(format!("https://127.0.0.1:{port}/readyz")).send().await?.text().await?)
@@ -55,7 +55,7 @@ pub async fn store(cluster: &mut TestCluster) -> Result<()> {
     ensure!(told.contains("No space left on device"), "the server does not say what is wrong: {told}");
     all_there(&kubeconfig, &kept).await.context("with the disk full")?;
 
-    // Killed in that state and given room, it comes back with everything and takes more.
+    // Killed in that state and given space, it restarts with all data and accepts writes.
     kill(server.child.id() as i32);
     drop(server);
     std::fs::remove_file(ballast)?;

@@ -1,4 +1,4 @@
-//! Machines that are network namespaces, and links between them that carry so much. Everything goes when it is dropped.
+//! Machines as network namespaces, with rate-limited links between them. All are removed on drop.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -23,7 +23,7 @@ fn run(program: &str, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// What limits an end of a link; a tenth of a second of its rate may wait.
+/// Rate limit of an end of a link, with a queue of a tenth of a second.
 fn limit(verb: &str, namespace: &str, device: &str, mbit: u64) -> Result<()> {
     run(
         "tc",
@@ -65,7 +65,7 @@ impl SpreadLab {
         Ok(lab)
     }
 
-    /// So many machines on one switch whose ports carry `mbit`; the switch is one namespace more.
+    /// This many machines on one switch with ports of `mbit`; the switch is another namespace.
     pub fn switch(count: usize, mbit: u64) -> Result<Self> {
         let mut lab = Self::namespaces(count + 1)?;
         let switch = lab.names[count].clone();
@@ -85,7 +85,7 @@ impl SpreadLab {
         Ok(lab)
     }
 
-    /// Limits a link to something else.
+    /// Changes the limit of a link.
     pub fn limit(&self, link: usize, mbit: u64) -> Result<()> {
         self.names.iter().try_for_each(|name| limit("change", name, &format!("l{link}"), mbit))
     }
@@ -122,7 +122,7 @@ impl SpreadLab {
         command
     }
 
-    /// Seconds that a program takes on a machine.
+    /// Run time of a program on a machine, in seconds.
     pub fn timed(&self, machine: usize, program: &str, words: &[String]) -> Result<f64> {
         let began = Instant::now();
         let output = self.command(machine, Path::new(program)).args(words).output()?;
@@ -140,16 +140,16 @@ impl Drop for SpreadLab {
     }
 }
 
-/// What a program of the bench says when it is done.
+/// Result of a program of the bench.
 #[derive(Debug)]
 pub struct BenchReport {
     pub seconds: f64,
-    /// Of this process.
+    /// CPU seconds of this process.
     pub cpu: f64,
     pub bytes: u64,
 }
 
-/// A program on a machine; it ends when this does.
+/// A program on a machine; killed on drop.
 pub struct RunningBench {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -190,7 +190,7 @@ impl RunningBench {
         Ok(line.trim().to_owned())
     }
 
-    /// What it has to say when it is done.
+    /// Its result when it is done.
     pub fn report(&mut self) -> Result<BenchReport> {
         let line = self.line()?;
         let told: Value =
@@ -199,7 +199,7 @@ impl RunningBench {
         Ok(BenchReport { seconds: number("seconds")?, cpu: number("cpu")?, bytes: number("bytes")? as u64 })
     }
 
-    /// Lets it end, and what it says then.
+    /// Stops it; returns its result.
     pub fn end(mut self) -> Result<BenchReport> {
         drop(self.child.stdin.take());
         self.report()

@@ -1,10 +1,10 @@
-//! An sshd of the bench's own, for rsync over ssh.
+//! A separate sshd for the bench, for rsync over ssh.
 
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 
-/// Started by its whole path, as it wants to be.
+/// By its absolute path, as sshd requires.
 pub const PROGRAM: &str = "/usr/sbin/sshd";
 
 /// Keys and settings of an sshd that only this bench's client can use.
@@ -16,8 +16,8 @@ pub struct Sshd {
 }
 
 impl Sshd {
-    /// Whether it can be started. It is not installed by the way, because its package has a server listen at every
-    /// address of the machine.
+    /// Whether sshd is installed. It is not installed automatically, because its package starts a server on
+    /// every address of the machine.
     pub fn is_here() -> Result<()> {
         ensure!(
             Path::new(PROGRAM).exists(),
@@ -26,9 +26,9 @@ impl Sshd {
         Ok(())
     }
 
-    /// Makes both keys.
+    /// Creates both keys.
     pub fn new(folder: &Path) -> Result<Self> {
-        // Where it gives up its rights.
+        // Folder for its privilege separation.
         std::fs::create_dir_all("/run/sshd")?;
         let folder = folder.join("ssh");
         std::fs::create_dir_all(&folder)?;
@@ -44,7 +44,7 @@ impl Sshd {
             at("own.pub")
         );
         std::fs::write(folder.join("config"), text)?;
-        // Both keys were made a moment ago.
+        // Both keys are new.
         let trust = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR";
         Ok(Self {
             config: at("config"),
