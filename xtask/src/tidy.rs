@@ -53,6 +53,7 @@ const CHECKS: &[(&str, Check)] = &[
 /// ARCHITECTURE.md.
 const GRAPH: &[(&str, &[&str])] = &[
     ("russet-wire", &[]),
+    ("russet-model", &[]),
     ("russet-crds", &["russet-wire"]),
     ("russet-plan", &["russet-wire", "russet-crds"]),
     ("russet-rpc", &["russet-wire"]),

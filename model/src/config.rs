@@ -1,0 +1,321 @@
+//! `config.json`, read once: the fields that more than one family has, by their Hugging Face names, and a way for a
+//! family to read its own. What a value means for a model is the family's decision.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use crate::error::{Error, FileError, Unsupported};
+
+/// Name of the configuration.
+pub const CONFIG: &str = "config.json";
+/// Longest configuration read; overrides of the quantisation of ten thousand modules take 1 MB.
+pub const MAX_CONFIG_BYTES: u64 = 2 << 20;
+/// Tokens of context where config.json says nothing: what Transformers means for a Llama, and on the safe side of
+/// what it means for the others.
+pub const DEFAULT_CONTEXT_LENGTH: u32 = 2048;
+/// Most layers believed: the deepest published models have about 130.
+pub const MAX_LAYERS: u32 = 1000;
+/// Largest of most other sizes: they reach MLX as 32-bit numbers, and products of two of them as shapes.
+pub const MAX_SIZE: u32 = 1 << 24;
+/// Most heads of a layer.
+pub const MAX_HEADS: u32 = 1 << 16;
+/// `rms_norm_eps` where config.json says nothing, as Transformers has it.
+const DEFAULT_NORM_EPSILON: f32 = 1e-6;
+/// Base of the rotary embedding where config.json says nothing, as Transformers has it for Llama and Mistral.
+pub const DEFAULT_ROPE_THETA: f32 = 10_000.0;
+
+/// A configuration that is JSON and says what kind of model it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document {
+    /// `model_type`.
+    pub model_type: String,
+    fields: Map<String, Value>,
+}
+
+/// The fields that the families have in common.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Width of the hidden state.
+    pub hidden_size: u32,
+    /// Layers.
+    pub num_hidden_layers: u32,
+    /// Width of the MLP.
+    pub intermediate_size: u32,
+    /// Query heads.
+    pub num_attention_heads: u32,
+    /// Key/value heads; as many as query heads where the file says nothing. They divide the query heads.
+    pub num_key_value_heads: u32,
+    /// Width of a head, where the file says it.
+    pub head_dim: Option<u32>,
+    /// Tokens of the vocabulary.
+    pub vocab_size: u32,
+    /// Longest context, tokens.
+    pub max_position_embeddings: u32,
+    /// Epsilon of the norms.
+    pub rms_norm_eps: f32,
+    /// Whether the projections of attention have biases.
+    pub attention_bias: bool,
+    /// Whether those of the MLP have.
+    pub mlp_bias: bool,
+    /// Whether the head is the embedding; the presence of a head decides where the file says nothing.
+    pub tie_word_embeddings: Option<bool>,
+    /// Kind of each layer; empty where the file says nothing.
+    pub layer_types: Vec<String>,
+    /// Tokens that windowed layers look back.
+    pub sliding_window: Option<u32>,
+    /// Base of the rotary embedding, where the file says it.
+    pub rope_theta: Option<f32>,
+    /// Whether neighbours are rotated, not halves.
+    pub rope_traditional: bool,
+    /// The scaling of the rotary embedding, as it stands there.
+    pub rope_scaling: RopeFields,
+    /// The other fields, for a family to read its own.
+    pub document: Document,
+}
+
+/// `rope_scaling`, or `rope_parameters` of newer files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RopeFields {
+    /// `rope_type`, or `type` of older files; absent is `default`.
+    pub rope_type: Option<String>,
+    /// `factor`.
+    pub factor: Option<f32>,
+    /// `low_freq_factor`.
+    pub low_freq_factor: Option<f32>,
+    /// `high_freq_factor`.
+    pub high_freq_factor: Option<f32>,
+    /// `original_max_position_embeddings`.
+    pub original_max_position_embeddings: Option<f32>,
+}
+
+impl Document {
+    /// Reads the JSON.
+    pub fn parse(bytes: &[u8]) -> Result<Self, FileError> {
+        let size = bytes.len() as u64;
+        if size > MAX_CONFIG_BYTES {
+            return Err(FileError::TooLarge { file: CONFIG.to_owned(), size, limit: MAX_CONFIG_BYTES });
+        }
+        let fields: Map<String, Value> = serde_json::from_slice(bytes)
+            .map_err(|error| FileError::BadJson { file: CONFIG.to_owned(), problem: error.to_string() })?;
+        let document = Self { model_type: String::new(), fields };
+        match document.value("model_type") {
+            Some(Value::String(model_type)) => Ok(Self { model_type: model_type.clone(), ..document }),
+            _ => Err(document.unusable("model_type")),
+        }
+    }
+
+    /// A value that is there; null is absent, as Transformers has it.
+    pub fn value(&self, field: &str) -> Option<&Value> {
+        self.fields.get(field).filter(|value| !value.is_null())
+    }
+
+    /// A whole number from 1 to `limit`; a fraction of zero is whole.
+    pub fn optional(&self, field: &'static str, limit: u32) -> Result<Option<u32>, FileError> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        let number = whole(value).filter(|&number| number > 0 && number <= u64::from(limit));
+        number.map(|number| Some(number as u32)).ok_or_else(|| self.unusable(field))
+    }
+
+    /// The same where the model cannot do without.
+    pub fn number(&self, field: &'static str, limit: u32) -> Result<u32, FileError> {
+        self.optional(field, limit)?.ok_or_else(|| self.unusable(field))
+    }
+
+    /// A finite number.
+    pub fn float(&self, field: &'static str) -> Result<Option<f32>, FileError> {
+        float(&self.fields, field).map_err(|()| self.unusable(field))
+    }
+
+    /// Yes or no; absent is no.
+    pub fn flag(&self, field: &'static str) -> Result<bool, FileError> {
+        Ok(self.choice(field)?.unwrap_or(false))
+    }
+
+    /// Yes, no or nothing.
+    pub fn choice(&self, field: &'static str) -> Result<Option<bool>, FileError> {
+        self.value(field).map(|value| value.as_bool().ok_or_else(|| self.unusable(field))).transpose()
+    }
+
+    /// A text.
+    pub fn text(&self, field: &'static str) -> Result<Option<&str>, FileError> {
+        self.value(field).map(|value| value.as_str().ok_or_else(|| self.unusable(field))).transpose()
+    }
+
+    /// That the field is absent or senseless.
+    pub fn unusable(&self, field: &'static str) -> FileError {
+        FileError::Field { field, found: self.fields.get(field).map_or("absent".to_owned(), short) }
+    }
+
+    /// Affine packing is read off the tensors; anything else is named here rather than misread there.
+    pub fn check_quantisation(&self) -> Result<(), Unsupported> {
+        let remedy = "use the model in 16 bits, or quantised by mlx-lm in mode affine";
+        let own = self.value("quantization").and_then(Value::as_object);
+        let other = self.value("quantization_config").and_then(Value::as_object);
+        let method = other.and_then(|other| other.get("quant_method")).and_then(Value::as_str);
+        if let Some(method) = method.filter(|_| own.is_none()) {
+            let reason = format!("quantization method {:?} is not supported", short_text(method));
+            return Err(Unsupported::field("quantization_config.quant_method", reason, remedy));
+        }
+        let Some((field, fields)) =
+            own.map(|own| ("quantization", own)).or(other.map(|other| ("quantization_config", other)))
+        else {
+            return Ok(());
+        };
+        let mode = |fields: &Map<String, Value>| {
+            fields.get("mode").and_then(Value::as_str).filter(|mode| *mode != "affine").map(short_text)
+        };
+        let modules = fields.iter().filter_map(|(module, own)| Some((Some(module), own.as_object()?)));
+        for (module, fields) in std::iter::once((None, fields)).chain(modules) {
+            if let Some(mode) = mode(fields) {
+                let place = module
+                    .map_or(format!("{field}.mode"), |module| format!("{field} {:?}", short_text(module)));
+                return Err(Unsupported::field(
+                    &place,
+                    format!("quantization mode {mode:?} is not supported"),
+                    remedy,
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Reads the common fields.
+    pub fn read(document: &Document) -> Result<Self, Error> {
+        let heads = document.number("num_attention_heads", MAX_HEADS)?;
+        let kv_heads = document.optional("num_key_value_heads", MAX_HEADS)?.unwrap_or(heads);
+        if !heads.is_multiple_of(kv_heads) {
+            let found = format!(
+                "num_key_value_heads is {kv_heads}, which has to divide num_attention_heads, {heads}"
+            );
+            return Err(FileError::Field { field: "num_key_value_heads", found }.into());
+        }
+        let norm = document.float("rms_norm_eps")?.unwrap_or(DEFAULT_NORM_EPSILON);
+        let (rope_scaling, rope_theta) = rope(document)?;
+        Ok(Self {
+            hidden_size: document.number("hidden_size", MAX_SIZE)?,
+            num_hidden_layers: document.number("num_hidden_layers", MAX_LAYERS)?,
+            intermediate_size: document.number("intermediate_size", MAX_SIZE)?,
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim: document.optional("head_dim", MAX_HEADS)?,
+            vocab_size: document.number("vocab_size", MAX_SIZE)?,
+            max_position_embeddings: document
+                .optional("max_position_embeddings", 1 << 29)?
+                .unwrap_or(DEFAULT_CONTEXT_LENGTH),
+            rms_norm_eps: norm,
+            attention_bias: document.flag("attention_bias")?,
+            mlp_bias: document.flag("mlp_bias")?,
+            tie_word_embeddings: document.choice("tie_word_embeddings")?,
+            layer_types: layer_types(document)?,
+            sliding_window: document.optional("sliding_window", 1 << 29)?,
+            rope_theta,
+            rope_traditional: document.flag("rope_traditional")?,
+            rope_scaling,
+            document: document.clone(),
+        })
+    }
+
+    /// Whether the head is the embedding. `true` wins over a head among the weights, which is then not loaded, as
+    /// mlx-lm has it; a file that says nothing is tied exactly if it brings no head, as Transformers has it.
+    pub fn tied(&self, has_head: bool) -> bool {
+        self.tie_word_embeddings.unwrap_or(!has_head)
+    }
+}
+
+fn layer_types(document: &Document) -> Result<Vec<String>, FileError> {
+    let Some(value) = document.value("layer_types") else { return Ok(Vec::new()) };
+    let list = value.as_array().filter(|list| list.len() <= MAX_LAYERS as usize);
+    let texts = list.and_then(|list| list.iter().map(|kind| kind.as_str().map(short_text)).collect());
+    texts.ok_or_else(|| document.unusable("layer_types"))
+}
+
+/// The scaling and the base, which stand in one of three places; what they say has to agree.
+fn rope(document: &Document) -> Result<(RopeFields, Option<f32>), Error> {
+    let mut fields = RopeFields::default();
+    let mut bases = BTreeSet::new();
+    let mut kinds = BTreeSet::new();
+    let mut theta = document.float("rope_theta")?;
+    bases.extend(theta.map(f32::to_bits));
+    let disagree = |field: &str, what: &str| {
+        let remedy = "leave only the one that the model was trained with";
+        Unsupported::field(field, format!("{what} is said twice, and differently"), remedy)
+    };
+    for field in ["rope_scaling", "rope_parameters"] {
+        let Some(value) = document.value(field) else { continue };
+        let own = value.as_object().ok_or_else(|| document.unusable(field))?;
+        if let Some(kind) = own.iter().find(|(_, value)| value.is_object()).map(|(kind, _)| short_text(kind))
+        {
+            let reason = format!("rotary embeddings by kind of layer ({kind:?}) are not supported");
+            return Err(Unsupported::field(field, reason, "use a model with one rotary embedding").into());
+        }
+        let number = |name| float(own, name).map_err(|()| document.unusable(field));
+        if let Some(share) = number("partial_rotary_factor")?.filter(|share| *share != 1.0) {
+            return Err(partial(field, share).into());
+        }
+        if let Some(base) = number("rope_theta")? {
+            theta = theta.or(Some(base));
+            bases.insert(base.to_bits());
+        }
+        for name in ["type", "rope_type"] {
+            if let Some(kind) = own.get(name).filter(|kind| !kind.is_null()) {
+                kinds.insert(short_text(kind.as_str().ok_or_else(|| document.unusable(field))?));
+            }
+        }
+        fields.factor = fields.factor.or(number("factor")?);
+        fields.low_freq_factor = fields.low_freq_factor.or(number("low_freq_factor")?);
+        fields.high_freq_factor = fields.high_freq_factor.or(number("high_freq_factor")?);
+        fields.original_max_position_embeddings =
+            fields.original_max_position_embeddings.or(number("original_max_position_embeddings")?);
+    }
+    if let Some(share) = document.float("partial_rotary_factor")?.filter(|share| *share != 1.0) {
+        return Err(partial("partial_rotary_factor", share).into());
+    }
+    if bases.len() > 1 {
+        return Err(disagree("rope_theta", "the base of the rotary embedding").into());
+    }
+    if kinds.len() > 1 {
+        return Err(disagree("rope_scaling", "its type").into());
+    }
+    fields.rope_type = kinds.pop_first();
+    Ok((fields, theta))
+}
+
+fn partial(field: &str, share: f32) -> Unsupported {
+    let reason = format!("heads that are rotated in part ({share}) are not supported");
+    Unsupported::field(field, reason, "use a model whose heads are rotated whole")
+}
+
+fn float(fields: &Map<String, Value>, field: &str) -> Result<Option<f32>, ()> {
+    match fields.get(field).filter(|value| !value.is_null()) {
+        None => Ok(None),
+        Some(value) => {
+            let number = value.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
+            number.map(Some).ok_or(())
+        }
+    }
+}
+
+fn whole(value: &Value) -> Option<u64> {
+    let fraction =
+        |number: f64| (number.fract() == 0.0 && (0.0..=9e15).contains(&number)).then_some(number as u64);
+    value.as_u64().or_else(|| value.as_f64().and_then(fraction))
+}
+
+/// A value for a message: never the whole of a file.
+fn short(value: &Value) -> String {
+    match value {
+        Value::Array(list) => format!("a list of {}", list.len()),
+        Value::Object(fields) => format!("an object of {}", fields.len()),
+        other => short_text(&other.to_string()),
+    }
+}
+
+fn short_text(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! Why the files of a model are not believed, and why a believed model is not supported. Every text names the
+//! object, the numbers and the remedy.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::config::CONFIG;
+
+/// Why files are not believed: a header, a configuration or an index that no exporter writes.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum FileError {
+    /// A file the model needs is not there.
+    #[error("{file} is missing; the source must hold {CONFIG} and the safetensors files it belongs to")]
+    Missing {
+        /// The file.
+        file: String,
+    },
+    /// The header reaches beyond the file.
+    #[error(
+        "{file} says its header has {length} bytes, but the file has only {size}; it is cut or no safetensors file, fetch or export it again"
+    )]
+    BeyondFile {
+        /// The file.
+        file: String,
+        /// Length the file claims.
+        length: u64,
+        /// Size of the file.
+        size: u64,
+    },
+    /// The file, or its header, is longer than any real one.
+    #[error(
+        "{file} says its header has {length} bytes, more than the limit of {limit}; it is no safetensors file, export it again"
+    )]
+    TooLong {
+        /// The file.
+        file: String,
+        /// Length the file claims.
+        length: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A JSON file that is longer than any real one.
+    #[error("{file} has {size} bytes, more than the limit of {limit}; fetch or export it again")]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// Its size.
+        size: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// More tensors than any real model has.
+    #[error("{file} brings the model to more than {limit} tensors, the limit; export the model again")]
+    TooMany {
+        /// The file with the first tensor too many.
+        file: String,
+        /// The limit.
+        limit: usize,
+    },
+    /// A file is not the JSON it should be.
+    #[error("{file} is not valid JSON ({problem}); fetch or export it again")]
+    BadJson {
+        /// The file.
+        file: String,
+        /// What the parser says.
+        problem: String,
+    },
+    /// A tensor's entry is impossible.
+    #[error("{file} describes tensor {tensor} wrongly: {problem}; export the model again")]
+    BadTensor {
+        /// The file.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong, with numbers.
+        problem: String,
+    },
+    /// The tensors do not fill the file.
+    #[error(
+        "{file} has {size} bytes, but its header accounts for {described}; it is cut or damaged, fetch or export it again"
+    )]
+    WrongSize {
+        /// The file.
+        file: String,
+        /// Size of the file.
+        size: u64,
+        /// Size the header describes.
+        described: u64,
+    },
+    /// The configuration lacks a field or has a senseless one.
+    #[error(
+        "{CONFIG} has no usable `{field}` ({found}); the model cannot be planned without it, take the {CONFIG} that belongs to the weights"
+    )]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// Configuration and weights disagree.
+    #[error("{CONFIG} and the weights disagree: {problem}; take both from one export")]
+    Disagree {
+        /// How, with numbers.
+        problem: String,
+    },
+}
+
+/// Something a model needs and the engine lacks.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub struct Unsupported {
+    /// The file and the field, or the tensor.
+    pub place: String,
+    /// What is not supported, with its value.
+    pub reason: String,
+    /// What to do instead.
+    pub remedy: String,
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, reason, remedy } = self;
+        write!(out, "{place}: {reason}; {remedy}")
+    }
+}
+
+impl Unsupported {
+    /// Of a field of config.json.
+    pub fn field(field: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { place: format!("{CONFIG} {field}"), reason: reason.into(), remedy: remedy.into() }
+    }
+
+    /// Of a tensor.
+    pub fn tensor(name: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { place: format!("tensor {name}"), reason: reason.into(), remedy: remedy.into() }
+    }
+}
+
+/// Why there is no description of a model.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Error {
+    /// The files are damaged or do not belong together.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The files are sound, and the engine cannot run the model.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+}

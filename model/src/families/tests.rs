@@ -1,0 +1,173 @@
+//! What each family takes from config.json, and what it refuses.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{headers, llama, qwen3, tensors};
+
+fn read(config: &Value) -> Result<crate::Model, Error> {
+    // The tensors are those of a plain model of these sizes: what is refused is refused by the configuration.
+    let mut plain = llama(2);
+    if let Some(known) = config["model_type"].as_str().filter(|name| is_known(name)) {
+        plain["model_type"] = json!(known);
+    }
+    plain["head_dim"] = json!(32);
+    plain["rope_theta"] = json!(1e6);
+    crate::read(config.to_string().as_bytes(), &headers(&tensors(&plain, "BF16", None, true)))
+}
+
+fn refusal(config: &Value) -> String {
+    match read(config) {
+        Err(Error::Unsupported(why)) => why.to_string(),
+        other => panic!("{config}: {other:?}"),
+    }
+}
+
+fn with(mut config: Value, fields: Value) -> Value {
+    config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    config
+}
+
+#[test]
+fn what_the_engine_lacks_is_refused_with_place_and_remedy() {
+    let mistral = || with(llama(2), json!({"model_type": "mistral"}));
+    for (config, said) in [
+        (
+            with(llama(2), json!({"model_type": "gpt_oss"})),
+            "model_type \"gpt_oss\" is not supported; supported are llama, mistral, qwen3",
+        ),
+        (
+            with(llama(2), json!({"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}})),
+            "config.json quantization.mode: quantization mode \"mxfp4\"",
+        ),
+        (
+            with(
+                llama(2),
+                json!({"quantization": {"group_size": 64, "bits": 4, "lm_head": {"mode": "nvfp4"}}}),
+            ),
+            "config.json quantization \"lm_head\": quantization mode \"nvfp4\"",
+        ),
+        (
+            with(llama(2), json!({"quantization_config": {"quant_method": "gptq"}})),
+            "quantization method \"gptq\"",
+        ),
+        (
+            with(llama(2), json!({"quantization_config": {"quant_method": "awq", "bits": 4}})),
+            "quantization method \"awq\"",
+        ),
+        (with(llama(2), json!({"quantization_config": {"mode": "mxfp8"}})), "quantization mode \"mxfp8\""),
+        (
+            with(mistral(), json!({"layer_types": ["sliding_attention", "full_attention"]})),
+            "layer type \"sliding_attention\"",
+        ),
+        (
+            with(llama(2), json!({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}})),
+            "rope scaling \"yarn\" is not supported",
+        ),
+        (
+            with(llama(2), json!({"rope_scaling": {"type": "linear"}})),
+            "rope scaling \"linear\" needs a positive factor, which is absent",
+        ),
+        (
+            with(llama(2), json!({"rope_scaling": {"type": "llama3", "factor": -1}})),
+            "positive factor, which is -1",
+        ),
+        (with(llama(2), json!({"hidden_act": "gelu"})), "activation \"gelu\""),
+        (with(llama(2), json!({"head_dim": 33})), "head_dim is 33"),
+        (with(llama(2), json!({"model_type": "qwen3"})), "head_dim is missing"),
+        (with(llama(2), json!({"model_type": "qwen3", "head_dim": 16})), "rope_theta is missing"),
+        (with(qwen3(2), json!({"attention_bias": true})), "attention_bias of a qwen3 model"),
+        (with(qwen3(2), json!({"mlp_bias": true})), "mlp_bias of a qwen3 model"),
+    ] {
+        let text = refusal(&config);
+        assert!(text.contains(said), "{config}: {text}");
+        let [place, rest] = text.splitn(2, ": ").collect::<Vec<_>>()[..] else { panic!("{text}") };
+        assert!(place.starts_with("config.json ") && rest.contains("; "), "place and remedy: {text}");
+    }
+}
+
+#[test]
+fn window_bounds_the_context_where_the_model_has_one() {
+    let mistral = |fields| {
+        with(
+            with(
+                llama(2),
+                json!({"model_type": "mistral", "max_position_embeddings": 32768, "head_dim": 32}),
+            ),
+            fields,
+        )
+    };
+    let qwen3 = |fields| with(with(qwen3(2), json!({"max_position_embeddings": 32768})), fields);
+    for (config, context, notes) in [
+        (mistral(json!({})), 32768, 0),
+        (mistral(json!({"sliding_window": null})), 32768, 0),
+        (mistral(json!({"sliding_window": 4096})), 4096, 1),
+        (mistral(json!({"sliding_window": 40000})), 32768, 0),
+        (qwen3(json!({"sliding_window": 4096})), 32768, 0),
+        (qwen3(json!({"sliding_window": 4096, "use_sliding_window": false})), 32768, 0),
+        (qwen3(json!({"sliding_window": 4096, "use_sliding_window": true})), 4096, 1),
+        (qwen3(json!({"sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 1})), 4096, 1),
+        (
+            qwen3(json!({"sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 2})),
+            32768,
+            0,
+        ),
+        // Transformers reads no window of a Llama.
+        (
+            with(llama(2), json!({"sliding_window": 64, "max_position_embeddings": 32768, "head_dim": 32})),
+            32768,
+            0,
+        ),
+    ] {
+        let description = read(&config).unwrap().description;
+        assert_eq!((description.context_length, description.notes.len()), (context, notes), "{config}");
+        assert!(description.notes.iter().all(|note| note.contains("4096") && note.contains("32768")));
+    }
+}
+
+#[test]
+fn families_differ_in_what_is_their_own() {
+    for (config, head_dim, norm, bias) in [
+        (llama(3), 16, None, false),
+        (with(llama(3), json!({"attention_bias": true, "mlp_bias": true})), 16, None, true),
+        (with(llama(3), json!({"model_type": "mistral"})), 16, None, false),
+        (qwen3(3), 32, Some(1e-5), false),
+    ] {
+        let all = headers(&tensors(&config, "F16", None, true));
+        let description = crate::read(config.to_string().as_bytes(), &all).unwrap().description;
+        let attention = description.attention().unwrap();
+        assert_eq!(
+            (description.layers.len(), description.model_type),
+            (3, config["model_type"].as_str().unwrap())
+        );
+        assert_eq!(
+            (attention.key_dim, attention.value_dim, attention.head_norm, attention.bias),
+            (head_dim, head_dim, norm, bias)
+        );
+        assert_eq!(attention.scale, (head_dim as f32).powf(-0.5));
+    }
+}
+
+#[test]
+fn scalings_are_read_from_either_place() {
+    let llama3 = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+    for (fields, scaling) in [
+        (json!({}), RopeScaling::None),
+        (json!({"rope_scaling": {"rope_type": "default"}}), RopeScaling::None),
+        (json!({"rope_scaling": {"type": "linear", "factor": 2}}), RopeScaling::Linear { factor: 2.0 }),
+        (
+            json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+            RopeScaling::Linear { factor: 2.0 },
+        ),
+        (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8}}), llama3),
+        (
+            json!({"rope_parameters": {"rope_type": "llama3", "factor": 8, "original_max_position_embeddings": 8192}}),
+            llama3,
+        ),
+    ] {
+        let config = with(llama(1), fields.clone());
+        let all = headers(&tensors(&config, "F16", None, true));
+        let model = crate::read(config.to_string().as_bytes(), &all).unwrap();
+        assert_eq!(model.description.attention().unwrap().rope.scaling, scaling, "{fields}");
+    }
+}

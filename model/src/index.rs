@@ -1,0 +1,207 @@
+//! Which files are a model's weights. The index (`model.safetensors.index.json`) is a hint: what tensors there are and
+//! where they lie is what the headers of the files say.
+
+use std::{collections::BTreeSet, fmt};
+
+use serde::{
+    Deserialize,
+    de::{Deserializer, MapAccess, Visitor},
+};
+
+use crate::{error::FileError, safetensors::MAX_HEADER_BYTES};
+
+/// Name of the index of a model in several files.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// Name of the weights of a model in one file.
+pub const SINGLE: &str = "model.safetensors";
+/// Longest index read; it lists the tensors of all files, as their headers do.
+pub const MAX_INDEX_BYTES: u64 = MAX_HEADER_BYTES;
+/// Most files of a model.
+const MAX_FILES: usize = 10_000;
+
+/// The weight files the model uses, out of `names`, sorted. The files that the index names, where they are all there;
+/// else the single file; else the shards by their numbers; else every safetensors file. So an index of other files, or
+/// one that is damaged, hides no weights that mlx-lm would load.
+pub fn weight_files(index: Option<&[u8]>, names: &[&str]) -> Result<Vec<String>, FileError> {
+    let all: BTreeSet<&str> = names.iter().copied().filter(|name| name.ends_with(".safetensors")).collect();
+    let listed = match index.map(index_files) {
+        // A name with a path in it could lead out of the model's folder: no exporter writes one.
+        Some(Err(error @ FileError::Field { .. })) => return Err(error),
+        Some(Ok(listed)) => listed,
+        Some(Err(_)) | None => BTreeSet::new(),
+    };
+    let absent: Vec<&String> = listed.iter().filter(|name| !all.contains(name.as_str())).collect();
+    if !listed.is_empty() && absent.is_empty() {
+        return Ok(listed.into_iter().collect());
+    }
+    if all.contains(SINGLE) {
+        return Ok(vec![SINGLE.to_owned()]);
+    }
+    // Some of its files are there and some are not: the copy is incomplete.
+    if let Some(file) = absent.first().filter(|_| absent.len() < listed.len()) {
+        return Err(missing(file, absent.len()));
+    }
+    let shards: Vec<(&str, u64, u64)> =
+        all.iter().filter_map(|name| shard(name).map(|(number, count)| (*name, number, count))).collect();
+    if let Some(&(_, _, count)) = shards.first() {
+        let there: BTreeSet<u64> =
+            shards.iter().filter(|shard| shard.2 == count).map(|&(_, number, _)| number).collect();
+        let lacking = count.saturating_sub(there.len() as u64);
+        if lacking > 0 {
+            let first = (1..=count).find(|number| !there.contains(number)).unwrap_or(count);
+            let file = format!("model-{first:05}-of-{count:05}.safetensors");
+            return Err(missing(&file, lacking as usize));
+        }
+        let own = shards.iter().filter(|shard| shard.2 == count);
+        return Ok(own.map(|(name, ..)| (*name).to_owned()).collect());
+    }
+    if all.is_empty() {
+        // What the index wanted names the copy's fault better than the file that a model may have instead.
+        return Err(absent.first().map_or_else(|| missing(SINGLE, 1), |file| missing(file, absent.len())));
+    }
+    Ok(all.into_iter().map(str::to_owned).collect())
+}
+
+fn missing(file: &str, count: usize) -> FileError {
+    let others = if count > 1 { format!(" (and {} more)", count - 1) } else { String::new() };
+    FileError::Missing { file: format!("{file}{others}") }
+}
+
+/// The number and the count of a shard's name, `model-00001-of-00002.safetensors`.
+fn shard(name: &str) -> Option<(u64, u64)> {
+    let numbers = name.strip_prefix("model-")?.strip_suffix(".safetensors")?;
+    let (number, count) = numbers.split_once("-of-")?;
+    let digits =
+        |text: &str| text.len() >= 5 && text.len() <= 6 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits(number).then(|| number.parse().ok())??;
+    let count = digits(count).then(|| count.parse().ok())??;
+    (1..=count).contains(&number).then_some((number, count)).filter(|_| count <= MAX_FILES as u64)
+}
+
+/// The files an index names.
+pub fn index_files(index: &[u8]) -> Result<BTreeSet<String>, FileError> {
+    let bad = |problem: String| FileError::BadJson { file: INDEX.to_owned(), problem };
+    if index.len() as u64 > MAX_INDEX_BYTES {
+        let (size, limit) = (index.len() as u64, MAX_INDEX_BYTES);
+        return Err(FileError::TooLarge { file: INDEX.to_owned(), size, limit });
+    }
+    let Index { weight_map } = serde_json::from_slice(index).map_err(|error| bad(error.to_string()))?;
+    let Some(Files(files)) = weight_map else { return Err(bad("there is no weight_map".to_owned())) };
+    let plain =
+        |name: &&String| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+    match files.iter().find(|name| !plain(name)) {
+        Some(name) => {
+            let found =
+                format!("{INDEX} names {:?}, which is not a plain file name", crate::safetensors::cut(name));
+            Err(FileError::Field { field: "weight_map", found })
+        }
+        None => Ok(files),
+    }
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Option<Files>,
+}
+
+/// The values of the weight map; its keys, the names of tensors, are skipped.
+struct Files(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Files {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FilesVisitor)
+    }
+}
+
+struct FilesVisitor;
+
+impl<'de> Visitor<'de> for FilesVisitor {
+    type Value = Files;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an object of tensors and their files")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Files, A::Error> {
+        let mut files = BTreeSet::new();
+        while let Some((_, file)) = map.next_entry::<serde::de::IgnoredAny, String>()? {
+            if files.len() < MAX_FILES && !files.contains(&file) {
+                files.insert(file);
+            }
+        }
+        Ok(Files(files))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index(files: &[&str]) -> Vec<u8> {
+        let map: serde_json::Map<String, serde_json::Value> =
+            files.iter().enumerate().map(|(at, file)| (format!("t{at}"), (*file).into())).collect();
+        serde_json::json!({ "metadata": {"total_size": 1}, "weight_map": map }).to_string().into_bytes()
+    }
+
+    const ONE: &str = "model-00001-of-00002.safetensors";
+    const TWO: &str = "model-00002-of-00002.safetensors";
+
+    #[test]
+    fn weight_files_follow_index_then_single_then_shards() {
+        type Case<'a> = (Option<Vec<u8>>, &'a [&'a str], &'a [&'a str]);
+        let cases: &[Case<'_>] = &[
+            (
+                Some(index(&["b.safetensors", "a.safetensors", "b.safetensors"])),
+                &["a.safetensors", "b.safetensors", "extra.safetensors"],
+                &["a.safetensors", "b.safetensors"],
+            ),
+            // Stale: the files it names are elsewhere, and the model is complete in one.
+            (Some(index(&[ONE, TWO])), &[SINGLE, "tokenizer.json"], &[SINGLE]),
+            (Some(index(&[SINGLE, TWO])), &[SINGLE], &[SINGLE]),
+            (Some(index(&[])), &[SINGLE], &[SINGLE]),
+            (Some(vec![]), &[SINGLE], &[SINGLE]),
+            (Some(b"{}".to_vec()), &[SINGLE], &[SINGLE]),
+            (Some(index(&["old.safetensors"])), &[ONE, TWO], &[ONE, TWO]),
+            (None, &[SINGLE, "adapters.safetensors", "model.fp16.safetensors"], &[SINGLE]),
+            (None, &[TWO, ONE, "consolidated.safetensors", "adapters.safetensors"], &[ONE, TWO]),
+            (None, &["model-00001-of-00001.safetensors"], &["model-00001-of-00001.safetensors"]),
+            (None, &["weights.safetensors", "config.json"], &["weights.safetensors"]),
+        ];
+        for (index, names, expected) in cases {
+            assert_eq!(
+                weight_files(index.as_deref(), names).as_deref(),
+                Ok(&expected.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()[..]),
+                "{names:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn incomplete_copies_name_a_file_that_is_missing() {
+        for (index, names, said) in [
+            (Some(index(&[ONE, TWO])), &[ONE][..], TWO),
+            (Some(index(&[ONE, TWO])), &["tokenizer.json"], ONE),
+            (Some(index(&[ONE, TWO])), &[][..], "and 1 more"),
+            (None, &[TWO], ONE),
+            (None, &["tokenizer.json"], SINGLE),
+            (Some(index(&["../../etc/passwd"])), &[SINGLE], "not a plain file name"),
+            (Some(index(&[".hidden"])), &[SINGLE], "not a plain file name"),
+        ] {
+            let error = weight_files(index.as_deref(), names).unwrap_err().to_string();
+            assert!(error.contains(said), "{names:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_shards_that_nobody_has_cost_no_time() {
+        for name in [
+            "model-00001-of-999999.safetensors",
+            "model-00000-of-00001.safetensors",
+            "model-1-of-2.safetensors",
+            "model-00003-of-00002.safetensors",
+        ] {
+            assert_eq!(shard(name), None, "{name}");
+            assert_eq!(weight_files(None, &[name]).unwrap(), [name]);
+        }
+    }
+}

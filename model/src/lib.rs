@@ -1,0 +1,100 @@
+//! What a model is, from its configuration and the headers of its weights alone: which files, which layers, which
+//! tensors, what each takes and how ranks share it. Agents read it before a byte of weights is copied, the planner adds
+//! it up, and the engine runs it. Pure: bytes in, descriptions out; no IO, no arrays, no clock.
+//!
+//! ```text
+//! config.json ─▶ config ─▶ families ─▶ Description ─▶ tensors ─┐
+//! *.safetensors ─▶ index ─▶ safetensors ─▶ Headers ────────────┴▶ Model ─▶ cost, divisibility ─▶ ModelShape
+//! ```
+
+pub mod config;
+pub mod cost;
+pub mod description;
+pub mod divisibility;
+pub mod error;
+pub mod families;
+pub mod index;
+pub mod kv_quantization;
+pub mod partition;
+pub mod safetensors;
+pub mod shape;
+pub mod state;
+pub mod tensors;
+
+use std::collections::BTreeSet;
+
+use crate::{
+    config::{Config, Document},
+    description::Description,
+    error::{Error, FileError, Unsupported},
+    safetensors::{Headers, cut},
+    tensors::{Role, Stored, Tensor, beside, tensor_role},
+};
+
+/// A model that the engine runs, with every tensor it calls for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// Its layers.
+    pub description: Description,
+    /// Its tensors, and what the files have of each.
+    pub tensors: Vec<(Tensor, Stored)>,
+}
+
+impl Model {
+    /// Bytes of a value as the engine computes it: one tensor in 32 bits makes MLX compute in 32 bits from there on;
+    /// anything else computes in 16.
+    pub fn value_bytes(&self) -> u64 {
+        if self.tensors.iter().any(|(_, stored)| stored.is_wide) { 4 } else { 2 }
+    }
+}
+
+/// Describes the model of a configuration and the headers of its weight files.
+pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
+    let document = Document::parse(config)?;
+    let family = families::family(&document)?;
+    document.check_quantisation()?;
+    let config = Config::read(&document)?;
+    let description = (family.describe)(&config, headers.contains("lm_head.weight"))?;
+    let tensors = (family.tensors)(&description);
+    check_strays(&description, &tensors, headers)?;
+    let stored = |tensor: Tensor| tensor.stored(headers).map(|stored| (tensor, stored));
+    let tensors = tensors.into_iter().map(stored).collect::<Result<_, _>>()?;
+    Ok(Model { description, tensors })
+}
+
+/// Tensors that nothing calls for and that change what a layer computes: biases, norms, and whole layers.
+fn check_strays(description: &Description, tensors: &[Tensor], headers: &Headers) -> Result<(), Error> {
+    let mut wanted: BTreeSet<String> = BTreeSet::new();
+    for tensor in tensors {
+        for (name, _) in tensor.sources() {
+            wanted.insert(name.to_owned());
+            wanted.insert(beside(name, "biases"));
+        }
+    }
+    for (name, _) in headers.iter() {
+        let Some(Role::Layer(index)) = tensor_role(name) else { continue };
+        let layers = description.layers.len();
+        if index as usize >= layers {
+            let problem = format!("{} is of layer {index}, but num_hidden_layers is {layers}", cut(name));
+            return Err(FileError::Disagree { problem }.into());
+        }
+        if (name.ends_with(".bias") || name.ends_with("norm.weight")) && !wanted.contains(name) {
+            let reason = format!(
+                "{} models have no such tensor by this config.json, and it would change the answers",
+                description.model_type
+            );
+            return Err(Unsupported::tensor(
+                &cut(name),
+                reason,
+                "take the config.json that belongs to the weights, or another model",
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

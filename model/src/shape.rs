@@ -1,0 +1,361 @@
+//! What a model weighs and how it is split, as agents report it and the planner adds it up: the form of a description
+//! in `ModelCopy.status.shape` and `Model.status.shape`. Whoever may write a status may write any number.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Model,
+    config::{Document, MAX_HEADS, MAX_LAYERS, MAX_SIZE},
+    cost::ExpertCounts,
+    description::Mlp,
+    divisibility::{self, ShardUnit, shard_units},
+    error::{Error, FileError},
+    families,
+    safetensors::{Dtype, Headers},
+    state::LayerState,
+    tensors::{Role, ShardAxis, tensor_role},
+};
+
+/// Sizes of a model, in bytes unless said otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelShape {
+    /// `model_type` of config.json, such as `llama`.
+    pub architecture: String,
+    /// Parameters held in the weight files; quantised values counted unpacked.
+    pub parameters: u64,
+    /// Transformer layers.
+    pub layers: u32,
+    /// Width of the hidden state.
+    pub hidden_size: u32,
+    /// Query heads.
+    pub attention_heads: u32,
+    /// Key/value heads.
+    pub key_value_heads: u32,
+    /// Width of one head.
+    pub head_dim: u32,
+    /// Tokens of the vocabulary.
+    pub vocabulary: u32,
+    /// Longest context the model was made for, tokens.
+    pub context_length: u32,
+    /// Bytes of the token embedding.
+    pub embedding_bytes: u64,
+    /// Bytes of final norm and head; a tied head costs the embedding again on the rank that samples.
+    pub head_bytes: u64,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+    /// Bytes of each layer, in order.
+    pub layer_bytes: Vec<u64>,
+    /// KV-cache bytes one layer keeps for one token, in the dtype the engine computes in; the most of any layer.
+    pub kv_bytes_per_token_per_layer: u64,
+    /// Width of the MLP; 0 in headers that an older release read.
+    #[serde(default)]
+    pub intermediate_size: u32,
+    /// Values that share one scale in the layers' quantised weights, the largest of all; 0 when none
+    /// are quantised.
+    #[serde(default)]
+    pub quantization_group_size: u32,
+    /// Bytes of a layer that every member of a tensor group holds whole, such as norms; the most of
+    /// any layer.
+    #[serde(default, rename = "wholeLayerBytes")]
+    pub replicated_layer_bytes: u64,
+    /// Runs of layers that are alike, in order; absent in headers that an older release read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layer_groups: Vec<LayerGroup>,
+    /// What every rank of a tensor group gets an equal number of; absent in headers that an older release read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shard_units: Vec<ShardUnit>,
+    /// Why the engine does not run this model, where and what to do; absent when it runs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsupported: Option<String>,
+    /// What bounds the model though the engine runs it, such as a window.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// A run of layers that are alike.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LayerGroup {
+    /// How many.
+    pub count: u32,
+    /// Bytes of the weights of each.
+    pub weight_bytes: u64,
+    /// Bytes of these that every rank of a tensor group holds.
+    #[serde(default)]
+    pub replicated_bytes: u64,
+    /// What each remembers of a sequence.
+    #[serde(default)]
+    pub state: LayerState,
+    /// Its experts; absent where every token passes all weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertGroup>,
+}
+
+/// Experts of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExpertGroup {
+    /// How many there are.
+    pub count: u32,
+    /// How many a token passes.
+    pub used: u32,
+    /// Bytes of all of them.
+    pub weight_bytes: u64,
+}
+
+impl ModelShape {
+    /// The shape of a model whose headers were read. An error is a damaged file; a sound model that the engine does
+    /// not run has a shape that says so.
+    pub fn read(config: &[u8], headers: &Headers) -> Result<Self, FileError> {
+        let document = Document::parse(config)?;
+        let names = Self::by_names(&document, headers)?;
+        match crate::read(config, headers) {
+            Ok(model) => Ok(Self::of(&model)),
+            Err(Error::Unsupported(why)) => Ok(Self { unsupported: Some(why.to_string()), ..names }),
+            Err(Error::File(why)) => Ok(Self { unsupported: Some(why.to_string()), ..names }),
+        }
+    }
+
+    /// The shape of a model that the engine runs.
+    pub fn of(model: &Model) -> Self {
+        let Model { description, tensors } = model;
+        let value_bytes = model.value_bytes();
+        let mut shape = Self {
+            architecture: description.model_type.to_owned(),
+            layers: description.layers.len() as u32,
+            hidden_size: description.hidden_size,
+            vocabulary: description.vocab_size,
+            context_length: description.context_length,
+            tied: description.tied,
+            layer_bytes: vec![0; description.layers.len()],
+            shard_units: shard_units(description, tensors),
+            notes: description.notes.clone(),
+            ..Self::default()
+        };
+        if let Some(attention) = description.attention() {
+            shape.attention_heads = attention.heads;
+            shape.key_value_heads = attention.kv_heads;
+            shape.head_dim = attention.key_dim.max(attention.value_dim);
+        }
+        shape.intermediate_size = description
+            .layers
+            .iter()
+            .map(|layer| match layer.mlp {
+                Mlp::Dense(dense) => dense.intermediate,
+                Mlp::Experts(experts) => {
+                    experts.used.saturating_mul(experts.intermediate).saturating_add(experts.shared)
+                }
+            })
+            .max()
+            .unwrap_or(0);
+        let mut groups: Vec<LayerGroup> = (0..description.layers.len())
+            .map(|index| LayerGroup {
+                count: 1,
+                state: description.state(index, value_bytes),
+                experts: description.experts(index).map(|ExpertCounts { count, used }| ExpertGroup {
+                    count,
+                    used,
+                    weight_bytes: 0,
+                }),
+                ..LayerGroup::default()
+            })
+            .collect();
+        for (tensor, stored) in tensors {
+            shape.parameters = shape.parameters.saturating_add(tensor.parameters());
+            match tensor.role {
+                Role::Embedding => shape.embedding_bytes = shape.embedding_bytes.saturating_add(stored.bytes),
+                Role::Head => shape.head_bytes = shape.head_bytes.saturating_add(stored.bytes),
+                Role::Layer(index) => {
+                    let Some(group) = groups.get_mut(index as usize) else { continue };
+                    group.weight_bytes = group.weight_bytes.saturating_add(stored.bytes);
+                    if tensor.axis == ShardAxis::Replicated {
+                        group.replicated_bytes = group.replicated_bytes.saturating_add(stored.bytes);
+                    } else if let Some(packing) = stored.packing {
+                        shape.quantization_group_size = shape.quantization_group_size.max(packing.group_size);
+                    }
+                    // Weights of experts are the tensors of three dimensions.
+                    if let Some(experts) = group.experts.as_mut().filter(|_| tensor.shape.len() == 3) {
+                        experts.weight_bytes = experts.weight_bytes.saturating_add(stored.bytes);
+                    }
+                }
+            }
+        }
+        for (bytes, group) in shape.layer_bytes.iter_mut().zip(&groups) {
+            *bytes = group.weight_bytes;
+        }
+        shape.replicated_layer_bytes = groups.iter().map(|group| group.replicated_bytes).max().unwrap_or(0);
+        shape.kv_bytes_per_token_per_layer =
+            groups.iter().map(|group| group.state.per_token_bytes).max().unwrap_or(0);
+        shape.layer_groups = runs(groups);
+        shape
+    }
+
+    /// What the names of the tensors say, for models that the engine does not run: enough to show its size.
+    fn by_names(document: &Document, headers: &Headers) -> Result<Self, FileError> {
+        let known = families::is_known(&document.model_type);
+        let number = |field, limit| match document.number(field, limit) {
+            Err(_) if !known => Ok(0),
+            result => result,
+        };
+        let optional = |field, limit| match document.optional(field, limit) {
+            Err(_) if !known => Ok(None),
+            result => result,
+        };
+        let layers = number("num_hidden_layers", MAX_LAYERS)?;
+        let hidden_size = number("hidden_size", MAX_SIZE)?;
+        let attention_heads = number("num_attention_heads", MAX_HEADS)?;
+        let own_width = hidden_size.checked_div(attention_heads).unwrap_or(0);
+        let mut shape = Self {
+            architecture: document.model_type.clone(),
+            layers,
+            hidden_size,
+            attention_heads,
+            key_value_heads: optional("num_key_value_heads", MAX_HEADS)?.unwrap_or(attention_heads),
+            head_dim: optional("head_dim", MAX_HEADS)?.unwrap_or(own_width),
+            vocabulary: number("vocab_size", MAX_SIZE)?,
+            context_length: optional("max_position_embeddings", 1 << 29)?
+                .unwrap_or(crate::config::DEFAULT_CONTEXT_LENGTH),
+            intermediate_size: optional("intermediate_size", MAX_SIZE)?.unwrap_or(0),
+            layer_bytes: vec![0; layers as usize],
+            ..Self::default()
+        };
+        let disagree = |problem: String| if known { Err(FileError::Disagree { problem }) } else { Ok(()) };
+        let mut is_wide = false;
+        for (name, entry) in headers.iter() {
+            let role = tensor_role(name);
+            let bytes = match role {
+                Some(Role::Layer(index)) => match shape.layer_bytes.get_mut(index as usize) {
+                    Some(bytes) => bytes,
+                    None => {
+                        disagree(format!(
+                            "{} is of layer {index}, but num_hidden_layers is {layers}",
+                            crate::safetensors::cut(name)
+                        ))?;
+                        &mut shape.head_bytes
+                    }
+                },
+                Some(Role::Embedding) => &mut shape.embedding_bytes,
+                Some(Role::Head) => &mut shape.head_bytes,
+                None if known => continue,
+                None => &mut shape.head_bytes,
+            };
+            *bytes = bytes.saturating_add(entry.bytes());
+            is_wide |= entry.dtype == Dtype::F32;
+            shape.parameters = shape.parameters.saturating_add(entry.elements());
+        }
+        if let Some(index) = shape.layer_bytes.iter().position(|&bytes| bytes == 0) {
+            disagree(format!("num_hidden_layers is {layers}, but layer {index} has no tensors"))?;
+        }
+        if shape.embedding_bytes == 0 {
+            disagree("there is no token embedding (embed_tokens)".to_owned())?;
+        }
+        let value_bytes = if is_wide { 4 } else { 2 };
+        let heads = u64::from(shape.key_value_heads) * u64::from(shape.head_dim);
+        shape.kv_bytes_per_token_per_layer = heads.saturating_mul(2 * value_bytes);
+        shape.tied = !headers.contains("lm_head.weight");
+        Ok(shape)
+    }
+
+    /// Bytes of all weights on disk.
+    pub fn total_bytes(&self) -> u64 {
+        let ends = self.embedding_bytes.saturating_add(self.head_bytes);
+        self.layer_bytes.iter().fold(ends, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// KV-cache bytes the whole model keeps for one token.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        self.groups().iter().fold(0, |sum, group| {
+            sum.saturating_add(group.state.per_token_bytes.saturating_mul(u64::from(group.count)))
+        })
+    }
+
+    /// Runs of layers that are alike; of headers that an older release read, from what they say of each layer.
+    pub fn groups(&self) -> Vec<LayerGroup> {
+        let fits = |groups: &[LayerGroup]| {
+            let mut layers = 0_u64;
+            groups.iter().all(|group| {
+                let own = (layers..layers.saturating_add(u64::from(group.count)))
+                    .all(|layer| self.layer_bytes.get(layer as usize) == Some(&group.weight_bytes));
+                layers += u64::from(group.count);
+                own && group.count > 0
+            }) && layers == self.layer_bytes.len() as u64
+        };
+        if !self.layer_groups.is_empty() && fits(&self.layer_groups) {
+            return self.layer_groups.clone();
+        }
+        let state =
+            LayerState { per_token_bytes: self.kv_bytes_per_token_per_layer, ..LayerState::default() };
+        let group = |&weight_bytes: &u64| {
+            let replicated_bytes = self.replicated_layer_bytes.min(weight_bytes);
+            LayerGroup { count: 1, weight_bytes, replicated_bytes, state, experts: None }
+        };
+        runs(self.layer_bytes.iter().map(group))
+    }
+
+    /// Every number of ranks that can share a layer, in order; 1 always can.
+    pub fn tensor_sizes(&self) -> Vec<u32> {
+        self.units().map_or_else(|_| vec![1], |units| divisibility::tensor_sizes(&units))
+    }
+
+    /// Why `size` ranks cannot share a layer; `None` when they can.
+    pub fn why_indivisible(&self, size: u32) -> Option<String> {
+        if size == 1 {
+            return None;
+        }
+        match self.units() {
+            Ok(units) => divisibility::why_indivisible(&units, size),
+            Err(why) => Some(why.to_owned()),
+        }
+    }
+
+    /// What ranks of a tensor group share; of headers that an older release read, from their numbers.
+    fn units(&self) -> Result<Vec<ShardUnit>, &'static str> {
+        if !self.shard_units.is_empty() {
+            return Ok(self.shard_units.clone());
+        }
+        if self.intermediate_size == 0 {
+            return Err(
+                "its headers were read by an older release, which did not ask for the MLP's width; create the Model anew",
+            );
+        }
+        let mut units = vec![
+            ShardUnit::new(self.key_value_heads, "KV heads"),
+            ShardUnit::new(self.attention_heads, "attention heads"),
+            ShardUnit::new(self.intermediate_size, "columns of the MLP"),
+        ];
+        if let Some(group) = Some(self.quantization_group_size).filter(|&group| group > 1) {
+            let attention = self.attention_heads.saturating_mul(self.head_dim);
+            units.push(ShardUnit::new(
+                attention / group,
+                format!("groups of {group} quantised attention columns"),
+            ));
+            let mlp = self.intermediate_size / group;
+            units.push(ShardUnit::new(mlp, format!("groups of {group} quantised MLP columns")));
+        }
+        Ok(units)
+    }
+
+    /// Bytes of a value as the model computes it, by what its keys and values take.
+    pub fn value_bytes(&self) -> u64 {
+        let keys = u64::from(self.key_value_heads).saturating_mul(u64::from(self.head_dim));
+        self.kv_bytes_per_token_per_layer.checked_div(keys.saturating_mul(2)).unwrap_or(4)
+    }
+}
+
+/// Equal neighbours together.
+fn runs(groups: impl IntoIterator<Item = LayerGroup>) -> Vec<LayerGroup> {
+    let mut runs: Vec<LayerGroup> = Vec::new();
+    for group in groups {
+        let alike = |last: &LayerGroup| LayerGroup { count: group.count, ..last.clone() } == group;
+        match runs.last_mut().filter(|last| alike(last)) {
+            Some(last) => last.count = last.count.saturating_add(group.count),
+            None => runs.push(group),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! What a layer remembers of a sequence: what it takes in bytes, whether a tensor group shares it, and how far it can
+//! be rewound. The engine's layer caches implement these kinds; scheduler, prefix cache and speculation ask them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::description::{Attention, DeltaNet, Latent, Mixer};
+
+/// What one layer keeps, in bytes on all ranks of a tensor group together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LayerState {
+    /// Bytes of a token, in the type the engine computes in; 0 where the state does not grow.
+    #[serde(default)]
+    pub per_token_bytes: u64,
+    /// Tokens of a sequence that are kept at most; absent is all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_tokens: Option<u32>,
+    /// Bytes of a sequence, whatever its length.
+    #[serde(default)]
+    pub fixed_bytes: u64,
+    /// Whether every rank of a tensor group keeps all of it.
+    #[serde(default)]
+    pub replicated: bool,
+}
+
+/// How a layer's state can go back to an earlier position of its sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rewind {
+    /// To any position: what lies behind it is written over.
+    Anywhere,
+    /// To positions of which the window is still kept, thus before it first wraps.
+    UntilWrapped {
+        /// Tokens of the window.
+        window: u32,
+    },
+    /// To positions of which a snapshot was taken.
+    ToSnapshots,
+}
+
+/// The kind of a layer's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateKind {
+    /// Keys and values of every position.
+    KeyValue,
+    /// Keys and values of the last positions.
+    Rotating {
+        /// How many.
+        window: u32,
+    },
+    /// One latent of every position.
+    Latent,
+    /// A state of fixed size.
+    Recurrent,
+}
+
+impl StateKind {
+    /// The kind a mixer has.
+    pub fn of(mixer: &Mixer) -> Self {
+        match mixer {
+            Mixer::Attention(Attention { window: Some(window), .. }) => Self::Rotating { window: *window },
+            Mixer::Attention(Attention { window: None, .. }) => Self::KeyValue,
+            Mixer::Latent(_) => Self::Latent,
+            Mixer::DeltaNet(_) => Self::Recurrent,
+        }
+    }
+
+    /// How far it can be rewound.
+    pub fn rewind(self) -> Rewind {
+        match self {
+            Self::KeyValue | Self::Latent => Rewind::Anywhere,
+            Self::Rotating { window } => Rewind::UntilWrapped { window },
+            Self::Recurrent => Rewind::ToSnapshots,
+        }
+    }
+
+    /// Whether a state after `length` tokens can be rewound to `to` without a snapshot.
+    pub fn can_rewind(self, length: u32, to: u32) -> bool {
+        to <= length
+            && match self.rewind() {
+                Rewind::Anywhere => true,
+                Rewind::UntilWrapped { window } => length <= window || to == length,
+                Rewind::ToSnapshots => to == length,
+            }
+    }
+}
+
+impl LayerState {
+    /// What a mixer keeps where values take `value_bytes`.
+    pub fn of(mixer: &Mixer, value_bytes: u64) -> Self {
+        let product = |factors: &[u32]| {
+            factors.iter().fold(value_bytes, |product, &factor| product.saturating_mul(u64::from(factor)))
+        };
+        match mixer {
+            Mixer::Attention(Attention { kv_heads, key_dim, value_dim, window, .. }) => Self {
+                per_token_bytes: product(&[*kv_heads, key_dim.saturating_add(*value_dim)]),
+                window_tokens: *window,
+                fixed_bytes: 0,
+                replicated: false,
+            },
+            Mixer::Latent(Latent { rank, rope_dim, .. }) => Self {
+                per_token_bytes: product(&[rank.saturating_add(*rope_dim)]),
+                window_tokens: None,
+                fixed_bytes: 0,
+                replicated: true,
+            },
+            Mixer::DeltaNet(DeltaNet { key_heads, value_heads, key_dim, value_dim, conv_kernel }) => {
+                // The state itself is in 32 bits whatever the model's type.
+                let state = product(&[*value_heads, *key_dim, *value_dim]) / value_bytes.max(1) * 4;
+                let keys = key_heads.saturating_mul(*key_dim).saturating_mul(2);
+                let channels = keys.saturating_add(value_heads.saturating_mul(*value_dim));
+                let convolution = product(&[channels, conv_kernel.saturating_sub(1)]);
+                Self { fixed_bytes: state.saturating_add(convolution), ..Self::default() }
+            }
+        }
+    }
+
+    /// Bytes that `sequences` sequences of `tokens` tokens together keep on one of `tensor_size` ranks.
+    pub fn bytes(&self, tokens: u64, sequences: u64, tensor_size: u64) -> u64 {
+        let kept = match self.window_tokens {
+            Some(window) => tokens.min(u64::from(window).saturating_mul(sequences)),
+            None => tokens,
+        };
+        let all = self
+            .per_token_bytes
+            .saturating_mul(kept)
+            .saturating_add(self.fixed_bytes.saturating_mul(sequences));
+        if self.replicated { all } else { all.div_ceil(tensor_size.max(1)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::description::{Rope, RopeScaling};
+
+    fn attention(window: Option<u32>) -> Mixer {
+        let rope = Rope { width: 64, base: 1e4, traditional: false, scaling: RopeScaling::None };
+        let (key_dim, value_dim, bias, sinks, head_norm) = (64, 32, false, false, None);
+        Mixer::Attention(Attention {
+            heads: 8,
+            kv_heads: 2,
+            key_dim,
+            value_dim,
+            window,
+            sinks,
+            scale: 1.0,
+            rope,
+            head_norm,
+            bias,
+        })
+    }
+
+    #[test]
+    fn state_takes_bytes_by_token_window_or_sequence() {
+        let latent = Mixer::Latent(Latent { heads: 128, rank: 512, rope_dim: 64, value_dim: 128 });
+        let delta = DeltaNet { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_kernel: 4 };
+        let delta = Mixer::DeltaNet(delta);
+        let delta_bytes = 32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2;
+        for (mixer, tokens, sequences, size, bytes) in [
+            (attention(None), 1000, 4, 1, 1000 * 2 * (64 + 32) * 2),
+            (attention(None), 1000, 4, 2, 1000 * 2 * (64 + 32)),
+            (attention(Some(128)), 1000, 4, 1, 4 * 128 * 2 * (64 + 32) * 2),
+            (attention(Some(128)), 100, 4, 1, 100 * 2 * (64 + 32) * 2),
+            (latent.clone(), 1000, 4, 1, 1000 * 576 * 2),
+            // Every rank has the whole latent.
+            (latent, 1000, 4, 8, 1000 * 576 * 2),
+            (delta.clone(), 1000, 4, 1, 4 * delta_bytes),
+            (delta, 1_000_000, 4, 2, 2 * delta_bytes),
+        ] {
+            let state = LayerState::of(&mixer, 2);
+            assert_eq!(
+                state.bytes(tokens, sequences, size),
+                bytes,
+                "{mixer:?}, {tokens} tokens, {size} ranks"
+            );
+        }
+    }
+
+    #[test]
+    fn rewind_is_possible_where_nothing_was_overwritten() {
+        let delta = DeltaNet { key_heads: 1, value_heads: 1, key_dim: 1, value_dim: 1, conv_kernel: 4 };
+        let latent = Latent { heads: 1, rank: 1, rope_dim: 0, value_dim: 1 };
+        for (mixer, length, to, possible) in [
+            (attention(None), 1000, 0, true),
+            (attention(None), 10, 11, false),
+            (attention(Some(128)), 128, 3, true),
+            (attention(Some(128)), 129, 128, false),
+            (attention(Some(128)), 129, 129, true),
+            (Mixer::Latent(latent), 1000, 1, true),
+            (Mixer::DeltaNet(delta.clone()), 10, 9, false),
+            (Mixer::DeltaNet(delta), 10, 10, true),
+        ] {
+            assert_eq!(StateKind::of(&mixer).can_rewind(length, to), possible, "{mixer:?}: {length} to {to}");
+        }
+    }
+
+    #[test]
+    fn hostile_sizes_saturate() {
+        let state = LayerState { per_token_bytes: u64::MAX, fixed_bytes: u64::MAX, ..LayerState::default() };
+        assert_eq!(state.bytes(u64::MAX, u64::MAX, 0), u64::MAX);
+        let delta = DeltaNet {
+            key_heads: u32::MAX,
+            value_heads: u32::MAX,
+            key_dim: u32::MAX,
+            value_dim: u32::MAX,
+            conv_kernel: u32::MAX,
+        };
+        assert!(LayerState::of(&Mixer::DeltaNet(delta), 4).fixed_bytes > 1 << 60);
+    }
+}

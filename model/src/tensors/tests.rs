@@ -1,0 +1,127 @@
+//! Names, roles, axes and packings.
+
+use super::*;
+use crate::testing::{headers, llama, packed, qwen3, tensors};
+
+fn axis(dim: usize, length: u64) -> ShardAxis {
+    ShardAxis::Axis { dim, segments: vec![length] }
+}
+
+fn table(config: &serde_json::Value) -> Vec<Tensor> {
+    let all = headers(&tensors(config, "BF16", None, true));
+    let model = crate::read(config.to_string().as_bytes(), &all).unwrap();
+    model.tensors.into_iter().map(|(tensor, _)| tensor).collect()
+}
+
+#[test]
+fn projections_are_sharded_and_everything_else_is_replicated() {
+    let mut config = llama(1);
+    config["attention_bias"] = true.into();
+    config["mlp_bias"] = true.into();
+    let tensors = table(&config);
+    for (name, shape, expected) in [
+        ("model.layers.0.self_attn.q_proj.weight", vec![64, 64], axis(0, 64)),
+        ("model.layers.0.self_attn.k_proj.weight", vec![32, 64], axis(0, 32)),
+        ("model.layers.0.self_attn.k_proj.bias", vec![32], axis(0, 32)),
+        ("model.layers.0.self_attn.o_proj.weight", vec![64, 64], axis(1, 64)),
+        ("model.layers.0.self_attn.o_proj.bias", vec![64], ShardAxis::Replicated),
+        ("model.layers.0.mlp.up_proj.weight", vec![128, 64], axis(0, 128)),
+        ("model.layers.0.mlp.down_proj.weight", vec![64, 128], axis(1, 128)),
+        ("model.layers.0.mlp.down_proj.bias", vec![64], ShardAxis::Replicated),
+        ("model.layers.0.input_layernorm.weight", vec![64], ShardAxis::Replicated),
+        ("model.embed_tokens.weight", vec![100, 64], ShardAxis::Replicated),
+        ("model.norm.weight", vec![64], ShardAxis::Replicated),
+        ("lm_head.weight", vec![100, 64], ShardAxis::Replicated),
+    ] {
+        let tensor = tensors.iter().find(|tensor| tensor.name == name).unwrap();
+        assert_eq!((&tensor.shape, &tensor.axis), (&shape, &expected), "{name}");
+        assert_eq!(tensor_role(name), Some(tensor.role), "{name}");
+    }
+    assert_eq!(tensors.len(), 3 + 9 + 7);
+}
+
+#[test]
+fn head_norms_are_of_one_head_and_replicated() {
+    let tensors = table(&qwen3(2));
+    let norms: Vec<&Tensor> =
+        tensors.iter().filter(|tensor| tensor.name.contains("self_attn.q_norm")).collect();
+    assert_eq!(norms.len(), 2);
+    assert!(norms.iter().all(|norm| norm.shape == [32] && norm.axis == ShardAxis::Replicated));
+}
+
+#[test]
+fn tensors_have_the_role_their_name_says() {
+    for (name, role) in [
+        ("model.embed_tokens.weight", Some(Role::Embedding)),
+        ("model.embed_tokens.scales", Some(Role::Embedding)),
+        ("model.layers.17.self_attn.q_proj.weight", Some(Role::Layer(17))),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", None),
+        ("model.layers.x.mlp.up_proj.weight", None),
+        ("model.layers.99999999999.w", None),
+        ("model.norm.weight", Some(Role::Head)),
+        ("lm_head.weight", Some(Role::Head)),
+        ("vision_tower.blocks.0.weight", None),
+    ] {
+        assert_eq!(tensor_role(name), role, "{name}");
+    }
+}
+
+#[test]
+fn packing_follows_from_the_shapes() {
+    let entry = |dtype, shape: &[u64]| Entry { file: 0, dtype, shape: shape.to_vec(), begin: 0, end: 0 };
+    for (packed, scales, expected) in [
+        (vec![8, 16], vec![8, 2], Some((64, 4))),
+        (vec![8, 32], vec![8, 4], Some((32, 8))),
+        (vec![8, 12], vec![8, 1], Some((128, 3))),
+        (vec![8, 16], vec![8, 8], None),
+        (vec![9, 16], vec![8, 2], None),
+        (vec![8, 17], vec![8, 2], None),
+        (vec![8, 16], vec![8, 0], None),
+        (vec![8], vec![8], None),
+        (vec![], vec![], None),
+        (vec![8, u64::MAX], vec![8, 1], None),
+    ] {
+        let (weight, scales) = (entry(Dtype::U32, &packed), entry(Dtype::F16, &scales));
+        let found = packing("w", &weight, &scales, &[8, 128]).ok();
+        assert_eq!(found.map(|found| (found.group_size, found.bits)), expected, "{packed:?} {scales:?}");
+    }
+    // Of experts, the outer dimension is theirs.
+    let (weight, scales) = (entry(Dtype::U32, &[4, 8, 16]), entry(Dtype::BF16, &[4, 8, 2]));
+    assert_eq!(packing("w", &weight, &scales, &[4, 8, 128]), Ok(Packing { group_size: 64, bits: 4 }));
+    let mxfp4 = packing("w", &entry(Dtype::U32, &[8, 16]), &entry(Dtype::Other("U8", 1), &[8, 4]), &[8, 128]);
+    assert!(mxfp4.unwrap_err().to_string().contains("tensor w: it is quantised as U32"));
+}
+
+#[test]
+fn recipes_say_what_is_stored_and_what_of_it_counts() {
+    let each = |name: &str| (name.to_owned(), "BF16", vec![8, 64]);
+    let mut all = vec![each("a.weight"), each("b.weight")];
+    all.extend(packed("c.weight", &[24, 64], 4, 32, "F16"));
+    let headers = headers(&all);
+    let tensor = |shape: &[u64], recipe| Tensor {
+        name: "a.weight".into(),
+        role: Role::Layer(0),
+        shape: shape.to_vec(),
+        axis: ShardAxis::Replicated,
+        recipe,
+        is_matrix: true,
+    };
+    let names = || vec!["a.weight".to_owned(), "b.weight".to_owned()];
+    let split = Recipe::Split { name: "c.weight".into(), rows: 24, from: 8 };
+    for (tensor, bytes, group) in [
+        (tensor(&[8, 64], Recipe::AsIs), 8 * 64 * 2, None),
+        (tensor(&[8, 64], Recipe::AddOne), 8 * 64 * 2, None),
+        (tensor(&[2, 8, 64], Recipe::Stack { names: names() }), 2 * 8 * 64 * 2, None),
+        // A third of 24 rows of 64 values in 4 bits, and a scale and a bias for every 32.
+        (tensor(&[8, 64], split), 8 * (32 + 2 * 2 * 2), Some(32)),
+    ] {
+        let stored = tensor.stored(&headers).unwrap();
+        assert_eq!(
+            (stored.bytes, stored.packing.map(|packing| packing.group_size)),
+            (bytes, group),
+            "{tensor:?}"
+        );
+    }
+    let wrong = tensor(&[3, 8, 64], Recipe::Stack { names: vec!["a.weight".into(), "z.weight".into()] });
+    assert!(wrong.stored(&headers).unwrap_err().to_string().contains("tensor z.weight is missing"));
+}

@@ -1,0 +1,80 @@
+//! Played models for tests: a configuration and the headers of all its tensors.
+
+use serde_json::{Value, json};
+
+use crate::{
+    config::{Config, Document},
+    families,
+    safetensors::Headers,
+};
+
+/// A small Llama; tests change what they are about.
+pub fn llama(layers: u32) -> Value {
+    json!({"model_type": "llama", "num_hidden_layers": layers, "hidden_size": 64, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 128,
+           "rms_norm_eps": 1e-5})
+}
+
+/// A Qwen3 of the same sizes.
+pub fn qwen3(layers: u32) -> Value {
+    let mut config = llama(layers);
+    config["model_type"] = json!("qwen3");
+    config["head_dim"] = json!(32);
+    config["rope_theta"] = json!(1e6);
+    config
+}
+
+/// Tensors of a file: name, dtype and shape.
+pub type Tensors = Vec<(String, &'static str, Vec<u64>)>;
+
+/// Every tensor of the model in one dtype; with `group` every matrix is packed in four bits.
+pub fn tensors(config: &Value, dtype: &'static str, group: Option<u64>, has_head: bool) -> Tensors {
+    let document = Document::parse(config.to_string().as_bytes()).unwrap();
+    let family = families::family(&document).unwrap();
+    let description = (family.describe)(&Config::read(&document).unwrap(), has_head).unwrap();
+    let mut tensors = Vec::new();
+    for tensor in (family.tensors)(&description) {
+        match group.filter(|_| tensor.is_matrix) {
+            None => tensors.push((tensor.name, dtype, tensor.shape)),
+            Some(group) => tensors.extend(packed(&tensor.name, &tensor.shape, 4, group, dtype)),
+        }
+    }
+    tensors
+}
+
+/// A packed matrix: values, scales and biases.
+pub fn packed(name: &str, shape: &[u64], bits: u64, group: u64, dtype: &'static str) -> Tensors {
+    let [rows, columns] = *shape else { panic!("{name} is no matrix") };
+    let path = name.strip_suffix(".weight").unwrap();
+    vec![
+        (name.to_owned(), "U32", vec![rows, columns * bits / 32]),
+        (format!("{path}.scales"), dtype, vec![rows, columns / group]),
+        (format!("{path}.biases"), dtype, vec![rows, columns / group]),
+    ]
+}
+
+/// The header of a file of these tensors and the file's size.
+pub fn header(tensors: &[(String, &'static str, Vec<u64>)]) -> (String, u64) {
+    let mut offset = 0;
+    let mut header = serde_json::Map::new();
+    for (name, dtype, shape) in tensors {
+        let width = crate::safetensors::Dtype::named(dtype).bytes().unwrap();
+        let bytes = shape.iter().product::<u64>() * width;
+        header.insert(
+            name.clone(),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]}),
+        );
+        offset += bytes;
+    }
+    let header = Value::from(header).to_string();
+    let size = 8 + header.len() as u64 + offset;
+    (header, size)
+}
+
+/// Headers of one file of these tensors.
+pub fn headers(tensors: &[(String, &'static str, Vec<u64>)]) -> Headers {
+    let (text, size) = header(tensors);
+    let mut headers = Headers::default();
+    headers.add("model.safetensors", text.as_bytes(), size).unwrap();
+    headers
+}
