@@ -21,7 +21,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::{cargo, mlx, setup, suites};
+use crate::{cargo, exactness, mlx, setup, suites};
 
 /// Everything that can be measured.
 const AREAS: &[Area] = &[
@@ -167,6 +167,10 @@ pub fn bench(arguments: &[String]) -> Result<()> {
 /// `proof AREA [N] [ONLY]`: runs one area many times and writes the table. `ONLY` selects faults by a part of
 /// their names; other lines stay, with the commit they were measured at. For a soak `N` are seconds.
 pub fn proof(arguments: &[String]) -> Result<()> {
+    // Its table is one of groups, not of rounds.
+    if arguments.first().is_some_and(|area| area == "exactness") {
+        return exactness::proof(&arguments[1..]);
+    }
     let area = area(arguments)?;
     let rounds: usize = arguments
         .get(1)
@@ -255,8 +259,8 @@ fn prepare() -> Result<mlx::Prepared> {
     Ok(prepared)
 }
 
-/// The commit, and whether the working tree differs from it, apart from the pages that these commands write.
-fn commit() -> Result<String> {
+/// The commit, and whether anything but the pages these commands write differs from it.
+pub fn commit() -> Result<String> {
     let git = |arguments: &[&str]| -> Result<String> {
         let output = Command::new("git").args(arguments).current_dir(cargo::root()).output()?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())

@@ -41,6 +41,8 @@ cargo xtask VERB
   bench AREA        measure: faults   [--json] [--write]
   proof AREA [N] [ONLY]
                     the same over N rounds, written to docs/evidence; ONLY is a part of faults' names
+  proof exactness [ONLY]
+                    every group compared with mlx-lm, written to docs/evidence; ONLY is a part of groups' names
   python ARGS       the prepared Python, as the smoke model's scripts use it
 ";
 

@@ -20,6 +20,15 @@ pub fn commit() -> Result<u32> {
     u32::from_str_radix(hash.get(..7).unwrap_or("0"), 16).with_context(|| format!("commit {hash:?}"))
 }
 
+/// The number that deals what rotates: the commit's, or the one of `RUSSET_SLICE`; `None` for all of it.
+pub fn number() -> Result<Option<u32>> {
+    match std::env::var("RUSSET_SLICE").ok().as_deref() {
+        Some("all") => Ok(None),
+        Some(number) => number.parse().map(Some).context("RUSSET_SLICE is a number or all"),
+        None => commit().map(Some),
+    }
+}
+
 /// Half of a run's end-to-end scenarios, for one of two control planes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Half {

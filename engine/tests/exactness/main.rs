@@ -8,12 +8,9 @@
 //! continue with the oracle's. (A tensor parallel stage in 16 bits rounds its sums differently from a single
 //! rank, and so do quantised caches in batches; `Tolerance::rounding`.)
 //!
-//! `RUSSET_ORACLE` names the folder that `oracle.py` filled; `cargo xtask test` sets it. Without it there is
-//! nothing to compare with, which is a failure in CI.
-//!
-//! Groups of four tensor ranks busy-wait for each other and are slow on two cores. `RUSSET_SLICE`, a number,
-//! selects a third of them; without it, or with `all`, every one runs. With `RUSSET_PART`, as in CI, it
-//! selects a third of all groups.
+//! `RUSSET_EXACTNESS` names a file that lists the groups and where `oracle.py`'s answers for them are; `cargo xtask
+//! test` sets it for some of them and `cargo xtask proof exactness` for all. Without it there is nothing to compare
+//! with, which under CI is a failure. `RUSSET_EXACTNESS_REPORT` names a file for the figures.
 //!
 //! No libtest harness: every rank is a process of its own, which runs this program again.
 
@@ -21,7 +18,7 @@ mod group;
 mod rank;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::VecDeque,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -33,13 +30,10 @@ use serde::{Deserialize, Serialize};
 
 use group::RankGroup;
 
-/// The variant for the negative cases.
-const CONTROL: &str = "tied-llama3";
-/// The same for stages of several tensor ranks.
-const SHARDED_CONTROL: &str = "sharded";
-
-/// Parts into which groups are divided: those of four ranks, or all.
-const SLICES: usize = 3;
+/// Lengths of the prompts of a comparison in brief.
+const BRIEF: [usize; 6] = [1, 3, 64, 190, 256, 257];
+/// Tokens of every answer there.
+const BRIEF_TOKENS: usize = 24;
 
 /// The oracle's data of one variant.
 #[derive(Deserialize)]
@@ -50,10 +44,6 @@ struct Oracle {
     /// Bits of mlx-lm's quantised KV cache; `None` where it is not quantised.
     #[serde(default)]
     kv_bits: Option<u32>,
-    splits: Vec<Vec<u32>>,
-    /// Tensor parallel size → layers per stage.
-    #[serde(default)]
-    stages: BTreeMap<u32, Vec<Vec<u32>>>,
     prompts: Vec<Vec<u32>>,
     tokens: Vec<Vec<u32>>,
     gaps: Vec<Vec<f32>>,
@@ -64,6 +54,27 @@ impl Oracle {
         let path = folder.join("oracle.json");
         let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
         Ok(serde_json::from_slice(&text)?)
+    }
+
+    /// The same with some of the prompts, on both sides of every border but the longest, and the beginnings of answers.
+    fn brief(&self) -> Self {
+        let places = self.prompts.iter().zip(&self.tokens).zip(&self.gaps);
+        let some = places.filter(|((prompt, _), _)| BRIEF.contains(&prompt.len()));
+        let mut brief = Self {
+            prompts: Vec::new(),
+            tokens: Vec::new(),
+            gaps: Vec::new(),
+            dtype: self.dtype.clone(),
+            vocabulary: self.vocabulary,
+            widen: self.widen,
+            kv_bits: self.kv_bits,
+        };
+        for ((prompt, tokens), gaps) in some {
+            brief.prompts.push(prompt.clone());
+            brief.tokens.push(tokens.iter().copied().take(BRIEF_TOKENS).collect());
+            brief.gaps.push(gaps.iter().copied().take(BRIEF_TOKENS).collect());
+        }
+        brief
     }
 
     fn kv_cache(&self) -> Result<KvCacheType> {
@@ -87,18 +98,29 @@ struct Case {
     split: Vec<u32>,
     /// Tensor parallel size.
     members: u32,
+    /// Whether some prompts and the beginnings of answers are enough.
+    brief: bool,
+}
+
+/// What the file named by `RUSSET_EXACTNESS` holds.
+#[derive(Deserialize)]
+struct Plan {
+    cases: Vec<Case>,
+    /// Those that have to go wrong: one rank, one stage of two members, and a pipeline of two.
+    alone: Case,
+    stage: Case,
+    pipeline: Case,
+}
+
+/// One group's figures, for the report.
+#[derive(Serialize)]
+struct Figures {
+    name: String,
+    reports: Vec<ComparisonReport>,
+    seconds: f32,
 }
 
 impl Case {
-    fn new(model: &Path, split: &[u32], members: u32) -> Self {
-        let variant = model.file_name().unwrap_or_default().to_string_lossy();
-        let (name, oracle) = match members {
-            1 => (format!("{variant} on {split:?}"), model.to_owned()),
-            _ => (format!("{variant} on {split:?} by {members}"), model.join(format!("tensor-{members}"))),
-        };
-        Self { name, model: model.to_owned(), oracle, split: split.to_vec(), members }
-    }
-
     fn layers_per_rank(&self) -> Vec<u32> {
         self.split.iter().flat_map(|&layers| vec![layers; self.members as usize]).collect()
     }
@@ -131,63 +153,32 @@ fn main() -> ExitCode {
 }
 
 fn parent() -> Result<()> {
-    let Some(folder) = std::env::var_os("RUSSET_ORACLE").map(PathBuf::from) else {
+    let Some(path) = std::env::var_os("RUSSET_EXACTNESS").map(PathBuf::from) else {
         ensure!(
             std::env::var_os("CI").is_none(),
-            "RUSSET_ORACLE is not set; run `cargo xtask test`, which sets it"
+            "RUSSET_EXACTNESS is not set; run `cargo xtask test`, which sets it"
         );
-        println!("exactness: not run, RUSSET_ORACLE is not set (cargo xtask test sets it)");
+        println!("exactness: not run, RUSSET_EXACTNESS is not set (cargo xtask test sets it)");
         return Ok(());
     };
-    let mut variants: Vec<PathBuf> = std::fs::read_dir(&folder)
-        .with_context(|| format!("read {}", folder.display()))?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.join("oracle.json").exists())
-        .collect();
-    variants.sort();
-    ensure!(!variants.is_empty(), "{} holds no variant with an oracle.json; run oracle.py", folder.display());
-
-    let only = std::env::var("RUSSET_EXACTNESS_ONLY").unwrap_or_default();
-    let (mut cases, mut shapes) = (VecDeque::new(), BTreeSet::new());
-    for variant in variants {
-        let oracle = Oracle::read(&variant)?;
-        let sharded = oracle
-            .stages
-            .iter()
-            .flat_map(|(&members, splits)| splits.iter().map(move |split| (split, members)));
-        for (split, members) in oracle.splits.iter().map(|split| (split, 1)).chain(sharded) {
-            shapes.insert((split.len(), members));
-            cases.push_back(Case::new(&variant, split, members));
-        }
-    }
-    let wanted = BTreeSet::from([(1, 1), (2, 1), (3, 1), (1, 2), (1, 4), (2, 2)]);
-    ensure!(shapes.is_superset(&wanted), "the oracle asks for stages and members {shapes:?} only");
-    cases.retain(|case| case.name.contains(&only));
-    if let Some(slice) = slice()? {
-        // Where the long suites run in part, groups of every kind are divided.
-        let all = std::env::var_os("RUSSET_PART").is_some();
-        let ranks = |case: &Case| case.layers_per_rank().len();
-        cases.make_contiguous().sort_by_key(|case| (case.members, ranks(case)));
-        let mut dealt = 0;
-        cases.retain(|case| {
-            let deals = all || ranks(case) == 4 && case.members > 1;
-            dealt += usize::from(deals);
-            !deals || dealt % SLICES == slice
-        });
-    }
-    ensure!(!cases.is_empty(), "RUSSET_EXACTNESS_ONLY={only} leaves no case");
+    let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    let Plan { cases, alone, stage, pipeline } = serde_json::from_slice(&text)?;
+    ensure!(!cases.is_empty(), "{} lists no group", path.display());
     let total = cases.len() + 4;
     let (pipelines, stages): (VecDeque<Case>, VecDeque<Case>) =
         cases.into_iter().partition(|case| case.members == 1);
     let (pipelines, stages) = (Mutex::new(pipelines), Mutex::new(stages));
-    let failures = Mutex::new(Vec::new());
+    let (failures, figures) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     let work = |cases: &Mutex<VecDeque<Case>>| {
         // Bound in a statement of its own, so that the lock is free while the group runs.
         loop {
             let next = cases.lock().pop_front();
             let Some(case) = next else { return };
             match compare_on(&case) {
-                Ok(summary) => println!("exactness: {}: {summary}", case.name),
+                Ok(found) => {
+                    println!("exactness: {}: {}", case.name, summary(&found));
+                    figures.lock().push(found);
+                }
                 Err(error) => {
                     println!("exactness: {}: FAILED: {error:#}", case.name);
                     failures.lock().push(case.name);
@@ -202,12 +193,14 @@ fn parent() -> Result<()> {
         scope.spawn(|| work(&pipelines));
     });
     work(&stages);
-    let (known, sharded) = (folder.join(CONTROL), folder.join(SHARDED_CONTROL));
+    if let Some(path) = std::env::var_os("RUSSET_EXACTNESS_REPORT") {
+        std::fs::write(path, serde_json::to_vec(&*figures.lock())?)?;
+    }
     for (case, outcome) in [
-        ("a wrong token is noticed", spoiled_oracle(&Case::new(&known, &[5], 1))),
-        ("a wrong token of a sharded model is noticed", spoiled_oracle(&Case::new(&sharded, &[3], 2))),
-        ("a neighbour that dies is an error", lost_neighbour(&Case::new(&known, &[3, 2], 1))),
-        ("a member that dies is an error", lost_neighbour(&Case::new(&sharded, &[3], 2))),
+        ("a wrong token is noticed", spoiled_oracle(&alone)),
+        ("a wrong token of a sharded model is noticed", spoiled_oracle(&stage)),
+        ("a neighbour that dies is an error", lost_neighbour(&pipeline)),
+        ("a member that dies is an error", lost_neighbour(&stage)),
     ] {
         match outcome {
             Ok(message) => println!("exactness: {case}: {message}"),
@@ -228,24 +221,18 @@ fn parent() -> Result<()> {
     Ok(())
 }
 
-/// The selected part of the [`SLICES`]; `None` for all of them.
-fn slice() -> Result<Option<usize>> {
-    match std::env::var("RUSSET_SLICE").as_deref() {
-        Err(_) | Ok("" | "all") => Ok(None),
-        Ok(number) => {
-            let number: usize = number.parse().with_context(|| format!("RUSSET_SLICE={number}"))?;
-            println!("exactness: slice {} of {SLICES}", number % SLICES + 1);
-            Ok(Some(number % SLICES))
-        }
-    }
-}
-
 /// One group against its oracles.
-fn compare_on(case: &Case) -> Result<String> {
+fn compare_on(case: &Case) -> Result<Figures> {
     let mut group = RankGroup::start("compare", case)?;
     let reports: Vec<ComparisonReport> = serde_json::from_str(&group.relay("report")?)?;
     group.end()?;
-    let told: Vec<String> = reports
+    Ok(Figures { name: case.name.clone(), reports, seconds: group.started.elapsed().as_secs_f32() })
+}
+
+/// A group's figures in a line.
+fn summary(figures: &Figures) -> String {
+    let told: Vec<String> = figures
+        .reports
         .iter()
         .map(|ComparisonReport { beside, tokens, largest_difference, close_calls, excused }| {
             format!(
@@ -253,8 +240,7 @@ fn compare_on(case: &Case) -> Result<String> {
             )
         })
         .collect();
-    let seconds = group.started.elapsed().as_secs_f32();
-    Ok(format!("{} ({seconds:.1} s)", told.join("; ")))
+    format!("{} ({:.1} s)", told.join("; "), figures.seconds)
 }
 
 /// Negative control: an oracle with a changed token must be contradicted.
@@ -269,7 +255,7 @@ fn spoiled_oracle(case: &Case) -> Result<String> {
     oracle["tokens"][0][9] = (if token == 0 { 1 } else { token - 1 }).into();
     std::fs::write(&path, oracle.to_string())?;
     match compare_on(&Case { oracle: copy.path().to_owned(), ..case.clone() }) {
-        Ok(summary) => bail!("nothing was noticed: {summary}"),
+        Ok(found) => bail!("nothing was noticed: {}", summary(&found)),
         Err(error) => {
             let error = format!("{error:#}");
             let noticed = error.lines().find(|line| line.contains("token 9 after a prompt of"));

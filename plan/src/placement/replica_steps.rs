@@ -55,9 +55,9 @@ impl<'a> ReplicaSteps<'a> {
         let (placement, notes, selections) = (Placement::default(), Vec::new(), Vec::new());
         Self {
             view: Cow::Borrowed(view),
-            desired: desired,
+            desired,
             memory,
-            joint_plan: joint_plan,
+            joint_plan,
             placement,
             notes,
             selections,
