@@ -339,7 +339,7 @@ mod tests {
                 "one with weights leaves its group instead",
                 Some(desired(2)),
                 Some(does(EngineState::Loaded)),
-                "Disband",
+                "LeaveGroup",
             ),
             (
                 "unless it is the whole group",
@@ -362,7 +362,7 @@ mod tests {
                 Some(does(EngineState::Detached)),
                 "",
             ),
-            ("then it is told to form", Some(ready.clone()), Some(does(EngineState::Detached)), "Form"),
+            ("then it is told to form", Some(ready.clone()), Some(does(EngineState::Detached)), "Reform"),
             ("once", Some(ready.clone()), Some(does(EngineState::Forming)), ""),
             ("also if the epoch rises meanwhile", Some(desired(2)), Some(does(EngineState::Forming)), ""),
             (
@@ -428,7 +428,7 @@ mod tests {
             ),
             ("a deleted Shard's engine answers what runs", None, Some(alive), "Drain"),
             ("keeps its memory until it is gone", None, Some(stopping), ""),
-            ("and is then forgotten", None, Some(actual(1)), "Forget"),
+            ("and is then forgotten", None, Some(actual(1)), "Release"),
         ] {
             let wanted: BTreeMap<String, DesiredShard> =
                 wanted.map(|wanted| ("u".to_owned(), wanted)).into_iter().collect();

@@ -301,7 +301,7 @@ mod tests {
     use russet_wire::request::{Message, Sampling};
 
     const LOOKUP: Proposers = Proposers { prompt_lookup: true, draft_model: false };
-    const LEAST: AcceptanceThreshold = AcceptanceThreshold { prompt_lookup: 0.1, draft_model: 0.3 };
+    const THRESHOLD: AcceptanceThreshold = AcceptanceThreshold { prompt_lookup: 0.1, draft_model: 0.3 };
 
     fn request() -> GenerationRequest {
         GenerationRequest {
@@ -549,7 +549,7 @@ mod tests {
         let mut sequence = sequence(&tokens, request, prompt.to_vec(), limit).with_proposers(LOOKUP);
         let (mut cache, mut told, mut steps) = (Vec::<u32>::new(), Vec::new(), 0);
         loop {
-            sequence.propose(LEAST);
+            sequence.propose(THRESHOLD);
             let room =
                 if let Readiness::Decode(guesses) = sequence.readiness(false) { 1 + guesses } else { 256 };
             // Now and then the batch has no capacity for all draft tokens.
@@ -621,16 +621,16 @@ mod tests {
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
         let mut sequence = sequence(&tokens, &request(), bytes("abcdef abc"), 99).with_proposers(LOOKUP);
         sequence.step(256);
-        assert!(!sequence.propose(LEAST), "the first token is chosen by itself");
+        assert!(!sequence.propose(THRESHOLD), "the first token is chosen by itself");
         assert_eq!(sequence.step(1).draft_tokens, 0);
-        assert!(!sequence.propose(LEAST));
+        assert!(!sequence.propose(THRESHOLD));
         assert_eq!(sequence.readiness(true), Readiness::Decode(0));
         sequence.verify(&[Ok::<u32, ()>(token_of_byte(b'd'))]);
         sequence.accept(token_of_byte(b'd')).unwrap();
-        assert!(sequence.propose(LEAST));
+        assert!(sequence.propose(THRESHOLD));
         let step = sequence.step(3);
         assert_eq!((step.tokens, step.draft_tokens), (bytes("def"), 2));
-        assert!(sequence.propose(LEAST), "they are on their way");
+        assert!(sequence.propose(THRESHOLD), "they are on their way");
         assert_eq!(sequence.readiness(true), Readiness::Busy);
     }
 

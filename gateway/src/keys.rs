@@ -238,12 +238,12 @@ mod tests {
         };
         let good = [("authorization", "Bearer s-good")];
         for (keyring, pairs, loopback, network) in [
-            (&unread, &[][..], "NoKey", "NoKey"),
-            (&unread, &good, "NotAccepted", "NotAccepted"),
-            (&none, &[], "anyone", "NoKey"),
-            (&none, &good, "anyone", "NotAccepted"),
-            (&broken, &[], "NoKey", "NoKey"),
-            (&some, &[], "NoKey", "NoKey"),
+            (&unread, &[][..], "MissingKey", "MissingKey"),
+            (&unread, &good, "RejectedKey", "RejectedKey"),
+            (&none, &[], "anyone", "MissingKey"),
+            (&none, &good, "anyone", "RejectedKey"),
+            (&broken, &[], "MissingKey", "MissingKey"),
+            (&some, &[], "MissingKey", "MissingKey"),
             (&some, &good, "default/good", "default/good"),
             (&some, &[("authorization", "bEARER  s-good ")], "default/good", "default/good"),
             (&some, &[("x-api-key", "s-good")], "default/good", "default/good"),
@@ -253,11 +253,11 @@ mod tests {
                 "default/good",
                 "default/good",
             ),
-            (&some, &[("authorization", "s-good")], "NoKey", "NoKey"),
-            (&some, &[("authorization", "Bearer ")], "NoKey", "NoKey"),
-            (&some, &[("authorization", "Bearer s-old")], "NotAccepted", "NotAccepted"),
-            (&some, &[("authorization", "Bearer s-off")], "NotAccepted", "NotAccepted"),
-            (&some, &[("authorization", "Bearer nix")], "NotAccepted", "NotAccepted"),
+            (&some, &[("authorization", "s-good")], "MissingKey", "MissingKey"),
+            (&some, &[("authorization", "Bearer ")], "MissingKey", "MissingKey"),
+            (&some, &[("authorization", "Bearer s-old")], "RejectedKey", "RejectedKey"),
+            (&some, &[("authorization", "Bearer s-off")], "RejectedKey", "RejectedKey"),
+            (&some, &[("authorization", "Bearer nix")], "RejectedKey", "RejectedKey"),
         ] {
             assert_eq!(said(keyring, pairs, true), loopback, "loopback {keyring:?} {pairs:?}");
             assert_eq!(said(keyring, pairs, false), network, "network {keyring:?} {pairs:?}");

@@ -173,13 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn rank_zero_owns_the_last_stage_and_the_highest_rank_the_embedding() {
+    fn rank_0_owns_the_head_and_the_highest_rank_the_embedding() {
         let expected = [(0, 0, 3, 5, false, true), (1, 0, 1, 3, false, false), (2, 0, 0, 1, true, false)];
         assert_eq!(parts(&[2, 2, 1], 1, 5), expected);
     }
 
     #[test]
-    fn members_of_a_stage_share_its_layers_and_rank_zero_alone_has_the_head() {
+    fn tensor_ranks_share_layers_and_rank_0_alone_has_the_head() {
         assert_eq!(parts(&[5, 5], 2, 5), [(0, 0, 0, 5, true, true), (0, 1, 0, 5, true, false)]);
         let expected = [
             (0, 0, 2, 5, false, true),

@@ -36,12 +36,9 @@ pub const TYPES: &[(&str, &str)] = &[
     // everyday words
     ("Advice", "JointPlan"),
     ("Alone", "PeerStub"),
-    ("Answers", "ApprovalDecisions, PeerServer"),
-    ("Area", "EligibleNodes"),
     ("Ask", "ApprovalRequest"),
     ("Beat", "Heartbeat"),
     ("Bodies", "BodyBudget"),
-    ("Caller", "ResponseSink"),
     ("Carriers", "RingTransports"),
     ("Company", "Domain"),
     ("Compute", "Executor"),
@@ -193,7 +190,6 @@ pub const COMMON_TYPES: &[(&str, &str)] = &[
 pub const LIMITS: &[(&str, &str)] = &[
     ("FEWEST", "MIN"),
     ("LARGEST", "MAX"),
-    ("LAST", "MAX"),
     ("LEAST", "MIN"),
     ("LONGEST", "MAX"),
     ("MOST", "MAX"),
