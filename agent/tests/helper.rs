@@ -397,7 +397,10 @@ async fn helper_refuses_other_users() {
     std::fs::set_permissions(&at, open).unwrap();
     let serving = tokio::spawn(mac.helper("one").serve(socket, std::future::pending()));
     let asker = mac.0.path().join("asker");
-    std::fs::copy(program(), &asker).unwrap();
+    // A child copies it: a descriptor open for writing here would be inherited by the children of other tests, and the
+    // kernel executes no file that is open for writing (ETXTBSY).
+    let copied = tokio::process::Command::new("cp").arg(program()).arg(&asker).status().await.unwrap();
+    assert!(copied.success(), "{copied}");
     for (user, words) in [("4321", "Ok(Done {"), ("4322", "Err(Closed(")] {
         let mut command = tokio::process::Command::new("setpriv");
         let command = command.args(["--reuid", user, "--clear-groups"]).arg(&asker).arg("ask").arg(&at);
