@@ -85,7 +85,7 @@ fn bind_to_interface(socket: &TcpSocket, interface: &str, _: IpAddr) -> io::Resu
 }
 
 #[cfg(target_os = "macos")]
-fn tie(socket: &TcpSocket, interface: &str, address: IpAddr) -> io::Result<()> {
+fn bind_to_interface(socket: &TcpSocket, interface: &str, address: IpAddr) -> io::Result<()> {
     let found = if_addrs::get_if_addrs()?.into_iter().find(|found| found.name == interface);
     let index = found.and_then(|found| found.index).and_then(std::num::NonZeroU32::new);
     let index = Some(index.ok_or_else(|| {
