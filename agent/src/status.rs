@@ -10,9 +10,9 @@ use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
     Backend, CopyMode, MeasuredThroughput, ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Transport,
 };
+use russet_model::partition::Partition;
 use russet_plan::quantity;
 use russet_rpc::engine as pb;
-use russet_wire::partition::Partition;
 
 use crate::process::ProcessState;
 use crate::store::{Headers, Published, TransferProgress, TransferStage};

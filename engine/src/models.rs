@@ -7,7 +7,7 @@ pub mod qwen3;
 use std::path::{Path, PathBuf};
 
 use mlx_rs::{Array, error::Exception};
-use russet_wire::{kv_quantization::KV_GROUPS, partition::RankPart};
+use russet_model::{kv_quantization::KV_GROUPS, partition::RankPart};
 use thiserror::Error;
 
 use crate::{

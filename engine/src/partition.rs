@@ -1,7 +1,8 @@
 //! Shards of a model: applies `wire::partition` to its tensors: which tensors a rank loads, and which shard
 //! of them. The layers that a rank *runs* follow from the same [`Part`]. Not here: the choice of the split.
 
-use russet_wire::{partition::RankPart, shape::TensorRole};
+use russet_model::partition::RankPart;
+use russet_wire::shape::TensorRole;
 
 /// Whether the rank of `part` loads tensors of `role`. A tied head is the embedding, so then the first and
 /// the last stage hold it.
@@ -35,7 +36,7 @@ impl TpShard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use russet_wire::partition::Partition;
+    use russet_model::partition::Partition;
 
     #[test]
     fn each_tensor_is_held_once_except_a_tied_embedding() {

@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use russet_wire::partition::{Partition, RankPart};
+use russet_model::partition::{Partition, RankPart};
 use tokio::sync::oneshot;
 
 use crate::{

@@ -15,8 +15,8 @@ use std::fmt;
 use std::ops::Range;
 
 use russet_crds::{EngineOptions, KvCacheType};
-use russet_wire::kv_quantization::kv_group;
-use russet_wire::partition::RankPart;
+use russet_model::kv_quantization::kv_group;
+use russet_model::partition::RankPart;
 use russet_wire::shape::ModelShape;
 
 use crate::quantity::show;

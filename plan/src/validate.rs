@@ -15,7 +15,7 @@ use russet_crds::{
     BackendChoice, DRAFT_MODEL, EngineOptions, Fence, GroupPlan, KvCacheType, KvCapacity, LocalReference,
     ModelDeployment, ModelDeploymentSpec, Residency, RolloutStrategy, Sharding, Speculation,
 };
-use russet_wire::kv_quantization::{KV_GROUPS, kv_group};
+use russet_model::kv_quantization::{KV_GROUPS, kv_group};
 use russet_wire::shape::ModelShape;
 
 use crate::auto_revert;

@@ -1,9 +1,7 @@
 //! The vocabulary that gateway, agents and engines share: what a request is, what comes back,
-//! what a model weighs, which rank holds what and which models are known at all. No Kubernetes, no sockets, no clock.
+//! what a model weighs and which models are known at all. No Kubernetes, no sockets, no clock.
 
 pub mod architecture;
 pub mod event;
-pub mod kv_quantization;
-pub mod partition;
 pub mod request;
 pub mod shape;

@@ -55,15 +55,18 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("russet-wire", &[]),
     ("russet-model", &[]),
     ("russet-crds", &["russet-wire"]),
-    ("russet-plan", &["russet-wire", "russet-crds"]),
+    ("russet-plan", &["russet-wire", "russet-model", "russet-crds"]),
     ("russet-rpc", &["russet-wire"]),
     ("russet-telemetry", &[]),
     ("russet-apiserver", &["russet-telemetry"]),
     ("russet-operator", &["russet-wire", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"]),
-    ("russet-agent", &["russet-wire", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"]),
+    (
+        "russet-agent",
+        &["russet-wire", "russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
+    ),
     ("russet-gateway", &["russet-wire", "russet-crds", "russet-rpc", "russet-telemetry"]),
     ("russet-mlx", &[]),
-    ("russet-engine", &["russet-wire", "russet-rpc", "russet-telemetry", "russet-mlx"]),
+    ("russet-engine", &["russet-wire", "russet-model", "russet-rpc", "russet-telemetry", "russet-mlx"]),
     (
         "russet-cli",
         &[

@@ -43,7 +43,7 @@ pub fn process_stopped(pid: u32) -> bool {
 /// count.
 #[cfg(target_os = "linux")]
 pub fn process_memory(pid: u32) -> Option<u64> {
-    available_in_cgroup(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+    private_memory(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
 
 /// Whether all work stalled on memory during a good part of the last ten seconds.
@@ -58,7 +58,7 @@ pub fn memory_is_critical() -> bool {
 const CRITICAL_PRESSURE_PERCENT: f64 = 40.0;
 
 /// Private memory of a process, from `/proc/PID/status`.
-pub fn available_in_cgroup(status: &str) -> Option<u64> {
+pub fn private_memory(status: &str) -> Option<u64> {
     let bytes = |name| field(status, name).ok();
     let own = bytes("RssAnon")?;
     Some(["RssShmem", "VmSwap"].into_iter().filter_map(bytes).fold(own, u64::saturating_add))
@@ -128,8 +128,8 @@ mod tests {
         assert_eq!(field(meminfo, "MemAvailable").unwrap(), 1 << 20);
         assert!(field(meminfo, "Mem").is_err());
         let status = "Name:\tengine\nVmRSS:\t 900 kB\nRssAnon:\t 512 kB\nRssFile:\t 300 kB\nRssShmem:\t 8 kB\nVmSwap:\t 4 kB\n";
-        assert_eq!(available_in_cgroup(status), Some(524 << 10), "files that it maps are not its own");
-        assert_eq!(available_in_cgroup("Name:\tgone\n"), None);
+        assert_eq!(private_memory(status), Some(524 << 10), "files that it maps are not its own");
+        assert_eq!(private_memory("Name:\tgone\n"), None);
         assert_eq!(chip("processor: 0\nmodel name\t: Quick 9000\n").as_deref(), Some("Quick 9000"));
         assert_eq!(os("NAME=x\nPRETTY_NAME=\"Debian 12\"\n", "6.1\n"), "Debian 12, Linux 6.1");
     }

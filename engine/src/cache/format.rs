@@ -5,7 +5,7 @@ use mlx_rs::{
     error::Exception,
     ops::{indexing::TryIndexOp, quantize, quantized_matmul},
 };
-use russet_wire::kv_quantization::kv_group;
+use russet_model::kv_quantization::kv_group;
 
 use crate::args::KvCacheType;
 

@@ -2,7 +2,7 @@
 //! gated feed-forward.
 
 use mlx_rs::{Array, error::Exception};
-use russet_wire::partition::RankPart;
+use russet_model::partition::RankPart;
 use serde::Deserialize;
 
 use super::{Architecture, ConfigError, Configuration, Model, ModelError};

@@ -1,6 +1,6 @@
 //! Runtime errors of a rank.
 
-use russet_wire::partition::PartitionError;
+use russet_model::partition::PartitionError;
 use thiserror::Error;
 
 use crate::{

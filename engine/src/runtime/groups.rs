@@ -4,7 +4,7 @@
 use std::{ffi::OsStr, net::SocketAddr, time::Duration};
 
 use russet_mlx::distributed::ProcessGroup;
-use russet_wire::partition::RankPart;
+use russet_model::partition::RankPart;
 
 use super::environment;
 use crate::{

@@ -14,7 +14,8 @@ use mlx_rs::{
     ops::{concatenate, indexing::TryIndexOp, logsumexp_axis},
     transforms::{async_eval, eval},
 };
-use russet_wire::{partition::RankPart, shape::tensor_role};
+use russet_model::partition::RankPart;
+use russet_wire::shape::tensor_role;
 
 use super::{
     DetailedOutput, RuntimeConfig, RuntimeError, StepOutput, block_store::BlockStore, groups,

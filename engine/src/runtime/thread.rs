@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use russet_wire::partition::RankPart;
+use russet_model::partition::RankPart;
 use tokio::sync::oneshot;
 
 use super::{

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use russet_crds::{Backend, BackendChoice};
-use russet_wire::partition::Partition;
+use russet_model::partition::Partition;
 
 use super::failure_domains::desired_and_surplus;
 use crate::fabric;

@@ -2,7 +2,7 @@
 //! their errors.
 
 use russet_crds::{BackendChoice, Sharding, ShardingMode};
-use russet_wire::partition::Partition;
+use russet_model::partition::Partition;
 use russet_wire::shape::ModelShape;
 
 use super::{MAX_RANKS, RequestedSplit, invalid};
