@@ -9,7 +9,7 @@ use std::{
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
-    process::{Command, ExitStatus},
+    process::Command,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -114,9 +114,9 @@ fn prepared(python: &Python, matrix: &Matrix, cases: &[Case]) -> Result<Vec<(Str
     let needed: Vec<&Case> = cases.iter().chain(controls.iter().map(|(_, case)| case)).collect();
     answers.ask(python, &needed)?;
     let mut plan = json!({ "cases": [] });
-    plan["cases"] = cases.iter().map(|case| answers.told(case)).collect::<Result<_>>()?;
+    plan["cases"] = cases.iter().map(|case| answers.entry(case)).collect::<Result<_>>()?;
     for (name, case) in &controls {
-        plan[*name] = answers.told(case)?;
+        plan[*name] = answers.entry(case)?;
     }
     let path = std::path::absolute(cargo::programs().join("exactness.json"))?;
     fs::write(&path, plan.to_string()).with_context(|| format!("write {}", path.display()))?;
@@ -172,30 +172,16 @@ impl<'a> Answers<'a> {
             alone.len(),
             sharded.len()
         );
-        let start = |jobs: &[&String]| {
-            let mut command = python.command();
-            command.arg(SCRIPT).args(jobs).env("OPENBLAS_NUM_THREADS", "1").current_dir(cargo::root());
-            (!jobs.is_empty()).then(|| command.spawn()).transpose()
-        };
-        let ended = |status: ExitStatus| ensured(status.success(), &status);
-        let alone: Vec<&String> = alone.iter().collect();
-        let (even, odd): (Vec<_>, Vec<_>) = alone.iter().enumerate().partition(|(place, _)| place % 2 == 0);
-        let jobs =
-            |dealt: Vec<(usize, &&'_ String)>| dealt.into_iter().map(|(_, job)| (*job).clone()).collect();
-        let dealt: [Vec<String>; 2] = [jobs(even), jobs(odd)];
-        let children: Vec<_> =
-            dealt.iter().map(|jobs| start(&jobs.iter().collect::<Vec<_>>())).collect::<Result<_, _>>()?;
-        for mut child in children.into_iter().flatten() {
-            ended(child.wait()?)?;
+        let mut halves = [Vec::new(), Vec::new()];
+        for (index, job) in alone.into_iter().enumerate() {
+            halves[index % 2].push(job);
         }
-        if let Some(mut child) = start(&sharded.iter().collect::<Vec<_>>())? {
-            ended(child.wait()?)?;
-        }
-        Ok(())
+        run_script(python, &halves)?;
+        run_script(python, &[sharded.into_iter().collect()])
     }
 
     /// A group as the test reads it.
-    fn told(&self, case: &Case) -> Result<serde_json::Value> {
+    fn entry(&self, case: &Case) -> Result<serde_json::Value> {
         let model = self.folder(&case.variant)?;
         let oracle = match case.members {
             1 => model.clone(),
@@ -208,8 +194,18 @@ impl<'a> Answers<'a> {
     }
 }
 
-fn ensured(well: bool, status: &ExitStatus) -> Result<()> {
-    ensure!(well, "{SCRIPT} ended with {status}");
+/// Runs the script once for each list of jobs that is not empty, all at the same time.
+fn run_script(python: &Python, lists: &[Vec<String>]) -> Result<()> {
+    let mut children = Vec::new();
+    for jobs in lists.iter().filter(|jobs| !jobs.is_empty()) {
+        let mut command = python.command();
+        command.arg(SCRIPT).args(jobs).env("OPENBLAS_NUM_THREADS", "1").current_dir(cargo::root());
+        children.push(command.spawn()?);
+    }
+    for mut child in children {
+        let status = child.wait()?;
+        ensure!(status.success(), "{SCRIPT} ended with {status}");
+    }
     Ok(())
 }
 

@@ -16,21 +16,21 @@ const TOPICS: &[(&str, &str)] = &[
     ("weights", "quantised"),
     ("weights", "stored"),
     ("weights", "members"),
-    ("attend", "kv"),
+    ("sdpa", "kv"),
     ("attention", "kv"),
     ("attention", "members"),
     ("cache", "kv"),
     ("sequence", "kv"),
     ("mlp", "members"),
-    ("stage", "members"),
-    ("stage", "pipeline"),
+    ("tensor_parallel", "members"),
+    ("tensor_parallel", "pipeline"),
     ("partition", "members"),
     ("partition", "pipeline"),
     ("distributed", "members"),
     ("distributed", "pipeline"),
     ("groups", "members"),
     ("groups", "pipeline"),
-    ("rank", "pipeline"),
+    ("model_runner", "pipeline"),
 ];
 /// Where such a path lies.
 const ENGINE: &[&str] = &["engine/src/", "engine/mlx/", "model/"];
@@ -203,6 +203,8 @@ pub fn chosen(
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn matrix() -> Matrix {
@@ -230,6 +232,29 @@ mod tests {
     }
 
     #[test]
+    fn every_part_of_a_topic_is_in_the_path_of_a_source_file() {
+        fn paths(folder: &Path, found: &mut Vec<String>) {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                match entry.path() {
+                    path if path.is_dir() => paths(&path, found),
+                    path => found.push(path.display().to_string()),
+                }
+            }
+        }
+        let (mut found, root) = (Vec::new(), crate::cargo::root());
+        ENGINE.iter().for_each(|folder| paths(&root.join(folder), &mut found));
+        // The folder of the checkout may have any name.
+        let prefix = root.display().to_string();
+        found.iter_mut().for_each(|path| *path = path.trim_start_matches(&prefix).to_owned());
+        for (part, topic) in TOPICS {
+            assert!(found.iter().any(|path| path.contains(part)), "{part} ({topic}) is in no path");
+        }
+        for path in EVERYTHING {
+            assert!(crate::cargo::root().join(path).exists(), "{path} does not exist");
+        }
+    }
+
+    #[test]
     fn a_change_takes_the_groups_that_it_concerns() {
         let count = |topic: &str, path: &str| {
             let taken = taken(&[path], &[], 0);
@@ -247,14 +272,18 @@ mod tests {
         };
         for (path, topic) in [
             ("engine/src/layers/linear.rs", "quantised"),
-            ("engine/src/cache/form.rs", "kv"),
+            ("engine/src/cache/format.rs", "kv"),
+            ("engine/src/layers/sdpa.rs", "kv"),
+            ("engine/src/layers/tensor_parallel.rs", "members"),
+            ("engine/src/runtime/model_runner.rs", "pipeline"),
             ("engine/src/partition.rs", "members"),
             ("engine/src/partition.rs", "pipeline"),
-            ("engine/src/weights/slice.rs", "stored"),
+            ("engine/src/weights/shard_read.rs", "stored"),
             ("engine/src/models/qwen3.rs", "qwen3"),
             ("model/src/families/llama.rs", "llama"),
             ("engine/tests/oracle.py", "quantised"),
         ] {
+            assert!(crate::cargo::root().join(path).is_file(), "{path} is no file");
             assert!(all(topic) > 0, "{topic}");
             assert_eq!(count(topic, path), all(topic), "{path}: {topic}");
         }

@@ -23,7 +23,7 @@ pub fn too_large(name: &str, text: &str) -> Findings {
     findings
 }
 
-/// TidySource files that a page names, from the root of the workspace, and that do not exist.
+/// Source files that a page names, from the root of the workspace, and that do not exist.
 pub fn dead_paths(name: &str, text: &str, exists: impl Fn(&str) -> bool) -> Findings {
     (1..)
         .zip(text.lines())
