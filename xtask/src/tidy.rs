@@ -59,7 +59,10 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("russet-rpc", &["russet-wire"]),
     ("russet-telemetry", &[]),
     ("russet-apiserver", &["russet-telemetry"]),
-    ("russet-operator", &["russet-wire", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"]),
+    (
+        "russet-operator",
+        &["russet-wire", "russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
+    ),
     (
         "russet-agent",
         &["russet-wire", "russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
@@ -71,6 +74,7 @@ const GRAPH: &[(&str, &[&str])] = &[
         "russet-cli",
         &[
             "russet-wire",
+            "russet-model",
             "russet-crds",
             "russet-plan",
             "russet-rpc",
