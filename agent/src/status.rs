@@ -471,7 +471,7 @@ mod tests {
 
     #[test]
     fn a_copy_keeps_its_shape_when_the_source_goes_away() {
-        let shape = russet_wire::shape::ModelShape { layers: 4, ..Default::default() };
+        let shape = russet_model::shape::ModelShape { layers: 4, ..Default::default() };
         let progress = TransferProgress {
             from: ["b".to_owned()].into(),
             stage: TransferStage::Downloading,

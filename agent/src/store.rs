@@ -16,7 +16,6 @@ pub mod disk_space;
 pub mod download;
 mod error;
 mod file;
-pub mod headers;
 mod https;
 mod hub;
 mod incoming;
@@ -36,7 +35,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
 use russet_crds::conditions::Reason;
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 use tokio::sync::watch;
 
 pub use self::credentials::Credentials;

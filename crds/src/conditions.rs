@@ -156,6 +156,8 @@ pub enum Reason {
     InvalidSpec,
     /// The engine does not support the architecture.
     UnsupportedArchitecture,
+    /// The engine knows the architecture, and lacks something that the model uses; the message says what and where.
+    UnsupportedModel,
     /// The engine supports the architecture.
     ArchitectureKnown,
     /// The headers were read.

@@ -3,7 +3,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

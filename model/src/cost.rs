@@ -1,3 +1,4 @@
+<<<<<<< ours
 //! What a model takes: the bytes of its layers, of what they remember, and of what is computed at the same time. The
 //! constants are the engine's own, which uses them from here.
 
@@ -186,3 +187,193 @@ pub fn active_expert_bytes(bytes: u64, experts: ExpertCounts, tokens: f64) -> f6
 
 #[cfg(test)]
 mod tests;
+||||||| base
+=======
+//! What a model takes: the bytes of its layers, of what they remember, and of what is computed at the same time. The
+//! constants are the engine's own, which uses them from here.
+
+use crate::{
+    description::{Description, Mixer, Mlp},
+    kv_quantization::kv_group,
+    state::LayerState,
+};
+
+/// Tokens of a prompt that one rank computes at once; it bounds the activations.
+pub const PREFILL_TOKENS: u32 = 2048;
+/// Positions by which a KV cache grows: the last of them may be all but empty.
+pub const CACHE_STEP: u32 = 256;
+/// Most bytes of attention scores at once. No smaller than it needs to be: smaller products are slower. A GPU writes
+/// none, but an estimate that is smaller for some nodes would have to know them.
+pub const SCORE_BUDGET_BYTES: u64 = 64 << 20;
+
+// What is alive at the same time was measured on MLX's CPU backend, with models in which one of these widths
+// outweighs all others (docs/planner-memory.md). MLX makes room for results about a layer ahead of the one it
+// computes, so everything a layer makes counts, and what several layers make does not.
+/// Hidden states: nine in and between the norms, which compute in 32 bits whatever the model's type, and one each that
+/// came from and goes to another rank.
+const HIDDEN_STATES: u64 = 11;
+/// Values as wide as the MLP: gate, its sigmoid, up and their product.
+const MLP_STATES: u64 = 4;
+/// Values as wide as all query heads: projected, rotated, scaled, attended, joined, and the same in pieces.
+const QUERY_STATES: u64 = 7;
+/// Values as wide as all key heads: keys and values, projected and on their way into the cache.
+const KEY_STATES: u64 = 4;
+/// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
+const GROWING_LAYERS: u64 = 2;
+/// Bytes of one word's logits of one sequence: as computed, normalised and widened, and what sampling makes of them
+/// (without banned words, sorted, their places, masses and sums, noise, and what is kept), four bytes each.
+const LOGIT_BYTES: u64 = 64;
+
+/// Widths of what a model computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Widths {
+    /// The hidden state.
+    pub hidden: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// All query heads together.
+    pub queries: u64,
+    /// All key heads together.
+    pub keys: u64,
+    /// What one token passes of MLPs in a layer.
+    pub mlp: u64,
+    /// Tokens of the vocabulary.
+    pub vocabulary: u64,
+    /// Bytes of a value as the model computes it.
+    pub value_bytes: u64,
+}
+
+/// What is computed on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Longest sequence, tokens.
+    pub context: u64,
+    /// Sequences at once.
+    pub sequences: u64,
+    /// Tokens of all sequences together.
+    pub tokens: u64,
+    /// Layers of the rank.
+    pub layers: u64,
+    /// Whether it has the head.
+    pub head: bool,
+    /// Ranks that share its layers.
+    pub tensor_size: u64,
+    /// Bytes that a layer keeps of a token, in the form in which it is kept; of the layer that keeps most.
+    pub cached_bytes: u64,
+}
+
+/// Bytes that are alive beside weights and caches while a step is computed: activations of a piece of prompt,
+/// attention scores, the last steps of caches, caches that grow, and logits.
+pub fn activation_bytes(widths: &Widths, load: &Load) -> u64 {
+    let Widths { hidden, heads, queries, keys, mlp, vocabulary, value_bytes } = *widths;
+    let Load { context, sequences, tokens, layers, head, tensor_size, cached_bytes } = *load;
+    let size = tensor_size.max(1);
+    let piece = context.min(u64::from(PREFILL_TOKENS));
+    let shared = [(mlp, MLP_STATES), (queries, QUERY_STATES), (keys, KEY_STATES)]
+        .map(|(width, states)| width.saturating_mul(states).saturating_mul(value_bytes))
+        .into_iter()
+        .fold(0, u64::saturating_add);
+    let states =
+        hidden.saturating_mul(HIDDEN_STATES * 4).saturating_add(shared.div_ceil(size)).saturating_mul(piece);
+    // One position attends to the whole context, whatever the bound.
+    let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value_bytes);
+    let scores = row.saturating_mul(piece).min(SCORE_BUDGET_BYTES.max(row));
+    // So many can be as long as they may be at the same time; where that is fewer than all, another one's last step
+    // may reach beyond the room.
+    let step = u64::from(CACHE_STEP);
+    let full = tokens.checked_div(context).unwrap_or(0);
+    let last = if full < sequences { step - 1 } else { 0 };
+    let past = context.checked_next_multiple_of(step).unwrap_or(context) - context;
+    let unused = past.saturating_mul(full).saturating_add(last).saturating_mul(layers);
+    let growing = context.saturating_mul(layers.min(GROWING_LAYERS));
+    let caches = cached_bytes.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
+    let words = vocabulary.saturating_mul(sequences);
+    let logits = if head { words.saturating_mul(LOGIT_BYTES) } else { 0 };
+    [states, scores, caches, logits].into_iter().fold(0, u64::saturating_add)
+}
+
+/// Bytes of a token's keys and values in one layer, quantised to `bits` bits: so many numbers, which take `value_bytes`
+/// each as the model computes them. `None` where heads of this width have no groups.
+pub fn quantised_kv_bytes(numbers: u64, value_bytes: u64, head_dim: u32, bits: u64) -> Option<u64> {
+    let group = u64::from(kv_group(head_dim)?);
+    let scale_and_bias = value_bytes.saturating_mul(2);
+    let groups = (numbers / group).saturating_mul(scale_and_bias);
+    Some(numbers.saturating_mul(bits).div_ceil(8).saturating_add(groups))
+}
+
+/// Experts of a layer, for what is read of their weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertCounts {
+    /// How many there are.
+    pub count: u32,
+    /// How many a token passes.
+    pub used: u32,
+}
+
+impl Description {
+    /// What a layer keeps of a sequence, where values take `value_bytes`.
+    pub fn state(&self, layer: usize, value_bytes: u64) -> LayerState {
+        self.layers
+            .get(layer)
+            .map_or_else(LayerState::default, |layer| LayerState::of(&layer.mixer, value_bytes))
+    }
+
+    /// The widest of everything any layer computes.
+    pub fn widths(&self, value_bytes: u64) -> Widths {
+        let mut widths = Widths {
+            hidden: u64::from(self.hidden_size),
+            vocabulary: u64::from(self.vocab_size),
+            value_bytes,
+            ..Widths::default()
+        };
+        for layer in &self.layers {
+            let [heads, queries, keys] = match &layer.mixer {
+                Mixer::Attention(attention) => {
+                    let [heads, kv_heads, key, value] =
+                        [attention.heads, attention.kv_heads, attention.key_dim, attention.value_dim]
+                            .map(u64::from);
+                    [heads, heads * key.max(value), kv_heads * key.max(value)]
+                }
+                // With absorbed projections every head's query is as wide as the latent.
+                Mixer::Latent(latent) => {
+                    let wide = u64::from(latent.rank) + u64::from(latent.rope_dim);
+                    [u64::from(latent.heads), u64::from(latent.heads) * wide, wide]
+                }
+                Mixer::DeltaNet(delta) => {
+                    let [key_heads, value_heads, key, value] =
+                        [delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim].map(u64::from);
+                    [value_heads, value_heads * value, key_heads * key]
+                }
+            };
+            widths.heads = widths.heads.max(heads);
+            widths.queries = widths.queries.max(queries);
+            widths.keys = widths.keys.max(keys);
+            widths.mlp = widths.mlp.max(match layer.mlp {
+                Mlp::Dense(dense) => u64::from(dense.intermediate),
+                Mlp::Experts(experts) => {
+                    u64::from(experts.used) * u64::from(experts.intermediate) + u64::from(experts.shared)
+                }
+            });
+        }
+        widths
+    }
+
+    /// The experts of a layer, where it has some.
+    pub fn experts(&self, layer: usize) -> Option<ExpertCounts> {
+        match self.layers.get(layer)?.mlp {
+            Mlp::Dense(_) => None,
+            Mlp::Experts(experts) => Some(ExpertCounts { count: experts.count, used: experts.used }),
+        }
+    }
+}
+
+/// Bytes of experts that `tokens` tokens which choose independently read, of `bytes` that all of a layer's take.
+pub fn active_expert_bytes(bytes: u64, experts: ExpertCounts, tokens: f64) -> f64 {
+    let share = f64::from(experts.used) / f64::from(experts.count.max(1));
+    let read = if share >= 1.0 { 1.0 } else { 1.0 - (1.0 - share).powf(tokens) };
+    bytes as f64 * read.clamp(0.0, 1.0)
+}
+
+#[cfg(test)]
+mod tests;
+>>>>>>> theirs

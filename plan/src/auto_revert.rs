@@ -88,7 +88,7 @@ pub fn record_outcome(
 #[cfg(test)]
 mod tests {
     use russet_crds::{EngineOptions, KvCacheType, KvCapacity, Rollout, Sharding};
-    use russet_wire::shape::ModelShape;
+    use russet_model::shape::ModelShape;
 
     use super::*;
     use crate::snapshot::Snapshot;

@@ -28,6 +28,13 @@ pub enum Note {
         /// Its architecture.
         architecture: String,
     },
+    /// The engine knows the architecture, and lacks something that the model uses.
+    Unsupported {
+        /// The Model.
+        model: String,
+        /// What, where and what to do.
+        why: String,
+    },
     /// The headers contradict themselves.
     Headers {
         /// The Model.
@@ -348,6 +355,7 @@ impl Note {
         match self {
             Note::ModelUnknown { .. } => Reason::ModelNotFound,
             Note::Architecture { .. } => Reason::UnsupportedArchitecture,
+            Note::Unsupported { .. } => Reason::UnsupportedModel,
             Note::Headers { .. } => Reason::CorruptModel,
             Note::Invalid { .. } => Reason::InvalidSpec,
             Note::Newer { .. } => Reason::NewerRelease,

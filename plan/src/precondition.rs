@@ -63,7 +63,7 @@ fn model_precondition(
 #[cfg(test)]
 mod tests {
     use russet_crds::{LocalReference, ModelSpec, ModelStatus};
-    use russet_wire::shape::ModelShape;
+    use russet_model::shape::ModelShape;
 
     use super::*;
 

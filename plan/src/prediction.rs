@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 
 use russet_crds::{Backend, GroupMember, GroupPlan, LinkKind, PredictedThroughput};
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use crate::memory_model::ServingCapacity;
 use crate::performance_model::calibration::{Calibration, CalibrationKey, single_stream_rate};

@@ -324,7 +324,7 @@ mod tests {
         InferenceNode, InferenceNodeSpec, InferenceNodeStatus, KvCapacity, LocalReference,
         ModelDeploymentSpec, ModelSpec, ModelStatus, NodeMemory, Sharding, conditions,
     };
-    use russet_wire::shape::ModelShape;
+    use russet_model::shape::ModelShape;
 
     use super::*;
     use crate::cluster::ClusterObjects;

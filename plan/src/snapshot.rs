@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use russet_crds::{GroupPlan, Link, MeasuredThroughput, Residency, Sharding, names};
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use crate::copies::DiskState;
 use crate::cow::ArcCow;

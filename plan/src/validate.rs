@@ -15,8 +15,9 @@ use russet_crds::{
     BackendChoice, DRAFT_MODEL, EngineOptions, Fence, GroupPlan, KvCacheType, KvCapacity, LocalReference,
     ModelDeployment, ModelDeploymentSpec, Residency, RolloutStrategy, Sharding, Speculation,
 };
+use russet_model::families;
 use russet_model::kv_quantization::{KV_GROUPS, kv_group};
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use crate::auto_revert;
 use crate::demand;
@@ -25,8 +26,6 @@ use crate::note::Note;
 use crate::pool::{self, EligibleNodes, LinkDemand};
 use crate::snapshot::{ApprovalDecisions, GroupInfo, ObjectKey, Snapshot};
 use crate::tier::TierInfo;
-
-pub use russet_wire::architecture::ARCHITECTURES;
 
 /// Maximum ranks of a group; the schema of ShardGroup says the same.
 pub const MAX_RANKS: u32 = 64;
@@ -325,8 +324,15 @@ pub fn eligible_nodes(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<
 /// What is wrong with a model regardless of the spec; empty if the engine can run it.
 pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     let mut notes = Vec::new();
-    if !ARCHITECTURES.contains(&shape.architecture.as_str()) {
+    if !families::is_known(&shape.architecture) {
         notes.push(Note::Architecture { model: model.to_owned(), architecture: shape.architecture.clone() });
+    }
+    if let Some(why) = shape.unsupported.as_ref().filter(|_| notes.is_empty()) {
+        notes.push(Note::Unsupported { model: model.to_owned(), why: why.clone() });
+    }
+    // What is not run is not added up either.
+    if shape.unsupported.is_some() {
+        return notes;
     }
     if shape.layers == 0 || shape.layer_bytes.len() != shape.layers as usize {
         notes.push(Note::Headers {

@@ -13,6 +13,7 @@
 mod test_rng;
 
 use russet_crds::{Link, LinkKind, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode};
+use russet_model::shape::ModelShape;
 use russet_plan::check::check;
 use russet_plan::joint_placement::{JointPlan, solve};
 use russet_plan::memory_model::MemoryModel;
@@ -20,7 +21,6 @@ use russet_plan::placement::{ScoreScale, enumerate, place_with};
 use russet_plan::shard::SplitCandidate;
 use russet_plan::snapshot::{GroupInfo, NodeInfo};
 use russet_plan::{Snapshot, ValidDeployment, chips, note, validate};
-use russet_wire::shape::ModelShape;
 use test_rng::TestRng;
 
 const GIB: u64 = 1 << 30;

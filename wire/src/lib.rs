@@ -1,7 +1,5 @@
-//! The vocabulary that gateway, agents and engines share: what a request is, what comes back,
-//! what a model weighs and which models are known at all. No Kubernetes, no sockets, no clock.
+//! The vocabulary that gateway and engines share: what a request is and what comes back. No Kubernetes, no sockets, no
+//! clock.
 
-pub mod architecture;
 pub mod event;
 pub mod request;
-pub mod shape;

@@ -54,18 +54,18 @@ const CHECKS: &[(&str, Check)] = &[
 const GRAPH: &[(&str, &[&str])] = &[
     ("russet-wire", &[]),
     ("russet-model", &[]),
-    ("russet-crds", &["russet-wire"]),
-    ("russet-plan", &["russet-wire", "russet-model", "russet-crds"]),
+    ("russet-crds", &["russet-model"]),
+    ("russet-plan", &["russet-model", "russet-crds"]),
     ("russet-rpc", &["russet-wire"]),
     ("russet-telemetry", &[]),
     ("russet-apiserver", &["russet-telemetry"]),
     (
         "russet-operator",
-        &["russet-wire", "russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
+        &["russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
     ),
     (
         "russet-agent",
-        &["russet-wire", "russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
+        &["russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
     ),
     ("russet-gateway", &["russet-wire", "russet-crds", "russet-rpc", "russet-telemetry"]),
     ("russet-mlx", &[]),
@@ -73,7 +73,6 @@ const GRAPH: &[(&str, &[&str])] = &[
     (
         "russet-cli",
         &[
-            "russet-wire",
             "russet-model",
             "russet-crds",
             "russet-plan",

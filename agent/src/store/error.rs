@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use russet_crds::conditions::Reason;
+use russet_model::error::FileError;
 use russet_plan::quantity::show;
 use thiserror::Error;
 
-use super::headers::HeaderError;
 
 /// Why a model cannot be read or copied. Each is one reason of a ModelCopy's conditions.
 #[derive(Debug, Error)]
@@ -88,7 +88,7 @@ pub enum StoreError {
     },
     /// A header is malformed.
     #[error("the model cannot be read")]
-    Header(#[from] HeaderError),
+    Header(#[from] FileError),
     /// The digest of the bytes is wrong.
     #[error(
         "{file} has the digest {actual}, not {expected}; the copy was thrown away and is fetched again. If this repeats, the source itself is damaged"

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use reqwest::Url;
+use russet_model::config::CONFIG;
+use russet_model::index::{INDEX, MAX_INDEX_BYTES, index_files};
 
-use super::headers::{self, CONFIG, INDEX};
 use super::verify::Digest;
 use super::web::WebClient;
 use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
@@ -60,7 +61,8 @@ pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceL
         names.push(CONFIG.to_owned());
         if let Some(index) = get_optional(web, &url(INDEX)?).await? {
             names.push(INDEX.to_owned());
-            names.extend(headers::index_files(index.as_bytes())?);
+            // An index that is none is passed over here as it is where the weights are chosen.
+            names.extend(index_files(index.as_bytes()).unwrap_or_default());
         }
         names
     } else {
@@ -95,7 +97,7 @@ pub(super) async fn list_folder(web: &WebClient, folder: &Url) -> Result<SourceL
 /// A small text file; `None` if absent.
 async fn get_optional(web: &WebClient, url: &Url) -> Result<Option<String>, StoreError> {
     let size = match web.probe(url).await {
-        Ok(probed) => probed.size.unwrap_or_default().min(headers::MAX_HEADER_BYTES),
+        Ok(probed) => probed.size.unwrap_or_default().min(MAX_INDEX_BYTES),
         Err(StoreError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error),
     };

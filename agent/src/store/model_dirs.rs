@@ -16,7 +16,7 @@ use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 

@@ -16,12 +16,13 @@ use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
+use russet_model::index::MAX_INDEX_BYTES;
 
 use self::bucket::Provider;
 use super::https::{CHECKSUM_FILE, parse_checksums};
 use super::verify::Digest;
 use super::{
-    Context, Credentials, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError, headers,
+    Context, Credentials, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError,
 };
 
 pub(super) const S3: Scheme = Scheme { prefix: "s3://", pinned: false, keys: Provider::S3.keys(), list };
@@ -193,7 +194,7 @@ async fn with_checksums(uri: &str, files: Vec<SourceFile>) -> Result<SourceListi
     else {
         return Ok(source);
     };
-    let text = source.read(list, 0, list.size.min(headers::MAX_HEADER_BYTES)).await?;
+    let text = source.read(list, 0, list.size.min(MAX_INDEX_BYTES)).await?;
     let mut sums = parse_checksums(&String::from_utf8_lossy(&text));
     sums.retain(|name, _| super::is_allowed_file(name));
     source.files.retain_mut(|file| {

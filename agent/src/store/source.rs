@@ -2,13 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use russet_wire::shape::ModelShape;
+use russet_model::config::{CONFIG, MAX_CONFIG_BYTES};
+use russet_model::error::FileError;
+use russet_model::index::{INDEX, MAX_INDEX_BYTES, weight_files};
+use russet_model::safetensors::{Headers, header_length};
+use russet_model::shape::ModelShape;
 
-use super::headers::HeaderError;
 use super::object::RemoteObject;
 use super::verify::Digest;
 use super::web::WebClient;
-use super::{LocalChunks, StoreError, builtin, file, headers};
+use super::{LocalChunks, StoreError, builtin, file};
 
 /// A model's files as its source lists them.
 pub struct SourceListing {
@@ -45,25 +48,24 @@ pub(super) enum FileLocation {
 pub(super) async fn read_headers(
     mut source: SourceListing,
 ) -> Result<(SourceListing, ModelShape), StoreError> {
-    let config = source.read_small(headers::CONFIG).await?;
-    let config = headers::ModelConfig::parse(&config)?;
-    let index = match source.files.iter().any(|file| file.name == headers::INDEX) {
-        true => Some(source.read_small(headers::INDEX).await?),
+    let config = source.read_small(CONFIG, MAX_CONFIG_BYTES).await?;
+    let index = match source.files.iter().any(|file| file.name == INDEX) {
+        true => Some(source.read_small(INDEX, MAX_INDEX_BYTES).await?),
         false => None,
     };
     let names: Vec<&str> = source.files.iter().map(|file| file.name.as_str()).collect();
-    let weights = headers::weight_files(index.as_deref(), &names)?;
+    let weights = weight_files(index.as_deref(), &names)?;
     source.files.retain(|file| !file.name.ends_with(".safetensors") || weights.contains(&file.name));
 
-    let mut tensors = Vec::new();
+    let mut headers = Headers::default();
     for name in &weights {
         let file = source.file(name)?;
         let start = source.read(file, 0, 8.min(file.size)).await?;
-        let length = headers::header_length(name, &start, file.size)?;
+        let length = header_length(name, &start, file.size)?;
         let json = source.read(file, 8, length).await?;
-        tensors.extend(headers::tensors(name, &json, file.size)?);
+        headers.add(name, &json, file.size)?;
     }
-    let shape = headers::shape(&config, &tensors)?;
+    let shape = ModelShape::read(&config, &headers)?;
     Ok((source, shape))
 }
 
@@ -89,19 +91,14 @@ impl SourceListing {
         self.files
             .iter()
             .find(|file| file.name == name)
-            .ok_or_else(|| HeaderError::Missing { file: name.to_owned() }.into())
+            .ok_or_else(|| FileError::Missing { file: name.to_owned() }.into())
     }
 
     /// Reads a small file, such as the configuration.
-    async fn read_small(&self, name: &str) -> Result<Vec<u8>, StoreError> {
+    async fn read_small(&self, name: &str, limit: u64) -> Result<Vec<u8>, StoreError> {
         let file = self.file(name)?;
-        if file.size > headers::MAX_HEADER_BYTES {
-            return Err(HeaderError::TooLong {
-                file: name.to_owned(),
-                length: file.size,
-                limit: headers::MAX_HEADER_BYTES,
-            }
-            .into());
+        if file.size > limit {
+            return Err(FileError::TooLarge { file: name.to_owned(), size: file.size, limit }.into());
         }
         self.read(file, 0, file.size).await
     }

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_agent::grants::MemoryLimits;
-use russet_wire::architecture::ARCHITECTURES;
+use russet_model::families;
 
 /// The rows, after one line of column names.
 const ROWS: &str = include_str!("models.csv");
@@ -94,11 +94,11 @@ impl CatalogEntry {
 
     /// Whether this release runs it, or why not.
     pub fn runs(&self) -> Result<(), String> {
-        if !ARCHITECTURES.contains(&self.architecture.as_str()) {
+        if !families::is_known(&self.architecture) {
             return Err(format!(
                 "its architecture is {}, and this release runs {}",
                 self.architecture,
-                ARCHITECTURES.join(", ")
+                families::list()
             ));
         }
         match self.packing.format {
@@ -296,10 +296,8 @@ mod tests {
     fn entry_runs_if_the_engine_has_its_architecture_and_format() {
         let entries = all().unwrap();
         for entry in &entries {
-            let (known, plain) = (
-                ARCHITECTURES.contains(&entry.architecture.as_str()),
-                entry.packing.format != PackingFormat::Mxfp4,
-            );
+            let (known, plain) =
+                (families::is_known(&entry.architecture), entry.packing.format != PackingFormat::Mxfp4);
             assert_eq!(entry.runs().is_ok(), known && plain, "{}", entry.name);
         }
         for name in ["llama-3-2-1b-4bit", "mistral-7b-4bit", "qwen3-8b-4bit"] {

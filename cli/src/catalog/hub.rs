@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use reqwest::Url;
-use russet_wire::architecture::ARCHITECTURES;
+use russet_model::families;
 use serde::Deserialize;
 
 use crate::get::format_table;
@@ -86,7 +86,7 @@ fn table(found: &[HubModel]) -> String {
 /// Support as far as tags tell: they name the architecture, and formats that our engines cannot read.
 fn support_hint(tags: &[String]) -> &'static str {
     let has = |word: &str| tags.iter().any(|tag| tag == word);
-    let known = ARCHITECTURES.iter().any(|name| has(name));
+    let known = families::model_types().any(has);
     match known && !["gguf", "gptq", "awq", "onnx", "exl2"].into_iter().any(has) {
         true => "perhaps",
         false => "no",

@@ -7,6 +7,8 @@ use mlx_rs::{
     ops::{concatenate, indexing::TryIndexOp},
 };
 
+use russet_model::description;
+
 use super::{
     linear::Linear,
     norm::RmsNorm,
@@ -20,6 +22,7 @@ use crate::{
     weights::{Weights, WeightsError},
 };
 
+<<<<<<< ours
 /// Sizes of one attention layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
@@ -38,6 +41,27 @@ pub struct AttentionShape {
     pub head_norm: Option<f32>,
 }
 
+||||||| base
+/// Sizes of one attention layer.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    /// Width of the hidden state.
+    pub width: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Whether the projections have biases.
+    pub bias: bool,
+    /// Epsilon of the norms that each head of queries and keys passes before it is rotated; `None`
+    /// where there are none.
+    pub head_norm: Option<f32>,
+}
+
+=======
+>>>>>>> theirs
 /// One attention layer.
 #[derive(Debug)]
 pub struct Attention {
@@ -46,6 +70,9 @@ pub struct Attention {
     /// Key/value heads computed here.
     kv_heads: i32,
     head_dim: i32,
+    value_dim: i32,
+    /// What scores are multiplied by.
+    scale: f32,
     query: Linear,
     key: Linear,
     value: Linear,
@@ -57,25 +84,26 @@ pub struct Attention {
 impl Attention {
     /// Loads `q_proj`, `k_proj`, `v_proj` and `o_proj` under `path`, `q_norm` and `k_norm` where the
     /// architecture has them.
-    pub fn load(weights: &mut Weights<'_>, path: &str, shape: AttentionShape) -> Result<Self, WeightsError> {
-        let AttentionShape { width, heads, kv_heads, head_dim, bias, head_norm } = shape;
-        let mut linear =
-            |name, inputs, outputs| Linear::load(weights, &format!("{path}.{name}"), inputs, outputs, bias);
-        let query = linear("q_proj", width, heads * head_dim)?;
-        let key = linear("k_proj", width, kv_heads * head_dim)?;
-        let value = linear("v_proj", width, kv_heads * head_dim)?;
-        let output = linear("o_proj", heads * head_dim, width)?;
+    pub fn load(
+        weights: &mut Weights<'_>,
+        path: &str,
+        description: &description::Attention,
+    ) -> Result<Self, WeightsError> {
+        let description::Attention { heads, kv_heads, key_dim, value_dim, scale, head_norm, .. } = *description;
+        let mut linear = |name| Linear::load(weights, &format!("{path}.{name}"));
+        let [query, key, value] = [linear("q_proj")?, linear("k_proj")?, linear("v_proj")?];
+        let output = linear("o_proj")?;
         let mut norm = |name| {
-            head_norm
-                .map(|epsilon| RmsNorm::load(weights, &format!("{path}.{name}"), head_dim, epsilon))
-                .transpose()
+            head_norm.map(|epsilon| RmsNorm::load(weights, &format!("{path}.{name}"), epsilon)).transpose()
         };
         let (query_norm, key_norm) = (norm("q_norm")?, norm("k_norm")?);
         let members = weights.shard().count;
         Ok(Self {
-            heads: (heads / members) as i32,
-            kv_heads: (kv_heads / members) as i32,
-            head_dim: head_dim as i32,
+            heads: (heads as usize / members) as i32,
+            kv_heads: (kv_heads as usize / members) as i32,
+            head_dim: key_dim as i32,
+            value_dim: value_dim as i32,
+            scale,
             query,
             key,
             value,
@@ -102,8 +130,16 @@ impl Attention {
         };
         let queries = split(self.query.forward(x)?, self.heads, self.query_norm.as_ref())?;
         let keys = split(self.key.forward(x)?, self.kv_heads, self.key_norm.as_ref())?;
+<<<<<<< ours
         let values = split(self.value.forward(x)?, self.kv_heads, None)?;
         let PackedBatch { decode_rows: singles, prefill_rows: longer, positions: places } = batch;
+||||||| base
+        let values = split(self.value.forward(x)?, self.kv_heads, None)?;
+        let Batch { singles, longer, places } = batch;
+=======
+        let values = self.value.forward(x)?.reshape(&[1, positions, self.kv_heads, self.value_dim])?;
+        let Batch { singles, longer, places } = batch;
+>>>>>>> theirs
         let projected = match places {
             Some(places) => QkvProjection {
                 queries: rotate_each(&queries, rope, places)?,
@@ -141,16 +177,30 @@ impl Attention {
         scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
         let rows = queries.dim(1);
+<<<<<<< ours
         // One operation for all rows: with many sequences, launching operations costs more than computing
         // them.
         let each = |all: &Array| all.reshape(&[rows, all.dim(2), 1, self.head_dim])?.split_equal(rows, 0);
+||||||| base
+        // One operation for all of them: with many sequences, operations cost more than what they compute.
+        let each = |all: &Array| all.reshape(&[rows, all.dim(2), 1, self.head_dim])?.split_equal(rows, 0);
+=======
+        // One operation for all of them: with many sequences, operations cost more than what they compute.
+        let each = |all: &Array| all.reshape(&[rows, all.dim(2), 1, all.dim(3)])?.split_equal(rows, 0);
+>>>>>>> theirs
         let each = each(queries)?.into_iter().zip(each(keys)?).zip(each(values)?);
         let mut attended = Vec::with_capacity(rows as usize);
         for (((queries, keys), values), cache) in each.zip(caches) {
             let held = cache.append(&keys, &values)?;
+<<<<<<< ours
             attended.push(chunked_sdpa(&queries, &held, self.scale(), scores)?);
+||||||| base
+            attended.push(attend(&queries, &held, self.scale(), scores)?);
+=======
+            attended.push(attend(&queries, &held, self.scale, scores)?);
+>>>>>>> theirs
         }
-        concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.head_dim])
+        concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.value_dim])
     }
 
     /// One sequence's positions, starting at `offset`; `rope` rotates them unless they are rotated already.
@@ -169,12 +219,24 @@ impl Attention {
             rope.map_or(Ok(all.clone()), |rope| rope.forward(&all, offset))
         };
         let held = cache.append(&rotated(keys)?, &by_head(values)?)?;
+<<<<<<< ours
         let attended = chunked_sdpa(&rotated(queries)?, &held, self.scale(), scores)?;
         by_head(&attended)?.reshape(&[1, length, self.heads * self.head_dim])
     }
 
     fn scale(&self) -> f32 {
         (self.head_dim as f32).powf(-0.5)
+||||||| base
+        let attended = attend(&rotated(queries)?, &held, self.scale(), scores)?;
+        by_head(&attended)?.reshape(&[1, length, self.heads * self.head_dim])
+    }
+
+    fn scale(&self) -> f32 {
+        (self.head_dim as f32).powf(-0.5)
+=======
+        let attended = attend(&rotated(queries)?, &held, self.scale, scores)?;
+        by_head(&attended)?.reshape(&[1, length, self.heads * self.value_dim])
+>>>>>>> theirs
     }
 }
 

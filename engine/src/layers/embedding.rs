@@ -11,6 +11,7 @@ pub struct Embedding(Weight);
 
 impl Embedding {
     /// Loads `path.weight`.
+<<<<<<< ours
     pub fn load(
         weights: &mut Weights<'_>,
         path: &str,
@@ -18,6 +19,18 @@ impl Embedding {
         width: usize,
     ) -> Result<Self, WeightsError> {
         Ok(Self(weights.weight(path, vocabulary, width)?))
+||||||| base
+    pub fn load(
+        weights: &mut Weights<'_>,
+        path: &str,
+        vocabulary: usize,
+        width: usize,
+    ) -> Result<Self, WeightsError> {
+        Ok(Self(weights.matrix(path, vocabulary, width)?))
+=======
+    pub fn load(weights: &mut Weights<'_>, path: &str) -> Result<Self, WeightsError> {
+        Ok(Self(weights.matrix(path)?))
+>>>>>>> theirs
     }
 
     /// The rows of `tokens`.

@@ -13,13 +13,8 @@ pub struct RmsNorm {
 
 impl RmsNorm {
     /// Loads `path.weight`.
-    pub fn load(
-        weights: &mut Weights<'_>,
-        path: &str,
-        width: usize,
-        epsilon: f32,
-    ) -> Result<Self, WeightsError> {
-        Ok(Self { weight: weights.tensor(&format!("{path}.weight"), &[width])?, epsilon })
+    pub fn load(weights: &mut Weights<'_>, path: &str, epsilon: f32) -> Result<Self, WeightsError> {
+        Ok(Self { weight: weights.tensor(&format!("{path}.weight"))?, epsilon })
     }
 
     /// The normalised `x`.

@@ -1,21 +1,63 @@
 //! Runtime errors of a rank.
 
+<<<<<<< ours
 use russet_model::partition::PartitionError;
+||||||| base
+use russet_wire::partition::PartitionError;
+=======
+use russet_model::{kv_quantization::KV_GROUPS, partition::PartitionError};
+>>>>>>> theirs
 use thiserror::Error;
 
 use crate::{
+<<<<<<< ours
     executor::{Addresses, ExecutorError},
     models::{ConfigError, ModelError},
+||||||| base
+    compute::{Addresses, ComputeError},
+    models::{ConfigError, ModelError},
+=======
+    compute::{Addresses, ComputeError},
+    decoder::DecoderError,
+>>>>>>> theirs
     weights::WeightsError,
 };
 
 /// A runtime error of a rank.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
+<<<<<<< ours
     /// Invalid model configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Invalid split over ranks.
+||||||| base
+    /// The configuration of the model.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The split over ranks.
+=======
+    /// A number of ranks that cannot share the layers.
+    #[error("the model's layers cannot be shared by {size} ranks: {why}; use a tensor size of {sizes:?}")]
+    TensorSize {
+        /// Ranks of a stage.
+        size: u32,
+        /// What is not divisible.
+        why: String,
+        /// Sizes that are possible.
+        sizes: Vec<u32>,
+    },
+    /// Heads whose keys and values cannot be quantised.
+    #[error(
+        "config.json: head_dim is {head_dim}, which groups of {} do not divide, so its keys and values cannot be quantised; use --kv-cache as-computed (spec.engine.kvCache: AsComputed)",
+        KV_GROUPS.map(|group| group.to_string()).join(" or ")
+    )]
+    KvFormat {
+        /// Width of a head.
+        head_dim: u32,
+    },
+    /// The split over ranks.
+>>>>>>> theirs
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// A rank outside the group.
@@ -28,8 +70,16 @@ pub enum RuntimeError {
     },
     /// Loading the weights or building the model failed.
     #[error(transparent)]
+<<<<<<< ours
     Model(#[from] ModelError),
     /// Joining the group failed.
+||||||| base
+    Model(#[from] ModelError),
+    /// Joining the group.
+=======
+    Model(#[from] DecoderError),
+    /// Joining the group.
+>>>>>>> theirs
     #[error("rank {rank} cannot join its group at {addresses:?}: {reason}; the group has to be formed again")]
     Join {
         /// The rank.

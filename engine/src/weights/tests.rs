@@ -1,35 +1,106 @@
+<<<<<<< ours
 //! Damaged and mismatched model folders: each one is an error that names its object.
+||||||| base
+//! Damaged and mismatched model folders: every one is an error that names its object.
+=======
+//! Model folders that are whole, damaged or mismatched: every fault is an error that names its object.
+>>>>>>> theirs
 
-use std::path::Path;
+use russet_model::{index::SINGLE, partition::Partition};
+use serde_json::{Value, json};
 
 use super::*;
 
+<<<<<<< ours
 /// A safetensors file with the given tensors, filled with zeros.
 fn safetensors(tensors: &[(&str, &str, &[usize], usize)]) -> Vec<u8> {
+||||||| base
+/// A safetensors file of the given tensors, each filled with zeros.
+fn safetensors(tensors: &[(&str, &str, &[usize], usize)]) -> Vec<u8> {
+=======
+/// Name, dtype and shape.
+type Tensors = Vec<(String, &'static str, Vec<u64>)>;
+
+fn config() -> Value {
+    json!({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 32,
+           "num_key_value_heads": 2, "intermediate_size": 192, "vocab_size": 8, "attention_bias": true,
+           "rms_norm_eps": 1e-5})
+}
+
+fn tensors() -> Tensors {
+    let layer = |name: &str| format!("model.layers.0.{name}");
+    let plain = |name: String, shape: &[u64]| (name, "F32", shape.to_vec());
+    vec![
+        plain("model.embed_tokens.weight".into(), &[8, 64]),
+        plain("model.norm.weight".into(), &[64]),
+        plain(layer("input_layernorm.weight"), &[64]),
+        plain(layer("post_attention_layernorm.weight"), &[64]),
+        plain(layer("self_attn.q_proj.weight"), &[128, 64]),
+        plain(layer("self_attn.q_proj.bias"), &[128]),
+        plain(layer("self_attn.k_proj.weight"), &[64, 64]),
+        plain(layer("self_attn.k_proj.bias"), &[64]),
+        plain(layer("self_attn.v_proj.weight"), &[64, 64]),
+        plain(layer("self_attn.v_proj.bias"), &[64]),
+        plain(layer("self_attn.o_proj.weight"), &[64, 128]),
+        plain(layer("self_attn.o_proj.bias"), &[64]),
+        plain(layer("mlp.gate_proj.weight"), &[192, 64]),
+        plain(layer("mlp.up_proj.weight"), &[192, 64]),
+        (layer("mlp.down_proj.weight"), "U32", vec![64, 24]),
+        (layer("mlp.down_proj.scales"), "F16", vec![64, 3]),
+        (layer("mlp.down_proj.biases"), "F16", vec![64, 3]),
+    ]
+}
+
+/// A safetensors file of the given tensors, each filled with zeros.
+fn safetensors(tensors: &Tensors) -> Vec<u8> {
+>>>>>>> theirs
     let mut offset = 0;
     let mut header = serde_json::Map::new();
-    for (name, dtype, shape, bytes) in tensors {
-        let entry =
-            serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]});
-        header.insert((*name).to_owned(), entry);
+    for (name, dtype, shape) in tensors {
+        let width = if matches!(*dtype, "F16" | "BF16") { 2 } else { 4 };
+        let bytes = shape.iter().product::<u64>() * width;
+        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]}));
         offset += bytes;
     }
     let header = serde_json::to_vec(&header).unwrap();
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header);
-    file.extend(vec![0; offset]);
+    file.extend(vec![0; offset as usize]);
     file
 }
 
+<<<<<<< ours
 fn load(dir: &Path, dtype: LoadDtype, tensor: &str, shape: &[usize]) -> Result<(Array, u64), WeightsError> {
     let mut read = 0;
     let mut count = |bytes| read += bytes;
     let mut checkpoint = Checkpoint::open(dir)?;
     let array = Weights::new(&mut checkpoint, dtype, TpShard::WHOLE, &mut count).tensor(tensor, shape)?;
     Ok((array, read))
+||||||| base
+fn load(dir: &Path, dtype: LoadDtype, tensor: &str, shape: &[usize]) -> Result<(Array, u64), WeightsError> {
+    let mut read = 0;
+    let mut count = |bytes| read += bytes;
+    let mut checkpoint = Checkpoint::open(dir)?;
+    let array = Weights::new(&mut checkpoint, dtype, Slice::WHOLE, &mut count).tensor(tensor, shape)?;
+    Ok((array, read))
+=======
+/// A folder of these files, opened.
+fn open(config: &Value, files: &[(&str, Vec<u8>)]) -> Result<Checkpoint, WeightsError> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join(CONFIG), config.to_string()).unwrap();
+    for (name, bytes) in files {
+        std::fs::write(dir.path().join(name), bytes).unwrap();
+    }
+    Checkpoint::open(dir.path())
+}
+
+fn refusal(config: &Value, files: &[(&str, Vec<u8>)]) -> String {
+    open(config, files).unwrap_err().to_string()
+>>>>>>> theirs
 }
 
 #[test]
+<<<<<<< ours
 fn only_the_requested_tensor_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let file = safetensors(&[("a", "F32", &[2], 8), ("b", "BF16", &[3, 2], 12)]);
@@ -38,65 +109,101 @@ fn only_the_requested_tensor_is_read() {
     assert_eq!((array.dtype(), read), (Dtype::Bfloat16, 12));
     let (array, _) = load(dir.path(), LoadDtype::Float32, "b", &[3, 2]).unwrap();
     assert_eq!(array.dtype(), Dtype::Float32);
+||||||| base
+fn only_the_wanted_tensor_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = safetensors(&[("a", "F32", &[2], 8), ("b", "BF16", &[3, 2], 12)]);
+    std::fs::write(dir.path().join(SINGLE), file).unwrap();
+    let (array, read) = load(dir.path(), LoadDtype::AsStored, "b", &[3, 2]).unwrap();
+    assert_eq!((array.dtype(), read), (Dtype::Bfloat16, 12));
+    let (array, _) = load(dir.path(), LoadDtype::Float32, "b", &[3, 2]).unwrap();
+    assert_eq!(array.dtype(), Dtype::Float32);
+=======
+fn only_the_wanted_tensor_is_read() {
+    let checkpoint = open(&config(), &[(SINGLE, safetensors(&tensors()))]).unwrap();
+    for (dtype, tensor, expected, bytes) in [
+        (LoadDtype::AsStored, "model.norm.weight", Dtype::Float32, 256),
+        (LoadDtype::Float32, "model.layers.0.self_attn.q_proj.bias", Dtype::Float32, 512),
+    ] {
+        let mut read = 0;
+        let mut count = |bytes| read += bytes;
+        let array = Weights::new(&checkpoint, dtype, Slice::WHOLE, &mut count).tensor(tensor).unwrap();
+        assert_eq!((array.dtype(), read), (expected, bytes), "{tensor}");
+    }
+>>>>>>> theirs
 }
 
 #[test]
 fn damaged_files_are_errors_that_name_them() {
-    let good = safetensors(&[("a", "F32", &[2], 8)]);
+    let good = safetensors(&tensors());
     let mut long = good.clone();
     long[7] = 0xff;
     for (file, said) in [
-        (good[..good.len() - 1].to_vec(), "claims bytes 0..8 of 7"),
-        (good[..20].to_vec(), "but its header needs"),
-        (vec![1, 2, 3], "the file has 3 bytes, but its header needs 8"),
+        (good[..good.len() - 1].to_vec(), "lie outside"),
+        (good[..20].to_vec(), "but the file has only 20"),
+        (vec![1, 2, 3], "says its header has 8 bytes, but the file has only 3"),
         (long, "more than the limit"),
-        (safetensors(&[("b", "F32", &[2], 8)]), "tensor a is missing from"),
-        (safetensors(&[("a", "F32", &[3], 12)]), "has shape [3], but config.json calls for [2]"),
-        (safetensors(&[("a", "F64", &[2], 16)]), "element type F64"),
     ] {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(SINGLE), file).unwrap();
-        let error = load(dir.path(), LoadDtype::AsStored, "a", &[2]).unwrap_err().to_string();
-        assert!(error.contains(said), "{said}: {error}");
-        assert!(error.contains(SINGLE), "{error}");
+        let error = refusal(&config(), &[(SINGLE, file)]);
+        assert!(error.contains(said) && error.contains(SINGLE), "{said}: {error}");
     }
 }
 
 #[test]
-fn an_index_leads_to_plain_file_names_only() {
-    for (index, said) in [
-        (r#"{"weight_map":{"a":"../../etc/passwd"}}"#, "not a plain file name"),
-        (r#"{"weight_map":{"a":"x.safetensors"}}"#, "x.safetensors"),
-        (r#"{"weight_map":{}}"#, "tensor a is missing"),
-        (r#"{}"#, "missing field"),
+fn index_is_a_hint_and_the_headers_decide() {
+    let (all, mut first, mut second) = (safetensors(&tensors()), tensors(), tensors());
+    first.truncate(4);
+    second.drain(..4);
+    let [one, two] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let shards = || vec![(one, safetensors(&first)), (two, safetensors(&second))];
+    let index = |text: &str| (INDEX, text.as_bytes().to_vec());
+    let with = |mut files: Vec<(&'static str, Vec<u8>)>, text| {
+        files.push(index(text));
+        files
+    };
+    for (files, fault) in [
+        (vec![(SINGLE, all.clone())], None),
+        (shards(), None),
+        (with(shards(), r#"{"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}}"#), None),
+        // Stale: it names shards that are elsewhere.
+        (with(vec![(SINGLE, all.clone())], r#"{"weight_map":{"a":"model-00001-of-00002.safetensors"}}"#), None),
+        (with(vec![(SINGLE, all.clone())], r#"{"weight_map":{}}"#), None),
+        (with(vec![(SINGLE, all.clone())], ""), None),
+        (with(vec![(SINGLE, all)], r#"{"weight_map":{"a":"../../etc/passwd"}}"#), Some("not a plain file name")),
+        (shards()[..1].to_vec(), Some("model-00002-of-00002.safetensors is missing")),
+        (vec![], Some("model.safetensors is missing")),
     ] {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(INDEX), index).unwrap();
-        let error = load(dir.path(), LoadDtype::AsStored, "a", &[2]).unwrap_err().to_string();
-        assert!(error.contains(said), "{index}: {error}");
+        let names: Vec<&str> = files.iter().map(|file| file.0).collect();
+        let error = open(&config(), &files).err().map(|error| error.to_string());
+        assert_eq!(error.is_some(), fault.is_some(), "{names:?}: {error:?}");
+        assert!(error.unwrap_or_default().contains(fault.unwrap_or_default()), "{names:?}");
     }
 }
 
 #[test]
-fn packing_follows_from_the_shapes() {
-    let entry =
-        |dtype: &str, shape: &[usize]| Entry { dtype: dtype.into(), shape: shape.to_vec(), begin: 0, end: 0 };
-    for (packed, scales, expected) in [
-        ([8, 16], [8, 2], Some((64, 4))),
-        ([8, 32], [8, 4], Some((32, 8))),
-        ([8, 12], [8, 1], Some((128, 3))),
-        ([8, 16], [8, 8], None),
-        ([9, 16], [8, 2], None),
-        ([8, 17], [8, 2], None),
-        ([8, 16], [8, 0], None),
+fn what_the_engine_lacks_is_refused_on_opening() {
+    let all = safetensors(&tensors());
+    let with = |field: &str, value: Value| {
+        let mut config = config();
+        config[field] = value;
+        config
+    };
+    for (config, said) in [
+        (with("model_type", json!("gpt_oss")), "\"gpt_oss\" is not supported"),
+        (with("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0})), "rope scaling \"yarn\""),
+        (with("hidden_size", json!(null)), "hidden_size"),
+        (with("mlp_bias", json!(true)), "gate_proj.bias is missing"),
+        (with("attention_bias", json!(false)), "q_proj.bias"),
     ] {
-        let found = packing("w", &entry("U32", &packed), &entry("F16", &scales), 8, 128).ok();
-        assert_eq!(found, expected, "{packed:?} {scales:?}");
+        assert!(refusal(&config, &[(SINGLE, all.clone())]).contains(said), "{config}");
     }
-    assert!(packing("w", &entry("U32", &[8, 16]), &entry("U8", &[8, 4]), 8, 128).is_err());
+    let dir = tempfile::tempdir().unwrap();
+    let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("config.json is missing"), "{error}");
 }
 
 #[test]
+<<<<<<< ours
 fn rank_reads_its_shard_of_projections_and_whole_other_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let file = safetensors(&[
@@ -117,19 +224,73 @@ fn rank_reads_its_shard_of_projections_and_whole_other_tensors() {
     {
         assert_eq!(checkpoint.bytes(tensor, slice).unwrap(), bytes, "{tensor}");
     }
+||||||| base
+fn a_member_reads_its_slice_of_a_projection_and_all_of_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = safetensors(&[
+        ("l.q_proj.weight", "F32", &[4, 2], 32),
+        ("l.q_proj.bias", "F32", &[4], 16),
+        ("l.o_proj.weight", "F32", &[4, 4], 64),
+        ("l.o_proj.bias", "F32", &[4], 16),
+        ("m.o_proj.weight", "U32", &[8, 24], 768),
+        ("m.o_proj.scales", "F16", &[8, 3], 48),
+        ("m.o_proj.biases", "F16", &[8, 3], 48),
+        ("n.up_proj.weight", "F32", &[3, 2], 24),
+    ]);
+    std::fs::write(dir.path().join(SINGLE), file).unwrap();
+    let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let slice = Slice { index: 1, of: 2 };
+    for (tensor, bytes) in
+        [("l.q_proj.weight", 16), ("l.q_proj.bias", 8), ("l.o_proj.weight", 32), ("l.o_proj.bias", 16)]
+    {
+        assert_eq!(checkpoint.bytes(tensor, slice).unwrap(), bytes, "{tensor}");
+    }
+=======
+fn member_reads_its_share_of_a_projection_and_all_of_the_rest() {
+    let checkpoint = open(&config(), &[(SINGLE, safetensors(&tensors()))]).unwrap();
+    let slice = Slice { index: 1, of: 2 };
+>>>>>>> theirs
     let mut read = 0;
     let mut count = |bytes| read += bytes;
-    let mut weights = Weights::new(&mut checkpoint, LoadDtype::AsStored, slice, &mut count);
-    assert_eq!(weights.tensor("l.q_proj.weight", &[4, 2]).unwrap().shape(), [2, 2]);
-    assert_eq!(weights.tensor("l.o_proj.weight", &[4, 4]).unwrap().shape(), [4, 2]);
-    assert_eq!(weights.tensor("l.o_proj.bias", &[4]).unwrap().shape(), [4]);
-    for (path, rows, columns, said) in [
-        ("m.o_proj", 8, 192, "tensor m.o_proj.scales in"),
-        ("m.o_proj", 8, 192, "3 groups per row, which 2 ranks cannot share evenly"),
-        ("n.up_proj", 3, 2, "3 rows, which 2 ranks cannot share evenly; use a tensor size that divides 3"),
+    let mut weights = Weights::new(&checkpoint, LoadDtype::AsStored, slice, &mut count);
+    for (tensor, shape) in [
+        ("self_attn.q_proj.weight", &[64, 64][..]),
+        ("self_attn.q_proj.bias", &[64]),
+        ("self_attn.o_proj.weight", &[64, 64]),
+        ("self_attn.o_proj.bias", &[64]),
+        ("input_layernorm.weight", &[64]),
     ] {
+<<<<<<< ours
         let error = weights.weight(path, rows, columns).unwrap_err().to_string();
         assert!(error.contains(said), "{said}: {error}");
+||||||| base
+        let error = weights.matrix(path, rows, columns).unwrap_err().to_string();
+        assert!(error.contains(said), "{said}: {error}");
+=======
+        assert_eq!(weights.tensor(&format!("model.layers.0.{tensor}")).unwrap().shape(), shape, "{tensor}");
+>>>>>>> theirs
     }
-    assert_eq!(read, 64);
+    let error = weights.matrix("model.layers.0.mlp.down_proj").unwrap_err().to_string();
+    assert!(error.contains("down_proj.scales has 3 groups per row, which 2 ranks cannot share evenly"), "{error}");
+    assert_eq!(read, 4 * (64 * 64 + 64 + 64 * 64 + 64 + 64));
+}
+
+#[test]
+fn bytes_of_a_rank_are_those_it_reads() {
+    let mut all = tensors();
+    all.retain(|tensor| !tensor.0.contains("down_proj"));
+    all.push(("model.layers.0.mlp.down_proj.weight".into(), "BF16", vec![64, 192]));
+    let checkpoint = open(&config(), &[(SINGLE, safetensors(&all))]).unwrap();
+    let total: u64 = safetensors(&all).len() as u64;
+    let bytes = |size: u32, rank| {
+        let partition = Partition::with_tensor(vec![1; size as usize], size, 1).unwrap();
+        checkpoint.bytes(&partition.part(rank).unwrap()).unwrap()
+    };
+    let whole = bytes(1, 0);
+    assert!(whole < total && whole > total - 4096, "everything but the header");
+    // Norms, the bias of the output and the embedding are whole on both; the final norm is rank 0's.
+    let [norms, embedding, final_norm] = [4 * 3 * 64, 4 * 8 * 64, 4 * 64];
+    let shared = whole - norms - embedding - final_norm;
+    assert_eq!(bytes(2, 0), norms + embedding + final_norm + shared / 2);
+    assert_eq!(bytes(2, 1), norms + embedding + shared / 2);
 }

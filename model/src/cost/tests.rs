@@ -1,3 +1,4 @@
+<<<<<<< ours
 //! Today's numbers of activations and caches, and those of kinds that come.
 
 use super::*;
@@ -120,3 +121,128 @@ fn hostile_loads_saturate() {
     assert_eq!(activation_bytes(&Widths::default(), &Load::default()), 0);
     assert_eq!(quantised_kv_bytes(most, 0, 64, 8), 0);
 }
+||||||| base
+=======
+//! Today's numbers of activations and caches, and those of kinds that come.
+
+use super::*;
+use crate::description::{DeltaNet, Dense, Experts, Latent, Layer, Norms};
+
+#[test]
+fn activations_are_what_a_piece_of_prompt_and_a_step_take() {
+    // Llama 3 8B in 16 bits.
+    let widths = Widths {
+        hidden: 4096,
+        heads: 32,
+        queries: 4096,
+        keys: 1024,
+        mlp: 14336,
+        vocabulary: 128_256,
+        value_bytes: 2,
+    };
+    let work = |context: u64, head, tensor_size| {
+        let tokens = context * 4;
+        activation_bytes(
+            &widths,
+            &Load { context, sequences: 4, tokens, layers: 32, head, tensor_size, cached_bytes: 4096 },
+        )
+    };
+    let hidden = 2048 * 4096 * 11 * 4;
+    let shared = 2048 * 2 * (4 * 14336 + 7 * 4096 + 4 * 1024);
+    let growing = 2 * 4096 * 8192;
+    let scores = 64 << 20;
+    let logits = 64 * 4 * 128_256;
+    for (context, head, size, bytes) in [
+        (8192, true, 1, hidden + shared + scores + growing + logits),
+        (8192, false, 1, hidden + shared + scores + growing),
+        (8192, false, 2, hidden + shared / 2 + scores + growing / 2),
+        // One position sees a million, which is more than the bound on many.
+        (1 << 20, false, 1, hidden + shared + 32 * 2 * (1 << 20) + growing * 128),
+        // A conversation shorter than a piece of prompt: all of it at once, and caches of 256 positions.
+        (64, false, 1, (hidden + shared) / 32 + 32 * 2 * 64 * 64 + 4096 * (192 * 32 * 4 + 2 * 64)),
+    ] {
+        assert_eq!(work(context, head, size), bytes, "{context} tokens, {size} ranks");
+    }
+}
+
+#[test]
+fn quantised_keys_and_values_take_their_bits_and_scales() {
+    for (numbers, value, head_dim, bits, bytes) in [
+        // A byte each, and 32 groups with a scale and a bias of two bytes.
+        (2048, 2, 128, 8, Some(2048 + 32 * 4)),
+        (2048, 2, 128, 4, Some(1024 + 32 * 4)),
+        (2048, 4, 128, 8, Some(2048 + 32 * 8)),
+        // Heads of 96 have groups of 32; heads of 80 have none.
+        (1536, 2, 96, 4, Some(768 + 48 * 4)),
+        (1280, 2, 80, 8, None),
+    ] {
+        assert_eq!(quantised_kv_bytes(numbers, value, head_dim, bits), bytes, "{head_dim}, {bits} bits");
+    }
+}
+
+#[test]
+fn widest_layer_counts_whatever_its_kind() {
+    let layer = |mixer, mlp| Layer { mixer, mlp, norms: Norms { epsilon: 1e-6 } };
+    let latent = Mixer::Latent(Latent { heads: 16, rank: 512, rope_dim: 64, value_dim: 128 });
+    let delta = Mixer::DeltaNet(DeltaNet {
+        key_heads: 16,
+        value_heads: 32,
+        key_dim: 128,
+        value_dim: 128,
+        conv_kernel: 4,
+    });
+    let experts = Mlp::Experts(Experts { count: 128, used: 8, intermediate: 768, shared: 512 });
+    let description = Description {
+        model_type: "played",
+        hidden_size: 2048,
+        vocab_size: 1000,
+        context_length: 4096,
+        tied: false,
+        norm_epsilon: 1e-6,
+        layers: vec![
+            layer(latent, Mlp::Dense(Dense { intermediate: 4096, bias: false })),
+            layer(delta, experts),
+        ],
+        notes: Vec::new(),
+    };
+    let widths = description.widths(2);
+    assert_eq!((widths.heads, widths.queries, widths.keys, widths.mlp), (32, 16 * 576, 2048, 8 * 768 + 512));
+    assert_eq!(description.experts(0), None);
+    assert_eq!(description.experts(1), Some(ExpertCounts { count: 128, used: 8 }));
+}
+
+#[test]
+fn tokens_that_choose_alone_read_more_experts() {
+    let experts = ExpertCounts { count: 128, used: 8 };
+    for (tokens, share) in [(1.0, 8.0 / 128.0), (4.0, 1.0 - (120.0_f64 / 128.0).powf(4.0)), (10_000.0, 1.0)] {
+        assert!((active_expert_bytes(1000, experts, tokens) - 1000.0 * share).abs() < 1e-6, "{tokens}");
+    }
+    assert_eq!(active_expert_bytes(10, ExpertCounts { count: 0, used: 0 }, 1.0), 0.0);
+}
+
+#[test]
+fn hostile_loads_saturate() {
+    let most = u64::MAX;
+    let widths = Widths {
+        hidden: most,
+        heads: most,
+        queries: most,
+        keys: most,
+        mlp: most,
+        vocabulary: most,
+        value_bytes: most,
+    };
+    let load = Load {
+        context: most,
+        sequences: most,
+        tokens: most,
+        layers: most,
+        head: true,
+        tensor_size: 0,
+        cached_bytes: most,
+    };
+    assert_eq!(activation_bytes(&widths, &load), most);
+    assert_eq!(activation_bytes(&Widths::default(), &Load::default()), 0);
+    assert_eq!(quantised_kv_bytes(most, most, 64, 8), Some(most));
+}
+>>>>>>> theirs

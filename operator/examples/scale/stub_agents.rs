@@ -18,7 +18,7 @@ use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
     CopyMode, InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus, names,
 };
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 use serde_json::{Value, json};
 
 use crate::Error;

@@ -69,6 +69,7 @@ pub async fn report(
                     | Reason::OutsidePools
                     | Reason::CableLost
                     | Reason::UnsupportedArchitecture
+                    | Reason::UnsupportedModel
                     | Reason::Serving
                     | Reason::Stopped
                     | Reason::OutsideSchedule

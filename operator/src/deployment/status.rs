@@ -292,7 +292,7 @@ mod tests {
     };
     use russet_plan::ClusterObjects;
     use russet_plan::placement::RemovalReason;
-    use russet_wire::shape::ModelShape;
+    use russet_model::shape::ModelShape;
 
     use super::*;
     use crate::deployment::decide::{PlannedDeployment, decide};

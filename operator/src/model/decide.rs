@@ -100,7 +100,9 @@ fn describe(model: &Model, now: Timestamp, status: &mut ModelStatus) {
     let notes = shape_notes(&model.name_any(), &shape);
     match notes.first() {
         None => {
-            set(Type::Supported, true, Reason::ArchitectureKnown, &shape.architecture);
+            let known: Vec<&str> =
+                std::iter::once(&shape.architecture).chain(&shape.notes).map(String::as_str).collect();
+            set(Type::Supported, true, Reason::ArchitectureKnown, &known.join("; "));
             set(Type::Ready, true, Reason::Settled, &text);
             set(Type::Reconciling, false, Reason::Settled, "");
             set(Type::Stalled, false, Reason::Settled, "");
@@ -235,7 +237,7 @@ fn is_condition_true(copy: &ModelCopy, kind: Type) -> bool {
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use russet_crds::{ModelCopyStatus, ModelSpec};
-    use russet_wire::shape::ModelShape;
+    use russet_model::shape::ModelShape;
 
     use super::*;
     use crate::model::{copy_object, copy_spec};

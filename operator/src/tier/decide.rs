@@ -149,7 +149,7 @@ mod tests {
         InferenceNode, InferenceNodeSpec, InferenceNodeStatus, LocalReference, Model, ModelDeploymentSpec,
         ModelSpec, ModelStatus, NodeMemory, TierSpec,
     };
-    use russet_wire::shape::ModelShape;
+    use russet_model::shape::ModelShape;
 
     use super::*;
 

@@ -16,7 +16,7 @@ use russet_crds::{
     CopyMode, ENGINE_OPTIONS, InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard,
     ShardStatus, names,
 };
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 

@@ -139,7 +139,7 @@ fn check_reservations(desired: &ValidDeployment, name: &str, plan: &GroupPlan, w
             let (head, embeds) = (member.rank == 0, before.is_empty());
             let mut takes = 0_u128;
             for &bytes in own {
-                let whole = bytes.min(shape.whole_layer_bytes);
+                let whole = bytes.min(shape.replicated_layer_bytes);
                 takes += u128::from(whole) + u128::from(bytes - whole) / size as u128;
             }
             if head {

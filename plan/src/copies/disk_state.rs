@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use russet_crds::conditions::{Type, is_true};
 use russet_crds::{CopyMode, InferenceNode, Model, ModelCopy, ModelCopySpec, NodeDisk, PreloadPolicy};
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use super::Shortage;
 use super::disk_budget::check_space;

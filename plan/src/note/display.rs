@@ -23,8 +23,9 @@ impl fmt::Display for Note {
             Note::Architecture { model, architecture } => write!(
                 out,
                 "Model {model:?} has the architecture {architecture:?}, which this engine does not know; it knows {}",
-                crate::validate::ARCHITECTURES.join(", ")
+                russet_model::families::list()
             ),
+            Note::Unsupported { model, why } => write!(out, "Model {model:?} cannot be run: {why}"),
             Note::Headers { model, why } => {
                 write!(
                     out,

@@ -1,7 +1,7 @@
 //! A model's reads and computation per token, from its headers, or estimated from its parameters if its
 //! config is unknown. Not here: its memory (`fit`), which is computed from the real tensors.
 
-use russet_wire::shape::ModelShape;
+use russet_model::shape::{ExpertGroup, LayerGroup, ModelShape};
 
 /// A model as the performance model sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,28 +126,66 @@ pub struct ParameterCounts {
 /// Bytes per value in the cache.
 const KV_VALUE_BYTES: f64 = 2.0;
 
+<<<<<<< ours
 impl ModelProfile {
     /// A model with known headers. The architectures supported so far have no experts.
     pub fn from_shape(shape: &ModelShape) -> Self {
+||||||| base
+impl Model {
+    /// A model whose headers were read. The architectures that can be read so far have no experts.
+    pub fn of(shape: &ModelShape) -> Self {
+=======
+impl Model {
+    /// A model whose headers were read: a sum over its layers, whatever kind each is of.
+    pub fn of(shape: &ModelShape) -> Self {
+>>>>>>> theirs
         let embedding = f64::from(shape.vocabulary) * f64::from(shape.hidden_size);
-        let (active, head_bytes) = if shape.tied {
+        let (parameters, head_bytes) = if shape.tied {
             (shape.parameters as f64, shape.head_bytes.saturating_add(shape.embedding_bytes) as f64)
         } else {
             (shape.parameters as f64 - embedding, shape.head_bytes as f64)
         };
         let heads = f64::from(shape.attention_heads) * f64::from(shape.head_dim);
-        Self {
+        let mut model = Self {
             layers: shape.layers,
             hidden: shape.hidden_size,
-            active: active.max(0.0),
-            bytes: shape.layer_bytes.iter().map(|bytes| *bytes as f64).sum::<f64>() + head_bytes,
+            active: parameters.max(0.0),
+            bytes: head_bytes,
             head_bytes,
             experts: None,
-            kv_bytes: shape.kv_bytes_per_token() as f64,
+            kv_bytes: 0.0,
             window: None,
-            attention: f64::from(shape.layers) * heads * 2.0,
+            attention: 0.0,
             quantised: shape.quantization_group_size > 0,
+        };
+        let mut idle = 0.0;
+        for LayerGroup { count, weight_bytes, replicated_bytes: _, state, experts } in shape.groups() {
+            let layers = f64::from(count);
+            model.bytes += layers * weight_bytes as f64;
+            if let Some(ExpertGroup { count, used, weight_bytes }) = experts {
+                let all = layers * weight_bytes as f64;
+                let chosen = all * f64::from(used) / f64::from(count.max(1));
+                idle += all - chosen;
+                let bytes = model.experts.map_or(0.0, |experts| experts.bytes) + chosen;
+                model.experts = Some(Experts { count, used, bytes });
+            }
+            let per_token = layers * state.per_token_bytes as f64;
+            match state.window_tokens {
+                Some(tokens) => {
+                    let known = model.window.map_or(0.0, |window| f64::from(window.kv_bytes));
+                    model.window = Some(Window { tokens, kv_bytes: (known + per_token) as u32 });
+                }
+                None if state.fixed_bytes == 0 => {
+                    model.kv_bytes += per_token;
+                    model.attention += layers * heads * 2.0;
+                }
+                None => {}
+            }
         }
+        // Experts have as many parameters as their part of the bytes.
+        model.active *= 1.0 - (idle / model.bytes.max(1.0)).clamp(0.0, 1.0);
+        model.bytes -= idle;
+        model
     }
 
     /// A model of which only the parameter counts are known. The exponents are fitted to about 50 published

@@ -7,7 +7,7 @@ use russet_crds::{
     BackendChoice, ENGINE_OPTIONS, EngineOptions, FabricKind, GroupMember, KvCacheType, KvCapacity, Link,
     LinkKind, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode,
 };
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 mod draft_model;
 mod failure_domains;
@@ -388,7 +388,7 @@ fn random_view(test_rng: &mut TestRng) -> Snapshot {
             head_dim: 64,
             intermediate_size: [1024, 1536][test_rng.below(2) as usize],
             quantization_group_size: [0, 64][test_rng.below(2) as usize],
-            whole_layer_bytes: test_rng.below(1 << 20),
+            replicated_layer_bytes: test_rng.below(1 << 20),
             ..ModelShape::default()
         };
         view.models.insert(("ns".to_owned(), model.to_owned()), shape);

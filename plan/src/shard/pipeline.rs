@@ -55,7 +55,7 @@ fn choose<'a>(
 
 #[cfg(test)]
 mod tests {
-    use russet_wire::shape::ModelShape;
+    use russet_model::shape::ModelShape;
 
     use super::*;
     use crate::memory_model::ServingCapacity;

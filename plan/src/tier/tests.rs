@@ -1,7 +1,7 @@
 //! Clusters with tiers that a person can follow.
 
 use russet_crds::Sharding;
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use super::*;
 use crate::check::check;

@@ -2,7 +2,7 @@
 //! headers only tell the vocabulary sizes.
 
 use russet_crds::{EngineOptions, Speculation};
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use super::{invalid, shape_notes};
 use crate::memory_model::DraftModelShape;

@@ -3,7 +3,7 @@
 
 use russet_crds::{BackendChoice, Sharding, ShardingMode};
 use russet_model::partition::Partition;
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use super::{MAX_RANKS, RequestedSplit, invalid};
 use crate::fabric::MAX_MESH_RANKS;

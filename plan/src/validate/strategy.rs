@@ -1,7 +1,7 @@
 //! Validation of a ShardingStrategy: by itself, and for the models of the deployments that use it.
 
 use russet_crds::{EngineOptions, Sharding};
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use super::{RequestedSplit, shape_notes, split};
 use crate::note::{self, Note};

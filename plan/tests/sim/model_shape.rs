@@ -1,7 +1,7 @@
 //! Sizes of a model from the few numbers of its `config.json`. Not a file parser: the weights of a Llama are
 //! counted, as its headers would give them.
 
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use super::words::{Fields, LineError};
 
@@ -60,7 +60,7 @@ pub fn shape(preset: &str, mut fields: Fields) -> Result<ModelShape, LineError> 
         kv_bytes_per_token_per_layer: 2 * kv * 2,
         intermediate_size: mlp,
         quantization_group_size: if bits == 16 { 0 } else { 64 },
-        whole_layer_bytes: if toy.is_some() { 0 } else { norms },
+        replicated_layer_bytes: if toy.is_some() { 0 } else { norms },
         ..ModelShape::default()
     })
 }

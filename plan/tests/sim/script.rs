@@ -5,7 +5,7 @@ use russet_crds::{
     ApprovalDecision, FabricDemand, FabricKind, LinkKind, NodePoolSpec, NodeSelector, Scheduling, Sharding,
     TierSpec, names,
 };
-use russet_wire::shape::ModelShape;
+use russet_model::shape::ModelShape;
 
 use super::cable::{CableSide, Pairing, SimCable};
 use super::expectation::Expectation;

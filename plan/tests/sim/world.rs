@@ -13,11 +13,11 @@ use russet_crds::{
     NodePool, NodePoolSpec, PlacementReport, Scheduling, ShardGroup, ShardGroupSpec, Sharding,
     ShardingStrategy, ShardingStrategySpec, Tier, TierSpec, TierStatus, WorkloadGroup,
 };
+use russet_model::shape::ModelShape;
 use russet_plan::cluster::{ClusterObjects, availability};
 use russet_plan::placement::{ApprovalRequest, NewGroup};
 use russet_plan::snapshot::{Availability, Snapshot};
 use russet_plan::tier::{assign, members};
-use russet_wire::shape::ModelShape;
 
 use super::cable::{SimCable, links};
 use super::machine::SimMachine;
