@@ -11,16 +11,16 @@ use russet_model::{
 use thiserror::Error;
 
 use crate::{
-    cache::{KvCache, form::Form},
+    cache::{KvCache, format::KvFormat},
     layers::{
         attention::Attention,
-        batch::Batch,
         embedding::Embedding,
         linear::Linear,
         mlp::GatedMlp,
         norm::RmsNorm,
+        packed_batch::PackedBatch,
         rope::{Rope, RopeError},
-        stage::Stage,
+        tensor_parallel::TpGroup,
     },
     weights::{Weights, WeightsError},
 };
@@ -39,7 +39,7 @@ pub enum DecoderError {
     Mlx(#[from] Exception),
     /// A part asked for what another rank holds.
     #[error("this rank holds no {0}; the step belongs to another rank")]
-    NotHere(&'static str),
+    NotOnThisRank(&'static str),
     /// A kind of layer that no supported family has.
     #[error("layer {layer} has {kind}, for which this engine has no layer; a family that uses it brings one")]
     NoLayer {
@@ -106,18 +106,18 @@ impl Decoder {
     }
 
     /// An empty cache for each layer held.
-    pub fn new_cache(&self, form: Form) -> Vec<KvCache> {
-        self.layers.iter().map(|_| KvCache::new(form)).collect()
+    pub fn new_cache(&self, format: KvFormat) -> Vec<KvCache> {
+        self.layers.iter().map(|_| KvCache::new(format)).collect()
     }
 
     /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
     pub fn embed(&self, tokens: &Array) -> Result<Array, DecoderError> {
-        let embedding = self.embedding.as_ref().ok_or(DecoderError::NotHere("embedding"))?;
+        let embedding = self.embedding.as_ref().ok_or(DecoderError::NotOnThisRank("embedding"))?;
         Ok(embedding.forward(tokens)?)
     }
 
     /// Runs the layers held over the positions of `batch`, together with the other members of `stage`.
-    pub fn forward(&self, hidden: Array, batch: &mut Batch<'_>, stage: &Stage) -> Result<Array, Exception> {
+    pub fn forward(&self, hidden: Array, batch: &mut PackedBatch<'_>, stage: &TpGroup) -> Result<Array, Exception> {
         self.layers
             .iter()
             .enumerate()
@@ -126,12 +126,12 @@ impl Decoder {
 
     /// Logits of hidden states; only on the rank with the head.
     pub fn logits(&self, hidden: &Array) -> Result<Array, DecoderError> {
-        let head = self.head.as_ref().ok_or(DecoderError::NotHere("head"))?;
+        let head = self.head.as_ref().ok_or(DecoderError::NotOnThisRank("head"))?;
         let hidden = head.norm.forward(hidden)?;
         match (&head.projection, &self.embedding) {
             (Some(projection), _) => Ok(projection.forward(&hidden)?),
             (None, Some(embedding)) => Ok(embedding.as_head(&hidden)?),
-            (None, None) => Err(DecoderError::NotHere("head")),
+            (None, None) => Err(DecoderError::NotOnThisRank("head")),
         }
     }
 }
@@ -168,9 +168,9 @@ impl Layer {
     fn forward(
         &self,
         x: &Array,
-        batch: &mut Batch<'_>,
+        batch: &mut PackedBatch<'_>,
         index: usize,
-        stage: &Stage,
+        stage: &TpGroup,
     ) -> Result<Array, Exception> {
         let attended =
             self.attention.forward(&self.input_norm.forward(x)?, &self.rope, batch, index, stage)?;

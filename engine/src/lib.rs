@@ -2,19 +2,9 @@
 //! that owns MLX, with [`executor`] between them. Without the feature `mlx` only the serving half is built,
 //! which is how it is tested without MLX.
 //!
-<<<<<<< ours
-//! The MLX half, bottom up: [`weights`] loads a rank's shard, [`layers`] and [`models`] compute with it,
+//! The MLX half, bottom up: [`weights`] loads a rank's shard, [`layers`] and [`decoder`] compute with it,
 //! [`cache`] is the KV cache of a sequence, [`sample`] samples the next token, and [`runtime`] is the one
 //! thread that runs all of it.
-||||||| base
-//! The MLX half from the arrays upwards: [`weights`] reads a rank's own tensors, [`layers`] and
-//! [`models`] compute with them, [`cache`] remembers a sequence, [`sample`] chooses the next token,
-//! and [`runtime`] is the one thread on which all of that happens.
-=======
-//! The MLX half from the arrays upwards: [`weights`] reads a rank's own tensors, [`layers`] and
-//! [`decoder`] compute with them, [`cache`] remembers a sequence, [`sample`] chooses the next token,
-//! and [`runtime`] is the one thread on which all of that happens.
->>>>>>> theirs
 //!
 //! The serving half: [`process`] runs a rank from start to exit, [`engine_service`] and [`control_service`]
 //! serve the gateways and the agent, [`scheduler`] composes batches of [`sequence`]s, [`prefix_cache`] reuses

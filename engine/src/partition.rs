@@ -1,36 +1,11 @@
-<<<<<<< ours
-//! Shards of a model: applies `wire::partition` to its tensors: which tensors a rank loads, and which shard
-//! of them. The layers that a rank *runs* follow from the same [`Part`]. Not here: the choice of the split.
-||||||| base
-//! Applies `wire::partition` to a model: which tensors a rank loads, and which slice of them. What a rank
-//! *runs* follows from the same [`Part`]; the split itself is decided elsewhere.
-=======
-//! Applies `model::partition` to a model: which tensors a rank loads, and which slice of them. What a rank
-//! *runs* follows from the same [`RankPart`]; the split itself is decided elsewhere.
->>>>>>> theirs
+//! Shards of a model: applies `model::partition` to its tensors: which tensors a rank loads, and which shard
+//! of them. The layers that a rank *runs* follow from the same [`RankPart`]. Not here: the choice of the split.
 
-<<<<<<< ours
-use russet_model::partition::RankPart;
-use russet_wire::shape::TensorRole;
-||||||| base
-use russet_wire::{partition::Part, shape::Role};
-=======
 use russet_model::{partition::RankPart, tensors::Role};
->>>>>>> theirs
 
-<<<<<<< ours
 /// Whether the rank of `part` loads tensors of `role`. A tied head is the embedding, so then the first and
 /// the last stage hold it.
-pub fn rank_holds(part: &RankPart, tied: bool, role: TensorRole) -> bool {
-||||||| base
-/// Whether the rank of `part` loads tensors of `role`. A tied head is the embedding, so then both
-/// ends of the pipeline hold it.
-pub fn holds(part: &Part, tied: bool, role: Role) -> bool {
-=======
-/// Whether the rank of `part` loads tensors of `role`. A tied head is the embedding, so then both
-/// ends of the pipeline hold it.
-pub fn holds(part: &RankPart, tied: bool, role: Role) -> bool {
->>>>>>> theirs
+pub fn rank_holds(part: &RankPart, tied: bool, role: Role) -> bool {
     match role {
         TensorRole::Embedding => part.embedding || (tied && part.head),
         TensorRole::Head => part.head,
@@ -51,19 +26,9 @@ impl TpShard {
     /// The whole matrix.
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
-<<<<<<< ours
     /// The shard of the rank of `part`.
     pub fn for_part(part: &RankPart) -> Self {
         Self { index: part.tensor_index as usize, count: part.tensor_size as usize }
-||||||| base
-    /// The slice of the rank of `part`.
-    pub fn of_part(part: &Part) -> Self {
-        Self { index: part.tensor_index as usize, of: part.tensor_size as usize }
-=======
-    /// The slice of the rank of `part`.
-    pub fn of_part(part: &RankPart) -> Self {
-        Self { index: part.tensor_index as usize, of: part.tensor_size as usize }
->>>>>>> theirs
     }
 }
 

@@ -298,42 +298,18 @@ impl Executor for Runtime {
     }
 }
 
-<<<<<<< ours
 /// The part of the model for `config.rank`, once the number of layers is known.
 fn rank_part(config: &RuntimeConfig, layers: u32) -> Result<RankPart, RuntimeError> {
-||||||| base
-/// The part of `config.rank`, once the number of layers is known.
-fn part_of(config: &RuntimeConfig, layers: u32) -> Result<Part, RuntimeError> {
-=======
-/// The part of `config.rank`, once the number of layers is known.
-fn part_of(config: &RuntimeConfig, layers: u32) -> Result<RankPart, RuntimeError> {
->>>>>>> theirs
     let split = config.layers_per_rank.clone().unwrap_or_else(|| vec![layers]);
     let partition = Partition::with_tensor(split, config.tensor_size, layers)?;
     partition.part(config.rank).ok_or(RuntimeError::Rank { rank: config.rank, size: partition.size() })
 }
 
-<<<<<<< ours
 /// Fingerprint of everything that changes the contents of the KV cache or selects a shard of it.
 fn cache_fingerprint(config: &RuntimeConfig, part: &RankPart) -> String {
-||||||| base
-/// Names all that changes a number of a cache, or which of them are here.
-fn identity_of(config: &RuntimeConfig, part: &Part) -> String {
-=======
-/// Names all that changes a number of a cache, or which of them are here.
-fn identity_of(config: &RuntimeConfig, part: &RankPart) -> String {
->>>>>>> theirs
     let RuntimeConfig { model_dir, dtype, kv_cache, .. } = config;
-<<<<<<< ours
     let RankPart { layers, tensor_index, tensor_size, .. } = part;
     let model = fingerprint::model_fingerprint(model_dir);
-||||||| base
-    let Part { layers, tensor_index, tensor_size, .. } = part;
-    let model = identity::of_model(model_dir);
-=======
-    let RankPart { layers, tensor_index, tensor_size, .. } = part;
-    let model = identity::of_model(model_dir);
->>>>>>> theirs
     let Range { start, end } = layers;
     format!("{model}-{start}-{end}-{tensor_index}of{tensor_size}-{dtype:?}-{kv_cache:?}")
 }

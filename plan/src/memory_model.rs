@@ -15,90 +15,18 @@ use std::fmt;
 use std::ops::Range;
 
 use russet_crds::{EngineOptions, KvCacheType};
-<<<<<<< ours
-use russet_model::kv_quantization::kv_group;
-use russet_model::partition::RankPart;
-use russet_wire::shape::ModelShape;
-||||||| base
-use russet_wire::kv::kv_group;
-use russet_wire::partition::Part;
-use russet_wire::shape::ModelShape;
-=======
 use russet_model::cost::{Load, Widths, activation_bytes, quantised_kv_bytes};
 use russet_model::partition::RankPart;
 use russet_model::shape::{ExpertGroup, LayerGroup, ModelShape};
 use russet_model::state::LayerState;
->>>>>>> theirs
 
 use crate::quantity::show;
 
-<<<<<<< ours
 /// Bytes that an engine takes before it loads a weight: its program, MLX, the tokenizer, gRPC buffers. An
 /// engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
 pub const ENGINE_BASE_BYTES: u64 = 192 << 20;
-/// Tokens of a prefill chunk (the engine's `PROMPT_STEP`); it bounds the activations.
-const PREFILL_TOKENS: u64 = 2048;
-// Simultaneously live values were measured on MLX's CPU backend, with models in which one of these widths
-// outweighs all others (docs/planner-memory.md). MLX allocates results about a layer ahead of the one it
-// computes, so all values of a layer count, and those of several layers do not.
-/// Hidden states: nine in and between the norms, which compute in 32 bits whatever the model's type, and one
-/// each received from and sent to another rank.
-const HIDDEN_STATES: u64 = 11;
-/// Values as wide as the MLP: gate, its sigmoid, up and their product.
-const MLP_STATES: u64 = 4;
-/// Values as wide as all query heads: projected, rotated, scaled, attended, joined, and the same in chunks.
-const QUERY_STATES: u64 = 7;
-/// Values as wide as all key heads: keys and values, projected and being appended to the cache.
-const KEY_STATES: u64 = 4;
-/// Most bytes of attention scores at once, the engine's bound of that name (engine/src/layers/sdpa.rs).
-/// A GPU writes none, but an estimate that is smaller for some nodes would have to know them.
-const MAX_SCORE_BYTES: u64 = 64 << 20;
-/// Tokens by which a cache grows (the engine's `STEP`): the last step may be almost empty.
-const CACHE_STEP: u64 = 256;
-/// Layers whose cache exists twice while that of one sequence grows and is copied: as far as MLX is ahead.
-const GROWING_LAYERS: u64 = 2;
-/// Bytes of the logits of one sequence per vocabulary entry: as computed, normalised and widened, and the
-/// temporaries of sampling (without banned words, sorted, indices, masses and sums, noise, and the filtered
-/// ones), four bytes each.
-const LOGIT_BYTES: u64 = 64;
 
 /// KV-cache capacity, resolved against the model.
-||||||| base
-/// Bytes an engine takes before it holds a weight: its program, MLX, the tokenizer, gRPC buffers.
-/// An engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
-pub const ENGINE_BASE: u64 = 192 << 20;
-/// Tokens of a prompt that are computed at once (the engine's `PROMPT_STEP`); it bounds the activations.
-const PREFILL_TOKENS: u64 = 2048;
-// What is alive at the same time was measured on MLX's CPU backend, with models in which one of these widths
-// outweighs all others (docs/planner-memory.md). MLX makes room for results about a layer ahead of the one it
-// computes, so everything a layer makes counts, and what several layers make does not.
-/// Hidden states: nine in and between the norms, which compute in 32 bits whatever the model's type, and
-/// one each that came from and goes to another rank.
-const HIDDEN_STATES: u64 = 11;
-/// Values as wide as the MLP: gate, its sigmoid, up and their product.
-const MLP_STATES: u64 = 4;
-/// Values as wide as all query heads: projected, rotated, scaled, attended, joined, and the same in pieces.
-const QUERY_STATES: u64 = 7;
-/// Values as wide as all key heads: keys and values, projected and on their way into the cache.
-const KEY_STATES: u64 = 4;
-/// Most bytes of attention scores at once, the engine's bound of that name (engine/src/layers/attend.rs).
-/// A GPU writes none, but an estimate that is smaller for some nodes would have to know them.
-const SCORES: u64 = 64 << 20;
-/// Positions by which a cache grows (the engine's `STEP`): the last of them may be all but empty.
-const CACHE_STEP: u64 = 256;
-/// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
-const GROWING_LAYERS: u64 = 2;
-/// Bytes of one word's logits of one sequence: as computed, normalised and widened, and what sampling makes of them
-/// (without banned words, sorted, their places, masses and sums, noise, and what is kept), four bytes each.
-const LOGIT_BYTES: u64 = 64;
-
-/// Room for conversations, resolved against the model.
-=======
-/// Bytes an engine takes before it holds a weight: its program, MLX, the tokenizer, gRPC buffers.
-/// An engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
-pub const ENGINE_BASE: u64 = 192 << 20;
-/// Room for conversations, resolved against the model.
->>>>>>> theirs
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServingCapacity {
     /// Maximum context length in tokens, at most the model's own limit.
@@ -183,79 +111,52 @@ impl fmt::Display for DraftOverhead {
 #[derive(Clone, Debug)]
 pub struct MemoryModel<'a> {
     shape: &'a ModelShape,
-<<<<<<< ours
     capacity: ServingCapacity,
-    /// `sums[i]` is the bytes of the first `i` layers.
-    cumulative_bytes: Vec<u64>,
+    /// `cumulative[i]` is the sum of the first `i` layers.
+    cumulative: Vec<LayerCosts>,
     draft: Option<DraftOverhead>,
-||||||| base
-    room: Room,
-    /// `sums[i]` is the bytes of the first `i` layers.
-    sums: Vec<u64>,
-    draft: Option<Addition>,
-=======
-    room: Room,
-    /// `sums[i]` is what the first `i` layers take.
-    sums: Vec<Sums>,
-    draft: Option<Addition>,
->>>>>>> theirs
 }
 
-<<<<<<< ours
-impl<'a> MemoryModel<'a> {
-||||||| base
-impl<'a> Fit<'a> {
-=======
-/// What some layers take on all ranks of a tensor group together, in bytes.
+/// Bytes of some layers, on all ranks of a tensor group together.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sums {
+struct LayerCosts {
     /// Weights.
     weights: u64,
     /// Weights that every rank holds.
     replicated: u64,
-    /// Weights that a token does not pass, of experts.
-    idle: u64,
-    /// What sequences keep.
+    /// Weights of experts that a token does not activate.
+    inactive: u64,
+    /// State of the sequences, such as keys and values.
     state: u64,
-    /// What of that every rank keeps.
+    /// State that every rank holds.
     replicated_state: u64,
 }
 
-impl<'a> Fit<'a> {
->>>>>>> theirs
+impl<'a> MemoryModel<'a> {
     /// Prepares `shape`; its `layer_bytes` must be one per layer, which validation ensures.
-<<<<<<< ours
     pub fn new(shape: &'a ModelShape, capacity: ServingCapacity) -> Self {
-        let mut cumulative_bytes = vec![0_u64];
-        for bytes in &shape.layer_bytes {
-            cumulative_bytes.push(cumulative_bytes.last().copied().unwrap_or(0).saturating_add(*bytes));
-||||||| base
-    pub fn new(shape: &'a ModelShape, room: Room) -> Self {
-        let mut sums = vec![0_u64];
-        for bytes in &shape.layer_bytes {
-            sums.push(sums.last().copied().unwrap_or(0).saturating_add(*bytes));
-=======
-    pub fn new(shape: &'a ModelShape, room: Room) -> Self {
-        let mut sums = vec![Sums::default()];
-        let mut last = Sums::default();
+        let mut cumulative = vec![LayerCosts::default()];
+        let mut last = LayerCosts::default();
         for LayerGroup { count, weight_bytes, replicated_bytes, state, experts } in shape.groups() {
-            let per_token_bytes = cached_bytes(shape, &room, state.per_token_bytes, state.replicated);
-            let kept = LayerState { per_token_bytes, ..state };
-            let kept = kept.bytes(room.tokens(), u64::from(room.max_sequences), 1);
-            let idle = experts.map_or(0, |ExpertGroup { count, used, weight_bytes }| {
+            let per_token_bytes = cached_bytes(shape, &capacity, state.per_token_bytes, state.replicated);
+            let state_bytes = LayerState { per_token_bytes, ..state }.bytes(
+                capacity.reserved_tokens(),
+                u64::from(capacity.max_sequences),
+                1,
+            );
+            let inactive = experts.map_or(0, |ExpertGroup { count, used, weight_bytes }| {
                 weight_bytes / u64::from(count.max(1)) * u64::from(count.saturating_sub(used))
             });
             for _ in 0..count {
                 last.weights = last.weights.saturating_add(weight_bytes);
                 last.replicated = last.replicated.saturating_add(replicated_bytes.min(weight_bytes));
-                last.idle = last.idle.saturating_add(idle.min(weight_bytes));
-                let kind = if state.replicated { &mut last.replicated_state } else { &mut last.state };
-                *kind = kind.saturating_add(kept);
-                sums.push(last);
+                last.inactive = last.inactive.saturating_add(inactive.min(weight_bytes));
+                let sum = if state.replicated { &mut last.replicated_state } else { &mut last.state };
+                *sum = sum.saturating_add(state_bytes);
+                cumulative.push(last);
             }
->>>>>>> theirs
         }
-        Self { shape, capacity, cumulative_bytes, draft: None }
+        Self { shape, capacity, cumulative, draft: None }
     }
 
     /// The same with a draft model, which rank 0 holds too.
@@ -280,7 +181,7 @@ impl<'a> Fit<'a> {
 
     /// Layers of the model.
     pub fn layers(&self) -> u32 {
-        self.cumulative_bytes.len() as u32 - 1
+        self.cumulative.len() as u32 - 1
     }
 
     /// The capacity this was prepared for.
@@ -298,19 +199,9 @@ impl<'a> Fit<'a> {
         self.sharded_estimate(layers, embedding, head, 1)
     }
 
-<<<<<<< ours
     /// Memory of `part`.
     pub fn rank_estimate(&self, part: &RankPart) -> MemoryEstimate {
         let RankPart {
-||||||| base
-    /// What `part` takes.
-    pub fn part(&self, part: &Part) -> Need {
-        let Part {
-=======
-    /// What `part` takes.
-    pub fn part(&self, part: &RankPart) -> Need {
-        let RankPart {
->>>>>>> theirs
             rank: _,
             size: _,
             stage: _,
@@ -334,7 +225,7 @@ impl<'a> Fit<'a> {
     ) -> MemoryEstimate {
         let count = u64::from(layers.end.saturating_sub(layers.start));
         let size = u64::from(size.max(1));
-        let own = self.of_layers(layers);
+        let own = self.layer_costs(layers);
         let mut weights = share_of(own.weights, own.replicated, size);
         if embedding || (head && self.shape.tied) {
             weights = weights.saturating_add(self.shape.embedding_bytes);
@@ -342,17 +233,7 @@ impl<'a> Fit<'a> {
         if head {
             weights = weights.saturating_add(self.shape.head_bytes);
         }
-<<<<<<< ours
-        let kv = self
-            .kv_bytes_per_token()
-            .saturating_mul(count)
-            .saturating_mul(self.capacity.reserved_tokens())
-            .div_ceil(size);
-||||||| base
-        let kv = self.kept_bytes().saturating_mul(count).saturating_mul(self.room.tokens()).div_ceil(size);
-=======
         let kv = own.replicated_state.saturating_add(own.state.div_ceil(size));
->>>>>>> theirs
         // The rank that has the head is rank 0.
         let draft = self.draft.as_ref().filter(|_| head).map(|draft| draft.estimate).unwrap_or_default();
         let need = MemoryEstimate {
@@ -370,26 +251,12 @@ impl<'a> Fit<'a> {
         u64::try_from(both * u128::from(self.capacity.headroom_percent) / 100).unwrap_or(u64::MAX)
     }
 
-<<<<<<< ours
     /// Bytes that one of `size` ranks sharing these layers reads per token: the cost of a pipeline stage. The
     /// embedding is a look-up and costs nothing; the head is a product with the whole vocabulary.
     pub fn bytes_read_per_token(&self, layers: Range<u32>, head: bool, size: u32) -> u64 {
-        let mut bytes = self.shared_bytes(layers, u64::from(size.max(1)));
-||||||| base
-    /// Bytes one of `size` ranks that share these layers reads for every token: what a stage of a
-    /// pipeline is slow by. The embedding is a look-up and costs nothing; the head is a product with
-    /// the whole vocabulary.
-    pub fn work(&self, layers: Range<u32>, head: bool, size: u32) -> u64 {
-        let mut bytes = self.shared_bytes(layers, u64::from(size.max(1)));
-=======
-    /// Bytes one of `size` ranks that share these layers reads for every token: what a stage of a
-    /// pipeline is slow by. The embedding is a look-up and costs nothing; the head is a product with
-    /// the whole vocabulary.
-    pub fn work(&self, layers: Range<u32>, head: bool, size: u32) -> u64 {
-        let own = self.of_layers(layers);
-        let used = own.weights.saturating_sub(own.idle);
-        let mut bytes = share_of(used, own.replicated, u64::from(size.max(1)));
->>>>>>> theirs
+        let own = self.layer_costs(layers);
+        let active = own.weights.saturating_sub(own.inactive);
+        let mut bytes = share_of(active, own.replicated, u64::from(size.max(1)));
         if head {
             bytes = bytes.saturating_add(self.shape.head_bytes);
             if self.shape.tied {
@@ -399,83 +266,23 @@ impl<'a> Fit<'a> {
         bytes
     }
 
-<<<<<<< ours
-    /// KV-cache bytes of one token in one layer, in the requested format.
+    /// KV-cache bytes of one token in one layer, in the requested format; the largest of all layers.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        let computed = self.shape.kv_bytes_per_token_per_layer;
-        let bits = match self.capacity.engine.kv_cache {
-            KvCacheType::AsComputed | KvCacheType::Unknown => return computed,
-            KvCacheType::Int8 => 8,
-            KvCacheType::Int4 => 4,
-        };
-        // Validation rejects other head dimensions.
-        let Some(group) = kv_group(self.shape.head_dim) else { return computed };
-        let [heads, head_dim] = [self.shape.key_value_heads, self.shape.head_dim].map(u64::from);
-        let numbers = heads.saturating_mul(head_dim).saturating_mul(2);
-        let scale_and_bias = computed.checked_div(numbers).unwrap_or(4).saturating_mul(2);
-        let groups = (numbers / u64::from(group)).saturating_mul(scale_and_bias);
-        numbers.saturating_mul(bits).div_ceil(8).saturating_add(groups)
+        cached_bytes(self.shape, &self.capacity, self.shape.kv_bytes_per_token_per_layer, false)
     }
 
-    fn layer_bytes(&self, layers: Range<u32>) -> u64 {
+    fn layer_costs(&self, layers: Range<u32>) -> LayerCosts {
         let at = |index: u32| {
-            self.cumulative_bytes.get(index as usize).or(self.cumulative_bytes.last()).copied().unwrap_or(0)
+            self.cumulative.get(index as usize).or(self.cumulative.last()).copied().unwrap_or_default()
         };
-        at(layers.end).saturating_sub(at(layers.start))
-||||||| base
-    /// Bytes that one layer keeps of one token, in the form that is asked for.
-    pub fn kept_bytes(&self) -> u64 {
-        let computed = self.shape.kv_bytes_per_token_per_layer;
-        let bits = match self.room.engine.kv_cache {
-            KvCacheType::AsComputed | KvCacheType::Unknown => return computed,
-            KvCacheType::Int8 => 8,
-            KvCacheType::Int4 => 4,
-        };
-        // Validation lets no other heads pass.
-        let Some(group) = kv_group(self.shape.head_dim) else { return computed };
-        let [heads, head_dim] = [self.shape.key_value_heads, self.shape.head_dim].map(u64::from);
-        let numbers = heads.saturating_mul(head_dim).saturating_mul(2);
-        let scale_and_bias = computed.checked_div(numbers).unwrap_or(4).saturating_mul(2);
-        let groups = (numbers / u64::from(group)).saturating_mul(scale_and_bias);
-        numbers.saturating_mul(bits).div_ceil(8).saturating_add(groups)
-    }
-
-    fn layer_bytes(&self, layers: Range<u32>) -> u64 {
-        let at = |index: u32| self.sums.get(index as usize).or(self.sums.last()).copied().unwrap_or(0);
-        at(layers.end).saturating_sub(at(layers.start))
-=======
-    /// Bytes that one layer keeps of one token, in the form that is asked for; the most of any layer.
-    pub fn kept_bytes(&self) -> u64 {
-        cached_bytes(self.shape, &self.room, self.shape.kv_bytes_per_token_per_layer, false)
->>>>>>> theirs
-    }
-
-<<<<<<< ours
-    /// Bytes that one of `size` ranks holds of these layers: norms whole, the rest in equal parts.
-    fn shared_bytes(&self, layers: Range<u32>, size: u64) -> u64 {
-        let count = u64::from(layers.end.saturating_sub(layers.start));
-        let all = self.layer_bytes(layers);
-        let whole = self.shape.whole_layer_bytes.saturating_mul(count).min(all);
-        whole.saturating_add((all - whole).div_ceil(size))
-||||||| base
-    /// What one of `size` ranks holds of these layers: norms whole, the rest in equal parts.
-    fn shared_bytes(&self, layers: Range<u32>, size: u64) -> u64 {
-        let count = u64::from(layers.end.saturating_sub(layers.start));
-        let all = self.layer_bytes(layers);
-        let whole = self.shape.whole_layer_bytes.saturating_mul(count).min(all);
-        whole.saturating_add((all - whole).div_ceil(size))
-=======
-    fn of_layers(&self, layers: Range<u32>) -> Sums {
-        let at = |index: u32| self.sums.get(index as usize).or(self.sums.last()).copied().unwrap_or_default();
         let (from, to) = (at(layers.start), at(layers.end));
-        Sums {
+        LayerCosts {
             weights: to.weights.saturating_sub(from.weights),
             replicated: to.replicated.saturating_sub(from.replicated),
-            idle: to.idle.saturating_sub(from.idle),
+            inactive: to.inactive.saturating_sub(from.inactive),
             state: to.state.saturating_sub(from.state),
             replicated_state: to.replicated_state.saturating_sub(from.replicated_state),
         }
->>>>>>> theirs
     }
 
     /// The engine itself and its temporaries, on one of `size` ranks that share `count` layers.
@@ -484,25 +291,12 @@ impl<'a> Fit<'a> {
             *self.shape;
         let [hidden, heads, kv_heads, head_dim] =
             [hidden_size, attention_heads, key_value_heads, head_dim].map(u64::from);
-<<<<<<< ours
-        let (queries, keys) = (heads.saturating_mul(head_dim), kv_heads.saturating_mul(head_dim));
-        // Headers read by an older release lack it; a Llama's is 3.5 times as wide as the state.
-        let mlp = match self.shape.intermediate_size {
-            0 => hidden.saturating_mul(4),
-            width => u64::from(width),
-||||||| base
-        let (queries, keys) = (heads.saturating_mul(head_dim), kv_heads.saturating_mul(head_dim));
-        // Headers that an older release read do not tell; a Llama's is 3.5 times as wide as the state.
-        let mlp = match self.shape.intermediate_size {
-            0 => hidden.saturating_mul(4),
-            width => u64::from(width),
-=======
         let widths = Widths {
             hidden,
             heads,
             queries: heads.saturating_mul(head_dim),
             keys: kv_heads.saturating_mul(head_dim),
-            // Headers that an older release read do not tell; a Llama's is 3.5 times as wide as the state.
+            // Headers read by an older release lack it; a Llama's is 3.5 times as wide as the state.
             mlp: match self.shape.intermediate_size {
                 0 => hidden.saturating_mul(4),
                 width => u64::from(width),
@@ -511,82 +305,15 @@ impl<'a> Fit<'a> {
             value_bytes: self.shape.value_bytes(),
         };
         let load = Load {
-            context: u64::from(self.room.context_tokens),
-            sequences: u64::from(self.room.max_sequences),
-            tokens: self.room.tokens(),
+            context: u64::from(self.capacity.context_tokens),
+            sequences: u64::from(self.capacity.max_sequences),
+            tokens: self.capacity.reserved_tokens(),
             layers: count,
             head,
             tensor_size: size,
-            cached_bytes: self.kept_bytes(),
->>>>>>> theirs
+            cached_bytes: self.kv_bytes_per_token(),
         };
-<<<<<<< ours
-        // Bytes of a value as the model computes it.
-        let value = self.shape.kv_bytes_per_token_per_layer.checked_div(keys.saturating_mul(2)).unwrap_or(4);
-        let kept = self.kv_bytes_per_token();
-        let context = u64::from(self.capacity.context_tokens);
-        let sequences = u64::from(self.capacity.max_sequences);
-        let tokens = context.min(PREFILL_TOKENS);
-
-        let shared = [(mlp, MLP_STATES), (queries, QUERY_STATES), (keys, KEY_STATES)]
-            .map(|(width, states)| width.saturating_mul(states).saturating_mul(value))
-            .into_iter()
-            .fold(0, u64::saturating_add);
-        let states = hidden
-            .saturating_mul(HIDDEN_STATES * 4)
-            .saturating_add(shared.div_ceil(size))
-            .saturating_mul(tokens);
-        // One position attends to the whole context, whatever the bound.
-        let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value);
-        let scores = row.saturating_mul(tokens).min(MAX_SCORE_BYTES.max(row));
-        // Number of sequences that can be at full length at the same time. If that is fewer than all, the
-        // last step of another may reach beyond the capacity.
-        let room = self.capacity.reserved_tokens();
-        let full = room.checked_div(context).unwrap_or(0);
-        let last = if full < sequences { CACHE_STEP - 1 } else { 0 };
-        let unused =
-            (context.next_multiple_of(CACHE_STEP) - context).saturating_mul(full).saturating_add(last);
-        let unused = unused.saturating_mul(count);
-        let growing = context.saturating_mul(count.min(GROWING_LAYERS));
-        let caches = kept.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
-        let words = u64::from(vocabulary).saturating_mul(sequences);
-        let logits = if head { words.saturating_mul(LOGIT_BYTES) } else { 0 };
-        [states, scores, caches, logits].into_iter().fold(ENGINE_BASE_BYTES, u64::saturating_add)
-||||||| base
-        // Bytes of a value as the model computes it.
-        let value = self.shape.kv_bytes_per_token_per_layer.checked_div(keys.saturating_mul(2)).unwrap_or(4);
-        let kept = self.kept_bytes();
-        let context = u64::from(self.room.context_tokens);
-        let sequences = u64::from(self.room.max_sequences);
-        let tokens = context.min(PREFILL_TOKENS);
-
-        let shared = [(mlp, MLP_STATES), (queries, QUERY_STATES), (keys, KEY_STATES)]
-            .map(|(width, states)| width.saturating_mul(states).saturating_mul(value))
-            .into_iter()
-            .fold(0, u64::saturating_add);
-        let states = hidden
-            .saturating_mul(HIDDEN_STATES * 4)
-            .saturating_add(shared.div_ceil(size))
-            .saturating_mul(tokens);
-        // One position attends to the whole context, whatever the bound.
-        let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value);
-        let scores = row.saturating_mul(tokens).min(SCORES.max(row));
-        // So many can be as long as they may be at the same time; where that is fewer than all, another one's last step
-        // may reach beyond the room.
-        let room = self.room.tokens();
-        let full = room.checked_div(context).unwrap_or(0);
-        let last = if full < sequences { CACHE_STEP - 1 } else { 0 };
-        let unused =
-            (context.next_multiple_of(CACHE_STEP) - context).saturating_mul(full).saturating_add(last);
-        let unused = unused.saturating_mul(count);
-        let growing = context.saturating_mul(count.min(GROWING_LAYERS));
-        let caches = kept.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
-        let words = u64::from(vocabulary).saturating_mul(sequences);
-        let logits = if head { words.saturating_mul(LOGIT_BYTES) } else { 0 };
-        [states, scores, caches, logits].into_iter().fold(ENGINE_BASE, u64::saturating_add)
-=======
-        ENGINE_BASE.saturating_add(activation_bytes(&widths, &load))
->>>>>>> theirs
+        ENGINE_BASE_BYTES.saturating_add(activation_bytes(&widths, &load))
     }
 }
 
@@ -597,8 +324,8 @@ fn share_of(all: u64, replicated: u64, size: u64) -> u64 {
 }
 
 /// Bytes of a token in a cache in the form that is asked for, which take `computed` as the model computes them.
-fn cached_bytes(shape: &ModelShape, room: &Room, computed: u64, is_latent: bool) -> u64 {
-    let bits = match room.engine.kv_cache {
+fn cached_bytes(shape: &ModelShape, capacity: &ServingCapacity, computed: u64, is_latent: bool) -> u64 {
+    let bits = match capacity.engine.kv_cache {
         _ if is_latent => return computed,
         KvCacheType::AsComputed | KvCacheType::Unknown => return computed,
         KvCacheType::Int8 => 8,
@@ -671,16 +398,8 @@ mod tests {
             (true, false, 2, 40 + 480 + 1000, 120),
             (false, false, 4, 40 + 240, 60),
         ] {
-<<<<<<< ours
-            let shape = ModelShape { whole_layer_bytes: 10, ..shape(false) };
-            let need = MemoryModel::new(&shape, room).sharded_estimate(0..4, embedding, head, size);
-||||||| base
-            let shape = ModelShape { whole_layer_bytes: 10, ..shape(false) };
-            let need = Fit::new(&shape, room).share(0..4, embedding, head, size);
-=======
             let shape = ModelShape { replicated_layer_bytes: 10, ..shape(false) };
-            let need = Fit::new(&shape, room).share(0..4, embedding, head, size);
->>>>>>> theirs
+            let need = MemoryModel::new(&shape, room).sharded_estimate(0..4, embedding, head, size);
             assert_eq!((need.weights, need.kv), (weights, kv), "{size} ranks");
         }
     }

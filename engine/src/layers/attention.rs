@@ -22,46 +22,6 @@ use crate::{
     weights::{Weights, WeightsError},
 };
 
-<<<<<<< ours
-/// Sizes of one attention layer.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionShape {
-    /// Width of the hidden state.
-    pub width: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key/value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Width of one head.
-    pub head_dim: usize,
-    /// Whether the projections have biases.
-    pub bias: bool,
-    /// Epsilon of the per-head norms of queries and keys before rotation; `None` where the architecture has
-    /// none.
-    pub head_norm: Option<f32>,
-}
-
-||||||| base
-/// Sizes of one attention layer.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionShape {
-    /// Width of the hidden state.
-    pub width: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key/value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Width of one head.
-    pub head_dim: usize,
-    /// Whether the projections have biases.
-    pub bias: bool,
-    /// Epsilon of the norms that each head of queries and keys passes before it is rotated; `None`
-    /// where there are none.
-    pub head_norm: Option<f32>,
-}
-
-=======
->>>>>>> theirs
 /// One attention layer.
 #[derive(Debug)]
 pub struct Attention {
@@ -130,16 +90,8 @@ impl Attention {
         };
         let queries = split(self.query.forward(x)?, self.heads, self.query_norm.as_ref())?;
         let keys = split(self.key.forward(x)?, self.kv_heads, self.key_norm.as_ref())?;
-<<<<<<< ours
-        let values = split(self.value.forward(x)?, self.kv_heads, None)?;
-        let PackedBatch { decode_rows: singles, prefill_rows: longer, positions: places } = batch;
-||||||| base
-        let values = split(self.value.forward(x)?, self.kv_heads, None)?;
-        let Batch { singles, longer, places } = batch;
-=======
         let values = self.value.forward(x)?.reshape(&[1, positions, self.kv_heads, self.value_dim])?;
-        let Batch { singles, longer, places } = batch;
->>>>>>> theirs
+        let PackedBatch { decode_rows: singles, prefill_rows: longer, positions: places } = batch;
         let projected = match places {
             Some(places) => QkvProjection {
                 queries: rotate_each(&queries, rope, places)?,
@@ -177,28 +129,14 @@ impl Attention {
         scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
         let rows = queries.dim(1);
-<<<<<<< ours
         // One operation for all rows: with many sequences, launching operations costs more than computing
         // them.
-        let each = |all: &Array| all.reshape(&[rows, all.dim(2), 1, self.head_dim])?.split_equal(rows, 0);
-||||||| base
-        // One operation for all of them: with many sequences, operations cost more than what they compute.
-        let each = |all: &Array| all.reshape(&[rows, all.dim(2), 1, self.head_dim])?.split_equal(rows, 0);
-=======
-        // One operation for all of them: with many sequences, operations cost more than what they compute.
         let each = |all: &Array| all.reshape(&[rows, all.dim(2), 1, all.dim(3)])?.split_equal(rows, 0);
->>>>>>> theirs
         let each = each(queries)?.into_iter().zip(each(keys)?).zip(each(values)?);
         let mut attended = Vec::with_capacity(rows as usize);
         for (((queries, keys), values), cache) in each.zip(caches) {
             let held = cache.append(&keys, &values)?;
-<<<<<<< ours
-            attended.push(chunked_sdpa(&queries, &held, self.scale(), scores)?);
-||||||| base
-            attended.push(attend(&queries, &held, self.scale(), scores)?);
-=======
-            attended.push(attend(&queries, &held, self.scale, scores)?);
->>>>>>> theirs
+            attended.push(chunked_sdpa(&queries, &held, self.scale, scores)?);
         }
         concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.value_dim])
     }
@@ -219,24 +157,8 @@ impl Attention {
             rope.map_or(Ok(all.clone()), |rope| rope.forward(&all, offset))
         };
         let held = cache.append(&rotated(keys)?, &by_head(values)?)?;
-<<<<<<< ours
-        let attended = chunked_sdpa(&rotated(queries)?, &held, self.scale(), scores)?;
-        by_head(&attended)?.reshape(&[1, length, self.heads * self.head_dim])
-    }
-
-    fn scale(&self) -> f32 {
-        (self.head_dim as f32).powf(-0.5)
-||||||| base
-        let attended = attend(&rotated(queries)?, &held, self.scale(), scores)?;
-        by_head(&attended)?.reshape(&[1, length, self.heads * self.head_dim])
-    }
-
-    fn scale(&self) -> f32 {
-        (self.head_dim as f32).powf(-0.5)
-=======
-        let attended = attend(&rotated(queries)?, &held, self.scale, scores)?;
+        let attended = chunked_sdpa(&rotated(queries)?, &held, self.scale, scores)?;
         by_head(&attended)?.reshape(&[1, length, self.heads * self.value_dim])
->>>>>>> theirs
     }
 }
 

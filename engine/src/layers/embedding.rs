@@ -11,26 +11,8 @@ pub struct Embedding(Weight);
 
 impl Embedding {
     /// Loads `path.weight`.
-<<<<<<< ours
-    pub fn load(
-        weights: &mut Weights<'_>,
-        path: &str,
-        vocabulary: usize,
-        width: usize,
-    ) -> Result<Self, WeightsError> {
-        Ok(Self(weights.weight(path, vocabulary, width)?))
-||||||| base
-    pub fn load(
-        weights: &mut Weights<'_>,
-        path: &str,
-        vocabulary: usize,
-        width: usize,
-    ) -> Result<Self, WeightsError> {
-        Ok(Self(weights.matrix(path, vocabulary, width)?))
-=======
     pub fn load(weights: &mut Weights<'_>, path: &str) -> Result<Self, WeightsError> {
-        Ok(Self(weights.matrix(path)?))
->>>>>>> theirs
+        Ok(Self(weights.weight(path)?))
     }
 
     /// The rows of `tokens`.

@@ -63,40 +63,12 @@ pub struct Linear {
 }
 
 impl Linear {
-<<<<<<< ours
-    /// Loads `path.weight` (and `path.bias` if the configuration has one): this rank's shard of a matrix of
-    /// these sizes.
-    pub fn load(
-        weights: &mut Weights<'_>,
-        path: &str,
-        inputs: usize,
-        outputs: usize,
-        bias: bool,
-    ) -> Result<Self, WeightsError> {
-        let matrix = weights.weight(path, outputs, inputs)?;
-        let bias = if bias { Some(weights.tensor(&format!("{path}.bias"), &[outputs])?) } else { None };
-        Ok(Self { weight: matrix, bias })
-||||||| base
-    /// Loads `path.weight` (and `path.bias` when the configuration says so): this rank's slice of the
-    /// matrix of these sizes.
-    pub fn load(
-        weights: &mut Weights<'_>,
-        path: &str,
-        inputs: usize,
-        outputs: usize,
-        bias: bool,
-    ) -> Result<Self, WeightsError> {
-        let matrix = weights.matrix(path, outputs, inputs)?;
-        let bias = if bias { Some(weights.tensor(&format!("{path}.bias"), &[outputs])?) } else { None };
-        Ok(Self { matrix, bias })
-=======
-    /// Loads `path.weight`, and `path.bias` where the model calls for it: this rank's slices.
+    /// Loads `path.weight`, and `path.bias` where the model has one: this rank's shards.
     pub fn load(weights: &mut Weights<'_>, path: &str) -> Result<Self, WeightsError> {
-        let matrix = weights.matrix(path)?;
+        let weight = weights.weight(path)?;
         let bias = format!("{path}.bias");
-        let bias = if weights.calls_for(&bias) { Some(weights.tensor(&bias)?) } else { None };
-        Ok(Self { matrix, bias })
->>>>>>> theirs
+        let bias = if weights.has(&bias) { Some(weights.tensor(&bias)?) } else { None };
+        Ok(Self { weight, bias })
     }
 
     /// The layer's output for `x`.

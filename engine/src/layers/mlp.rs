@@ -25,22 +25,10 @@ impl GatedMlp {
     /// Loads `gate_proj`, `up_proj` and `down_proj` under `path`.
     pub fn load(weights: &mut Weights<'_>, path: &str) -> Result<Self, WeightsError> {
         Ok(Self {
-<<<<<<< ours
-            gate: Linear::load(weights, &format!("{path}.gate_proj"), width, inner, bias)?,
-            up: Linear::load(weights, &format!("{path}.up_proj"), width, inner, bias)?,
-            down: Linear::load(weights, &format!("{path}.down_proj"), inner, width, bias)?,
-            gated: GatedActivation::default(),
-||||||| base
-            gate: Linear::load(weights, &format!("{path}.gate_proj"), width, inner, bias)?,
-            up: Linear::load(weights, &format!("{path}.up_proj"), width, inner, bias)?,
-            down: Linear::load(weights, &format!("{path}.down_proj"), inner, width, bias)?,
-            gated: Gated::default(),
-=======
             gate: Linear::load(weights, &format!("{path}.gate_proj"))?,
             up: Linear::load(weights, &format!("{path}.up_proj"))?,
             down: Linear::load(weights, &format!("{path}.down_proj"))?,
-            gated: Gated::default(),
->>>>>>> theirs
+            gated: GatedActivation::default(),
         })
     }
 

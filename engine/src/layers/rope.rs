@@ -4,67 +4,9 @@ use mlx_rs::{Array, error::Exception, fast};
 use russet_model::description::{self, RopeScaling};
 use thiserror::Error;
 
-<<<<<<< ours
-/// `rope_scaling` of config.json; the kind is called `type` in older files.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct RopeScaling {
-    rope_type: Option<String>,
-    r#type: Option<String>,
-    factor: Option<f32>,
-    low_freq_factor: Option<f32>,
-    high_freq_factor: Option<f32>,
-    original_max_position_embeddings: Option<f32>,
-}
-
 /// Why a rotary embedding cannot be built.
-||||||| base
-/// `rope_scaling` of config.json; the kind is called `type` in older files.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct RopeScaling {
-    rope_type: Option<String>,
-    r#type: Option<String>,
-    factor: Option<f32>,
-    low_freq_factor: Option<f32>,
-    high_freq_factor: Option<f32>,
-    original_max_position_embeddings: Option<f32>,
-}
-
-/// A rotary embedding that cannot be built.
-=======
-/// A rotary embedding that cannot be built.
->>>>>>> theirs
 #[derive(Debug, Error)]
 pub enum RopeError {
-<<<<<<< ours
-    /// A scaling type that this engine does not support.
-    #[error("rope scaling \"{0}\" is not supported; supported are default, linear and llama3")]
-    Unsupported(String),
-    /// A missing or invalid number.
-    #[error("rope scaling \"{kind}\" has {field} = {value:?}; a positive number is needed")]
-    Number {
-        /// The scaling type.
-        kind: String,
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: Option<f32>,
-    },
-||||||| base
-    /// A scaling this engine does not know.
-    #[error("rope scaling \"{0}\" is not supported; supported are default, linear and llama3")]
-    Unsupported(String),
-    /// A number is missing or makes no sense.
-    #[error("rope scaling \"{kind}\" has {field} = {value:?}; a positive number is needed")]
-    Number {
-        /// The kind of scaling.
-        kind: String,
-        /// The field.
-        field: &'static str,
-        /// What it holds.
-        value: Option<f32>,
-    },
-=======
->>>>>>> theirs
     /// MLX failed.
     #[error(transparent)]
     Mlx(#[from] Exception),
@@ -87,45 +29,6 @@ enum Frequencies {
 }
 
 impl Rope {
-<<<<<<< ours
-    /// For heads of size `width`.
-    pub fn new(
-        width: usize,
-        base: f32,
-        traditional: bool,
-        scaling: Option<&RopeScaling>,
-    ) -> Result<Self, RopeError> {
-        let kind = scaling
-            .and_then(|scaling| scaling.r#type.as_deref().or(scaling.rope_type.as_deref()))
-            .unwrap_or("default");
-        let positive = |field, value: Option<f32>| match value {
-            Some(number) if number > 0.0 && number.is_finite() => Ok(number),
-            value => Err(RopeError::Number { kind: kind.to_owned(), field, value }),
-        };
-        let frequencies = match (kind, scaling) {
-            ("default", _) => Frequencies::Base { base, scale: 1.0 },
-            ("linear", Some(scaling)) => {
-                Frequencies::Base { base, scale: 1.0 / positive("factor", scaling.factor)? }
-||||||| base
-    /// For heads `width` wide.
-    pub fn new(
-        width: usize,
-        base: f32,
-        traditional: bool,
-        scaling: Option<&RopeScaling>,
-    ) -> Result<Self, RopeError> {
-        let kind = scaling
-            .and_then(|scaling| scaling.r#type.as_deref().or(scaling.rope_type.as_deref()))
-            .unwrap_or("default");
-        let positive = |field, value: Option<f32>| match value {
-            Some(number) if number > 0.0 && number.is_finite() => Ok(number),
-            value => Err(RopeError::Number { kind: kind.to_owned(), field, value }),
-        };
-        let frequencies = match (kind, scaling) {
-            ("default", _) => Frequencies::Base { base, scale: 1.0 },
-            ("linear", Some(scaling)) => {
-                Frequencies::Base { base, scale: 1.0 / positive("factor", scaling.factor)? }
-=======
     /// As described.
     pub fn new(description: &description::Rope) -> Result<Self, RopeError> {
         let description::Rope { width, base, traditional, scaling } = *description;
@@ -133,39 +36,8 @@ impl Rope {
             RopeScaling::None => Frequencies::Base { base, scale: 1.0 },
             RopeScaling::Linear { factor } => Frequencies::Base { base, scale: 1.0 / factor },
             RopeScaling::Llama3 { factor, low, high, original } => {
-                Frequencies::Table(Llama3 { factor, low, high, original }.table(width as usize, base)?)
->>>>>>> theirs
+                Frequencies::Table(Llama3Scaling { factor, low, high, original }.table(width as usize, base)?)
             }
-<<<<<<< ours
-            ("llama3", Some(scaling)) => {
-                let llama3 = Llama3Scaling {
-                    factor: positive("factor", scaling.factor)?,
-                    low: positive("low_freq_factor", scaling.low_freq_factor.or(Some(1.0)))?,
-                    high: positive("high_freq_factor", scaling.high_freq_factor.or(Some(4.0)))?,
-                    original: positive(
-                        "original_max_position_embeddings",
-                        scaling.original_max_position_embeddings.or(Some(8192.0)),
-                    )?,
-                };
-                Frequencies::Table(llama3.table(width, base)?)
-            }
-            (other, _) => return Err(RopeError::Unsupported(other.to_owned())),
-||||||| base
-            ("llama3", Some(scaling)) => {
-                let llama3 = Llama3 {
-                    factor: positive("factor", scaling.factor)?,
-                    low: positive("low_freq_factor", scaling.low_freq_factor.or(Some(1.0)))?,
-                    high: positive("high_freq_factor", scaling.high_freq_factor.or(Some(4.0)))?,
-                    original: positive(
-                        "original_max_position_embeddings",
-                        scaling.original_max_position_embeddings.or(Some(8192.0)),
-                    )?,
-                };
-                Frequencies::Table(llama3.table(width, base)?)
-            }
-            (other, _) => return Err(RopeError::Unsupported(other.to_owned())),
-=======
->>>>>>> theirs
         };
         Ok(Self { width: width as i32, traditional, frequencies })
     }
@@ -240,16 +112,8 @@ mod tests {
     }
 
     #[test]
-<<<<<<< ours
     fn rope_per_position_equals_batched_rope_bit_by_bit() {
-        let llama3 = r#"{"rope_type":"llama3","factor":8,"original_max_position_embeddings":64}"#;
-||||||| base
-    fn positions_are_rotated_by_themselves_as_together_to_the_last_bit() {
-        let llama3 = r#"{"rope_type":"llama3","factor":8,"original_max_position_embeddings":64}"#;
-=======
-    fn positions_are_rotated_by_themselves_as_together_to_the_last_bit() {
         let llama3 = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
->>>>>>> theirs
         let (heads, positions, width, offset) = (3, 70, 64, 251);
         let numbers: Vec<f32> =
             (0..heads * positions * width).map(|place| (place as f32 * 0.37).sin()).collect();

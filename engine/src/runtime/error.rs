@@ -1,49 +1,24 @@
 //! Runtime errors of a rank.
 
-<<<<<<< ours
-use russet_model::partition::PartitionError;
-||||||| base
-use russet_wire::partition::PartitionError;
-=======
 use russet_model::{kv_quantization::KV_GROUPS, partition::PartitionError};
->>>>>>> theirs
 use thiserror::Error;
 
 use crate::{
-<<<<<<< ours
-    executor::{Addresses, ExecutorError},
-    models::{ConfigError, ModelError},
-||||||| base
-    compute::{Addresses, ComputeError},
-    models::{ConfigError, ModelError},
-=======
-    compute::{Addresses, ComputeError},
     decoder::DecoderError,
->>>>>>> theirs
+    executor::{Addresses, ExecutorError},
     weights::WeightsError,
 };
 
 /// A runtime error of a rank.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
-<<<<<<< ours
-    /// Invalid model configuration.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// Invalid split over ranks.
-||||||| base
-    /// The configuration of the model.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The split over ranks.
-=======
-    /// A number of ranks that cannot share the layers.
-    #[error("the model's layers cannot be shared by {size} ranks: {why}; use a tensor size of {sizes:?}")]
+    /// A tensor size that the layers are not divisible by.
+    #[error("the model's layers cannot be shared by {size} ranks: {reason}; use a tensor size of {sizes:?}")]
     TensorSize {
         /// Ranks of a stage.
         size: u32,
         /// What is not divisible.
-        why: String,
+        reason: String,
         /// Sizes that are possible.
         sizes: Vec<u32>,
     },
@@ -56,8 +31,7 @@ pub enum RuntimeError {
         /// Width of a head.
         head_dim: u32,
     },
-    /// The split over ranks.
->>>>>>> theirs
+    /// Invalid split over ranks.
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// A rank outside the group.
@@ -70,16 +44,8 @@ pub enum RuntimeError {
     },
     /// Loading the weights or building the model failed.
     #[error(transparent)]
-<<<<<<< ours
-    Model(#[from] ModelError),
-    /// Joining the group failed.
-||||||| base
-    Model(#[from] ModelError),
-    /// Joining the group.
-=======
     Model(#[from] DecoderError),
-    /// Joining the group.
->>>>>>> theirs
+    /// Joining the group failed.
     #[error("rank {rank} cannot join its group at {addresses:?}: {reason}; the group has to be formed again")]
     Join {
         /// The rank.

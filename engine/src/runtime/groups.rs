@@ -3,16 +3,8 @@
 
 use std::{ffi::OsStr, net::SocketAddr, time::Duration};
 
-<<<<<<< ours
 use russet_mlx::distributed::ProcessGroup;
 use russet_model::partition::RankPart;
-||||||| base
-use russet_mlx::distributed::Group;
-use russet_wire::partition::Part;
-=======
-use russet_mlx::distributed::Group;
-use russet_model::partition::RankPart;
->>>>>>> theirs
 
 use super::environment;
 use crate::{

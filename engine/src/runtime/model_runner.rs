@@ -14,8 +14,11 @@ use mlx_rs::{
     ops::{concatenate, indexing::TryIndexOp, logsumexp_axis},
     transforms::{async_eval, eval},
 };
-use russet_model::partition::RankPart;
-use russet_wire::shape::tensor_role;
+use russet_model::{
+    divisibility::{shard_units, tensor_sizes, why_indivisible},
+    partition::RankPart,
+    safetensors,
+};
 
 use super::{
     DetailedOutput, RuntimeConfig, RuntimeError, StepOutput, block_store::BlockStore, groups,
@@ -23,14 +26,14 @@ use super::{
 };
 use crate::{
     cache::{KvCache, format::KvFormat},
+    decoder::Decoder,
     executor::{Addresses, SampleSpec, SequenceStep},
     jaccl::Devices,
     layers::{
         packed_batch::{PackedBatch, SequenceSlice},
         tensor_parallel::{TpGroup, profiled},
     },
-    models::{self, Model},
-    partition::{TpShard, rank_holds},
+    partition::TpShard,
     prefix_cache::disk::{BlockFile, DiskCache},
     prefix_cache::{
         CacheCommand,
@@ -39,11 +42,11 @@ use crate::{
     sample::SampledTokens,
     speculative,
     step_profiler::{Collective, StepPhase, StepProfiler},
-    weights::{Checkpoint, LoadDtype, WeightsError},
+    weights::{Checkpoint, LoadDtype, Weights},
 };
 
 pub(super) struct ModelRunner {
-    model: Box<dyn Model>,
+    model: Decoder,
     part: RankPart,
     vocabulary: u32,
     width: i32,
@@ -93,36 +96,36 @@ impl ModelRunner {
         shelf: impl FnOnce(&RankPart) -> Option<Arc<DiskCache>>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self, RuntimeError> {
-        let configuration = models::configure(&config.model_dir)?;
-        let part = rank_part(config, configuration.layers())?;
-        configuration.check_tensor_size(part.tensor_size)?;
-        let form = configuration.kv_format(config.kv_cache)?;
-        let mut checkpoint = Checkpoint::open(&config.model_dir)?;
-        let tied = configuration.tied(&mut checkpoint)?;
-
-        let mut total_bytes = 0;
-        for name in checkpoint.names()? {
-            if tensor_role(&name).is_some_and(|role| rank_holds(&part, tied, role)) {
-                total_bytes += checkpoint.bytes(&name, TpShard::for_part(&part))?;
-            }
+        let checkpoint = Checkpoint::open(&config.model_dir)?;
+        let russet_model::Model { description, tensors } = checkpoint.model();
+        let part = rank_part(config, description.layers.len() as u32)?;
+        let units = shard_units(description, tensors);
+        if let Some(reason) = why_indivisible(&units, part.tensor_size) {
+            let (size, sizes) = (part.tensor_size, tensor_sizes(&units));
+            return Err(RuntimeError::TensorSize { size, reason, sizes });
         }
-        let hidden = hidden_dtype(config.dtype, &mut checkpoint)?;
+        let head_dim = description.attention().map_or(0, |attention| attention.key_dim);
+        let format =
+            KvFormat::new(config.kv_cache, head_dim as usize).ok_or(RuntimeError::KvFormat { head_dim })?;
+        let total_bytes = checkpoint.bytes(&part)?;
+        let hidden = hidden_dtype(config.dtype, &checkpoint);
         let mut loaded_bytes = 0;
         progress(loaded_bytes, total_bytes);
         let mut count = |bytes| {
             loaded_bytes += bytes;
             progress(loaded_bytes, total_bytes);
         };
-        let model = models::load(configuration.as_ref(), &mut checkpoint, &part, config.dtype, &mut count)?;
+        let mut weights = Weights::new(&checkpoint, config.dtype, TpShard::for_part(&part), &mut count);
+        let model = Decoder::load(description, &part, &mut weights)?;
         let _ = memory::clear_cache();
         let shelf = shelf(&part);
         Ok(Self {
             model,
             part,
-            vocabulary: configuration.vocabulary() as u32,
-            width: configuration.width() as i32,
+            vocabulary: description.vocab_size,
+            width: description.hidden_size as i32,
             hidden,
-            format: form,
+            format,
             groups: None,
             sequences: HashMap::new(),
             blocks: BlockStore::new(shelf),
@@ -501,18 +504,15 @@ fn log_softmax(logits: &Array) -> Result<Array, Exception> {
 
 /// Output type of the embedding, which every rank reads from the safetensors header, so that all agree on the
 /// bytes between them.
-fn hidden_dtype(dtype: LoadDtype, checkpoint: &mut Checkpoint) -> Result<Dtype, WeightsError> {
-    if dtype == LoadDtype::Float32 {
-        return Ok(Dtype::Float32);
-    }
-    let scales = "model.embed_tokens.scales";
-    let tensor = if checkpoint.contains(scales)? { scales } else { "model.embed_tokens.weight" };
-    let (entry, file) = checkpoint.entry(tensor)?;
-    match entry.dtype.as_str() {
-        "F32" => Ok(Dtype::Float32),
-        "F16" => Ok(Dtype::Float16),
-        "BF16" => Ok(Dtype::Bfloat16),
-        _ => Err(WeightsError::Dtype { tensor: tensor.to_owned(), file, dtype: entry.dtype }),
+fn hidden_dtype(dtype: LoadDtype, checkpoint: &Checkpoint) -> Dtype {
+    // A quantised embedding is dequantised into the type of its scales.
+    let stored = ["model.embed_tokens.scales", "model.embed_tokens.weight"];
+    let entry = stored.iter().find_map(|tensor| checkpoint.entry(tensor));
+    match (dtype, entry.map(|entry| &entry.dtype)) {
+        (LoadDtype::AsStored, Some(safetensors::Dtype::F16)) => Dtype::Float16,
+        (LoadDtype::AsStored, Some(safetensors::Dtype::BF16)) => Dtype::Bfloat16,
+        // Every other type was refused when the model was opened.
+        _ => Dtype::Float32,
     }
 }
 

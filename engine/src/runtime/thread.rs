@@ -180,23 +180,11 @@ impl MlxThread {
             self.leave_group();
             return Ok(());
         }
-<<<<<<< ours
         let ThreadShared { config, load_counter: bytes, disk_cache: shelf, profiler: meter, .. } =
             &self.shared;
         init(config);
         let open = |part: &RankPart| {
             let opened = open_disk_cache(config, part)?;
-||||||| base
-        let Shared { config, bytes, shelf, meter, .. } = &self.shared;
-        prepare(config);
-        let open = |part: &Part| {
-            let opened = open_shelf(config, part)?;
-=======
-        let Shared { config, bytes, shelf, meter, .. } = &self.shared;
-        prepare(config);
-        let open = |part: &RankPart| {
-            let opened = open_shelf(config, part)?;
->>>>>>> theirs
             Some(shelf.get_or_init(|| opened).clone())
         };
         let rank = ModelRunner::load(config, meter.clone(), open, |loaded, total| bytes.set(loaded, total))?;
@@ -307,22 +295,10 @@ impl MlxThread {
     }
 }
 
-<<<<<<< ours
 /// Opens the disk cache for this part of the model. On failure the engine runs without the disk tier.
 fn open_disk_cache(config: &RuntimeConfig, part: &RankPart) -> Option<Arc<DiskCache>> {
     let DiskCacheConfig { folder, max_bytes: most_bytes } = config.disk_cache.as_ref()?;
     let opened = DiskCache::open(folder, &cache_fingerprint(config, part), *most_bytes);
-||||||| base
-/// The shelf of this part of the model. Without it nothing is kept on disk, and everything else works.
-fn open_shelf(config: &RuntimeConfig, part: &Part) -> Option<Arc<Shelf>> {
-    let ShelfConfig { folder, most_bytes } = config.shelf.as_ref()?;
-    let opened = Shelf::open(folder, &identity_of(config, part), *most_bytes);
-=======
-/// The shelf of this part of the model. Without it nothing is kept on disk, and everything else works.
-fn open_shelf(config: &RuntimeConfig, part: &RankPart) -> Option<Arc<Shelf>> {
-    let ShelfConfig { folder, most_bytes } = config.shelf.as_ref()?;
-    let opened = Shelf::open(folder, &identity_of(config, part), *most_bytes);
->>>>>>> theirs
     let folder = folder.display();
     opened
         .inspect_err(|error| tracing::warn!(%folder, %error, "the prefix cache is kept in memory only"))

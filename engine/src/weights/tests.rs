@@ -1,23 +1,10 @@
-<<<<<<< ours
-//! Damaged and mismatched model folders: each one is an error that names its object.
-||||||| base
-//! Damaged and mismatched model folders: every one is an error that names its object.
-=======
 //! Model folders that are whole, damaged or mismatched: every fault is an error that names its object.
->>>>>>> theirs
 
 use russet_model::{index::SINGLE, partition::Partition};
 use serde_json::{Value, json};
 
 use super::*;
 
-<<<<<<< ours
-/// A safetensors file with the given tensors, filled with zeros.
-fn safetensors(tensors: &[(&str, &str, &[usize], usize)]) -> Vec<u8> {
-||||||| base
-/// A safetensors file of the given tensors, each filled with zeros.
-fn safetensors(tensors: &[(&str, &str, &[usize], usize)]) -> Vec<u8> {
-=======
 /// Name, dtype and shape.
 type Tensors = Vec<(String, &'static str, Vec<u64>)>;
 
@@ -53,7 +40,6 @@ fn tensors() -> Tensors {
 
 /// A safetensors file of the given tensors, each filled with zeros.
 fn safetensors(tensors: &Tensors) -> Vec<u8> {
->>>>>>> theirs
     let mut offset = 0;
     let mut header = serde_json::Map::new();
     for (name, dtype, shape) in tensors {
@@ -69,21 +55,6 @@ fn safetensors(tensors: &Tensors) -> Vec<u8> {
     file
 }
 
-<<<<<<< ours
-fn load(dir: &Path, dtype: LoadDtype, tensor: &str, shape: &[usize]) -> Result<(Array, u64), WeightsError> {
-    let mut read = 0;
-    let mut count = |bytes| read += bytes;
-    let mut checkpoint = Checkpoint::open(dir)?;
-    let array = Weights::new(&mut checkpoint, dtype, TpShard::WHOLE, &mut count).tensor(tensor, shape)?;
-    Ok((array, read))
-||||||| base
-fn load(dir: &Path, dtype: LoadDtype, tensor: &str, shape: &[usize]) -> Result<(Array, u64), WeightsError> {
-    let mut read = 0;
-    let mut count = |bytes| read += bytes;
-    let mut checkpoint = Checkpoint::open(dir)?;
-    let array = Weights::new(&mut checkpoint, dtype, Slice::WHOLE, &mut count).tensor(tensor, shape)?;
-    Ok((array, read))
-=======
 /// A folder of these files, opened.
 fn open(config: &Value, files: &[(&str, Vec<u8>)]) -> Result<Checkpoint, WeightsError> {
     let dir = tempfile::tempdir().unwrap();
@@ -96,29 +67,9 @@ fn open(config: &Value, files: &[(&str, Vec<u8>)]) -> Result<Checkpoint, Weights
 
 fn refusal(config: &Value, files: &[(&str, Vec<u8>)]) -> String {
     open(config, files).unwrap_err().to_string()
->>>>>>> theirs
 }
 
 #[test]
-<<<<<<< ours
-fn only_the_requested_tensor_is_read() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = safetensors(&[("a", "F32", &[2], 8), ("b", "BF16", &[3, 2], 12)]);
-    std::fs::write(dir.path().join(SINGLE), file).unwrap();
-    let (array, read) = load(dir.path(), LoadDtype::AsStored, "b", &[3, 2]).unwrap();
-    assert_eq!((array.dtype(), read), (Dtype::Bfloat16, 12));
-    let (array, _) = load(dir.path(), LoadDtype::Float32, "b", &[3, 2]).unwrap();
-    assert_eq!(array.dtype(), Dtype::Float32);
-||||||| base
-fn only_the_wanted_tensor_is_read() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = safetensors(&[("a", "F32", &[2], 8), ("b", "BF16", &[3, 2], 12)]);
-    std::fs::write(dir.path().join(SINGLE), file).unwrap();
-    let (array, read) = load(dir.path(), LoadDtype::AsStored, "b", &[3, 2]).unwrap();
-    assert_eq!((array.dtype(), read), (Dtype::Bfloat16, 12));
-    let (array, _) = load(dir.path(), LoadDtype::Float32, "b", &[3, 2]).unwrap();
-    assert_eq!(array.dtype(), Dtype::Float32);
-=======
 fn only_the_wanted_tensor_is_read() {
     let checkpoint = open(&config(), &[(SINGLE, safetensors(&tensors()))]).unwrap();
     for (dtype, tensor, expected, bytes) in [
@@ -127,10 +78,9 @@ fn only_the_wanted_tensor_is_read() {
     ] {
         let mut read = 0;
         let mut count = |bytes| read += bytes;
-        let array = Weights::new(&checkpoint, dtype, Slice::WHOLE, &mut count).tensor(tensor).unwrap();
+        let array = Weights::new(&checkpoint, dtype, TpShard::WHOLE, &mut count).tensor(tensor).unwrap();
         assert_eq!((array.dtype(), read), (expected, bytes), "{tensor}");
     }
->>>>>>> theirs
 }
 
 #[test]
@@ -203,53 +153,9 @@ fn what_the_engine_lacks_is_refused_on_opening() {
 }
 
 #[test]
-<<<<<<< ours
-fn rank_reads_its_shard_of_projections_and_whole_other_tensors() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = safetensors(&[
-        ("l.q_proj.weight", "F32", &[4, 2], 32),
-        ("l.q_proj.bias", "F32", &[4], 16),
-        ("l.o_proj.weight", "F32", &[4, 4], 64),
-        ("l.o_proj.bias", "F32", &[4], 16),
-        ("m.o_proj.weight", "U32", &[8, 24], 768),
-        ("m.o_proj.scales", "F16", &[8, 3], 48),
-        ("m.o_proj.biases", "F16", &[8, 3], 48),
-        ("n.up_proj.weight", "F32", &[3, 2], 24),
-    ]);
-    std::fs::write(dir.path().join(SINGLE), file).unwrap();
-    let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let slice = TpShard { index: 1, count: 2 };
-    for (tensor, bytes) in
-        [("l.q_proj.weight", 16), ("l.q_proj.bias", 8), ("l.o_proj.weight", 32), ("l.o_proj.bias", 16)]
-    {
-        assert_eq!(checkpoint.bytes(tensor, slice).unwrap(), bytes, "{tensor}");
-    }
-||||||| base
-fn a_member_reads_its_slice_of_a_projection_and_all_of_the_rest() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = safetensors(&[
-        ("l.q_proj.weight", "F32", &[4, 2], 32),
-        ("l.q_proj.bias", "F32", &[4], 16),
-        ("l.o_proj.weight", "F32", &[4, 4], 64),
-        ("l.o_proj.bias", "F32", &[4], 16),
-        ("m.o_proj.weight", "U32", &[8, 24], 768),
-        ("m.o_proj.scales", "F16", &[8, 3], 48),
-        ("m.o_proj.biases", "F16", &[8, 3], 48),
-        ("n.up_proj.weight", "F32", &[3, 2], 24),
-    ]);
-    std::fs::write(dir.path().join(SINGLE), file).unwrap();
-    let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let slice = Slice { index: 1, of: 2 };
-    for (tensor, bytes) in
-        [("l.q_proj.weight", 16), ("l.q_proj.bias", 8), ("l.o_proj.weight", 32), ("l.o_proj.bias", 16)]
-    {
-        assert_eq!(checkpoint.bytes(tensor, slice).unwrap(), bytes, "{tensor}");
-    }
-=======
 fn member_reads_its_share_of_a_projection_and_all_of_the_rest() {
     let checkpoint = open(&config(), &[(SINGLE, safetensors(&tensors()))]).unwrap();
-    let slice = Slice { index: 1, of: 2 };
->>>>>>> theirs
+    let slice = TpShard { index: 1, of: 2 };
     let mut read = 0;
     let mut count = |bytes| read += bytes;
     let mut weights = Weights::new(&checkpoint, LoadDtype::AsStored, slice, &mut count);
@@ -260,17 +166,9 @@ fn member_reads_its_share_of_a_projection_and_all_of_the_rest() {
         ("self_attn.o_proj.bias", &[64]),
         ("input_layernorm.weight", &[64]),
     ] {
-<<<<<<< ours
-        let error = weights.weight(path, rows, columns).unwrap_err().to_string();
-        assert!(error.contains(said), "{said}: {error}");
-||||||| base
-        let error = weights.matrix(path, rows, columns).unwrap_err().to_string();
-        assert!(error.contains(said), "{said}: {error}");
-=======
         assert_eq!(weights.tensor(&format!("model.layers.0.{tensor}")).unwrap().shape(), shape, "{tensor}");
->>>>>>> theirs
     }
-    let error = weights.matrix("model.layers.0.mlp.down_proj").unwrap_err().to_string();
+    let error = weights.weight("model.layers.0.mlp.down_proj").unwrap_err().to_string();
     assert!(error.contains("down_proj.scales has 3 groups per row, which 2 ranks cannot share evenly"), "{error}");
     assert_eq!(read, 4 * (64 * 64 + 64 + 64 * 64 + 64 + 64));
 }

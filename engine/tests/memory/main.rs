@@ -25,15 +25,8 @@ use russet_plan::memory_model::{
 };
 use russet_rpc::engine::GenerateRequest;
 use russet_rpc::engine::engine_client::EngineClient;
-<<<<<<< ours
-use russet_wire::event::GenerationEvent;
-||||||| base
-use russet_wire::event::Event;
-use russet_wire::partition::Partition;
-=======
-use russet_wire::event::Event;
 use russet_model::partition::Partition;
->>>>>>> theirs
+use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use russet_model::shape::ModelShape;
 

@@ -126,19 +126,9 @@ pub struct ParameterCounts {
 /// Bytes per value in the cache.
 const KV_VALUE_BYTES: f64 = 2.0;
 
-<<<<<<< ours
 impl ModelProfile {
-    /// A model with known headers. The architectures supported so far have no experts.
+    /// A model with known headers: a sum over its layers, whatever their kinds.
     pub fn from_shape(shape: &ModelShape) -> Self {
-||||||| base
-impl Model {
-    /// A model whose headers were read. The architectures that can be read so far have no experts.
-    pub fn of(shape: &ModelShape) -> Self {
-=======
-impl Model {
-    /// A model whose headers were read: a sum over its layers, whatever kind each is of.
-    pub fn of(shape: &ModelShape) -> Self {
->>>>>>> theirs
         let embedding = f64::from(shape.vocabulary) * f64::from(shape.hidden_size);
         let (parameters, head_bytes) = if shape.tied {
             (shape.parameters as f64, shape.head_bytes.saturating_add(shape.embedding_bytes) as f64)
