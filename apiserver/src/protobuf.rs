@@ -5,13 +5,14 @@
 
 mod admission;
 mod definitions;
+mod field;
 mod messages;
 mod wire;
 
 use base64::Engine as _;
 use serde_json::{Map, Value};
 
-use messages::Type;
+use field::Type;
 use wire::{Fields, Payload};
 
 /// Why a protobuf body is rejected.

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use russet_agent::Access;
 use russet_agent::join::identity::{Material, NodeIdentity, kubeconfig};
-use russet_apiserver::auth::MASTERS;
+use russet_apiserver::auth::user::MASTERS;
 use russet_apiserver::pki;
 use russet_rpc::tls::{self, identity_dir};
 

@@ -11,8 +11,8 @@ use kube_cel::cel::extractors::{Arguments, This};
 use kube_cel::cel::objects::{Key, Map};
 use kube_cel::cel::{Context, ExecutionError, ResolveResult, Value};
 
-use crate::auth::User;
 use crate::auth::rbac::{Attributes, Policy};
+use crate::auth::user::User;
 
 /// The name of the `authorizer.requestResource` variable.
 pub const REQUEST_RESOURCE: &str = "authorizer.requestResource";

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::policy::Policy;
-use crate::kinds::Table;
+use crate::kinds::table::Table;
 use crate::object;
 use crate::status::Cause;
 

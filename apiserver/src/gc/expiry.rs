@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::remove;
+use super::edit::remove;
 use crate::auth::tokens;
 use crate::kinds::builtin;
 use crate::object;

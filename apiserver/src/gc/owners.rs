@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{edit, release, remove};
+use super::edit::{edit, release, remove};
 use crate::object;
 use crate::state::ServerState;
 use crate::store::{EventKind, StoredObject};

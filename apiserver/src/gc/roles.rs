@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::edit;
+use super::edit::edit;
 use crate::auth::rbac;
 use crate::kinds::builtin;
 use crate::state::ServerState;

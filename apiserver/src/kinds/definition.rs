@@ -3,7 +3,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Backing, CustomResource, Resource, Scale, Table};
+use super::builtin;
+use super::resource::{Backing, CustomResource, Resource, Scale};
+use super::table::Table;
 use crate::object;
 use crate::schema::Schema;
 use crate::status::Cause;
@@ -74,7 +76,7 @@ pub fn resources(definition: &Value, revision: u64) -> Vec<Resource> {
                 verbs: VERBS,
                 subresources,
                 backing: Backing::Stored,
-                prefix: super::builtin::prefix(&group, &plural),
+                prefix: builtin::prefix(&group, &plural),
                 columns: crate::table::custom_columns(version),
                 custom: Some(CustomResource {
                     definition: object::name(definition).to_string(),

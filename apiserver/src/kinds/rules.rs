@@ -5,11 +5,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use super::{Resource, definition};
+use super::definition;
+use super::resource::Resource;
 use crate::admission::check;
+use crate::call::Call;
 use crate::object;
 use crate::status::Cause;
-use crate::verbs::Call;
 
 /// Completes an object before it is validated.
 pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {

@@ -10,7 +10,7 @@ use kube_cel::{CompiledSchema, ErrorKind, Validator, compile_schema};
 use serde_json::Value;
 
 use super::prune::{push_field, push_index};
-use super::validate::{counterpart, shown};
+use super::values::{counterpart, shown};
 use super::{Additional, FieldError, Issue, Schema, SchemaType};
 
 /// The compiled rules of one node; nodes below have their own.

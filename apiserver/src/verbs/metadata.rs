@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::Call;
+use crate::call::Call;
 use crate::object;
 use crate::status::{ApiError, Cause, Result};
 

@@ -7,8 +7,9 @@ use http::{Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::create;
+use super::response::respond;
 use super::write::{self, WriteOrigin};
-use super::{Call, respond};
+use crate::call::Call;
 use crate::kinds::rules;
 use crate::object;
 use crate::output::Body;

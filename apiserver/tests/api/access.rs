@@ -137,7 +137,7 @@ async fn bootstrap_token_opens_the_lan_and_permits_a_csr() {
     assert_eq!(code(wrong.apiserver_version().await), 401);
 
     // The host's other addresses are open now, on the same port and with a certificate that names them.
-    for address in russet_apiserver::server::listen::host_addresses() {
+    for address in russet_apiserver::server::host::host_addresses() {
         let target = std::net::SocketAddr::new(address, cluster.running().addr().port());
         cluster
             .eventually("the address is open", || async {
