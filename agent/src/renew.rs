@@ -55,8 +55,8 @@ pub(crate) async fn run(identity: NodeIdentity, metrics: AgentMetrics) {
                 tokio::time::sleep(due.min(MAX_SLEEP)).await;
             }
             Err(error) => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::warn!(%error, cause, "this node's identity could not be renewed yet; tried again");
+                let error = russet_telemetry::errors::chain(&error);
+                tracing::warn!(error, "this node's identity could not be renewed yet; tried again");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MAX_BACKOFF);
             }

@@ -50,8 +50,8 @@ pub async fn run(client: Client) {
         let pause = match ensure(&client).await {
             Ok(()) => RESYNC_INTERVAL,
             Err(error) => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::warn!(%error, cause, "nodes cannot join yet; it is tried again");
+                let error = russet_telemetry::errors::chain(&error);
+                tracing::warn!(error, "nodes cannot join yet; it is tried again");
                 RETRY_INTERVAL
             }
         };

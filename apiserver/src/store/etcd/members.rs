@@ -2,11 +2,11 @@
 //! member's is retried on the next one, which is safe because every write compares the revision it replaces.
 //! If it remains unknown whether a write happened, the error says so.
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Error, Identity, KvClient, TlsOptions, WatchClient};
+use russet_telemetry::errors;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
@@ -253,16 +253,7 @@ fn classify(error: &Error) -> ErrorClass {
 /// An error with all its sources: the transport's innermost source is the informative one.
 pub(super) fn error_text(error: &Error) -> String {
     let Error::GRpcStatus(status) = error else { return error.to_string() };
-    let mut text = status.message().to_string();
-    let mut source = std::error::Error::source(status);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            let _ = write!(text, ": {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
+    errors::with_sources(status.message(), status)
 }
 
 fn tls(config: &EtcdConfig) -> Result<Option<TlsOptions>, StoreError> {
