@@ -16,6 +16,10 @@ pub const MAX_OPERATIONS: usize = 10_000;
 /// fill the memory.
 const MAX_COPIED: usize = 3 * 1024 * 1024;
 
+/// Maximum levels of the result: as many as JSON is read with. Moves and long paths could nest deeper, and the
+/// stored object could not be read again.
+const MAX_DEPTH: usize = 127;
+
 /// Why a JSON patch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonPatchError {
@@ -65,7 +69,23 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
         json_patch::patch_unsafe(&mut document, std::slice::from_ref(&operation))
             .map_err(|error| refused(&document, &operation, &error.kind))?;
     }
+    if is_deeper(&document, MAX_DEPTH) {
+        return Err(JsonPatchError::Refused(format!(
+            "the patched object would nest deeper than the {MAX_DEPTH} levels allowed"
+        )));
+    }
     Ok(document)
+}
+
+/// Whether maps and lists nest deeper than `levels`.
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    let below = |child: &Value| is_deeper(child, levels - 1);
+    match value {
+        Value::Object(_) | Value::Array(_) if levels == 0 => true,
+        Value::Object(map) => map.values().any(below),
+        Value::Array(items) => items.iter().any(below),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
 }
 
 /// The operation at `index` of a patch.
@@ -166,7 +186,7 @@ fn missing(operation: &str, path: &Pointer) -> JsonPatchError {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{JsonPatchError, MAX_OPERATIONS, json_patch};
+    use super::{JsonPatchError, MAX_DEPTH, MAX_OPERATIONS, json_patch};
 
     #[test]
     fn operations_do_what_the_rfc_says() {
@@ -310,5 +330,20 @@ mod tests {
         let doubling: Vec<Value> =
             (0..40).map(|round| json!({"op": "copy", "from": "", "path": format!("/{round}")})).collect();
         assert!(matches!(json_patch(&json!({"a": "x"}), &doubling.into()), Err(JsonPatchError::Refused(_))));
+        // Each round puts the map into another one.
+        let nested = |levels: usize| {
+            let rounds = (1..levels).flat_map(|_| {
+                [
+                    json!({"op": "add", "path": "/b", "value": {}}),
+                    json!({"op": "move", "from": "/a", "path": "/b/a"}),
+                    json!({"op": "move", "from": "/b", "path": "/a"}),
+                ]
+            });
+            json_patch(&json!({"a": 1}), &rounds.collect::<Vec<_>>().into())
+        };
+        let deepest = nested(MAX_DEPTH).expect("as deep as is read").to_string();
+        assert!(serde_json::from_str::<Value>(&deepest).is_ok());
+        let error = nested(MAX_DEPTH + 1).expect_err("deeper than is read");
+        assert!(error.to_string().contains("127 levels"), "{error}");
     }
 }
