@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt as _};
@@ -35,6 +36,11 @@ const USE_REPORT_INTERVAL: SignedDuration = SignedDuration::from_mins(10);
 const MAX_PEER_ATTEMPTS: u32 = 3;
 /// Maximum backoff between two attempts of a copy that failed as a whole.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// Backoff between two attempts of a copy that failed as a whole; it doubles.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_secs(1))
+    .with_max_delay(MAX_BACKOFF)
+    .without_max_times();
 
 /// The status last reported; the downloading task and the supervisor both update it.
 type SharedStatus = Arc<Mutex<ModelCopyStatus>>;
@@ -341,7 +347,7 @@ impl CopyWorker {
 
     /// Runs until the copy is complete, from its current origin.
     async fn run(&self, origin: &CopyOrigin) {
-        let mut pause = Duration::from_secs(1);
+        let mut delays = BACKOFF.build();
         let mut refused = 0;
         loop {
             let before = self.status().bytes_done;
@@ -369,10 +375,9 @@ impl CopyWorker {
                 continue;
             }
             if self.status().bytes_done > before {
-                pause = Duration::from_secs(1);
+                delays = BACKOFF.build();
             }
-            tokio::time::sleep(pause.max(after)).await;
-            pause = (pause * 2).min(MAX_BACKOFF);
+            tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF).max(after)).await;
         }
     }
 

@@ -84,6 +84,8 @@ pub async fn run_controller<K, E, F>(
     }
 }
 
+/// The backoff after this many failures. Not `backon`, whose delays are an iterator per object and not a
+/// function of a count.
 fn backoff(failures: u32) -> Duration {
     INITIAL_BACKOFF
         .saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX))

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use hyper::StatusCode;
 use russet_rpc::tls::Connector;
@@ -14,17 +15,22 @@ use crate::peers::client::{DialError, PeerClient};
 use crate::peers::models;
 use crate::store::StoreError;
 
-/// Initial and maximum backoff of a path.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Initial backoff of a path, and the poll interval of a fallback while another path of its peer is in use.
+const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
+/// Maximum backoff of a path.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// Backoff of a path; it doubles.
+const BACKOFF: ExponentialBuilder =
+    ExponentialBuilder::new().with_min_delay(INITIAL_BACKOFF).with_max_delay(MAX_BACKOFF).without_max_times();
 /// Poll interval while there is nothing to request and no notification.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Downloads over one path until this is dropped.
 pub(super) async fn run(number: usize, way: PeerPath, connector: Connector, transfer: Arc<Transfer>) {
-    let mut pause = BACKOFF.0;
+    let mut delays = BACKOFF.build();
     loop {
         if way.fallback && transfer.has_active_connection(&way.peer) {
-            tokio::time::sleep(BACKOFF.0).await;
+            tokio::time::sleep(INITIAL_BACKOFF).await;
             continue;
         }
         let mut gave = false;
@@ -46,10 +52,9 @@ pub(super) async fn run(number: usize, way: PeerPath, connector: Connector, tran
         }
         // A path that delivered bytes is retried at once.
         if gave {
-            pause = BACKOFF.0;
+            delays = BACKOFF.build();
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(BACKOFF.1);
+        tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF)).await;
     }
 }
 

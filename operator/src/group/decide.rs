@@ -226,6 +226,8 @@ fn rendezvous(observed: &ObservedGroup, states: &[RankState<'_>]) -> Option<Peer
     Some(PeerTable { peers, transport })
 }
 
+/// The rest of the backoff after the restarts of a group: a function of times, so not `backon`, whose delays are
+/// an iterator.
 fn backoff(begun: &[Timestamp], now: Timestamp) -> Option<Duration> {
     let age = |time: &Timestamp| now.duration_since(*time).unsigned_abs();
     let recent: Vec<Duration> = begun.iter().map(age).filter(|age| *age < RESTART_WINDOW).collect();
