@@ -88,7 +88,7 @@ pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<St
                                 namespace = call.namespace,
                                 name = call.name,
                                 message = denial.message,
-                                "a policy would refuse what a user did"
+                                "an admission policy with action Audit would deny this request"
                             ),
                         }
                     }

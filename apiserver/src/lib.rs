@@ -140,7 +140,7 @@ pub enum Error {
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),
     /// The bootstrap objects could not be written.
-    #[error("cannot write the first objects: {0}")]
+    #[error("cannot create the bootstrap objects: {0}")]
     Bootstrap(#[from] status::ApiError),
 }
 

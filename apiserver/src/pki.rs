@@ -102,8 +102,7 @@ impl Authority {
         let (_, parsed) =
             x509_parser::parse_x509_certificate(&first).map_err(|error| unusable("CA certificate", error))?;
         if *parsed.public_key().subject_public_key.data != *key.der_bytes() {
-            let told =
-                "it is not that of the first certificate in ca.crt; put back ca.crt and ca.key of one backup";
+            let told = "it does not match the first certificate in ca.crt; restore ca.crt and ca.key from the same backup";
             return Err(unusable("CA key", told));
         }
         let issuer =

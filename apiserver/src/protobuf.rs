@@ -22,7 +22,7 @@ pub enum ProtobufError {
     #[error("the protobuf body is malformed: {0}")]
     Malformed(String),
     /// A kind without a message definition here (415).
-    #[error("no protobuf encoding of {api_version} {kind} is known here; send application/json")]
+    #[error("this server has no protobuf encoding of {api_version} {kind}; send application/json")]
     UnknownKind {
         /// `v1`.
         api_version: String,
@@ -71,7 +71,7 @@ pub fn to_json(body: &[u8]) -> Result<Value, ProtobufError> {
 }
 
 fn text(bytes: &[u8]) -> Result<String, String> {
-    std::str::from_utf8(bytes).map(str::to_owned).map_err(|error| format!("a text is not UTF-8: {error}"))
+    std::str::from_utf8(bytes).map(str::to_owned).map_err(|error| format!("a string is not UTF-8: {error}"))
 }
 
 fn base64(bytes: &[u8]) -> String {
@@ -201,7 +201,7 @@ fn double(bytes: &[u8]) -> Result<Value, String> {
     }
     serde_json::Number::from_f64(number)
         .map(Value::Number)
-        .ok_or_else(|| format!("{number} is no number JSON has"))
+        .ok_or_else(|| format!("{number} is not a JSON number"))
 }
 
 /// Varints encode negative numbers in two's complement.

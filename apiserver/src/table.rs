@@ -81,7 +81,7 @@ fn name_column() -> Column {
         name: "Name".into(),
         kind: "string".into(),
         format: "name".into(),
-        description: "Name must be unique within a namespace; it is what the object is addressed by.".into(),
+        description: "Name must be unique within a namespace; it identifies the object.".into(),
         priority: 0,
         source: ColumnSource::Code(|object, _| object["metadata"]["name"].clone()),
     }

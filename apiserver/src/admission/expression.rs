@@ -189,7 +189,7 @@ impl Rewrite {
                 }
             }
             Expr::Struct(message) => self.problems.push(format!(
-                "undeclared reference to '{}' (in container ''): messages cannot be made here",
+                "undeclared reference to '{}' (in container ''): protobuf messages cannot be constructed",
                 message.type_name
             )),
             Expr::Comprehension(comprehension) => {

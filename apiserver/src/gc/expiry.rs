@@ -40,7 +40,7 @@ pub async fn run(api: Arc<ServerState>) {
             let Ok(snapshot) = api.store.range(prefix, None, None) else { continue };
             for record in snapshot.records.iter().filter(|record| is_over(record.object(), now)) {
                 if let Err(error) = remove(&api, record, "Background").await {
-                    tracing::debug!(%error, key = record.key.as_ref(), "what is over could not be deleted");
+                    tracing::debug!(%error, key = record.key.as_ref(), "expired objects could not be deleted; this is retried");
                 }
             }
         }

@@ -164,7 +164,7 @@ async fn collect(api: &Arc<ServerState>) -> Result<(), String> {
     loop {
         for key in std::mem::take(&mut look) {
             if let Err(error) = reconcile(api, &index, &key, watch.revision()).await {
-                tracing::warn!(%error, key = key.as_ref(), "an object could not be collected and will be tried again");
+                tracing::warn!(%error, key = key.as_ref(), "an object could not be garbage collected; this is retried");
                 look.insert(key);
             }
         }

@@ -22,14 +22,14 @@ const FILES: [&str; 3] = ["ca.key", "sa.key", "ca.crt"];
 pub enum SharedError {
     /// The data directory has different keys.
     #[error(
-        "{file} is not the one this etcd holds: the data directory belongs to another control plane; choose another with --data-dir, or another --etcd-prefix"
+        "{file} differs from the one in etcd: the data directory belongs to another control plane; choose another with --data-dir, or another --etcd-prefix"
     )]
     Other {
         /// The file.
         file: String,
     },
     /// A file is missing in the store.
-    #[error("the keys in etcd are incomplete ({0} is missing); put them back from a backup")]
+    #[error("the keys in etcd are incomplete ({0} is missing); restore them from a backup")]
     Incomplete(&'static str),
     /// The local files failed.
     #[error(transparent)]

@@ -162,12 +162,12 @@ impl LanListener {
                     }
                     match TcpListener::bind(SocketAddr::new(address, self.port)).await {
                         Ok(listener) => {
-                            tracing::info!(%address, port = self.port, "open for machines that join");
+                            tracing::info!(%address, port = self.port, "listening for joining machines");
                             open.insert(address, tokio::spawn(accept(self.service.clone(), listener)));
                         }
                         // Retried each time, logged once: an address may take a moment to become usable.
                         Err(error) if refused.insert(address) => {
-                            tracing::warn!(%address, port = self.port, %error, "cannot listen");
+                            tracing::warn!(%address, port = self.port, %error, "cannot listen on an address of this host");
                         }
                         Err(_) => {}
                     }
@@ -195,7 +195,7 @@ impl LanListener {
                 snapshot.records.iter().any(|record| tokens::is_live_bootstrap(record.object(), now))
             });
         if live && let Err(error) = std::fs::write(&self.marker, "") {
-            tracing::warn!(%error, "after a restart the other addresses open only with a new token");
+            tracing::warn!(%error, "the marker for LAN listeners could not be written; after a restart they open only once a new join token exists");
         }
         live
     }

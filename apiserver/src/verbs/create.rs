@@ -45,7 +45,7 @@ pub async fn create(
     write::check_identity(&call, &mut new)?;
     check_namespace(api, &call)?;
     if resource.custom.as_ref().is_some_and(|custom| custom.terminating) {
-        return Err(call.forbidden("the custom resource definition is terminating; create it anew first"));
+        return Err(call.forbidden("the custom resource definition is terminating; create it again first"));
     }
     if !object::resource_version(&new).is_empty() {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));

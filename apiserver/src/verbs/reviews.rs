@@ -43,7 +43,7 @@ pub fn create(api: &ServerState, call: &Call) -> Result<Response<Body>> {
                 Some(user) => {
                     json!({"authenticated": true, "user": user.to_value(), "audiences": [tokens::ISSUER]})
                 }
-                None => json!({"authenticated": false, "error": "the token proves nobody"}),
+                None => json!({"authenticated": false, "error": "the token is invalid or expired"}),
             }
         }
         _ => return Err(ApiError::method_not_allowed()),

@@ -34,10 +34,10 @@ pub(super) async fn run(shared: Arc<EtcdShared>) {
             WatchEnd::Compacted => {
                 match load(&shared.members, &shared.prefix).await {
                     Ok((records, revision)) => {
-                        tracing::warn!(revision, "etcd's history was cut; watchers read everything again");
+                        tracing::warn!(revision, "etcd's history was compacted; watchers list again");
                         shared.cache.reset(records, revision);
                     }
-                    Err(failure) => tracing::warn!(?failure, "etcd cannot be read; trying again"),
+                    Err(failure) => tracing::warn!(?failure, "etcd cannot be read; this is retried"),
                 }
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
@@ -97,7 +97,7 @@ async fn follow(shared: &EtcdShared) -> WatchEnd {
                     };
                 }
                 Ok(Some(response)) => apply_response(shared, &response),
-                Ok(None) => return broken("etcd closed it".into()),
+                Ok(None) => return broken("etcd closed the watch".into()),
                 Err(error) => return broken(super::members::error_text(&error)),
             },
             () = shared.progress.notified() => {
