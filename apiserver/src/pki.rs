@@ -102,8 +102,8 @@ impl Authority {
         let (_, parsed) =
             x509_parser::parse_x509_certificate(&first).map_err(|error| unusable("CA certificate", error))?;
         if *parsed.public_key().subject_public_key.data != *key.der_bytes() {
-            let told = "it does not match the first certificate in ca.crt; restore ca.crt and ca.key from the same backup";
-            return Err(unusable("CA key", told));
+            let problem = "it does not match the first certificate in ca.crt; restore ca.crt and ca.key from the same backup";
+            return Err(unusable("CA key", problem));
         }
         let issuer =
             Issuer::from_ca_cert_pem(cert_pem, key).map_err(|error| unusable("CA certificate", error))?;

@@ -429,7 +429,7 @@ mod tests {
     fn malformed_protobuf_bodies_are_refused_with_the_reason() {
         assert!(matches!(to_json(b"{}"), Err(ProtobufError::Malformed(_))));
         let pod = to_json(&body("v1", "Pod", &[])).expect_err("no Pods here");
-        assert_eq!(pod.to_string(), "no protobuf encoding of v1 Pod is known here; send application/json");
+        assert_eq!(pod.to_string(), "this server has no protobuf encoding of v1 Pod; send application/json");
         let broken = to_json(&body("v1", "Secret", &[number(1, 0)])).expect_err("metadata is a message");
         assert!(broken.to_string().contains("Secret.metadata"), "{broken}");
         let cut = body("v1", "Secret", &[vec![0x0a, 0x7f]]);

@@ -107,8 +107,9 @@ async fn route(
     let reading = Limited::new(body, BODY_LIMIT).collect();
     let body = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
         Err(_) => {
-            let told = format!("the body did not arrive within {} s; send it again", BODY_TIMEOUT.as_secs());
-            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", told));
+            let problem =
+                format!("the body did not arrive within {} s; send it again", BODY_TIMEOUT.as_secs());
+            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", problem));
         }
         Ok(Ok(collected)) => collected.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(ApiError::too_large(BODY_LIMIT)),

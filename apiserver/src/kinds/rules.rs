@@ -108,11 +108,11 @@ fn data_keys(new: &Value, blame: &mut impl FnMut(&str, &str, String)) {
     for field in ["data", "binaryData"] {
         for key in new[field].as_object().into_iter().flatten().map(|(key, _)| key) {
             if !is_data_key(key) {
-                let told = "a valid config key must consist of alphanumeric characters, '-', '_' or '.'";
+                let problem = "a valid config key must consist of alphanumeric characters, '-', '_' or '.'";
                 blame(
                     "FieldValueInvalid",
                     &format!("{field}[{key}]"),
-                    format!("Invalid value: \"{key}\": {told}"),
+                    format!("Invalid value: \"{key}\": {problem}"),
                 );
             }
         }

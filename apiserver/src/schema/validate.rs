@@ -515,9 +515,9 @@ mod tests {
                 ],
             ),
         ] {
-            let said: Vec<String> =
+            let found: Vec<String> =
                 schema.validate(&json!({ "spec": spec }), None).iter().map(ToString::to_string).collect();
-            assert_eq!(said, want, "{name}");
+            assert_eq!(found, want, "{name}");
         }
     }
 
@@ -536,9 +536,9 @@ mod tests {
     #[test]
     fn metadata_is_checked_whatever_the_schema_says() {
         let schema = schema(json!({"type": "object"}));
-        let said = schema.validate(&json!({"metadata": {"name": "n", "labels": {"a": 1}}}), None);
+        let found = schema.validate(&json!({"metadata": {"name": "n", "labels": {"a": 1}}}), None);
         assert_eq!(
-            said.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            found.iter().map(ToString::to_string).collect::<Vec<_>>(),
             [
                 r#"metadata.labels.a: Invalid value: "integer": metadata.labels.a in body must be of type string: "integer""#
             ]
