@@ -340,7 +340,7 @@ mod tests {
         let both = format!("{}{}", first.cert_pem(), second.cert_pem());
         Authority::from_pem(&both, first.key_pem()).unwrap();
         let error = Authority::from_pem(&both, second.key_pem()).unwrap_err();
-        assert!(error.to_string().contains("not that of the first certificate"), "{error}");
+        assert!(error.to_string().contains("does not match the first certificate"), "{error}");
     }
 
     #[test]
