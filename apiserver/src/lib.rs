@@ -1,10 +1,10 @@
 //! The embedded Kubernetes-style API server.
 //!
 //! A request enters through [`server`] (TLS, routing), is authenticated and authorized by [`auth`], finds its
-//! resource in the table of [`kinds`], becomes a [`call::Call`], and is handled by its verb in [`verbs`]. A write is decoded
-//! ([`protobuf`], [`schema::strict`]), applied ([`patch`]), normalized (pruned, defaulted, validated:
-//! [`schema`], [`kinds::rules`]), admitted ([`admission`]) and stored ([`store`]) unless the object changed
-//! in the meantime. Watches and controllers ([`gc`]) follow the store.
+//! resource in the table of [`kinds`], becomes a [`call::Call`], and is handled by its verb in [`verbs`]. A
+//! write is decoded ([`protobuf`], [`schema::strict`]), applied ([`patch`]), normalized (pruned, defaulted,
+//! validated: [`schema`], [`kinds::rules`]), admitted ([`admission`]) and stored ([`store`]) unless the object
+//! changed in the meantime. Watches and controllers ([`gc`]) follow the store.
 //!
 //! Not here: Russet's own kinds; they are custom resource definitions.
 
