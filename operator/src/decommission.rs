@@ -107,7 +107,7 @@ async fn delete_node_objects(context: &Context, node: &str) -> Result<(), kube::
 
 /// Deletes a node's Lease.
 async fn delete_lease(context: &Context, node: &str) -> Result<(), kube::Error> {
-    context.leases.lock().remove(node);
+    context.memory.leases.lock().remove(node);
     let leases: Api<Lease> = Api::namespaced(context.client.clone(), names::SYSTEM_NAMESPACE);
     match leases.delete(&names::node_lease(node), &Default::default()).await {
         Ok(_) => Ok(()),

@@ -19,7 +19,6 @@ use crate::context::Context;
 use crate::reconcile::requeue_after;
 
 pub use apply::operator_fields;
-pub use decide::PeerTable;
 pub use observe::missing_files;
 
 /// Retry delay while a cache lags.

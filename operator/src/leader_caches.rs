@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use russet_crds::Shard;
 use serde_json::{Value, json};
 
-use crate::context::Stores;
+use crate::stores::Stores;
 
 /// The leader's caches; empty in a process that stands by, so that only one of several operators reports.
 #[derive(Clone, Default)]

@@ -143,7 +143,7 @@ pub mod tests {
     use russet_crds::{InferenceNode, ModelCopy, ModelDeployment, NodePool, Shard, ShardGroup, Tier};
 
     use super::*;
-    use crate::context::Stores;
+    use crate::stores::Stores;
 
     /// Objects of a cluster.
     #[derive(Default)]

@@ -10,22 +10,11 @@ use russet_crds::{LocalReference, ModelCopy, ModelDeployment, ShardGroup, ShardG
 use russet_plan::ValidDeployment;
 use russet_plan::placement::NewGroup;
 
-use super::decide::PlannedDeployment;
-use super::{Error, Resources, approvals, preempt};
+use super::stages::{AppliedDeployment, PlannedDeployment, Resources};
+use super::{Error, approvals, preempt};
 use crate::context::Context;
 use crate::group::operator_fields;
 use crate::{model, ssa};
-
-/// The state after the writes.
-#[derive(Clone, Debug)]
-pub struct AppliedDeployment {
-    /// The applied plan.
-    pub planned: PlannedDeployment,
-    /// The deployment's groups that stay, including new ones.
-    pub groups: Vec<Arc<ShardGroup>>,
-    /// Number of groups that are being deleted.
-    pub leaving: usize,
-}
 
 /// Writes everything that was planned.
 pub async fn apply(

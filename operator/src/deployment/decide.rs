@@ -15,27 +15,8 @@ use russet_plan::precondition::{UnmetPrecondition, unmet_precondition};
 use russet_plan::validate::{read_at, until_idle};
 use russet_plan::{Note, Placement, ValidDeployment, note};
 
-use super::Resources;
-use super::apply::AppliedDeployment;
-use super::observe::ObservedDeployment;
+use super::stages::{AppliedDeployment, ObservedDeployment, PlannedDeployment, Resources};
 use crate::model::copy_spec;
-
-/// The writes for a deployment.
-#[derive(Clone, Debug)]
-pub struct PlannedDeployment {
-    /// The observed state.
-    pub observed: ObservedDeployment,
-    /// The deployment, if valid.
-    pub valid: Option<ValidDeployment>,
-    /// Why it cannot be planned, if it cannot.
-    pub unmet_precondition: Option<UnmetPrecondition>,
-    /// Which groups stay, are created and are deleted.
-    pub placement: Placement,
-    /// Why.
-    pub notes: Vec<Note>,
-    /// Files wanted on nodes.
-    pub copies: Vec<ModelCopySpec>,
-}
 
 /// Plans.
 pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDeployment> {
@@ -81,15 +62,15 @@ pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDepl
 
 /// Time until the decision may change without an event: when a protected replica has run for its minimum
 /// residency.
-pub fn requeue_after(resources: &Resources<AppliedDeployment>, now: Timestamp) -> Option<Duration> {
+pub fn until_next_decision(resources: &Resources<AppliedDeployment>, now: Timestamp) -> Option<Duration> {
     let Resources { deployment, stage: AppliedDeployment { planned, .. } } = resources;
     let idle = until_idle(&planned.observed.view, deployment, now);
     let times = planned.notes.iter().filter_map(|note| match note {
         Note::Resident { until, .. } => Some(*until),
         _ => None,
     });
-    let ripe = times.min().and_then(|time| Duration::try_from(time.duration_since(now)).ok());
-    idle.into_iter().chain(ripe).min()
+    let end_of_residency = times.min().and_then(|time| Duration::try_from(time.duration_since(now)).ok());
+    idle.into_iter().chain(end_of_residency).min()
 }
 
 /// Placement of its new replicas in the joint plan of all pending ones.

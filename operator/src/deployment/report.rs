@@ -8,8 +8,8 @@ use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::{ModelDeployment, PlacementReport};
 
-use super::apply::AppliedDeployment;
-use super::{Error, Resources, status};
+use super::stages::{AppliedDeployment, Resources};
+use super::{Error, status};
 use crate::context::Context;
 use crate::group::missing_files;
 use crate::ssa;

@@ -11,8 +11,7 @@ use russet_plan::placement::{UNCHANGED_REASON, is_current, status_report};
 use russet_plan::validate::IdleReason;
 use russet_plan::{Note, note};
 
-use super::Resources;
-use super::apply::AppliedDeployment;
+use super::stages::{AppliedDeployment, PlannedDeployment, Resources};
 
 /// Summary of a deployment's readiness.
 struct ReadySummary {
@@ -237,7 +236,7 @@ fn idle_condition(rest: &IdleReason) -> (Reason, String) {
     (reason, rest.to_string())
 }
 
-fn is_new(planned: &super::decide::PlannedDeployment, group: &ShardGroup) -> bool {
+fn is_new(planned: &PlannedDeployment, group: &ShardGroup) -> bool {
     let key = (group.namespace().unwrap_or_default(), group.name_any());
     if planned.placement.create.iter().any(|new| new.name == key.1) {
         return true;
@@ -295,8 +294,8 @@ mod tests {
     use russet_wire::shape::ModelShape;
 
     use super::*;
-    use crate::deployment::decide::{PlannedDeployment, decide};
-    use crate::deployment::observe::ObservedDeployment;
+    use crate::deployment::decide::decide;
+    use crate::deployment::stages::ObservedDeployment;
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 

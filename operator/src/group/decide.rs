@@ -13,12 +13,13 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
 use russet_crds::{
-    Backend, GroupPlan, LocalReference, Peer, Shard, ShardGroupStatus, ShardSpec, ShardStatus, Transport,
+    Backend, GroupPlan, LocalReference, Peer, Shard, ShardGroupStatus, ShardSpec, ShardStatus,
 };
 use russet_plan::fabric;
 
 use super::observe::ObservedGroup;
 use super::status;
+use crate::memory::PeerTable;
 
 /// Restarts within the window without backoff.
 const RESTARTS_BEFORE_BACKOFF: usize = 20;
@@ -44,15 +45,6 @@ pub struct PlannedGroup {
     pub status: ShardGroupStatus,
     /// When to requeue without an event.
     pub requeue_after: Option<Duration>,
-}
-
-/// The peer table of an epoch, written to its ranks once and constant for the epoch.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PeerTable {
-    /// Addresses of the ranks, in rank order.
-    pub peers: Vec<Peer>,
-    /// Whether they connect through tunnels.
-    pub transport: Transport,
 }
 
 /// The failure of a rank.

@@ -14,7 +14,7 @@ use russet_crds::{
     Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
 };
 
-use crate::context::Stores;
+use crate::stores::Stores;
 use crate::work_queue::QueueSender;
 use crate::{model, node};
 
