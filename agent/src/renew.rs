@@ -32,7 +32,7 @@ enum RenewError {
     #[error("the API server gives no new token")]
     Token(#[source] kube::Error),
     #[error(
-        "the first certificate in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} is not of the CA that signs; look whether Secret {SYSTEM_NAMESPACE}/{CA_SECRET} holds that one first, and its key"
+        "the first certificate in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} is not of the CA that signs; check whether Secret {SYSTEM_NAMESPACE}/{CA_SECRET} holds that one first, and its key"
     )]
     Authority,
 }
@@ -56,7 +56,7 @@ pub(crate) async fn run(identity: NodeIdentity, metrics: AgentMetrics) {
             }
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::warn!(%error, cause, "this node's identity could not be renewed yet; tried again");
+                tracing::warn!(%error, cause, "this node's identity could not be renewed; retrying");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MAX_BACKOFF);
             }

@@ -53,7 +53,11 @@ pub async fn reconcile(context: &Context, node: &InferenceNode) -> Result<Option
         }
         DecommissionStep::Release => {
             if ranks > 0 {
-                tracing::warn!(node = name, ranks, "the node goes although ranks are bound to it");
+                tracing::warn!(
+                    node = name,
+                    ranks,
+                    "the node is removed although ranks are still bound to it"
+                );
             }
             delete_node_objects(context, &name).await?;
             let rest = node.finalizers().iter().filter(|it| *it != FINALIZER).cloned().collect();

@@ -28,7 +28,7 @@ use crate::reconcile::requeue_after;
 #[derive(Debug, Error)]
 pub enum Error {
     /// The running groups could not be listed.
-    #[error("ModelDeployment {name}: the groups that run could not be listed")]
+    #[error("ModelDeployment {name}: the running ShardGroups could not be listed")]
     Observe {
         /// The deployment.
         name: String,

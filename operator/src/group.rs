@@ -39,7 +39,7 @@ pub enum Error {
         source: kube::Error,
     },
     /// The epoch was not written.
-    #[error("ShardGroup {group}: epoch {epoch} could not be begun")]
+    #[error("ShardGroup {group}: epoch {epoch} could not be written")]
     Epoch {
         /// The group.
         group: String,

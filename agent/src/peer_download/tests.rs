@@ -113,7 +113,7 @@ impl TransferLab {
         let pulled = async {
             loop {
                 match puller.download(&wanted(), &self.id, ways.clone(), progress).await {
-                    Err(StoreError::Peers { detail, .. }) if detail.contains("not to be reached") => {
+                    Err(StoreError::Peers { detail, .. }) if detail.contains("cannot be reached") => {
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                     other => return other,
@@ -381,7 +381,7 @@ async fn pinned_sha256_is_verified_against_peer_claims() {
     let ways = lab.paths("a", 2);
     let pull = async |wanted: &SourceSpec, progress: &watch::Sender<TransferProgress>| loop {
         match puller.download(wanted, &lab.id, || ways.clone(), progress).await {
-            Err(StoreError::Peers { detail, .. }) if detail.contains("not to be reached") => {
+            Err(StoreError::Peers { detail, .. }) if detail.contains("cannot be reached") => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             other => return other,

@@ -22,14 +22,14 @@ use crate::model::copy_spec;
 pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDeployment> {
     let Resources { deployment, stage: observed } = resources;
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
-    let checked = match unmet_precondition(&namespace, &deployment.spec, |name| named(&observed.models, name))
-    {
-        Some(obstacle) => Err((obstacle, Vec::new())),
-        None => read_at(&observed.view, &deployment, observed.now).map_err(|notes| {
-            let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
-            (UnmetPrecondition { reason, message: note::join(&notes), stalled: true }, notes)
-        }),
-    };
+    let checked =
+        match unmet_precondition(&namespace, &deployment.spec, |name| find_model(&observed.models, name)) {
+            Some(unmet) => Err((unmet, Vec::new())),
+            None => read_at(&observed.view, &deployment, observed.now).map_err(|notes| {
+                let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
+                (UnmetPrecondition { reason, message: note::join(&notes), stalled: true }, notes)
+            }),
+        };
     let stage = match checked {
         Ok(valid) => {
             let (placement, notes) = place_with(&observed.view, &valid, &joint_plan(&observed, &valid));
@@ -43,14 +43,14 @@ pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDepl
                 copies,
             }
         }
-        Err((obstacle, notes)) => {
+        Err((unmet, notes)) => {
             // Even an invalid deployment may be scaled down.
             let placement = scale_down(&observed.view, &namespace, &name, deployment.spec.replicas);
-            let obstacle = (deployment.spec.replicas > 0).then_some(obstacle);
+            let unmet = (deployment.spec.replicas > 0).then_some(unmet);
             PlannedDeployment {
                 observed,
                 valid: None,
-                unmet_precondition: obstacle,
+                unmet_precondition: unmet,
                 placement,
                 notes,
                 copies: Vec::new(),
@@ -77,7 +77,7 @@ pub fn until_next_decision(resources: &Resources<AppliedDeployment>, now: Timest
 fn joint_plan(observed: &ObservedDeployment, valid: &ValidDeployment) -> JointPlan {
     let competitors = observed.competitors.iter().filter_map(|(deployment, models)| {
         let namespace = deployment.namespace().unwrap_or_default();
-        match unmet_precondition(&namespace, &deployment.spec, |name| named(models, name)) {
+        match unmet_precondition(&namespace, &deployment.spec, |name| find_model(models, name)) {
             Some(_) => None,
             None => read_at(&observed.view, deployment, observed.now).ok(),
         }
@@ -93,16 +93,16 @@ fn joint_plan(observed: &ObservedDeployment, valid: &ValidDeployment) -> JointPl
 /// Every node of every current group holds the files of the model, and rank 0's also those of the draft
 /// model.
 fn copies(observed: &ObservedDeployment, model: &str, placement: &Placement) -> Vec<ModelCopySpec> {
-    let kept = placement.keep.iter().filter_map(|key| observed.view.groups.get(key));
-    let kept = kept.filter(|group| group.model == model).flat_map(|group| group.files());
+    let existing = placement.keep.iter().filter_map(|key| observed.view.groups.get(key));
+    let existing = existing.filter(|group| group.model == model).flat_map(|group| group.files());
     let created = placement.create.iter().flat_map(|new| new.plan.files(model));
-    let ahead = placement.prefetch.iter().map(|(model, node)| (model.as_str(), node.as_str()));
-    let files: BTreeSet<(&str, &str)> = kept.chain(created).chain(ahead).collect();
-    let copy = |(model, node)| Some(copy_spec(named(&observed.models, model)?, node, CopyMode::Files));
+    let prefetched = placement.prefetch.iter().map(|(model, node)| (model.as_str(), node.as_str()));
+    let files: BTreeSet<(&str, &str)> = existing.chain(created).chain(prefetched).collect();
+    let copy = |(model, node)| Some(copy_spec(find_model(&observed.models, model)?, node, CopyMode::Files));
     files.into_iter().filter_map(copy).collect()
 }
 
 /// The Model of that name.
-fn named<'m>(models: &'m [Arc<Model>], name: &str) -> Option<&'m Model> {
+fn find_model<'m>(models: &'m [Arc<Model>], name: &str) -> Option<&'m Model> {
     models.iter().map(AsRef::as_ref).find(|model| model.name_any() == name)
 }

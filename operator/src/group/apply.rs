@@ -35,7 +35,7 @@ pub async fn apply(
         })?;
         record_epoch(context, group, planned.epoch, Some(now));
         context.metrics.restarts.with_label_values(&[&format!("{:?}", loss.reason)]).inc();
-        tracing::warn!(group = name, epoch = planned.epoch, why = loss.message, "the group is formed anew");
+        tracing::warn!(group = name, epoch = planned.epoch, why = loss.message, "the group re-forms");
     }
     let api: Api<Shard> = ssa::namespaced_api(&context.client, group.as_ref());
     let failed = |shard: String| {

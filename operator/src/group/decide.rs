@@ -112,7 +112,7 @@ pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
 
     let (epoch, peer_table) = match (&bump, written) {
         (Some(_), _) => (epoch + 1, PeerTable::default()),
-        (None, Some(told)) => (epoch, told),
+        (None, Some(table)) => (epoch, table),
         (None, None) => (epoch, rendezvous(observed, &states).unwrap_or_default()),
     };
     let mut shards = Vec::new();
@@ -218,13 +218,13 @@ fn rendezvous(observed: &ObservedGroup, states: &[RankState<'_>]) -> Option<Peer
     Some(PeerTable { peers, transport })
 }
 
-fn backoff(begun: &[Timestamp], now: Timestamp) -> Option<Duration> {
+fn backoff(epoch_starts: &[Timestamp], now: Timestamp) -> Option<Duration> {
     let age = |time: &Timestamp| now.duration_since(*time).unsigned_abs();
-    let recent: Vec<Duration> = begun.iter().map(age).filter(|age| *age < RESTART_WINDOW).collect();
+    let recent: Vec<Duration> = epoch_starts.iter().map(age).filter(|age| *age < RESTART_WINDOW).collect();
     let over = recent.len().checked_sub(RESTARTS_BEFORE_BACKOFF)?;
     let pause = INITIAL_BACKOFF.saturating_mul(1 << over.min(8)).min(MAX_BACKOFF);
-    let rest = pause.saturating_sub(recent.into_iter().min()?);
-    (!rest.is_zero()).then_some(rest)
+    let remaining = pause.saturating_sub(recent.into_iter().min()?);
+    (!remaining.is_zero()).then_some(remaining)
 }
 
 fn shard_spec(observed: &ObservedGroup, rank: u32, epoch: i64, peer_table: &PeerTable) -> ShardSpec {

@@ -117,7 +117,7 @@ pub fn missing_files(context: &Context, namespace: &str, spec: &ShardGroupSpec) 
 /// Missing files of a model on a node, as text; `None` if all are present and verified.
 fn missing(context: &Context, namespace: &str, model: &str, node: &str) -> Option<String> {
     let key = ObjectRef::new(&names::model_copy(namespace, model, node));
-    let Some(copy) = context.stores.copies.get(&key) else { return Some("not asked for yet".to_owned()) };
+    let Some(copy) = context.stores.copies.get(&key) else { return Some("no copy requested yet".to_owned()) };
     let status = copy.status.clone().unwrap_or_default();
     let files = copy.spec.want == russet_crds::CopyMode::Files;
     if files && is_true(&status.conditions, Type::Ready) {

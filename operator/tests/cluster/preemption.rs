@@ -84,7 +84,7 @@ async fn approved_preemption_stops_lower_priority_replicas() {
         let ready = get(&status.conditions, Type::Ready)?.clone();
         (ready.reason == "Approved" && status.decided_at.is_some()).then_some(ready.message)
     });
-    assert_eq!(answered.await, format!("{me} said yes"));
+    assert_eq!(answered.await, format!("approved by {me}"));
     let events: Api<Event> = Api::default_namespaced(cluster.admin.clone());
     until("low is told for whom it stopped", || async {
         let all = events.list(&Default::default()).await.ok()?;

@@ -81,7 +81,7 @@ fn pool_link_demand_decides_which_nodes_share_a_group() {
             demand(FabricKind::Any, 100),
             "",
             "NodePool p: every two nodes of a group need a link of 100 Gbit/s: node a reports no link to node b; \
-             node a reports no link to node c; node a reports no link to node d; join them so, or ask for less",
+             node a reports no link to node c; node a reports no link to node d; connect them so, or require less",
         ),
     ] {
         let mut view = with(
