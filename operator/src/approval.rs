@@ -108,8 +108,8 @@ mod tests {
                 9,
                 "False AwaitingApproval ModelDeployment deep waits for a decision: russet approve q, or russet deny q",
             ),
-            (Some(ApprovalDecision::Approved), Some("ada"), 9, "True Approved ada said yes"),
-            (Some(ApprovalDecision::Denied), Some("ada"), 9, "True Denied ada said no"),
+            (Some(ApprovalDecision::Approved), Some("ada"), 9, "True Approved approved by ada"),
+            (Some(ApprovalDecision::Denied), Some("ada"), 9, "True Denied denied by ada"),
             (
                 Some(ApprovalDecision::Approved),
                 Some("ada"),

@@ -217,7 +217,7 @@ async fn corrupt_bytes_are_detected_and_fetched_from_another_peer() {
         lab.corrupt("a", at);
     }
     let error = lab.download(&puller, &["a"]).await.unwrap_err();
-    assert!(error.to_string().contains("node a gave bytes that are not those of the model"), "{error}");
+    assert!(error.to_string().contains("node a sent bytes that do not match the model"), "{error}");
     assert_eq!(puller.store.published(&wanted()), None);
     lab.assert_identical(&lab.download(&puller, &["a", "b"]).await.unwrap());
 }

@@ -325,8 +325,8 @@ mod tests {
             ("doctor", "doctor cannot be a service"),
             ("agent --no-such-flag", "does not take these options"),
             ("agent --data-dir state", "write /"),
-            ("agent --allow-file-root models", "--allow-file-root models would be looked for in /"),
-            ("gateway --kubeconfig k", "--kubeconfig k would be"),
+            ("agent --allow-file-root models", "--allow-file-root models is a relative path"),
+            ("gateway --kubeconfig k", "--kubeconfig k is a relative path"),
             ("agent --mqtt mqtt://me:secret@host", "holds a password"),
             ("up --exit-with-parent", "no standard input"),
         ] {
@@ -392,7 +392,7 @@ mod tests {
         let flag = made("agent --engine-binary /opt/engine", "/home/me/engine").unwrap();
         assert_eq!((names(&flag).as_str(), flag.homes), ("A RUSSET_LOG", HomeAccess::Hidden));
         let error = made("agent", "target/engine").unwrap_err().to_string();
-        assert!(error.starts_with("RUSSET_ENGINE target/engine would be looked for"), "{error}");
+        assert!(error.starts_with("RUSSET_ENGINE target/engine is a relative path"), "{error}");
     }
 
     #[test]

@@ -119,7 +119,7 @@ fn node_leaving_its_pool_keeps_replicas_until_an_edit() {
     assert_eq!(plan(&["a"], &["p"]), (String::new(), 1, String::new()));
     let (created, kept, notes) = plan(&["b"], &["p"]);
     assert_eq!((created.as_str(), kept), ("", 1), "{notes}");
-    assert!(notes.contains("stays on a, which NodePool p has no longer"), "{notes}");
+    assert!(notes.contains("stays on a, which NodePool p no longer has"), "{notes}");
     // A spec without pools requires nothing that it lacks; other pools require another placement.
     assert_eq!(plan(&["b"], &[]), (String::new(), 1, String::new()));
     assert_eq!(plan(&["b"], &["q"]).0, "b4");
