@@ -193,7 +193,7 @@ impl Copies {
         let store = self.shared.store.clone();
         match tokio::task::spawn_blocking(move || store.collect(&in_use)).await {
             Ok(Ok(removed)) if !removed.is_empty() => {
-                tracing::info!(count = removed.len(), "models nobody wants were removed from this node");
+                tracing::info!(count = removed.len(), "unused models were removed from this node");
                 self.shared.space_freed.notify_waiters();
             }
             Ok(Err(error)) => tracing::warn!(%error, "unwanted models could not be removed"),
@@ -368,7 +368,7 @@ impl CopyWorker {
                 return;
             };
             refused = if self.status().bytes_done > before { 0 } else { refused + 1 };
-            tracing::warn!(copy = self.name, ?reason, message, "copy failed; tried again");
+            tracing::warn!(copy = self.name, ?reason, message, "copy failed; retrying");
             self.report(&status::CopyState::Failed(reason, &message));
             if let Some((key, need)) = room {
                 self.wait_for_space(&key, need).await;
@@ -463,7 +463,7 @@ impl CopyWorker {
             CopyMode::Unknown => {
                 let version = env!("CARGO_PKG_VERSION");
                 let message = format!(
-                    "spec.want is a word of a newer release than this agent's {version}; update the agent"
+                    "spec.want has a value of a newer release than this agent's {version}; update the agent"
                 );
                 return Err((Reason::NewerRelease, message).into());
             }

@@ -36,7 +36,7 @@ enum RenewError {
     #[error("the API server gives no new token")]
     Token(#[source] kube::Error),
     #[error(
-        "the first certificate in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} is not of the CA that signs; look whether Secret {SYSTEM_NAMESPACE}/{CA_SECRET} holds that one first, and its key"
+        "the first certificate in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} is not of the CA that signs; check whether Secret {SYSTEM_NAMESPACE}/{CA_SECRET} holds that one first, and its key"
     )]
     Authority,
 }
@@ -60,7 +60,7 @@ pub(crate) async fn run(identity: NodeIdentity, metrics: AgentMetrics) {
             }
             Err(error) => {
                 let error = russet_telemetry::errors::chain(&error);
-                tracing::warn!(error, "this node's identity could not be renewed yet; tried again");
+                tracing::warn!(error, "this node's identity could not be renewed; retrying");
                 tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF)).await;
             }
         }

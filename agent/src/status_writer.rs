@@ -68,7 +68,11 @@ async fn run(client: Client, mut inbox: mpsc::UnboundedReceiver<(StatusObject, V
             match apply(&client, &object, &status).await {
                 Ok(()) => {}
                 Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 410) => {
-                    tracing::debug!(?object, message = answer.message, "nothing to report on any more");
+                    tracing::debug!(
+                        ?object,
+                        message = answer.message,
+                        "the object no longer exists; its status is not written"
+                    );
                 }
                 Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 422) => {
                     tracing::error!(?object, message = answer.message, "a report was refused as invalid");

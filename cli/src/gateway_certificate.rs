@@ -31,8 +31,8 @@ pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
 
 /// Renews the certificate if due; `jitter` (0 to 1) says how much earlier than necessary.
 async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
-    if let Ok(kept) = std::fs::read_to_string(dir.join(identity_dir::CA))
-        && let Some(ca) = request::changed_authority(client, &kept).await
+    if let Ok(stored) = std::fs::read_to_string(dir.join(identity_dir::CA))
+        && let Some(ca) = request::changed_authority(client, &stored).await
     {
         publish(dir, &[(identity_dir::CA, ca.as_bytes())])?;
         tracing::info!("the cluster's CA has changed and is trusted as it is published now");
@@ -56,7 +56,7 @@ async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
     )?;
     tracing::info!("the gateway has a new certificate");
     if !request::is_signed_by_first(&ca, &certificate) {
-        tracing::warn!("the CA published first is not the one that signs; another certificate is asked for");
+        tracing::warn!("the first published CA is not the one that signs; requesting another certificate");
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ impl Identities {
                 continue;
             }
             while let Err(error) = self.issue() {
-                tracing::warn!(error = format!("{error:#}"), "identities could not be renewed; tried again");
+                tracing::warn!(error = format!("{error:#}"), "identities could not be renewed; retrying");
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
             made = SystemTime::now();

@@ -103,9 +103,14 @@ impl MqttConnection {
                             broker,
                             topic,
                             error,
-                            "the MQTT broker is not told who is present; tried again, and nothing else waits for it"
+                            "no connection to the MQTT broker; retrying, and nothing else waits for it"
                         ),
-                        true => tracing::debug!(broker, topic, error, "the MQTT broker is still away"),
+                        true => tracing::debug!(
+                            broker,
+                            topic,
+                            error,
+                            "there is still no connection to the MQTT broker"
+                        ),
                     }
                     complained = true;
                 }
@@ -136,17 +141,17 @@ impl MqttConnection {
             match event {
                 Event::Incoming(Packet::ConnAck(_)) => {
                     *connected = true;
-                    tracing::info!(broker = self.broker, topic = self.entity.status, "present at the MQTT broker");
+                    tracing::info!(broker = self.broker, topic = self.entity.status, "connected to the MQTT broker");
                     // Publish first, then subscribe: an earlier retained status is no contradiction.
-                    let said = self.publish_online(&client).and_then(|()| {
+                    let published = self.publish_online(&client).and_then(|()| {
                         client.try_subscribe(&self.entity.status, QoS::AtLeastOnce)
                     });
-                    said.map_err(|error| error.to_string())?;
+                    published.map_err(|error| error.to_string())?;
                     asides.spawn(publish_removal(client.clone(), self.entity.clone(), forget.clone()));
                 }
-                Event::Incoming(Packet::Publish(heard))
+                Event::Incoming(Packet::Publish(message))
                     // At most one correction waits beside the removal.
-                    if self.entity.is_contradicted_by(&heard.topic, &heard.payload)
+                    if self.entity.is_contradicted_by(&message.topic, &message.payload)
                         && !*forget.borrow()
                         && unfinished(&mut asides) < 2 =>
                 {

@@ -38,7 +38,7 @@ const MIN_BATCH_TIMEOUT: Duration = Duration::from_secs(2);
 pub enum HangError {
     /// No heartbeats arrive.
     #[error(
-        "the engine was silent for {:.1} s, though it beats every {} ms, and was killed: its process is frozen, or the machine does not let it run",
+        "the engine sent no heartbeat for {:.1} s, where one is due every {} ms, and was killed: its process is frozen, or the machine does not schedule it",
         .silent.as_secs_f64(),
         HEARTBEAT_INTERVAL.as_millis()
     )]
@@ -309,7 +309,10 @@ mod tests {
     #[test]
     fn hang_errors_show_the_numbers() {
         let silent = HangError::Silent { silent: Duration::from_millis(1750) };
-        assert!(silent.to_string().contains("silent for 1.8 s, though it beats every 250 ms"), "{silent}");
+        assert!(
+            silent.to_string().contains("sent no heartbeat for 1.8 s, where one is due every 250 ms"),
+            "{silent}"
+        );
         let (running, forecast) = (Duration::from_millis(2250), Duration::from_millis(21));
         let hung = HangError::Hung { running, forecast };
         assert!(hung.to_string().contains("running for 2.2 s where 0.021 s were forecast"), "{hung}");
