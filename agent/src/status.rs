@@ -70,7 +70,7 @@ pub fn shard(
     }
     let report = rank.report.cloned().unwrap_or_default();
     let serves = matches!(rank.engine, Some((_, ProcessState::Serving)));
-    let over = over_cables(&report.ways, rank.interface)
+    let over = over_cables(&report.paths, rank.interface)
         .or_else(|| serves.then(|| not_over_known_cables(spec, rank.cabled))?);
     match over {
         Some((over, reason, message)) => {
@@ -163,13 +163,16 @@ fn next_ranks(spec: &ShardSpec) -> impl Iterator<Item = u32> {
 }
 
 /// Whether the next ranks are reached over the cables to their nodes; `None` where no cable leads there.
-fn over_cables(ways: &[pb::Way], interface: Option<fn(IpAddr) -> Option<String>>) -> Option<ConditionValue> {
+fn over_cables(
+    paths: &[pb::Path],
+    interface: Option<fn(IpAddr) -> Option<String>>,
+) -> Option<ConditionValue> {
     let named = |from: &str| {
         let name = interface?(from.parse::<SocketAddr>().ok()?.ip())?;
         Some(format!(" over {name}"))
     };
-    let say = |way: &pb::Way| {
-        let pb::Way { node, from, to, fallback } = way;
+    let say = |path: &pb::Path| {
+        let pb::Path { node, from, to, fallback } = path;
         match fallback.as_str() {
             "" => format!("node {node} is reached over a cable, {from} to {to}"),
             why => format!(
@@ -178,10 +181,10 @@ fn over_cables(ways: &[pb::Way], interface: Option<fn(IpAddr) -> Option<String>>
             ),
         }
     };
-    let fallen: Vec<String> = ways.iter().filter(|way| !way.fallback.is_empty()).map(say).collect();
-    match (ways, fallen.as_slice()) {
+    let fallen: Vec<String> = paths.iter().filter(|path| !path.fallback.is_empty()).map(say).collect();
+    match (paths, fallen.as_slice()) {
         ([], _) => None,
-        (ways, []) => Some((true, Reason::CablesUsed, ways.iter().map(say).collect::<Vec<_>>().join("; "))),
+        (paths, []) => Some((true, Reason::CablesUsed, paths.iter().map(say).collect::<Vec<_>>().join("; "))),
         (_, fallen) => Some((false, Reason::PathFallback, fallen.join("; "))),
     }
 }
@@ -378,21 +381,21 @@ mod tests {
 
     #[test]
     fn peer_reached_without_its_cable_is_named_with_reason() {
-        let way = |node: &str, fallback: &str| pb::Way {
+        let path = |node: &str, fallback: &str| pb::Path {
             node: node.to_owned(),
             from: "10.0.0.1:5000".to_owned(),
             to: "10.0.0.2:20001".to_owned(),
             fallback: fallback.to_owned(),
         };
         assert_eq!(over_cables(&[], None), None);
-        let (over, reason, words) = over_cables(&[way("b", ""), way("c", "")], None).unwrap();
+        let (over, reason, words) = over_cables(&[path("b", ""), path("c", "")], None).unwrap();
         assert_eq!((over, reason), (true, Reason::CablesUsed));
         assert!(
             words.starts_with("node b is reached over a cable, 10.0.0.1:5000 to 10.0.0.2:20001; node c"),
             "{words}"
         );
         let (over, reason, words) =
-            over_cables(&[way("b", ""), way("c", "no route")], Some(|_| Some("en0".to_owned()))).unwrap();
+            over_cables(&[path("b", ""), path("c", "no route")], Some(|_| Some("en0".to_owned()))).unwrap();
         assert_eq!((over, reason), (false, Reason::PathFallback));
         assert!(
             words.starts_with("node c is reached over en0 from 10.0.0.1:5000 at 10.0.0.2:20001 and not over"),

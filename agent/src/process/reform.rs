@@ -35,12 +35,12 @@ pub struct ReformRequest {
 
 impl ReformRequest {
     /// Has the engine leave its group. Its reports say whether it has left.
-    pub fn leave_group(self, why: &'static str) {
+    pub fn leave_group(self, reason: &'static str) {
         tokio::spawn(async move {
-            let request = pb::DisbandRequest { why: why.to_owned() };
+            let request = pb::DisbandRequest { reason: reason.to_owned() };
             let reply = self.call(|mut client| async move { client.disband(request).await.map(drop) });
-            if let Err(why) = reply.await {
-                self.send(ProcessEvent::ReformRefused(why));
+            if let Err(reason) = reply.await {
+                self.send(ProcessEvent::ReformRefused(reason));
             }
         });
     }

@@ -140,7 +140,7 @@ async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineE
 
 /// A report without the fields that change with every heartbeat.
 fn without_heartbeat(state: pb::EngineState) -> pb::EngineState {
-    pb::EngineState { batches_ended: 0, batch_forecast_seconds: 0.0, ..state }
+    pb::EngineState { batches_ended: 0, batch_estimate_seconds: 0.0, ..state }
 }
 
 /// A signal from an engine.

@@ -104,11 +104,11 @@ impl Watchdog {
     pub fn heartbeat(&mut self, state: &pb::EngineState, now: Instant) {
         self.silence.reset(now);
         self.silence_timeout = match state.phase() {
-            _ if state.beat_milliseconds == 0 => None,
+            _ if state.heartbeat_milliseconds == 0 => None,
             pb::Phase::Serving => Some(BUSY_TIMEOUT),
             _ => Some(IDLE_TIMEOUT),
         };
-        let forecast = Duration::try_from_secs_f64(state.batch_forecast_seconds).unwrap_or_default();
+        let forecast = Duration::try_from_secs_f64(state.batch_estimate_seconds).unwrap_or_default();
         let same = self.current_batch.is_some() && self.batches_ended == state.batches_ended;
         self.batches_ended = state.batches_ended;
         if !same {
@@ -181,8 +181,8 @@ mod tests {
                 let state = |phase: pb::Phase, ended, forecast| pb::EngineState {
                     phase: phase as i32,
                     batches_ended: ended,
-                    batch_forecast_seconds: forecast,
-                    beat_milliseconds: 250,
+                    batch_estimate_seconds: forecast,
+                    heartbeat_milliseconds: 250,
                     ..Default::default()
                 };
                 let beat = match does {
@@ -192,9 +192,10 @@ mod tests {
                     }
                     BatchHangs(phase, forecast) => Some(state(*phase, ended, *forecast)),
                     Idle(phase) => Some(state(*phase, ended, 0.0)),
-                    Old => {
-                        Some(pb::EngineState { beat_milliseconds: 0, ..state(pb::Phase::Serving, 0, 0.0) })
-                    }
+                    Old => Some(pb::EngineState {
+                        heartbeat_milliseconds: 0,
+                        ..state(pb::Phase::Serving, 0, 0.0)
+                    }),
                     Starves(_) => Some(state(pb::Phase::Serving, ended, 0.02)),
                     Nothing | Stopped | Listens | Suspended => None,
                 };
