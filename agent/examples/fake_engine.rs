@@ -44,7 +44,7 @@ impl FakeEngine {
             shard_uid: self.shard_uid.clone(),
             metrics_address: "127.0.0.1:1".into(),
             batches_ended: 3,
-            beat_milliseconds: 250,
+            heartbeat_milliseconds: 250,
             ..Default::default()
         }
     }
@@ -81,8 +81,8 @@ impl Control for FakeEngine {
             }
             loop {
                 tokio::time::sleep(Duration::from_millis(250)).await;
-                let batch_forecast_seconds = if hangs.load(Ordering::SeqCst) { 0.02 } else { 0.0 };
-                let mut beat = pb::EngineState { batch_forecast_seconds, ..last.clone() };
+                let batch_estimate_seconds = if hangs.load(Ordering::SeqCst) { 0.02 } else { 0.0 };
+                let mut beat = pb::EngineState { batch_estimate_seconds, ..last.clone() };
                 if grown.load(Ordering::SeqCst) {
                     beat.memory_bytes = 64 << 30;
                 }

@@ -20,7 +20,7 @@ pub(crate) type Address = watch::Receiver<IpAddr>;
 /// The initial address: configured or discovered.
 pub(crate) async fn initial(configured: Option<IpAddr>, server: &str) -> IpAddr {
     match configured {
-        Some(told) => told,
+        Some(configured) => configured,
         None => hardware::source_address(resolve(server).await),
     }
 }
@@ -51,7 +51,7 @@ fn choose(
     is_here: impl Fn(IpAddr) -> bool,
 ) -> IpAddr {
     match configured {
-        Some(told) if is_here(told) => told,
+        Some(configured) if is_here(configured) => configured,
         _ if found.is_loopback() && is_here(current) => current,
         _ => found,
     }
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn configured_address_is_preferred_else_the_route_decides() {
         let loopback = IpAddr::from([127, 0, 0, 1]);
-        for (story, told, now, found, here, wanted) in [
+        for (story, configured, now, found, here, wanted) in [
             ("nothing changed", None, ip(1), ip(1), vec![ip(1)], ip(1)),
             ("another lease", None, ip(1), ip(2), vec![ip(2)], ip(2)),
             ("another cable", None, ip(1), ip(2), vec![ip(1), ip(2)], ip(2)),
@@ -138,7 +138,7 @@ mod tests {
             ("told, and gone", Some(ip(9)), ip(9), ip(1), vec![ip(1)], ip(1)),
             ("told, and back", Some(ip(9)), ip(1), ip(1), vec![ip(1), ip(9)], ip(9)),
         ] {
-            assert_eq!(choose(told, now, found, |address| here.contains(&address)), wanted, "{story}");
+            assert_eq!(choose(configured, now, found, |address| here.contains(&address)), wanted, "{story}");
         }
     }
 

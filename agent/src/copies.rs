@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt as _};
@@ -35,6 +36,11 @@ const USE_REPORT_INTERVAL: SignedDuration = SignedDuration::from_mins(10);
 const MAX_PEER_ATTEMPTS: u32 = 3;
 /// Maximum backoff between two attempts of a copy that failed as a whole.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// Backoff between two attempts of a copy that failed as a whole; it doubles.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_secs(1))
+    .with_max_delay(MAX_BACKOFF)
+    .without_max_times();
 
 /// The status last reported; the downloading task and the supervisor both update it.
 type SharedStatus = Arc<Mutex<ModelCopyStatus>>;
@@ -187,7 +193,7 @@ impl Copies {
         let store = self.shared.store.clone();
         match tokio::task::spawn_blocking(move || store.collect(&in_use)).await {
             Ok(Ok(removed)) if !removed.is_empty() => {
-                tracing::info!(count = removed.len(), "models nobody wants were removed from this node");
+                tracing::info!(count = removed.len(), "unused models were removed from this node");
                 self.shared.space_freed.notify_waiters();
             }
             Ok(Err(error)) => tracing::warn!(%error, "unwanted models could not be removed"),
@@ -341,7 +347,7 @@ impl CopyWorker {
 
     /// Runs until the copy is complete, from its current origin.
     async fn run(&self, origin: &CopyOrigin) {
-        let mut pause = Duration::from_secs(1);
+        let mut delays = BACKOFF.build();
         let mut refused = 0;
         loop {
             let before = self.status().bytes_done;
@@ -362,17 +368,16 @@ impl CopyWorker {
                 return;
             };
             refused = if self.status().bytes_done > before { 0 } else { refused + 1 };
-            tracing::warn!(copy = self.name, ?reason, message, "copy failed; tried again");
+            tracing::warn!(copy = self.name, ?reason, message, "copy failed; retrying");
             self.report(&status::CopyState::Failed(reason, &message));
             if let Some((key, need)) = room {
                 self.wait_for_space(&key, need).await;
                 continue;
             }
             if self.status().bytes_done > before {
-                pause = Duration::from_secs(1);
+                delays = BACKOFF.build();
             }
-            tokio::time::sleep(pause.max(after)).await;
-            pause = (pause * 2).min(MAX_BACKOFF);
+            tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF).max(after)).await;
         }
     }
 
@@ -458,7 +463,7 @@ impl CopyWorker {
             CopyMode::Unknown => {
                 let version = env!("CARGO_PKG_VERSION");
                 let message = format!(
-                    "spec.want is a word of a newer release than this agent's {version}; update the agent"
+                    "spec.want has a value of a newer release than this agent's {version}; update the agent"
                 );
                 return Err((Reason::NewerRelease, message).into());
             }

@@ -51,7 +51,7 @@ pub enum GrantRefusal {
     },
     /// The limit allows it, but other programs use the memory.
     #[error(
-        "needs {} ({needed} bytes), but only {} are really free: {} available, {} of it promised to engines that still load; close other programs or set spec.memory.userReserve",
+        "needs {} ({needed} bytes), but only {} are free: {} available, {} of it reserved for engines that are still loading; close other programs or set spec.memory.userReserve",
         quantity::write(*.needed), quantity::write(.available.saturating_sub(*.promised)),
         quantity::write(*.available), quantity::write(*.promised)
     )]

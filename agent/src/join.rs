@@ -110,13 +110,13 @@ pub async fn join(config: JoinConfig) -> Result<NodeIdentity, JoinError> {
     // Another part of the process may have installed it already, which is fine.
     rustls::crypto::ring::default_provider().install_default().ok();
     let folder = crate::agent_dir(&data_dir);
-    if let Some(kept) = stored_identity(&folder, &node, &token)? {
+    if let Some(stored) = stored_identity(&folder, &node, &token)? {
         // The cluster may have moved to another address; the node name is the same.
-        let kept = kept.with_servers(&servers)?;
-        if is_known(&kept).await {
-            return Ok(kept);
+        let stored = stored.with_servers(&servers)?;
+        if is_known(&stored).await {
+            return Ok(stored);
         }
-        tracing::warn!(node, "the cluster has removed this node; it joins anew");
+        tracing::warn!(node, "the cluster has removed this node; it joins again");
     }
     let (server, ca) = reach(&servers, &token).await?;
     // The server that answers is tried first from now on.
@@ -176,9 +176,9 @@ async fn reach(servers: &[String], token: &JoinToken) -> Result<(String, Vec<u8>
 
 /// A stored identity of the same node in the same cluster that is still valid.
 fn stored_identity(folder: &Path, node: &str, token: &JoinToken) -> Result<Option<NodeIdentity>, JoinError> {
-    let Some(kept) = NodeIdentity::load(folder)? else { return Ok(None) };
-    let same = kept.node == node && pin::is_in(&kept.server_ca_pem()?, &token.ca_pin);
-    Ok((same && kept.is_valid()?).then_some(kept))
+    let Some(stored) = NodeIdentity::load(folder)? else { return Ok(None) };
+    let same = stored.node == node && pin::is_in(&stored.server_ca_pem()?, &token.ca_pin);
+    Ok((same && stored.is_valid()?).then_some(stored))
 }
 
 /// Whether the cluster still has this node; true when it cannot be reached.

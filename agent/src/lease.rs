@@ -39,7 +39,7 @@ pub(crate) async fn run(client: Client, node: String, boot_id: String, metrics: 
                 RENEW_INTERVAL
             }
             Err(error) => {
-                tracing::warn!(lease = name, %error, "the Lease could not be renewed; tried again");
+                tracing::warn!(lease = name, %error, "the Lease could not be renewed; retrying");
                 // Short at first, so that a restart of the control plane costs no renewal.
                 (pause / 2).max(Duration::from_secs(1))
             }

@@ -323,7 +323,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
             Err(Error::Removed(identity.node))
         };
     }
-    tracing::info!("agent ends; engines go on for a minute, waiting to be adopted");
+    tracing::info!("the agent stops; its engines run on for a minute and wait to be adopted");
     Ok(())
 }
 

@@ -101,7 +101,7 @@ async fn mac(metrics: AgentMetrics) {
         metrics.load(&load);
     }
     if let Ok(Err(error)) = sampling.await {
-        tracing::warn!(error, "this Mac's load and power are not shown");
+        tracing::warn!(error, "this Mac's load and power cannot be measured");
     }
 }
 

@@ -26,7 +26,7 @@ impl MetricsProxy {
         // Loopback must not go through a configured proxy.
         let client = reqwest::Client::builder().no_proxy().timeout(SCRAPE_TIMEOUT).build();
         let client =
-            client.inspect_err(|error| tracing::error!(%error, "metrics of engines are not handed on"));
+            client.inspect_err(|error| tracing::error!(%error, "metrics of engines are not exported"));
         let client = client.ok();
         Arc::new(move |path| {
             let (engines, client) = (engines.clone(), client.clone());

@@ -122,8 +122,8 @@ pub(crate) struct NodeReporter {
 pub(crate) async fn last_status(client: &Client, node: &str) -> InferenceNodeStatus {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     // Engines wait for this agent, so it does not wait for an unreachable API server.
-    let asked = tokio::time::timeout(Duration::from_secs(1), nodes.get(node)).await;
-    asked.ok().and_then(Result::ok).and_then(|node| node.status).unwrap_or_default()
+    let reply = tokio::time::timeout(Duration::from_secs(1), nodes.get(node)).await;
+    reply.ok().and_then(Result::ok).and_then(|node| node.status).unwrap_or_default()
 }
 
 /// Reports the InferenceNode's status until the node is removed.
@@ -161,10 +161,13 @@ pub(crate) async fn run(mut node: NodeReporter) {
                 missing = 0;
                 leaving = found.metadata.deletion_timestamp.is_some();
                 node.ready.store(true, Ordering::Release);
-                let told = bounds(limits.total, &found.spec.memory);
-                node.channel.limits.send_if_modified(|limits| std::mem::replace(limits, told) != told);
-                let asked = Some(HelperSpec::new(&found.spec, found.metadata.generation));
-                node.helper_spec.send_if_modified(|known| std::mem::replace(known, asked.clone()) != asked);
+                let new_limits = bounds(limits.total, &found.spec.memory);
+                node.channel
+                    .limits
+                    .send_if_modified(|limits| std::mem::replace(limits, new_limits) != new_limits);
+                let helper_spec = Some(HelperSpec::new(&found.spec, found.metadata.generation));
+                node.helper_spec
+                    .send_if_modified(|known| std::mem::replace(known, helper_spec.clone()) != helper_spec);
                 node.limiters.set(found.spec.transfers.as_ref());
                 let reserve = found.spec.disk.reserve.as_deref();
                 let other =
@@ -172,7 +175,7 @@ pub(crate) async fn run(mut node: NodeReporter) {
                 let links = found.status.map(|status| status.links).unwrap_or_default();
                 node.links.send_if_modified(|known| std::mem::replace(known, links.clone()) != links);
                 // Changed bounds change what was just reported.
-                match told != limits || other {
+                match new_limits != limits || other {
                     true => Duration::from_millis(10),
                     false if joined => Duration::from_secs(1),
                     false => REPORT_INTERVAL,
@@ -196,7 +199,7 @@ pub(crate) async fn run(mut node: NodeReporter) {
                         "the API server no longer knows this machine's credentials; if the node was removed while its agent was away, run `russet leave --force` and join again with a new token"
                     );
                 } else if last.is_none() {
-                    tracing::warn!(node = node.name, %error, "the node could not be reported yet; tried again");
+                    tracing::warn!(node = node.name, %error, "the node's status could not be written; retrying");
                 }
                 if is_unknown(&error) { REPORT_INTERVAL } else { Duration::from_secs(1) }
             }
@@ -322,8 +325,8 @@ fn backends(rdma: bool) -> Vec<String> {
 fn ports_condition(seen: &PortScan) -> (bool, Reason, String) {
     match &seen.error {
         None => (true, Reason::PortsRead, format!("{} ports", seen.ports.len())),
-        Some(trouble) => {
-            (false, Reason::PortsUnreadable, format!("{trouble}; the ports are those that were seen before"))
+        Some(error) => {
+            (false, Reason::PortsUnreadable, format!("{error}; the ports shown are the last known ones"))
         }
     }
 }
@@ -341,7 +344,9 @@ fn pressure(node: &NodeReporter, disk: &DiskUsage) -> ((bool, String), (bool, St
     };
     // A simulated size says nothing of the real machine; its own real memory can run out.
     let memory = match node.memory_override {
-        Some(played) if played > node.machine.memory => (false, "the node plays a larger size".to_owned()),
+        Some(played) if played > node.machine.memory => {
+            (false, "the node simulates a larger memory".to_owned())
+        }
         _ => say("memory", available, MEMORY_PRESSURE_BYTES),
     };
     // Models leave the whole reserve free; when half of it is used all the same, something else fills the

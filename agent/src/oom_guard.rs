@@ -102,7 +102,7 @@ impl OomGuard {
                 shard: rank.shard.clone(),
                 reason: Reason::MemoryExceeded,
                 message: format!(
-                    "its engine holds {} and was granted {}; it was ended before it takes the memory of others. It needs less context or fewer sequences, or has a leak: `russet logs` may say",
+                    "its engine holds {} and was granted {}; the agent killed it before it took memory of other engines. Lower its context or its sequences; if that does not help it leaks memory, see `russet logs`",
                     quantity::show(rank.used),
                     quantity::show(rank.granted)
                 ),
@@ -124,7 +124,7 @@ impl OomGuard {
             shard: rank.shard.clone(),
             reason: Reason::MemoryShort,
             message: format!(
-                "this machine had {} of memory left, too little to go on; of the ranks here this one was ended, for {why}. Close other programs, or raise the node's spec.memory.userReserve",
+                "this machine had only {} of memory left; the agent killed this rank, because {why}. Close other programs, or raise the node's spec.memory.userReserve",
                 quantity::show(headroom.available)
             ),
         })

@@ -86,57 +86,58 @@ impl PeerDownloader {
         &self,
         wanted: &SourceSpec,
         id: &str,
-        ways: impl Fn() -> BTreeSet<PeerPath> + Send,
+        paths: impl Fn() -> BTreeSet<PeerPath> + Send,
         progress: &watch::Sender<TransferProgress>,
     ) -> Result<Published, StoreError> {
         if let Some(published) = self.store.adopt(wanted, id).await? {
             return Ok(published);
         }
         progress.send_modify(|state| state.stage = TransferStage::Resolving);
-        let manifest = self.manifest(id, &ways()).await?;
+        let manifest = self.manifest(id, &paths()).await?;
         let (store, asked) = (self.store.clone(), wanted.clone());
         let opened = tokio::task::spawn_blocking(move || store.receive(&asked, manifest)).await;
         let receiving = opened.map_err(|error| StoreError::io(id)(std::io::Error::other(error)))??;
         let transfer = Arc::new(Transfer::new(id, receiving, self.limiter.clone(), progress.clone()));
-        self.transfer_chunks(&transfer, ways).await?;
+        self.transfer_chunks(&transfer, paths).await?;
         progress.send_modify(|state| state.stage = TransferStage::Verifying);
         self.store.publish_received(wanted, &transfer.incoming).await
     }
 
     /// The manifest, from the first peer that has the right one.
     async fn manifest(&self, id: &str, paths: &BTreeSet<PeerPath>) -> Result<Manifest, StoreError> {
-        let mut trouble = None;
-        for way in paths {
+        let mut last_error = None;
+        for path in paths {
             let asked = async {
-                let mut peer = PeerClient::connect(&self.connector, &way.peer, &way.egress, way.to).await?;
+                let mut peer =
+                    PeerClient::connect(&self.connector, &path.peer, &path.egress, path.to).await?;
                 peer.get(&models::manifest_path(id), MAX_MANIFEST_BYTES).await
             };
             match asked.await.map(|parts| serde_json::from_slice::<Manifest>(&parts.concat())) {
                 Ok(Ok(manifest)) if manifest.matches_id(id) => return Ok(manifest),
-                Ok(_) => trouble = Some(format!("node {} says something else of it", way.peer)),
-                Err(error) => trouble = Some(format!("node {}: {error}", way.peer)),
+                Ok(_) => last_error = Some(format!("node {} has another manifest of it", path.peer)),
+                Err(error) => last_error = Some(format!("node {}: {error}", path.peer)),
             }
         }
-        Err(peers_error(id, trouble))
+        Err(peers_error(id, last_error))
     }
 
     /// Keeps connections over all paths until every chunk is complete.
     async fn transfer_chunks(
         &self,
         transfer: &Arc<Transfer>,
-        ways: impl Fn() -> BTreeSet<PeerPath> + Send,
+        paths: impl Fn() -> BTreeSet<PeerPath> + Send,
     ) -> Result<(), StoreError> {
         let mut running: BTreeMap<PeerPath, JoinSet<()>> = BTreeMap::new();
         let mut numbers = 0..;
         loop {
-            let wanted = transfer.exclude_corrupt(ways());
-            running.retain(|way, _| wanted.contains(way));
-            for way in wanted {
-                running.entry(way.clone()).or_insert_with(|| {
+            let wanted = transfer.exclude_corrupt(paths());
+            running.retain(|path, _| wanted.contains(path));
+            for path in wanted {
+                running.entry(path.clone()).or_insert_with(|| {
                     let mut connections = JoinSet::new();
                     for number in numbers.by_ref().take(CONNECTIONS_PER_PATH) {
-                        let (way, connector) = (way.clone(), self.connector.clone());
-                        connections.spawn(connection::run(number, way, connector, transfer.clone()));
+                        let (path, connector) = (path.clone(), self.connector.clone());
+                        connections.spawn(connection::run(number, path, connector, transfer.clone()));
                     }
                     connections
                 });
@@ -159,8 +160,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn peers_error(id: &str, trouble: Option<String>) -> StoreError {
-    let detail = trouble.unwrap_or_else(|| "there is no way to any of them".to_owned());
+fn peers_error(id: &str, last_error: Option<String>) -> StoreError {
+    let detail = last_error.unwrap_or_else(|| "no path leads to any of them".to_owned());
     StoreError::Peers { id: id.chars().take(12).collect(), detail }
 }
 
@@ -182,7 +183,7 @@ impl Transfer {
             (state.done, state.total) = (done, manifest.bytes());
             (state.commit, state.shape) = (manifest.commit.clone(), Some(manifest.shape.clone()));
         });
-        let trouble = TransferErrors { last_received: Instant::now(), last_error: None, fatal: None };
+        let errors = TransferErrors { last_received: Instant::now(), last_error: None, fatal: None };
         Self {
             id: id.to_owned(),
             incoming,
@@ -190,7 +191,7 @@ impl Transfer {
             picker: Mutex::new(board),
             changed: Notify::new(),
             active_connections: Mutex::default(),
-            errors: Mutex::new(trouble),
+            errors: Mutex::new(errors),
             corrupt_peers: Mutex::default(),
             progress,
         }
@@ -201,32 +202,32 @@ impl Transfer {
     }
 
     /// Paths to peers that sent no corrupt data.
-    fn exclude_corrupt(&self, ways: BTreeSet<PeerPath>) -> BTreeSet<PeerPath> {
+    fn exclude_corrupt(&self, paths: BTreeSet<PeerPath>) -> BTreeSet<PeerPath> {
         let liars = lock(&self.corrupt_peers);
-        ways.into_iter().filter(|way| !liars.contains(&way.peer)).collect()
+        paths.into_iter().filter(|path| !liars.contains(&path.peer)).collect()
     }
 
     /// Removes peers without a path from the picker.
     fn remove_unreachable(&self, running: &BTreeMap<PeerPath, JoinSet<()>>) {
         let mut board = self.picker();
-        let gone = board.peers().filter(|peer| !running.keys().any(|way| way.peer == **peer));
-        let gone: Vec<String> = gone.cloned().collect();
-        for peer in gone {
+        let removed = board.peers().filter(|peer| !running.keys().any(|path| path.peer == **peer));
+        let removed: Vec<String> = removed.cloned().collect();
+        for peer in removed {
             board.remove_peer(&peer);
         }
     }
 
     /// Fails when the download has stalled, with the last error.
     fn check_stalled(&self, alone: bool) -> Result<(), StoreError> {
-        let mut trouble = lock(&self.errors);
-        if let Some(fatal) = trouble.fatal.take() {
+        let mut errors = lock(&self.errors);
+        if let Some(fatal) = errors.fatal.take() {
             return Err(fatal);
         }
         let betrayed = alone && !lock(&self.corrupt_peers).is_empty();
-        if trouble.last_received.elapsed() < STALL_TIMEOUT && !betrayed {
+        if errors.last_received.elapsed() < STALL_TIMEOUT && !betrayed {
             return Ok(());
         }
-        Err(peers_error(&self.id, trouble.last_error.take()))
+        Err(peers_error(&self.id, errors.last_error.take()))
     }
 
     /// Waits until the download is complete, the disk fails, or a peer is excluded.
@@ -242,9 +243,9 @@ impl Transfer {
         }
     }
 
-    fn record_failure(&self, way: &PeerPath, error: &DialError) {
-        let message = format!("node {} at {}: {error}", way.peer, way.to);
-        tracing::debug!(message, "a way to a model failed");
+    fn record_failure(&self, path: &PeerPath, error: &DialError) {
+        let message = format!("node {} at {}: {error}", path.peer, path.to);
+        tracing::debug!(message, "a path to a node with the model failed");
         lock(&self.errors).last_error = Some(message);
     }
 
@@ -252,12 +253,13 @@ impl Transfer {
         tracing::warn!(
             peer,
             id = self.id,
-            "what a node gave of a model was not that; nothing more is asked of it"
+            "a node sent bytes that do not match the model's hashes; nothing more is requested from it"
         );
-        let mut trouble = lock(&self.errors);
-        trouble.last_error =
-            Some(format!("node {peer} gave bytes that are not those of the model; its disk may be failing"));
-        drop(trouble);
+        let mut errors = lock(&self.errors);
+        errors.last_error = Some(format!(
+            "node {peer} sent bytes that do not match the model's hashes; its disk may be failing"
+        ));
+        drop(errors);
         lock(&self.corrupt_peers).insert(peer);
         self.changed.notify_waiters();
     }

@@ -63,7 +63,7 @@ impl ProcessState {
             (_, ProcessEvent::Exited(how)) => Self::Exited(how.clone()),
             (Self::Failed(reason, why), _) => Self::Failed(reason, why),
             (state, ProcessEvent::Reformed | ProcessEvent::ReformRefused(_)) => state,
-            (_, ProcessEvent::Hung(trouble)) => Self::Failed(trouble.reason(), trouble.to_string()),
+            (_, ProcessEvent::Hung(hang)) => Self::Failed(hang.reason(), hang.to_string()),
             (state, ProcessEvent::Reported(report)) => match report.phase() {
                 pb::Phase::Unspecified => state,
                 pb::Phase::Loading => Self::Loading,
@@ -124,8 +124,8 @@ mod tests {
             events.iter().fold(ProcessState::default(), |state, event| state.step(event))
         };
         let gone = ProcessEvent::Exited("signal 9".into());
-        let trouble = HangError::Silent { silent: std::time::Duration::from_secs(2) };
-        let (stalled, silent) = (ProcessEvent::Hung(trouble.clone()), trouble.to_string());
+        let hang = HangError::Silent { silent: std::time::Duration::from_secs(2) };
+        let (stalled, silent) = (ProcessEvent::Hung(hang.clone()), hang.to_string());
         for (events, state) in [
             (vec![], ProcessState::Starting),
             (vec![report(pb::Phase::Unspecified)], ProcessState::Starting),

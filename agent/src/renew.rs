@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use rcgen::KeyPair;
 use russet_crds::names::{CA_SECRET, SYSTEM_NAMESPACE};
 use thiserror::Error;
@@ -15,10 +16,13 @@ use crate::metrics::AgentMetrics;
 
 /// Maximum sleep: clocks jump, laptops are suspended, and the CA may be rotated.
 const MAX_SLEEP: Duration = Duration::from_secs(600);
-/// Initial backoff after a failure; it doubles.
-const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
 /// Maximum backoff after a failure.
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
+/// Backoff after failures; it doubles.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(500))
+    .with_max_delay(MAX_BACKOFF)
+    .without_max_times();
 
 /// Why a renewal failed.
 #[derive(Debug, Error)]
@@ -32,14 +36,14 @@ enum RenewError {
     #[error("the API server gives no new token")]
     Token(#[source] kube::Error),
     #[error(
-        "the first certificate in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} is not of the CA that signs; look whether Secret {SYSTEM_NAMESPACE}/{CA_SECRET} holds that one first, and its key"
+        "the first certificate in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} is not of the CA that signs; check whether Secret {SYSTEM_NAMESPACE}/{CA_SECRET} holds that one first, and its key"
     )]
     Authority,
 }
 
 /// Renews credentials until the agent exits.
 pub(crate) async fn run(identity: NodeIdentity, metrics: AgentMetrics) {
-    let mut pause = INITIAL_BACKOFF;
+    let mut delays = BACKOFF.build();
     let mut jitter: f64 = rand::random();
     loop {
         if let Ok(validity) = identity.validity() {
@@ -48,17 +52,16 @@ pub(crate) async fn run(identity: NodeIdentity, metrics: AgentMetrics) {
         match renew(&identity, jitter).await {
             Ok(None) => {
                 jitter = rand::random();
-                pause = INITIAL_BACKOFF;
+                delays = BACKOFF.build();
             }
             Ok(Some(due)) => {
-                pause = INITIAL_BACKOFF;
+                delays = BACKOFF.build();
                 tokio::time::sleep(due.min(MAX_SLEEP)).await;
             }
             Err(error) => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::warn!(%error, cause, "this node's identity could not be renewed yet; tried again");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(MAX_BACKOFF);
+                let error = russet_telemetry::errors::chain(&error);
+                tracing::warn!(error, "this node's identity could not be renewed; retrying");
+                tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF)).await;
             }
         }
     }

@@ -184,7 +184,7 @@ fn decide_shard(uid: &str, desired: &DesiredShard, actual: &ActualShard) -> Opti
         };
     }
     if actual.engine == EngineState::ReformRefused {
-        return Some(ShardAction::Stop { shard, why: "it is of no use to another formation" });
+        return Some(ShardAction::Stop { shard, why: "it cannot join another formation" });
     }
     if actual.failed {
         let useless = matches!(actual.engine, EngineState::Alive | EngineState::Loaded);
@@ -193,7 +193,7 @@ fn decide_shard(uid: &str, desired: &DesiredShard, actual: &ActualShard) -> Opti
     let runs = matches!(actual.engine, EngineState::Alive | EngineState::Loaded);
     if let (true, AddressState::Lost, Some(rendezvous)) = (runs, actual.address_state, &actual.rendezvous) {
         let message = format!(
-            "this machine no longer has the address of {}; the group must form anew at another one",
+            "this machine no longer has the address of {}; the group must re-form at another one",
             rendezvous.rpc
         );
         return Some(ShardAction::Fail { shard, reason: Reason::AddressLost, message });
@@ -218,7 +218,7 @@ fn decide_shard(uid: &str, desired: &DesiredShard, actual: &ActualShard) -> Opti
         own.rpc == rendezvous.rpc && own.ring == rendezvous.ring && own.tensor == rendezvous.tensor
     }) {
         let message = format!(
-            "the peers name {} for this rank, but the node listens at {}; the group must form anew",
+            "the peers name {} for this rank, but the node listens at {}; the group must re-form",
             own.map_or("no address", |own| own.rpc.as_str()),
             rendezvous.rpc,
         );

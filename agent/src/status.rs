@@ -70,7 +70,7 @@ pub fn shard(
     }
     let report = rank.report.cloned().unwrap_or_default();
     let serves = matches!(rank.engine, Some((_, ProcessState::Serving)));
-    let over = over_cables(&report.ways, rank.interface)
+    let over = over_cables(&report.paths, rank.interface)
         .or_else(|| serves.then(|| not_over_known_cables(spec, rank.cabled))?);
     match over {
         Some((over, reason, message)) => {
@@ -143,7 +143,7 @@ fn not_over_known_cables(spec: &ShardSpec, cabled: &[(String, IpAddr)]) -> Optio
     let late: Vec<&str> = late.into_iter().collect();
     (!late.is_empty()).then(|| {
         let message = format!(
-            "node {} is met over the network, for the group formed before its cable was known; delete this Shard to have the group form anew over it",
+            "node {} is reached over the network, because the group formed before its cable was known; delete this Shard to re-form the group over the cable",
             late.join(", node ")
         );
         (false, Reason::PathFallback, message)
@@ -163,25 +163,28 @@ fn next_ranks(spec: &ShardSpec) -> impl Iterator<Item = u32> {
 }
 
 /// Whether the next ranks are reached over the cables to their nodes; `None` where no cable leads there.
-fn over_cables(ways: &[pb::Way], interface: Option<fn(IpAddr) -> Option<String>>) -> Option<ConditionValue> {
+fn over_cables(
+    paths: &[pb::Path],
+    interface: Option<fn(IpAddr) -> Option<String>>,
+) -> Option<ConditionValue> {
     let named = |from: &str| {
         let name = interface?(from.parse::<SocketAddr>().ok()?.ip())?;
         Some(format!(" over {name}"))
     };
-    let say = |way: &pb::Way| {
-        let pb::Way { node, from, to, fallback } = way;
+    let say = |path: &pb::Path| {
+        let pb::Path { node, from, to, fallback } = path;
         match fallback.as_str() {
-            "" => format!("node {node} is met over a cable, {from} to {to}"),
+            "" => format!("node {node} is reached over a cable, {from} to {to}"),
             why => format!(
-                "node {node} is met{} from {from} at {to} and not over the cable that leads there ({why}); mend that, and delete this Shard to have the group form anew",
+                "node {node} is reached{} from {from} at {to} and not over the cable that leads there ({why}); fix that, and delete this Shard to re-form the group",
                 named(from).unwrap_or_default()
             ),
         }
     };
-    let fallen: Vec<String> = ways.iter().filter(|way| !way.fallback.is_empty()).map(say).collect();
-    match (ways, fallen.as_slice()) {
+    let fallen: Vec<String> = paths.iter().filter(|path| !path.fallback.is_empty()).map(say).collect();
+    match (paths, fallen.as_slice()) {
         ([], _) => None,
-        (ways, []) => Some((true, Reason::CablesUsed, ways.iter().map(say).collect::<Vec<_>>().join("; "))),
+        (paths, []) => Some((true, Reason::CablesUsed, paths.iter().map(say).collect::<Vec<_>>().join("; "))),
         (_, fallen) => Some((false, Reason::PathFallback, fallen.join("; "))),
     }
 }
@@ -236,7 +239,7 @@ pub fn copy(
     const FILES: &[Type] = &[Type::Downloaded, Type::Verified];
     match copy {
         CopyState::Waiting => {
-            let message = "another node fetches these files, and gives them to this one then";
+            let message = "another node fetches these files and then sends them to this one";
             set(&[Type::Downloaded, Type::Ready], false, Reason::WaitingForPeer, message);
         }
         CopyState::Transferring(progress, rate) => {
@@ -275,12 +278,17 @@ pub fn copy(
                         &[Type::Downloaded, Type::Ready],
                         false,
                         Reason::Downloading,
-                        "files are on their way",
+                        "files are being fetched",
                     );
                 }
                 (TransferStage::Verifying, None) => {
                     set(&[Type::Downloaded], true, Reason::Settled, "every byte arrived");
-                    set(&[Type::Verified, Type::Ready], false, Reason::Verifying, "every byte is read again");
+                    set(
+                        &[Type::Verified, Type::Ready],
+                        false,
+                        Reason::Verifying,
+                        "every byte is being verified",
+                    );
                 }
             }
         }
@@ -356,8 +364,8 @@ mod tests {
             not_over_known_cables(spec, &ends(nodes, "192.0.2.1")).map(|(.., words)| words)
         };
         // Rank 1 is followed by rank 0 in its stage, and by rank 3 of the next stage.
-        assert!(told(&spec, "ac").unwrap().starts_with("node a is met over the network"));
-        assert!(told(&spec, "abcd").unwrap().starts_with("node a, node d is met"));
+        assert!(told(&spec, "ac").unwrap().starts_with("node a is reached over the network"));
+        assert!(told(&spec, "abcd").unwrap().starts_with("node a, node d is reached"));
         assert_eq!(told(&spec, "bc"), None, "no ring of its runs there");
         assert_eq!(
             not_over_known_cables(&spec, &ends("a", "10.0.0.0")),
@@ -365,7 +373,7 @@ mod tests {
             "it is known by its end of the cable"
         );
         let rdma = ShardSpec { backend: Backend::Jaccl, ..spec.clone() };
-        assert!(told(&rdma, "abcd").unwrap().starts_with("node d is met"));
+        assert!(told(&rdma, "abcd").unwrap().starts_with("node d is reached"));
         assert_eq!(told(&ShardSpec { transport: Transport::Direct, ..spec.clone() }, "abcd"), None);
         let alone = ShardSpec { layers_per_rank: vec![4], tensor_size: 1, rank: 0, ..spec };
         assert_eq!(told(&alone, "abcd"), None);
@@ -373,24 +381,24 @@ mod tests {
 
     #[test]
     fn peer_reached_without_its_cable_is_named_with_reason() {
-        let way = |node: &str, fallback: &str| pb::Way {
+        let path = |node: &str, fallback: &str| pb::Path {
             node: node.to_owned(),
             from: "10.0.0.1:5000".to_owned(),
             to: "10.0.0.2:20001".to_owned(),
             fallback: fallback.to_owned(),
         };
         assert_eq!(over_cables(&[], None), None);
-        let (over, reason, words) = over_cables(&[way("b", ""), way("c", "")], None).unwrap();
+        let (over, reason, words) = over_cables(&[path("b", ""), path("c", "")], None).unwrap();
         assert_eq!((over, reason), (true, Reason::CablesUsed));
         assert!(
-            words.starts_with("node b is met over a cable, 10.0.0.1:5000 to 10.0.0.2:20001; node c"),
+            words.starts_with("node b is reached over a cable, 10.0.0.1:5000 to 10.0.0.2:20001; node c"),
             "{words}"
         );
         let (over, reason, words) =
-            over_cables(&[way("b", ""), way("c", "no route")], Some(|_| Some("en0".to_owned()))).unwrap();
+            over_cables(&[path("b", ""), path("c", "no route")], Some(|_| Some("en0".to_owned()))).unwrap();
         assert_eq!((over, reason), (false, Reason::PathFallback));
         assert!(
-            words.starts_with("node c is met over en0 from 10.0.0.1:5000 at 10.0.0.2:20001 and not over"),
+            words.starts_with("node c is reached over en0 from 10.0.0.1:5000 at 10.0.0.2:20001 and not over"),
             "{words}"
         );
         assert!(words.contains("(no route)"), "{words}");

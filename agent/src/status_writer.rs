@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use russet_crds::names::AGENT_MANAGER;
@@ -14,6 +15,11 @@ use tokio::task::JoinSet;
 
 /// Maximum backoff between two attempts; a returning control plane gets this node's statuses within it.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// Backoff between two attempts; it doubles.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(100))
+    .with_max_delay(MAX_BACKOFF)
+    .without_max_times();
 
 /// The object of a status.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +54,7 @@ impl StatusQueue {
 
 async fn run(client: Client, mut inbox: mpsc::UnboundedReceiver<(StatusObject, Value)>) {
     let mut waiting: BTreeMap<StatusObject, Value> = BTreeMap::new();
-    let mut pause = Duration::from_millis(100);
+    let mut delays = BACKOFF.build();
     loop {
         if waiting.is_empty() {
             let Some((object, status)) = inbox.recv().await else { return };
@@ -62,7 +68,11 @@ async fn run(client: Client, mut inbox: mpsc::UnboundedReceiver<(StatusObject, V
             match apply(&client, &object, &status).await {
                 Ok(()) => {}
                 Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 410) => {
-                    tracing::debug!(?object, message = answer.message, "nothing to report on any more");
+                    tracing::debug!(
+                        ?object,
+                        message = answer.message,
+                        "the object no longer exists; its status is not written"
+                    );
                 }
                 Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 422) => {
                     tracing::error!(?object, message = answer.message, "a report was refused as invalid");
@@ -75,10 +85,9 @@ async fn run(client: Client, mut inbox: mpsc::UnboundedReceiver<(StatusObject, V
             }
         }
         if failed {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_BACKOFF);
+            tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF)).await;
         } else {
-            pause = Duration::from_millis(100);
+            delays = BACKOFF.build();
         }
     }
 }

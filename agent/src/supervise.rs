@@ -179,7 +179,7 @@ impl Supervisor {
                 Some(process) => {
                     let words = spawn::last_log_line(&folder);
                     let message = format!(
-                        "engine process {} ended while the agent was away; its last line: {words}",
+                        "engine process {} ended while the agent was not running; its last line: {words}",
                         process.pid
                     );
                     slot.failure = Some((Reason::EngineExited, message));
@@ -193,7 +193,7 @@ impl Supervisor {
                     (Some(failed), _) => slot.failure = Some((Reason::EngineExited, failed.clone())),
                     (None, Ok(addresses)) => slot.addresses = Some(addresses),
                     (None, Err(error)) => {
-                        tracing::info!(shard = record.name, %error, "claimed anew after the agent was away");
+                        tracing::info!(shard = record.name, %error, "claimed again after the agent was not running");
                         record::remove(&self.setup.engines, &record.shard);
                         continue;
                     }
@@ -245,8 +245,8 @@ impl Supervisor {
         let running = self.states.iter().filter_map(|(uid, slot)| {
             let engine = slot.engine.as_ref().filter(|_| !over(slot))?;
             // MLX's own count includes the GPU's memory, the system's everything else.
-            let told = slot.report.as_ref().map_or(0, |report| report.memory_bytes);
-            let holds = told.max(hardware::process_memory(engine.process.pid).unwrap_or(0));
+            let reported = slot.report.as_ref().map_or(0, |report| report.memory_bytes);
+            let holds = reported.max(hardware::process_memory(engine.process.pid).unwrap_or(0));
             let (granted, age) = (slot.record.reserved, slot.since.elapsed());
             Some(oom_guard::RankUsage { shard: uid.clone(), used: holds, granted, age })
         });
@@ -342,7 +342,7 @@ impl Supervisor {
         let Some(slot) = self.states.get_mut(uid) else { return };
         let Some(addresses) = slot.addresses.take() else {
             let message =
-                format!("{} is no longer this rank's; the group must form anew", slot.record.rendezvous.rpc);
+                format!("{} is no longer this rank's; the group must re-form", slot.record.rendezvous.rpc);
             return self.fail(uid, Reason::EngineNotStarted, message);
         };
         let socket = record::socket(&self.setup.engines, uid);
@@ -419,7 +419,7 @@ impl Supervisor {
         tracing::info!(
             shard = slot.record.name,
             pid = engine.process.pid,
-            "the Shard was deleted; its engine answers what runs and ends"
+            "the Shard was deleted; its engine finishes running requests and exits"
         );
         engine.stopping = true;
         engine.shutdown = Some(stop::graceful(engine.process.clone(), socket, stop::KILL_TIMEOUT));

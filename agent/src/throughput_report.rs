@@ -13,8 +13,8 @@ pub(crate) fn update(
     shown: Option<&MeasuredThroughput>,
     report: &pb::EngineState,
 ) -> Option<MeasuredThroughput> {
-    let pb::Measured { tokens_per_second, streams, context_tokens, prompt_tokens_per_second } =
-        report.measured?;
+    let pb::Throughput { tokens_per_second, streams, context_tokens, prompt_tokens_per_second } =
+        report.throughput?;
     let prompts = (prompt_tokens_per_second > 0.0).then_some(prompt_tokens_per_second);
     let same = |shown: &&MeasuredThroughput| {
         let prompts = match (shown.prompt_tokens_per_second.as_deref(), prompts) {
@@ -41,13 +41,13 @@ mod tests {
     use super::*;
 
     fn report(rate: f64, streams: u32, prompts: f64) -> pb::EngineState {
-        let measured = pb::Measured {
+        let throughput = pb::Throughput {
             tokens_per_second: rate,
             streams,
             context_tokens: 900,
             prompt_tokens_per_second: prompts,
         };
-        pb::EngineState { measured: Some(measured), ..Default::default() }
+        pb::EngineState { throughput: Some(throughput), ..Default::default() }
     }
 
     #[test]

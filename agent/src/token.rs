@@ -27,7 +27,7 @@ pub struct JoinToken {
 /// A malformed join token.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
-    "this is no join token ({problem}); copy the whole line that `russet token create` printed, it begins with `{PREFIX}`"
+    "this is not a join token ({problem}); copy the whole line that `russet token create` printed, it begins with `{PREFIX}`"
 )]
 pub struct TokenError {
     problem: &'static str,

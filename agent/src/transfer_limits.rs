@@ -93,13 +93,13 @@ impl TransferLimiter {
         let now = Zoned::now();
         let left = quiet_minutes_left(&limits.quiet_hours, minute_of_week(&now))?;
         let text = match left {
-            WEEK_MINUTES.. => "they never end".to_owned(),
+            WEEK_MINUTES.. => "at any time".to_owned(),
             left => {
                 let end = now.checked_add(jiff::Span::new().minutes(left)).unwrap_or(now);
                 format!("until {}", end.strftime("%a %H:%M"))
             }
         };
-        Some(format!("spec.transfers of this node says that nothing comes in these hours: {text}"))
+        Some(format!("quiet hours in spec.transfers of this node: nothing is downloaded {text}"))
     }
 
     /// Waits until quiet hours begin.
@@ -268,7 +268,7 @@ mod tests {
         let quiet = TransferLimits { quiet_hours: vec![hours("00:00-00:00")], ..Default::default() };
         let (hushed, _) = tokio::join!(pace.wait_until_quiet(), async { pace.set(quiet) });
         assert_eq!(hushed, ());
-        assert!(pace.quiet_message().unwrap().contains("they never end"), "{:?}", pace.quiet_message());
+        assert!(pace.quiet_message().unwrap().contains("at any time"), "{:?}", pace.quiet_message());
         tokio::join!(pace.wait_until_allowed(), async { pace.set(TransferLimits::default()) });
         assert_eq!(pace.quiet_message(), None);
     }

@@ -89,7 +89,7 @@ where
             Ok(valid) => Some((key, Arc::new(valid.clone()))),
             Err(error) => {
                 let object = ObjectRef::from_obj(object.as_ref());
-                tracing::warn!(%object, %error, "an object this agent cannot read is left as it was");
+                tracing::warn!(%object, %error, "an object this agent cannot parse is left unchanged");
                 last.get(&key).map(|known| (key, known.clone()))
             }
         }

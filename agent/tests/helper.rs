@@ -178,7 +178,7 @@ fn helper_changes_apply_once_and_revert_completely() {
 
     // Another request undoes only what it does not contain.
     let (changed, _) = space.apply(&apply_request(&[("tb0", "172.31.240.9/30")], RestartPolicy::Drop), "one");
-    assert_eq!(changed.first().map(String::as_str), Some("taken back: tb1 has 172.31.240.5/30"));
+    assert_eq!(changed.first().map(String::as_str), Some("reverted: tb1 has 172.31.240.5/30"));
     assert_eq!(changed.last().map(String::as_str), Some("tb0 has 172.31.240.9/30"));
     assert_eq!(changed.len(), 5, "{changed:?}");
 
@@ -312,7 +312,9 @@ async fn mac_network_is_changed_over_the_socket_and_reverted() {
         stream.shutdown().await.ok();
         let mut answer = Vec::new();
         match stream.read_to_end(&mut answer).await {
-            Ok(_) => assert!(String::from_utf8_lossy(&answer).contains("this is no request"), "{line:?}"),
+            Ok(_) => {
+                assert!(String::from_utf8_lossy(&answer).contains("does not know the request"), "{line:?}")
+            }
             Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{line:?}"),
         }
     }
@@ -327,7 +329,7 @@ async fn mac_network_is_changed_over_the_socket_and_reverted() {
     // request.
     assert_eq!(mac.state(), ["Cable\nEthernet\n", "", "en4\n", "20000\n"].map(str::to_owned));
     let HelperReply::Refused { why } = send_request(&at, &mac_request()).await.unwrap() else { panic!() };
-    assert!(why.contains("taken back at the machine itself"), "{why}");
+    assert!(why.contains("reverted at the machine itself"), "{why}");
     end.send(()).unwrap();
     serving.await.unwrap();
     assert!(!at.exists());
@@ -372,10 +374,7 @@ async fn helper_reapplies_only_requested_changes() {
     for leave in [leave(false, false), leave(true, false), leave(false, true)] {
         let wish = MachineRequest { leave, ..whole.clone() };
         let refused = helper.handle(HelperRequest::Apply(wish)).await;
-        assert!(
-            matches!(&refused, HelperReply::Refused { why } if why.contains("taken back")),
-            "{refused:?}"
-        );
+        assert!(matches!(&refused, HelperReply::Refused { why } if why.contains("reverted")), "{refused:?}");
     }
     done(helper.handle(empty_request()).await);
     assert_eq!(done(helper.handle(mac_request()).await).len(), 4);

@@ -1,116 +1,22 @@
 //! Authentication and authorization: client certificates, tokens, impersonation, RBAC. Handlers see a
-//! [`User`] and never how it was authenticated.
+//! [`user::User`] and never how it was authenticated.
 
 pub mod defaults;
+pub mod policies;
 pub mod rbac;
-pub mod reviews;
+pub mod signer;
 pub mod tokens;
-
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+pub mod user;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use serde_json::Value;
 
+use crate::call::Call;
 use crate::state::ServerState;
 use crate::status::{ApiError, Result};
-use crate::store::Store;
-use crate::verbs::Call;
-use rbac::{Attributes, Policy, RbacRule};
-
-/// The group with all permissions.
-pub const MASTERS: &str = "system:masters";
-/// The group of all authenticated users.
-pub const AUTHENTICATED: &str = "system:authenticated";
-/// The group of all unauthenticated users.
-pub const UNAUTHENTICATED: &str = "system:unauthenticated";
-
-/// The user of a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct User {
-    /// The name.
-    pub name: String,
-    /// A unique id, if the credential carries one.
-    pub uid: String,
-    /// The groups.
-    pub groups: Vec<String>,
-    /// Further attributes from the credential.
-    pub extra: BTreeMap<String, Vec<String>>,
-}
-
-impl User {
-    /// An authenticated user with this name and these groups.
-    pub fn authenticated(name: &str, groups: Vec<String>) -> Self {
-        let mut groups = groups;
-        if !groups.iter().any(|group| group == AUTHENTICATED) {
-            groups.push(AUTHENTICATED.into());
-        }
-        Self { name: name.into(), groups, ..Self::default() }
-    }
-
-    /// The server itself.
-    pub fn server() -> Self {
-        Self::authenticated("system:apiserver", vec![MASTERS.into()])
-    }
-
-    /// The anonymous user.
-    pub fn anonymous() -> Self {
-        Self { name: "system:anonymous".into(), groups: vec![UNAUTHENTICATED.into()], ..Self::default() }
-    }
-
-    /// Whether this is the anonymous user.
-    pub fn is_anonymous(&self) -> bool {
-        self.groups.iter().any(|group| group == UNAUTHENTICATED)
-    }
-
-    /// The user in the format of reviews.
-    pub fn to_value(&self) -> Value {
-        let mut value = serde_json::json!({"username": self.name, "groups": self.groups});
-        if !self.uid.is_empty() {
-            value["uid"] = Value::String(self.uid.clone());
-        }
-        if !self.extra.is_empty() {
-            value["extra"] = serde_json::json!(self.extra);
-        }
-        value
-    }
-}
-
-/// The RBAC policy in force; replaced as a whole when a role or binding changes.
-#[derive(Debug)]
-pub struct Policies {
-    current: RwLock<Arc<Policy>>,
-    /// Serialises refreshes: of two, the one that reads later also publishes later. Readers wait for neither.
-    refreshing: Mutex<()>,
-}
-
-impl Policies {
-    /// The policy from the roles and bindings in the store.
-    pub fn load(store: &dyn Store) -> Self {
-        let policies = Self { current: RwLock::new(Arc::new(Policy::default())), refreshing: Mutex::new(()) };
-        policies.refresh(store);
-        policies
-    }
-
-    /// The current policy.
-    pub fn policy(&self) -> Arc<Policy> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Reads roles and bindings again.
-    pub fn refresh(&self, store: &dyn Store) {
-        let refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
-        match store.range(rbac::PREFIX, None, None) {
-            Ok(snapshot) => {
-                let policy = Policy::new(snapshot.records.iter().map(|record| Value::clone(record.object())));
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
-            }
-            Err(error) => tracing::error!(%error, "roles and bindings could not be read"),
-        }
-        drop(refreshing);
-    }
-}
+use rbac::{Attributes, RbacRule};
+use user::{MASTERS, User};
 
 /// Authenticates a request: `certified` by the connection's client certificate, else by a bearer token.
 pub fn authenticate(api: &ServerState, certified: Option<&User>, headers: &HeaderMap) -> Result<User> {

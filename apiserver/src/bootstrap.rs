@@ -8,7 +8,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::auth::defaults;
-use crate::gc;
+use crate::call::Call;
+use crate::gc::edit;
 use crate::kinds::builtin;
 use crate::object;
 use crate::pki::Authority;
@@ -16,7 +17,7 @@ use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 use crate::store::{Expect, Txn, TxnChange, TxnOutcome};
 use crate::verbs::write::WriteOrigin;
-use crate::verbs::{Call, create, list};
+use crate::verbs::{create, list};
 
 /// The namespaces that always exist.
 pub const NAMESPACES: &[&str] =
@@ -41,7 +42,7 @@ pub async fn run(api: &Arc<ServerState>, authority: &Authority) -> Result<()> {
     });
     // A new CA, created because its files were lost, replaces the one whose key is gone.
     let key = format!("{}russet-system/russet-ca", builtin::prefix("", "secrets"));
-    gc::edit(api, &key, |stored| {
+    edit::edit(api, &key, |stored| {
         let differs = stored["data"] != secret["data"];
         object::copy_field(stored, &secret, "data");
         differs

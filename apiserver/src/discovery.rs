@@ -10,7 +10,8 @@ use http::{HeaderMap, Response, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha512};
 
-use crate::kinds::{Resource, Table};
+use crate::kinds::resource::Resource;
+use crate::kinds::table::Table;
 use crate::openapi;
 use crate::output::{self, Body};
 use crate::status::{ApiError, Result};

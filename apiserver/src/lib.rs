@@ -1,16 +1,17 @@
 //! The embedded Kubernetes-style API server.
 //!
 //! A request enters through [`server`] (TLS, routing), is authenticated and authorized by [`auth`], finds its
-//! resource in the table of [`kinds`], and is handled by its verb in [`verbs`]. A write is decoded
-//! ([`protobuf`], [`schema::strict`]), applied ([`patch`]), normalized (pruned, defaulted, validated:
-//! [`schema`], [`kinds::rules`]), admitted ([`admission`]) and stored ([`store`]) unless the object changed
-//! in the meantime. Watches and controllers ([`gc`]) follow the store.
+//! resource in the table of [`kinds`], becomes a [`call::Call`], and is handled by its verb in [`verbs`]. A
+//! write is decoded ([`protobuf`], [`schema::strict`]), applied ([`patch`]), normalized (pruned, defaulted,
+//! validated: [`schema`], [`kinds::rules`]), admitted ([`admission`]) and stored ([`store`]) unless the object
+//! changed in the meantime. Watches and controllers ([`gc`]) follow the store.
 //!
 //! Not here: Russet's own kinds; they are custom resource definitions.
 
 pub mod admission;
 pub mod auth;
 pub mod bootstrap;
+pub mod call;
 pub mod discovery;
 pub mod gc;
 pub mod kinds;
@@ -43,12 +44,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-use crate::admission::Admission;
-use crate::auth::tokens::Signer;
-use crate::auth::{MASTERS, Policies};
+use crate::admission::policies::Admission;
+use crate::auth::policies::Policies;
+use crate::auth::signer::Signer;
+use crate::auth::user::MASTERS;
 use crate::kinds::Kinds;
 use crate::metrics::Metrics;
 use crate::pki::{Authority, PkiError};
+use crate::server::host;
 use crate::server::listen::{self, ConnectionService, LanListener};
 use crate::server::tls::{self, Resolver};
 use crate::state::ServerState;
@@ -137,7 +140,7 @@ pub enum Error {
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),
     /// The bootstrap objects could not be written.
-    #[error("cannot write the first objects: {0}")]
+    #[error("cannot create the bootstrap objects: {0}")]
     Bootstrap(#[from] status::ApiError),
 }
 
@@ -225,7 +228,7 @@ pub async fn start(config: ApiServerConfig) -> Result<RunningServer, Error> {
         }
     };
     let authority = Arc::new(Authority::ensure(&pki_dir)?);
-    let addresses = listen::certificate_addresses(&listen::host_addresses());
+    let addresses = host::certificate_addresses(&host::host_addresses());
     let resolver = Arc::new(Resolver::new(&authority, &addresses)?);
     let acceptor = TlsAcceptor::from(Arc::new(tls::config(&authority, resolver.clone())?));
 

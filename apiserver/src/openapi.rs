@@ -2,7 +2,6 @@
 //!
 //! Not here: the index at `/openapi/v3` with its hashes. OpenAPI v2 is an empty document ([`v2`]).
 
-mod builtin;
 mod paths;
 pub mod v2;
 
@@ -10,7 +9,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-pub use builtin::{builtin_schema, object_meta};
+use crate::schema::builtin::{self, COMPONENTS};
 
 /// A served resource, as OpenAPI needs it.
 #[derive(Debug, Clone)]
@@ -112,8 +111,6 @@ fn add_reachable(mut wanted: BTreeSet<String>, schemas: &mut Map<String, Value>)
         schemas.insert(name, definition.clone());
     }
 }
-
-const COMPONENTS: &str = "#/components/schemas/";
 
 fn references(schema: &Value, found: &mut BTreeSet<String>) {
     match schema {

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Map, Value, json};
 
-use crate::kinds::Resource;
+use crate::kinds::resource::Resource;
 use crate::object;
 use crate::status::{ApiError, Result};
 use crate::table::{self, Include};

@@ -102,9 +102,8 @@ impl Authority {
         let (_, parsed) =
             x509_parser::parse_x509_certificate(&first).map_err(|error| unusable("CA certificate", error))?;
         if *parsed.public_key().subject_public_key.data != *key.der_bytes() {
-            let told =
-                "it is not that of the first certificate in ca.crt; put back ca.crt and ca.key of one backup";
-            return Err(unusable("CA key", told));
+            let problem = "it does not match the first certificate in ca.crt; restore ca.crt and ca.key from the same backup";
+            return Err(unusable("CA key", problem));
         }
         let issuer =
             Issuer::from_ca_cert_pem(cert_pem, key).map_err(|error| unusable("CA certificate", error))?;
@@ -341,7 +340,7 @@ mod tests {
         let both = format!("{}{}", first.cert_pem(), second.cert_pem());
         Authority::from_pem(&both, first.key_pem()).unwrap();
         let error = Authority::from_pem(&both, second.key_pem()).unwrap_err();
-        assert!(error.to_string().contains("not that of the first certificate"), "{error}");
+        assert!(error.to_string().contains("does not match the first certificate"), "{error}");
     }
 
     #[test]

@@ -5,13 +5,14 @@
 
 mod admission;
 mod definitions;
+mod field;
 mod messages;
 mod wire;
 
 use base64::Engine as _;
 use serde_json::{Map, Value};
 
-use messages::Type;
+use field::Type;
 use wire::{Fields, Payload};
 
 /// Why a protobuf body is rejected.
@@ -21,7 +22,7 @@ pub enum ProtobufError {
     #[error("the protobuf body is malformed: {0}")]
     Malformed(String),
     /// A kind without a message definition here (415).
-    #[error("no protobuf encoding of {api_version} {kind} is known here; send application/json")]
+    #[error("this server has no protobuf encoding of {api_version} {kind}; send application/json")]
     UnknownKind {
         /// `v1`.
         api_version: String,
@@ -70,7 +71,7 @@ pub fn to_json(body: &[u8]) -> Result<Value, ProtobufError> {
 }
 
 fn text(bytes: &[u8]) -> Result<String, String> {
-    std::str::from_utf8(bytes).map(str::to_owned).map_err(|error| format!("a text is not UTF-8: {error}"))
+    std::str::from_utf8(bytes).map(str::to_owned).map_err(|error| format!("a string is not UTF-8: {error}"))
 }
 
 fn base64(bytes: &[u8]) -> String {
@@ -200,7 +201,7 @@ fn double(bytes: &[u8]) -> Result<Value, String> {
     }
     serde_json::Number::from_f64(number)
         .map(Value::Number)
-        .ok_or_else(|| format!("{number} is no number JSON has"))
+        .ok_or_else(|| format!("{number} is not a JSON number"))
 }
 
 /// Varints encode negative numbers in two's complement.
@@ -428,7 +429,7 @@ mod tests {
     fn malformed_protobuf_bodies_are_refused_with_the_reason() {
         assert!(matches!(to_json(b"{}"), Err(ProtobufError::Malformed(_))));
         let pod = to_json(&body("v1", "Pod", &[])).expect_err("no Pods here");
-        assert_eq!(pod.to_string(), "no protobuf encoding of v1 Pod is known here; send application/json");
+        assert_eq!(pod.to_string(), "this server has no protobuf encoding of v1 Pod; send application/json");
         let broken = to_json(&body("v1", "Secret", &[number(1, 0)])).expect_err("metadata is a message");
         assert!(broken.to_string().contains("Secret.metadata"), "{broken}");
         let cut = body("v1", "Secret", &[vec![0x0a, 0x7f]]);

@@ -3,6 +3,7 @@
 //!
 //! Not here: the lifecycle of CRDs (names, conditions), publishing OpenAPI.
 
+pub mod builtin;
 pub mod cel;
 pub mod default;
 pub mod format;
@@ -11,6 +12,7 @@ pub mod read;
 pub mod strict;
 pub mod structural;
 pub mod validate;
+pub mod values;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::kinds::Resource;
+use crate::kinds::resource::Resource;
 use crate::status::{ApiError, Result};
 
 /// One requirement on one label.

@@ -2,6 +2,7 @@
 //! handling of requests on resources, see [`crate::verbs`].
 
 mod handshakes;
+pub mod host;
 pub mod listen;
 pub mod tls;
 
@@ -14,8 +15,10 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 
+use crate::auth;
 use crate::auth::rbac::Attributes;
-use crate::auth::{self, User};
+use crate::auth::user::User;
+use crate::call::{Call, REQUEST_TIMEOUT};
 use crate::discovery;
 use crate::object;
 use crate::openapi;
@@ -23,7 +26,7 @@ use crate::output::{self, Body};
 use crate::request::{self, Query, RequestTarget};
 use crate::state::ServerState;
 use crate::status::{ApiError, Result};
-use crate::verbs::{self, Call};
+use crate::verbs;
 
 /// Maximum body size in bytes, as in Kubernetes.
 pub const BODY_LIMIT: usize = 3 * 1024 * 1024;
@@ -104,8 +107,9 @@ async fn route(
     let reading = Limited::new(body, BODY_LIMIT).collect();
     let body = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
         Err(_) => {
-            let told = format!("the body did not arrive within {} s; send it again", BODY_TIMEOUT.as_secs());
-            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", told));
+            let problem =
+                format!("the body did not arrive within {} s; send it again", BODY_TIMEOUT.as_secs());
+            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", problem));
         }
         Ok(Ok(collected)) => collected.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(ApiError::too_large(BODY_LIMIT)),
@@ -113,7 +117,7 @@ async fn route(
     };
     let RequestTarget { namespace, name, subresource, .. } = target;
     let headers = parts.headers;
-    let deadline = tokio::time::Instant::now() + verbs::REQUEST_TIMEOUT;
+    let deadline = tokio::time::Instant::now() + REQUEST_TIMEOUT;
     let call = Call { user, resource, namespace, name, subresource, query, headers, body, deadline };
     // A handler runs to completion even when its client disconnects: a durable write is also recorded.
     let (api, verb) = (api.clone(), verb);
@@ -121,7 +125,7 @@ async fn route(
     handler.await.unwrap_or_else(|error| Err(ApiError::internal(format!("the handler stopped: {error}"))))
 }
 
-fn check_scope(target: &RequestTarget, resource: &crate::kinds::Resource) -> Result<()> {
+fn check_scope(target: &RequestTarget, resource: &crate::kinds::resource::Resource) -> Result<()> {
     let has_namespace = !target.namespace.is_empty();
     let of_namespaces = resource.prefix == crate::kinds::builtin::prefix("", "namespaces");
     if resource.namespaced && !has_namespace && !target.name.is_empty() {

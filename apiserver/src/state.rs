@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::admission::Admission;
-use crate::auth::Policies;
-use crate::auth::tokens::Signer;
+use crate::admission::policies::Admission;
+use crate::auth::policies::Policies;
+use crate::auth::signer::Signer;
 use crate::kinds::Kinds;
 use crate::metrics::Metrics;
 use crate::store::Store;

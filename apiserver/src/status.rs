@@ -146,7 +146,7 @@ impl ApiError {
 
     /// 422: the object violates its schema or a rule.
     pub fn invalid(group: &str, kind: &str, name: &str, causes: Vec<Cause>) -> Self {
-        let told: Vec<String> = causes
+        let problem: Vec<String> = causes
             .iter()
             .map(|cause| {
                 if cause.field.is_empty() {
@@ -156,14 +156,14 @@ impl ApiError {
                 }
             })
             .collect();
-        let told = match told.as_slice() {
+        let problem = match problem.as_slice() {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),
         };
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "Invalid",
-            format!("{} \"{name}\" is invalid: {told}", qualified(group, kind)),
+            format!("{} \"{name}\" is invalid: {problem}", qualified(group, kind)),
         )
         .about(group, kind, name)
         .with_causes(causes)

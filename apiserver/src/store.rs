@@ -134,14 +134,14 @@ pub enum StoreError {
         why: String,
     },
     /// The etcd settings are invalid.
-    #[error("the settings of etcd are unusable: {why}")]
+    #[error("the etcd settings are invalid: {why}")]
     Settings {
         /// The cause.
         why: String,
     },
     /// No etcd member responds, or they have no quorum; nothing was written.
     #[error(
-        "etcd does not answer ({why}); nothing was changed. Look whether most of its members run and are reachable: {endpoints}"
+        "etcd does not answer ({why}); nothing was changed. Check that a majority of its members is running and reachable: {endpoints}"
     )]
     Unreachable {
         /// All members.
@@ -151,7 +151,7 @@ pub enum StoreError {
     },
     /// A write was sent, but no response came.
     #[error(
-        "etcd did not say whether the change was made ({why}); read the object before trying again. Look whether most of its members run: {endpoints}"
+        "it is unknown whether etcd made the change ({why}); read the object before retrying. Check that a majority of its members is running: {endpoints}"
     )]
     Undecided {
         /// All members.
@@ -160,13 +160,13 @@ pub enum StoreError {
         why: String,
     },
     /// etcd rejected the request.
-    #[error("etcd refuses: {why}")]
+    #[error("etcd refused the request: {why}")]
     Refused {
         /// etcd's error.
         why: String,
     },
     /// The server is stopping.
-    #[error("the store is closed because the server is stopping; ask again once it runs")]
+    #[error("the store is closed because the server is stopping; retry once it runs again")]
     Closed,
     /// The history no longer contains the revision.
     #[error("too old resource version: {asked} ({oldest})")]

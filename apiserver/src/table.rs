@@ -81,7 +81,7 @@ fn name_column() -> Column {
         name: "Name".into(),
         kind: "string".into(),
         format: "name".into(),
-        description: "Name must be unique within a namespace; it is what the object is addressed by.".into(),
+        description: "Name must be unique within a namespace; it identifies the object.".into(),
         priority: 0,
         source: ColumnSource::Code(|object, _| object["metadata"]["name"].clone()),
     }
@@ -256,7 +256,7 @@ mod tests {
             {"name": "On", "type": "boolean", "jsonPath": ".spec.on"},
             {"name": "Nodes", "type": "string", "jsonPath": ".spec.nodes"},
             {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-            {"name": "Broken", "type": "date", "jsonPath": ".spec.replicas", "description": "said so"},
+            {"name": "Broken", "type": "date", "jsonPath": ".spec.replicas", "description": "a broken column"},
         ]});
         let full = json!({"metadata": {"name": "a", "creationTimestamp": "2026-11-21T09:00:00Z"},
             "spec": {"replicas": 2, "share": 0.5, "on": true, "nodes": ["x"]},
@@ -280,7 +280,7 @@ mod tests {
             table["columnDefinitions"].as_array().expect("headings").iter().map(|c| &c["name"]).collect();
         assert_eq!(headings, ["Name", "Replicas", "Ready", "Share", "On", "Nodes", "Age", "Broken"]);
         assert_eq!(table["columnDefinitions"][3]["priority"], 1);
-        assert_eq!(table["columnDefinitions"][7]["description"], "said so");
+        assert_eq!(table["columnDefinitions"][7]["description"], "a broken column");
     }
 
     #[test]

@@ -25,23 +25,23 @@ pub async fn run(arguments: Arguments, decision: ApprovalDecision) -> Result<()>
     let Arguments { name, connection } = arguments;
     let client = connection.client().await?;
     let api: Api<Approval> = Api::namespaced(client.clone(), &connection.namespace);
-    let asked = api.list(&ListParams::default()).await.context("the Approvals could not be listed")?.items;
+    let pending = api.list(&ListParams::default()).await.context("the Approvals could not be listed")?.items;
     let Some(name) = name else {
-        list(&asked, &connection.namespace);
+        list(&pending, &connection.namespace);
         return Ok(());
     };
     let of_name = |approval: &&Approval| {
         approval.name_any() == name || (approval.spec.deployment_ref.name == name && is_open(approval))
     };
-    let found: Vec<&Approval> = asked.iter().filter(of_name).collect();
+    let found: Vec<&Approval> = pending.iter().filter(of_name).collect();
     let approval = match found.as_slice() {
         [one] => one.name_any(),
         [] => bail!(
-            "nothing called {name} is asked in namespace {}; `russet approve` lists what is",
+            "there is no pending Approval {name} and no ModelDeployment {name} with one in namespace {}; `russet approve` lists pending Approvals",
             connection.namespace
         ),
         several => bail!(
-            "{name} asks {} things; name one of {}",
+            "ModelDeployment {name} has {} pending Approvals; name one of {}",
             several.len(),
             several.iter().map(|one| one.name_any()).collect::<Vec<_>>().join(", ")
         ),
@@ -50,7 +50,7 @@ pub async fn run(arguments: Arguments, decision: ApprovalDecision) -> Result<()>
     let patch = json!({"spec": {"decision": decision, "decidedBy": me}});
     api.patch(&approval, &PatchParams::default(), &Patch::Merge(patch))
         .await
-        .with_context(|| format!("Approval {approval} could not be answered"))?;
+        .with_context(|| format!("the decision of Approval {approval} could not be written"))?;
     let word = if decision == ApprovalDecision::Approved { "approved" } else { "denied" };
     println!("approval.russet.dev/{approval} {word} by {me}");
     Ok(())
@@ -60,10 +60,10 @@ fn is_open(approval: &Approval) -> bool {
     approval.spec.decision.is_none()
 }
 
-fn list(asked: &[Approval], namespace: &str) {
-    let open: Vec<&Approval> = asked.iter().filter(|approval| is_open(approval)).collect();
+fn list(pending: &[Approval], namespace: &str) {
+    let open: Vec<&Approval> = pending.iter().filter(|approval| is_open(approval)).collect();
     if open.is_empty() {
-        println!("Nothing is asked in namespace {namespace}.");
+        println!("No Approval is pending in namespace {namespace}.");
         return;
     }
     let header = ["NAME", "DEPLOYMENT", "ACTION", "QUESTION"].map(str::to_owned).to_vec();

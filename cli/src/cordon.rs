@@ -21,7 +21,7 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { node, connection } = arguments;
     schedule(&connection.client().await?, &node, Scheduling::Cordoned).await?;
-    println!("inferencenode/{node} cordoned: what runs stays, nothing new comes");
+    println!("inferencenode/{node} cordoned: running engines stay, no new work is placed here");
     Ok(())
 }
 

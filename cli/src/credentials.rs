@@ -62,21 +62,21 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             let values = values.collect::<Result<Vec<_>>>()?;
             create(&client, namespace, &name, values).await?;
             update_role(&client, namespace, |names| insert(names, &name)).await?;
-            println!("secret/{name} made; nodes may fetch with it where a Model's source.secretRef names it");
+            println!("secret/{name} created; nodes may use it for Models whose source.secretRef names it");
         }
         CredentialsAction::Allow { name } => {
             let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-            let there = secrets.get_metadata_opt(&name).await.context("cannot look for the Secret")?;
+            let existing = secrets.get_metadata_opt(&name).await.context("cannot look for the Secret")?;
             ensure!(
-                there.is_some(),
+                existing.is_some(),
                 "there is no Secret {namespace}/{name}; make it with `russet credentials add {name} -n {namespace}`"
             );
             update_role(&client, namespace, |names| insert(names, &name)).await?;
-            println!("secret/{name}: nodes may fetch with it where a Model's source.secretRef names it");
+            println!("secret/{name}: nodes may use it for Models whose source.secretRef names it");
         }
         CredentialsAction::Forbid { name } => {
             update_role(&client, namespace, |names| names.retain(|it| *it != name)).await?;
-            println!("secret/{name}: no node may fetch with it; the Secret stays");
+            println!("secret/{name}: nodes may no longer use it; the Secret is kept");
         }
         CredentialsAction::List => {
             let role = roles(&client, namespace).get_opt(SOURCES_ROLE).await;
@@ -130,10 +130,10 @@ async fn update_role(client: &Client, namespace: &str, change: impl Fn(&mut Vec<
     let api = roles(client, namespace);
     let what = || format!("cannot change Role {namespace}/{SOURCES_ROLE}");
     for _ in 0..MAX_ATTEMPTS {
-        let there = api.get_opt(SOURCES_ROLE).await.with_context(what)?;
-        let role = with_names(there.clone(), &change);
+        let existing = api.get_opt(SOURCES_ROLE).await.with_context(what)?;
+        let role = with_names(existing.clone(), &change);
         let params = PostParams::default();
-        let written = match &there {
+        let written = match &existing {
             Some(_) => api.replace(SOURCES_ROLE, &params, &role).await,
             None => api.create(&params, &role).await,
         };
@@ -144,12 +144,12 @@ async fn update_role(client: &Client, namespace: &str, change: impl Fn(&mut Vec<
             Err(error) => return Err(error).with_context(what),
         }
     }
-    bail!("{}: somebody else changes it all the time; try again", what())
+    bail!("{}: another client keeps changing it; try again", what())
 }
 
 /// The Role with changed names; rules that do not grant reading of named Secrets stay.
-fn with_names(there: Option<Role>, change: impl Fn(&mut Vec<String>)) -> Role {
-    let mut role = there.unwrap_or_default();
+fn with_names(existing: Option<Role>, change: impl Fn(&mut Vec<String>)) -> Role {
+    let mut role = existing.unwrap_or_default();
     role.metadata.name = Some(SOURCES_ROLE.to_owned());
     let (own, mut rules): (Vec<_>, Vec<_>) =
         role.rules.take().unwrap_or_default().into_iter().partition(is_sources_rule);

@@ -105,9 +105,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
     let bad = findings.iter().filter(|finding| finding.mark == Mark::Bad).count();
     if bad > 0 {
-        bail!("{bad} of {} findings are to be mended", findings.len());
+        bail!("{bad} of {} findings need attention", findings.len());
     }
-    println!("nothing is to be mended");
+    println!("nothing needs attention");
     Ok(())
 }
 

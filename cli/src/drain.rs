@@ -33,7 +33,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { node, timeout_seconds, connection } = arguments;
     let client = connection.client().await?;
     schedule(&client, &node, Scheduling::Draining).await?;
-    println!("inferencenode/{node} draining: what runs moves away, nothing new comes");
+    println!(
+        "inferencenode/{node} draining: running replicas move to other nodes, no new work is placed here"
+    );
     let deadline = Instant::now() + Duration::from_secs(timeout_seconds);
     let mut here = BTreeMap::new();
     let mut last = String::new();
@@ -44,7 +46,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             Err(error) => (false, format!("{error:#}")),
         };
         if drained {
-            println!("inferencenode/{node} drained: nothing runs there any more");
+            println!("inferencenode/{node} drained: no engine runs there");
             return Ok(());
         }
         if message != last {
@@ -53,7 +55,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         }
         if Instant::now() >= deadline {
             bail!(
-                "node {node} is not empty after {timeout_seconds} s: {last}; make room elsewhere or scale down what runs there, or take the drain back with `russet uncordon {node}`"
+                "node {node} is not empty after {timeout_seconds} s: {last}; free memory on other nodes, scale down its deployments, or undo the drain with `russet uncordon {node}`"
             );
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -97,7 +99,7 @@ async fn poll(client: &Client, node: &str, here: &mut BTreeMap<GroupKey, String>
     let current = drained.filter(|it| it.observed_generation == found.metadata.generation);
     let mut message = match current {
         Some(condition) => condition.message.clone(),
-        None => "the operator has not looked at the node yet".to_owned(),
+        None => "the operator has not processed the node yet".to_owned(),
     };
     // A replica that fits nowhere else stays, and its deployment says why.
     for ((namespace, _), deployment) in &now {

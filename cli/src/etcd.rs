@@ -80,11 +80,11 @@ mod tests {
     #[test]
     fn child_process_gets_the_flags_of_its_parent() {
         let line = "russet --etcd-endpoints https://a:1,https://b:2 --etcd-cafile ca --etcd-certfile c --etcd-keyfile k";
-        let told = EtcdFlags::try_parse_from(line.split(' ')).unwrap().etcd;
-        let flags = [vec!["russet".to_owned()], told.to_flags()].concat();
-        let heard = EtcdFlags::try_parse_from(flags).unwrap().etcd;
-        assert_eq!(format!("{heard:?}"), format!("{told:?}"));
-        assert_eq!(heard.config().unwrap().endpoints, ["https://a:1", "https://b:2"]);
+        let parsed = EtcdFlags::try_parse_from(line.split(' ')).unwrap().etcd;
+        let flags = [vec!["russet".to_owned()], parsed.to_flags()].concat();
+        let flags_parsed = EtcdFlags::try_parse_from(flags).unwrap().etcd;
+        assert_eq!(format!("{flags_parsed:?}"), format!("{parsed:?}"));
+        assert_eq!(flags_parsed.config().unwrap().endpoints, ["https://a:1", "https://b:2"]);
         assert!(EtcdFlags::try_parse_from(["russet"]).unwrap().etcd.config().is_none());
         assert!(EtcdFlags::try_parse_from("russet --etcd-certfile c".split(' ')).is_err());
     }

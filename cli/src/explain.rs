@@ -33,13 +33,13 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let deployments: Vec<Arc<ModelDeployment>> =
         all.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect();
     let namespace = &connection.namespace;
-    let there: Vec<String> = deployments
+    let known: Vec<String> = deployments
         .iter()
         .filter(|deployment| deployment.namespace().as_deref() == Some(namespace))
         .map(|deployment| deployment.name_any())
         .collect();
-    if let Some(name) = name.as_ref().filter(|name| !there.contains(name)) {
-        match there.as_slice() {
+    if let Some(name) = name.as_ref().filter(|name| !known.contains(name)) {
+        match known.as_slice() {
             [] => bail!(
                 "there is no ModelDeployment in namespace {namespace}; apply one, or name another with -n"
             ),

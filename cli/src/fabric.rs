@@ -107,7 +107,7 @@ fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
     let orders: Vec<&str> = orders.map(|(name, _)| name.as_str()).collect();
     if changes.is_empty() && orders.is_empty() {
         return Ok(
-            "nothing to change: no cable lacks an address alone; `russet fabric show` says what it lacks\n"
+            "nothing to change: no cable lacks only an address; `russet fabric show` lists what each one lacks\n"
                 .to_owned(),
         );
     }
@@ -115,7 +115,7 @@ fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
     for (node, made) in &changes {
         text.push_str(&format!("on {node}:\n"));
         made.iter().for_each(|change| text.push_str(&format!("  sudo {}\n", change.command().join(" "))));
-        text.push_str("  to take it back:\n");
+        text.push_str("  to undo it:\n");
         made.iter()
             .rev()
             .for_each(|change| text.push_str(&format!("    sudo {}\n", change.undo().join(" "))));
@@ -125,7 +125,7 @@ fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
             "on {node}, whose internet traffic goes over a cable:\n  network services of cables behind all others (networksetup -ordernetworkservices)\n"
         ));
     }
-    text.push_str("These last until a machine starts anew, but for the order of services. Nothing was changed; `russet fabric apply` has\nthe machines do it. Where a machine is reached over such a port\nor its bridge, be at it when you type them.\n");
+    text.push_str("These last until a machine restarts, except the order of services. Nothing was changed; `russet fabric apply` lets\nthe agents make the changes. Have physical access to a machine that is reached over such a port\nor its bridge when you run them.\n");
     Ok(text)
 }
 
@@ -277,8 +277,7 @@ mod tests {
         let planned = plan(&pair, Ipv4Addr::new(10, 9, 8, 7)).unwrap();
         assert!(
             planned.starts_with(
-                "on a:\n  sudo ifconfig bridge0 deletem en2\n  sudo ifconfig en2 inet 10.9.0.1 netmask 255.255.255.252 alias\n  \
-                 to take it back:\n    sudo ifconfig en2 inet 10.9.0.1 delete\n    sudo ifconfig bridge0 addm en2\non b:\n"
+                "on a:\n  sudo ifconfig bridge0 deletem en2\n  sudo ifconfig en2 inet 10.9.0.1 netmask 255.255.255.252 alias\n  to undo it:\n    sudo ifconfig en2 inet 10.9.0.1 delete\n    sudo ifconfig bridge0 addm en2\non b:\n"
             ),
             "{planned}"
         );

@@ -87,11 +87,11 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 /// Elsewhere the kubeconfig or the pod's ServiceAccount is the identity, and the certificate for engines is
 /// requested and renewed here; the second value says whether it is.
 async fn connect(layout: &DataDir, kubeconfig: Option<PathBuf>) -> Result<(Client, bool)> {
-    let kept = layout.gateway().join(identity_dir::KUBECONFIG);
+    let stored = layout.gateway().join(identity_dir::KUBECONFIG);
     let client = match kubeconfig {
         Some(path) => kube_client::client(&path, |_| {}).await?,
-        None if kept.exists() || std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() => {
-            let client = kube_client::client(&kept, |_| {}).await.context(
+        None if stored.exists() || std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() => {
+            let client = kube_client::client(&stored, |_| {}).await.context(
                 "no control plane is known here; start one with `russet up`, or name a kubeconfig with --kubeconfig",
             )?;
             return Ok((client, false));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use kube::Client;
 use russet_agent::join::identity::Validity;
 use russet_agent::join::request::{self, CertificateRequest};
@@ -17,6 +18,11 @@ const MAX_SLEEP: Duration = Duration::from_secs(600);
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum retry interval while another CA signs than the one published first: every attempt is one more CSR.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
+/// Backoff after certificates not signed by the CA published first; it doubles.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(RETRY_INTERVAL)
+    .with_max_delay(MAX_RETRY_INTERVAL)
+    .without_max_times();
 
 /// Ensures that `dir` holds a gateway certificate that is not about to expire.
 pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
@@ -25,8 +31,8 @@ pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
 
 /// Renews the certificate if due; `jitter` (0 to 1) says how much earlier than necessary.
 async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
-    if let Ok(kept) = std::fs::read_to_string(dir.join(identity_dir::CA))
-        && let Some(ca) = request::changed_authority(client, &kept).await
+    if let Ok(stored) = std::fs::read_to_string(dir.join(identity_dir::CA))
+        && let Some(ca) = request::changed_authority(client, &stored).await
     {
         publish(dir, &[(identity_dir::CA, ca.as_bytes())])?;
         tracing::info!("the cluster's CA has changed and is trusted as it is published now");
@@ -50,7 +56,7 @@ async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
     )?;
     tracing::info!("the gateway has a new certificate");
     if !request::is_signed_by_first(&ca, &certificate) {
-        tracing::warn!("the CA published first is not the one that signs; another certificate is asked for");
+        tracing::warn!("the first published CA is not the one that signs; requesting another certificate");
     }
     Ok(())
 }
@@ -64,10 +70,10 @@ fn publish(dir: &Path, files: &[(&str, &[u8])]) -> Result<()> {
 pub async fn run(client: Client, dir: PathBuf) {
     // Jitter: gateways renew a little early and at different times, so that they do not all ask at once.
     let jitter: f64 = rand::random();
-    let mut vain = 0;
+    let mut delays = BACKOFF.build();
     loop {
         let pause = match renew(&client, &dir, jitter).await {
-            Ok(()) => next_wait(renewal_due(&dir, jitter), &mut vain),
+            Ok(()) => next_wait(renewal_due(&dir, jitter), &mut delays),
             Err(error) => {
                 tracing::warn!(
                     error = format!("{error:#}"),
@@ -80,16 +86,13 @@ pub async fn run(client: Client, dir: PathBuf) {
     }
 }
 
-/// Time until the next check; `vain` counts certificates not signed by the CA published first, and each of
-/// them doubles the interval.
-fn next_wait(due: Option<Duration>, mismatches: &mut u32) -> Duration {
+/// Time until the next check: the next delay while another CA signs than the one published first.
+fn next_wait(due: Option<Duration>, delays: &mut ExponentialBackoff) -> Duration {
     if let Some(due) = due {
-        *mismatches = 0;
+        *delays = BACKOFF.build();
         return due.clamp(Duration::from_millis(100), MAX_SLEEP);
     }
-    let pause = RETRY_INTERVAL.saturating_mul(2_u32.saturating_pow(*mismatches)).min(MAX_RETRY_INTERVAL);
-    *mismatches = mismatches.saturating_add(1);
-    pause
+    delays.next().unwrap_or(MAX_RETRY_INTERVAL)
 }
 
 /// Time until the certificate in `dir` has to be renewed; `None` without one, or if the current CA did not
@@ -107,12 +110,12 @@ mod tests {
 
     #[test]
     fn certificates_of_another_ca_are_requested_with_backoff() {
-        let mut vain = 0;
-        let seconds: Vec<u64> = (0..40).map(|_| next_wait(None, &mut vain).as_secs()).collect();
+        let mut delays = BACKOFF.build();
+        let seconds: Vec<u64> = (0..40).map(|_| next_wait(None, &mut delays).as_secs()).collect();
         assert_eq!(seconds[..8], [5, 10, 20, 40, 80, 160, 300, 300]);
         assert!(seconds[8..].iter().all(|it| *it == 300), "{seconds:?}");
         let hour = Duration::from_secs(3600);
-        assert_eq!(next_wait(Some(hour), &mut vain), MAX_SLEEP);
-        assert_eq!(next_wait(None, &mut vain), RETRY_INTERVAL, "a good one begins anew");
+        assert_eq!(next_wait(Some(hour), &mut delays), MAX_SLEEP);
+        assert_eq!(next_wait(None, &mut delays), RETRY_INTERVAL, "a good one begins anew");
     }
 }

@@ -82,10 +82,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
 fn print_reverted(answer: HelperReply) -> Result<()> {
     match answer {
-        HelperReply::Done { changed, .. } if changed.is_empty() => println!("nothing was to be taken back"),
+        HelperReply::Done { changed, .. } if changed.is_empty() => println!("there was nothing to revert"),
         HelperReply::Done { changed, .. } => println!("{}", changed.join("\n")),
         HelperReply::Refused { why } | HelperReply::Failed { why } => {
-            bail!("not all could be taken back: {why}")
+            bail!("not everything could be reverted: {why}")
         }
     }
     Ok(())
@@ -97,7 +97,7 @@ fn user_id(user: &str) -> Result<u32> {
         return Ok(number);
     }
     let letters = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    ensure!(!user.starts_with('-') && user.chars().all(letters), "--user {user:?} is no name of a user");
+    ensure!(!user.starts_with('-') && user.chars().all(letters), "--user {user:?} is not the name of a user");
     // Users of directory services are in no file.
     let output = Command::new("/usr/bin/id").args(["-u", user]).env_clear().output();
     let output = output.context("/usr/bin/id could not be run; give --user a number")?;
@@ -115,8 +115,8 @@ mod tests {
     fn users_are_names_or_numbers() {
         assert_eq!((user_id("4321").unwrap(), user_id("root").unwrap()), (4321, 0));
         for (user, words) in [
-            ("-u", "no name of a user"),
-            ("a b", "no name of a user"),
+            ("-u", "not the name of a user"),
+            ("a b", "not the name of a user"),
             ("nobody-of-russet", "there is no user"),
         ] {
             let error = user_id(user).unwrap_err().to_string();

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use russet_agent::Access;
 use russet_agent::join::identity::{Material, NodeIdentity, kubeconfig};
-use russet_apiserver::auth::MASTERS;
+use russet_apiserver::auth::user::MASTERS;
 use russet_apiserver::pki;
 use russet_rpc::tls::{self, identity_dir};
 
@@ -59,7 +59,7 @@ impl Identities {
                 continue;
             }
             while let Err(error) = self.issue() {
-                tracing::warn!(error = format!("{error:#}"), "identities could not be renewed; tried again");
+                tracing::warn!(error = format!("{error:#}"), "identities could not be renewed; retrying");
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
             made = SystemTime::now();

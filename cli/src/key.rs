@@ -119,10 +119,10 @@ async fn create(client: Client, namespace: &str, name: &str, spec: AccessKeySpec
     // Only the key goes to standard output, so that `KEY=$(russet key create …)` works.
     println!("{}", secret.expose());
     eprintln!(
-        "This is the key of AccessKey {namespace}/{name}. It is shown this once; only its hash is kept."
+        "This is the key of AccessKey {namespace}/{name}. It is shown only once; the cluster stores only its hash."
     );
     eprintln!(
-        "Clients send it as `Authorization: Bearer KEY`. From now on the gateway answers nobody without a key."
+        "Clients send it as `Authorization: Bearer KEY`. From now on the gateway refuses requests without a key."
     );
     Ok(())
 }

@@ -31,9 +31,9 @@ impl LeaderIdentity {
                 return Err(error).context(format!("cannot lock {}", path.display()));
             }
         }
-        let kept =
+        let stored =
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut identity = kept.trim().to_owned();
+        let mut identity = stored.trim().to_owned();
         if identity.is_empty() {
             identity = generate();
             std::fs::write(&path, &identity).with_context(|| format!("cannot write {}", path.display()))?;

@@ -35,14 +35,16 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         );
     }
     if !force {
-        eprintln!("What runs here moves to other nodes first; that may take some minutes.");
+        eprintln!("Replicas on this node move to other nodes first; this may take some minutes.");
     }
     let data_dir = layout.root().to_owned();
     let config = russet_agent::leave::LeaveConfig { data_dir, force, purge, helper };
     let node = russet_agent::leave::leave(config).await?;
     println!("Node {node} has left its cluster.");
     if force {
-        println!("Nobody there was told: kubectl delete inferencenode {node}");
+        println!(
+            "The cluster does not know this yet; remove the node there: kubectl delete inferencenode {node}"
+        );
     }
     if !purge {
         println!(

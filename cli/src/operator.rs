@@ -42,7 +42,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let client = connect(arguments.kubeconfig).await?;
     let registry = prometheus::Registry::new();
     let ready = Arc::new(AtomicBool::new(false));
-    let watched = LeaderCaches::default();
+    let leader_caches = LeaderCaches::default();
     let listen = arguments.metrics_listen;
     let metrics = tokio::net::TcpListener::bind(listen)
         .await
@@ -51,13 +51,13 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         metrics,
         registry.clone(),
         ready.clone(),
-        pages(&watched),
+        pages(&leader_caches),
     ));
     tracing::info!(metrics = %listen, "the operator starts");
     let identity = arguments.identity.filter(|name| !name.is_empty());
     let identity = identity.unwrap_or_else(|| LeaderIdentity::ephemeral().identity);
     let credential = russet_operator::node_accounts::Credential::Account;
-    let result = russet_operator::run(client, &identity, credential, registry, watched, ready, async {
+    let result = russet_operator::run(client, &identity, credential, registry, leader_caches, ready, async {
         signals::stop_signal(arguments.exit_with_parent).await;
     })
     .await;
@@ -66,13 +66,13 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 }
 
 /// `/targets`: metrics addresses of agents and engines, for Prometheus' HTTP service discovery.
-pub fn pages(watched: &LeaderCaches) -> Pages {
-    let watched = watched.clone();
+pub fn pages(leader_caches: &LeaderCaches) -> Pages {
+    let leader_caches = leader_caches.clone();
     Arc::new(move |path| {
-        let watched = watched.clone();
+        let leader_caches = leader_caches.clone();
         Box::pin(async move {
             let json = "application/json".to_owned();
-            (path == "/targets").then(|| Page { content_type: json, text: watched.targets() })
+            (path == "/targets").then(|| Page { content_type: json, text: leader_caches.targets() })
         })
     })
 }

@@ -25,7 +25,7 @@ const NOT_PLACED: u8 = 3;
 /// Arguments of `russet plan`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exits with 0 when everything has a place, 3 when something has none, 2 when a file cannot be read."
+    after_help = "Exits with 0 when everything is placed, 3 when something is not, 2 when a file cannot be read."
 )]
 pub struct Arguments {
     /// Objects to plan as if applied: a YAML file, a folder of them, or `-`; may be given several times.
@@ -127,7 +127,7 @@ pub async fn read_server(connection: &Connection) -> Result<ManifestSet> {
     for (kind, plural) in KINDS {
         let path = format!("/apis/{GROUP}/{VERSION}/{plural}");
         let mut list = client::get_json(&client, &path, "application/json").await.with_context(|| {
-            format!("the {plural} could not be listed; with --cluster no server is asked")
+            format!("the {plural} could not be listed; with --cluster no server is needed")
         })?;
         let items = list.get_mut("items").and_then(Value::as_array_mut).map(std::mem::take);
         for mut item in items.unwrap_or_default() {

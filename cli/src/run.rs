@@ -62,7 +62,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let deployment = ensure_deployment(&client, &connection, &name).await?;
     wait::until_ready(&client, &namespace, &name, &deployment, timeout_seconds).await?;
 
-    eprintln!("ModelDeployment {namespace}/{deployment} answers, and goes on when this ends. To end it:");
+    eprintln!("ModelDeployment {namespace}/{deployment} is ready and keeps running. To delete it:");
     eprintln!("  russet delete modeldeployment/{deployment} -n {namespace}");
     let gateway = match gateway {
         Some(gateway) => gateway,
@@ -74,7 +74,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         Some(prompt) => chat.ask_once(prompt).await,
         None => {
             if std::io::stdin().is_terminal() {
-                eprintln!("Ask; Ctrl-D ends.");
+                eprintln!("Type a question; Ctrl-D ends.");
             }
             chat.ask_lines().await
         }
@@ -128,7 +128,7 @@ async fn ensure_deployment(client: &Client, connection: &Connection, model: &str
     let deployments: Api<ModelDeployment> = Api::namespaced(client.clone(), namespace);
     catalog::server_side_apply(&deployments, model, &deployment)
         .await
-        .with_context(|| format!("ModelDeployment {namespace}/{model} was not taken"))?;
+        .with_context(|| format!("ModelDeployment {namespace}/{model} could not be applied"))?;
     eprintln!("modeldeployment/{model} applied");
     Ok(model.to_owned())
 }
@@ -146,6 +146,6 @@ where
 
 /// URL of the gateway of the `russet up` that wrote the kubeconfig.
 fn nearest_gateway(connection: &Connection) -> Result<String> {
-    let told = std::fs::read_to_string(DataDir::resolve(Some(connection.folder()?))?.gateway_address());
-    Ok(told.map_or_else(|_| DEFAULT_GATEWAY.to_owned(), |address| address.trim().to_owned()))
+    let address = std::fs::read_to_string(DataDir::resolve(Some(connection.folder()?))?.gateway_address());
+    Ok(address.map_or_else(|_| DEFAULT_GATEWAY.to_owned(), |address| address.trim().to_owned()))
 }

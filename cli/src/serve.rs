@@ -84,7 +84,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let operator = kube_client::client(&operator_dir.join(identity_dir::KUBECONFIG), |_| {}).await?;
     let renewing = tokio::spawn(identities.run());
     let ready = Arc::new(AtomicBool::new(false));
-    let watched = russet_operator::LeaderCaches::default();
+    let leader_caches = russet_operator::LeaderCaches::default();
     let metrics = tokio::net::TcpListener::bind(arguments.metrics_listen).await.with_context(|| {
         format!("cannot serve metrics on {}; choose another --metrics-listen", arguments.metrics_listen)
     })?;
@@ -93,15 +93,23 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         metrics,
         registry.clone(),
         ready.clone(),
-        crate::operator::pages(&watched),
+        crate::operator::pages(&leader_caches),
     ));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let candidate = LeaderIdentity::load_or_create(&operator_dir)?;
     let mut operator = tokio::spawn(async move {
         let credential = russet_operator::node_accounts::Credential::Certificate;
-        russet_operator::run(operator, &candidate.identity, credential, registry, watched, ready, async {
-            let _ = stopped.await;
-        })
+        russet_operator::run(
+            operator,
+            &candidate.identity,
+            credential,
+            registry,
+            leader_caches,
+            ready,
+            async {
+                let _ = stopped.await;
+            },
+        )
         .await
     });
     tracing::info!(%server, "the control plane serves");

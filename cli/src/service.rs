@@ -140,7 +140,7 @@ fn install(asked: Install) -> Result<()> {
             let outcome = files::write(&root, file)?;
             let path = files::under_root(&root, &file.path);
             match outcome {
-                WriteOutcome::Unchanged => println!("{} is as it should be", path.display()),
+                WriteOutcome::Unchanged => println!("{} is up to date", path.display()),
                 WriteOutcome::Written => println!("{} was written", path.display()),
             }
         }
@@ -170,7 +170,7 @@ fn uninstall(verb: Verb, place: &ServiceLocation, force: bool) -> Result<()> {
         removed |= files::remove(&root, &shared, systemd::is_ours, force)?;
     }
     ensure!(removed, "{name} is not installed: there is no {}", files::under_root(&root, &path).display());
-    println!("{name} is no service any more; its user, its data and its logs are as they were");
+    println!("{name} is uninstalled; its user, its data and its logs are kept");
     Ok(())
 }
 
@@ -181,7 +181,7 @@ fn status(place: &ServiceLocation) -> Result<()> {
         let path = files::under_root(&root, &manager.path(verb));
         let Some(text) = files::read(&path)? else { continue };
         lines.push(format!("{}: {}", manager.name(verb), path.display()));
-        let command = manager.command(&text).unwrap_or_else(|| "nobody can tell what".to_owned());
+        let command = manager.command(&text).unwrap_or_else(|| "unknown".to_owned());
         lines.push(format!("  runs  {command}"));
         if !manager.is_ours(verb, &text) {
             lines.push("  note  russet did not write this file".to_owned());
@@ -199,7 +199,7 @@ fn status(place: &ServiceLocation) -> Result<()> {
     );
     println!("{}", lines.join("\n"));
     if place.live_manager().is_none() {
-        println!("{manager} was not asked: it does not run here, or the files are below another root");
+        println!("{manager} was not queried: it does not run here, or the files are below another root");
     }
     ensure!(down == 0, "{down} of the services do not run");
     Ok(())

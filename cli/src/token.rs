@@ -92,13 +92,13 @@ fn cluster(path: &Path) -> Result<(String, Vec<CertificateDer<'static>>)> {
         (Some(data), _) => STANDARD.decode(data).context("the kubeconfig's CA is not Base64")?,
         (None, Some(file)) => std::fs::read(file).with_context(|| format!("cannot read the CA {file}"))?,
         (None, None) => bail!(
-            "{} names no certificate authority, so machines that join could not tell the server from another; add certificate-authority to its cluster",
+            "{} names no certificate authority, so machines that join could not verify the server; add certificate-authority to its cluster",
             path.display()
         ),
     };
     let authorities: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&pem)
         .collect::<Result<_, _>>()
-        .context("the kubeconfig's CA is no certificate")?;
+        .context("the kubeconfig's CA is not a certificate")?;
     Ok((server, authorities))
 }
 
@@ -123,7 +123,7 @@ async fn authority(
         }
     }
     match last {
-        Some(error) => Err(error).context("the kubeconfig's CA does not vouch for its server"),
+        Some(error) => Err(error).context("the kubeconfig's CA did not sign its server's certificate"),
         None => bail!("the kubeconfig's CA holds no certificate"),
     }
 }

@@ -10,6 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use russet_telemetry::logfile;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
@@ -22,10 +23,13 @@ use crate::log_rotation;
 use crate::mqtt::MqttArguments;
 use crate::signals::{self, StopSignal};
 
-/// Backoff before the first restart; doubled up to [`MAX_BACKOFF`] while a child keeps failing.
-const MIN_BACKOFF: Duration = Duration::from_millis(200);
-/// Maximum backoff: short enough to notice a freed port.
+/// Maximum backoff before a restart: short enough to notice a freed port.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
+/// Backoff before restarts; it doubles while a child keeps failing.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(200))
+    .with_max_delay(MAX_BACKOFF)
+    .without_max_times();
 /// A child that ran this long had started well, so the backoff is reset.
 const HEALTHY_AFTER: Duration = Duration::from_secs(30);
 /// Time for children to stop before they are killed: open streams get the gateway's ten seconds.
@@ -312,7 +316,7 @@ struct ChildProcess {
     log: PathBuf,
     child: Option<Child>,
     started: Instant,
-    backoff: Duration,
+    delays: ExponentialBackoff,
     restart_at: Option<Instant>,
 }
 
@@ -326,7 +330,7 @@ impl ChildProcess {
             log: layout.logs().join(format!("{name}.log")),
             child: None,
             started: Instant::now(),
-            backoff: MIN_BACKOFF,
+            delays: BACKOFF.build(),
             restart_at: None,
         }
     }
@@ -372,17 +376,17 @@ impl ChildProcess {
         let Some(status) = self.exited() else { return };
         self.child = None;
         if self.started.elapsed() >= HEALTHY_AFTER {
-            self.backoff = MIN_BACKOFF;
+            self.delays = BACKOFF.build();
         }
+        let delay = self.delays.next().unwrap_or(MAX_BACKOFF);
         eprintln!(
             "{} ended ({status}) and starts again in {} ms; its log {} ends with:\n{}",
             self.name,
-            self.backoff.as_millis(),
+            delay.as_millis(),
             self.log.display(),
             self.log_tail(1)
         );
-        self.restart_at = Some(Instant::now() + self.backoff);
-        self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
+        self.restart_at = Some(Instant::now() + delay);
     }
 
     fn log_tail(&self, lines: usize) -> String {

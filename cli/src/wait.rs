@@ -55,7 +55,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         }
         if tokio::time::Instant::now() >= deadline {
             bail!(
-                "{} is not there after {} s; last seen: {last}",
+                "{}: the condition is not met after {} s; last seen: {last}",
                 arguments.object,
                 arguments.timeout_seconds
             );

@@ -132,7 +132,7 @@ fn printed_files_equal_written_ones_and_install_is_idempotent() {
         let text = std::fs::read_to_string(folder.path().join(path(system, AGENT))).unwrap();
         assert!(printed.contains(&text), "{printed}");
         let again = service(&before).1;
-        assert!(again.contains(" is as it should be\n") && !again.contains("was written\n"), "{again}");
+        assert!(again.contains(" is up to date\n") && !again.contains("was written\n"), "{again}");
     }
 }
 

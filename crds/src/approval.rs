@@ -44,30 +44,30 @@ use crate::LocalReference;
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     {"rule": "has(self.decision) == has(self.decidedBy)",
-     "message": "a decision is somebody's: set decision and decidedBy together, or use `russet approve`"},
+     "message": "a decision names who made it: set decision and decidedBy together, or use `russet approve`"},
 ]))]
 pub struct ApprovalSpec {
     /// The ModelDeployment that needs the action, in the same namespace.
-    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "deploymentRef is immutable; another question is another Approval"}]))]
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "deploymentRef is immutable; create another Approval for another request"}]))]
     pub deployment_ref: LocalReference,
     /// The action to approve.
-    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "action is immutable; another question is another Approval"}]))]
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "action is immutable; create another Approval for another request"}]))]
     pub action: ApprovalAction,
     /// Digest of the plan to run and of the replicas that have to stop for it.
-    #[schemars(regex(pattern = r"^[0-9a-f]{16}$"), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "planHash is immutable; another question is another Approval"}]))]
+    #[schemars(regex(pattern = r"^[0-9a-f]{16}$"), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "planHash is immutable; create another Approval for another request"}]))]
     pub plan_hash: String,
     /// The request as a sentence.
     #[serde(default)]
-    #[schemars(length(max = 2048), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "message is immutable; another question is another Approval"}]))]
+    #[schemars(length(max = 2048), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "message is immutable; create another Approval for another request"}]))]
     pub message: String,
     /// Deployments whose replicas would be stopped, as `namespace/name`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "affects is immutable; another question is another Approval"}]))]
+    #[schemars(length(max = 64), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "affects is immutable; create another Approval for another request"}]))]
     pub affects: Vec<String>,
     /// From this time on the decision is no longer valid. The operator asks again where approval is still
     /// needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "expiresAt is immutable; another question is another Approval"}]))]
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "expiresAt is immutable; create another Approval for another request"}]))]
     pub expires_at: Option<Time>,
     /// The decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -68,7 +68,7 @@ use crate::{
     {"rule": "!has(self.workloadGroup) || has(self.tierRef)",
      "message": "workloadGroup is one of a tier's; name the tier in tierRef"},
     {"rule": "!has(self.draftModelRef) || self.draftModelRef.name != self.modelRef.name",
-     "message": "a model that guesses for itself saves nothing; name a smaller one in draftModelRef, or leave it out"},
+     "message": "a model is no draft model for itself; name a smaller one in draftModelRef, or leave it out"},
 ]))]
 pub struct ModelDeploymentSpec {
     /// The Model, in the same namespace.
@@ -222,7 +222,7 @@ pub enum BackendChoice {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     {"rule": "!has(self.kvTokens) || self.kvTokens >= self.contextTokens",
-     "message": "kvTokens is the room of all conversations together; it must hold one of contextTokens"},
+     "message": "all conversations share kvTokens; it must be at least contextTokens"},
 ]))]
 pub struct KvCapacity {
     /// Maximum context length in tokens; the model's own limit if that is smaller.

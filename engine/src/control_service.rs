@@ -144,7 +144,7 @@ impl ControlService {
         };
         let reuse = match now.reuse {
             Reuse::No | Reuse::Taken => pb::Reuse::No,
-            Reuse::Asked => pb::Reuse::Asked,
+            Reuse::Pending => pb::Reuse::Pending,
             Reuse::Yes => pb::Reuse::Yes,
         };
         let message = match (&now.draining, now.phase) {
@@ -165,13 +165,13 @@ impl ControlService {
             epoch: self.args.epoch,
             shard_uid: self.args.shard_uid.clone(),
             metrics_address: self.metrics_address.clone(),
-            measured: self.metrics.throughput.lock().measured(),
+            throughput: self.metrics.throughput.lock().average(),
             cause: cause as i32,
             batches_ended: pulse.ended_batches,
-            batch_forecast_seconds: pulse.running_estimate.map_or(0.0, |forecast| forecast.as_secs_f64()),
-            beat_milliseconds: HEARTBEAT_INTERVAL.as_millis() as u32,
+            batch_estimate_seconds: pulse.running_estimate.map_or(0.0, |estimate| estimate.as_secs_f64()),
+            heartbeat_milliseconds: HEARTBEAT_INTERVAL.as_millis() as u32,
             reuse: reuse as i32,
-            ways: now.paths.iter().map(path_message).collect(),
+            paths: now.paths.iter().map(path_message).collect(),
         }
     }
 
@@ -193,9 +193,9 @@ impl ControlService {
                 return;
             }
             // A phase change is sent at once; a message alone waits for the next heartbeat.
-            let beat = tokio::time::sleep(HEARTBEAT_INTERVAL);
+            let heartbeat = tokio::time::sleep(HEARTBEAT_INTERVAL);
             tokio::select! {
-                () = beat => {}
+                () = heartbeat => {}
                 _ = life.wait_for(|next| {
                     next.phase != now.phase || next.reuse != now.reuse || next.stopped
                 }) => {}
@@ -209,10 +209,10 @@ impl ControlService {
     }
 }
 
-fn path_message(way: &NeighbourPath) -> pb::Way {
-    let NeighbourPath { node, from, to, over_cable: _, fallback } = way.clone();
+fn path_message(path: &NeighbourPath) -> pb::Path {
+    let NeighbourPath { node, from, to, over_cable: _, fallback } = path.clone();
     let fallback = fallback.unwrap_or_default();
-    pb::Way { node, from: from.to_string(), to: to.to_string(), fallback }
+    pb::Path { node, from: from.to_string(), to: to.to_string(), fallback }
 }
 
 /// Tokens per second over the recorded counts.
@@ -244,7 +244,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::DisbandRequest>,
     ) -> Result<Response<pb::DisbandReply>, Status> {
-        self.life.fail_with(FailureReport::group(request.into_inner().why));
+        self.life.fail_with(FailureReport::group(request.into_inner().reason));
         Ok(Response::new(pb::DisbandReply {}))
     }
 

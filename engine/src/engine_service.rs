@@ -112,14 +112,14 @@ impl Engine for EngineService {
         };
         let entrance = entrance.get().ok_or_else(|| Status::unavailable("this engine is about to serve"))?;
         let (root, news) = entrance.prefixes();
-        let bytes = |keys: Vec<BlockHash>| keys.iter().map(|key| key.0.to_vec()).collect();
+        let bytes = |hashes: Vec<BlockHash>| hashes.iter().map(|hash| hash.0.to_vec()).collect();
         let events = ReceiverStream::new(news).map(move |BlockEvent { is_snapshot, delta }| {
             Ok(pb::PrefixesEvent {
                 reset: is_snapshot,
                 block_tokens: BLOCK_TOKENS,
                 root: root.0.to_vec(),
                 added: bytes(delta.added),
-                dropped: bytes(delta.removed),
+                evicted: bytes(delta.removed),
             })
         });
         // A subscriber is no request: it must not keep an engine alive that has ended.

@@ -3,7 +3,7 @@
 //! stream does not.
 //!
 //! ```text
-//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Batch, …, Reset ─▶ SmokeTested ─▶ Batch, Store, …
+//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Batch, …, Reset ─▶ SmokeTested ─▶ Batch, …
 //!                                                              the smoke prompt
 //! ```
 //!
@@ -57,8 +57,8 @@ impl Followers {
     }
 
     /// Sends a cache command to every follower.
-    pub fn apply_cache_command(&self, order: &CacheCommand) {
-        self.send(to_follow_command(order));
+    pub fn apply_cache_command(&self, command: &CacheCommand) {
+        self.send(to_follow_command(command));
     }
 
     /// Has every follower reset the slot.
@@ -68,9 +68,9 @@ impl Followers {
 
     /// Has every follower load blocks into the slot, some of them from disk; resolves to the number of
     /// leading blocks that all ranks loaded.
-    pub fn fetch(&self, slot: u32, keys: &[BlockHash]) -> oneshot::Receiver<u32> {
+    pub fn fetch(&self, slot: u32, hashes: &[BlockHash]) -> oneshot::Receiver<u32> {
         let answer = self.fetches.expect(slot, self.senders.len());
-        self.send(Command::Fetch(pb::Fetch { slot, keys: encode_hashes(keys) }));
+        self.send(Command::FetchBlocks(pb::FetchBlocks { slot, hashes: encode_hashes(hashes) }));
         answer
     }
 
@@ -87,7 +87,7 @@ impl Followers {
 
     /// Sends every follower the result of the smoke prompt: success, or why the group failed.
     pub fn report_smoke_test(&self, failure: Option<String>) {
-        self.send(Command::Tried(pb::Tried { failure }));
+        self.send(Command::SmokeTested(pb::SmokeTested { failure }));
     }
 
     /// Waits until every follower has left or is lost.
@@ -107,8 +107,8 @@ impl Followers {
     }
 }
 
-fn encode_hashes(keys: &[BlockHash]) -> Vec<Vec<u8>> {
-    keys.iter().map(|key| key.0.to_vec()).collect()
+fn encode_hashes(hashes: &[BlockHash]) -> Vec<Vec<u8>> {
+    hashes.iter().map(|hash| hash.0.to_vec()).collect()
 }
 
 /// Parses block hashes; drops invalid ones.
@@ -116,25 +116,28 @@ fn decode_hashes(bytes: &[Vec<u8>]) -> Vec<BlockHash> {
     bytes.iter().filter_map(|bytes| BlockHash::from_bytes(bytes)).collect()
 }
 
-fn to_follow_command(order: &CacheCommand) -> Command {
-    match order {
+fn to_follow_command(command: &CacheCommand) -> Command {
+    match command {
         CacheCommand::Reset { slot } => Command::Reset(pb::Reset { slot: *slot }),
-        CacheCommand::Truncate { slot, length } => Command::Trim(pb::Trim { slot: *slot, length: *length }),
+        CacheCommand::Truncate { slot, length } => {
+            Command::Truncate(pb::Truncate { slot: *slot, length: *length })
+        }
         CacheCommand::Store { slot, blocks } => {
-            let block = |kept: &BlockCopy| pb::KeptBlock {
-                index: kept.index,
-                key: kept.hash.0.to_vec(),
-                held: kept.in_memory,
-                shelved: kept.on_disk,
+            let block = |block: &BlockCopy| pb::StoredBlock {
+                index: block.index,
+                hash: block.hash.0.to_vec(),
+                in_memory: block.in_memory,
+                on_disk: block.on_disk,
             };
-            Command::Keep(pb::Keep { slot: *slot, blocks: blocks.iter().map(block).collect() })
+            Command::StoreBlocks(pb::StoreBlocks { slot: *slot, blocks: blocks.iter().map(block).collect() })
         }
-        CacheCommand::Load { slot, hashes: keys } => {
-            Command::Restore(pb::Restore { slot: *slot, keys: encode_hashes(keys) })
+        CacheCommand::Load { slot, hashes } => {
+            Command::LoadBlocks(pb::LoadBlocks { slot: *slot, hashes: encode_hashes(hashes) })
         }
-        CacheCommand::Evict { in_memory: held, on_disk: shelved } => {
-            Command::Forget(pb::Forget { held: encode_hashes(held), shelved: encode_hashes(shelved) })
-        }
+        CacheCommand::Evict { in_memory, on_disk } => Command::EvictBlocks(pb::EvictBlocks {
+            from_memory: encode_hashes(in_memory),
+            from_disk: encode_hashes(on_disk),
+        }),
     }
 }
 
@@ -142,20 +145,22 @@ fn to_follow_command(order: &CacheCommand) -> Command {
 fn to_cache_command(command: &Command) -> Option<CacheCommand> {
     Some(match command {
         Command::Reset(pb::Reset { slot }) => CacheCommand::Reset { slot: *slot },
-        Command::Trim(pb::Trim { slot, length }) => CacheCommand::Truncate { slot: *slot, length: *length },
-        Command::Keep(pb::Keep { slot, blocks }) => {
-            let block = |block: &pb::KeptBlock| {
-                let pb::KeptBlock { index, key, held, shelved } = block;
-                let key = BlockHash::from_bytes(key)?;
-                Some(BlockCopy { index: *index, hash: key, in_memory: *held, on_disk: *shelved })
+        Command::Truncate(pb::Truncate { slot, length }) => {
+            CacheCommand::Truncate { slot: *slot, length: *length }
+        }
+        Command::StoreBlocks(pb::StoreBlocks { slot, blocks }) => {
+            let block = |block: &pb::StoredBlock| {
+                let pb::StoredBlock { index, hash, in_memory, on_disk } = block;
+                let hash = BlockHash::from_bytes(hash)?;
+                Some(BlockCopy { index: *index, hash, in_memory: *in_memory, on_disk: *on_disk })
             };
             CacheCommand::Store { slot: *slot, blocks: blocks.iter().filter_map(block).collect() }
         }
-        Command::Restore(pb::Restore { slot, keys }) => {
-            CacheCommand::Load { slot: *slot, hashes: decode_hashes(keys) }
+        Command::LoadBlocks(pb::LoadBlocks { slot, hashes }) => {
+            CacheCommand::Load { slot: *slot, hashes: decode_hashes(hashes) }
         }
-        Command::Forget(pb::Forget { held, shelved }) => {
-            CacheCommand::Evict { in_memory: decode_hashes(held), on_disk: decode_hashes(shelved) }
+        Command::EvictBlocks(pb::EvictBlocks { from_memory, from_disk }) => {
+            CacheCommand::Evict { in_memory: decode_hashes(from_memory), on_disk: decode_hashes(from_disk) }
         }
         _ => return None,
     })
@@ -202,7 +207,7 @@ mod tests {
     #[test]
     fn cache_commands_survive_the_wire_to_followers() {
         let key = |number| BlockHash([number; 16]);
-        for order in [
+        for command in [
             CacheCommand::Reset { slot: 3 },
             CacheCommand::Truncate { slot: 3, length: 70 },
             CacheCommand::Store {
@@ -212,7 +217,7 @@ mod tests {
             CacheCommand::Load { slot: 2, hashes: vec![key(1), key(2)] },
             CacheCommand::Evict { in_memory: vec![key(1)], on_disk: vec![key(2)] },
         ] {
-            assert_eq!(to_cache_command(&to_follow_command(&order)), Some(order));
+            assert_eq!(to_cache_command(&to_follow_command(&command)), Some(command));
         }
         assert_eq!(to_cache_command(&Command::Join(pb::Join {})), None);
     }

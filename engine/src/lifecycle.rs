@@ -44,7 +44,7 @@ pub enum Reuse {
     #[default]
     No,
     /// The MLX thread was asked to leave the group; it may be stuck there.
-    Asked,
+    Pending,
     /// Yes: it has its weights and no group.
     Yes,
     /// The next formation has started with it; this one reports nothing more.
@@ -164,7 +164,7 @@ impl Lifecycle {
                 now.message = reason.into();
                 now.cause = cause;
                 if self.can_rejoin && cause == FailureCause::Group && now.draining.is_none() {
-                    now.reuse = Reuse::Asked;
+                    now.reuse = Reuse::Pending;
                 }
                 tracing::error!(reason = now.message, "this rank failed");
             }
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn only_a_rank_that_lost_its_group_may_rejoin() {
         for (outlives, cause, draining, reuse) in [
-            (true, FailureCause::Group, false, Reuse::Asked),
+            (true, FailureCause::Group, false, Reuse::Pending),
             (true, FailureCause::Group, true, Reuse::No),
             (true, FailureCause::Other, false, Reuse::No),
             (true, FailureCause::Smoke, false, Reuse::No),

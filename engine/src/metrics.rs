@@ -14,7 +14,7 @@ use russet_wire::event::{FinishReason, Usage};
 use crate::executor::{LoadProgress, MlxMemory};
 use crate::prefix_cache::CACHE_STEP;
 use crate::step_profiler::{COLLECTIVES, PHASES, StepTotals};
-use crate::throughput::Throughput;
+use crate::throughput::ThroughputMeter;
 
 /// vLLM's buckets for the time to the first token.
 const FIRST_TOKEN_BUCKETS: &[f64] = &[
@@ -91,7 +91,7 @@ pub struct EngineMetrics {
     /// Steps this rank ran.
     pub steps: IntCounter,
     /// Measured throughput, for the agent.
-    pub throughput: Arc<Mutex<Throughput>>,
+    pub throughput: Arc<Mutex<ThroughputMeter>>,
     collective_bytes: IntCounterVec,
     phase_seconds: CounterVec,
     timed_batches: IntCounter,

@@ -238,7 +238,7 @@ impl EngineProcess {
             let _ = engine.await;
         });
         let mut outcome = ExitOutcome::Stopped;
-        if life.status().reuse == Reuse::Asked {
+        if life.status().reuse == Reuse::Pending {
             let direct =
                 own.transport == Transport::Direct && compute.batch_progress().running_estimate.is_some();
             let patience = if direct || !life.status().served { STUCK_LEAVE_TIMEOUT } else { LEAVE_TIMEOUT };

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use russet_rpc::engine::Measured;
+use russet_rpc::engine as pb;
 
 /// Steps of each stream count that are ignored: the first ones load kernels.
 const WARM_UP_STEPS: u32 = 16;
@@ -21,7 +21,7 @@ const PREFILL_HALF_LIFE_TOKENS: f64 = 65_536.0;
 
 /// Measured throughput so far.
 #[derive(Debug, Default)]
-pub struct Throughput {
+pub struct ThroughputMeter {
     /// By the number of concurrent streams.
     decode: BTreeMap<u32, RateAverage>,
     prefill: RateAverage,
@@ -52,16 +52,16 @@ impl RateAverage {
     }
 }
 
-impl Throughput {
+impl ThroughputMeter {
     /// Records a decode round: each of `streams` streams got a token, with `cached` tokens in their KV caches
     /// together.
     pub fn record_decode(&mut self, streams: u32, cached: u32, took: Duration) {
-        let seen = self.decode.entry(streams).or_default();
-        if seen.skipped < WARM_UP_STEPS {
-            seen.skipped += 1;
+        let average = self.decode.entry(streams).or_default();
+        if average.skipped < WARM_UP_STEPS {
+            average.skipped += 1;
             return;
         }
-        seen.add(1.0, f64::from(cached) / f64::from(streams.max(1)), took, HALF_LIFE_TOKENS);
+        average.add(1.0, f64::from(cached) / f64::from(streams.max(1)), took, HALF_LIFE_TOKENS);
     }
 
     /// Records the prefill of a prompt while no other request was running.
@@ -78,16 +78,16 @@ impl Throughput {
     }
 
     /// The rate at the smallest number of streams with enough data.
-    pub fn measured(&self) -> Option<Measured> {
+    pub fn average(&self) -> Option<pb::Throughput> {
         let rates = self
             .decode
             .iter()
-            .filter_map(|(streams, seen)| Some((*streams, seen, seen.rate(MIN_STREAM_TOKENS)?)));
-        let (streams, seen, rate) = rates.min_by_key(|(streams, ..)| *streams)?;
-        Some(Measured {
+            .filter_map(|(streams, average)| Some((*streams, average, average.rate(MIN_STREAM_TOKENS)?)));
+        let (streams, average, rate) = rates.min_by_key(|(streams, ..)| *streams)?;
+        Some(pb::Throughput {
             tokens_per_second: rate,
             streams,
-            context_tokens: (seen.context / seen.tokens).round() as u32,
+            context_tokens: (average.context / average.tokens).round() as u32,
             prompt_tokens_per_second: self.prefill.rate(MIN_PREFILL_TOKENS).unwrap_or(0.0),
         })
     }
@@ -100,18 +100,18 @@ mod tests {
     const STEP: Duration = Duration::from_millis(20);
 
     /// Rounds given as (number of rounds, streams, duration).
-    fn seen(rounds: &[(u32, u32, Duration)]) -> Throughput {
-        let mut rates = Throughput::default();
+    fn meter(rounds: &[(u32, u32, Duration)]) -> ThroughputMeter {
+        let mut meter = ThroughputMeter::default();
         for (count, streams, took) in rounds {
-            (0..*count).for_each(|_| rates.record_decode(*streams, 100 * streams, *took));
+            (0..*count).for_each(|_| meter.record_decode(*streams, 100 * streams, *took));
         }
-        rates
+        meter
     }
 
     #[test]
     fn throughput_reports_the_fewest_streams_with_enough_samples() {
         let slow = STEP * 2;
-        for (story, rounds, told) in [
+        for (case, rounds, expected) in [
             ("nothing was asked", &[][..], None),
             ("too little", &[(271, 1, STEP)][..], None),
             ("enough, the first steps left out", &[(16, 1, STEP * 50), (256, 1, STEP)], Some((1, 50))),
@@ -119,21 +119,21 @@ mod tests {
             ("alone counts first", &[(272, 4, slow), (272, 1, STEP)], Some((1, 50))),
             ("a machine that became slower", &[(300, 1, STEP), (40_000, 1, slow)], Some((1, 25))),
         ] {
-            let measured = seen(rounds).measured();
-            let rate = |measured: Measured| (measured.streams, measured.tokens_per_second.round() as u32);
-            assert_eq!(measured.map(rate), told, "{story}");
+            let average = meter(rounds).average();
+            let rate = |average: pb::Throughput| (average.streams, average.tokens_per_second.round() as u32);
+            assert_eq!(average.map(rate), expected, "{case}");
         }
-        assert_eq!(seen(&[(300, 4, STEP)]).measured().unwrap().context_tokens, 100, "of each stream");
+        assert_eq!(meter(&[(300, 4, STEP)]).average().unwrap().context_tokens, 100, "of each stream");
     }
 
     #[test]
     fn only_long_prompts_count_for_prefill_throughput() {
-        let mut rates = seen(&[(300, 1, STEP)]);
-        (0..100).for_each(|_| rates.record_prefill(MIN_PROMPT_TOKENS - 1, STEP));
-        assert_eq!(rates.measured().unwrap().prompt_tokens_per_second, 0.0);
-        assert_eq!(rates.prefill_time(512), None);
-        (0..3).for_each(|_| rates.record_prefill(512, Duration::from_secs(1)));
-        assert_eq!(rates.measured().unwrap().prompt_tokens_per_second, 512.0);
-        assert_eq!(rates.prefill_time(256), Some(Duration::from_millis(500)));
+        let mut meter = self::meter(&[(300, 1, STEP)]);
+        (0..100).for_each(|_| meter.record_prefill(MIN_PROMPT_TOKENS - 1, STEP));
+        assert_eq!(meter.average().unwrap().prompt_tokens_per_second, 0.0);
+        assert_eq!(meter.prefill_time(512), None);
+        (0..3).for_each(|_| meter.record_prefill(512, Duration::from_secs(1)));
+        assert_eq!(meter.average().unwrap().prompt_tokens_per_second, 512.0);
+        assert_eq!(meter.prefill_time(256), Some(Duration::from_millis(500)));
     }
 }

@@ -52,7 +52,7 @@ async fn answer(lab: &EngineHarness, engine: &TestEngine, question: GenerationRe
 async fn reuse_after_loss(watch: &mut Streaming<pb::EngineState>) -> pb::Reuse {
     within("a rank that has lost its group", async {
         while let Some(state) = watch.message().await.unwrap() {
-            if state.phase() == pb::Phase::Failed && state.reuse() != pb::Reuse::Asked {
+            if state.phase() == pb::Phase::Failed && state.reuse() != pb::Reuse::Pending {
                 return state.reuse();
             }
         }

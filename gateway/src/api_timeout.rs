@@ -20,7 +20,7 @@ pub(crate) async fn with_timeout<T>(
 ) -> Result<T, WriteError> {
     match tokio::time::timeout(WRITE_TIMEOUT, write).await {
         Ok(Ok(written)) => Ok(written),
-        Ok(Err(error)) => Err(WriteError { why: crate::causes(&error), timed_out: false }),
+        Ok(Err(error)) => Err(WriteError { why: russet_telemetry::errors::chain(&error), timed_out: false }),
         Err(_) => Err(WriteError {
             why: format!("no answer within {} s", WRITE_TIMEOUT.as_secs()),
             timed_out: true,

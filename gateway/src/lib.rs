@@ -28,18 +28,3 @@ pub mod server;
 mod watch;
 
 pub use server::{Error, GatewayConfig, run};
-
-/// An error and its sources in one line, for the log.
-pub(crate) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some errors repeat their source in their own text.
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
-}

@@ -40,7 +40,7 @@ where
             }
             Err(error) => {
                 if !std::mem::replace(&mut away, true) {
-                    let error = crate::causes(&error);
+                    let error = russet_telemetry::errors::chain(&error);
                     tracing::warn!(%kind, "the API server cannot be watched; what was last known stays in use: {error}");
                 }
                 None

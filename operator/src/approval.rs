@@ -61,19 +61,21 @@ fn status(approval: &Approval, now: Timestamp) -> ApprovalStatus {
     let ApprovalStatus { decided_at, mut conditions, .. } = approval.status.clone().unwrap_or_default();
     let who = decided_by.as_deref().unwrap_or("nobody");
     let (ready, reason, message) = match decision {
-        _ if approval.spec.is_expired(now) => {
-            (true, Reason::Expired, "it counts no more; what still needs it asks again".to_owned())
-        }
-        Some(ApprovalDecision::Approved) => (true, Reason::Approved, format!("{who} said yes")),
-        Some(ApprovalDecision::Denied) => (true, Reason::Denied, format!("{who} said no")),
+        _ if approval.spec.is_expired(now) => (
+            true,
+            Reason::Expired,
+            "it has expired; a deployment that still needs approval creates another one".to_owned(),
+        ),
+        Some(ApprovalDecision::Approved) => (true, Reason::Approved, format!("approved by {who}")),
+        Some(ApprovalDecision::Denied) => (true, Reason::Denied, format!("denied by {who}")),
         Some(ApprovalDecision::Unknown) => {
-            (false, Reason::NewerRelease, "spec.decision is a word of a newer release".to_owned())
+            (false, Reason::NewerRelease, "spec.decision has a value of a newer release".to_owned())
         }
         None => (
             false,
             Reason::AwaitingApproval,
             format!(
-                "ModelDeployment {} waits for an answer: russet approve {}, or russet deny {}",
+                "ModelDeployment {} waits for a decision: russet approve {}, or russet deny {}",
                 deployment_ref.name,
                 approval.name_any(),
                 approval.name_any()
@@ -104,21 +106,21 @@ mod tests {
                 None,
                 None,
                 9,
-                "False AwaitingApproval ModelDeployment deep waits for an answer: russet approve q, or russet deny q",
+                "False AwaitingApproval ModelDeployment deep waits for a decision: russet approve q, or russet deny q",
             ),
-            (Some(ApprovalDecision::Approved), Some("ada"), 9, "True Approved ada said yes"),
-            (Some(ApprovalDecision::Denied), Some("ada"), 9, "True Denied ada said no"),
+            (Some(ApprovalDecision::Approved), Some("ada"), 9, "True Approved approved by ada"),
+            (Some(ApprovalDecision::Denied), Some("ada"), 9, "True Denied denied by ada"),
             (
                 Some(ApprovalDecision::Approved),
                 Some("ada"),
                 0,
-                "True Expired it counts no more; what still needs it asks again",
+                "True Expired it has expired; a deployment that still needs approval creates another one",
             ),
             (
                 Some(ApprovalDecision::Unknown),
                 Some("ada"),
                 9,
-                "False NewerRelease spec.decision is a word of a newer release",
+                "False NewerRelease spec.decision has a value of a newer release",
             ),
         ] {
             let expires_at = Timestamp::from_second(expires).map(Time).ok();

@@ -50,8 +50,8 @@ pub async fn run(client: Client) {
         let pause = match ensure(&client).await {
             Ok(()) => RESYNC_INTERVAL,
             Err(error) => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::warn!(%error, cause, "nodes cannot join yet; it is tried again");
+                let error = russet_telemetry::errors::chain(&error);
+                tracing::warn!(error, "nodes cannot join yet; it is tried again");
                 RETRY_INTERVAL
             }
         };
@@ -79,8 +79,8 @@ pub async fn ensure(client: &Client) -> Result<(), Error> {
     let certificate = certificate.filter(|text| !text.is_empty()).ok_or(Error::Incomplete)?;
 
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let there = maps.get_opt(CA_SECRET).await.map_err(Error::ConfigMap)?;
-    let published = there.and_then(|map| map.data?.get("ca.crt").cloned());
+    let existing = maps.get_opt(CA_SECRET).await.map_err(Error::ConfigMap)?;
+    let published = existing.and_then(|map| map.data?.get("ca.crt").cloned());
     if published.as_deref() == Some(certificate) {
         return Ok(());
     }

@@ -88,8 +88,8 @@ pub async fn reconcile(
     context: Arc<Context>,
 ) -> Result<Action, Error> {
     let name = request.name_any();
-    let asked = match decide::read(&request) {
-        Ok(asked) => asked,
+    let requested = match decide::read(&request) {
+        Ok(requested) => requested,
         Err(CsrVerdict::Deny(why)) => {
             deny(&context, &name, &why).await?;
             return Ok(requeue_after([]));
@@ -100,7 +100,7 @@ pub async fn reconcile(
         }
         Err(_) => return Ok(requeue_after([])),
     };
-    let token = match &asked.requester {
+    let token = match &requested.requester {
         Requester::Bootstrap(id) => token::observe(&context.client, id)
             .await
             .map_err(|source| Error::Token { name: name.clone(), source })?,
@@ -108,30 +108,32 @@ pub async fn reconcile(
             TokenState::Gone
         }
     };
-    let (standing, life) = membership(&context, &asked.subject);
-    match decide::evaluate(&asked, standing, life.as_deref(), &token, Timestamp::now()) {
+    let (standing, life) = membership(&context, &requested.subject);
+    match decide::evaluate(&requested, standing, life.as_deref(), &token, Timestamp::now()) {
         CsrVerdict::Nothing => {}
         CsrVerdict::Wait(pause) => return Ok(requeue_after([Some(pause)])),
         CsrVerdict::Deny(why) => deny(&context, &name, &why).await?,
         CsrVerdict::Fail(why) => fail(&context, &name, &request, &why).await?,
         CsrVerdict::Approve { claim } => {
             if let (Some(seen), Requester::Bootstrap(id), CsrSubject::Node(node)) =
-                (&claim, &asked.requester, &asked.subject)
+                (&claim, &requested.requester, &requested.subject)
             {
-                token::claim(&context.client, id, seen, node, &asked.key)
+                token::claim(&context.client, id, seen, node, &requested.key)
                     .await
                     .map_err(|source| Error::Token { name: name.clone(), source })?;
             }
-            tracing::info!(request = name, subject = %asked.subject, "a certificate is approved");
-            let message = format!("certificate of {}", asked.subject);
+            tracing::info!(request = name, subject = %requested.subject, "a certificate is approved");
+            let message = format!("certificate of {}", requested.subject);
             verdict(&context, &name, "Approved", "Identity", &message).await?;
         }
-        CsrVerdict::Sign => sign(&context, &name, &request, &asked).await?,
+        CsrVerdict::Sign => sign(&context, &name, &request, &requested).await?,
         CsrVerdict::RemoveToken(seen) => {
-            if let (Requester::Bootstrap(id), CsrSubject::Node(node)) = (&asked.requester, &asked.subject) {
+            if let (Requester::Bootstrap(id), CsrSubject::Node(node)) =
+                (&requested.requester, &requested.subject)
+            {
                 let failed = |source| Error::Token { name: name.clone(), source };
-                let there = context.stores.nodes.get(&ObjectRef::new(node)).is_some();
-                if there && context.credential == Credential::Account {
+                let node_exists = context.stores.nodes.get(&ObjectRef::new(node)).is_some();
+                if node_exists && context.credential == Credential::Account {
                     node_accounts::bind_token_role(&context.client, node, None).await.map_err(failed)?;
                 }
                 token::remove(&context.client, id, &seen).await.map_err(failed)?;
@@ -163,17 +165,19 @@ async fn sign(
     context: &Context,
     name: &str,
     request: &CertificateSigningRequest,
-    asked: &ParsedRequest,
+    requested: &ParsedRequest,
 ) -> Result<(), Error> {
-    if let CsrSubject::Node(node) = &asked.subject
-        && !matches!(asked.requester, Requester::Node { .. } | Requester::Account(_))
+    if let CsrSubject::Node(node) = &requested.subject
+        && !matches!(requested.requester, Requester::Node { .. } | Requester::Account(_))
     {
         let failed = |source| Error::Admit { name: name.to_owned(), node: node.clone(), source };
-        let bootstrap = match &asked.requester {
+        let bootstrap = match &requested.requester {
             Requester::Bootstrap(id) => Some(id.as_str()),
             _ => None,
         };
-        node_accounts::begin_incarnation(&context.client, node, asked.incarnation()).await.map_err(failed)?;
+        node_accounts::begin_incarnation(&context.client, node, requested.incarnation())
+            .await
+            .map_err(failed)?;
         if context.credential == Credential::Account {
             node_accounts::create_account(&context.client, node, bootstrap).await.map_err(failed)?;
         }
@@ -186,8 +190,8 @@ async fn sign(
     let certificate = sign::sign(
         &secret,
         &request.spec.request.0,
-        &asked.subject,
-        asked.incarnation(),
+        &requested.subject,
+        requested.incarnation(),
         request.spec.expiration_seconds,
         sign::max_lifetime_seconds(),
         Timestamp::now(),
@@ -214,9 +218,10 @@ async fn fail(
     why: &str,
 ) -> Result<(), Error> {
     tracing::warn!(request = name, why, "an approved certificate is not signed");
-    let there = request.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let conditions =
+        request.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let conditions: Vec<Value> =
-        there.iter().map(|it| json!(it)).chain([condition("Failed", "Refused", why)]).collect();
+        conditions.iter().map(|it| json!(it)).chain([condition("Failed", "Refused", why)]).collect();
     let patch = json!({"status": {"conditions": conditions}});
     let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
     check_written(name, api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await)

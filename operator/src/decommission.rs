@@ -53,7 +53,11 @@ pub async fn reconcile(context: &Context, node: &InferenceNode) -> Result<Option
         }
         DecommissionStep::Release => {
             if ranks > 0 {
-                tracing::warn!(node = name, ranks, "the node goes although ranks are bound to it");
+                tracing::warn!(
+                    node = name,
+                    ranks,
+                    "the node is removed although ranks are still bound to it"
+                );
             }
             delete_node_objects(context, &name).await?;
             let rest = node.finalizers().iter().filter(|it| *it != FINALIZER).cloned().collect();
@@ -107,7 +111,7 @@ async fn delete_node_objects(context: &Context, node: &str) -> Result<(), kube::
 
 /// Deletes a node's Lease.
 async fn delete_lease(context: &Context, node: &str) -> Result<(), kube::Error> {
-    context.leases.lock().remove(node);
+    context.memory.leases.lock().remove(node);
     let leases: Api<Lease> = Api::namespaced(context.client.clone(), names::SYSTEM_NAMESPACE);
     match leases.delete(&names::node_lease(node), &Default::default()).await {
         Ok(_) => Ok(()),

@@ -11,6 +11,7 @@ mod decide;
 mod observe;
 mod preempt;
 mod report;
+mod stages;
 mod status;
 
 use std::sync::Arc;
@@ -23,20 +24,11 @@ use thiserror::Error;
 use crate::context::Context;
 use crate::reconcile::requeue_after;
 
-/// A deployment at a stage of its reconciliation.
-#[derive(Clone, Debug)]
-pub struct Resources<Stage> {
-    /// The deployment.
-    pub deployment: Arc<ModelDeployment>,
-    /// The state of this stage.
-    pub stage: Stage,
-}
-
 /// Why a deployment could not be reconciled.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The running groups could not be listed.
-    #[error("ModelDeployment {name}: the groups that run could not be listed")]
+    #[error("ModelDeployment {name}: the running ShardGroups could not be listed")]
     Observe {
         /// The deployment.
         name: String,
@@ -108,8 +100,7 @@ pub async fn reconcile(deployment: Arc<ModelDeployment>, context: Arc<Context>) 
         apply::apply(&context, planned, now).await?
     };
     report::report(&context, &applied, now).await?;
-    Ok(requeue_after([
-        observe::until_next_loss(&context, &applied, now),
-        decide::requeue_after(&applied, now),
-    ]))
+    let next_node_loss = observe::until_next_loss(&context, &applied, now);
+    let next_decision = decide::until_next_decision(&applied, now);
+    Ok(requeue_after([next_node_loss, next_decision]))
 }

@@ -19,7 +19,6 @@ use crate::context::Context;
 use crate::reconcile::requeue_after;
 
 pub use apply::operator_fields;
-pub use decide::PeerTable;
 pub use observe::missing_files;
 
 /// Retry delay while a cache lags.
@@ -40,7 +39,7 @@ pub enum Error {
         source: kube::Error,
     },
     /// The epoch was not written.
-    #[error("ShardGroup {group}: epoch {epoch} could not be begun")]
+    #[error("ShardGroup {group}: epoch {epoch} could not be written")]
     Epoch {
         /// The group.
         group: String,

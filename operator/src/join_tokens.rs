@@ -42,7 +42,7 @@ pub enum Error {
         source: kube::Error,
     },
     /// The clock is far off.
-    #[error("the end of the token's life cannot be written; set this machine's clock")]
+    #[error("the token's expiry time is out of range; set this machine's clock")]
     Clock(#[source] jiff::Error),
 }
 

@@ -152,13 +152,13 @@ impl Election<'_> {
     async fn acquire(&self, ready: &AtomicBool) -> HeldLease {
         let mut seen: Option<(ObservedLease, Moment)> = None;
         loop {
-            let begun = Moment::now();
+            let started = Moment::now();
             match self.try_acquire(&mut seen).await {
-                Ok(Some(lease)) => return HeldLease(Mutex::new((begun, lease))),
+                Ok(Some(lease)) => return HeldLease(Mutex::new((started, lease))),
                 Ok(None) => ready.store(true, Ordering::Release),
                 Err(error) => {
                     ready.store(false, Ordering::Release);
-                    tracing::debug!(%error, "the operator's Lease cannot be read or written; it is tried again");
+                    tracing::debug!(%error, "the operator's Lease cannot be read or written; retrying");
                 }
             }
             tokio::time::sleep(self.timing.retry).await;
@@ -201,13 +201,13 @@ impl Election<'_> {
             if held.expired(self.timing.deadline) {
                 return;
             }
-            let begun = Moment::now();
+            let started = Moment::now();
             let mine = held.0.lock().1.clone();
             let spec = self.renewed_spec(&mine.spec.clone().unwrap_or_default());
             let left = self.timing.deadline.saturating_sub(held.0.lock().0.elapsed());
             let renewed = tokio::time::timeout(left, self.write(mine, spec)).await;
             match renewed {
-                Ok(Ok(lease)) => *held.0.lock() = (begun, lease),
+                Ok(Ok(lease)) => *held.0.lock() = (started, lease),
                 Ok(Err(error)) if is_conflict(&error) => match self.with_timeout(self.api.get(LEASE)).await {
                     // The response to our own write was lost: the Lease is ours.
                     Ok(lease) if ObservedLease::from_lease(&lease).holder == self.identity => {
@@ -228,7 +228,7 @@ impl Election<'_> {
         let mut spec = self.renewed_spec(&mine.spec.clone().unwrap_or_default());
         spec.holder_identity = Some(String::new());
         if let Err(error) = self.write(mine, spec).await {
-            tracing::debug!(%error, "the operator's Lease was not given back; it runs out");
+            tracing::debug!(%error, "the operator's Lease was not released; it expires");
         }
     }
 

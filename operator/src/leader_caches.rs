@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use russet_crds::Shard;
 use serde_json::{Value, json};
 
-use crate::context::Stores;
+use crate::stores::Stores;
 
 /// The leader's caches; empty in a process that stands by, so that only one of several operators reports.
 #[derive(Clone, Default)]
@@ -115,10 +115,10 @@ mod tests {
             objects.nodes = vec![node, silent];
             objects.shards = shards;
         });
-        let watched = LeaderCaches::default();
-        assert_eq!(watched.targets(), "[]");
-        let shown = watched.publish(&stores);
-        let targets: Value = serde_json::from_str(&watched.targets()).unwrap();
+        let leader_caches = LeaderCaches::default();
+        assert_eq!(leader_caches.targets(), "[]");
+        let shown = leader_caches.publish(&stores);
+        let targets: Value = serde_json::from_str(&leader_caches.targets()).unwrap();
         let targets = targets.as_array().unwrap();
         assert_eq!(targets.len(), 2, "{targets:?}");
         assert_eq!(targets[0]["labels"], json!({"component": "agent", "node": "a"}));
@@ -126,6 +126,6 @@ mod tests {
         assert_eq!(targets[1]["labels"]["__metrics_path__"], "/engines/uid-here/metrics");
         assert_eq!(targets[1]["labels"]["deployment"], "chat");
         drop(shown);
-        assert_eq!(watched.targets(), "[]", "who stands by names nobody");
+        assert_eq!(leader_caches.targets(), "[]", "who stands by names nobody");
     }
 }

@@ -19,6 +19,7 @@ pub mod install;
 pub mod join_tokens;
 pub mod leader;
 mod leader_caches;
+mod memory;
 mod metrics;
 mod model;
 mod node;
@@ -28,6 +29,7 @@ mod reconcile;
 mod route;
 mod snapshot;
 mod ssa;
+mod stores;
 mod strategy;
 mod tier;
 mod watch;
@@ -48,7 +50,7 @@ pub enum Error {
     #[error("the operator's metrics are registered twice in one process: {0}")]
     Metrics(#[from] prometheus::Error),
     /// A task that should run for ever ended.
-    #[error("the operator's {0} ended although nobody asked it to; restart the operator")]
+    #[error("the operator's {0} ended unexpectedly; restart the operator")]
     Ended(&'static str),
 }
 
@@ -62,11 +64,11 @@ pub async fn run(
     identity: &str,
     credential: node_accounts::Credential,
     registry: prometheus::Registry,
-    watched: LeaderCaches,
+    leader_caches: LeaderCaches,
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let metrics = metrics::OperatorMetrics::register(&registry, watched)?;
+    let metrics = metrics::OperatorMetrics::register(&registry, leader_caches)?;
     let act = || watch::run(client.clone(), metrics.clone(), credential, &ready);
     match leader::run_as_leader(client.clone(), identity, leader::DEFAULT_TIMING, &ready, shutdown, act).await
     {

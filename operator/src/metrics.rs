@@ -53,7 +53,7 @@ const LOSSES: [Reason; 8] = [
 
 impl OperatorMetrics {
     /// Creates and registers them.
-    pub fn register(registry: &Registry, watched: LeaderCaches) -> Result<Self, prometheus::Error> {
+    pub fn register(registry: &Registry, leader_caches: LeaderCaches) -> Result<Self, prometheus::Error> {
         let formation = vec![0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
         let plans = vec![0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
         let metrics = Self {
@@ -101,7 +101,7 @@ impl OperatorMetrics {
                 ),
                 &["reason"],
             )?,
-            caches: watched,
+            caches: leader_caches,
         };
         for reason in OUTCOMES {
             metrics.placements.with_label_values(&[&format!("{reason:?}")]);
@@ -109,8 +109,16 @@ impl OperatorMetrics {
         for reason in LOSSES {
             metrics.restarts.with_label_values(&[&format!("{reason:?}")]);
         }
-        let Self { placements, plans, formation, reconciles, failures, durations, restarts, caches: watched } =
-            metrics.clone();
+        let Self {
+            placements,
+            plans,
+            formation,
+            reconciles,
+            failures,
+            durations,
+            restarts,
+            caches: leader_caches,
+        } = metrics.clone();
         for counter in [placements, reconciles, failures, restarts] {
             registry.register(Box::new(counter))?;
         }
@@ -118,7 +126,7 @@ impl OperatorMetrics {
             registry.register(Box::new(histogram))?;
         }
         registry.register(Box::new(formation))?;
-        registry.register(Box::new(collector::ClusterCollector::new(watched)?))?;
+        registry.register(Box::new(collector::ClusterCollector::new(leader_caches)?))?;
         Ok(metrics)
     }
 
@@ -143,7 +151,7 @@ pub mod tests {
     use russet_crds::{InferenceNode, ModelCopy, ModelDeployment, NodePool, Shard, ShardGroup, Tier};
 
     use super::*;
-    use crate::context::Stores;
+    use crate::stores::Stores;
 
     /// Objects of a cluster.
     #[derive(Default)]
@@ -195,8 +203,8 @@ pub mod tests {
     #[test]
     fn only_the_leader_exports_gauges_and_counters_start_at_zero() {
         let registry = Registry::new();
-        let watched = LeaderCaches::default();
-        let metrics = OperatorMetrics::register(&registry, watched.clone()).unwrap();
+        let leader_caches = LeaderCaches::default();
+        let metrics = OperatorMetrics::register(&registry, leader_caches.clone()).unwrap();
         assert_eq!(metrics.time_plan("cached", || 7), 7);
         let text = || prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         let standby = text();
@@ -209,7 +217,7 @@ pub mod tests {
             assert!(standby.contains(line), "{line} is missing in\n{standby}");
         }
         assert!(!standby.contains("russet_shardgroups{"), "{standby}");
-        let shown = watched.publish(&filled(|_| ()));
+        let shown = leader_caches.publish(&filled(|_| ()));
         assert!(text().contains("russet_operator_leader 1") && text().contains("russet_shardgroups{"));
         drop(shown);
         assert_eq!(text().matches("russet_shardgroups{").count(), 0);

@@ -57,7 +57,7 @@ pub enum Error {
         source: kube::Error,
     },
     /// The running groups could not be listed.
-    #[error("Model {model}: what runs and what is copied could not be listed")]
+    #[error("Model {model}: its ShardGroups and ModelCopies could not be listed")]
     Observe {
         /// The Model.
         model: String,

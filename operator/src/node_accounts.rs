@@ -37,12 +37,12 @@ pub fn node_incarnation(node: &InferenceNode) -> Option<&str> {
 /// ServiceAccount is deleted with its tokens, and its certificates are not renewed.
 pub async fn begin_incarnation(client: &Client, node: &str, life: Option<&str>) -> Result<(), kube::Error> {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
-    let there = nodes.get_opt(node).await?;
-    if there.as_ref().is_some_and(|there| self::node_incarnation(there) == life) {
+    let existing = nodes.get_opt(node).await?;
+    if existing.as_ref().is_some_and(|existing| self::node_incarnation(existing) == life) {
         return Ok(());
     }
     remove_account(client, node).await?;
-    if there.is_some() {
+    if existing.is_some() {
         let patch = json!({"metadata": {"annotations": {INCARNATION_ANNOTATION: life}}});
         return nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop);
     }

@@ -15,6 +15,7 @@ use kube::runtime::applier;
 use kube::runtime::controller::{Action, Config, Error as RunError};
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
+use russet_telemetry::errors;
 
 use crate::context::Context;
 use crate::work_queue::WorkQueue;
@@ -59,7 +60,7 @@ pub async fn run_controller<K, E, F>(
                 Err(error) => {
                     context.metrics.reconciles.with_label_values(&[controller, &variant(error)]).inc();
                     context.metrics.failures.with_label_values(&[controller]).inc();
-                    tracing::warn!(controller, object = %reference, error = %chain(error), "reconciliation failed; it is retried");
+                    tracing::warn!(controller, object = %reference, error = %errors::chain(error), "reconciliation failed; it is retried");
                 }
             }
             result
@@ -83,6 +84,8 @@ pub async fn run_controller<K, E, F>(
     }
 }
 
+/// The backoff after this many failures. Not `backon`, whose delays are an iterator per object and not a
+/// function of a count.
 fn backoff(failures: u32) -> Duration {
     INITIAL_BACKOFF
         .saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX))
@@ -93,18 +96,6 @@ fn backoff(failures: u32) -> Duration {
 fn variant(error: &impl Debug) -> String {
     let text = format!("{error:?}");
     text.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default().to_owned()
-}
-
-/// An error and its sources.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// Requeues after the shortest of the delays, or the resync interval.

@@ -14,35 +14,21 @@ use russet_plan::{ClusterObjects, Snapshot};
 use serde::de::DeserializeOwned;
 
 use crate::context::Context;
-
-/// A snapshot that many reconciliations share.
-#[derive(Clone, Debug)]
-pub struct CachedSnapshot {
-    generation: u64,
-    at: Timestamp,
-    until: Option<Timestamp>,
-    view: Arc<Snapshot>,
-}
-
-impl CachedSnapshot {
-    fn is_current(&self, edition: u64, now: Timestamp) -> bool {
-        self.generation == edition && self.at <= now && self.until.is_none_or(|until| now < until)
-    }
-}
+use crate::memory::CachedSnapshot;
 
 /// The snapshot from the caches, with every Model. One change triggers many reconciliations, which all share
 /// it.
 pub fn snapshot(context: &Context, now: Timestamp) -> Arc<Snapshot> {
     // A change during the read of the caches belongs to the next generation, so that none of it is missed.
-    let edition = context.stores.generation();
-    let mut shared = context.snapshot.lock();
-    if let Some(seen) = shared.as_ref().filter(|seen| seen.is_current(edition, now)) {
-        return seen.view.clone();
+    let generation = context.stores.generation();
+    let mut shared = context.memory.snapshot.lock();
+    if let Some(current) = shared.as_ref().filter(|last| last.is_current(generation, now)) {
+        return current.view.clone();
     }
     let cluster = cached(context, context.stores.models.state());
     let view = Arc::new(cluster.snapshot(now));
     let until = cluster.valid_until(&view, now);
-    *shared = Some(CachedSnapshot { generation: edition, at: now, until, view: view.clone() });
+    *shared = Some(CachedSnapshot { generation, at: now, until, view: view.clone() });
     view
 }
 
@@ -77,10 +63,10 @@ pub async fn live(context: &Context, models: Vec<Arc<Model>>) -> Result<ClusterO
 pub fn models(context: &Context, deployment: &ModelDeployment) -> Vec<Arc<Model>> {
     let namespace = deployment.namespace().unwrap_or_default();
     let rollout = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
-    let proven = rollout.and_then(|rollout| rollout.proven.as_ref());
-    let before = proven.map(|proven| [Some(&proven.model_ref), proven.draft_model_ref.as_ref()]);
-    let before = before.into_iter().flatten().flatten().map(|model| model.name.as_str());
-    let names: BTreeSet<&str> = deployment.spec.models().chain(before).collect();
+    let last_known_good = rollout.and_then(|rollout| rollout.proven.as_ref());
+    let earlier = last_known_good.map(|good| [Some(&good.model_ref), good.draft_model_ref.as_ref()]);
+    let earlier = earlier.into_iter().flatten().flatten().map(|model| model.name.as_str());
+    let names: BTreeSet<&str> = deployment.spec.models().chain(earlier).collect();
     let find = |name| context.stores.models.get(&ObjectRef::new(name).within(&namespace));
     names.into_iter().filter_map(find).collect()
 }
@@ -93,26 +79,4 @@ where
     let api = Api::<DeserializeGuard<K>>::all(context.client.clone());
     let listed = api.list(&ListParams::default()).await?;
     Ok(listed.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn snapshot_is_cached_until_an_object_or_the_time_changes_it() {
-        let at = |second: i64| Timestamp::from_second(second).unwrap();
-        for (story, edition, now, until, holds) in [
-            ("the same moment", 1, 10, None, true),
-            ("later", 1, 1000, None, true),
-            ("before something is over", 1, 19, Some(20), true),
-            ("when it is over", 1, 20, Some(20), false),
-            ("after a change", 2, 10, None, false),
-            ("a clock that was set back", 1, 9, None, false),
-        ] {
-            let seen =
-                CachedSnapshot { generation: 1, at: at(10), until: until.map(at), view: Arc::default() };
-            assert_eq!(seen.is_current(edition, at(now)), holds, "{story}");
-        }
-    }
 }

@@ -22,7 +22,7 @@ use crate::ssa;
 #[derive(Debug, Error)]
 pub enum Error {
     /// The running groups could not be listed.
-    #[error("Tier {name}: what runs could not be listed")]
+    #[error("Tier {name}: the running ShardGroups could not be listed")]
     Observe {
         /// The tier.
         name: String,

@@ -19,10 +19,11 @@ use russet_crds::names;
 use serde::de::DeserializeOwned;
 
 use self::triggers::{ObjectChange, Triggers};
-use crate::context::{Context, Stores};
+use crate::context::Context;
 use crate::metrics::OperatorMetrics;
 use crate::node_accounts::Credential;
 use crate::reconcile::run_controller;
+use crate::stores::Stores;
 use crate::work_queue::{WorkQueue, work_queue};
 use crate::{approval, autoscaling, ca, csr, deployment, group, model, node, pool, route, strategy, tier};
 

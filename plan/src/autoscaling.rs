@@ -103,12 +103,12 @@ pub fn scale(
         let idle_for = wanted.idle_for.into_iter().chain(answering).min();
         let until = Duration::from_secs(idle_seconds.into());
         if replicas == 0 {
-            return said(0, Reason::Idle, "nobody asks for it; the next request wakes it".to_owned(), None);
+            return said(0, Reason::Idle, "no requests; the next request starts it".to_owned(), None);
         }
         if let Some(idle_for) = idle_for.filter(|_| answering.is_some()) {
             if idle_for >= until {
                 *memory = ScalingHistory::default();
-                let message = format!("nobody asked for it for {idle_seconds} s; the next request wakes it");
+                let message = format!("no requests for {idle_seconds} s; the next request starts it");
                 return said(0, Reason::Idle, message, None);
             }
             let decision = steer(rules, seen, memory, now, by_queue.max(by_ttft), &why, fits);
@@ -165,12 +165,7 @@ fn steer(
     }
     if need == replicas {
         memory.scale_down_since = None;
-        return said(
-            replicas,
-            Reason::ScaledByDemand,
-            format!("{replicas} replicas are what demand asks for"),
-            None,
-        );
+        return said(replicas, Reason::ScaledByDemand, format!("{replicas} replicas match the demand"), None);
     }
     let (since_when, most) =
         memory.scale_down_since.map_or((now, need), |(since, most)| (since, most.max(need)));

@@ -290,11 +290,11 @@ fn tier_text(view: &Snapshot, desired: &ValidDeployment) -> Option<String> {
     let tier = view.tiers.get(name)?;
     let own =
         desired.dedicated_group.as_ref().map(|(_, group)| format!("nodes of workload group {group}'s own"));
-    let preempts = tier.preempts.then(|| "others of lower priority make room for it".to_owned());
+    let preempts = tier.preempts.then(|| "it preempts others of lower priority".to_owned());
     let residency = match tier.residency {
-        Residency::Always => Some("it makes no room for others".to_owned()),
+        Residency::Always => Some("it is never preempted".to_owned()),
         Residency::OnDemand => {
-            Some(format!("kept while somebody asks, and {} s after", tier.idle_after.as_secs()))
+            Some(format!("kept while requests come, and {} s after", tier.idle_after.as_secs()))
         }
         Residency::Sticky | Residency::Unknown => None,
     };

@@ -332,7 +332,7 @@ impl TierAssignment<'_> {
             [] => "no node of the tier's pools is free for it".to_owned(),
             rooms => format!("free for it are: {}", rooms.join(", ")),
         };
-        format!("workload group {group}: {needs}; {rooms}; add nodes to the pools, or ask for less")
+        format!("workload group {group}: {needs}; {rooms}; add nodes to the pools, or require less")
     }
 }
 

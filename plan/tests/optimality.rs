@@ -116,7 +116,7 @@ fn small_model_leaves_the_large_node_to_the_one_needing_it() {
     assert_eq!(check(&view, &small, &placement), vec![]);
     let report = placement.report.unwrap();
     assert_eq!(report.decision, "1 rank on max");
-    assert!(report.reason.ends_with("best together with what else waits for a place"), "{}", report.reason);
+    assert!(report.reason.ends_with("best together with the other pending replicas"), "{}", report.reason);
 }
 
 #[test]

@@ -25,18 +25,19 @@ fn event(event: pb::generate_event::Event) -> GenerationEvent {
 
 #[test]
 fn an_unknown_reason_still_finishes_with_its_usage() {
-    let told = pb::Finished { reason: UNKNOWN, prompt_tokens: 3, completion_tokens: 5, cached_tokens: 0 };
-    let GenerationEvent::Finished { reason, usage } = event(pb::generate_event::Event::Finished(told)) else {
-        panic!("an answer that finished did not")
+    let finished = pb::Finished { reason: UNKNOWN, prompt_tokens: 3, completion_tokens: 5, cached_tokens: 0 };
+    let GenerationEvent::Finished { reason, usage } = event(pb::generate_event::Event::Finished(finished))
+    else {
+        panic!("a finished response has another event")
     };
     assert_eq!((reason, usage.prompt_tokens, usage.completion_tokens), (FinishReason::Stop, 3, 5));
 }
 
 #[test]
 fn unknown_failure_maps_to_internal_and_keeps_its_message() {
-    let told = pb::Failed { kind: UNKNOWN, message: "the moon is full".into() };
+    let failed = pb::Failed { kind: UNKNOWN, message: "the moon is full".into() };
     assert_eq!(
-        event(pb::generate_event::Event::Failed(told)),
+        event(pb::generate_event::Event::Failed(failed)),
         GenerationEvent::Failed(GenerationFailure {
             kind: FailureKind::Internal,
             message: "the moon is full".into()
@@ -49,7 +50,7 @@ fn unknown_event_becomes_a_failure_with_a_remedy() {
     let mut bytes = Vec::new();
     prost::encoding::message::encode(77, &pb::Started::default(), &mut bytes);
     let GenerationEvent::Failed(failure) = pb::GenerateEvent::decode(bytes.as_slice()).unwrap().into() else {
-        panic!("an event nobody knows was taken for another")
+        panic!("an unknown event was taken for another")
     };
     assert_eq!(failure.kind, FailureKind::Internal);
     assert!(failure.message.contains("upgrade the older of the two"), "{}", failure.message);

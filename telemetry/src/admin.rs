@@ -46,7 +46,7 @@ pub fn router_with(registry: Registry, ready: Arc<AtomicBool>, pages: Pages) -> 
             Some(Page { content_type, text }) => {
                 ([(header::CONTENT_TYPE, content_type)], text).into_response()
             }
-            None => (StatusCode::NOT_FOUND, "no such page\n").into_response(),
+            None => (StatusCode::NOT_FOUND, "no such path\n").into_response(),
         }
     })
 }
@@ -76,7 +76,7 @@ async fn metrics(State(registry): State<Registry>) -> Response {
     match encoder.encode(&registry.gather(), &mut text) {
         Ok(()) => ([(header::CONTENT_TYPE, encoder.format_type().to_owned())], text).into_response(),
         Err(error) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, format!("the metrics cannot be written as text: {error}\n"))
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("the metrics cannot be encoded as text: {error}\n"))
                 .into_response()
         }
     }

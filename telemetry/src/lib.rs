@@ -1,8 +1,9 @@
-//! Telemetry that all processes of Russet share: the log on stderr, log files, and the admin endpoints
-//! (`/metrics`, `/healthz`, `/readyz`). Not here: metrics, which each process
+//! Telemetry that all processes of Russet share: the log on stderr, log files, error chains in one line, and
+//! the admin endpoints (`/metrics`, `/healthz`, `/readyz`). Not here: metrics, which each process
 //! defines in its own `metrics`.
 
 pub mod admin;
+pub mod errors;
 pub mod logfile;
 pub mod logs;
 mod process;

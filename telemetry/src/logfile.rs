@@ -29,10 +29,10 @@ pub fn rotate(path: &Path, max_bytes: u64) {
         return;
     }
     if let Err(error) = std::fs::copy(path, rotated_path(path)) {
-        tracing::warn!(path = %path.display(), %error, "the older log could not be kept");
+        tracing::warn!(path = %path.display(), %error, "the log could not be copied before it is truncated");
     }
     if let Err(error) = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0)) {
-        tracing::warn!(path = %path.display(), %error, "the log could not be shortened and grows on");
+        tracing::warn!(path = %path.display(), %error, "the log file could not be truncated and keeps growing");
     }
 }
 

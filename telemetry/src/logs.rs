@@ -43,7 +43,7 @@ pub fn init(process: &str, json: bool) {
             .try_init()
     };
     if let (Ok(()), Some((text, error))) = (started, broken) {
-        tracing::warn!("{FILTER_VARIABLE}={text:?} is no log filter ({error}); logging at info instead");
+        tracing::warn!("{FILTER_VARIABLE}={text:?} is not a log filter ({error}); the level is info");
     }
 }
 

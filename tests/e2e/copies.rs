@@ -189,7 +189,10 @@ pub async fn paced(cluster: &mut TestCluster) -> Result<()> {
     println!("  {received} bytes of it came within {seconds:.1} s at {rate} bit/s");
     ensure!(received > 1_000_000, "only {received} bytes were left to download, too few for a measurement");
     // Bytes that came before the first look are not timed.
-    ensure!(received as f64 * 8.0 < 2.0 * seconds * f64::from(rate), "{received} bytes came within {seconds:.1} s");
+    ensure!(
+        received as f64 * 8.0 < 2.0 * seconds * f64::from(rate),
+        "{received} bytes came within {seconds:.1} s"
+    );
     transfers(cluster, "{}").await?;
     delete_object(cluster, "models/paced").await
 }

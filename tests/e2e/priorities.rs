@@ -27,7 +27,7 @@ pub async fn turns(cluster: &mut TestCluster) -> Result<()> {
                       kv: {contextTokens: 512, maxSequences: 2, kvTokens: 512}}}\n";
     let refused = apply(cluster, &deployment.replace("kvTokens: 512", "kvTokens: 511")).await;
     let refused = refused.err().map(|error| format!("{error:#}")).unwrap_or_default();
-    ensure!(refused.contains("it must hold one of contextTokens"), "room for less than one: \"{refused}\"");
+    ensure!(refused.contains("it must be at least contextTokens"), "room for less than one: \"{refused}\"");
     apply(cluster, deployment).await?;
     serves(cluster, NAME).await?;
     let shards = shards_of(cluster, NAME).await?;

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
+use csv::StringRecord;
 use serde_json::Value;
 
 use crate::{cargo, step};
@@ -122,7 +123,7 @@ fn update(list: &Path, endpoint: &str, check: bool) -> Result<()> {
         tally.rows
     );
     rows.sort_by(|one, other| one.0[NAME].cmp(&other.0[NAME]));
-    let new = write(&rows);
+    let new = write(&rows)?;
     if check {
         ensure!(new == text, "{shown} is not what {endpoint} says; run `cargo xtask catalog` and commit");
         return Ok(());
@@ -232,7 +233,8 @@ fn letters(licence: &str) -> String {
     licence.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase()
 }
 
-/// External text as a column; the list has no quoting, so a comma would be two columns.
+/// External text as a column. Commas and quotes are refused, so that a row is one line without quoting, which
+/// people read and `git diff` shows.
 fn column(what: &str, word: &str) -> Result<String, String> {
     let plain = |letter: char| letter.is_ascii_graphic() && !matches!(letter, ',' | '"') || letter == ' ';
     if word.trim().is_empty() || word.len() > MAX_WORD_CHARS || !word.chars().all(plain) {
@@ -253,8 +255,8 @@ fn differences(old: &CatalogRow, new: &CatalogRow) -> String {
 }
 
 impl CatalogRow {
-    fn read(line: &str) -> Result<Self> {
-        let columns: Vec<String> = line.split(',').map(str::to_owned).collect();
+    fn read(record: &StringRecord) -> Result<Self> {
+        let columns: Vec<String> = record.iter().map(str::to_owned).collect();
         let found = columns.len();
         let columns = columns.try_into().ok();
         Ok(Self(columns.with_context(|| format!("there are {found} columns, not {}", COLUMNS.len()))?))
@@ -277,16 +279,25 @@ impl fmt::Display for Tally {
 }
 
 fn read(text: &str) -> Result<Vec<CatalogRow>> {
-    let mut lines = text.lines();
-    let first = lines.next().unwrap_or_default();
+    // A row with other columns is reported with all of them.
+    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(text.as_bytes());
+    let first = reader.headers()?.iter().collect::<Vec<_>>().join(",");
     ensure!(first == COLUMNS.join(","), "line 1 must be `{}`, not `{first}`", COLUMNS.join(","));
-    let row = |(index, line)| CatalogRow::read(line).with_context(|| format!("line {}: {line}", index + 2));
-    lines.enumerate().map(row).collect()
+    let row = |(index, record): (usize, csv::Result<StringRecord>)| {
+        let record = record.with_context(|| format!("line {}", index + 2))?;
+        let shown = || format!("line {}: {}", index + 2, record.iter().collect::<Vec<_>>().join(","));
+        CatalogRow::read(&record).with_context(shown)
+    };
+    reader.records().enumerate().map(row).collect()
 }
 
-fn write(rows: &[CatalogRow]) -> String {
-    let lines = std::iter::once(COLUMNS.join(",")).chain(rows.iter().map(|row| row.0.join(",")));
-    lines.map(|line| line + "\n").collect()
+fn write(rows: &[CatalogRow]) -> Result<String> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(COLUMNS)?;
+    for row in rows {
+        writer.write_record(&row.0)?;
+    }
+    Ok(String::from_utf8(writer.into_inner()?)?)
 }
 
 /// Replaces the list with `text` by one rename, so that a killed run leaves the old list.
@@ -358,6 +369,10 @@ mod tests {
 
     const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
+    fn row(line: &str) -> CatalogRow {
+        CatalogRow::read(&line.split(',').collect()).unwrap()
+    }
+
     /// A repository as the hub describes it: two files of weights, 600 bytes together.
     fn listing(card: &str) -> String {
         format!(
@@ -371,7 +386,7 @@ mod tests {
 
     #[test]
     fn catalog_row_takes_listed_values_and_keeps_the_rest() {
-        let row = CatalogRow::read("a,o/a,A,guessed,1.0,0.5,8,affine,77,computed,99,Apache-2.0").unwrap();
+        let row = row("a,o/a,A,guessed,1.0,0.5,8,affine,77,computed,99,Apache-2.0");
         let apache = listing(r#""cardData": {"license": "apache-2.0"}"#);
         let packed =
             |rest: &str| format!(r#"{{"model_type": "llama", "max_position_embeddings": 2048, {rest}}}"#);
@@ -481,7 +496,7 @@ mod tests {
         let text = fs::read_to_string(cargo::root().join(LIST)).unwrap();
         let rows = read(&text).unwrap();
         assert!(rows.is_sorted_by(|one, other| one.0[NAME] < other.0[NAME]));
-        assert_eq!(write(&rows), text);
+        assert_eq!(write(&rows).unwrap(), text);
     }
 
     #[test]
@@ -671,7 +686,7 @@ mod tests {
         assert!(
             tally.to_string().ends_with("119 as they were, 3 could not be asked, 1 not for the catalogue")
         );
-        let old = CatalogRow::read("a,o/a,A,llama,1,1,4,affine,5,computed,8,MIT").unwrap();
+        let old = row("a,o/a,A,llama,1,1,4,affine,5,computed,8,MIT");
         let mut new = old.clone();
         new.0[BYTES] = "6".to_owned();
         new.0[ORIGIN] = "listed".to_owned();

@@ -87,25 +87,25 @@ pub(crate) async fn run(mut measuring: LinkMonitor) {
     let mut running: BTreeMap<LinkPath, JoinSet<()>> = BTreeMap::new();
     loop {
         let links = measuring.links.borrow_and_update().clone();
-        let ways: Vec<LinkPath> = links.iter().filter_map(LinkPath::from_link).collect();
-        let gone: Vec<LinkPath> = running.keys().filter(|way| !ways.contains(way)).cloned().collect();
-        for way in gone {
+        let paths: Vec<LinkPath> = links.iter().filter_map(LinkPath::from_link).collect();
+        let removed: Vec<LinkPath> = running.keys().filter(|path| !paths.contains(path)).cloned().collect();
+        for path in removed {
             // Dropping the set aborts its task.
-            running.remove(&way);
-            let stays = ways.iter().any(|other| other.is_same_cable(&way));
+            running.remove(&path);
+            let stays = paths.iter().any(|other| other.is_same_cable(&path));
             // The silence of an ended agent is not that of its successor.
             let over = |found: &LinkMeasured| !stays || found.round_trip_microseconds.is_none();
             measuring.measurements.send_if_modified(|found| {
-                found.get(&way.interface).is_some_and(over) && found.remove(&way.interface).is_some()
+                found.get(&path.interface).is_some_and(over) && found.remove(&path.interface).is_some()
             });
             if !stays {
-                measuring.metrics.remove_link(&way.peer, &way.interface);
+                measuring.metrics.remove_link(&path.peer, &path.interface);
             }
         }
-        for way in ways {
-            running.entry(way.clone()).or_insert_with(|| {
+        for path in paths {
+            running.entry(path.clone()).or_insert_with(|| {
                 let mut task = JoinSet::new();
-                task.spawn(measure(way, measuring.clone()));
+                task.spawn(measure(path, measuring.clone()));
                 task
             });
         }
@@ -385,10 +385,10 @@ mod tests {
             peer_port: Some(20_001),
             ..Link::default()
         };
-        let way = LinkPath::from_link(&link).unwrap();
-        assert_eq!(way.to.to_string(), "192.0.2.2:20001");
+        let path = LinkPath::from_link(&link).unwrap();
+        assert_eq!(path.to.to_string(), "192.0.2.2:20001");
         let later = LinkPath::from_link(&Link { peer_port: Some(20_002), ..link.clone() }).unwrap();
-        assert!(way.is_same_cable(&later) && way != later);
+        assert!(path.is_same_cable(&later) && path != later);
         for lacking in [
             Link { peer_port: None, ..link.clone() },
             Link { address: None, ..link.clone() },

@@ -87,8 +87,8 @@ impl Probe {
             let hosts = linux::thunderbolt::hosts(Path::new("/sys"));
             return Ok((connections(&hosts, &addresses()), false));
         }
-        let told = self.scan_mac().await?;
-        Ok((ports(&told), told.rdma_enabled == Some(true)))
+        let facts = self.scan_mac().await?;
+        Ok((ports(&facts), facts.rdma_enabled == Some(true)))
     }
 
     async fn scan_mac(&self) -> Result<PortFacts, ProbeError> {
@@ -99,10 +99,10 @@ impl Probe {
         let listed = self.run_tool("networksetup", &["-listallhardwareports"]).await?;
         let interfaces = self.run_tool("ifconfig", &[]).await?;
         let rdma_enabled = match self.run_tool("rdma_ctl", &["status"]).await {
-            Ok(said) => Some(rdma::is_enabled(&said)?),
+            Ok(output) => Some(rdma::is_enabled(&output)?),
             // `rdma_ctl` came with macOS 26.2.
             Err(ProbeError::NotRun { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
-            Err(trouble) => return Err(trouble),
+            Err(error) => return Err(error),
         };
         Ok(PortFacts {
             machine,
@@ -152,12 +152,12 @@ pub(crate) async fn run(probe: Probe, scans: watch::Sender<PortScan>) {
         let before = interface_snapshot();
         match probe.scan().await {
             Ok((ports, rdma)) => publish(&scans, PortScan { ports, rdma, error: None, scanned: true }),
-            Err(trouble) => {
+            Err(error) => {
                 // Keep the last result: one failure of a tool says nothing about the cables.
                 let now =
-                    PortScan { error: Some(trouble.to_string()), scanned: true, ..scans.borrow().clone() };
+                    PortScan { error: Some(error.to_string()), scanned: true, ..scans.borrow().clone() };
                 if *scans.borrow() != now {
-                    tracing::warn!(%trouble, "this machine's ports could not be looked at; what was seen before is kept");
+                    tracing::warn!(%error, "this machine's ports could not be read; the last known ones are kept");
                 }
                 publish(&scans, now);
             }
@@ -250,12 +250,12 @@ mod tests {
         let probe = Probe::new(Some(folder.path().to_owned()));
         let looking = tokio::spawn(run(probe, sender));
         let until = async |seen: &mut watch::Receiver<PortScan>, words: Option<&str>| {
-            let told = |seen: &PortScan| match (&seen.error, words) {
-                (Some(trouble), Some(words)) => trouble.contains(words),
+            let facts = |seen: &PortScan| match (&seen.error, words) {
+                (Some(error), Some(words)) => error.contains(words),
                 (None, None) => !seen.ports.is_empty(),
                 _ => false,
             };
-            let found = tokio::time::timeout(TOOL_TIMEOUT, seen.wait_for(told)).await;
+            let found = tokio::time::timeout(TOOL_TIMEOUT, seen.wait_for(facts)).await;
             assert_eq!(found.map(|seen| seen.unwrap().ports.len()), Ok(1), "{words:?}");
         };
         until(&mut seen, None).await;

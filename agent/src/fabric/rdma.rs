@@ -187,9 +187,9 @@ mod tests {
 
     /// The cabled port after a change.
     fn port_after(change: impl FnOnce(&mut PortFacts)) -> FabricPort {
-        let mut told = joined();
-        change(&mut told);
-        ports(&told).pop().unwrap()
+        let mut facts = joined();
+        change(&mut facts);
+        ports(&facts).pop().unwrap()
     }
 
     #[test]
@@ -199,72 +199,72 @@ mod tests {
         let faults: [(&str, Edit, &str); 14] = [
             (
                 "NothingPlugged",
-                |told| told.buses[0].plug = Plug::Idle { max_bits_per_second: None },
+                |facts| facts.buses[0].plug = Plug::Idle { max_bits_per_second: None },
                 "nothing is plugged in",
             ),
             (
                 "NoMachine",
-                |told| {
-                    told.buses[0].peers.clear();
-                    told.buses[0].devices = vec!["TS5 Dock".to_owned()];
+                |facts| {
+                    facts.buses[0].peers.clear();
+                    facts.buses[0].devices = vec!["TS5 Dock".to_owned()];
                 },
                 "TS5 Dock is plugged in, and no machine",
             ),
-            ("CableSilent", |told| told.buses[0].peers.clear(), "wake the other machine"),
+            ("CableSilent", |facts| facts.buses[0].peers.clear(), "wake the other machine"),
             (
                 "CableLoop",
-                |told| told.buses[0].peers[0].domain = Some("A1".to_owned()),
+                |facts| facts.buses[0].peers[0].domain = Some("A1".to_owned()),
                 "leads back to port 1",
             ),
             (
                 "NoThunderbolt5",
-                |told| {
-                    told.buses[0].plug = CONNECTED;
-                    told.buses[0].peers[0].bits_per_second = Some(TOO_SLOW);
-                    told.buses[1].plug = Plug::Idle { max_bits_per_second: Some(TOO_SLOW) };
-                    told.rdma_enabled = Some(false);
+                |facts| {
+                    facts.buses[0].plug = CONNECTED;
+                    facts.buses[0].peers[0].bits_per_second = Some(TOO_SLOW);
+                    facts.buses[1].plug = Plug::Idle { max_bits_per_second: Some(TOO_SLOW) };
+                    facts.rdma_enabled = Some(false);
                 },
                 "runs at 40 Gb/s, as Thunderbolt 4 does; it carries IP",
             ),
             (
                 "LinkTooSlow",
-                |told| told.buses[0].peers[0].bits_per_second = Some(TOO_SLOW),
+                |facts| facts.buses[0].peers[0].bits_per_second = Some(TOO_SLOW),
                 "runs at 40 Gb/s; RDMA needs 80",
             ),
-            ("RdmaNotInThisSystem", |told| told.rdma_enabled = None, "update both machines to 26.2"),
-            ("RdmaDisabled", |told| told.rdma_enabled = Some(false), "disabled on this machine"),
+            ("RdmaNotInThisSystem", |facts| facts.rdma_enabled = None, "update both machines to 26.2"),
+            ("RdmaDisabled", |facts| facts.rdma_enabled = Some(false), "disabled on this machine"),
             (
                 "RdmaDisabledThere",
-                |told| {
-                    told.buses[0].peers[0].offers_rdma = Some(false);
-                    told.devices[1].is_active = false;
+                |facts| {
+                    facts.buses[0].peers[0].offers_rdma = Some(false);
+                    facts.devices[1].is_active = false;
                 },
                 "studio-b offers no RDMA; enable it there",
             ),
             (
                 "PortBesideEthernet",
-                |told| told.hardware_ports[1].device = "en2".to_owned(),
+                |facts| facts.hardware_ports[1].device = "en2".to_owned(),
                 "use another port",
             ),
-            ("NoRdmaDevice", |told| told.devices.clear(), "no RDMA device rdma_en3"),
+            ("NoRdmaDevice", |facts| facts.devices.clear(), "no RDMA device rdma_en3"),
             (
                 "RdmaPortDown",
-                |told| {
-                    told.devices[1].is_active = false;
-                    told.devices[1].state = "PORT_DOWN (1)".to_owned();
+                |facts| {
+                    facts.devices[1].is_active = false;
+                    facts.devices[1].state = "PORT_DOWN (1)".to_owned();
                 },
                 "rdma_en3 is PORT_DOWN (1) though a machine is there",
             ),
             (
                 "PortInBridge",
-                |told| {
+                |facts| {
                     let members = vec!["en3".to_owned()];
-                    told.interfaces =
+                    facts.interfaces =
                         vec![Interface { name: "bridge0".to_owned(), members, ..Interface::default() }];
                 },
                 "take it out of bridge0",
             ),
-            ("NoPortAddress", |told| told.interfaces.clear(), "en3 has no IPv4 address, by which"),
+            ("NoPortAddress", |facts| facts.interfaces.clear(), "en3 has no IPv4 address, by which"),
         ];
         for (reason, change, words) in faults {
             let port = port_after(change);
@@ -278,17 +278,17 @@ mod tests {
     #[test]
     fn missing_facts_keep_rdma_and_port_matters_on_studio_only() {
         let usable = |port: FabricPort| port.rdma_device.is_some();
-        assert!(usable(port_after(|told| told.buses[0].peers[0].bits_per_second = None)));
+        assert!(usable(port_after(|facts| facts.buses[0].peers[0].bits_per_second = None)));
         assert!(
-            usable(port_after(|told| told.buses[0].peers[0].offers_rdma = Some(false))),
+            usable(port_after(|facts| facts.buses[0].peers[0].offers_rdma = Some(false))),
             "the device knows better"
         );
-        assert!(usable(port_after(|told| told.buses[0].plug = Plug::Unknown)));
-        let mini = port_after(|told| {
-            told.machine = "Mac mini".to_owned();
-            told.hardware_ports[1].device = "en2".to_owned();
-            told.interfaces[0].name = "en2".to_owned();
-            told.devices[0].is_active = true;
+        assert!(usable(port_after(|facts| facts.buses[0].plug = Plug::Unknown)));
+        let mini = port_after(|facts| {
+            facts.machine = "Mac mini".to_owned();
+            facts.hardware_ports[1].device = "en2".to_owned();
+            facts.interfaces[0].name = "en2".to_owned();
+            facts.devices[0].is_active = true;
         });
         assert_eq!(mini.rdma_device.as_deref(), Some("rdma_en2"));
     }

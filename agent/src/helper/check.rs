@@ -37,14 +37,14 @@ pub struct DesiredState {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum HelperRefusal {
     /// Not a valid request.
-    #[error("this is no request that this helper knows: {0}")]
+    #[error("this helper does not know the request: {0}")]
     Unknown(String),
     /// Not a valid node name.
-    #[error("{0:?} is no name of a node")]
+    #[error("{0:?} is not the name of a node")]
     Node(String),
     /// The machine is held for another node.
     #[error(
-        "this machine's network is held for node {holder}; take that back first, with `sudo russet helper --revert`, or ask as that node, not as {asked}"
+        "this machine's network is configured for node {holder}; revert that first with `sudo russet helper --revert`, or send the request as that node, not as {asked}"
     )]
     Other {
         /// Node for which it is held.
@@ -54,7 +54,7 @@ pub enum HelperRefusal {
     },
     /// The request was reverted at the machine.
     #[error(
-        "this was taken back at the machine itself, with `russet helper --revert`, and is not made again before the machine starts anew; `russet fabric revert` and then `russet fabric apply` ask for it anew"
+        "this was reverted at the machine itself, with `russet helper --revert`, and is not made again before the machine restarts; `russet fabric revert` and then `russet fabric apply` request it again"
     )]
     Reverted,
     /// Too many ports.
@@ -62,15 +62,15 @@ pub enum HelperRefusal {
     TooMany(usize),
     /// No such interface, or not one of a Thunderbolt cable.
     #[error(
-        "{0:?} is no Thunderbolt interface of this machine now, and this helper changes no other; plug the cable in, or take the port out of what is asked for"
+        "{0:?} is not a Thunderbolt interface of this machine now, and this helper changes no other; plug the cable in, or remove the port from the request"
     )]
     NoCable(String),
     /// Listed twice in one request.
-    #[error("{0} stands twice in what is asked for")]
+    #[error("{0} appears twice in the request")]
     Twice(String),
     /// Not a host address in a private /30 network.
     #[error(
-        "{address:?} of {interface} is no address of a host in a private network of four (10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16, written as 172.31.240.1/30)"
+        "{address:?} of {interface} is not the address of a host in a private network of four (10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16, written as 172.31.240.1/30)"
     )]
     Address {
         /// The interface.
@@ -91,7 +91,7 @@ pub enum HelperRefusal {
         with: AddressConfig,
     },
     /// A DHCP address, which could not be restored.
-    #[error("{interface} has {ip} from DHCP, which nobody can give back; end DHCP on it first")]
+    #[error("{interface} has {ip} from DHCP, which the helper cannot restore; end DHCP on it first")]
     Lent {
         /// The interface.
         interface: String,
@@ -99,7 +99,7 @@ pub enum HelperRefusal {
         ip: Ipv4Addr,
     },
     /// Member of an interface that is not a bridge.
-    #[error("{interface} is a member of {team}, which is no bridge; take it out yourself")]
+    #[error("{interface} is a member of {team}, which is not a bridge; remove it from there yourself")]
     Team {
         /// The interface.
         interface: String,
@@ -293,9 +293,9 @@ pub(super) mod tests {
             serde_json::json!({"op": "apply", "node": "a", "network": {"ports": ports}}).to_string()
         };
         let private = "172.31.240.1/30";
-        let cable = "is no Thunderbolt interface";
-        let network = "is no address of a host in a private network of four";
-        let unknown = "this is no request";
+        let cable = "is not a Thunderbolt interface";
+        let network = "is not the address of a host in a private network of four";
+        let unknown = "does not know the request";
         let many: Vec<_> =
             (0..33).map(|_| serde_json::json!({"interface": "en4", "address": private})).collect();
         let many = serde_json::json!({"op": "apply", "node": "a", "network": {"ports": many}}).to_string();
@@ -326,7 +326,7 @@ pub(super) mod tests {
             (many, "33 ports"),
             (
                 r#"{"op":"apply","node":"a","network":{"ports":[{"interface":"en4","address":"10.1.0.1/30"},{"interface":"en4","address":"10.1.0.5/30"}]}}"#.to_owned(),
-                "stands twice",
+                "appears twice",
             ),
             (
                 r#"{"op":"apply","node":"a","network":{"ports":[{"interface":"en4","address":"10.1.0.1/30"},{"interface":"en5","address":"10.1.0.2/30"}]}}"#.to_owned(),
@@ -336,9 +336,9 @@ pub(super) mod tests {
                 r#"{"op":"apply","node":"a","network":{"ports":[],"cablesLast":true}}"#.to_owned(),
                 "no order of network services",
             ),
-            (r#"{"op":"apply","node":"b"}"#.to_owned(), "held for node a"),
-            (r#"{"op":"apply","node":"a b"}"#.to_owned(), "no name of a node"),
-            (r#"{"op":"apply","node":""}"#.to_owned(), "no name of a node"),
+            (r#"{"op":"apply","node":"b"}"#.to_owned(), "configured for node a"),
+            (r#"{"op":"apply","node":"a b"}"#.to_owned(), "not the name of a node"),
+            (r#"{"op":"apply","node":""}"#.to_owned(), "not the name of a node"),
             (r#"{"op":"apply","node":"a","wiredLimitMebibytes":8193}"#.to_owned(), "80 % of this machine"),
             (r#"{"op":"apply","node":"a","wiredLimitMebibytes":0}"#.to_owned(), "0 MiB may not"),
             (r#"{"op":"apply","node":"a","wiredLimitMebibytes":-1}"#.to_owned(), unknown),

@@ -8,28 +8,29 @@ use super::current_state::CurrentState;
 /// Missing changes, in the order of their application.
 pub fn pending_changes(current: &CurrentState, desired: &DesiredState) -> Vec<MachineChange> {
     let DesiredState { ports, cables_last, wired } = desired;
-    let mut deeds = Vec::new();
+    let mut changes = Vec::new();
     for (name, &address) in ports {
         let Some(interface) = current.interface(name) else { continue };
         let of = || name.clone();
-        deeds.extend(interface.bridge.clone().map(|bridge| MachineChange::Leave { interface: of(), bridge }));
+        changes
+            .extend(interface.bridge.clone().map(|bridge| MachineChange::Leave { interface: of(), bridge }));
         let wanted = |ip, prefix| ip == address && prefix == PREFIX_BITS;
         // A link-local address may stay beside another one.
         let others = interface.addresses.iter().map(|own| own.config);
         let others = others.filter(|held| !held.ip.is_link_local() && !wanted(held.ip, held.prefix));
-        deeds.extend(others.map(|held| MachineChange::Drop { interface: of(), held }));
-        deeds.extend((!interface.is_up).then(|| MachineChange::Raise { interface: of() }));
+        changes.extend(others.map(|held| MachineChange::Drop { interface: of(), held }));
+        changes.extend((!interface.is_up).then(|| MachineChange::Raise { interface: of() }));
         let has = interface.addresses.iter().any(|own| wanted(own.config.ip, own.config.prefix));
-        deeds.extend((!has).then(|| MachineChange::Give { interface: of(), address }));
+        changes.extend((!has).then(|| MachineChange::Give { interface: of(), address }));
     }
     if *cables_last {
         let (before, after) = (current.service_names(), current.cables_last());
-        deeds.extend((before != after).then_some(MachineChange::Order { before, after }));
+        changes.extend((before != after).then_some(MachineChange::Order { before, after }));
     }
     if let (Some(after), Some(before)) = (*wired, current.wired) {
-        deeds.extend((before != after).then_some(MachineChange::Wire { before, after }));
+        changes.extend((before != after).then_some(MachineChange::Wire { before, after }));
     }
-    deeds
+    changes
 }
 
 /// Whether a change belongs to the desired state; one that does not is undone.
@@ -113,12 +114,12 @@ mod tests {
     }
 
     /// The machine after a change.
-    fn applied(mut present: CurrentState, deed: &MachineChange) -> CurrentState {
+    fn applied(mut present: CurrentState, change: &MachineChange) -> CurrentState {
         use super::super::current_state::{AddressConfig, Interface, InterfaceAddress};
         let mut of = |name: &String, change: &dyn Fn(&mut Interface)| {
             present.interfaces.iter_mut().filter(|one| one.name == *name).for_each(change);
         };
-        match deed {
+        match change {
             MachineChange::Leave { interface, .. } => of(interface, &|one| one.bridge = None),
             MachineChange::Drop { interface, held } => {
                 of(interface, &|one| one.addresses.retain(|own| own.config != *held));
@@ -136,16 +137,16 @@ mod tests {
         present
     }
 
-    fn descriptions(deeds: &[MachineChange]) -> Vec<String> {
-        deeds.iter().map(MachineChange::to_string).collect()
+    fn descriptions(changes: &[MachineChange]) -> Vec<String> {
+        changes.iter().map(MachineChange::to_string).collect()
     }
 
     #[test]
     fn missing_changes_are_applied_once() {
         let wish = desired(&[("en4", "172.31.240.1/30"), ("en5", "172.31.240.5/30")], Some(5000));
-        let deeds = pending_changes(&current_state(), &wish);
+        let changes = pending_changes(&current_state(), &wish);
         assert_eq!(
-            descriptions(&deeds),
+            descriptions(&changes),
             [
                 "en4 left bridge0",
                 "en4 has 172.31.240.1/30",
@@ -160,16 +161,16 @@ mod tests {
             is_up: true,
             ..Default::default()
         });
-        let done = deeds.iter().fold(bridge.clone(), applied);
+        let done = changes.iter().fold(bridge.clone(), applied);
         assert_eq!(pending_changes(&done, &wish), []);
-        assert!(deeds.iter().all(|deed| is_desired(deed, &wish) && is_applied(deed, &done)));
+        assert!(changes.iter().all(|change| is_desired(change, &wish) && is_applied(change, &done)));
         assert!(
-            !deeds.iter().any(|deed| is_applied(deed, &bridge)),
+            !changes.iter().any(|change| is_applied(change, &bridge)),
             "nothing was done, so nothing is undone"
         );
         let none = check(&MachineRequest { node: "a".into(), ..Default::default() }, &done, &policy(), None)
             .unwrap();
-        assert!(!deeds.iter().any(|deed| is_desired(deed, &none)));
+        assert!(!changes.iter().any(|change| is_desired(change, &none)));
     }
 
     #[test]
@@ -190,19 +191,19 @@ mod tests {
         ];
         let present = CurrentState { services, ..current_state() };
         let wish = DesiredState { cables_last: true, ..desired(&[], None) };
-        let deeds = pending_changes(&present, &wish);
-        let [MachineChange::Order { after: order, .. }] = &deeds[..] else { panic!("{deeds:?}") };
+        let changes = pending_changes(&present, &wish);
+        let [MachineChange::Order { after: order, .. }] = &changes[..] else { panic!("{changes:?}") };
         assert_eq!(order, &["Wi-Fi", "Ethernet", "Adapter", "Thunderbolt Bridge", "Cable", "Bridge of mine"]);
-        let mut done = applied(present, &deeds[0]);
-        assert_eq!((pending_changes(&done, &wish), is_applied(&deeds[0], &done)), (vec![], true));
+        let mut done = applied(present, &changes[0]);
+        assert_eq!((pending_changes(&done, &wish), is_applied(&changes[0], &done)), (vec![], true));
         // A service added since keeps its place, a removed one is left out.
         let mut since = done.clone();
         since.services.retain(|service| service.name != "Ethernet");
         since.services.insert(1, service("VPN", "VPN", "utun0"));
-        assert!(is_applied(&deeds[0], &since));
-        let MachineChange::Order { before, .. } = undo_change(&deeds[0], &since) else { panic!() };
+        assert!(is_applied(&changes[0], &since));
+        let MachineChange::Order { before, .. } = undo_change(&changes[0], &since) else { panic!() };
         assert_eq!(before, ["Thunderbolt Bridge", "VPN", "Cable", "Wi-Fi", "Bridge of mine", "Adapter"]);
         done.services.swap(0, 1);
-        assert!(!is_applied(&deeds[0], &done), "an order that somebody chose since is his");
+        assert!(!is_applied(&changes[0], &done), "an order that somebody chose since is his");
     }
 }

@@ -48,7 +48,7 @@ pub enum JournalError {
     Io(PathBuf, #[source] io::Error),
     /// The file is not a valid journal.
     #[error(
-        "the journal {0} is no journal of this helper's: {1}; what it changed is gone after a restart of the machine, but for the order of network services: remove the file then"
+        "the journal {0} is not this helper's journal: {1}; what it changed is gone after a restart of the machine, but for the order of network services: remove the file then"
     )]
     Damaged(PathBuf, #[source] serde_json::Error),
     /// Another process has locked it.
@@ -133,7 +133,7 @@ mod tests {
         for damaged in ["{", "{\"deeds\":[{\"deed\":\"run\"}]}", "[]"] {
             fs::write(folder.path().join("journal.json"), damaged).unwrap();
             let error = Journal::open(folder.path()).unwrap_err().to_string();
-            assert!(error.contains("is no journal of this helper's"), "{error}");
+            assert!(error.contains("is not this helper's journal"), "{error}");
         }
     }
 }

@@ -40,7 +40,7 @@ pub enum ToolError {
     #[error(transparent)]
     Parse(#[from] ParseError),
     /// Output of Linux's tool is not the expected JSON.
-    #[error("ip -json address printed what nobody understands: {0}")]
+    #[error("ip -json address printed unexpected output: {0}")]
     Json(#[from] serde_json::Error),
 }
 

@@ -115,11 +115,11 @@ fn network(spec: &HelperSpec, boot: &str) -> RequestPart<Network> {
         AfterRestart::Drop | AfterRestart::Unknown => RestartPolicy::Drop,
     };
     if after_restart == RestartPolicy::Drop && boot_id.as_deref().is_some_and(|asked| asked != boot) {
-        let words = "the machine has started anew since this was asked for, and it was for until then; `russet fabric apply` asks again, with --keep for every start";
+        let words = "the machine has restarted, and this was requested until then only; run `russet fabric apply` again, with --keep for every start";
         return Err((Reason::DroppedAtRestart, words.to_owned()));
     }
     if *service_order == Some(ServiceOrder::Unknown) {
-        let words = "spec.network.serviceOrder is a word of a newer release than this agent's";
+        let words = "spec.network.serviceOrder has a value of a newer release than this agent's";
         return Err((Reason::NewerRelease, words.to_owned()));
     }
     let port = |PortAddress { interface, address }: &PortAddress| Port {
@@ -213,7 +213,7 @@ fn part_condition(asked: Result<bool, (Reason, String)>, outcome: HelperOutcome)
         (Ok(asked), Err((reason, message))) => say(asked, false, reason, message),
         (Ok(true), Ok((held, _))) => say(true, true, Reason::Applied, held),
         (Ok(false), Ok((_, changed))) => {
-            say(changed, false, Reason::Restored, "it is as it is without Russet".to_owned())
+            say(changed, false, Reason::Restored, "the network is as it is without Russet".to_owned())
         }
     }
 }

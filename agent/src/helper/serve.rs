@@ -91,7 +91,7 @@ impl Helper {
         let boot = self.boot.clone();
         self.journal.write(|record| {
             // The restart has undone these.
-            record.deeds.retain(|deed| !deed.is_volatile());
+            record.deeds.retain(|change| !change.is_volatile());
             record.boot = boot;
             record.reverted = None;
         })?;
@@ -102,11 +102,11 @@ impl Helper {
             Some(wanted) => {
                 let answer = self.handle(HelperRequest::Apply(wanted)).await;
                 // Cables may appear later than this process; the agent asks again.
-                tracing::info!(?answer, "what is kept over restarts was made again");
+                tracing::info!(?answer, "changes that last over restarts were made again");
             }
             None => {
                 let answer = self.undo_changes(|_| true).await;
-                tracing::info!(?answer, "what was for the time before the restart is forgotten");
+                tracing::info!(?answer, "changes that lasted until the restart are removed from the journal");
             }
         }
         Ok(())
@@ -156,25 +156,25 @@ impl Helper {
         }
         let present = self.machine.current_state().await?;
         let wish = check(wanted, &without_applied(present, &record.deeds), &self.policy, record.holder())?;
-        let stays = |deed: &MachineChange| if deed.is_network() { network } else { wired_limit };
-        let mut changed = self.undo_changes(|deed| !stays(deed) && !is_desired(deed, &wish)).await?;
+        let stays = |change: &MachineChange| if change.is_network() { network } else { wired_limit };
+        let mut changed = self.undo_changes(|change| !stays(change) && !is_desired(change, &wish)).await?;
         let deeds = pending_changes(&self.machine.current_state().await?, &wish);
         let boot = self.boot.clone();
         self.journal.write(|record| {
             record.boot = boot;
             record.wanted = (!nothing).then_some(kept);
         })?;
-        for deed in deeds {
+        for change in deeds {
             // A change that another program has undone since is applied again, and undone once.
             self.journal.write(|record| {
-                if !record.deeds.contains(&deed) {
-                    record.deeds.push(deed.clone());
+                if !record.deeds.contains(&change) {
+                    record.deeds.push(change.clone());
                 }
             })?;
             fail::fail_point!("helper-journalled");
-            self.machine.apply(&deed).await?;
+            self.machine.apply(&change).await?;
             fail::fail_point!("helper-made");
-            changed.push(deed.to_string());
+            changed.push(change.to_string());
         }
         Ok(changed)
     }
@@ -198,19 +198,19 @@ impl Helper {
     ) -> Result<Vec<String>, ChangeError> {
         let (mut changed, mut failed) = (Vec::new(), None);
         let all: Vec<MachineChange> =
-            self.journal.record().deeds.iter().rev().filter(|deed| which(deed)).cloned().collect();
-        for deed in all {
+            self.journal.record().deeds.iter().rev().filter(|change| which(change)).cloned().collect();
+        for change in all {
             let present = self.machine.current_state().await?;
-            if is_applied(&deed, &present) {
-                if let Err(trouble) = self.machine.undo(&undo_change(&deed, &present)).await {
-                    tracing::warn!(%deed, %trouble, "it stays until it can be taken back");
+            if is_applied(&change, &present) {
+                if let Err(trouble) = self.machine.undo(&undo_change(&change, &present)).await {
+                    tracing::warn!(%change, %trouble, "it stays until it can be reverted");
                     failed.get_or_insert(trouble);
                     continue;
                 }
                 fail::fail_point!("helper-undone");
-                changed.push(format!("taken back: {deed}"));
+                changed.push(format!("reverted: {change}"));
             }
-            self.journal.write(|record| record.deeds.retain(|other| *other != deed))?;
+            self.journal.write(|record| record.deeds.retain(|other| *other != change))?;
             fail::fail_point!("helper-forgotten");
         }
         if self.journal.record().deeds.is_empty() {
@@ -239,7 +239,7 @@ impl Helper {
                     Err(error) => tracing::warn!(%error, "a client was not answered"),
                 },
                 Err(error) => {
-                    tracing::error!(%error, "the socket accepts nobody");
+                    tracing::error!(%error, "the socket accepts no connection");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
@@ -249,7 +249,7 @@ impl Helper {
     async fn serve_client(&mut self, stream: UnixStream, socket: &HelperSocket) -> io::Result<()> {
         let uid = stream.peer_cred()?.uid();
         if uid != 0 && uid != socket.user {
-            return Err(io::Error::other(format!("user {uid} asked, and user {} may", socket.user)));
+            return Err(io::Error::other(format!("user {uid} sent it, and only user {} may", socket.user)));
         }
         let (read, mut write) = stream.into_split();
         let mut line = Vec::new();
@@ -276,7 +276,7 @@ fn repeats_reverted(wanted: &MachineRequest, reverted: &MachineRequest) -> bool 
 fn parse(line: &[u8]) -> Result<HelperRequest, HelperRefusal> {
     let line = line.strip_suffix(b"\n").ok_or_else(|| {
         HelperRefusal::Unknown(format!(
-            "no end of the line within {MAX_MESSAGE_BYTES} bytes, or of the words"
+            "the line or the connection ended before a whole request of at most {MAX_MESSAGE_BYTES} bytes"
         ))
     })?;
     serde_json::from_slice(line).map_err(|error| HelperRefusal::Unknown(error.to_string()))
@@ -284,8 +284,8 @@ fn parse(line: &[u8]) -> Result<HelperRequest, HelperRefusal> {
 
 /// The machine without the addresses that the helper added: they cause no conflict.
 fn without_applied(mut present: CurrentState, changes: &[MachineChange]) -> CurrentState {
-    for deed in changes {
-        if let MachineChange::Give { interface, address } = deed {
+    for change in changes {
+        if let MachineChange::Give { interface, address } = change {
             let own = present.interfaces.iter_mut().filter(|one| one.name == *interface);
             own.for_each(|one| one.addresses.retain(|own| own.config.ip != *address));
         }

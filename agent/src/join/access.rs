@@ -56,7 +56,7 @@ pub async fn discover(
             }
             Err(error) if tries >= MAX_ATTEMPTS => return Err(error),
             Err(error) => {
-                tracing::debug!(%error, "the server could not be asked who this is; tried again");
+                tracing::debug!(%error, "the server could not be asked for this node's identity; retrying");
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }

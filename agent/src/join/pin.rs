@@ -17,7 +17,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum PinError {
     /// The URL is invalid.
-    #[error("`{0}` is no address of an API server; write it like https://10.0.0.5:6443")]
+    #[error("`{0}` is not the address of an API server; write it like https://10.0.0.5:6443")]
     Url(String),
     /// The server cannot be reached.
     #[error(
@@ -31,7 +31,7 @@ pub enum PinError {
     },
     /// The server has another CA.
     #[error(
-        "{server} is not the server this token is for: none of its certificates has the CA pin {pin}; take a token from that very cluster, and if you did, somebody may be in between"
+        "{server} is not the server this token is for: none of its certificates has the CA pin {pin}; use a token of that cluster; if this is one, the connection may be intercepted"
     )]
     Mismatch {
         /// The server.

@@ -97,7 +97,7 @@ pub enum RequestError {
     },
     /// The request timed out.
     #[error(
-        "no certificate came for {user} within {} s; the operator signs requests, look whether it runs (request {request})",
+        "no certificate came for {user} within {} s; the operator signs requests, check that it runs (request {request})",
         SIGNING_TIMEOUT.as_secs()
     )]
     Unsigned {
@@ -107,7 +107,7 @@ pub enum RequestError {
         request: String,
     },
     /// The CA's certificate is not published.
-    #[error("the CA of {user}'s certificate is not in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} after {} s; look whether the operator runs", SIGNING_TIMEOUT.as_secs())]
+    #[error("the CA of {user}'s certificate is not in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} after {} s; check that the operator runs", SIGNING_TIMEOUT.as_secs())]
     Authority {
         /// User of the certificate.
         user: String,
@@ -144,7 +144,7 @@ pub async fn certificate(
             Err(error @ kube::Error::Api(_)) => return Err(failed(error)),
             // A restarting control plane keeps the request.
             Err(error) => {
-                tracing::debug!(request = name, %error, "the request could not be looked at; tried again");
+                tracing::debug!(request = name, %error, "the request could not be read; retrying");
                 CertificateSigningRequestStatus::default()
             }
         };
@@ -171,7 +171,7 @@ pub async fn changed_authority(client: &Client, kept: &str) -> Option<String> {
     match published(client).await {
         Ok(published) => published.filter(|published| published != kept),
         Err(error) => {
-            tracing::debug!(%error, "the CA could not be read; it is looked at again");
+            tracing::debug!(%error, "the CA could not be read; retrying");
             None
         }
     }
@@ -202,7 +202,7 @@ pub async fn authority(
             Ok(Some(published)) if is_signed_by_any(&published, certificate) => return Ok(published),
             Ok(_) => {}
             // The roles of a new cluster may not be in force yet.
-            Err(error) => tracing::debug!(%error, "the CA could not be read; tried again"),
+            Err(error) => tracing::debug!(%error, "the CA could not be read; retrying"),
         }
         if tokio::time::Instant::now() > deadline {
             return Err(RequestError::Authority { user: wanted.user.clone() });

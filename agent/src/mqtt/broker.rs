@@ -99,7 +99,7 @@ impl Broker {
             (true, None) => None,
             (true, Some(_)) => {
                 return Err(BrokerError::Flags(
-                    "--mqtt-password-file wants a user in --mqtt: mqtt://user@host",
+                    "--mqtt-password-file needs a user in --mqtt: mqtt://user@host",
                 ));
             }
             (false, None) => Some((user.to_owned(), Secret(String::new()))),
@@ -110,12 +110,12 @@ impl Broker {
             (true, Some(path)) => Some(Trust::read(host, path)?),
             (false, Some(_)) => {
                 return Err(BrokerError::Flags(
-                    "--mqtt-ca-file wants an encrypted broker in --mqtt: mqtts://host",
+                    "--mqtt-ca-file needs an encrypted broker in --mqtt: mqtts://host",
                 ));
             }
             (true, None) => {
                 return Err(BrokerError::Flags(
-                    "mqtts:// wants --mqtt-ca-file: the authority that signed the broker's certificate, or the system's own, such as /etc/ssl/certs/ca-certificates.crt",
+                    "mqtts:// needs --mqtt-ca-file: the authority that signed the broker's certificate, or the system's own, such as /etc/ssl/certs/ca-certificates.crt",
                 ));
             }
         };
@@ -182,9 +182,9 @@ mod tests {
             ("mqtts://[fd00::2]:1", none, authority, Ok(("mqtts://[fd00::2]:1", None))),
             ("mqtts://h", none, authority, Ok(("mqtts://h:8883", None))),
             ("mqtt://me:secret@h", none, none, Err("--mqtt holds a password")),
-            ("mqtt://h", password, none, Err("--mqtt-password-file wants a user")),
-            ("mqtt://h", none, authority, Err("--mqtt-ca-file wants an encrypted")),
-            ("mqtts://h", none, none, Err("mqtts:// wants --mqtt-ca-file")),
+            ("mqtt://h", password, none, Err("--mqtt-password-file needs a user")),
+            ("mqtt://h", none, authority, Err("--mqtt-ca-file needs an encrypted")),
+            ("mqtts://h", none, none, Err("mqtts:// needs --mqtt-ca-file")),
             ("mqtts://h", none, password, Err("holds no certificate authority")),
             ("mqtts://h", none, Some(Path::new("/nowhere")), Err("/nowhere cannot be read")),
             ("mqtt://h/topic", none, none, Err("there is something behind the host")),
@@ -195,8 +195,9 @@ mod tests {
             match (Broker::read(url, password, authority), expected) {
                 (Ok(broker), Ok((shown, login))) => {
                     assert_eq!(broker.to_string(), shown, "{url}");
-                    let told = broker.login.as_ref().map(|(user, secret)| (user.as_str(), secret.0.as_str()));
-                    assert_eq!(told, login, "{url}");
+                    let credentials =
+                        broker.login.as_ref().map(|(user, secret)| (user.as_str(), secret.0.as_str()));
+                    assert_eq!(credentials, login, "{url}");
                     assert!(!format!("{broker:?}").contains("with spaces"));
                 }
                 (Err(error), Err(words)) => {

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use rumqttc::{AsyncClient, ClientError, Event, LastWill, MqttOptions, Packet, QoS, Transport};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -13,10 +14,13 @@ use super::broker::Broker;
 use super::tls_bridge::TlsBridge;
 use super::topics::{MqttEntity, OFFLINE};
 
-/// Backoff after the first failed connection; doubles up to [`MAX_BACKOFF`].
-const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 /// Maximum backoff. A broker restarts in less, and one that is gone for good costs a packet a minute.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// Backoff after failed connections; it doubles.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_secs(1))
+    .with_max_delay(MAX_BACKOFF)
+    .without_max_times();
 /// Delay of a correction, so that two contradicting clients cannot keep a broker busy.
 const CORRECTION_DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of queued messages: online messages, a subscription and removal messages, twice.
@@ -79,12 +83,12 @@ impl MqttConnection {
 
     /// Keeps the entity online until removal is requested; then removes its retained messages, once.
     pub async fn run(self, mut forget: watch::Receiver<bool>) {
-        let (mut pause, mut complained) = (INITIAL_BACKOFF, false);
+        let (mut delays, mut complained) = (BACKOFF.build(), false);
         loop {
             let mut connected = false;
             let ended = self.connect_once(forget.clone(), &mut connected).await;
             if connected {
-                (pause, complained) = (INITIAL_BACKOFF, false);
+                (delays, complained) = (BACKOFF.build(), false);
             }
             match ended {
                 Ok(ConnectionEnd::Done) => return,
@@ -99,19 +103,23 @@ impl MqttConnection {
                             broker,
                             topic,
                             error,
-                            "the MQTT broker is not told who is present; tried again, and nothing else waits for it"
+                            "no connection to the MQTT broker; retrying, and nothing else waits for it"
                         ),
-                        true => tracing::debug!(broker, topic, error, "the MQTT broker is still away"),
+                        true => tracing::debug!(
+                            broker,
+                            topic,
+                            error,
+                            "there is still no connection to the MQTT broker"
+                        ),
                     }
                     complained = true;
                 }
             }
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF)) => {}
                 // Without a connection nothing can be removed.
                 Ok(_) = forget.wait_for(|forget| *forget) => return,
             }
-            pause = (pause * 2).min(MAX_BACKOFF);
         }
     }
 
@@ -133,17 +141,17 @@ impl MqttConnection {
             match event {
                 Event::Incoming(Packet::ConnAck(_)) => {
                     *connected = true;
-                    tracing::info!(broker = self.broker, topic = self.entity.status, "present at the MQTT broker");
+                    tracing::info!(broker = self.broker, topic = self.entity.status, "connected to the MQTT broker");
                     // Publish first, then subscribe: an earlier retained status is no contradiction.
-                    let said = self.publish_online(&client).and_then(|()| {
+                    let published = self.publish_online(&client).and_then(|()| {
                         client.try_subscribe(&self.entity.status, QoS::AtLeastOnce)
                     });
-                    said.map_err(|error| error.to_string())?;
+                    published.map_err(|error| error.to_string())?;
                     asides.spawn(publish_removal(client.clone(), self.entity.clone(), forget.clone()));
                 }
-                Event::Incoming(Packet::Publish(heard))
+                Event::Incoming(Packet::Publish(message))
                     // At most one correction waits beside the removal.
-                    if self.entity.is_contradicted_by(&heard.topic, &heard.payload)
+                    if self.entity.is_contradicted_by(&message.topic, &message.payload)
                         && !*forget.borrow()
                         && unfinished(&mut asides) < 2 =>
                 {

@@ -115,7 +115,7 @@ impl Panics {
             .and_then(|text| {
                 let read = serde_json::from_slice(&text);
                 read.inspect_err(
-                    |error| tracing::warn!(path = %path.display(), %error, "known panics are forgotten"),
+                    |error| tracing::warn!(path = %path.display(), %error, "the record of known panics cannot be read and is replaced"),
                 )
                 .ok()
             })

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use hyper::StatusCode;
 use russet_rpc::tls::Connector;
@@ -14,42 +15,46 @@ use crate::peers::client::{DialError, PeerClient};
 use crate::peers::models;
 use crate::store::StoreError;
 
-/// Initial and maximum backoff of a path.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Initial backoff of a path, and the poll interval of a fallback while another path of its peer is in use.
+const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
+/// Maximum backoff of a path.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// Backoff of a path; it doubles.
+const BACKOFF: ExponentialBuilder =
+    ExponentialBuilder::new().with_min_delay(INITIAL_BACKOFF).with_max_delay(MAX_BACKOFF).without_max_times();
 /// Poll interval while there is nothing to request and no notification.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Downloads over one path until this is dropped.
-pub(super) async fn run(number: usize, way: PeerPath, connector: Connector, transfer: Arc<Transfer>) {
-    let mut pause = BACKOFF.0;
+pub(super) async fn run(number: usize, path: PeerPath, connector: Connector, transfer: Arc<Transfer>) {
+    let mut delays = BACKOFF.build();
     loop {
-        if way.fallback && transfer.has_active_connection(&way.peer) {
-            tokio::time::sleep(BACKOFF.0).await;
+        if path.fallback && transfer.has_active_connection(&path.peer) {
+            tokio::time::sleep(INITIAL_BACKOFF).await;
             continue;
         }
         let mut gave = false;
-        match PeerClient::connect(&connector, &way.peer, &way.egress, way.to).await {
+        match PeerClient::connect(&connector, &path.peer, &path.egress, path.to).await {
             Ok(peer) => {
                 let connection = PeerConnection {
                     number,
-                    path: &way,
+                    path: &path,
                     client: peer,
                     transfer: &transfer,
                     received_any: &mut gave,
                 };
                 match connection.run().await {
                     Ok(()) => continue,
-                    Err(error) => transfer.record_failure(&way, &error),
+                    Err(error) => transfer.record_failure(&path, &error),
                 }
             }
-            Err(error) => transfer.record_failure(&way, &error),
+            Err(error) => transfer.record_failure(&path, &error),
         }
         // A path that delivered bytes is retried at once.
         if gave {
-            pause = BACKOFF.0;
+            delays = BACKOFF.build();
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(BACKOFF.1);
+        tokio::time::sleep(delays.next().unwrap_or(MAX_BACKOFF)).await;
     }
 }
 
@@ -113,29 +118,29 @@ impl Transfer {
 impl PeerConnection<'_> {
     /// Requests pieces until the connection fails, or until another path makes it unnecessary.
     async fn run(mut self) -> Result<(), DialError> {
-        let (transfer, way) = (self.transfer, self.path);
-        let _answering = (!way.fallback).then(|| transfer.mark_active(&way.peer));
+        let (transfer, path) = (self.transfer, self.path);
+        let _answering = (!path.fallback).then(|| transfer.mark_active(&path.peer));
         loop {
-            if way.fallback && transfer.has_active_connection(&way.peer) {
+            if path.fallback && transfer.has_active_connection(&path.peer) {
                 return Ok(());
             }
             if self.should_query() {
                 self.query_chunks().await?;
             }
             let changed = transfer.changed.notified();
-            let asker = PieceRequester { connection: self.number, peer: &way.peer };
+            let asker = PieceRequester { connection: self.number, peer: &path.peer };
             let next = transfer.picker().next_piece(asker);
             let Some(piece) = next else {
                 tokio::time::timeout(IDLE_POLL_INTERVAL, changed).await.ok();
                 continue;
             };
-            let asked = RequestedPiece { transfer, piece, connection: self.number };
+            let request = RequestedPiece { transfer, piece, connection: self.number };
             transfer.limiter.acquire(piece.length).await;
             let path = models::bytes_path(&transfer.id, piece.chunk, piece.offset, piece.length);
             let parts = match self.client.get(&path, piece.length as usize).await {
                 // The peer had it a moment ago.
                 Err(DialError::Status(StatusCode::NOT_FOUND)) => {
-                    drop(asked);
+                    drop(request);
                     self.query_chunks().await?;
                     continue;
                 }
@@ -146,7 +151,7 @@ impl PeerConnection<'_> {
                 return Err(DialError::Truncated(piece.length - length));
             }
             let wanted = transfer.picker().accept(piece, asker);
-            drop(asked);
+            drop(request);
             *self.received_any = true;
             if wanted {
                 lock(&transfer.errors).last_received = Instant::now();
@@ -167,16 +172,16 @@ impl PeerConnection<'_> {
     /// Queries the peer for its chunks.
     async fn query_chunks(&mut self) -> Result<(), DialError> {
         let bytes = self.transfer.incoming.local_chunks().chunks().len().div_ceil(8);
-        let (has, begun) = match self.client.get(&models::chunks_path(&self.transfer.id), 2 * bytes).await {
+        let (has, started) = match self.client.get(&models::chunks_path(&self.transfer.id), 2 * bytes).await {
             Ok(bits) => {
                 let bits = bits.concat();
-                let (has, begun) = bits.split_at(bytes.min(bits.len()));
-                (models::unpack(has), models::unpack(begun))
+                let (has, started) = bits.split_at(bytes.min(bits.len()));
+                (models::unpack(has), models::unpack(started))
             }
             Err(DialError::Status(StatusCode::NOT_FOUND)) => (Vec::new(), Vec::new()),
             Err(error) => return Err(error),
         };
-        self.transfer.picker().update_peer(&self.path.peer, has, begun);
+        self.transfer.picker().update_peer(&self.path.peer, has, started);
         // Its other connections wait for the result.
         self.transfer.changed.notify_waiters();
         Ok(())
@@ -185,13 +190,13 @@ impl PeerConnection<'_> {
     /// Writes a piece and, after the last one of its chunk, verifies the chunk.
     async fn store_piece(&self, piece: Piece, parts: Vec<Bytes>) {
         let (transfer, peer) = (self.transfer.clone(), self.path.peer.clone());
-        let kept = tokio::task::spawn_blocking(move || {
+        let stored = tokio::task::spawn_blocking(move || {
             if let Err(error) = transfer.write(piece, &parts, &peer) {
                 transfer.fail(error);
             }
         });
         // A started write is completed, whether this future is polled or not.
-        kept.await.ok();
+        stored.await.ok();
     }
 }
 

@@ -160,14 +160,14 @@ impl PiecePicker {
     }
 
     /// Records the chunks that a peer has and is receiving; lists that are too short are padded with "no".
-    pub fn update_peer(&mut self, peer: &str, mut has: Vec<bool>, mut begun: Vec<bool>) {
+    pub fn update_peer(&mut self, peer: &str, mut has: Vec<bool>, mut started: Vec<bool>) {
         has.resize(self.lengths.len(), false);
-        begun.resize(self.lengths.len(), false);
+        started.resize(self.lengths.len(), false);
         let Some(known) = self.peers.get_mut(peer) else { return };
-        for (number, (before, now)) in known.started.iter().zip(&begun).enumerate() {
+        for (number, (before, now)) in known.started.iter().zip(&started).enumerate() {
             self.holders[number] = self.holders[number] + u32::from(*now) - u32::from(*before);
         }
-        (known.complete, known.started) = (has, begun);
+        (known.complete, known.started) = (has, started);
     }
 
     /// Removes a peer.
@@ -177,41 +177,41 @@ impl PiecePicker {
         // Other connections take over the pieces requested from it alone. Pieces being written stay until the
         // check.
         for state in &mut self.states {
-            if let ChunkState::Started(begun) = state
-                && begun.sole_peer.as_deref() == Some(peer)
+            if let ChunkState::Started(started) = state
+                && started.sole_peer.as_deref() == Some(peer)
             {
-                begun.sole_peer = None;
+                started.sole_peer = None;
             }
         }
     }
 
     fn reset_chunk(&mut self, number: usize) {
         self.states[number] = ChunkState::Missing;
-        self.started.retain(|begun| *begun != number);
+        self.started.retain(|started| *started != number);
     }
 
     /// The next piece to request; `None` where the peer has no missing one.
     pub fn next_piece(&mut self, asker: PieceRequester<'_>) -> Option<Piece> {
         let has = &self.peers.get(asker.peer)?.complete;
-        let begun = self.started.iter().copied().filter(|&number| has[number]);
+        let started = self.started.iter().copied().filter(|&number| has[number]);
         let missing = |number: usize| {
             let slots = self.requestable_pieces(number, asker.peer)?;
             Some((number, slots.iter().position(|slot| *slot == PieceState::Missing)?))
         };
         let rarity = |number: usize| self.holders[number];
-        let begun_first = begun.clone().filter_map(missing).min_by_key(|(number, _)| rarity(*number));
+        let begun_first = started.clone().filter_map(missing).min_by_key(|(number, _)| rarity(*number));
         let numbers = (0..self.states.len()).filter(|&number| has[number]);
         let fresh = numbers.filter(|&number| matches!(self.states[number], ChunkState::Missing));
         let fresh =
             fresh.min_by_key(|&number| (rarity(number), self.order[number])).map(|number| (number, 0));
         // Pieces that more peers have can come from them.
         let found = match (begun_first, fresh) {
-            (Some(begun), Some(fresh)) if rarity(fresh.0) < rarity(begun.0) => Some(fresh),
-            (begun, fresh) => begun.or(fresh),
+            (Some(started), Some(fresh)) if rarity(fresh.0) < rarity(started.0) => Some(fresh),
+            (started, fresh) => started.or(fresh),
         };
         let found = found.or_else(|| {
             let slots =
-                begun.filter_map(|number| Some((number, self.requestable_pieces(number, asker.peer)?)));
+                started.filter_map(|number| Some((number, self.requestable_pieces(number, asker.peer)?)));
             let asked = slots.flat_map(|(number, slots)| {
                 slots.iter().enumerate().filter_map(move |(index, slot)| match slot {
                     PieceState::Requested(who, since)
@@ -242,8 +242,8 @@ impl PiecePicker {
     /// The pieces of a started chunk, if this peer may be asked for them.
     fn requestable_pieces(&self, number: usize, peer: &str) -> Option<&[PieceState]> {
         match &self.states[number] {
-            ChunkState::Started(begun) if begun.sole_peer.as_deref().is_none_or(|only| only == peer) => {
-                Some(&begun.pieces)
+            ChunkState::Started(started) if started.sole_peer.as_deref().is_none_or(|only| only == peer) => {
+                Some(&started.pieces)
             }
             _ => None,
         }
@@ -267,7 +267,7 @@ impl PiecePicker {
 
     fn piece_state(&mut self, number: usize, index: usize) -> Option<&mut PieceState> {
         match &mut self.states[number] {
-            ChunkState::Started(begun) => begun.pieces.get_mut(index),
+            ChunkState::Started(started) => started.pieces.get_mut(index),
             ChunkState::Missing | ChunkState::Complete => None,
         }
     }
@@ -282,8 +282,8 @@ impl PiecePicker {
             return false;
         }
         *slot = PieceState::Writing;
-        if let ChunkState::Started(begun) = &mut self.states[piece.chunk] {
-            begun.senders.insert(asker.peer.to_owned());
+        if let ChunkState::Started(started) = &mut self.states[piece.chunk] {
+            started.senders.insert(asker.peer.to_owned());
         }
         true
     }
@@ -295,7 +295,7 @@ impl PiecePicker {
             _ => return false,
         }
         match &self.states[piece.chunk] {
-            ChunkState::Started(begun) => begun.pieces.iter().all(|slot| *slot == PieceState::Written),
+            ChunkState::Started(started) => started.pieces.iter().all(|slot| *slot == PieceState::Written),
             ChunkState::Missing | ChunkState::Complete => false,
         }
     }
@@ -320,8 +320,8 @@ impl PiecePicker {
 
     /// Records the result of a chunk's verification.
     pub fn chunk_checked(&mut self, number: usize, right: bool) -> ChunkResult {
-        let ChunkState::Started(begun) = &self.states[number] else { return ChunkResult::Retry };
-        let mut givers = begun.senders.clone();
+        let ChunkState::Started(started) = &self.states[number] else { return ChunkResult::Retry };
+        let mut givers = started.senders.clone();
         self.reset_chunk(number);
         if right {
             self.states[number] = ChunkState::Complete;

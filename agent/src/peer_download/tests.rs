@@ -113,7 +113,7 @@ impl TransferLab {
         let pulled = async {
             loop {
                 match puller.download(&wanted(), &self.id, ways.clone(), progress).await {
-                    Err(StoreError::Peers { detail, .. }) if detail.contains("not to be reached") => {
+                    Err(StoreError::Peers { detail, .. }) if detail.contains("cannot be reached") => {
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                     other => return other,
@@ -217,7 +217,7 @@ async fn corrupt_bytes_are_detected_and_fetched_from_another_peer() {
         lab.corrupt("a", at);
     }
     let error = lab.download(&puller, &["a"]).await.unwrap_err();
-    assert!(error.to_string().contains("node a gave bytes that are not those of the model"), "{error}");
+    assert!(error.to_string().contains("node a sent bytes that do not match the model"), "{error}");
     assert_eq!(puller.store.published(&wanted()), None);
     lab.assert_identical(&lab.download(&puller, &["a", "b"]).await.unwrap());
 }
@@ -381,7 +381,7 @@ async fn pinned_sha256_is_verified_against_peer_claims() {
     let ways = lab.paths("a", 2);
     let pull = async |wanted: &SourceSpec, progress: &watch::Sender<TransferProgress>| loop {
         match puller.download(wanted, &lab.id, || ways.clone(), progress).await {
-            Err(StoreError::Peers { detail, .. }) if detail.contains("not to be reached") => {
+            Err(StoreError::Peers { detail, .. }) if detail.contains("cannot be reached") => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             other => return other,

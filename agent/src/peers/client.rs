@@ -31,7 +31,7 @@ pub enum DialError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The other agent cannot be reached.
-    #[error("{to} is not to be reached from {from}: {source}")]
+    #[error("{to} cannot be reached from {from}: {source}")]
     Unreachable {
         /// Local address.
         from: IpAddr,
@@ -50,7 +50,7 @@ pub enum DialError {
     #[error("it sends more than {0} bytes")]
     TooLong(usize),
     /// The reply is shorter than requested.
-    #[error("it left out {0} of the bytes that were asked for")]
+    #[error("it omitted {0} of the requested bytes")]
     Truncated(u64),
     /// An unexpected HTTP status.
     #[error("it answered {0}")]

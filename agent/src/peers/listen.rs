@@ -60,7 +60,7 @@ impl PeerListener {
 pub(crate) async fn run(mut listening: PeerListener) {
     let mut tasks = JoinSet::new();
     let mut open: BTreeMap<IpAddr, AbortHandle> = BTreeMap::new();
-    let mut told: BTreeSet<IpAddr> = BTreeSet::new();
+    let mut warned: BTreeSet<IpAddr> = BTreeSet::new();
     loop {
         let wanted = listening.addresses();
         open.retain(|address, task| {
@@ -70,7 +70,7 @@ pub(crate) async fn run(mut listening: PeerListener) {
             }
             keep
         });
-        told.retain(|address| wanted.contains(address));
+        warned.retain(|address| wanted.contains(address));
         for address in wanted {
             if open.contains_key(&address) {
                 continue;
@@ -78,12 +78,12 @@ pub(crate) async fn run(mut listening: PeerListener) {
             let at = SocketAddr::new(address, listening.port);
             match listen(at, &listening.files, &listening.server).await {
                 Ok(serving) => {
-                    told.remove(&address);
+                    warned.remove(&address);
                     open.insert(address, tasks.spawn(serving));
                 }
                 // A simulated machine has none of its addresses.
-                Err(error) if told.insert(address) => {
-                    tracing::warn!(%at, error, "other agents cannot reach this one there yet; tried again");
+                Err(error) if warned.insert(address) => {
+                    tracing::warn!(%at, error, "the listener for other agents could not be opened; retrying");
                 }
                 Err(_) => {}
             }
@@ -127,7 +127,7 @@ pub(super) async fn listen(
 async fn serve(stream: TlsStream<TcpStream>, answers: PeerServer) {
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let Some(peer) = shown.and_then(node_name) else {
-        return tracing::debug!("who is no node was turned away");
+        return tracing::debug!("a connection without a node's certificate was rejected");
     };
     let service = service_fn(move |request| handle(request, answers.clone()));
     let mut server = http1::Builder::new();

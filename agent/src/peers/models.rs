@@ -76,7 +76,7 @@ fn read_piece(held: &LocalChunks, chunk: usize, offset: u64, length: u64) -> Res
         Ok(None) => Err(StatusCode::NOT_FOUND),
         Err(error) => {
             // The model may be in removal; the requester finds another node.
-            tracing::debug!(%error, "bytes of a model could not be given");
+            tracing::debug!(%error, "bytes of a model could not be sent");
             Err(StatusCode::NOT_FOUND)
         }
     }

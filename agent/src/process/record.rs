@@ -62,7 +62,7 @@ impl EngineRecord {
         let (theirs, ours) = (self.control.unwrap_or(1), russet_rpc::CONTROL_VERSION);
         (theirs != ours).then(|| {
             format!(
-                "the engine was started by an agent of another release and speaks version {theirs} of the control protocol, this agent version {ours}; it is ended, and the group forms anew"
+                "the engine was started by an agent of another release and speaks version {theirs} of the control protocol, this agent version {ours}; it is ended, and the group re-forms"
             )
         })
     }
@@ -168,7 +168,7 @@ pub fn load(engines: &Path) -> Vec<EngineRecord> {
             Ok(record) if entry.file_name().to_str() == Some(&record.shard) => Some(record),
             Ok(_) => None,
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "damaged engine record; its Shard is claimed anew");
+                tracing::warn!(path = %path.display(), %error, "damaged engine record; its Shard is claimed again");
                 None
             }
         }
@@ -189,7 +189,7 @@ pub fn remove(engines: &Path, shard: &str) {
         std::fs::remove_dir(elsewhere).ok();
     }
     if let Err(error) = std::fs::remove_dir_all(&folder) {
-        tracing::debug!(shard, %error, "the engine's folder stays behind");
+        tracing::debug!(shard, %error, "the engine's folder could not be removed");
     }
 }
 

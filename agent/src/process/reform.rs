@@ -35,12 +35,12 @@ pub struct ReformRequest {
 
 impl ReformRequest {
     /// Has the engine leave its group. Its reports say whether it has left.
-    pub fn leave_group(self, why: &'static str) {
+    pub fn leave_group(self, reason: &'static str) {
         tokio::spawn(async move {
-            let request = pb::DisbandRequest { why: why.to_owned() };
-            let asked = self.call(|mut client| async move { client.disband(request).await.map(drop) });
-            if let Err(why) = asked.await {
-                self.send(ProcessEvent::ReformRefused(why));
+            let request = pb::DisbandRequest { reason: reason.to_owned() };
+            let reply = self.call(|mut client| async move { client.disband(request).await.map(drop) });
+            if let Err(reason) = reply.await {
+                self.send(ProcessEvent::ReformRefused(reason));
             }
         });
     }
@@ -49,8 +49,8 @@ impl ReformRequest {
     pub fn reform(self, arguments: Vec<String>) {
         tokio::spawn(async move {
             let request = pb::FormRequest { arguments };
-            let asked = self.call(|mut client| async move { client.form(request).await.map(drop) });
-            let event = asked.await.map_or_else(ProcessEvent::ReformRefused, |()| ProcessEvent::Reformed);
+            let reply = self.call(|mut client| async move { client.form(request).await.map(drop) });
+            let event = reply.await.map_or_else(ProcessEvent::ReformRefused, |()| ProcessEvent::Reformed);
             self.send(event);
         });
     }

@@ -186,15 +186,16 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     if let Some(tokens) = spec.kv_tokens {
         flag("kv-tokens", tokens.to_string());
     }
-    let EngineOptions { kv_cache: kept, speculation: guessing, fence: waiting } = spec.engine;
-    if let Some(kept) = kv_cache(kept) {
-        flag("kv-cache", kept.to_owned());
+    let EngineOptions { kv_cache: cache_type, speculation: speculation_mode, fence: fence_mode } =
+        spec.engine;
+    if let Some(cache_type) = kv_cache(cache_type) {
+        flag("kv-cache", cache_type.to_owned());
     }
-    if let Some(guessing) = speculation(guessing) {
-        flag("speculation", guessing.to_owned());
+    if let Some(speculation_mode) = speculation(speculation_mode) {
+        flag("speculation", speculation_mode.to_owned());
     }
-    if let Some(waiting) = fence(waiting) {
-        flag("fence", waiting.to_owned());
+    if let Some(fence_mode) = fence(fence_mode) {
+        flag("fence", fence_mode.to_owned());
     }
     flag("prefix-dir", prefixes.folder.display().to_string());
     flag("prefix-dir-bytes", prefixes.max_bytes.to_string());
@@ -275,7 +276,7 @@ pub fn unsupported_field(spec: &ShardSpec) -> Option<String> {
     ];
     let (unknown, _) = words.into_iter().find(|(_, known)| !known)?;
     let version = env!("CARGO_PKG_VERSION");
-    Some(format!("{unknown} is a word of a newer release than this agent's {version}; update this node"))
+    Some(format!("{unknown} has a value of a newer release than this agent's {version}; update this node"))
 }
 
 /// Starts the engine with its output appended to `<folder>/engine.log`.
@@ -320,8 +321,8 @@ pub fn last_log_line(folder: &Path) -> String {
 
 /// The engine's program: as configured, by `RUSSET_ENGINE`, or beside the running program.
 pub fn binary(configured: Option<&Path>) -> PathBuf {
-    if let Some(told) = configured {
-        return told.to_owned();
+    if let Some(path) = configured {
+        return path.to_owned();
     }
     if let Some(path) = std::env::var_os("RUSSET_ENGINE") {
         return path.into();
@@ -368,11 +369,13 @@ mod tests {
 
     #[test]
     fn rank_0_arguments_name_the_draft_model() {
-        let told = |draft_dir| {
+        let flags = |draft_dir| {
             launched(Path::new("e"), &spec(2), |launch| arguments(&Launch { draft_dir, ..launch.clone() }))
         };
-        assert!(told(Some(Path::new("/d"))).join(" ").starts_with("--model-dir /m --draft-dir /d --served-"));
-        assert!(!told(None).join(" ").contains("draft"));
+        assert!(
+            flags(Some(Path::new("/d"))).join(" ").starts_with("--model-dir /m --draft-dir /d --served-")
+        );
+        assert!(!flags(None).join(" ").contains("draft"));
     }
 
     fn launched<T>(binary: &Path, spec: &ShardSpec, act: impl FnOnce(&Launch<'_>) -> T) -> T {
@@ -443,14 +446,14 @@ mod tests {
             lacking,
             ethernet,
         ];
-        let told = |ranks| {
+        let flags = |ranks| {
             let spec = spec(ranks);
             launched(Path::new("e"), &spec, |launch| arguments(&Launch { links: &links, ..launch.clone() }))
                 .join(" ")
         };
         let cables = "--cables n1=192.0.2.9>192.0.2.10,n1=192.0.2.5>192.0.2.6,n1=192.0.2.1>192.0.2.2 --peers";
-        assert!(told(2).contains(cables), "{}", told(2));
-        assert!(!told(1).contains("--cables"));
+        assert!(flags(2).contains(cables), "{}", flags(2));
+        assert!(!flags(1).contains("--cables"));
     }
 
     #[test]

@@ -100,7 +100,7 @@ async fn wait_process(process: &ProcessIdentity) -> String {
 /// Forwards an engine's reports until it exits or hangs. Heartbeats without news go to the watchdog only, to
 /// spare the receiver.
 async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineEvent>) {
-    let (sender, mut said) = mpsc::unbounded_channel();
+    let (sender, mut signals) = mpsc::unbounded_channel();
     let listening = listen(&target, sender);
     tokio::pin!(listening);
     let mut looks = tokio::time::interval(CHECK_INTERVAL);
@@ -112,9 +112,9 @@ async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineE
             // Received messages are handled before the silence is checked.
             biased;
             () = &mut listening => return,
-            Some(heard) = said.recv() => {
+            Some(signal) = signals.recv() => {
                 let now = Instant::now().into_std();
-                let ControlSignal::State(state) = heard else {
+                let ControlSignal::State(state) = signal else {
                     watchdog.socket_found(now);
                     continue;
                 };
@@ -127,7 +127,7 @@ async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineE
                 ProcessEvent::Reported(Box::new(state))
             }
             now = looks.tick() => match watchdog.check(now.into_std(), || target.process.stopped()) {
-                Some(trouble) => ProcessEvent::Hung(trouble),
+                Some(hang) => ProcessEvent::Hung(hang),
                 None => continue,
             },
         };
@@ -140,7 +140,7 @@ async fn run_reports(target: WatchTarget, notices: mpsc::UnboundedSender<EngineE
 
 /// A report without the fields that change with every heartbeat.
 fn without_heartbeat(state: pb::EngineState) -> pb::EngineState {
-    pb::EngineState { batches_ended: 0, batch_forecast_seconds: 0.0, ..state }
+    pb::EngineState { batches_ended: 0, batch_estimate_seconds: 0.0, ..state }
 }
 
 /// A signal from an engine.
@@ -152,10 +152,10 @@ enum ControlSignal {
 }
 
 /// Receives an engine's states until the task is aborted; a new process has no socket yet.
-async fn listen(target: &WatchTarget, said: mpsc::UnboundedSender<ControlSignal>) {
+async fn listen(target: &WatchTarget, signals: mpsc::UnboundedSender<ControlSignal>) {
     let mut client = ControlClient::new(russet_rpc::tls::unix_channel(target.socket.clone()));
     loop {
-        if UnixStream::connect(&target.socket).await.is_ok() && said.send(ControlSignal::Socket).is_err() {
+        if UnixStream::connect(&target.socket).await.is_ok() && signals.send(ControlSignal::Socket).is_err() {
             return;
         }
         if let Ok(answer) = client.watch(pb::WatchRequest {}).await {
@@ -165,7 +165,7 @@ async fn listen(target: &WatchTarget, said: mpsc::UnboundedSender<ControlSignal>
                 if state.shard_uid != target.shard || state.epoch != target.epoch as u64 {
                     break;
                 }
-                if said.send(ControlSignal::State(Box::new(state))).is_err() {
+                if signals.send(ControlSignal::State(Box::new(state))).is_err() {
                     return;
                 }
             }

@@ -38,7 +38,7 @@ const MIN_BATCH_TIMEOUT: Duration = Duration::from_secs(2);
 pub enum HangError {
     /// No heartbeats arrive.
     #[error(
-        "the engine was silent for {:.1} s, though it beats every {} ms, and was killed: its process is frozen, or the machine does not let it run",
+        "the engine sent no heartbeat for {:.1} s, where one is due every {} ms, and was killed: its process is frozen, or the machine does not schedule it",
         .silent.as_secs_f64(),
         HEARTBEAT_INTERVAL.as_millis()
     )]
@@ -104,11 +104,11 @@ impl Watchdog {
     pub fn heartbeat(&mut self, state: &pb::EngineState, now: Instant) {
         self.silence.reset(now);
         self.silence_timeout = match state.phase() {
-            _ if state.beat_milliseconds == 0 => None,
+            _ if state.heartbeat_milliseconds == 0 => None,
             pb::Phase::Serving => Some(BUSY_TIMEOUT),
             _ => Some(IDLE_TIMEOUT),
         };
-        let forecast = Duration::try_from_secs_f64(state.batch_forecast_seconds).unwrap_or_default();
+        let forecast = Duration::try_from_secs_f64(state.batch_estimate_seconds).unwrap_or_default();
         let same = self.current_batch.is_some() && self.batches_ended == state.batches_ended;
         self.batches_ended = state.batches_ended;
         if !same {
@@ -181,8 +181,8 @@ mod tests {
                 let state = |phase: pb::Phase, ended, forecast| pb::EngineState {
                     phase: phase as i32,
                     batches_ended: ended,
-                    batch_forecast_seconds: forecast,
-                    beat_milliseconds: 250,
+                    batch_estimate_seconds: forecast,
+                    heartbeat_milliseconds: 250,
                     ..Default::default()
                 };
                 let beat = match does {
@@ -192,9 +192,10 @@ mod tests {
                     }
                     BatchHangs(phase, forecast) => Some(state(*phase, ended, *forecast)),
                     Idle(phase) => Some(state(*phase, ended, 0.0)),
-                    Old => {
-                        Some(pb::EngineState { beat_milliseconds: 0, ..state(pb::Phase::Serving, 0, 0.0) })
-                    }
+                    Old => Some(pb::EngineState {
+                        heartbeat_milliseconds: 0,
+                        ..state(pb::Phase::Serving, 0, 0.0)
+                    }),
                     Starves(_) => Some(state(pb::Phase::Serving, ended, 0.02)),
                     Nothing | Stopped | Listens | Suspended => None,
                 };
@@ -309,7 +310,10 @@ mod tests {
     #[test]
     fn hang_errors_show_the_numbers() {
         let silent = HangError::Silent { silent: Duration::from_millis(1750) };
-        assert!(silent.to_string().contains("silent for 1.8 s, though it beats every 250 ms"), "{silent}");
+        assert!(
+            silent.to_string().contains("sent no heartbeat for 1.8 s, where one is due every 250 ms"),
+            "{silent}"
+        );
         let (running, forecast) = (Duration::from_millis(2250), Duration::from_millis(21));
         let hung = HangError::Hung { running, forecast };
         assert!(hung.to_string().contains("running for 2.2 s where 0.021 s were forecast"), "{hung}");

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use futures::TryStreamExt as _;
 use reqwest::StatusCode;
 use reqwest::header::ETAG;
@@ -20,25 +21,17 @@ const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Bytes per write; small writes halve the rate of fast disks.
 const WRITE_BUFFER_BYTES: usize = 1 << 20;
 
-/// Exponential backoff while nothing arrives.
-struct Backoff {
-    base: Duration,
-    next: Duration,
+/// Backoff while nothing arrives; it doubles.
+fn backoff(initial: Duration) -> ExponentialBuilder {
+    ExponentialBuilder::new().with_min_delay(initial).with_max_delay(MAX_BACKOFF).without_max_times()
 }
 
-impl Backoff {
-    fn new(base: Duration) -> Self {
-        Self { base, next: base }
+/// The delay before the next attempt: the initial one after an attempt that brought bytes.
+fn next_delay(backoff: ExponentialBuilder, delays: &mut ExponentialBackoff, progressed: bool) -> Duration {
+    if progressed {
+        *delays = backoff.build();
     }
-
-    fn next_delay(&mut self, progressed: bool) -> Duration {
-        if progressed {
-            self.next = self.base;
-        }
-        let pause = self.next;
-        self.next = (self.next * 2).min(MAX_BACKOFF);
-        pause
-    }
+    delays.next().unwrap_or(MAX_BACKOFF)
 }
 
 fn part_path(folder: &Path, file: &SourceFile) -> PathBuf {
@@ -63,7 +56,8 @@ pub(super) async fn file(
     if std::fs::metadata(&done).is_ok_and(|found| found.len() == file.size) {
         return Ok(());
     }
-    let mut backoff = Backoff::new(context.retry);
+    let backoff = backoff(context.retry);
+    let mut delays = backoff.build();
     loop {
         let before = present_bytes(folder, file);
         let error = match attempt(context, source, file, folder, progress).await {
@@ -71,7 +65,8 @@ pub(super) async fn file(
             Err(error) if error.transient() => error,
             Err(error) => return Err(error),
         };
-        let pause = backoff.next_delay(present_bytes(folder, file) > before).max(error.retry_after());
+        let progressed = present_bytes(folder, file) > before;
+        let pause = next_delay(backoff, &mut delays, progressed).max(error.retry_after());
         tracing::warn!(file = file.name, error = error.chain(), ?pause, "transfer interrupted");
         progress.send_modify(|state| state.last_error = Some((error.reason(), error.chain())));
         tokio::time::sleep(pause).await;
@@ -288,9 +283,10 @@ mod tests {
 
     #[test]
     fn backoff_doubles_until_bytes_flow_again() {
-        let mut backoff = Backoff::new(Duration::from_secs(1));
+        let backoff = backoff(Duration::from_secs(1));
+        let mut delays = backoff.build();
         let seconds: Vec<u64> = [false, false, false, true, false, false, false, false, false]
-            .map(|progressed| backoff.next_delay(progressed).as_secs())
+            .map(|progressed| next_delay(backoff, &mut delays, progressed).as_secs())
             .into();
         assert_eq!(seconds, [1, 2, 4, 1, 2, 4, 8, 16, 30]);
     }

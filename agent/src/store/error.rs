@@ -184,10 +184,7 @@ impl StoreError {
 
     /// The message with its causes, for a condition.
     pub fn chain(&self) -> String {
-        match self {
-            Self::Header(header) => format!("{self}: {header}"),
-            other => other.to_string(),
-        }
+        russet_telemetry::errors::chain(self)
     }
 
     /// Whether the same transfer may succeed soon.

@@ -299,17 +299,9 @@ pub(super) fn unreachable(url: &Url, error: &reqwest::Error) -> StoreError {
     StoreError::Unreachable { what: url.to_string(), detail: causes(error) }
 }
 
-/// reqwest's own message contains the URL but not the reason, which is in its causes.
+/// The sources of an error of reqwest, whose own text contains the URL but not the reason.
 pub(super) fn causes(error: &reqwest::Error) -> String {
-    let mut detail = String::new();
-    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);
-    while let Some(error) = cause {
-        if !detail.is_empty() {
-            detail.push_str(": ");
-        }
-        detail.push_str(&error.to_string());
-        cause = error.source();
-    }
+    let detail = russet_telemetry::errors::with_sources("", error);
     match detail.is_empty() {
         true => "the request failed".to_owned(),
         false => detail,

@@ -28,7 +28,7 @@ impl Supervisor {
                     shard = slot.record.name,
                     pid = process.pid,
                     epoch = slot.record.epoch,
-                    "engine forms the group anew"
+                    "engine re-forms its group"
                 );
                 self.setup.metrics.reformed(&slot.record.name);
                 engine.role = EngineRole::Member;
@@ -46,11 +46,11 @@ impl Supervisor {
             ProcessEvent::Hung(_) | ProcessEvent::Exited(_) => {}
         }
         engine.state = std::mem::take(&mut engine.state).step(&event);
-        if let ProcessEvent::Hung(trouble) = &event {
+        if let ProcessEvent::Hung(hang) = &event {
             // At once, even while the API server is unreachable: a hung rank is useless to any plan, and its
             // peers wait for it. Only SIGKILL reaches a frozen process.
             engine.process.kill(&self.setup.boot_id);
-            self.setup.metrics.killed(&slot.record.name, trouble.reason());
+            self.setup.metrics.killed(&slot.record.name, hang.reason());
             // Another process replaces it, and this epoch has lost no rank yet.
             engine.stopping |= kept;
         }

@@ -74,7 +74,7 @@ impl EngineRole {
     /// The role after this report of the engine.
     pub fn next(self, report: &pb::EngineState) -> Self {
         match (report.phase(), report.reuse(), self) {
-            (pb::Phase::Failed, pb::Reuse::Asked, Self::Member) => Self::LeavingGroup(Instant::now()),
+            (pb::Phase::Failed, pb::Reuse::Pending, Self::Member) => Self::LeavingGroup(Instant::now()),
             (pb::Phase::Failed, pb::Reuse::Yes, Self::Member | Self::LeavingGroup(_)) => Self::Detached,
             (pb::Phase::Failed, pb::Reuse::No, Self::LeavingGroup(_) | Self::Detached) => Self::ReformRefused,
             (.., part) => part,
@@ -232,11 +232,11 @@ mod tests {
         for (part, phase, reuse, next) in [
             (EngineRole::Member, Phase::Serving, Reuse::No, "rank"),
             (EngineRole::Member, Phase::Failed, Reuse::No, "rank"),
-            (EngineRole::Member, Phase::Failed, Reuse::Asked, "leaving"),
+            (EngineRole::Member, Phase::Failed, Reuse::Pending, "leaving"),
             (EngineRole::Member, Phase::Failed, Reuse::Yes, "free"),
             // It was asked to leave, and has not received the call yet.
             (leaving, Phase::Serving, Reuse::No, "leaving"),
-            (leaving, Phase::Failed, Reuse::Asked, "leaving"),
+            (leaving, Phase::Failed, Reuse::Pending, "leaving"),
             (leaving, Phase::Failed, Reuse::Yes, "free"),
             (leaving, Phase::Failed, Reuse::No, "refused"),
             (EngineRole::Detached, Phase::Failed, Reuse::Yes, "free"),

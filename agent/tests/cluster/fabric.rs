@@ -79,7 +79,7 @@ async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
     let mut one = join(&plane, folder.path(), "one", &near).await;
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
     let (_, words) = healthy(&nodes, "one", "True", "PeerNotJoined").await;
-    assert!(words.contains("Mac at the other end is no node of this cluster"), "{words}");
+    assert!(words.contains("Mac at the other end is not a node of this cluster"), "{words}");
 
     let mut two = join(&plane, folder.path(), "two", &far).await;
     for (name, peer, own, other) in

@@ -36,7 +36,7 @@ async fn machine_joins_only_with_its_own_token_of_that_cluster() {
     let expired = expired.await.unwrap();
     let expired = JoinToken { id: expired.id, secret: expired.secret, ..token.clone() };
     for (story, text, name, words) in [
-        ("no token", "abcdef.0123456789abcdef".to_owned(), "a", "no join token"),
+        ("no token", "abcdef.0123456789abcdef".to_owned(), "a", "not a join token"),
         ("another CA", pin.encode(), "a", "is not the server this token is for"),
         ("a wrong secret", secret.encode(), "a", "does not accept the token"),
         ("an unknown token", unknown.encode(), "a", "does not accept the token zzzzzz"),

@@ -197,7 +197,7 @@ async fn hung_engine_is_killed_and_its_group_reforms() {
             0,
             "-STOP",
             "EngineSilent",
-            "was silent for",
+            "sent no heartbeat for",
         ),
         (
             "one that beats, and whose batch does not end",

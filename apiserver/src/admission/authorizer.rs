@@ -11,8 +11,8 @@ use kube_cel::cel::extractors::{Arguments, This};
 use kube_cel::cel::objects::{Key, Map};
 use kube_cel::cel::{Context, ExecutionError, ResolveResult, Value};
 
-use crate::auth::User;
 use crate::auth::rbac::{Attributes, Policy};
+use crate::auth::user::User;
 
 /// The name of the `authorizer.requestResource` variable.
 pub const REQUEST_RESOURCE: &str = "authorizer.requestResource";
@@ -54,7 +54,7 @@ pub fn request_resource(
     namespace: &str,
     name: &str,
 ) -> Value {
-    let said = [
+    let fields = [
         (STEP_KEY, "resource"),
         ("group", group),
         ("resource", resource),
@@ -62,33 +62,33 @@ pub fn request_resource(
         ("namespace", namespace),
         ("name", name),
     ];
-    map(said.map(|(key, value)| (key.to_string(), string(value))))
+    map(fields.map(|(key, value)| (key.to_string(), string(value))))
 }
 
 /// Registers the functions of the steps in a context.
 pub fn register(context: &mut Context<'_>) {
     // Arguments: the step before, the function, the step it returns.
-    context.add_function("path", |this: This<Value>, said: Arguments| {
-        step(&this, &said, "authorizer", "path", "path")
+    context.add_function("path", |this: This<Value>, arguments: Arguments| {
+        step(&this, &arguments, "authorizer", "path", "path")
     });
-    context.add_function("group", |this: This<Value>, said: Arguments| {
-        step(&this, &said, "authorizer", "group", "group")
+    context.add_function("group", |this: This<Value>, arguments: Arguments| {
+        step(&this, &arguments, "authorizer", "group", "group")
     });
-    context.add_function("resource", |this: This<Value>, said: Arguments| {
-        step(&this, &said, "group", "resource", "resource")
+    context.add_function("resource", |this: This<Value>, arguments: Arguments| {
+        step(&this, &arguments, "group", "resource", "resource")
     });
-    context.add_function("subresource", |this: This<Value>, said: Arguments| {
-        step(&this, &said, "resource", "subresource", "resource")
+    context.add_function("subresource", |this: This<Value>, arguments: Arguments| {
+        step(&this, &arguments, "resource", "subresource", "resource")
     });
-    context.add_function("namespace", |this: This<Value>, said: Arguments| {
-        step(&this, &said, "resource", "namespace", "resource")
+    context.add_function("namespace", |this: This<Value>, arguments: Arguments| {
+        step(&this, &arguments, "resource", "namespace", "resource")
     });
-    context.add_function("name", |this: This<Value>, said: Arguments| {
-        step(&this, &said, "resource", "name", "resource")
+    context.add_function("name", |this: This<Value>, arguments: Arguments| {
+        step(&this, &arguments, "resource", "name", "resource")
     });
-    context.add_function("serviceAccount", |This(this): This<Value>, Arguments(said): Arguments| {
+    context.add_function("serviceAccount", |This(this): This<Value>, Arguments(arguments): Arguments| {
         expect_step(&this, "authorizer")?;
-        let (namespace, name) = (argument(&said, 0)?, argument(&said, 1)?);
+        let (namespace, name) = (argument(&arguments, 0)?, argument(&arguments, 1)?);
         let user = format!("system:serviceaccount:{namespace}:{name}");
         Ok(map([
             (STEP_KEY.to_string(), string("authorizer")),
@@ -96,8 +96,8 @@ pub fn register(context: &mut Context<'_>) {
             ("userNamespace".to_string(), string(namespace)),
         ]))
     });
-    context.add_function("check", |This(this): This<Value>, Arguments(said): Arguments| {
-        check(&this, argument(&said, 0)?)
+    context.add_function("check", |This(this): This<Value>, Arguments(arguments): Arguments| {
+        check(&this, argument(&arguments, 0)?)
     });
     context.add_function("allowed", |This(this): This<Value>| decision(&this, "allowed"));
     context.add_function("reason", |This(this): This<Value>| decision(&this, "reason"));

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::policy::Policy;
-use crate::kinds::Table;
+use crate::kinds::table::Table;
 use crate::object;
 use crate::status::Cause;
 
@@ -103,11 +103,11 @@ pub fn policy(new: &Value) -> Vec<Cause> {
     }
     named(spec, "matchConditions", object::is_label_key, "must be a qualified name", &mut blame);
     if items(spec, "matchConditions").len() > MAX_CONDITIONS {
-        let told = format!(
+        let detail = format!(
             "Too many: {}: must have at most {MAX_CONDITIONS} items",
             items(spec, "matchConditions").len()
         );
-        blame.push("FieldValueTooMany", "spec.matchConditions", told);
+        blame.push("FieldValueTooMany", "spec.matchConditions", detail);
     }
     named(spec, "variables", is_identifier, "must be a valid CEL identifier", &mut blame);
     let (validations, annotations) = (items(spec, "validations"), items(spec, "auditAnnotations"));
@@ -132,8 +132,8 @@ pub fn policy(new: &Value) -> Vec<Cause> {
         blame.one_of(at("reason"), &validation["reason"], REASONS);
     }
     if annotations.len() > MAX_ANNOTATIONS {
-        let told = format!("must not have more than {MAX_ANNOTATIONS} auditAnnotations");
-        blame.invalid("spec.auditAnnotations", &json!(annotations.len()), &told);
+        let detail = format!("must not have more than {MAX_ANNOTATIONS} auditAnnotations");
+        blame.invalid("spec.auditAnnotations", &json!(annotations.len()), &detail);
     }
     for (index, annotation) in annotations.iter().enumerate() {
         let at = |field: &str| format!("spec.auditAnnotations[{index}].{field}");
@@ -157,14 +157,14 @@ pub fn policy(new: &Value) -> Vec<Cause> {
 }
 
 /// Validates the names and expressions of a list.
-fn named(spec: &Value, list: &str, fits: impl Fn(&str) -> bool, told: &str, blame: &mut CauseList) {
+fn named(spec: &Value, list: &str, fits: impl Fn(&str) -> bool, detail: &str, blame: &mut CauseList) {
     let entries = items(spec, list);
     for (index, entry) in entries.iter().enumerate() {
         let at = |field: &str| format!("spec.{list}[{index}].{field}");
         if is_blank(&entry["name"]) {
             blame.required(at("name"), "");
         } else if !entry["name"].as_str().is_some_and(&fits) {
-            blame.invalid(at("name"), &entry["name"], told);
+            blame.invalid(at("name"), &entry["name"], detail);
         }
         if entries[..index].iter().any(|other| other["name"] == entry["name"]) {
             blame.duplicate(at("name"), &entry["name"]);
@@ -245,8 +245,8 @@ fn selector(selector: &Value, at: &str, blame: &mut CauseList) {
                     .required(format!("{at}.values"), "must be specified when `operator` is 'In' or 'NotIn'");
             }
             Some("Exists" | "DoesNotExist") if values > 0 => {
-                let told = "Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
-                blame.push("FieldValueForbidden", format!("{at}.values"), told);
+                let detail = "Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
+                blame.push("FieldValueForbidden", format!("{at}.values"), detail);
             }
             Some("In" | "NotIn" | "Exists" | "DoesNotExist") => {}
             _ => {
@@ -275,9 +275,9 @@ pub fn binding(new: &Value) -> Vec<Cause> {
     if reference.is_object() {
         let (name, selected) = (!is_blank(&reference["name"]), reference["selector"].is_object());
         if name && selected {
-            let told = "Forbidden: name and selector are mutually exclusive";
+            let detail = "Forbidden: name and selector are mutually exclusive";
             for field in ["spec.paramRef.name", "spec.paramRef.selector"] {
-                blame.push("FieldValueForbidden", field, told);
+                blame.push("FieldValueForbidden", field, detail);
             }
         } else if !name && !selected {
             blame.required("spec.paramRef", "one of name or selector must be specified");
@@ -307,8 +307,8 @@ pub fn binding(new: &Value) -> Vec<Cause> {
         }
     }
     if actions.contains(&json!("Deny")) && actions.contains(&json!("Warn")) {
-        let told = "must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)";
-        blame.invalid("spec.validationActions", &spec["validationActions"], told);
+        let detail = "must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)";
+        blame.invalid("spec.validationActions", &spec["validationActions"], detail);
     }
     blame.0
 }
@@ -331,8 +331,8 @@ pub fn with_status(policy: &mut Value, table: &Table) {
             };
             let schema = whole_object_schema(&custom.openapi);
             for problem in Policy::read(policy, Some(&schema)).1 {
-                let told = format!("{}, Kind={}: {}", resource.api_version(), resource.kind, problem.why);
-                warnings.push(json!({"fieldRef": problem.field, "warning": told}));
+                let detail = format!("{}, Kind={}: {}", resource.api_version(), resource.kind, problem.why);
+                warnings.push(json!({"fieldRef": problem.field, "warning": detail}));
             }
         }
     }

@@ -47,27 +47,27 @@ pub type Roots<'a> = Vec<(String, Option<&'a serde_json::Value>)>;
 impl Expression {
     /// Parses an expression that may use `roots`; an error if it is invalid.
     pub fn read(source: &str, roots: &Roots<'_>) -> Result<Self, String> {
-        let told = |why: String| format!("compilation failed: {why}");
+        let detail = |why: String| format!("compilation failed: {why}");
         if source.len() > MAX_EXPRESSION_BYTES {
-            return Err(told(format!(
+            return Err(detail(format!(
                 "the expression has {} bytes, and {MAX_EXPRESSION_BYTES} are allowed",
                 source.len()
             )));
         }
         let parsed = Parser::new().enable_optional_syntax(true).parse(source);
-        let mut root = parsed.map_err(|errors| told(errors.to_string()))?;
+        let mut root = parsed.map_err(|errors| detail(errors.to_string()))?;
         if let Some(problem) = declarations::problems(&root, roots.clone()).into_iter().next() {
-            return Err(told(problem));
+            return Err(detail(problem));
         }
         let mut rewrite = Rewrite::default();
         rewrite.expression(&mut root);
         if let Some(problem) = rewrite.problems.into_iter().next() {
-            return Err(told(problem));
+            return Err(detail(problem));
         }
         if let Some(unknown) =
             rewrite.functions.iter().find(|(any, _)| !any.iter().any(|name| is_known(name)))
         {
-            return Err(told(format!("undeclared reference to '{}' (in container '')", unknown.1)));
+            return Err(detail(format!("undeclared reference to '{}' (in container '')", unknown.1)));
         }
         // The rewrite above may have taken the target of a method call for a library.
         let known = |name: &str| {
@@ -75,7 +75,7 @@ impl Expression {
             roots.iter().any(|(root, _)| root == first) || declarations::is_own(first)
         };
         if let Some(unknown) = rewrite.names.iter().find(|name| !known(name)) {
-            return Err(told(format!("undeclared reference to '{unknown}' (in container '')")));
+            return Err(detail(format!("undeclared reference to '{unknown}' (in container '')")));
         }
         Ok(Self { source: source.to_string(), root, names: rewrite.names })
     }
@@ -189,7 +189,7 @@ impl Rewrite {
                 }
             }
             Expr::Struct(message) => self.problems.push(format!(
-                "undeclared reference to '{}' (in container ''): messages cannot be made here",
+                "undeclared reference to '{}' (in container ''): protobuf messages cannot be constructed",
                 message.type_name
             )),
             Expr::Comprehension(comprehension) => {
@@ -420,7 +420,9 @@ mod tests {
             let got = run(source, &object);
             match want {
                 Ok(want) => assert_eq!(got, Ok(Value::Bool(want)), "{source}"),
-                Err(want) => assert!(got.clone().is_err_and(|told| told.contains(want)), "{source}: {got:?}"),
+                Err(want) => {
+                    assert!(got.clone().is_err_and(|detail| detail.contains(want)), "{source}: {got:?}")
+                }
             }
         }
     }
@@ -437,8 +439,11 @@ mod tests {
             ("cel.bind(x, 1, x == 1)", "undeclared reference to"),
             (&format!("'{}' == ''", "x".repeat(MAX_EXPRESSION_BYTES)), "are allowed"),
         ] {
-            let told = Expression::read(source, &roots()).unwrap_err();
-            assert!(told.starts_with("compilation failed: ") && told.contains(want), "{source}: {told}");
+            let detail = Expression::read(source, &roots()).unwrap_err();
+            assert!(
+                detail.starts_with("compilation failed: ") && detail.contains(want),
+                "{source}: {detail}"
+            );
         }
     }
 
@@ -452,7 +457,7 @@ mod tests {
             // Copies of copies are charged, too.
             "[object.big].map(a, [a+a+a+a]).map(b, [b,b,b,b]).map(c, [c,c,c,c]).map(d, [d,d,d,d]).map(e, [e,e,e,e]).map(f, [f,f,f,f]).map(g, [g,g,g,g]).size() == 1 && object.list.all(x, object.list.all(y, true))",
         ] {
-            assert!(run(source, &object).is_err_and(|told| told.ends_with(EXHAUSTED)), "{source}");
+            assert!(run(source, &object).is_err_and(|detail| detail.ends_with(EXHAUSTED)), "{source}");
         }
         assert_eq!(run("object.list.all(a, a >= 0)", &object), Ok(Value::Bool(true)));
     }
@@ -470,10 +475,10 @@ mod tests {
                 Ok(Value::Bool(true))
             );
             assert_eq!(session.run(&read("has(variables.good)")), Ok(Value::Bool(true)));
-            let told = session.run(&read("variables.worse == 1")).unwrap_err();
+            let detail = session.run(&read("variables.worse == 1")).unwrap_err();
             assert!(
-                told.contains("composited variable \"worse\"") && told.contains("no such key: m"),
-                "{told}"
+                detail.contains("composited variable \"worse\"") && detail.contains("no such key: m"),
+                "{detail}"
             );
         });
     }

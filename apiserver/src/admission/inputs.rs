@@ -8,8 +8,8 @@ use kube_cel::cel::Value as Cel;
 use kube_cel::cel::objects::{Key, Map};
 use serde_json::{Value, json};
 
-use super::{AdmissionRequest, Operation};
-use crate::kinds::Resource;
+use super::attempt::{AdmissionRequest, Operation};
+use crate::kinds::resource::Resource;
 
 /// All variables of a request, as JSON.
 #[derive(Debug)]

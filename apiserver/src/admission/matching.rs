@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::AdmissionRequest;
-use crate::kinds::{self, Resource, Table};
+use super::attempt::AdmissionRequest;
+use crate::kinds;
+use crate::kinds::resource::Resource;
+use crate::kinds::table::Table;
 use crate::selector;
-use crate::state::ServerState;
+use crate::store::Store;
 
 /// The compiled `matchConstraints`.
 #[derive(Clone, Debug, Default)]
@@ -105,15 +107,19 @@ impl Matching {
 
     /// The resource as which a request matches; `None` if it does not match. Without rules every request
     /// matches.
-    pub fn covers(&self, api: &ServerState, attempt: &AdmissionRequest<'_>) -> Option<Arc<Resource>> {
-        let table = api.kinds.table();
+    pub fn covers(
+        &self,
+        table: &Table,
+        store: &dyn Store,
+        attempt: &AdmissionRequest<'_>,
+    ) -> Option<Arc<Resource>> {
         let found = if self.rules.is_empty() {
             attempt.call.resource.clone()
         } else {
-            covered(&self.rules, attempt, self.equivalent, &table)?
+            covered(&self.rules, attempt, self.equivalent, table)?
         };
-        let excluded = covered(&self.excluded, attempt, self.equivalent, &table).is_some();
-        (!excluded && self.selects_namespace(api, attempt) && self.selects_object(attempt)).then_some(found)
+        let excluded = covered(&self.excluded, attempt, self.equivalent, table).is_some();
+        (!excluded && self.selects_namespace(store, attempt) && self.selects_object(attempt)).then_some(found)
     }
 
     fn selects_object(&self, attempt: &AdmissionRequest<'_>) -> bool {
@@ -126,7 +132,7 @@ impl Matching {
 
     /// Matches the labels of the object's namespace; for a namespace, its own labels. Cluster-scoped objects
     /// have no namespace and always match.
-    fn selects_namespace(&self, api: &ServerState, attempt: &AdmissionRequest<'_>) -> bool {
+    fn selects_namespace(&self, store: &dyn Store, attempt: &AdmissionRequest<'_>) -> bool {
         let call = attempt.call;
         let itself = call.resource.group.is_empty() && call.resource.kind == "Namespace";
         if is_open(&self.namespaces) || !(itself || call.resource.namespaced) {
@@ -135,7 +141,7 @@ impl Matching {
         if let Some(namespace) = attempt.new.or(attempt.old).filter(|_| itself) {
             return selector::matches_labels(&self.namespaces, &namespace["metadata"]["labels"]);
         }
-        match api.store.get(&kinds::builtin_namespace_key(&call.namespace)) {
+        match store.get(&kinds::builtin_namespace_key(&call.namespace)) {
             Some(record) => {
                 selector::matches_labels(&self.namespaces, &record.object()["metadata"]["labels"])
             }

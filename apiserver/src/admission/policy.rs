@@ -158,9 +158,9 @@ impl Policy {
             let expression =
                 read(&validation["expression"], field("expression"), &names, &["bool"], &mut problems);
             let silent = Names { authorizer: false, ..names };
-            let told = &validation["messageExpression"];
-            let message_expression = (!told.is_null())
-                .then(|| read(told, field("messageExpression"), &silent, &["string"], &mut problems));
+            let problem = &validation["messageExpression"];
+            let message_expression = (!problem.is_null())
+                .then(|| read(problem, field("messageExpression"), &silent, &["string"], &mut problems));
             let text = |name: &str| validation[name].as_str().unwrap_or_default().trim().to_string();
             validations.extend(expression.map(|expression| Validation {
                 expression,

@@ -108,7 +108,7 @@ pub fn cluster_roles() -> Vec<Value> {
 
 /// The default cluster role bindings.
 pub fn cluster_role_bindings() -> Vec<Value> {
-    use super::{AUTHENTICATED, MASTERS, UNAUTHENTICATED};
+    use crate::auth::user::{AUTHENTICATED, MASTERS, UNAUTHENTICATED};
     vec![
         binding("cluster-admin", "cluster-admin", &[MASTERS]),
         binding("system:discovery", "system:discovery", &[AUTHENTICATED]),

@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::{MASTERS, User};
+use super::user::{MASTERS, User};
 use crate::object;
 use crate::selector;
 

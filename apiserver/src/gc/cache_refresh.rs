@@ -12,7 +12,7 @@ use crate::verbs::write;
 pub async fn run(api: Arc<ServerState>) {
     loop {
         if let Err(error) = follow(&api).await {
-            tracing::debug!(error, "kinds and policies are read again");
+            tracing::debug!(error, "the watch of kinds and policies ended; they are listed again");
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

@@ -34,7 +34,11 @@ pub struct Controller {
 pub async fn run(api: Arc<ServerState>, tending: Controller) {
     loop {
         if let Err(error) = follow(&api, &tending).await {
-            tracing::debug!(error, what = tending.what, "they are read again");
+            tracing::debug!(
+                error,
+                what = tending.what,
+                "a controller's watch ended; its objects are listed again"
+            );
         }
         tokio::time::sleep(RESYNC_INTERVAL).await;
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 
 use super::controller::{self, Controller};
-use super::{release, remove};
+use super::edit::{release, remove};
 use crate::kinds::DEFINITIONS;
 use crate::kinds::{builtin, definition};
 use crate::object;

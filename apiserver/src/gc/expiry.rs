@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::remove;
+use super::edit::remove;
 use crate::auth::tokens;
 use crate::kinds::builtin;
 use crate::object;
@@ -40,7 +40,7 @@ pub async fn run(api: Arc<ServerState>) {
             let Ok(snapshot) = api.store.range(prefix, None, None) else { continue };
             for record in snapshot.records.iter().filter(|record| is_over(record.object(), now)) {
                 if let Err(error) = remove(&api, record, "Background").await {
-                    tracing::debug!(%error, key = record.key.as_ref(), "what is over could not be deleted");
+                    tracing::debug!(%error, key = record.key.as_ref(), "expired objects could not be deleted; this is retried");
                 }
             }
         }
@@ -92,14 +92,14 @@ mod tests {
         let now: Timestamp = "2026-01-02T12:00:00Z".parse().unwrap();
         let old = "2026-01-01T10:00:00Z";
         let made = json!({"creationTimestamp": old});
-        let said = json!([{"type": "Approved", "lastUpdateTime": "2026-01-02T11:30:00Z"}]);
+        let approved = json!([{"type": "Approved", "lastUpdateTime": "2026-01-02T11:30:00Z"}]);
         let event = json!({"metadata": made, "series": {"lastObservedTime": "2026-01-02T11:30:00.000000Z"}});
         for (over, expected, what) in [
-            (is_old_event(&json!({"metadata": made}), now), true, "an event told once, long ago"),
-            (is_old_event(&event, now), false, "an event told again"),
-            (is_old_request(&json!({"metadata": made}), now), true, "a request nobody decided"),
+            (is_old_event(&json!({"metadata": made}), now), true, "an event seen once, long ago"),
+            (is_old_event(&event, now), false, "an event seen again"),
+            (is_old_request(&json!({"metadata": made}), now), true, "an undecided request"),
             (
-                is_old_request(&json!({"metadata": made, "status": {"conditions": said}}), now),
+                is_old_request(&json!({"metadata": made, "status": {"conditions": approved}}), now),
                 false,
                 "decided lately",
             ),

@@ -9,7 +9,7 @@ use futures::FutureExt as _;
 use serde_json::{Value, json};
 
 use super::controller::{self, Controller};
-use super::{edit, remove};
+use super::edit::{edit, remove};
 use crate::bootstrap;
 use crate::kinds::builtin;
 use crate::object;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{edit, release, remove};
+use super::edit::{edit, release, remove};
 use crate::object;
 use crate::state::ServerState;
 use crate::store::{EventKind, StoredObject};
@@ -164,7 +164,7 @@ async fn collect(api: &Arc<ServerState>) -> Result<(), String> {
     loop {
         for key in std::mem::take(&mut look) {
             if let Err(error) = reconcile(api, &index, &key, watch.revision()).await {
-                tracing::warn!(%error, key = key.as_ref(), "an object could not be collected and will be tried again");
+                tracing::warn!(%error, key = key.as_ref(), "an object could not be garbage collected; this is retried");
                 look.insert(key);
             }
         }

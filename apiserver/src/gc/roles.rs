@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::edit;
+use super::edit::edit;
 use crate::auth::rbac;
 use crate::kinds::builtin;
 use crate::state::ServerState;
@@ -13,7 +13,7 @@ use crate::state::ServerState;
 pub async fn run(api: Arc<ServerState>) {
     loop {
         if let Err(error) = follow(&api).await {
-            tracing::debug!(error, "the roles are read again");
+            tracing::debug!(error, "the watch of roles ended; they are listed again");
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

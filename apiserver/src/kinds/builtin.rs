@@ -1,7 +1,10 @@
 //! The table of built-in resources. A kind is added by adding a line; its special rules go to
 //! [`super::rules`].
 
-use super::{Backing, Resource};
+use super::resource::{Backing, Resource};
+
+/// The API group of admission policies and bindings.
+pub const ADMISSION_GROUP: &str = "admissionregistration.k8s.io";
 
 const ALL: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 /// Workload kinds that this control plane does not run; clients list them and must find none.
@@ -36,7 +39,7 @@ const fn builtin_kind(
 const CORE: (&str, &str) = ("", "v1");
 const RBAC: (&str, &str) = ("rbac.authorization.k8s.io", "v1");
 const AUTHORIZATION: (&str, &str) = ("authorization.k8s.io", "v1");
-const ADMISSION: (&str, &str) = (crate::admission::GROUP, "v1");
+const ADMISSION: (&str, &str) = (ADMISSION_GROUP, "v1");
 const AUTHENTICATION: (&str, &str) = ("authentication.k8s.io", "v1");
 
 const BUILTIN_KINDS: &[BuiltinKind] = &[

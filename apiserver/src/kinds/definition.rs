@@ -3,7 +3,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Backing, CustomResource, Resource, Scale, Table};
+use super::builtin;
+use super::resource::{Backing, CustomResource, Resource, Scale};
+use super::table::Table;
 use crate::object;
 use crate::schema::Schema;
 use crate::status::Cause;
@@ -74,7 +76,7 @@ pub fn resources(definition: &Value, revision: u64) -> Vec<Resource> {
                 verbs: VERBS,
                 subresources,
                 backing: Backing::Stored,
-                prefix: super::builtin::prefix(&group, &plural),
+                prefix: builtin::prefix(&group, &plural),
                 columns: crate::table::custom_columns(version),
                 custom: Some(CustomResource {
                     definition: object::name(definition).to_string(),
@@ -168,12 +170,16 @@ pub fn validate(definition: &Value, old: Option<&Value>) -> Vec<Cause> {
     }
     let versions = spec["versions"].as_array().map_or(&[][..], Vec::as_slice);
     if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
-        let told = "must have exactly one version marked as storage version";
-        blame("FieldValueInvalid", "spec.versions", format!("Invalid value: {}: {told}", spec["versions"]));
+        let problem = "must have exactly one version marked as storage version";
+        blame(
+            "FieldValueInvalid",
+            "spec.versions",
+            format!("Invalid value: {}: {problem}", spec["versions"]),
+        );
     }
     if spec["conversion"]["strategy"].as_str().is_some_and(|strategy| strategy != "None") {
-        let told = "conversion webhooks are not supported by this server; use strategy None";
-        blame("FieldValueNotSupported", "spec.conversion.strategy", told.into());
+        let problem = "conversion webhooks are not supported by this server; use strategy None";
+        blame("FieldValueNotSupported", "spec.conversion.strategy", problem.into());
     }
     for (index, version) in versions.iter().enumerate() {
         let at = format!("spec.versions[{index}].schema.openAPIV3Schema");
@@ -202,8 +208,8 @@ pub fn validate(definition: &Value, old: Option<&Value>) -> Vec<Cause> {
     if let Some(old) = old {
         for field in ["group", "scope"] {
             if condition(old, "Established") && old["spec"][field] != spec[field] {
-                let told = format!("Invalid value: {}: field is immutable", spec[field]);
-                blame("FieldValueInvalid", &format!("spec.{field}"), told);
+                let problem = format!("Invalid value: {}: field is immutable", spec[field]);
+                blame("FieldValueInvalid", &format!("spec.{field}"), problem);
             }
         }
     }

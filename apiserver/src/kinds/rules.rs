@@ -5,11 +5,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use super::{Resource, definition};
+use super::definition;
+use super::resource::Resource;
 use crate::admission::check;
+use crate::call::Call;
 use crate::object;
 use crate::status::Cause;
-use crate::verbs::Call;
 
 /// Completes an object before it is validated.
 pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
@@ -107,11 +108,11 @@ fn data_keys(new: &Value, blame: &mut impl FnMut(&str, &str, String)) {
     for field in ["data", "binaryData"] {
         for key in new[field].as_object().into_iter().flatten().map(|(key, _)| key) {
             if !is_data_key(key) {
-                let told = "a valid config key must consist of alphanumeric characters, '-', '_' or '.'";
+                let problem = "a valid config key must consist of alphanumeric characters, '-', '_' or '.'";
                 blame(
                     "FieldValueInvalid",
                     &format!("{field}[{key}]"),
-                    format!("Invalid value: \"{key}\": {told}"),
+                    format!("Invalid value: \"{key}\": {problem}"),
                 );
             }
         }

@@ -4,7 +4,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{COMPONENTS, Resource};
+use super::Resource;
+use crate::schema::builtin::COMPONENTS;
 
 const PATCH_TYPES: &[&str] = &[
     "application/apply-patch+yaml",

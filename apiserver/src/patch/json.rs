@@ -2,6 +2,11 @@
 //!
 //! Not here: which objects accept it, and what happens to the result.
 
+use json_patch::jsonptr::{Pointer, PointerBuf};
+use json_patch::{
+    AddOperation, CopyOperation, MoveOperation, PatchErrorKind, PatchOperation, RemoveOperation,
+    ReplaceOperation, TestOperation,
+};
 use serde_json::Value;
 
 /// Maximum operations of one patch, as Kubernetes documents it.
@@ -10,6 +15,10 @@ pub const MAX_OPERATIONS: usize = 10_000;
 /// Maximum bytes that `copy` operations may add: the size of a request body; without it a short patch could
 /// fill the memory.
 const MAX_COPIED: usize = 3 * 1024 * 1024;
+
+/// Maximum levels of the result: as many as JSON is read with. Moves and long paths could nest deeper, and the
+/// stored object could not be read again.
+const MAX_DEPTH: usize = 127;
 
 /// Why a JSON patch failed.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +35,9 @@ pub enum JsonPatchError {
 }
 
 /// Applies `patch` (a JSON list of operations) to `live` and returns the result.
+///
+/// `json_patch` applies the operations, one at a time, because it bounds nothing, its errors do not name the
+/// operation, and its `test` differs from Kubernetes' (a missing field is null, and `1` is `1.0`).
 pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> {
     let operations = patch
         .as_array()
@@ -36,62 +48,93 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
     let mut document = live.clone();
     let mut copied = 0;
     for (index, operation) in operations.iter().enumerate() {
-        let text = |name: &str| {
-            operation[name].as_str().ok_or_else(|| {
-                JsonPatchError::Malformed(format!("operation {index} ({operation}) has no string {name:?}"))
-            })
-        };
-        let value = || {
-            operation.get("value").cloned().ok_or_else(|| {
-                JsonPatchError::Malformed(format!("operation {index} ({operation}) has no \"value\""))
-            })
-        };
-        let path = text("path")?;
-        match text("op")? {
-            "add" => add(&mut document, path, value()?)?,
-            "remove" => drop(remove(&mut document, path)?),
-            "replace" => {
-                let value = value()?;
-                let place = document.pointer_mut(path).ok_or_else(|| missing("replace", path))?;
-                *place = value;
+        let operation = read(index, operation)?;
+        match &operation {
+            PatchOperation::Test(test) => {
+                check(&document, test)?;
+                continue;
             }
-            "move" => {
-                let from = text("from")?;
-                if path.strip_prefix(from).is_some_and(|rest| rest.starts_with('/')) {
-                    return Err(JsonPatchError::Refused(format!(
-                        "move operation cannot move {from:?} into itself at {path:?}"
-                    )));
-                }
-                let value = remove(&mut document, from)?;
-                add(&mut document, path, value)?;
-            }
-            "copy" => {
-                let from = text("from")?;
-                let value = document.pointer(from).cloned().ok_or_else(|| missing("copy", from))?;
+            PatchOperation::Copy(copy) => {
+                let value =
+                    document.pointer(copy.from.as_str()).ok_or_else(|| missing("copy", &copy.from))?;
                 copied += value.to_string().len();
                 if copied > MAX_COPIED {
                     return Err(JsonPatchError::Refused(format!(
                         "copy operations would add {copied} bytes, more than the {MAX_COPIED} allowed"
                     )));
                 }
-                add(&mut document, path, value)?;
             }
-            "test" => {
-                let wanted = value()?;
-                // A test for null also succeeds on a missing field.
-                let found = document.pointer(path).unwrap_or(&Value::Null);
-                if !same(found, &wanted) {
-                    return Err(JsonPatchError::Refused(format!("testing value {path} failed: test failed")));
-                }
-            }
-            other => {
-                return Err(JsonPatchError::Malformed(format!(
-                    "operation {index} has the unknown op {other:?}; known are add, remove, replace, move, copy and test"
-                )));
-            }
+            _ => {}
         }
+        json_patch::patch_unsafe(&mut document, std::slice::from_ref(&operation))
+            .map_err(|error| refused(&document, &operation, &error.kind))?;
+    }
+    if is_deeper(&document, MAX_DEPTH) {
+        return Err(JsonPatchError::Refused(format!(
+            "the patched object would nest deeper than the {MAX_DEPTH} levels allowed"
+        )));
     }
     Ok(document)
+}
+
+/// Whether maps and lists nest deeper than `levels`.
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    let below = |child: &Value| is_deeper(child, levels - 1);
+    match value {
+        Value::Object(_) | Value::Array(_) if levels == 0 => true,
+        Value::Object(map) => map.values().any(below),
+        Value::Array(items) => items.iter().any(below),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
+}
+
+/// The operation at `index` of a patch.
+fn read(index: usize, operation: &Value) -> Result<PatchOperation, JsonPatchError> {
+    let text = |name: &str| {
+        operation[name].as_str().ok_or_else(|| {
+            JsonPatchError::Malformed(format!("operation {index} ({operation}) has no string {name:?}"))
+        })
+    };
+    let value = || {
+        operation.get("value").cloned().ok_or_else(|| {
+            JsonPatchError::Malformed(format!("operation {index} ({operation}) has no \"value\""))
+        })
+    };
+    let path = pointer(text("path")?)?;
+    Ok(match text("op")? {
+        "add" => PatchOperation::Add(AddOperation { path, value: value()? }),
+        "remove" => PatchOperation::Remove(RemoveOperation { path }),
+        "replace" => PatchOperation::Replace(ReplaceOperation { path, value: value()? }),
+        "move" => PatchOperation::Move(MoveOperation { from: pointer(text("from")?)?, path }),
+        "copy" => PatchOperation::Copy(CopyOperation { from: pointer(text("from")?)?, path }),
+        "test" => PatchOperation::Test(TestOperation { path, value: value()? }),
+        other => {
+            return Err(JsonPatchError::Malformed(format!(
+                "operation {index} has the unknown op {other:?}; known are add, remove, replace, move, copy and test"
+            )));
+        }
+    })
+}
+
+/// A JSON pointer. As in Kubernetes, a tilde before neither 0 nor 1 stands for itself; `jsonptr` refuses it.
+fn pointer(path: &str) -> Result<PointerBuf, JsonPatchError> {
+    if path.is_empty() {
+        return Ok(PointerBuf::new());
+    }
+    let tokens = path
+        .strip_prefix('/')
+        .ok_or_else(|| JsonPatchError::Refused(format!("path {path:?} does not begin with a slash")))?;
+    let unescaped = |token: &str| token.replace("~1", "/").replace("~0", "~");
+    Ok(PointerBuf::from_tokens(tokens.split('/').map(unescaped)))
+}
+
+/// Executes a `test`. A test for null also succeeds on a missing field.
+fn check(document: &Value, TestOperation { path, value }: &TestOperation) -> Result<(), JsonPatchError> {
+    let found = document.pointer(path.as_str()).unwrap_or(&Value::Null);
+    if same(found, value) {
+        return Ok(());
+    }
+    Err(JsonPatchError::Refused(format!("testing value {path} failed: test failed")))
 }
 
 /// Equality by value: `1` and `1.0` are equal.
@@ -99,68 +142,51 @@ fn same(a: &Value, b: &Value) -> bool {
     a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
-fn missing(operation: &str, path: &str) -> JsonPatchError {
-    JsonPatchError::Refused(format!("{operation} operation does not apply: doc is missing path: {path:?}"))
-}
-
-/// The parent's pointer and the last token, unescaped.
-fn split(path: &str) -> Result<(&str, String), JsonPatchError> {
-    match path.rsplit_once('/') {
-        Some((parent, token)) => Ok((parent, token.replace("~1", "/").replace("~0", "~"))),
-        None => Err(JsonPatchError::Refused(format!("path {path:?} does not begin with a slash"))),
-    }
-}
-
-fn add(document: &mut Value, path: &str, value: Value) -> Result<(), JsonPatchError> {
-    if path.is_empty() {
-        *document = value;
-        return Ok(());
-    }
-    let (parent, token) = split(path)?;
-    match document.pointer_mut(parent) {
-        Some(Value::Object(map)) => {
-            map.insert(token, value);
-            Ok(())
-        }
-        Some(Value::Array(items)) => {
-            let index = if token == "-" { Some(items.len()) } else { index(&token) };
-            match index.filter(|index| *index <= items.len()) {
-                Some(index) => {
-                    items.insert(index, value);
-                    Ok(())
-                }
-                None => Err(JsonPatchError::Refused(format!(
-                    "add operation does not apply: {path:?} is no place in a list of {}",
-                    items.len()
-                ))),
-            }
-        }
-        _ => Err(missing("add", path)),
-    }
-}
-
-fn remove(document: &mut Value, path: &str) -> Result<Value, JsonPatchError> {
-    let (parent, token) = split(path)?;
-    let removed = match document.pointer_mut(parent) {
-        Some(Value::Object(map)) => map.remove(&token),
-        Some(Value::Array(items)) => {
-            index(&token).filter(|index| *index < items.len()).map(|index| items.remove(index))
-        }
-        _ => None,
+/// Why an operation does not apply to the document.
+fn refused(document: &Value, operation: &PatchOperation, kind: &PatchErrorKind) -> JsonPatchError {
+    let (name, from) = match operation {
+        PatchOperation::Add(_) => ("add", None),
+        PatchOperation::Remove(_) => ("remove", None),
+        PatchOperation::Replace(_) => ("replace", None),
+        PatchOperation::Move(operation) => ("move", Some(&operation.from)),
+        PatchOperation::Copy(operation) => ("copy", Some(&operation.from)),
+        PatchOperation::Test(_) => ("test", None),
     };
-    removed.ok_or_else(|| missing("remove", path))
+    let path = operation.path();
+    match (kind, from) {
+        (PatchErrorKind::CannotMoveInsideItself, Some(from)) => {
+            return JsonPatchError::Refused(format!(
+                "move operation cannot move {:?} into itself at {:?}",
+                from.as_str(),
+                path.as_str()
+            ));
+        }
+        (PatchErrorKind::InvalidFromPointer, Some(from)) => return missing(name, from),
+        _ => {}
+    }
+    let list = path.parent().and_then(|parent| document.pointer(parent.as_str())).and_then(Value::as_array);
+    match list {
+        Some(list) => JsonPatchError::Refused(format!(
+            "{name} operation does not apply: {:?} is no place in a list of {}",
+            path.as_str(),
+            list.len()
+        )),
+        None => missing(name, path),
+    }
 }
 
-/// A list index: digits without a leading zero.
-fn index(token: &str) -> Option<usize> {
-    (token == "0" || !token.starts_with(['0', '+'])).then(|| token.parse().ok()).flatten()
+fn missing(operation: &str, path: &Pointer) -> JsonPatchError {
+    JsonPatchError::Refused(format!(
+        "{operation} operation does not apply: doc is missing path: {:?}",
+        path.as_str()
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{JsonPatchError, MAX_OPERATIONS, json_patch};
+    use super::{JsonPatchError, MAX_DEPTH, MAX_OPERATIONS, json_patch};
 
     #[test]
     fn operations_do_what_the_rfc_says() {
@@ -207,6 +233,28 @@ mod tests {
                 live.clone(),
             ),
             ("the root", json!([{"op": "replace", "path": "", "value": {"z": 1}}]), json!({"z": 1})),
+            ("add the root", json!([{"op": "add", "path": "", "value": [1]}]), json!([1])),
+            (
+                "a tilde that escapes nothing",
+                json!([{"op": "remove", "path": "/a"}, {"op": "add", "path": "/x~2~", "value": 1}]),
+                json!({"x~2~": 1, "list": [1, 2, 3]}),
+            ),
+            (
+                "an escaped tilde before a digit",
+                json!([{"op": "remove", "path": "/a"}, {"op": "add", "path": "/~01", "value": 1}]),
+                json!({"~1": 1, "list": [1, 2, 3]}),
+            ),
+            (
+                "the empty name",
+                json!([{"op": "remove", "path": "/a"}, {"op": "add", "path": "/", "value": 1}]),
+                json!({"": 1, "list": [1, 2, 3]}),
+            ),
+            ("a move to the same place", json!([{"op": "move", "from": "/a", "path": "/a"}]), live.clone()),
+            (
+                "a move to a name with the same beginning",
+                json!([{"op": "move", "from": "/a", "path": "/ab"}]),
+                json!({"ab": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 2, 3]}),
+            ),
         ] {
             assert_eq!(json_patch(&live, &patch).expect(name), want, "{name}");
         }
@@ -216,19 +264,61 @@ mod tests {
     fn inapplicable_json_patch_is_refused_as_a_whole() {
         let live = json!({"a": {"b": 1}, "list": [1]});
         for (name, operation, malformed) in [
-            ("a failed test", json!({"op": "test", "path": "/a/b", "value": 2}), false),
-            ("nothing to remove", json!({"op": "remove", "path": "/a/c"}), false),
-            ("nothing to replace", json!({"op": "replace", "path": "/a/c", "value": 1}), false),
-            ("no parent", json!({"op": "add", "path": "/x/y", "value": 1}), false),
-            ("beyond the list", json!({"op": "add", "path": "/list/2", "value": 1}), false),
-            ("into itself", json!({"op": "move", "from": "/a", "path": "/a/b"}), false),
-            ("no slash", json!({"op": "add", "path": "a", "value": 1}), false),
-            ("unknown op", json!({"op": "frob", "path": "/a"}), true),
-            ("no path", json!({"op": "remove"}), true),
-            ("no value", json!({"op": "add", "path": "/a"}), true),
+            ("testing value /a/b failed", json!({"op": "test", "path": "/a/b", "value": 2}), false),
+            (
+                "remove operation does not apply: doc is missing path: \"/a/c\"",
+                json!({"op": "remove", "path": "/a/c"}),
+                false,
+            ),
+            ("missing path: \"\"", json!({"op": "remove", "path": ""}), false),
+            (
+                "replace operation does not apply: doc is missing path: \"/a/c\"",
+                json!({"op": "replace", "path": "/a/c", "value": 1}),
+                false,
+            ),
+            (
+                "add operation does not apply: doc is missing path: \"/x/y\"",
+                json!({"op": "add", "path": "/x/y", "value": 1}),
+                false,
+            ),
+            ("missing path: \"/a/b/c\"", json!({"op": "add", "path": "/a/b/c", "value": 1}), false),
+            (
+                "\"/list/2\" is no place in a list of 1",
+                json!({"op": "add", "path": "/list/2", "value": 1}),
+                false,
+            ),
+            ("\"/list/-\" is no place in a list of 1", json!({"op": "remove", "path": "/list/-"}), false),
+            (
+                "\"/list/-\" is no place in a list of 1",
+                json!({"op": "replace", "path": "/list/-", "value": 1}),
+                false,
+            ),
+            ("\"/list/00\" is no place in a list of 1", json!({"op": "remove", "path": "/list/00"}), false),
+            ("\"/list/+0\" is no place in a list of 1", json!({"op": "remove", "path": "/list/+0"}), false),
+            ("\"/list/-1\" is no place in a list of 1", json!({"op": "remove", "path": "/list/-1"}), false),
+            (
+                "cannot move \"/a\" into itself at \"/a/b\"",
+                json!({"op": "move", "from": "/a", "path": "/a/b"}),
+                false,
+            ),
+            (
+                "move operation does not apply: doc is missing path: \"/c\"",
+                json!({"op": "move", "from": "/c", "path": "/d"}),
+                false,
+            ),
+            (
+                "copy operation does not apply: doc is missing path: \"/c\"",
+                json!({"op": "copy", "from": "/c", "path": "/d"}),
+                false,
+            ),
+            ("path \"a\" does not begin with a slash", json!({"op": "add", "path": "a", "value": 1}), false),
+            ("unknown op \"frob\"", json!({"op": "frob", "path": "/a"}), true),
+            ("no string \"path\"", json!({"op": "remove"}), true),
+            ("no \"value\"", json!({"op": "add", "path": "/a"}), true),
         ] {
             let error = json_patch(&live, &json!([operation])).expect_err(name);
             assert_eq!(matches!(error, JsonPatchError::Malformed(_)), malformed, "{name}: {error}");
+            assert!(error.to_string().contains(name), "{error}, not {name}");
         }
         assert!(json_patch(&live, &json!({})).is_err());
     }
@@ -240,5 +330,20 @@ mod tests {
         let doubling: Vec<Value> =
             (0..40).map(|round| json!({"op": "copy", "from": "", "path": format!("/{round}")})).collect();
         assert!(matches!(json_patch(&json!({"a": "x"}), &doubling.into()), Err(JsonPatchError::Refused(_))));
+        // Each round puts the map into another one.
+        let nested = |levels: usize| {
+            let rounds = (1..levels).flat_map(|_| {
+                [
+                    json!({"op": "add", "path": "/b", "value": {}}),
+                    json!({"op": "move", "from": "/a", "path": "/b/a"}),
+                    json!({"op": "move", "from": "/b", "path": "/a"}),
+                ]
+            });
+            json_patch(&json!({"a": 1}), &rounds.collect::<Vec<_>>().into())
+        };
+        let deepest = nested(MAX_DEPTH).expect("as deep as is read").to_string();
+        assert!(serde_json::from_str::<Value>(&deepest).is_ok());
+        let error = nested(MAX_DEPTH + 1).expect_err("deeper than is read");
+        assert!(error.to_string().contains("127 levels"), "{error}");
     }
 }

@@ -2,26 +2,13 @@
 //!
 //! Not here: merging lists, which requires keys; see [`super::strategic`] and [`super::apply`].
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// Merges `patch` into `live` and returns the result.
 pub fn merge_patch(live: &Value, patch: &Value) -> Value {
-    let Value::Object(changes) = patch else {
-        return patch.clone();
-    };
-    let mut merged = match live {
-        Value::Object(map) => map.clone(),
-        _ => Map::new(),
-    };
-    for (key, change) in changes {
-        if change.is_null() {
-            merged.remove(key);
-        } else {
-            let next = merge_patch(merged.get(key).unwrap_or(&Value::Null), change);
-            merged.insert(key.clone(), next);
-        }
-    }
-    Value::Object(merged)
+    let mut merged = live.clone();
+    json_patch::merge(&mut merged, patch);
+    merged
 }
 
 #[cfg(test)]
@@ -40,6 +27,9 @@ mod tests {
             (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
             (json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
             (json!({"a": 1}), json!([1]), json!([1])),
+            (json!({"a": 1}), json!(null), json!(null)),
+            (json!([1]), json!({"a": null, "b": {"c": null}}), json!({"b": {}})),
+            (json!({"a": 1}), json!({"a": {"b": null, "c": 1}}), json!({"a": {"c": 1}})),
             (json!({"a": [{"b": 1}]}), json!({"a": [{"b": null}]}), json!({"a": [{"b": null}]})),
         ] {
             assert_eq!(merge_patch(&live, &patch), want, "{live} + {patch}");

@@ -218,7 +218,7 @@ fn list<'a>(name: &str, value: &'a Value) -> Result<&'a [Value], StrategicError>
     value
         .as_array()
         .map(Vec::as_slice)
-        .ok_or_else(|| StrategicError::Malformed(format!("{name} wants a list, got {value}")))
+        .ok_or_else(|| StrategicError::Malformed(format!("{name} must be a list, got {value}")))
 }
 
 fn strings(name: &str, value: &Value) -> Result<Vec<String>, StrategicError> {

@@ -22,14 +22,14 @@ const FILES: [&str; 3] = ["ca.key", "sa.key", "ca.crt"];
 pub enum SharedError {
     /// The data directory has different keys.
     #[error(
-        "{file} is not the one this etcd holds: the data directory belongs to another control plane; choose another with --data-dir, or another --etcd-prefix"
+        "{file} differs from the one in etcd: the data directory belongs to another control plane; choose another with --data-dir, or another --etcd-prefix"
     )]
     Other {
         /// The file.
         file: String,
     },
     /// A file is missing in the store.
-    #[error("the keys in etcd are incomplete ({0} is missing); put them back from a backup")]
+    #[error("the keys in etcd are incomplete ({0} is missing); restore them from a backup")]
     Incomplete(&'static str),
     /// The local files failed.
     #[error(transparent)]
@@ -101,14 +101,14 @@ mod tests {
         let (first, second, stranger) = (place("first"), place("second"), place("stranger"));
         // A server that ran alone before stores its own keys.
         let pin = Authority::ensure(&first).unwrap().pin().unwrap();
-        crate::auth::tokens::Signer::ensure(&first.join("sa.key")).unwrap();
+        crate::auth::signer::Signer::ensure(&first.join("sa.key")).unwrap();
         adopt(&store, &first).await.unwrap();
         adopt(&store, &second).await.unwrap();
         assert_eq!(files(&second).unwrap(), files(&first).unwrap());
         assert_eq!(Authority::ensure(&second).unwrap().pin().unwrap(), pin);
         adopt(&store, &second).await.unwrap();
         Authority::ensure(&stranger).unwrap();
-        crate::auth::tokens::Signer::ensure(&stranger.join("sa.key")).unwrap();
+        crate::auth::signer::Signer::ensure(&stranger.join("sa.key")).unwrap();
         let refused = adopt(&store, &stranger).await.unwrap_err();
         assert!(refused.to_string().contains("--data-dir"), "{refused}");
     }

@@ -2,8 +2,8 @@
 //!
 //! The numbers are from the `generated.proto` of k8s.io/api (v0.36). Not here: decoding.
 
-use super::messages::MessageField;
-use super::messages::Type::*;
+use super::field::MessageField;
+use super::field::Type::*;
 
 /// The messages, by name.
 #[rustfmt::skip]

@@ -33,7 +33,7 @@ impl<'a> Fields<'a> {
                 return Ok(value);
             }
         }
-        Err("a number does not end".into())
+        Err("a number is truncated".into())
     }
 
     fn take(&mut self, length: u64) -> Result<&'a [u8], String> {

@@ -10,7 +10,7 @@ use kube_cel::{CompiledSchema, ErrorKind, Validator, compile_schema};
 use serde_json::Value;
 
 use super::prune::{push_field, push_index};
-use super::validate::{counterpart, shown};
+use super::values::{counterpart, shown};
 use super::{Additional, FieldError, Issue, Schema, SchemaType};
 
 /// The compiled rules of one node; nodes below have their own.
@@ -290,12 +290,12 @@ mod tests {
             ),
         ] {
             let old = old.map(|spec| json!({ "spec": spec }));
-            let said: Vec<String> = schema()
+            let found: Vec<String> = schema()
                 .validate(&json!({ "spec": spec }), old.as_ref())
                 .iter()
                 .map(ToString::to_string)
                 .collect();
-            assert_eq!(said, want, "{name}");
+            assert_eq!(found, want, "{name}");
         }
     }
 
@@ -312,8 +312,8 @@ mod tests {
 
     #[test]
     fn a_broken_object_says_that_its_rules_were_not_checked() {
-        let said = schema().validate(&json!({"spec": {"min": "x", "max": 1}}), None);
-        assert_eq!(said.len(), 2);
-        assert!(said[1].message.contains("some validation rules were not checked"));
+        let found = schema().validate(&json!({"spec": {"min": "x", "max": 1}}), None);
+        assert_eq!(found.len(), 2);
+        assert!(found[1].message.contains("some validation rules were not checked"));
     }
 }

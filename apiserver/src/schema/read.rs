@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Additional, Checks, ListKind, Schema, SchemaType, SizeRange, cel};
+use super::{Additional, Checks, ListKind, Schema, SchemaType, SizeRange, builtin, cel};
 
 fn text<'a>(source: &'a Value, name: &str) -> &'a str {
     source[name].as_str().unwrap_or_default()
@@ -107,7 +107,7 @@ fn complete(schema: &mut Schema) {
             .entry(name.into())
             .or_insert_with(|| Schema { kind: SchemaType::String, ..Default::default() });
     }
-    let mut metadata = crate::openapi::object_meta().clone();
+    let mut metadata = builtin::object_meta().clone();
     // A CRD may restrict the name; all other metadata is Kubernetes' own.
     if let Some(declared) = schema.properties.get("metadata") {
         for name in ["name", "generateName"] {

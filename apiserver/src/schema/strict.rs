@@ -82,7 +82,7 @@ impl<'de> Visitor<'de> for StrictValue<'_> {
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
         Number::from_f64(value)
             .map(Value::Number)
-            .ok_or_else(|| E::custom(format!("{value} is no JSON number")))
+            .ok_or_else(|| E::custom(format!("{value} is not a JSON number")))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {

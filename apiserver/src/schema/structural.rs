@@ -379,8 +379,8 @@ mod tests {
                 "properties[metadata]: Forbidden: must not specify anything other than name and generateName, but metadata is implicitly specified".into(),
             ),
         ] {
-            let said: Vec<String> = check(&schema).iter().map(ToString::to_string).collect();
-            assert_eq!(said, [want], "{name}");
+            let found: Vec<String> = check(&schema).iter().map(ToString::to_string).collect();
+            assert_eq!(found, [want], "{name}");
         }
     }
 

@@ -5,6 +5,7 @@
 use serde_json::{Map, Value};
 
 use super::prune::{push_field, push_index};
+use super::values::{counterpart, key, shown};
 use super::{Additional, FieldError, ListKind, Schema, SchemaType, SizeRange, cel, format};
 
 /// Validates `new`; with `old`, errors below unchanged values are ignored and transition rules run.
@@ -317,21 +318,6 @@ fn equal(a: &Value, b: &Value) -> bool {
     a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
-/// The element of `old` with the same identity as `item`.
-pub fn counterpart<'a>(schema: &Schema, item: &Value, old: Option<&'a Value>) -> Option<&'a Value> {
-    let ListKind::Map(names) = &schema.list else { return None };
-    let wanted = key(names, item);
-    old?.as_array()?.iter().find(|old| key(names, old) == wanted)
-}
-
-fn key(names: &[String], item: &Value) -> Value {
-    names
-        .iter()
-        .filter_map(|name| item.get(name).map(|value| (name.clone(), value.clone())))
-        .collect::<Map<_, _>>()
-        .into()
-}
-
 fn too_many(size: u64, most: u64) -> String {
     let items = if most == 1 { "item" } else { "items" };
     format!("Too many: {size}: must have at most {most} {items}")
@@ -340,14 +326,6 @@ fn too_many(size: u64, most: u64) -> String {
 /// A number without the `.0` that Rust adds.
 fn plain(number: f64) -> String {
     number.to_string()
-}
-
-/// An invalid value in a message.
-pub fn shown(value: &Value) -> String {
-    match value {
-        Value::String(text) => format!("{text:?}"),
-        other => other.to_string(),
-    }
 }
 
 fn type_name(value: &Value) -> &'static str {
@@ -537,9 +515,9 @@ mod tests {
                 ],
             ),
         ] {
-            let said: Vec<String> =
+            let found: Vec<String> =
                 schema.validate(&json!({ "spec": spec }), None).iter().map(ToString::to_string).collect();
-            assert_eq!(said, want, "{name}");
+            assert_eq!(found, want, "{name}");
         }
     }
 
@@ -558,9 +536,9 @@ mod tests {
     #[test]
     fn metadata_is_checked_whatever_the_schema_says() {
         let schema = schema(json!({"type": "object"}));
-        let said = schema.validate(&json!({"metadata": {"name": "n", "labels": {"a": 1}}}), None);
+        let found = schema.validate(&json!({"metadata": {"name": "n", "labels": {"a": 1}}}), None);
         assert_eq!(
-            said.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            found.iter().map(ToString::to_string).collect::<Vec<_>>(),
             [
                 r#"metadata.labels.a: Invalid value: "integer": metadata.labels.a in body must be of type string: "integer""#
             ]

@@ -17,6 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::handshakes::{HandshakeLimits, Handshakes};
+use super::host::{certificate_addresses, host_addresses};
 use super::tls::{self, Resolver};
 use crate::auth::tokens;
 use crate::pki::Authority;
@@ -113,38 +114,6 @@ async fn idle_timeout(asked: &Notify) {
     }
 }
 
-/// The addresses under which other machines can reach this host: neither loopback nor link-local IPv6.
-pub fn host_addresses() -> Vec<IpAddr> {
-    let mut addresses: Vec<IpAddr> = if_addrs::get_if_addrs()
-        .unwrap_or_default()
-        .into_iter()
-        .map(|interface| interface.ip())
-        .filter(|address| match address {
-            IpAddr::V4(address) => !address.is_loopback() && !address.is_unspecified(),
-            IpAddr::V6(address) => {
-                !address.is_loopback() && !address.is_unspecified() && !address.is_unicast_link_local()
-            }
-        })
-        .collect();
-    addresses.sort();
-    addresses.dedup();
-    addresses
-}
-
-/// The name of this host, if a certificate can contain it.
-pub fn host_name() -> Option<String> {
-    let output = std::process::Command::new("hostname").output().ok()?;
-    let name = String::from_utf8(output.stdout).ok()?.trim().to_ascii_lowercase();
-    crate::object::is_subdomain(&name).then_some(name)
-}
-
-/// The addresses in a server certificate: loopback and all of the host's.
-pub fn certificate_addresses(host: &[IpAddr]) -> Vec<IpAddr> {
-    let mut addresses = vec![IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
-    addresses.extend(host.iter().filter(|address| !address.is_loopback()));
-    addresses
-}
-
 /// Opens listeners on the host's addresses once the first join token exists, follows address changes, and
 /// keeps the server's certificate valid for all of them.
 pub struct LanListener {
@@ -193,12 +162,12 @@ impl LanListener {
                     }
                     match TcpListener::bind(SocketAddr::new(address, self.port)).await {
                         Ok(listener) => {
-                            tracing::info!(%address, port = self.port, "open for machines that join");
+                            tracing::info!(%address, port = self.port, "listening for joining machines");
                             open.insert(address, tokio::spawn(accept(self.service.clone(), listener)));
                         }
                         // Retried each time, logged once: an address may take a moment to become usable.
                         Err(error) if refused.insert(address) => {
-                            tracing::warn!(%address, port = self.port, %error, "cannot listen");
+                            tracing::warn!(%address, port = self.port, %error, "cannot listen on an address of this host");
                         }
                         Err(_) => {}
                     }
@@ -226,7 +195,7 @@ impl LanListener {
                 snapshot.records.iter().any(|record| tokens::is_live_bootstrap(record.object(), now))
             });
         if live && let Err(error) = std::fs::write(&self.marker, "") {
-            tracing::warn!(%error, "after a restart the other addresses open only with a new token");
+            tracing::warn!(%error, "the marker for LAN listeners could not be written; after a restart they open only once a new join token exists");
         }
         live
     }

@@ -10,7 +10,7 @@ use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::CertificateDer;
 
-use crate::auth::User;
+use crate::auth::user::User;
 use crate::pki::{self, Authority, PkiError, SERVER_DAYS};
 
 /// DNS names of the server for clients on this machine and in a cluster.
@@ -51,7 +51,7 @@ impl Resolver {
 
 fn certified(authority: &Authority, addresses: &[IpAddr]) -> Result<CertifiedKey, PkiError> {
     let mut names: Vec<String> = NAMES.iter().map(ToString::to_string).collect();
-    if let Some(host) = super::listen::host_name() {
+    if let Some(host) = super::host::host_name() {
         // Macs and many Linux machines resolve as `NAME.local` on their network.
         names.push(format!("{}.local", host.trim_end_matches(".local")));
         names.push(host);

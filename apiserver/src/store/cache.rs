@@ -370,9 +370,9 @@ mod tests {
         }
         put(&cache, "/b/1", 10);
         let mut watch = cache.watch("/a/", 0).unwrap();
-        for (told, revision) in [(vec![1, 2, 3, 4], 4), (vec![5, 6, 7, 8], 8), (vec![9], 10)] {
+        for (expected, revision) in [(vec![1, 2, 3, 4], 4), (vec![5, 6, 7, 8], 8), (vec![9], 10)] {
             let events = watch.next().await.unwrap();
-            assert_eq!(events.iter().map(|event| event.record.revision).collect::<Vec<_>>(), told);
+            assert_eq!(events.iter().map(|event| event.record.revision).collect::<Vec<_>>(), expected);
             assert_eq!(watch.revision(), revision);
         }
     }
@@ -406,11 +406,11 @@ mod tests {
             1,
         );
         let listed = cache.range("/a/", None, None).unwrap().records.remove(0);
-        let (told, _) = cache.since("/a/", 0, 0).unwrap();
-        for other in [&cache.get("/a/1").unwrap(), &listed, &told[0].record] {
+        let (events, _) = cache.since("/a/", 0, 0).unwrap();
+        for other in [&cache.get("/a/1").unwrap(), &listed, &events[0].record] {
             assert!(Arc::ptr_eq(other, &written));
         }
-        drop((written, listed, told));
+        drop((written, listed, events));
         assert!(decoded.upgrade().is_none(), "the cache alone keeps bytes");
         assert_eq!(cache.get("/a/1").unwrap().object()["metadata"]["resourceVersion"], "1");
     }

@@ -149,7 +149,7 @@ impl EtcdShared {
         };
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         match (failure.is_some(), &failed) {
-            (false, Some(error)) => tracing::error!(%error, "etcd fails"),
+            (false, Some(error)) => tracing::error!(%error, "etcd does not answer"),
             (true, None) => tracing::info!("etcd answers again"),
             _ => {}
         }
@@ -246,7 +246,10 @@ impl EtcdShared {
             }
             // Another writer wrote, before the first attempt or after it: that cannot be known any more.
             (false, _) if answer.repeated => {
-                let why = format!("{} was written by another while the answer was lost", txn.key.as_str());
+                let why = format!(
+                    "another writer changed {} while the response of etcd was lost",
+                    txn.key.as_str()
+                );
                 return Err(StoreError::Undecided { endpoints: self.members.urls(), why });
             }
             (false, current) => TxnOutcome::Conflict(current.map(Arc::new)),
@@ -331,7 +334,7 @@ impl Store for Etcd {
                 Ok(answer) => answer.unwrap_or(Err(StoreError::Closed)),
                 Err(_) => Err(StoreError::Unreachable {
                     endpoints: self.shared.members.urls(),
-                    why: format!("it did not tell its revision within {} s", CATCH_UP_TIMEOUT.as_secs()),
+                    why: format!("it did not report its revision within {} s", CATCH_UP_TIMEOUT.as_secs()),
                 }),
             }
         })

@@ -1,5 +1,9 @@
 //! The JSONPath subset of printer columns: fields, indexes, wildcards, filters.
 //!
+//! It is kubectl's dialect, not RFC 9535, which `jsonpath-rust` (in the tree through kube) reads: there
+//! `.metadata.name` without `$`, `{braces}`, `.labels.a-b` and `.annotations.a\.b` are errors, and
+//! `[?(@.name!="x")]` also selects elements without a name. A translation would be the parser below.
+//!
 //! Not here: kubectl's full dialect with templates, ranges and recursive descent, which CRDs may not use.
 
 use serde_json::Value;

@@ -6,13 +6,17 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
+use super::list;
+use super::response::respond;
 use super::write::{self, WriteOrigin};
-use super::{Call, check_namespace, list, respond};
-use crate::admission::{self, AdmissionRequest, Operation};
+use crate::admission;
+use crate::admission::attempt::{AdmissionRequest, Operation};
+use crate::call::Call;
+use crate::kinds;
 use crate::object;
 use crate::output::Body;
 use crate::state::ServerState;
-use crate::status::{ApiError, Result};
+use crate::status::{ApiError, Cause, Result};
 use crate::store::{Expect, Txn, TxnChange, TxnOutcome};
 
 /// Attempts to generate a free name: with 27^5 suffixes even one collision is unlikely.
@@ -41,7 +45,7 @@ pub async fn create(
     write::check_identity(&call, &mut new)?;
     check_namespace(api, &call)?;
     if resource.custom.as_ref().is_some_and(|custom| custom.terminating) {
-        return Err(call.forbidden("the custom resource definition is terminating; create it anew first"));
+        return Err(call.forbidden("the custom resource definition is terminating; create it again first"));
     }
     if !object::resource_version(&new).is_empty() {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
@@ -65,7 +69,7 @@ pub async fn create(
         }
         call.name = object::name(&attempt).to_string();
         if call.name.is_empty() {
-            return Err(call.invalid(vec![crate::status::Cause {
+            return Err(call.invalid(vec![Cause {
                 reason: "FieldValueRequired".into(),
                 message: "Required value: name or generateName is required".into(),
                 field: "metadata.name".into(),
@@ -108,4 +112,28 @@ pub async fn create(
         }
     }
     Err(ApiError::already_exists(&resource.group, &resource.plural, &prefix))
+}
+
+/// Rejects a write in a namespace that accepts no new objects.
+fn check_namespace(api: &ServerState, call: &Call) -> Result<()> {
+    if !call.resource.namespaced {
+        return Ok(());
+    }
+    if call.namespace.is_empty() {
+        return Err(ApiError::bad_request("an empty namespace may not be set during creation"));
+    }
+    match api.store.get(&kinds::builtin_namespace_key(&call.namespace)) {
+        None => Err(ApiError::not_found("", "namespaces", &call.namespace)),
+        Some(record) if object::is_terminating(record.object()) => Err(call
+            .forbidden(format!(
+                "unable to create new content in namespace {} because it is being terminated",
+                call.namespace
+            ))
+            .with_causes(vec![Cause {
+                reason: "NamespaceTerminating".into(),
+                message: format!("namespace {} is being terminated", call.namespace),
+                field: "metadata.namespace".into(),
+            }])),
+        Some(_) => Ok(()),
+    }
 }

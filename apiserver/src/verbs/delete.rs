@@ -6,9 +6,12 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
+use super::list;
+use super::response::respond;
 use super::write;
-use super::{Call, list};
-use crate::admission::{self, AdmissionRequest, Operation};
+use crate::admission;
+use crate::admission::attempt::{AdmissionRequest, Operation};
+use crate::call::Call;
 use crate::kinds::definition;
 use crate::object;
 use crate::output::{self, Body};
@@ -81,7 +84,7 @@ pub async fn handle(api: &Arc<ServerState>, call: &Call) -> Result<Response<Body
         output::warn(&mut response, &warnings);
         return Ok(response);
     }
-    super::respond(call, StatusCode::OK, &object, &warnings)
+    respond(call, StatusCode::OK, &object, &warnings)
 }
 
 /// Deletes an object or marks it as terminating; returns its last state, whether it is removed, and policy

@@ -6,7 +6,8 @@ use http::{Response, StatusCode};
 use serde_json::{Map, json};
 use tokio::time::Instant;
 
-use super::{Call, REQUEST_TIMEOUT, delete, list};
+use super::{delete, list};
+use crate::call::{Call, REQUEST_TIMEOUT};
 use crate::object;
 use crate::output::{self, Body};
 use crate::state::ServerState;

@@ -2,7 +2,8 @@
 
 use http::{Response, StatusCode};
 
-use super::{Call, respond};
+use super::response::respond;
+use crate::call::Call;
 use crate::output::{self, Body, Shape};
 use crate::state::ServerState;
 use crate::status::Result;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::Call;
+use crate::call::Call;
 use crate::output::{self, Body, Shape};
 use crate::selector::Selector;
 use crate::state::ServerState;

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::Call;
+use crate::call::Call;
 use crate::object;
 use crate::status::{ApiError, Cause, Result};
 
@@ -41,8 +41,8 @@ pub fn check(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Cause> {
         object::is_subdomain(&name)
     };
     if old.is_none() && !fits {
-        let told = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character";
-        blame("metadata.name", format!("Invalid value: \"{name}\": {told}"));
+        let problem = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character";
+        blame("metadata.name", format!("Invalid value: \"{name}\": {problem}"));
     }
     for field in ["labels", "annotations"] {
         let at = format!("metadata.{field}");

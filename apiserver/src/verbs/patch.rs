@@ -7,8 +7,9 @@ use http::{Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::create;
+use super::response::respond;
 use super::write::{self, WriteOrigin};
-use super::{Call, respond};
+use crate::call::Call;
 use crate::kinds::rules;
 use crate::object;
 use crate::output::Body;
@@ -129,7 +130,7 @@ async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Bo
         duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
     let unknown = call.resource.schema().prune(&mut config);
     if call.query.field_validation == FieldValidation::Strict && !unknown.is_empty() {
-        let told: Vec<String> =
+        let problem: Vec<String> =
             unknown.iter().map(|path| format!(".{path}: field not declared in schema")).collect();
         return Err(ApiError::bad_request(format!(
             "failed to create typed patch object ({}/{}; {}, Kind={}): {}",
@@ -137,7 +138,7 @@ async fn handle_apply(api: &Arc<ServerState>, call: &Call) -> Result<Response<Bo
             call.name,
             call.resource.api_version(),
             call.resource.kind,
-            told.join(", ")
+            problem.join(", ")
         )));
     }
     warnings.extend(unknown.into_iter().map(|path| format!("unknown field \"{path}\"")));

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use http::{Response, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::Call;
 use super::write::{self, WriteOrigin};
-use crate::kinds::Scale;
+use crate::call::Call;
+use crate::kinds::resource::Scale;
 use crate::object;
 use crate::output::{self, Body};
 use crate::patch::{json as json_patch, merge};

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use http::{Response, StatusCode};
 
+use super::response::respond;
 use super::write::{self, WriteOrigin};
-use super::{Call, respond};
+use crate::call::Call;
 use crate::object;
 use crate::output::Body;
 use crate::state::ServerState;

@@ -16,7 +16,8 @@ use rand::Rng;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Call, list};
+use super::list;
+use crate::call::Call;
 use crate::object;
 use crate::output::{self, Body, Shape};
 use crate::selector::Selector;

@@ -10,9 +10,12 @@ use bytes::Bytes;
 use http::header;
 use serde_json::{Value, json};
 
-use super::{Call, list, metadata};
-use crate::admission::{self, AdmissionRequest, Operation};
-use crate::kinds::{Resource, definition, rules};
+use super::{list, metadata};
+use crate::admission;
+use crate::admission::attempt::{AdmissionRequest, Operation};
+use crate::call::Call;
+use crate::kinds::resource::Resource;
+use crate::kinds::{builtin, definition, rules};
 use crate::object;
 use crate::patch::apply;
 use crate::protobuf::{self, ProtobufError};
@@ -204,7 +207,7 @@ pub fn after_commit(api: &ServerState, resource: &Resource) {
     if resource.group == crate::auth::rbac::GROUP {
         api.policies.refresh(&*api.store);
     }
-    if resource.group == admission::GROUP {
+    if resource.group == builtin::ADMISSION_GROUP {
         api.admission.refresh(&*api.store);
     }
 }
@@ -266,7 +269,9 @@ pub fn normalize(
     if resource.prefix == crate::kinds::DEFINITIONS && call.subresource.is_empty() {
         definition::establish(new, &api.kinds.table(), &object::timestamp(now));
     }
-    if resource.group == admission::GROUP && resource.has_subresource("status") && call.subresource.is_empty()
+    if resource.group == builtin::ADMISSION_GROUP
+        && resource.has_subresource("status")
+        && call.subresource.is_empty()
     {
         admission::check::with_status(new, &api.kinds.table());
     }
@@ -317,7 +322,7 @@ fn preserve_unwritable_fields(call: &Call, old: &Value, new: &mut Value) {
 fn update_generation(resource: &Resource, old: Option<&Value>, new: &mut Value) {
     let counted = resource.custom.is_some()
         || resource.kind == "CustomResourceDefinition"
-        || resource.group == admission::GROUP;
+        || resource.group == builtin::ADMISSION_GROUP;
     if !counted {
         return;
     }

@@ -19,7 +19,7 @@ async fn a_user_may_do_what_a_role_says_and_nothing_else() {
     let cluster = TestServer::start().await;
     let eve = cluster.client_as("eve", &["staff"]).await;
     let maps: Api<ConfigMap> = Api::namespaced(eve.clone(), "default");
-    assert_eq!(code(maps.list(&ListParams::default()).await), 403, "nobody gave eve anything");
+    assert_eq!(code(maps.list(&ListParams::default()).await), 403, "eve is bound to no role");
     let roles: Api<Role> = Api::namespaced(cluster.client(), "default");
     let role = json!({"metadata": {"name": "reader"}, "rules": [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list"]}]});
     roles.create(&PostParams::default(), &read(role)).await.unwrap();
@@ -137,7 +137,7 @@ async fn bootstrap_token_opens_the_lan_and_permits_a_csr() {
     assert_eq!(code(wrong.apiserver_version().await), 401);
 
     // The host's other addresses are open now, on the same port and with a certificate that names them.
-    for address in russet_apiserver::server::listen::host_addresses() {
+    for address in russet_apiserver::server::host::host_addresses() {
         let target = std::net::SocketAddr::new(address, cluster.running().addr().port());
         cluster
             .eventually("the address is open", || async {
@@ -194,7 +194,7 @@ async fn a_signing_request_is_approved_and_answered() {
     let approved = requests.patch_approval("r", &PatchParams::default(), &approval).await.unwrap();
     assert_eq!(approved.metadata.annotations.unwrap()["why"], "known");
     let status = approved.status.unwrap();
-    assert!(status.certificate.is_none(), "whoever approves does not sign");
+    assert!(status.certificate.is_none(), "an approval does not sign");
     assert!(status.conditions.unwrap()[0].last_update_time.is_some());
     let signed = Patch::Merge(json!({"status": {"certificate": "eA=="}}));
     let signed = requests.patch_status("r", &PatchParams::default(), &signed).await.unwrap();

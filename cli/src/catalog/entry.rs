@@ -2,8 +2,10 @@
 //! Not here: servers and the hub.
 
 use anyhow::{Context, Result, bail, ensure};
+use csv::StringRecord;
 use russet_agent::grants::MemoryLimits;
 use russet_model::families;
+use serde::Deserialize;
 
 /// The rows, after one line of column names.
 const ROWS: &str = include_str!("models.csv");
@@ -67,7 +69,8 @@ pub enum PackingFormat {
 }
 
 /// Source of a number of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SizeOrigin {
     /// Computed: parameters times bits per parameter, scales and offsets included.
     Computed,
@@ -184,17 +187,47 @@ fn suggestions<'a>(entries: &'a [CatalogEntry], name: &str) -> Vec<&'a str> {
     if all.is_empty() { having(&words[..words.len().min(1)]) } else { all }
 }
 
-fn parse_rows(text: &str) -> Result<Vec<CatalogEntry>> {
-    let rows = text.lines().enumerate().skip(1);
-    rows.map(|(index, row)| parse_row(row).with_context(|| format!("models.csv, line {}: {row}", index + 1)))
-        .collect()
+/// A row of `models.csv`, by its columns' names.
+#[derive(Deserialize)]
+struct Row {
+    name: String,
+    repo: String,
+    family: String,
+    architecture: String,
+    parameters: f64,
+    active: f64,
+    bits: u32,
+    format: RowFormat,
+    bytes: u64,
+    from: SizeOrigin,
+    context: u64,
+    licence: String,
 }
 
-fn parse_row(row: &str) -> Result<CatalogEntry> {
-    let fields: Vec<&str> = row.split(',').collect();
-    let [
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RowFormat {
+    Affine,
+    Affine32,
+    Mxfp4,
+}
+
+fn parse_rows(text: &str) -> Result<Vec<CatalogEntry>> {
+    let mut rows = csv::Reader::from_reader(text.as_bytes());
+    let columns = rows.headers().context("models.csv has no line of column names")?.clone();
+    let row = |(index, row): (usize, csv::Result<StringRecord>)| {
+        let line = || format!("models.csv, line {}", index + 2);
+        let row = row.with_context(line)?;
+        let entry = row.deserialize(Some(&columns)).map_err(Into::into).and_then(entry);
+        entry.with_context(|| format!("{}: {}", line(), row.iter().collect::<Vec<_>>().join(",")))
+    };
+    rows.records().enumerate().map(row).collect()
+}
+
+fn entry(row: Row) -> Result<CatalogEntry> {
+    let Row {
         name,
-        repository,
+        repo: repository,
         family,
         architecture,
         parameters,
@@ -202,41 +235,32 @@ fn parse_row(row: &str) -> Result<CatalogEntry> {
         bits,
         format,
         bytes,
-        origin,
+        from: origin,
         context,
         licence,
-    ] = fields[..]
-    else {
-        bail!("there are {} columns, not 12", fields.len());
-    };
+    } = row;
     let format = match format {
-        "affine" => PackingFormat::Affine(64),
-        "affine32" => PackingFormat::Affine(32),
-        "mxfp4" => PackingFormat::Mxfp4,
-        other => bail!("the format \"{other}\" is not known"),
+        RowFormat::Affine => PackingFormat::Affine(64),
+        RowFormat::Affine32 => PackingFormat::Affine(32),
+        RowFormat::Mxfp4 => PackingFormat::Mxfp4,
     };
-    let origin = match origin {
-        "computed" => SizeOrigin::Computed,
-        "listed" => SizeOrigin::Listed,
-        other => bail!("the origin \"{other}\" is not known"),
-    };
-    let (parameters, active): (f64, f64) = (parameters.parse()?, active.parse()?);
     ensure!(
         0.0 < active && active <= parameters,
         "{active} of {parameters} billion parameters cannot be active"
     );
+    let packing = Packing { bits, format };
     Ok(CatalogEntry {
-        name: name.to_owned(),
-        repository: repository.to_owned(),
-        family: family.to_owned(),
-        architecture: architecture.to_owned(),
+        name,
+        repository,
+        family,
+        architecture,
         parameters,
         active,
-        packing: Packing { bits: bits.parse()?, format },
-        bytes: bytes.parse()?,
+        packing,
+        bytes,
         origin,
-        context: context.parse()?,
-        licence: licence.to_owned(),
+        context,
+        licence,
     })
 }
 
@@ -335,15 +359,16 @@ mod tests {
     #[test]
     fn malformed_catalog_row_is_named() {
         let good = "a-4bit,o/a,A,llama,1,1,4,affine,562500000,computed,2048,MIT";
-        assert_eq!(parse_rows(&format!("columns\n{good}")).unwrap().len(), 1);
+        let columns = ROWS.lines().next().unwrap();
+        assert_eq!(parse_rows(&format!("{columns}\n{good}")).unwrap().len(), 1);
         for (row, told) in [
-            ("a,b", "2 columns"),
-            (&good.replace("affine", "zip"), "\"zip\""),
-            (&good.replace("computed", "guessed"), "\"guessed\""),
+            ("a,b", "2 fields"),
+            (&good.replace("affine", "zip"), "`zip`"),
+            (&good.replace("computed", "guessed"), "`guessed`"),
             (&good.replace("1,1,4", "1,2,4"), "2 of 1 billion"),
             (&good.replace("2048", "x"), "invalid digit"),
         ] {
-            let error = format!("{:#}", parse_rows(&format!("columns\n{good}\n{row}")).unwrap_err());
+            let error = format!("{:#}", parse_rows(&format!("{columns}\n{good}\n{row}")).unwrap_err());
             assert!(error.starts_with("models.csv, line 3: ") && error.contains(told), "{error}");
         }
     }

@@ -17,7 +17,8 @@ pub fn nodes(nodes: &[InferenceNode]) -> Vec<Finding> {
     builds.for_each(|build| *counts.entry(build).or_default() += 1);
     let usual = counts.iter().max_by_key(|(_, count)| **count).map(|(build, _)| build.clone());
     if nodes.is_empty() {
-        let words = "there is none; `russet join` makes a machine one (`russet token create` here)";
+        let words =
+            "there is none; add a machine with `russet join` (`russet token create` here prints the command)";
         return vec![Finding::new(Mark::Bad, "nodes", words)];
     }
     nodes.iter().flat_map(|node| node_findings(node, usual.as_deref())).collect()
@@ -28,7 +29,7 @@ fn node_findings(node: &InferenceNode, usual: Option<&str>) -> Vec<Finding> {
     let bad = |words: String| Finding::new(Mark::Bad, subject.clone(), words);
     let note = |words: String| Finding::new(Mark::Note, subject.clone(), words);
     let Some(status) = &node.status else {
-        return vec![bad("its agent has not reported anything; start it there".to_owned())];
+        return vec![bad("its agent has not reported anything; start it on that machine".to_owned())];
     };
     let conditions = status.conditions.as_slice();
     let mut found = Vec::new();
@@ -71,7 +72,7 @@ fn node_findings(node: &InferenceNode, usual: Option<&str>) -> Vec<Finding> {
         });
         let disk =
             status.disk.as_ref().map(|disk| format!(", {} of disk free", quantity::show(disk.free_bytes)));
-        let chip = status.chip.as_deref().unwrap_or("a chip without a name");
+        let chip = status.chip.as_deref().unwrap_or("unnamed chip");
         let words = format!("ready: {chip}{}{}", memory.unwrap_or_default(), disk.unwrap_or_default());
         found.insert(0, Finding::new(Mark::Good, subject.clone(), words));
     }
@@ -100,7 +101,7 @@ pub fn deployments(deployments: &[ModelDeployment]) -> Vec<Finding> {
         let conditions =
             deployment.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         let Some(ready) = get(conditions, Type::Ready) else {
-            return Finding::new(Mark::Note, subject, "the operator has not looked at it yet");
+            return Finding::new(Mark::Note, subject, "the operator has not processed it yet");
         };
         let on_purpose = matches!(
             reason(ready),
@@ -118,8 +119,8 @@ pub fn deployments(deployments: &[ModelDeployment]) -> Vec<Finding> {
 fn stalled(conditions: &[Condition]) -> Option<String> {
     let stalled = get(conditions, Type::Stalled).filter(|stalled| stalled.status == "True")?;
     // Stalled may leave the message to Ready.
-    let told = if stalled.message.is_empty() { get(conditions, Type::Ready)? } else { stalled };
-    Some(reason_and_message(told))
+    let condition = if stalled.message.is_empty() { get(conditions, Type::Ready)? } else { stalled };
+    Some(reason_and_message(condition))
 }
 
 fn reason_and_message(condition: &Condition) -> String {

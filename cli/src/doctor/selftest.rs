@@ -47,7 +47,9 @@ pub async fn run(client: &Client, namespace: &str, nodes: &[String]) -> Result<V
     let deployment = made.clean_up().await;
     let model = delete_and_wait(&made.models, &made.name).await;
     let findings = proved?;
-    deployment.and(model).with_context(|| format!("{} could not be taken away; delete it", made.name))?;
+    deployment
+        .and(model)
+        .with_context(|| format!("{} could not be deleted; delete it by hand", made.name))?;
     Ok(findings)
 }
 
@@ -67,7 +69,10 @@ impl ProofObjects {
             &self.name,
             ModelSpec { source: ModelSource { uri, ..ModelSource::default() }, preload: None },
         );
-        self.models.create(&PostParams::default(), &model).await.context("the smoke model was not taken")?;
+        self.models
+            .create(&PostParams::default(), &model)
+            .await
+            .context("the smoke model could not be applied")?;
         let mut findings = Vec::new();
         for team in teams(nodes) {
             let began = Instant::now();
@@ -90,7 +95,10 @@ impl ProofObjects {
         };
         let selector = NodeSelector { match_expressions: vec![rule], ..NodeSelector::default() };
         let pool = NodePool::new(&self.name, NodePoolSpec { selector, fabric: None });
-        self.pools.create(&PostParams::default(), &pool).await.context("the pool was not taken")?;
+        self.pools
+            .create(&PostParams::default(), &pool)
+            .await
+            .context("the NodePool could not be applied")?;
         let sharding = Sharding {
             mode: if team.len() > 1 { ShardingMode::Pipeline } else { ShardingMode::Single },
             ranks: (team.len() > 1).then_some(team.len() as u32),
@@ -105,13 +113,16 @@ impl ProofObjects {
             ..ModelDeploymentSpec::default()
         };
         let deployment = ModelDeployment::new(&self.name, spec);
-        self.deployments.create(&PostParams::default(), &deployment).await.context("it was not taken")?;
+        self.deployments
+            .create(&PostParams::default(), &deployment)
+            .await
+            .context("the ModelDeployment could not be applied")?;
         let deadline = Instant::now() + PROOF_TIMEOUT;
         loop {
             let found = self.deployments.get(&self.name).await?;
             let conditions = found.status.map(|status| status.conditions).unwrap_or_default();
             let ready = get(&conditions, Type::Ready);
-            let told = ready.map(|ready| format!("{}: {}", ready.reason, ready.message)).unwrap_or_default();
+            let state = ready.map(|ready| format!("{}: {}", ready.reason, ready.message)).unwrap_or_default();
             if ready.is_some_and(|ready| ready.status == "True") {
                 return self.transport_finding(team).await;
             }
@@ -119,12 +130,12 @@ impl ProofObjects {
             let full = [Reason::NothingFits, Reason::NoNodes, Reason::MemoryRefused, Reason::Outweighed];
             let stalled = get(&conditions, Type::Stalled).is_some_and(|stalled| stalled.status == "True");
             if stalled || ready.and_then(reason).is_some_and(|reason| full.contains(&reason)) {
-                return Ok((Mark::Note, format!("not proved, {told}")));
+                return Ok((Mark::Note, format!("not proved, {state}")));
             }
             if Instant::now() >= deadline {
                 return Ok((
                     Mark::Bad,
-                    format!("no answer within {} s, last {told}", PROOF_TIMEOUT.as_secs()),
+                    format!("no answer within {} s, last {state}", PROOF_TIMEOUT.as_secs()),
                 ));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -137,14 +148,14 @@ impl ProofObjects {
             return Ok((Mark::Good, "answers".to_owned()));
         }
         let shards = self.own_shards().await?;
-        let ways = shards.iter().filter_map(|shard| {
+        let paths = shards.iter().filter_map(|shard| {
             let over = get(&shard.status.as_ref()?.conditions, Type::OverCables)?;
             Some((over.status == "True", over.message.clone()))
         });
-        let ways: Vec<(bool, String)> = ways.collect();
+        let paths: Vec<(bool, String)> = paths.collect();
         let fallen: Vec<&str> =
-            ways.iter().filter(|(over, _)| !over).map(|(_, words)| words.as_str()).collect();
-        Ok(match (ways.is_empty(), fallen.is_empty()) {
+            paths.iter().filter(|(over, _)| !over).map(|(_, words)| words.as_str()).collect();
+        Ok(match (paths.is_empty(), fallen.is_empty()) {
             (true, _) => (Mark::Good, "answer together, over the network".to_owned()),
             (false, true) => (Mark::Good, "answer together, over a cable".to_owned()),
             (false, false) => (Mark::Bad, format!("answer together, PathFallback: {}", fallen.join("\n"))),
@@ -187,7 +198,7 @@ where
             Err(error) if missing(&error) => return Ok(()),
             Err(error) => return Err(error.into()),
             Ok(_) if Instant::now() >= deadline => {
-                bail!("{name} does not go within {} s", PROOF_TIMEOUT.as_secs())
+                bail!("{name} is not deleted after {} s", PROOF_TIMEOUT.as_secs())
             }
             Ok(_) => tokio::time::sleep(POLL_INTERVAL).await,
         }
@@ -201,8 +212,8 @@ mod tests {
     #[test]
     fn every_node_comes_alone_and_every_two_together_once() {
         let nodes = ["a", "b", "c"].map(str::to_owned);
-        let told: Vec<String> = teams(&nodes).iter().map(|team| team.concat()).collect();
-        assert_eq!(told, ["a", "b", "c", "ab", "ac", "bc"]);
+        let state: Vec<String> = teams(&nodes).iter().map(|team| team.concat()).collect();
+        assert_eq!(state, ["a", "b", "c", "ab", "ac", "bc"]);
         assert!(teams(&[]).is_empty());
     }
 }

@@ -48,7 +48,7 @@ type Awaited = BTreeMap<String, Option<i64>>;
 enum Goal {
     /// The settings are applied.
     Applied,
-    /// The previous settings are restored. `told` are the nodes that had reported a state of the network:
+    /// The previous settings are restored. `reported` are the nodes that had reported a state of the network:
     /// these have something to revert, even if they omit it meanwhile.
     Restored { reported: BTreeSet<String> },
 }
@@ -64,7 +64,7 @@ pub async fn apply(
     let asked = network_specs(&known, range, keep)?;
     if asked.is_empty() {
         println!(
-            "nothing to change: no cable lacks an address alone; `russet fabric show` says what it lacks"
+            "nothing to change: no cable lacks only an address; `russet fabric show` lists what each one lacks"
         );
         return Ok(());
     }
@@ -73,10 +73,10 @@ pub async fn apply(
     let mut awaited: Awaited = asked.keys().map(|name| (name.clone(), None)).collect();
     let client = asking.connection.client().await?;
     if new.is_empty() {
-        println!("unchanged: all of this is asked for already");
+        println!("unchanged: spec.network of every node has this already");
     } else {
         print!("{}", describe_changes(&known, &new, range)?);
-        confirm("Ask the machines for this?", asking.yes)?;
+        confirm("Apply this to the machines?", asking.yes)?;
         for node in nodes {
             let Some(network) = new.get(&node.name_any()) else { continue };
             let patched = write(&client, node, json!({"network": network})).await?;
@@ -85,7 +85,7 @@ pub async fn apply(
     }
     let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Applied).await?;
     print!("{}", table(&asked, &ended));
-    require_success(&ended, "`russet fabric revert` takes everything back")
+    require_success(&ended, "`russet fabric revert` undoes everything")
 }
 
 /// Reverts all changes.
@@ -93,12 +93,12 @@ pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &ApplyOptions) -> Resu
     let asked: BTreeMap<String, NodeNetwork> =
         nodes.iter().filter_map(|node| Some((node.name_any(), node.spec.network.clone()?))).collect();
     if asked.is_empty() {
-        println!("nothing to take back: no node's spec.network asks for anything");
+        println!("nothing to revert: spec.network is empty on every node");
         return Ok(());
     }
     let names: Vec<&str> = asked.keys().map(String::as_str).collect();
-    println!("The network of {} becomes what it is without Russet.", names.join(", "));
-    confirm("Take it back?", asking.yes)?;
+    println!("The network of {} returns to its state without Russet.", names.join(", "));
+    confirm("Revert it?", asking.yes)?;
     let client = asking.connection.client().await?;
     let mut awaited = Awaited::new();
     for node in nodes.iter().filter(|node| asked.contains_key(&node.name_any())) {
@@ -108,20 +108,20 @@ pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &ApplyOptions) -> Resu
             let managers = patched.managed_fields().iter().filter_map(|field| field.manager.clone());
             let managers: Vec<String> = managers.collect();
             bail!(
-                "spec.network of node {name} stays: {MANAGER} does not own all of it; take it out where it was written (managers: {})",
+                "spec.network of node {name} stays: {MANAGER} does not own all of it; remove it with the field managers that wrote it ({})",
                 managers.join(", ")
             );
         }
         awaited.insert(name.clone(), patched.metadata.generation);
     }
-    let told = |node: &&Arc<InferenceNode>| {
+    let has_reported = |node: &&Arc<InferenceNode>| {
         let status = node.status.as_ref();
         status.is_some_and(|status| get(&status.conditions, Type::NetworkApplied).is_some())
     };
-    let told = nodes.iter().filter(told).map(|node| node.name_any()).collect();
-    let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Restored { reported: told }).await?;
+    let reported = nodes.iter().filter(has_reported).map(|node| node.name_any()).collect();
+    let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Restored { reported }).await?;
     print!("{}", table(&asked, &ended));
-    require_success(&ended, "the machine's owner can take it back there: `sudo russet helper --revert`")
+    require_success(&ended, "the machine's owner can revert it there: `sudo russet helper --revert`")
 }
 
 fn known_node(node: &Arc<InferenceNode>) -> Option<(String, NodeNetworkState)> {
@@ -144,7 +144,7 @@ fn describe_changes(
         let NodeNetwork { ports, service_order, after_restart, boot_id: _ } = network;
         let until = match after_restart {
             AfterRestart::Keep => "also after restarts",
-            AfterRestart::Drop | AfterRestart::Unknown => "until the machine starts anew",
+            AfterRestart::Drop | AfterRestart::Unknown => "until the machine restarts",
         };
         text.push_str(&format!("on {name}, {until}:\n"));
         for change in changes.get(*name).into_iter().flatten() {
@@ -162,11 +162,11 @@ fn describe_changes(
             text.push_str(&format!("  {interface} has {address}\n"));
         }
         if *service_order == Some(ServiceOrder::CablesLast) {
-            text.push_str("  network services of cables come behind all others\n");
+            text.push_str("  network services of cables are ordered after all others\n");
         }
     }
     text.push_str(
-        "Where a machine is reached over such a port or its bridge alone, it may be lost: be at it.\n",
+        "A machine that is reached only over such a port or its bridge may become unreachable: have physical access to it.\n",
     );
     Ok(text)
 }
@@ -177,7 +177,10 @@ fn confirm(question: &str, yes: bool) -> Result<()> {
         return Ok(());
     }
     let input = std::io::stdin();
-    ensure!(input.is_terminal(), "nobody can be asked here; say yes beforehand with --yes");
+    ensure!(
+        input.is_terminal(),
+        "standard input is not a terminal, so there is no confirmation; confirm with --yes"
+    );
     print!("{question} [y/N] ");
     std::io::stdout().flush()?;
     let mut line = String::new();
@@ -209,22 +212,24 @@ struct NodeOutcome {
 /// The agent's report for this generation; `None` until there is one.
 fn outcome(node: &InferenceNode, generation: Option<i64>, goal: &Goal) -> Option<NodeOutcome> {
     let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let Some(told) = get(conditions, Type::NetworkApplied) else {
+    let Some(condition) = get(conditions, Type::NetworkApplied) else {
         // A node that never got settings has nothing to revert.
         let never = match goal {
             Goal::Applied => false,
-            Goal::Restored { reported: told } => node.status.is_some() && !told.contains(&node.name_any()),
+            Goal::Restored { reported: condition } => {
+                node.status.is_some() && !condition.contains(&node.name_any())
+            }
         };
         return never.then(|| NodeOutcome { succeeded: true, words: "nothing was changed there".to_owned() });
     };
-    if generation.is_some_and(|awaited| told.observed_generation.is_none_or(|seen| seen < awaited)) {
+    if generation.is_some_and(|awaited| condition.observed_generation.is_none_or(|seen| seen < awaited)) {
         return None;
     }
     let well = match goal {
-        Goal::Applied => told.status == "True",
-        Goal::Restored { .. } => reason(told) == Some(Reason::Restored),
+        Goal::Applied => condition.status == "True",
+        Goal::Restored { .. } => reason(condition) == Some(Reason::Restored),
     };
-    Some(NodeOutcome { succeeded: well, words: format!("{}: {}", told.reason, told.message) })
+    Some(NodeOutcome { succeeded: well, words: format!("{}: {}", condition.reason, condition.message) })
 }
 
 async fn wait(
@@ -249,7 +254,7 @@ async fn wait(
             }
             if Instant::now() >= deadline {
                 let why = found.err().map_or_else(
-                    || "its agent has not said anything of it; see whether it runs".to_owned(),
+                    || "its agent has not reported a result; check that it runs".to_owned(),
                     |error| error.to_string(),
                 );
                 break NodeOutcome { succeeded: false, words: format!("not known after {seconds} s: {why}") };
@@ -263,7 +268,7 @@ async fn wait(
 
 /// Each requested port, and the outcome on its node.
 fn table(asked: &BTreeMap<String, NodeNetwork>, ended: &BTreeMap<String, NodeOutcome>) -> String {
-    let mut lines = vec![["NODE", "PORT", "ADDRESS", "WHAT BECAME OF IT"].map(str::to_owned).to_vec()];
+    let mut lines = vec![["NODE", "PORT", "ADDRESS", "RESULT"].map(str::to_owned).to_vec()];
     for (name, network) in asked {
         let words = ended.get(name).map_or("-", |end| &end.words);
         let row = |port: &str, address: &str| {
@@ -281,7 +286,7 @@ fn table(asked: &BTreeMap<String, NodeNetwork>, ended: &BTreeMap<String, NodeOut
 fn require_success(ended: &BTreeMap<String, NodeOutcome>, remedy: &str) -> Result<()> {
     let ill: Vec<&str> =
         ended.iter().filter(|(_, end)| !end.succeeded).map(|(name, _)| name.as_str()).collect();
-    ensure!(ill.is_empty(), "not all is as it was asked for, on {}; {remedy}", ill.join(", "));
+    ensure!(ill.is_empty(), "not every requested change was made on {}; {remedy}", ill.join(", "));
     Ok(())
 }
 
@@ -301,8 +306,8 @@ mod tests {
         node.status = Some(InferenceNodeStatus::default());
         assert_eq!(outcome(&node, Some(2), &applied), None);
         assert!(outcome(&node, Some(2), &restored).is_some_and(|end| end.succeeded), "it was never asked");
-        let was_told = Goal::Restored { reported: ["a".to_owned()].into() };
-        assert_eq!(outcome(&node, Some(2), &was_told), None, "its agent begins anew");
+        let had_reported = Goal::Restored { reported: ["a".to_owned()].into() };
+        assert_eq!(outcome(&node, Some(2), &had_reported), None, "its agent begins anew");
         let mut tell = |status, reason, generation| {
             let conditions = &mut node.status.as_mut().unwrap().conditions;
             let at = Timestamp::UNIX_EPOCH;
@@ -337,6 +342,6 @@ mod tests {
         assert_eq!(shown.lines().count(), 4, "{shown}");
         assert!(shown.contains("a?[31mb") && !shown.contains('\x1b'), "{shown}");
         let error = require_success(&[("a".to_owned(), ended)].into(), "do this").unwrap_err().to_string();
-        assert_eq!(error, "not all is as it was asked for, on a; do this");
+        assert_eq!(error, "not every requested change was made on a; do this");
     }
 }

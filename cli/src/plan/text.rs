@@ -138,20 +138,20 @@ fn reasons(proposal: &Proposal) -> Vec<(&'static str, String)> {
         reasons.push(("speed", speed(predicted)));
     }
     if !proposal.preempt.is_empty() {
-        let whom = proposal.preempt.join(", ");
-        reasons.push(("preempts", format!("{whom}: replicas of lower priority stop to make room")));
+        let preempted = proposal.preempt.join(", ");
+        reasons.push(("preempts", format!("{preempted}: replicas of lower priority stop to make room")));
     }
     for old in &proposal.delete {
         let why = match old.reason {
             RemovalReason::ScaledDown => "the deployment wants fewer replicas",
-            RemovalReason::Idle => "its tier has it rest",
-            RemovalReason::Replaced => "another one of its replica serves what is asked for",
+            RemovalReason::Idle => "its tier stops it at this time or without requests",
+            RemovalReason::Replaced => "another group of its replica serves the current spec",
             RemovalReason::Drained => "its successor needs its memory",
         };
         reasons.push(("deletes", format!("ShardGroup {}: {why}", old.name)));
     }
-    let told = |note: &&String| **note != report.reason && !report.candidates.contains(note);
-    reasons.extend(proposal.notes.iter().filter(told).map(|note| ("note", note.clone())));
+    let is_new = |note: &&String| **note != report.reason && !report.candidates.contains(note);
+    reasons.extend(proposal.notes.iter().filter(is_new).map(|note| ("note", note.clone())));
     reasons.extend(report.candidates.iter().map(|candidate| ("candidate", candidate.clone())));
     reasons
 }

@@ -33,9 +33,9 @@ pub struct ChatParameters {
 }
 
 impl ChatParameters {
-    fn body(&self, told: &[Value]) -> Value {
+    fn body(&self, messages: &[Value]) -> Value {
         let Self { model, max_tokens, temperature } = self;
-        let mut body = json!({"model": model, "messages": told, "stream": true});
+        let mut body = json!({"model": model, "messages": messages, "stream": true});
         if let Some(most) = max_tokens {
             body["max_tokens"] = (*most).into();
         }
@@ -65,7 +65,7 @@ impl Chat {
     pub async fn ask_lines(&self) -> Result<()> {
         let person = std::io::stdin().is_terminal();
         let mut lines = BufReader::new(tokio::io::stdin()).lines();
-        let mut told = Vec::new();
+        let mut messages = Vec::new();
         loop {
             if person {
                 eprint!("{PROMPT_MARK}");
@@ -74,12 +74,12 @@ impl Chat {
             if line.trim().is_empty() {
                 continue;
             }
-            told.push(message("user", line));
-            match self.send(&told).await {
-                Ok(answer) => told.push(message("assistant", answer)),
+            messages.push(message("user", line));
+            match self.send(&messages).await {
+                Ok(answer) => messages.push(message("assistant", answer)),
                 // A person may try another prompt; a script must see the failure.
                 Err(error) if person => {
-                    told.pop();
+                    messages.pop();
                     eprintln!("error: {error:#}");
                 }
                 Err(error) => return Err(error),
@@ -91,8 +91,8 @@ impl Chat {
         Ok(())
     }
 
-    async fn send(&self, told: &[Value]) -> Result<String> {
-        let mut request = self.client.post(&self.url).json(&self.parameters.body(told));
+    async fn send(&self, messages: &[Value]) -> Result<String> {
+        let mut request = self.client.post(&self.url).json(&self.parameters.body(messages));
         if let Some(key) = &self.key {
             request = request.bearer_auth(key);
         }
@@ -143,8 +143,8 @@ fn url(gateway: &str) -> String {
 
 /// An error in the gateway's words, and the remedy if it is always the same.
 fn error_text(status: StatusCode, body: &str) -> String {
-    let told = serde_json::from_str::<Value>(body).ok();
-    let words = told.as_ref().and_then(|told| told["error"]["message"].as_str()).unwrap_or(body).trim();
+    let parsed = serde_json::from_str::<Value>(body).ok();
+    let words = parsed.as_ref().and_then(|parsed| parsed["error"]["message"].as_str()).unwrap_or(body).trim();
     let remedy = match status {
         StatusCode::UNAUTHORIZED => "; give it with --key or in RUSSET_KEY",
         _ => "",
@@ -182,7 +182,7 @@ fn parse_line(line: &str) -> Option<ChatEvent> {
     }
     let told: Value = match serde_json::from_str(data) {
         Ok(told) => told,
-        Err(error) => return Some(ChatEvent::Failed(format!("the gateway sent what is no JSON: {error}"))),
+        Err(error) => return Some(ChatEvent::Failed(format!("the gateway sent invalid JSON: {error}"))),
     };
     if let Some(error) = told.get("error") {
         let words = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
@@ -216,7 +216,7 @@ mod tests {
         for (line, told) in [
             ("data: {\"error\":{\"message\":\"the engine is lost\"}}", "the engine is lost"),
             ("data: {\"error\":7}", "7"),
-            ("data: {", "no JSON"),
+            ("data: {", "invalid JSON"),
         ] {
             assert!(
                 matches!(parse_line(line), Some(ChatEvent::Failed(words)) if words.contains(told)),

@@ -59,7 +59,7 @@ impl ProgressTracker {
         let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
         let Some(ready) = get(conditions, Type::Ready).filter(|_| current) else {
             return DeploymentProgress::Waiting {
-                words: "the operator to look at it".to_owned(),
+                words: "the operator to process it".to_owned(),
                 bytes: None,
             };
         };
@@ -157,8 +157,8 @@ mod tests {
             (&good, 1, &[(Type::Ready, true, Reason::Idle)], DeploymentProgress::Ready),
             (&good, 1, &at_work, waits("WaitingForRanks: words")),
             (&unread, 1, &at_work, waits("Model: WaitingForAgent: words")),
-            (&good, 2, &[(Type::Ready, true, Reason::Serving)], waits("the operator to look at it")),
-            (&good, 1, &[], waits("the operator to look at it")),
+            (&good, 2, &[(Type::Ready, true, Reason::Serving)], waits("the operator to process it")),
+            (&good, 1, &[], waits("the operator to process it")),
             (
                 &foreign,
                 1,

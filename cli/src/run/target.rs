@@ -37,12 +37,14 @@ pub fn resolve(word: &str, known: &[KnownModel], entries: &[CatalogEntry]) -> Re
     if let Some((_, rest)) = word.split_once("://") {
         if rest.is_empty() || russet_agent::store::scheme_of(word).is_err() {
             bail!(
-                "{word} is no source of models; write hf://OWNER/NAME, https://…, s3://BUCKET/FOLDER, gs://…, az://…, \
+                "{word} is not a source of models; write hf://OWNER/NAME, https://…, s3://BUCKET/FOLDER, gs://…, az://…, \
                  oci://REGISTRY/NAME:TAG, file:///… or builtin://smoke"
             );
         }
         let name = name_of(rest).with_context(|| {
-            format!("no name can be made of {word}; apply a Model with a name of its own and run that")
+            format!(
+                "no valid name can be derived from {word}; apply a Model with a name of its own and run that"
+            )
         })?;
         return from_source(name, word.to_owned(), known);
     }
@@ -174,9 +176,9 @@ mod tests {
         for (word, told) in [
             ("old", "is being deleted"),
             ("file:///old", "is being deleted"),
-            ("ftp://a/b", "no source"),
-            ("hf://", "no source"),
-            ("hf://…/", "no name"),
+            ("ftp://a/b", "not a source"),
+            ("hf://", "not a source"),
+            ("hf://…/", "no valid name"),
             ("nobody-has-this", "there is no Model"),
         ] {
             let error = format!("{:#}", resolve(word, &known, &entries).unwrap_err());

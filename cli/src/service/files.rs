@@ -99,7 +99,7 @@ pub fn remove(root: &Path, path: &Path, own: impl Fn(&str) -> bool, force: bool)
 
 fn write_error(error: std::io::Error, path: &Path) -> anyhow::Error {
     let remedy = match error.kind() {
-        std::io::ErrorKind::PermissionDenied => "; services are an administrator's: use sudo",
+        std::io::ErrorKind::PermissionDenied => "; changing services needs root: use sudo",
         _ => "",
     };
     anyhow::anyhow!("{} cannot be changed: {error}{remedy}", path.display())

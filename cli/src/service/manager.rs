@@ -144,7 +144,7 @@ impl Manager {
                     steps.push(step("make the user", "sudo systemd-sysusers russet.conf".into()));
                 }
                 let make = format!("sudo install -d -m 700 -o {user} -g {user} {folder}");
-                steps.push(step("make its folder, where there is none", make));
+                steps.push(step("create its folder, if there is none", make));
             }
             Self::Launchd => {
                 if user == self.user() {
@@ -154,7 +154,7 @@ impl Manager {
                 }
                 let logs = launchd::log_folder(data_dir);
                 let make = format!("sudo install -d -m 700 -o {user} {folder} {}", logs.display());
-                steps.push(step("make its folders, where there are none", make));
+                steps.push(step("create its folders, if there are none", make));
             }
         }
         if *verb == Verb::Agent {
@@ -167,18 +167,18 @@ impl Manager {
         let name = self.name(*verb);
         match self {
             Self::Systemd => {
-                steps.push(step("start it, now and with the machine", "sudo systemctl daemon-reload".into()));
+                steps.push(step("start it, now and at every boot", "sudo systemctl daemon-reload".into()));
                 steps.push(step("", format!("sudo systemctl enable {name}")));
                 steps.push(step("", format!("sudo systemctl restart {name}")));
             }
             Self::Launchd => {
                 let path = self.path(*verb);
                 steps.push(step(
-                    "end the one before, if there is one",
+                    "stop the previous one, if there is one",
                     format!("sudo launchctl bootout system/{name}"),
                 ));
                 let start = format!("sudo launchctl bootstrap system {}", path.display());
-                steps.push(step("start it, now and with the machine", start));
+                steps.push(step("start it, now and at every boot", start));
             }
         }
         if *verb == Verb::Up {
@@ -225,7 +225,7 @@ impl Manager {
         let output = command
             .stdin(Stdio::null())
             .output()
-            .with_context(|| format!("{self} could not be asked about {name}"))?;
+            .with_context(|| format!("{self} could not be queried for {name}"))?;
         let said = String::from_utf8_lossy(&output.stdout);
         Ok(match self {
             Self::Systemd => parse_systemd(&said),
@@ -304,8 +304,8 @@ mod tests {
             ("", None),
         ] {
             let state = parse_systemd(said);
-            let told = state.as_ref().map(|state| (state.loaded, state.runs, state.words.as_str()));
-            assert_eq!(told, expected, "{said:?}");
+            let state_seen = state.as_ref().map(|state| (state.loaded, state.runs, state.words.as_str()));
+            assert_eq!(state_seen, expected, "{said:?}");
         }
     }
 

@@ -119,7 +119,7 @@ pub fn assignments(given: &[String]) -> Result<BTreeMap<String, String>> {
         let begins = letters.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
         ensure!(
             begins && letters.all(|c| c.is_ascii_alphanumeric() || c == '_'),
-            "--env {text}: {name:?} is no name of a variable"
+            "--env {text}: {name:?} is not the name of a variable"
         );
         Ok((name.to_owned(), value.to_owned()))
     };
@@ -134,22 +134,22 @@ impl ServiceSpec {
         let (word, options) =
             command.split_first().context("name a verb: agent, up, gateway, operator or helper")?;
         let verb = Verb::ALL.into_iter().find(|verb| verb.word() == word).with_context(|| match word.as_str() {
-            "join" => "a service cannot join: its token would stand in a file that everybody can read. Join once with `russet join … --no-agent`, then install `agent`".to_owned(),
+            "join" => "a service cannot join: its token would be in a world-readable file. Join once with `russet join … --no-agent`, then install `agent`".to_owned(),
             _ => format!("{word} cannot be a service; agent, up, gateway, operator and helper can"),
         })?;
         ensure!(
             user.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
                 && user.len() <= 31
                 && user.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')),
-            "--user {user:?} is no name of a user"
+            "--user {user:?} is not the name of a user"
         );
-        let told = ParsedOptions::read(verb, options, &here)?;
+        let parsed = ParsedOptions::read(verb, options, &here)?;
         let is_helper = verb == Verb::Helper;
         let own = if is_helper { manager.helper_dir() } else { manager.data_dir() };
-        let data_dir = told.data_dir.clone().unwrap_or_else(|| own.into());
+        let data_dir = parsed.data_dir.clone().unwrap_or_else(|| own.into());
         let mut argv = vec![text(&program)?, word.clone()];
         argv.extend(options.iter().cloned());
-        if told.takes_data_dir && told.data_dir.is_none() {
+        if parsed.takes_data_dir && parsed.data_dir.is_none() {
             argv.extend(["--data-dir".to_owned(), text(&data_dir)?]);
         }
         // The requests come from the agent's user; the helper runs as root.
@@ -160,26 +160,26 @@ impl ServiceSpec {
         } else {
             user
         };
-        check(&program, &argv, told.paths.iter())?;
+        check(&program, &argv, parsed.paths.iter())?;
         let carried = CARRIED.iter().filter_map(|name| Some(((*name).to_owned(), here.get(*name)?.clone())));
         let mut environment: BTreeMap<String, String> = carried.collect();
-        environment.extend(told.environment);
+        environment.extend(parsed.environment);
         environment.extend(named);
         for (name, value) in &environment {
             ensure!(!value.contains(char::is_control), "the variable {name} holds a control character");
         }
-        let read = told.paths.iter().map(|(_, path)| path).chain([&program]);
+        let read = parsed.paths.iter().map(|(_, path)| path).chain([&program]);
         let mut homes =
             read.map(|path| if is_in_home(path) { HomeAccess::Read } else { HomeAccess::Hidden }).max();
         // Its agent may read whatever its user may, as when a person starts it.
-        if verb == Verb::Up || told.paths.iter().any(|(_, path)| path == Path::new("/")) {
+        if verb == Verb::Up || parsed.paths.iter().any(|(_, path)| path == Path::new("/")) {
             homes = homes.max(Some(HomeAccess::Read));
         }
         if is_in_home(&data_dir) {
             homes = Some(HomeAccess::Written);
         }
         let homes = homes.unwrap_or(HomeAccess::Hidden);
-        Ok(Self { verb, argv, user, data_dir, environment, homes, low_port: told.low_port })
+        Ok(Self { verb, argv, user, data_dir, environment, homes, low_port: parsed.low_port })
     }
 }
 
@@ -200,22 +200,22 @@ impl ParsedOptions {
         let known = whole.find_subcommand(verb.word()).context("the verb is not known")?.clone();
         // Variables are read here, and not from this process's environment.
         let mut bare = known.clone().no_binary_name(true).mut_args(|arg| arg.env(Resettable::Reset));
-        let told = match bare.try_get_matches_from_mut(options) {
-            Ok(told) => told,
+        let matches = match bare.try_get_matches_from_mut(options) {
+            Ok(matches) => matches,
             Err(error) => bail!("`russet {}` does not take these options:\n{error}", verb.word()),
         };
-        let given = |id| told.value_source(id) == Some(ValueSource::CommandLine);
+        let given = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
         ensure!(
             verb != Verb::Helper || !(given("user") || given("state") || given("revert")),
             "a service names its helper's user by --user before the verb, and keeps its journal where uninstalling finds it: leave out --user, --state and --revert behind it"
         );
         ensure!(
-            !matches!(told.try_get_one::<bool>("exit_with_parent"), Ok(Some(true))),
+            !matches!(matches.try_get_one::<bool>("exit_with_parent"), Ok(Some(true))),
             "--exit-with-parent would end the service at once: it has no standard input"
         );
         let mut read = Self {
             takes_data_dir: known.get_arguments().any(|arg| arg.get_id() == "data_dir"),
-            data_dir: told.try_get_one::<PathBuf>("data_dir").ok().flatten().cloned(),
+            data_dir: matches.try_get_one::<PathBuf>("data_dir").ok().flatten().cloned(),
             paths: Vec::new(),
             environment: BTreeMap::new(),
             low_port: false,
@@ -227,7 +227,7 @@ impl ParsedOptions {
             let is_path = kind == ValueParser::path_buf().type_id();
             let variable = arg.get_env().and_then(OsStr::to_str);
             let from_variable = variable.and_then(|name| Some((name, here.get(name)?)));
-            if told.value_source(id) != Some(ValueSource::CommandLine)
+            if matches.value_source(id) != Some(ValueSource::CommandLine)
                 && let Some((name, value)) = from_variable
             {
                 read.environment.insert(name.to_owned(), value.clone());
@@ -237,21 +237,21 @@ impl ParsedOptions {
                 continue;
             }
             if is_path {
-                let paths = values::<PathBuf>(&told, id);
+                let paths = values::<PathBuf>(&matches, id);
                 read.paths.extend(paths.into_iter().map(|path| (flag.clone(), path)));
             } else if kind == ValueParser::from(clap::value_parser!(SocketAddr)).type_id() {
                 read.low_port |=
-                    values::<SocketAddr>(&told, id).iter().any(|at| is_privileged_port(at.port()));
+                    values::<SocketAddr>(&matches, id).iter().any(|at| is_privileged_port(at.port()));
             } else if kind == ValueParser::from(clap::value_parser!(u16)).type_id() && id.ends_with("port") {
-                read.low_port |= values::<u16>(&told, id).into_iter().any(is_privileged_port);
+                read.low_port |= values::<u16>(&matches, id).into_iter().any(is_privileged_port);
             }
         }
         Ok(read)
     }
 }
 
-fn values<T: Clone + Send + Sync + 'static>(told: &ArgMatches, id: &str) -> Vec<T> {
-    told.try_get_many::<T>(id).ok().flatten().map(|values| values.cloned().collect()).unwrap_or_default()
+fn values<T: Clone + Send + Sync + 'static>(matches: &ArgMatches, id: &str) -> Vec<T> {
+    matches.try_get_many::<T>(id).ok().flatten().map(|values| values.cloned().collect()).unwrap_or_default()
 }
 
 /// Port zero means any free port.
@@ -278,7 +278,7 @@ fn check<'a>(
     for (flag, path) in named {
         ensure!(
             path.is_absolute(),
-            "{flag} {} would be looked for in / by a service; write {}",
+            "{flag} {} is a relative path, which a service resolves from /; write {}",
             path.display(),
             std::path::absolute(path).unwrap_or_else(|_| path.clone()).display()
         );
@@ -290,7 +290,7 @@ fn check<'a>(
         {
             ensure!(
                 !login.contains(':'),
-                "an address holds a password, which everybody could read in the service's file; name a file with it instead"
+                "an address holds a password, which every user could read in the service's file; name a file with the password instead"
             );
         }
     }
@@ -325,8 +325,8 @@ mod tests {
             ("doctor", "doctor cannot be a service"),
             ("agent --no-such-flag", "does not take these options"),
             ("agent --data-dir state", "write /"),
-            ("agent --allow-file-root models", "--allow-file-root models would be looked for in /"),
-            ("gateway --kubeconfig k", "--kubeconfig k would be"),
+            ("agent --allow-file-root models", "--allow-file-root models is a relative path"),
+            ("gateway --kubeconfig k", "--kubeconfig k is a relative path"),
             ("agent --mqtt mqtt://me:secret@host", "holds a password"),
             ("up --exit-with-parent", "no standard input"),
         ] {
@@ -392,7 +392,7 @@ mod tests {
         let flag = made("agent --engine-binary /opt/engine", "/home/me/engine").unwrap();
         assert_eq!((names(&flag).as_str(), flag.homes), ("A RUSSET_LOG", HomeAccess::Hidden));
         let error = made("agent", "target/engine").unwrap_err().to_string();
-        assert!(error.starts_with("RUSSET_ENGINE target/engine would be looked for"), "{error}");
+        assert!(error.starts_with("RUSSET_ENGINE target/engine is a relative path"), "{error}");
     }
 
     #[test]

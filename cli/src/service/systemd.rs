@@ -23,7 +23,7 @@ pub fn sysusers(user: &str) -> String {
 pub fn unit(service: &ServiceSpec) -> String {
     let ServiceSpec { verb, argv, user, data_dir, environment, homes, low_port } = service;
     let mut text = format!(
-        "{MARK}; written anew, your changes go. Put them beside it: systemctl edit {}\n",
+        "{MARK}; overwritten by the next install. Keep your own changes in a drop-in: systemctl edit {}\n",
         name(*verb)
     );
     let mut section = |title: &str, lines: Vec<String>| {

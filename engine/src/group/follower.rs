@@ -102,7 +102,7 @@ impl Follower {
         let mut running = FuturesUnordered::new();
         let mut fetching = FuturesUnordered::new();
         let mut joining = None;
-        let mut ear = HeartbeatMonitor::new();
+        let mut heartbeat = HeartbeatMonitor::new();
         loop {
             tokio::select! {
                 biased;
@@ -116,8 +116,8 @@ impl Follower {
                     // Without a reply the slot stays empty, and rank 0 prefills the prompt.
                     let count: Result<Result<u32, ExecutorError>, RecvError> = count;
                     let count = count.map_or(0, |count| count.unwrap_or(0));
-                    let fetched = pb::Fetched { slot, count };
-                    let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Fetched(fetched)) }));
+                    let fetched = pb::BlocksFetched { slot, count };
+                    let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::BlocksFetched(fetched)) }));
                 }
                 result = async { joining.as_mut().expect("polled only while joining").await }, if joining.is_some() => {
                     joining = None;
@@ -127,25 +127,25 @@ impl Follower {
                     }
                     tracing::info!("joined the rings");
                     self.life.advance(Phase::Loaded, "joined; rank 0 tries the smoke prompt");
-                    let joined = pb::Joined { rank: self.rank, shelved: encode_hashes(&self.compute.blocks_on_disk()) };
+                    let joined = pb::Joined { rank: self.rank, blocks_on_disk: encode_hashes(&self.compute.blocks_on_disk()) };
                     let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Joined(joined)) }));
                 }
-                message = commands.message() => match self.command(ear.record(message)) {
-                    Ok(Some(Command::Beat(pb::Beat {}))) => {}
+                message = commands.message() => match self.command(heartbeat.record(message)) {
+                    Ok(Some(Command::Heartbeat(pb::Heartbeat {}))) => {}
                     Ok(Some(Command::Batch(pb::Batch { steps }))) => {
                         self.metrics.steps.inc_by(steps.len() as u64);
                         let step = |pb::Step { slot, offset, tokens }| SequenceStep { slot, offset, tokens, draft_tokens: 0, sample: None };
                         running.push(self.compute.run(steps.into_iter().map(step).collect()));
                     }
-                    Ok(Some(Command::Fetch(pb::Fetch { slot, keys }))) => {
-                        let answer = self.compute.fetch(slot, decode_hashes(&keys));
-                        fetching.push(async move { (slot, answer.await) });
+                    Ok(Some(Command::FetchBlocks(pb::FetchBlocks { slot, hashes }))) => {
+                        let count = self.compute.fetch(slot, decode_hashes(&hashes));
+                        fetching.push(async move { (slot, count.await) });
                     }
-                    Ok(Some(Command::Tried(pb::Tried { failure: None }))) => {
+                    Ok(Some(Command::SmokeTested(pb::SmokeTested { failure: None }))) => {
                         self.life.advance(Phase::Serving, "");
                         tracing::info!("serving");
                     }
-                    Ok(Some(Command::Tried(pb::Tried { failure: Some(reason) }))) => {
+                    Ok(Some(Command::SmokeTested(pb::SmokeTested { failure: Some(reason) }))) => {
                         return self.life.fail_at(FailureCause::Smoke, reason);
                     }
                     Ok(Some(Command::Join(pb::Join {}))) if joining.is_none() => {
@@ -156,17 +156,17 @@ impl Follower {
                         return self.life.fail("rank 0 broke the protocol: it joined or said Hello twice");
                     }
                     Ok(Some(command)) => match to_cache_command(&command) {
-                        Some(order) => self.compute.apply_cache_command(order),
-                        None => return self.life.fail("rank 0 sent a command that is no order; run equal builds"),
+                        Some(command) => self.compute.apply_cache_command(command),
+                        None => return self.life.fail("rank 0 sent a command that this rank cannot execute; run equal builds on all ranks"),
                     },
                     Ok(None) => return self.life.stop(),
                     Err(failure) => return self.life.fail_with(failure),
                 },
-                lost = ear.check(self.compute.as_ref()) => {
+                lost = heartbeat.check(self.compute.as_ref()) => {
                     if let Some(how) = lost {
                         return self.life.fail_with(FailureReport::group(format!("rank 0 is lost: {how}")));
                     }
-                    let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Beat(pb::Beat {})) }));
+                    let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Heartbeat(pb::Heartbeat {})) }));
                 }
             }
         }

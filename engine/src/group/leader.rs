@@ -85,11 +85,11 @@ async fn wait_for_join(
 ) -> Result<Option<Vec<BlockHash>>, FailureReport> {
     let own =
         async { Ok::<_, FailureReport>(own.await.map_err(|_| "the compute thread is gone".to_owned())??) };
-    let ((), shelved) =
+    let ((), blocks_on_disk) =
         tokio::try_join!(own, try_join_all(members.iter_mut().map(FollowerStream::wait_joined)))?;
-    Ok(shelved.into_iter().reduce(|one, other| {
+    Ok(blocks_on_disk.into_iter().reduce(|one, other| {
         let other: HashSet<BlockHash> = other.into_iter().collect();
-        one.into_iter().filter(|key| other.contains(key)).collect()
+        one.into_iter().filter(|hash| other.contains(hash)).collect()
     }))
 }
 
@@ -144,8 +144,8 @@ async fn connect(
 
 /// Sends heartbeats to a follower.
 async fn send_heartbeats(commands: mpsc::WeakUnboundedSender<pb::FollowCommand>) {
-    let beat = pb::FollowCommand { command: Some(Command::Beat(pb::Beat {})) };
-    while commands.upgrade().is_some_and(|commands| commands.send(beat.clone()).is_ok()) {
+    let heartbeat = pb::FollowCommand { command: Some(Command::Heartbeat(pb::Heartbeat {})) };
+    while commands.upgrade().is_some_and(|commands| commands.send(heartbeat.clone()).is_ok()) {
         tokio::time::sleep(HEARTBEAT_INTERVAL).await;
     }
 }
@@ -185,13 +185,13 @@ impl FollowerStream {
     /// Waits until the follower has joined; returns the blocks on its disk.
     async fn wait_joined(&mut self) -> Result<Vec<BlockHash>, FailureReport> {
         match self.next_reply().await? {
-            Reply::Joined(pb::Joined { rank, shelved }) if rank == self.peer.rank => {
-                Ok(decode_hashes(&shelved))
+            Reply::Joined(pb::Joined { rank, blocks_on_disk }) if rank == self.peer.rank => {
+                Ok(decode_hashes(&blocks_on_disk))
             }
             Reply::Joined(pb::Joined { rank, .. }) => {
                 Err(format!("{} says it is rank {rank}; the peers are mixed up", self.name()).into())
             }
-            Reply::Failed(_) | Reply::Fetched(_) | Reply::Beat(_) => Err(self.protocol_error()),
+            Reply::Failed(_) | Reply::BlocksFetched(_) | Reply::Heartbeat(_) => Err(self.protocol_error()),
         }
     }
 
@@ -204,7 +204,9 @@ impl FollowerStream {
     async fn wait_lost(&mut self, fetches: BlockFetches) -> FailureReport {
         loop {
             match self.next_reply().await {
-                Ok(Reply::Fetched(pb::Fetched { slot, count })) => fetches.record_reply(slot, count),
+                Ok(Reply::BlocksFetched(pb::BlocksFetched { slot, count })) => {
+                    fetches.record_reply(slot, count)
+                }
                 Ok(_) => return self.protocol_error(),
                 Err(failure) => return failure,
             }
@@ -224,7 +226,7 @@ impl FollowerStream {
             };
             let name = self.name();
             return match message {
-                Ok(Some(pb::FollowReply { reply: Some(Reply::Beat(pb::Beat {})) })) => continue,
+                Ok(Some(pb::FollowReply { reply: Some(Reply::Heartbeat(pb::Heartbeat {})) })) => continue,
                 Ok(Some(pb::FollowReply { reply: Some(Reply::Failed(failed)) })) => {
                     Err(FailureReport::group(format!("{name} failed: {}", failed.message)))
                 }

@@ -99,7 +99,7 @@ impl LoadPlan {
             deadline_milliseconds: None,
         };
         let (mut client, _lease) =
-            self.backends.acquire(endpoint).map_err(|error| at(crate::causes(&error)))?;
+            self.backends.acquire(endpoint).map_err(|error| at(russet_telemetry::errors::chain(&error)))?;
         let silent = |_| at(format!("it said nothing for {} s", self.silence.as_secs()));
         let begun = Instant::now();
         let generate = client.generate(GenerateRequest::from(request));

@@ -191,7 +191,7 @@ impl Dispatcher {
     ) -> Result<(ResponseChunk, EngineStream), AttemptError> {
         let silence = self.limits.engine_timeout;
         let (mut client, lease) = self.backends.acquire(endpoint).map_err(|error| {
-            tracing::error!("{}", crate::causes(&error));
+            tracing::error!("{}", russet_telemetry::errors::chain(&error));
             AttemptError::Rejected(GatewayError::new(
                 ErrorKind::Internal,
                 "the gateway cannot use its certificate; its log says why",

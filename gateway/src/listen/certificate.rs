@@ -123,7 +123,7 @@ impl Certificate {
                 }
                 Err(error) => tracing::warn!(
                     "the new certificate cannot be used, the last one stays: {}",
-                    crate::causes(&error)
+                    russet_telemetry::errors::chain(&error)
                 ),
             }
         }

@@ -282,7 +282,7 @@ fn subject_of(identity: &RequestedIdentity) -> Result<CsrSubject, String> {
     } else if let Some(node) = common_name.strip_prefix(NODE_USER) {
         if !is_dns_name(node) {
             return Err(format!(
-                "{node:?} is no node name; use lower-case letters, digits, '-' and '.', at most 63 of each part"
+                "{node:?} is not a node name; use lower-case letters, digits, '-' and '.', at most 63 of each part"
             ));
         }
         CsrSubject::Node(node.to_owned())
@@ -346,7 +346,7 @@ fn outdated_reason(
     let ParsedRequest { subject, requester, key, .. } = asked;
     match (subject, requester, token) {
         (CsrSubject::Node(_), Requester::Bootstrap(id), TokenState::Fresh(_)) => Some(format!(
-            "nobody wrote down which machine uses the token {id}.… before this was approved; join again, and leave the approval to the operator"
+            "no machine was recorded for the token {id}.… before this request was approved; join again, and let the operator approve the request"
         )),
         (CsrSubject::Node(node), Requester::Bootstrap(id), _) => {
             join_refusal(node, id, key, standing, known, token)
@@ -371,7 +371,7 @@ fn renewal_refusal(
             "node {node} has left the cluster; join it again with a new token of `russet token create`"
         )),
         (_, Requester::Node { incarnation: None, .. }) if known.is_some() => Some(format!(
-            "another machine has joined as node {node} since, or an API server or operator of an older release answered in between: the node has a life, and the request says none; bring the control plane to one release, then join again with a new token of `russet token create`, another machine under another --node-name"
+            "another machine has joined as node {node} since, or an API server or operator of an older release answered in between: the node has an annotation russet.dev/life, and the request names none; bring the control plane to one release, then join again with a new token of `russet token create`, another machine under another --node-name"
         )),
         (_, Requester::Node { incarnation: life, .. }) if life.as_deref() != known => Some(format!(
             "another machine has joined as node {node} since; join this one under another --node-name, with a new token of `russet token create`"

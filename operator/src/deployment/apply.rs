@@ -10,22 +10,11 @@ use russet_crds::{LocalReference, ModelCopy, ModelDeployment, ShardGroup, ShardG
 use russet_plan::ValidDeployment;
 use russet_plan::placement::NewGroup;
 
-use super::decide::PlannedDeployment;
-use super::{Error, Resources, approvals, preempt};
+use super::stages::{AppliedDeployment, PlannedDeployment, Resources};
+use super::{Error, approvals, preempt};
 use crate::context::Context;
 use crate::group::operator_fields;
 use crate::{model, ssa};
-
-/// The state after the writes.
-#[derive(Clone, Debug)]
-pub struct AppliedDeployment {
-    /// The applied plan.
-    pub planned: PlannedDeployment,
-    /// The deployment's groups that stay, including new ones.
-    pub groups: Vec<Arc<ShardGroup>>,
-    /// Number of groups that are being deleted.
-    pub leaving: usize,
-}
 
 /// Writes everything that was planned.
 pub async fn apply(
@@ -43,14 +32,14 @@ pub async fn apply(
     for spec in &planned.copies {
         let copy = names::model_copy(&spec.model_ref.namespace, &spec.model_ref.name, &spec.node_name);
         let known = context.stores.copies.get(&ObjectRef::new(&copy));
-        let as_asked = |known: &ModelCopy| {
+        let is_current = |known: &ModelCopy| {
             known.spec.agent_work() == *spec || known.metadata.deletion_timestamp.is_some()
         };
-        if known.as_deref().is_some_and(as_asked) {
+        if known.as_deref().is_some_and(is_current) {
             continue;
         }
-        let asked = model::request_files(&copies, spec, known.as_deref()).await;
-        asked.map_err(|source| Error::Copy { name: name.clone(), copy, source })?;
+        let requested = model::request_files(&copies, spec, known.as_deref()).await;
+        requested.map_err(|source| Error::Copy { name: name.clone(), copy, source })?;
     }
     let api: Api<ShardGroup> = ssa::namespaced_api(&context.client, deployment.as_ref());
     let failed = |group: &str| {
@@ -66,11 +55,11 @@ pub async fn apply(
     }
     let mut leaving = 0;
     for group in &planned.observed.groups {
-        let goes = planned.placement.delete.iter().any(|old| old.name == group.name_any());
-        if goes {
+        let is_deleted = planned.placement.delete.iter().any(|old| old.name == group.name_any());
+        if is_deleted {
             ssa::delete(&api, group.as_ref()).await.map_err(failed(&group.name_any()))?;
         }
-        if goes || group.metadata.deletion_timestamp.is_some() {
+        if is_deleted || group.metadata.deletion_timestamp.is_some() {
             leaving += 1;
         } else if planned.valid.is_some() && group.spec.tier_ref != deployment.spec.tier_ref {
             let spec = ShardGroupSpec { tier_ref: deployment.spec.tier_ref.clone(), ..group.spec.clone() };

@@ -18,7 +18,7 @@ const APPROVAL_TTL_HOURS: i64 = 7 * 24;
 pub async fn apply(
     context: &Context,
     deployment: &ModelDeployment,
-    asks: &[ApprovalRequest],
+    requests: &[ApprovalRequest],
     now: Timestamp,
 ) -> Result<(), Error> {
     let api: Api<Approval> = ssa::namespaced_api(&context.client, deployment);
@@ -32,13 +32,13 @@ pub async fn apply(
         approval.namespace() == deployment.namespace() && approval.spec.deployment_ref.name == name
     });
     for approval in &known {
-        let asked = asks.iter().any(|ask| ask.hash == approval.spec.plan_hash);
+        let requested = requests.iter().any(|ask| ask.hash == approval.spec.plan_hash);
         // A decision is kept while it is valid, even after it was acted upon: people look it up.
-        if approval.spec.is_expired(now) || (!asked && approval.spec.decision.is_none()) {
+        if approval.spec.is_expired(now) || (!requested && approval.spec.decision.is_none()) {
             ssa::delete(&api, approval.as_ref()).await.map_err(failed(&approval.name_any()))?;
         }
     }
-    for ask in asks {
+    for ask in requests {
         if known.iter().any(|approval| approval.spec.plan_hash == ask.hash) {
             continue;
         }

@@ -15,40 +15,21 @@ use russet_plan::precondition::{UnmetPrecondition, unmet_precondition};
 use russet_plan::validate::{read_at, until_idle};
 use russet_plan::{Note, Placement, ValidDeployment, note};
 
-use super::Resources;
-use super::apply::AppliedDeployment;
-use super::observe::ObservedDeployment;
+use super::stages::{AppliedDeployment, ObservedDeployment, PlannedDeployment, Resources};
 use crate::model::copy_spec;
-
-/// The writes for a deployment.
-#[derive(Clone, Debug)]
-pub struct PlannedDeployment {
-    /// The observed state.
-    pub observed: ObservedDeployment,
-    /// The deployment, if valid.
-    pub valid: Option<ValidDeployment>,
-    /// Why it cannot be planned, if it cannot.
-    pub unmet_precondition: Option<UnmetPrecondition>,
-    /// Which groups stay, are created and are deleted.
-    pub placement: Placement,
-    /// Why.
-    pub notes: Vec<Note>,
-    /// Files wanted on nodes.
-    pub copies: Vec<ModelCopySpec>,
-}
 
 /// Plans.
 pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDeployment> {
     let Resources { deployment, stage: observed } = resources;
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
-    let checked = match unmet_precondition(&namespace, &deployment.spec, |name| named(&observed.models, name))
-    {
-        Some(obstacle) => Err((obstacle, Vec::new())),
-        None => read_at(&observed.view, &deployment, observed.now).map_err(|notes| {
-            let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
-            (UnmetPrecondition { reason, message: note::join(&notes), stalled: true }, notes)
-        }),
-    };
+    let checked =
+        match unmet_precondition(&namespace, &deployment.spec, |name| find_model(&observed.models, name)) {
+            Some(unmet) => Err((unmet, Vec::new())),
+            None => read_at(&observed.view, &deployment, observed.now).map_err(|notes| {
+                let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
+                (UnmetPrecondition { reason, message: note::join(&notes), stalled: true }, notes)
+            }),
+        };
     let stage = match checked {
         Ok(valid) => {
             let (placement, notes) = place_with(&observed.view, &valid, &joint_plan(&observed, &valid));
@@ -62,14 +43,14 @@ pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDepl
                 copies,
             }
         }
-        Err((obstacle, notes)) => {
+        Err((unmet, notes)) => {
             // Even an invalid deployment may be scaled down.
             let placement = scale_down(&observed.view, &namespace, &name, deployment.spec.replicas);
-            let obstacle = (deployment.spec.replicas > 0).then_some(obstacle);
+            let unmet = (deployment.spec.replicas > 0).then_some(unmet);
             PlannedDeployment {
                 observed,
                 valid: None,
-                unmet_precondition: obstacle,
+                unmet_precondition: unmet,
                 placement,
                 notes,
                 copies: Vec::new(),
@@ -81,22 +62,22 @@ pub fn decide(resources: Resources<ObservedDeployment>) -> Resources<PlannedDepl
 
 /// Time until the decision may change without an event: when a protected replica has run for its minimum
 /// residency.
-pub fn requeue_after(resources: &Resources<AppliedDeployment>, now: Timestamp) -> Option<Duration> {
+pub fn until_next_decision(resources: &Resources<AppliedDeployment>, now: Timestamp) -> Option<Duration> {
     let Resources { deployment, stage: AppliedDeployment { planned, .. } } = resources;
     let idle = until_idle(&planned.observed.view, deployment, now);
     let times = planned.notes.iter().filter_map(|note| match note {
         Note::Resident { until, .. } => Some(*until),
         _ => None,
     });
-    let ripe = times.min().and_then(|time| Duration::try_from(time.duration_since(now)).ok());
-    idle.into_iter().chain(ripe).min()
+    let end_of_residency = times.min().and_then(|time| Duration::try_from(time.duration_since(now)).ok());
+    idle.into_iter().chain(end_of_residency).min()
 }
 
 /// Placement of its new replicas in the joint plan of all pending ones.
 fn joint_plan(observed: &ObservedDeployment, valid: &ValidDeployment) -> JointPlan {
     let competitors = observed.competitors.iter().filter_map(|(deployment, models)| {
         let namespace = deployment.namespace().unwrap_or_default();
-        match unmet_precondition(&namespace, &deployment.spec, |name| named(models, name)) {
+        match unmet_precondition(&namespace, &deployment.spec, |name| find_model(models, name)) {
             Some(_) => None,
             None => read_at(&observed.view, deployment, observed.now).ok(),
         }
@@ -112,16 +93,16 @@ fn joint_plan(observed: &ObservedDeployment, valid: &ValidDeployment) -> JointPl
 /// Every node of every current group holds the files of the model, and rank 0's also those of the draft
 /// model.
 fn copies(observed: &ObservedDeployment, model: &str, placement: &Placement) -> Vec<ModelCopySpec> {
-    let kept = placement.keep.iter().filter_map(|key| observed.view.groups.get(key));
-    let kept = kept.filter(|group| group.model == model).flat_map(|group| group.files());
+    let existing = placement.keep.iter().filter_map(|key| observed.view.groups.get(key));
+    let existing = existing.filter(|group| group.model == model).flat_map(|group| group.files());
     let created = placement.create.iter().flat_map(|new| new.plan.files(model));
-    let ahead = placement.prefetch.iter().map(|(model, node)| (model.as_str(), node.as_str()));
-    let files: BTreeSet<(&str, &str)> = kept.chain(created).chain(ahead).collect();
-    let copy = |(model, node)| Some(copy_spec(named(&observed.models, model)?, node, CopyMode::Files));
+    let prefetched = placement.prefetch.iter().map(|(model, node)| (model.as_str(), node.as_str()));
+    let files: BTreeSet<(&str, &str)> = existing.chain(created).chain(prefetched).collect();
+    let copy = |(model, node)| Some(copy_spec(find_model(&observed.models, model)?, node, CopyMode::Files));
     files.into_iter().filter_map(copy).collect()
 }
 
 /// The Model of that name.
-fn named<'m>(models: &'m [Arc<Model>], name: &str) -> Option<&'m Model> {
+fn find_model<'m>(models: &'m [Arc<Model>], name: &str) -> Option<&'m Model> {
     models.iter().map(AsRef::as_ref).find(|model| model.name_any() == name)
 }

@@ -10,26 +10,10 @@ use russet_crds::{Model, ModelDeployment, ShardGroup};
 use russet_plan::Snapshot;
 use russet_plan::cluster::until_lost;
 
-use super::apply::AppliedDeployment;
-use super::{Error, Resources};
+use super::Error;
+use super::stages::{AppliedDeployment, Competitor, ObservedDeployment, Resources};
 use crate::context::Context;
 use crate::snapshot;
-
-/// A deployment and everything that its plan depends on.
-#[derive(Clone, Debug)]
-pub struct ObservedDeployment {
-    /// The time of the snapshot.
-    pub now: Timestamp,
-    /// The existing Models that it names, and those of its last known good spec, which is planned if the
-    /// requested one never becomes ready.
-    pub models: Vec<Arc<Model>>,
-    /// The cluster.
-    pub view: Arc<Snapshot>,
-    /// The other deployments, each with its Models; only if something is about to be placed.
-    pub competitors: Vec<Competitor>,
-    /// The deployment's own groups, including those being deleted.
-    pub groups: Vec<Arc<ShardGroup>>,
-}
 
 /// From the caches.
 pub fn cached(
@@ -55,8 +39,6 @@ pub async fn live(
         .map_err(|source| Error::Observe { name: deployment.name_any(), source })?;
     Ok(observed(deployment, models, competitors, Arc::new(cluster.snapshot(now)), cluster.groups, now))
 }
-
-type Competitor = (Arc<ModelDeployment>, Vec<Arc<Model>>);
 
 /// The other deployments.
 fn competitors(context: &Context, deployment: &ModelDeployment) -> Vec<Competitor> {

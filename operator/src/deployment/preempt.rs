@@ -24,7 +24,7 @@ pub async fn apply(
         let api: Api<ShardGroup> = Api::namespaced(context.client.clone(), namespace);
         let Some(seen) = api.get_opt(group).await.map_err(failed)? else { continue };
         let for_whom = format!("{}/{name}", deployment.namespace().unwrap_or_default());
-        let message = format!("stops so that {for_whom}, whose priority is higher, has its room");
+        let message = format!("stops to free memory for {for_whom}, which has a higher priority");
         let mut status = seen.status.clone().unwrap_or_default();
         let generation = seen.metadata.generation;
         let target = Type::DisruptionTarget;

@@ -8,8 +8,8 @@ use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::{ModelDeployment, PlacementReport};
 
-use super::apply::AppliedDeployment;
-use super::{Error, Resources, status};
+use super::stages::{AppliedDeployment, Resources};
+use super::{Error, status};
 use crate::context::Context;
 use crate::group::missing_files;
 use crate::ssa;
@@ -31,9 +31,8 @@ pub async fn report(
     let mut status = status::status(applied, &missing, now);
     if status::lacks_reason(deployment, &status) {
         // The cache may not have the report that was written when the plan was made.
-        let there =
-            api.get_opt(&name).await.map_err(|source| Error::Report { name: name.clone(), source })?;
-        if let Some(placement) = there.and_then(|there| there.status).and_then(|status| status.placement) {
+        let live = api.get_opt(&name).await.map_err(|source| Error::Report { name: name.clone(), source })?;
+        if let Some(placement) = live.and_then(|live| live.status).and_then(|status| status.placement) {
             status = status::status(&reported(applied, placement), &missing, now);
         }
     }
@@ -56,7 +55,7 @@ pub async fn report(
             continue;
         }
         let reason = conditions::reason(after);
-        let told = matches!(
+        let is_event = matches!(
             reason,
             Some(
                 Reason::PlanFound
@@ -81,7 +80,8 @@ pub async fn report(
                     | Reason::Denied
             )
         );
-        if let Some(reason) = reason.filter(|_| told && !(kind == Type::Ready && after.status == "False")) {
+        if let Some(reason) = reason.filter(|_| is_event && !(kind == Type::Ready && after.status == "False"))
+        {
             context.record(deployment.as_ref(), after.status == "True", reason, action, &after.message).await;
         }
     }

@@ -11,8 +11,7 @@ use russet_plan::placement::{UNCHANGED_REASON, is_current, status_report};
 use russet_plan::validate::IdleReason;
 use russet_plan::{Note, note};
 
-use super::Resources;
-use super::apply::AppliedDeployment;
+use super::stages::{AppliedDeployment, PlannedDeployment, Resources};
 
 /// Summary of a deployment's readiness.
 struct ReadySummary {
@@ -39,10 +38,10 @@ pub fn status(
     let Resources { deployment, stage: AppliedDeployment { planned, groups, leaving } } = resources;
     let mut status = deployment.status.clone().map(operator_fields).unwrap_or_default();
     let generation = deployment.metadata.generation;
-    let asked = deployment.spec.replicas;
-    let rest = planned.valid.as_ref().and_then(|valid| valid.idle_reason.as_ref()).filter(|_| asked > 0);
-    let wanted = if rest.is_some() { 0 } else { asked };
-    let stopped = rest.map_or((Reason::Stopped, "scaled to zero".to_owned()), idle_condition);
+    let requested = deployment.spec.replicas;
+    let idle = planned.valid.as_ref().and_then(|valid| valid.idle_reason.as_ref()).filter(|_| requested > 0);
+    let wanted = if idle.is_some() { 0 } else { requested };
+    let stopped = idle.map_or((Reason::Stopped, "scaled to zero".to_owned()), idle_condition);
     let current: Vec<&ShardGroup> =
         groups.iter().map(AsRef::as_ref).filter(|group| is_new(planned, group)).collect();
     let replicas: BTreeSet<i32> = groups.iter().map(|group| group.spec.replica).collect();
@@ -52,7 +51,7 @@ pub fn status(
     status.observed_generation = generation;
     status.replicas = count(replicas.len());
     status.ready_replicas = count(answering.len());
-    status.summary = Some(format!("{}/{asked}", status.ready_replicas));
+    status.summary = Some(format!("{}/{requested}", status.ready_replicas));
     status.selector =
         Some(format!("{}={}", names::LABEL_DEPLOYMENT, names::label_value(&deployment.name_any())));
     status.nodes =
@@ -79,7 +78,7 @@ pub fn status(
     };
     match (&planned.unmet_precondition, wanted) {
         (_, 0) => set(Type::Placed, true, stopped.0, &stopped.1),
-        (Some(obstacle), _) => set(Type::Placed, false, obstacle.reason, &obstacle.message),
+        (Some(unmet), _) => set(Type::Placed, false, unmet.reason, &unmet.message),
         (None, _) if planned.placement.waiting.is_empty() => {
             let decision =
                 status.placement.as_ref().map(|placement| placement.decision.as_str()).unwrap_or_default();
@@ -111,13 +110,11 @@ pub fn status(
         }
         (_, false, false) => set(Type::CopiesReady, false, Reason::WaitingForCopies, &lacking.join("; ")),
     }
-    let asks: Vec<&str> =
+    let requests: Vec<&str> =
         planned.placement.approval_requests.iter().map(|ask| ask.message.as_str()).collect();
-    match asks.first() {
+    match requests.first() {
         Some(ask) => set(Type::AwaitingApproval, true, Reason::AwaitingApproval, ask),
-        None if has_asked => {
-            set(Type::AwaitingApproval, false, Reason::Settled, "nothing waits for an answer")
-        }
+        None if has_asked => set(Type::AwaitingApproval, false, Reason::Settled, "no Approval is pending"),
         None => {}
     }
     if answering.is_empty() {
@@ -142,22 +139,22 @@ pub fn status(
 
 fn ready_summary(resources: &Resources<AppliedDeployment>, current: &[&ShardGroup]) -> ReadySummary {
     let Resources { deployment, stage: AppliedDeployment { planned, groups, leaving } } = resources;
-    let rest = planned.valid.as_ref().and_then(|valid| valid.idle_reason.as_ref());
-    if deployment.spec.replicas <= 0 || rest.is_some() {
+    let idle = planned.valid.as_ref().and_then(|valid| valid.idle_reason.as_ref());
+    if deployment.spec.replicas <= 0 || idle.is_some() {
         let stopped = groups.is_empty() && *leaving == 0;
-        let (reason, message) = match (stopped, rest) {
+        let (reason, message) = match (stopped, idle) {
             (true, None) => (Reason::Stopped, "scaled to zero".to_owned()),
-            (true, Some(rest)) => idle_condition(rest),
+            (true, Some(idle)) => idle_condition(idle),
             (false, _) => (Reason::InProgress, format!("stops {} replicas", groups.len() + leaving)),
         };
         return ReadySummary { ready: stopped, stalled: false, reason, message };
     }
-    if let Some(obstacle) = &planned.unmet_precondition {
+    if let Some(unmet) = &planned.unmet_precondition {
         return ReadySummary {
             ready: false,
-            stalled: obstacle.stalled,
-            reason: obstacle.reason,
-            message: obstacle.message.clone(),
+            stalled: unmet.stalled,
+            reason: unmet.reason,
+            message: unmet.message.clone(),
         };
     }
     if !planned.placement.waiting.is_empty() {
@@ -183,7 +180,7 @@ fn ready_summary(resources: &Resources<AppliedDeployment>, current: &[&ShardGrou
             stalled: true,
             reason: Reason::RolledBack,
             message: format!(
-                "what is asked for never came to answer, so what answered before runs in its place: {why}; edit the spec to try again"
+                "the new spec never became ready, so the last known good one runs: {why}; edit the spec to try again"
             ),
         };
     }
@@ -229,15 +226,15 @@ fn readiness(group: &ShardGroup) -> (Option<Reason>, &str) {
 }
 
 /// Why no replica runs although some are requested.
-fn idle_condition(rest: &IdleReason) -> (Reason, String) {
-    let reason = match rest {
+fn idle_condition(idle: &IdleReason) -> (Reason, String) {
+    let reason = match idle {
         IdleReason::Schedule { .. } => Reason::OutsideSchedule,
         IdleReason::Idle { .. } => Reason::Idle,
     };
-    (reason, rest.to_string())
+    (reason, idle.to_string())
 }
 
-fn is_new(planned: &super::decide::PlannedDeployment, group: &ShardGroup) -> bool {
+fn is_new(planned: &PlannedDeployment, group: &ShardGroup) -> bool {
     let key = (group.namespace().unwrap_or_default(), group.name_any());
     if planned.placement.create.iter().any(|new| new.name == key.1) {
         return true;
@@ -295,8 +292,8 @@ mod tests {
     use russet_model::shape::ModelShape;
 
     use super::*;
-    use crate::deployment::decide::{PlannedDeployment, decide};
-    use crate::deployment::observe::ObservedDeployment;
+    use crate::deployment::decide::decide;
+    use crate::deployment::stages::ObservedDeployment;
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 

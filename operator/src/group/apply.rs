@@ -10,9 +10,10 @@ use russet_crds::conditions::Reason;
 use russet_crds::{Shard, ShardGroup, ShardGroupSpec, ShardSpec, names};
 
 use super::Error;
-use super::decide::{PeerTable, PlannedGroup, RESTART_WINDOW};
+use super::decide::{PlannedGroup, RESTART_WINDOW};
 use super::observe::ObservedGroup;
 use crate::context::Context;
+use crate::memory::PeerTable;
 use crate::ssa;
 
 /// Writes the plan.
@@ -34,7 +35,7 @@ pub async fn apply(
         })?;
         record_epoch(context, group, planned.epoch, Some(now));
         context.metrics.restarts.with_label_values(&[&format!("{:?}", loss.reason)]).inc();
-        tracing::warn!(group = name, epoch = planned.epoch, why = loss.message, "the group is formed anew");
+        tracing::warn!(group = name, epoch = planned.epoch, why = loss.message, "the group re-forms");
     }
     let api: Api<Shard> = ssa::namespaced_api(&context.client, group.as_ref());
     let failed = |shard: String| {
@@ -44,11 +45,13 @@ pub async fn apply(
     for shard in observed.orphans.iter().filter(|shard| planned.delete.contains(&shard.name_any())) {
         ssa::delete(&api, shard.as_ref()).await.map_err(failed(shard.name_any()))?;
     }
-    if let Some(told) = planned.shards.iter().find(|shard| !shard.peers.is_empty()) {
+    if let Some(connected) = planned.shards.iter().find(|shard| !shard.peers.is_empty()) {
         // Before the write: if it fails, some ranks may have got it all the same.
-        let mut epochs = context.epochs.lock();
-        epochs.entry(group.uid().unwrap_or_default()).or_default().peer_table =
-            Some((planned.epoch, PeerTable { peers: told.peers.clone(), transport: told.transport }));
+        let mut epochs = context.memory.epochs.lock();
+        epochs.entry(group.uid().unwrap_or_default()).or_default().peer_table = Some((
+            planned.epoch,
+            PeerTable { peers: connected.peers.clone(), transport: connected.transport },
+        ));
     }
     let writes = planned.shards.iter().map(|spec| {
         let shard = shard_object(group, spec.clone());
@@ -68,7 +71,7 @@ pub async fn apply(
 }
 
 fn record_epoch(context: &Context, group: &ShardGroup, epoch: i64, bumped: Option<Timestamp>) {
-    let mut epochs = context.epochs.lock();
+    let mut epochs = context.memory.epochs.lock();
     // Drop the history of deleted groups.
     let alive: std::collections::BTreeSet<String> =
         context.stores.groups.state().iter().filter_map(|it| it.uid()).collect();

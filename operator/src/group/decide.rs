@@ -13,12 +13,13 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
 use russet_crds::{
-    Backend, GroupPlan, LocalReference, Peer, Shard, ShardGroupStatus, ShardSpec, ShardStatus, Transport,
+    Backend, GroupPlan, LocalReference, Peer, Shard, ShardGroupStatus, ShardSpec, ShardStatus,
 };
 use russet_plan::fabric;
 
 use super::observe::ObservedGroup;
 use super::status;
+use crate::memory::PeerTable;
 
 /// Restarts within the window without backoff.
 const RESTARTS_BEFORE_BACKOFF: usize = 20;
@@ -44,15 +45,6 @@ pub struct PlannedGroup {
     pub status: ShardGroupStatus,
     /// When to requeue without an event.
     pub requeue_after: Option<Duration>,
-}
-
-/// The peer table of an epoch, written to its ranks once and constant for the epoch.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PeerTable {
-    /// Addresses of the ranks, in rank order.
-    pub peers: Vec<Peer>,
-    /// Whether they connect through tunnels.
-    pub transport: Transport,
 }
 
 /// The failure of a rank.
@@ -120,7 +112,7 @@ pub fn decide(observed: &ObservedGroup, now: Timestamp) -> PlannedGroup {
 
     let (epoch, peer_table) = match (&bump, written) {
         (Some(_), _) => (epoch + 1, PeerTable::default()),
-        (None, Some(told)) => (epoch, told),
+        (None, Some(table)) => (epoch, table),
         (None, None) => (epoch, rendezvous(observed, &states).unwrap_or_default()),
     };
     let mut shards = Vec::new();
@@ -226,13 +218,15 @@ fn rendezvous(observed: &ObservedGroup, states: &[RankState<'_>]) -> Option<Peer
     Some(PeerTable { peers, transport })
 }
 
-fn backoff(begun: &[Timestamp], now: Timestamp) -> Option<Duration> {
+/// The rest of the backoff after the restarts of a group: a function of times, so not `backon`, whose delays are
+/// an iterator.
+fn backoff(epoch_starts: &[Timestamp], now: Timestamp) -> Option<Duration> {
     let age = |time: &Timestamp| now.duration_since(*time).unsigned_abs();
-    let recent: Vec<Duration> = begun.iter().map(age).filter(|age| *age < RESTART_WINDOW).collect();
+    let recent: Vec<Duration> = epoch_starts.iter().map(age).filter(|age| *age < RESTART_WINDOW).collect();
     let over = recent.len().checked_sub(RESTARTS_BEFORE_BACKOFF)?;
     let pause = INITIAL_BACKOFF.saturating_mul(1 << over.min(8)).min(MAX_BACKOFF);
-    let rest = pause.saturating_sub(recent.into_iter().min()?);
-    (!rest.is_zero()).then_some(rest)
+    let remaining = pause.saturating_sub(recent.into_iter().min()?);
+    (!remaining.is_zero()).then_some(remaining)
 }
 
 fn shard_spec(observed: &ObservedGroup, rank: u32, epoch: i64, peer_table: &PeerTable) -> ShardSpec {

@@ -11,8 +11,8 @@ use russet_crds::conditions::{self, Type, is_true};
 use russet_crds::{Link, Shard, ShardGroup, ShardGroupSpec, names};
 use russet_plan::snapshot::Availability;
 
-use super::decide::PeerTable;
 use crate::context::Context;
+use crate::memory::PeerTable;
 use russet_plan::cluster::{availability, until_lost};
 
 /// A group and the objects around it.
@@ -52,7 +52,7 @@ impl ObservedGroup {
 pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> ObservedGroup {
     let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
     let uid = group.uid().unwrap_or_default();
-    let (mut shards, mut strangers) = (BTreeMap::new(), Vec::new());
+    let (mut shards, mut orphans) = (BTreeMap::new(), Vec::new());
     for shard in context.stores.shards.state() {
         if shard.namespace().as_deref() != Some(&namespace) || shard.spec.group_ref.name != name {
             continue;
@@ -61,20 +61,23 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
         if own && shard.name_any() == names::shard(&name, shard.spec.rank) {
             shards.insert(shard.spec.rank, shard);
         } else {
-            strangers.push(shard);
+            orphans.push(shard);
         }
     }
-    let history = context.epochs.lock().get(&uid).cloned().unwrap_or_default();
+    let history = context.memory.epochs.lock().get(&uid).cloned().unwrap_or_default();
     let mut observed = ObservedGroup {
         group: group.clone(),
         shards,
-        orphans: strangers,
+        orphans,
         missing_files: missing_files(context, &namespace, &group.spec),
         unreachable: BTreeSet::new(),
         lost: BTreeSet::new(),
         until_lost: None,
         epoch_starts: history.epoch_starts,
-        peer_table: history.peer_table.filter(|(epoch, _)| *epoch == group.spec.epoch).map(|(_, told)| told),
+        peer_table: history
+            .peer_table
+            .filter(|(epoch, _)| *epoch == group.spec.epoch)
+            .map(|(_, table)| table),
         links: BTreeMap::new(),
     };
     for member in &group.spec.plan.members {
@@ -114,7 +117,7 @@ pub fn missing_files(context: &Context, namespace: &str, spec: &ShardGroupSpec) 
 /// Missing files of a model on a node, as text; `None` if all are present and verified.
 fn missing(context: &Context, namespace: &str, model: &str, node: &str) -> Option<String> {
     let key = ObjectRef::new(&names::model_copy(namespace, model, node));
-    let Some(copy) = context.stores.copies.get(&key) else { return Some("not asked for yet".to_owned()) };
+    let Some(copy) = context.stores.copies.get(&key) else { return Some("no copy requested yet".to_owned()) };
     let status = copy.status.clone().unwrap_or_default();
     let files = copy.spec.want == russet_crds::CopyMode::Files;
     if files && is_true(&status.conditions, Type::Ready) {

@@ -33,7 +33,7 @@ pub async fn report(
         return Ok(());
     };
     if ready.status == "True" {
-        let mut epochs = context.epochs.lock();
+        let mut epochs = context.memory.epochs.lock();
         let forming =
             epochs.get_mut(&group.uid().unwrap_or_default()).and_then(|history| history.forming.take());
         if let Some((_, since)) = forming.filter(|(epoch, _)| *epoch == planned.epoch) {

@@ -39,13 +39,13 @@ pub fn status(
         (Some(loss), Some(pause)) => failed(
             Reason::TooManyRestarts,
             format!(
-                "{}; formed anew {} times lately, tried again in {} s",
+                "{}; re-formed {} times in the last 10 minutes, next attempt in {} s",
                 loss.message,
                 status.restarts,
                 pause.as_secs()
             ),
         ),
-        (Some(loss), None) => failed(loss.reason, format!("{}; forming anew at epoch {epoch}", loss.message)),
+        (Some(loss), None) => failed(loss.reason, format!("{}; re-forming at epoch {epoch}", loss.message)),
         (None, _) => progress(observed, states),
     };
     status.endpoint = None;

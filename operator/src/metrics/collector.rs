@@ -22,7 +22,7 @@ pub struct ClusterCollector {
 
 impl ClusterCollector {
     /// A collector over these caches.
-    pub fn new(watched: LeaderCaches) -> Result<Self, prometheus::Error> {
+    pub fn new(leader_caches: LeaderCaches) -> Result<Self, prometheus::Error> {
         let mut descs = vec![LEADER.desc()?];
         for more in [
             deployments::descs()?,
@@ -34,7 +34,7 @@ impl ClusterCollector {
         ] {
             descs.extend(more);
         }
-        Ok(Self { caches: watched, descs })
+        Ok(Self { caches: leader_caches, descs })
     }
 }
 
@@ -165,10 +165,10 @@ mod tests {
                 })
                 .to_vec();
         });
-        let watched = LeaderCaches::default();
-        let _shown = watched.publish(&stores);
+        let leader_caches = LeaderCaches::default();
+        let _shown = leader_caches.publish(&stores);
         let registry = Registry::new();
-        let state = ClusterCollector::new(watched).unwrap();
+        let state = ClusterCollector::new(leader_caches).unwrap();
         let page = include_str!("../../../docs/metrics.md");
         for desc in state.desc() {
             let row = format!(

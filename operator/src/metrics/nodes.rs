@@ -9,7 +9,7 @@ use russet_plan::cluster::availability;
 use russet_plan::snapshot::Availability;
 
 use super::gauge_snapshot::{GaugeFamily, GaugeSnapshot, number};
-use crate::context::Stores;
+use crate::stores::Stores;
 
 const STATES: [&str; 6] = ["open", "cordoned", "draining", "unmeasured", "unreachable", "lost"];
 

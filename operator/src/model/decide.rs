@@ -127,31 +127,31 @@ fn find_reader(
 ) {
     let refusals: Vec<(&str, &Condition)> =
         copies.iter().filter_map(|copy| Some((copy.spec.node_name.as_str(), refusal(copy)?))).collect();
-    let asked = |node: &HeaderReader| copies.iter().any(|copy| copy.spec.node_name == node.name);
+    let requested = |node: &HeaderReader| copies.iter().any(|copy| copy.spec.node_name == node.name);
     let refused = |node: &str| refusals.iter().any(|(name, _)| *name == node);
-    let busy = nodes.iter().find(|node| node.reachable && asked(node) && !refused(&node.name));
+    let busy = nodes.iter().find(|node| node.reachable && requested(node) && !refused(&node.name));
     if busy.is_none() {
-        let free = |node: &&HeaderReader| node.reachable && !asked(node);
+        let free = |node: &&HeaderReader| node.reachable && !requested(node);
         // Nodes that take new work first: they may keep what they read.
         let next = nodes.iter().filter(free).find(|node| node.open).or_else(|| nodes.iter().find(free));
         decision.header_node = next.map(|node| node.name.clone());
     }
-    let told: Vec<String> =
+    let failures: Vec<String> =
         refusals.iter().map(|(node, condition)| format!("node {node}: {}", condition.message)).collect();
-    let told = told.join("; ");
-    let with = |text: String| if told.is_empty() { text } else { format!("{text}; {told}") };
+    let failures = failures.join("; ");
+    let with = |text: String| if failures.is_empty() { text } else { format!("{text}; {failures}") };
     let (stalled, reason, message) = match (busy, &decision.header_node, refusals.first()) {
         (Some(node), _, _) => {
             (false, Reason::WaitingForAgent, with(format!("node {} reads the headers", node.name)))
         }
         (None, Some(node), _) => {
-            (false, Reason::WaitingForAgent, with(format!("node {node} is asked to read the headers")))
+            (false, Reason::WaitingForAgent, with(format!("waiting for node {node} to read the headers")))
         }
         // Agents retry an unreachable source themselves; the spec needs no change.
         (None, None, Some((_, condition))) => {
             let retried =
                 refusals.iter().any(|(_, condition)| reason_of(condition) == Reason::SourceUnreachable);
-            (!retried, reason_of(condition), told.clone())
+            (!retried, reason_of(condition), failures.clone())
         }
         (None, None, None) => (
             false,

@@ -204,14 +204,14 @@ fn runs_on(deployment: &ModelDeployment, tiers: &[Arc<Tier>], areas: &ResolvedPo
 fn node_copy(copy: &ModelCopy) -> NodeCopy {
     let status = copy.status.clone().unwrap_or_default();
     let model = &copy.spec.model_ref;
-    let asked = copy.metadata.creation_timestamp.as_ref();
+    let created = copy.metadata.creation_timestamp.as_ref();
     NodeCopy {
         model: (model.namespace.clone(), model.name.clone()),
         node: copy.spec.node_name.clone(),
         bytes: status.bytes_total,
         done: status.bytes_done,
         ready: is_true(&status.conditions, Type::Ready),
-        last_used: status.last_used_time.as_ref().or(asked).map(|time| time.0),
+        last_used: status.last_used_time.as_ref().or(created).map(|time| time.0),
         pinned: copy.spec.retention.unwrap_or_default().pinned,
     }
 }

@@ -144,7 +144,7 @@ fn pending_state(node: &str, copies: &[Arc<ModelCopy>]) -> (Reason, String) {
     let reason = ready.and_then(conditions::reason);
     match (ready, reason) {
         (Some(ready), Some(reason)) => (reason, format!("node {node}: {}", ready.message)),
-        _ => (Reason::WaitingForAgent, format!("node {node} is asked for the files")),
+        _ => (Reason::WaitingForAgent, format!("waiting for node {node} to fetch the files")),
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
         };
         let copies = [
             copy("a", true, Reason::Verified, "every byte matches"),
-            copy("b", false, Reason::Downloading, "files are on their way"),
+            copy("b", false, Reason::Downloading, "files are being fetched"),
             copy("c", false, Reason::DiskPressure, "/models has 1.0 GiB free"),
             copy("0", false, Reason::WaitingForPeer, "another node fetches these files"),
         ];
@@ -197,7 +197,7 @@ mod tests {
                 vec![],
                 "1/2",
                 "-Downloading",
-                "1 of 2 nodes hold every file: a; node b: files are on their way",
+                "1 of 2 nodes hold every file: a; node b: files are being fetched",
             ),
             (
                 "one fetches, the others wait for it",
@@ -206,7 +206,7 @@ mod tests {
                 vec![],
                 "1/3",
                 "-Downloading",
-                "; node 0: another node fetches these files; node b: files are on their way",
+                "; node 0: another node fetches these files; node b: files are being fetched",
             ),
             (
                 "its agent refuses",
@@ -233,7 +233,7 @@ mod tests {
                 vec![],
                 "0/1",
                 "-WaitingForAgent",
-                "node e is asked for the files",
+                "waiting for node e to fetch the files",
             ),
             ("nobody", 0, vec![], vec![], "0/0", "-NoNodes", "no node of the pool takes work"),
         ] {

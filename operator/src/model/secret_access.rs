@@ -32,13 +32,13 @@ pub fn source_readers<'a>(
         return BTreeSet::new();
     }
     let supplies = source_selection::decide(source, copies, nodes);
-    let asks = |copy: &ModelCopy| match copy.spec.want {
+    let needs_secret = |copy: &ModelCopy| match copy.spec.want {
         CopyMode::Headers => true,
         CopyMode::Files => supplies.get(&copy.name_any()).is_some_and(Option::is_none) || is_refused(copy),
         CopyMode::Unknown => false,
     };
-    let lacks = |copy: &&ModelCopy| copy.metadata.deletion_timestamp.is_none() && !is_ready(copy);
-    let copies = copies.iter().map(AsRef::as_ref).filter(lacks).filter(|copy| asks(copy));
+    let is_pending = |copy: &&ModelCopy| copy.metadata.deletion_timestamp.is_none() && !is_ready(copy);
+    let copies = copies.iter().map(AsRef::as_ref).filter(is_pending).filter(|copy| needs_secret(copy));
     copies.map(|copy| copy.spec.node_name.as_str()).chain(read_on).collect()
 }
 
@@ -57,12 +57,12 @@ pub async fn apply(context: &Context, model: &Model, readers: &BTreeSet<&str>) -
     let name = names::source_binding(&model.name_any());
     let failed = |source| Error::Grant { model: model.name_any(), binding: name.clone(), source };
     let api: Api<RoleBinding> = ssa::namespaced_api(&context.client, model);
-    let there = api.get_opt(&name).await.map_err(failed)?;
+    let existing = api.get_opt(&name).await.map_err(failed)?;
     let subjects: Vec<Subject> = readers.iter().map(|node| subject(context.credential, node)).collect();
-    match there {
-        Some(there) if subjects.is_empty() => ssa::delete(&api, &there).await.map_err(failed),
+    match existing {
+        Some(existing) if subjects.is_empty() => ssa::delete(&api, &existing).await.map_err(failed),
         None if subjects.is_empty() => Ok(()),
-        Some(there) if there.subjects.as_deref() == Some(&subjects) => Ok(()),
+        Some(existing) if existing.subjects.as_deref() == Some(&subjects) => Ok(()),
         _ => {
             let mut binding = RoleBinding {
                 role_ref: RoleRef {

@@ -64,8 +64,8 @@ pub fn peer_nodes(nodes: &[Arc<InferenceNode>]) -> BTreeMap<String, PeerNode> {
 /// Supply of a copy at its creation: it has to wait, so that it does not fetch what another copy fetches
 /// already. Which copy fetches is decided once it exists.
 pub fn initial_source(spec: &ModelCopySpec, known: Option<&ModelCopy>) -> Option<CopySource> {
-    let asked = known.is_some_and(|known| known.spec.want == CopyMode::Files);
-    (!asked && !spec.source.is_local()).then(CopySource::default)
+    let requested = known.is_some_and(|known| known.spec.want == CopyMode::Files);
+    (!requested && !spec.source.is_local()).then(CopySource::default)
 }
 
 /// The changes of the copies' supplies.

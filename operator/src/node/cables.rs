@@ -226,7 +226,7 @@ fn is_fault(reason: Reason) -> bool {
 
 /// All faults are listed, one line per port, and the first gives the reason.
 fn health(judged: &[PortReport]) -> Option<(bool, Reason, String)> {
-    let told = |wanted: &dyn Fn(&&PortReport) -> bool| {
+    let messages_where = |wanted: &dyn Fn(&&PortReport) -> bool| {
         let of: Vec<&PortReport> = judged.iter().filter(wanted).collect();
         let words: Vec<&str> = of.iter().map(|judged| judged.message.as_str()).collect();
         Some((of.first()?.reason, words.join("\n")))
@@ -234,22 +234,22 @@ fn health(judged: &[PortReport]) -> Option<(bool, Reason, String)> {
     if judged.is_empty() {
         return None;
     }
-    if let Some((reason, words)) = told(&|judged| is_fault(judged.reason)) {
+    if let Some((reason, words)) = messages_where(&|judged| is_fault(judged.reason)) {
         return Some((false, reason, words));
     }
     let plugged = |judged: &&PortReport| judged.link.is_some() || judged.reason == Reason::PeerNotJoined;
     // IP without RDMA is no fault, but worth knowing.
-    let less = told(&|judged| plugged(judged) && judged.reason != Reason::RdmaReady);
-    let (reason, words) = less
-        .or_else(|| told(&plugged))
+    let limited = messages_where(&|judged| plugged(judged) && judged.reason != Reason::RdmaReady);
+    let (reason, words) = limited
+        .or_else(|| messages_where(&plugged))
         .unwrap_or_else(|| (Reason::NoCables, "no cable leads to another machine".to_owned()));
     Some((true, reason, words))
 }
 
 fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortReport {
-    let place = format!("{} ({})", port.name, port.interface);
-    let said =
-        |link, reason, words: String| PortReport { link, reason, message: format!("{place}: {words}") };
+    let label = format!("{} ({})", port.name, port.interface);
+    let report =
+        |link, reason, words: String| PortReport { link, reason, message: format!("{label}: {words}") };
     let own = || {
         let words = port.message.clone().unwrap_or_else(|| "RDMA can run over it".to_owned());
         let reason = match (&port.reason, &port.rdma_device) {
@@ -261,7 +261,7 @@ fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortR
     };
     let Some(peer) = port.peers.first() else {
         let (reason, words) = own();
-        return said(None, reason, words);
+        return report(None, reason, words);
     };
     let name = node.name_any();
     let found = peer
@@ -274,21 +274,22 @@ fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortR
         [far] => far,
         [] => {
             let machine = &peer.name;
-            let words =
-                format!("{machine} at the other end is no node of this cluster; `russet join` makes it one");
+            let words = format!(
+                "{machine} at the other end is not a node of this cluster; add it with `russet join`"
+            );
             // A fault at this end counts whatever is at the other.
             let (reason, own) = own();
             let mine = is_fault(reason);
-            return if mine { said(None, reason, own) } else { said(None, Reason::PeerNotJoined, words) };
+            return if mine { report(None, reason, own) } else { report(None, Reason::PeerNotJoined, words) };
         }
         [one, other, ..] => {
             let words = format!(
-                "nodes {} and {} both call {} theirs; one machine may have joined twice, or the disk of one been copied to the other",
+                "nodes {} and {} both report the port {}; one machine may have joined twice, or its disk was copied to the other",
                 one.node,
                 other.node,
                 peer.domain.as_deref().unwrap_or_default()
             );
-            return said(None, Reason::DomainTwice, words);
+            return report(None, Reason::DomainTwice, words);
         }
     };
     if far.node == name {
@@ -296,7 +297,7 @@ fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortR
             "the cable leads back to {} of this machine; plug one end into the other machine",
             far.port.name
         );
-        return said(None, Reason::CableLoop, words);
+        return report(None, Reason::CableLoop, words);
     }
     let theirs = &far.port;
     let seen = far_peer(port, theirs);
@@ -305,7 +306,7 @@ fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortR
             "node {} is at the other end and does not see this one over its {}; plug the cable in again",
             far.node, theirs.name
         );
-        return said(None, Reason::CableOneSided, words);
+        return report(None, Reason::CableOneSided, words);
     };
     let link = Link {
         peer: far.node.clone(),
@@ -321,7 +322,7 @@ fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortR
     let (reason, words) = own();
     let (reason, words) = if port.bridge.is_some() && ends.bridge_loop.contains(&port.interface) {
         let words = format!(
-            "it is one of several cables that join bridges in a circle, here to node {}; take it out of {}, or broadcasts go round and round",
+            "it is one of several cables that join bridges in a loop, here to node {}; take it out of {}, or broadcasts loop",
             far.node,
             port.bridge.as_deref().unwrap_or_default()
         );
@@ -370,7 +371,7 @@ fn port_report(node: &InferenceNode, port: &FabricPort, ends: &FarEnds) -> PortR
     // The planner uses links only.
     let unfit = matches!(reason, Reason::SystemsDiffer | Reason::AddressTwice | Reason::AddressesApart);
     let rdma_device = link.rdma_device.filter(|_| !unfit);
-    said(Some(Link { rdma_device, ..link }), reason, words)
+    report(Some(Link { rdma_device, ..link }), reason, words)
 }
 
 /// What limits a cable that has a link.
@@ -379,7 +380,7 @@ fn degradation(link: &Link, port: &FabricPort, far: &FarEnd, ends: &FarEnds) -> 
     if measured.round_trip_microseconds.is_none() && far.reachable {
         let end = |address: &Option<String>| address.clone().unwrap_or_default();
         let words = format!(
-            "the agent of node {} is there and does not answer over this cable, from {} to {} port {}; a firewall may keep it from there, or another network on that machine use these addresses",
+            "the agent of node {} runs and does not answer over this cable, from {} to {} port {}; a firewall may block it there, or another network on that machine uses these addresses",
             far.node,
             end(&link.address),
             end(&link.peer_address),
@@ -391,7 +392,7 @@ fn degradation(link: &Link, port: &FabricPort, far: &FarEnd, ends: &FarEnds) -> 
     (bits < usual / 2).then(|| {
         let gigabits = |bits: u64| format!("{:.1} Gbit/s", bits as f64 / 1e9);
         let words = format!(
-            "node {} sends {} over this cable, and others negotiated alike carry {}; try another cable, and look what else uses it",
+            "node {} sends {} over this cable, and cables negotiated at the same speed carry {}; try another cable, and check what else uses it",
             far.node,
             gigabits(bits),
             gigabits(usual)

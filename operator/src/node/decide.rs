@@ -93,15 +93,15 @@ pub fn decide(node: &InferenceNode, seen: &NodeObservation, now: Timestamp) -> N
         match node.spec.scheduling {
             Scheduling::Enabled => (true, Reason::Settled, "takes work".to_owned()),
             Scheduling::Cordoned => {
-                (true, Reason::Unschedulable, "cordoned: what runs stays, nothing new comes".to_owned())
+                (true, Reason::Unschedulable, "cordoned: running engines stay, no new work is placed here".to_owned())
             }
             Scheduling::Unknown => (
                 true,
                 Reason::NewerRelease,
-                "spec.scheduling is a word of a newer release; what runs stays, nothing new comes".to_owned(),
+                "spec.scheduling has a value of a newer release; running engines stay, no new work is placed here".to_owned(),
             ),
             Scheduling::Draining => {
-                (true, Reason::Unschedulable, "draining: what runs moves away".to_owned())
+                (true, Reason::Unschedulable, "draining: running replicas move to other nodes".to_owned())
             }
         }
     };
@@ -150,10 +150,13 @@ fn drained(ranks: &[String], granted: u64) -> (bool, String) {
     let groups: BTreeSet<&str> = ranks.iter().map(String::as_str).collect();
     let names = groups.into_iter().collect::<Vec<_>>().join(", ");
     match (ranks.len(), granted) {
-        (0, 0) => (true, "nothing runs here any more".to_owned()),
+        (0, 0) => (true, "no engine runs here".to_owned()),
         (0, bytes) => (
             false,
-            format!("no rank is bound here any more; engines end and still hold {}", quantity::show(bytes)),
+            format!(
+                "no rank is bound to this node; engines that are stopping still hold {}",
+                quantity::show(bytes)
+            ),
         ),
         (1, _) => (false, format!("1 rank still here, of {names}")),
         (count, _) => (false, format!("{count} ranks still here, of {names}")),
@@ -205,7 +208,7 @@ fn nominal_gib(bytes: u64) -> u64 {
 
 /// A text as a label value: letters, digits, `-`, `_` and `.`, at most 63 of them.
 fn label_value(text: &str) -> Option<String> {
-    let kept: String = text
+    let sanitized: String = text
         .chars()
         .map(
             |letter| {
@@ -213,7 +216,7 @@ fn label_value(text: &str) -> Option<String> {
             },
         )
         .collect();
-    let mut words: Vec<&str> = kept.split('-').filter(|word| !word.is_empty()).collect();
+    let mut words: Vec<&str> = sanitized.split('-').filter(|word| !word.is_empty()).collect();
     loop {
         let value = words.join("-");
         let value = value.trim_matches(['-', '_', '.']);
@@ -318,9 +321,9 @@ mod tests {
                 Scheduling::Draining,
                 vec![],
                 3 << 30,
-                Some((false, "no rank is bound here any more; engines end and still hold 3.0 GiB")),
+                Some((false, "no rank is bound to this node; engines that are stopping still hold 3.0 GiB")),
             ),
-            (Scheduling::Draining, vec![], 0, Some((true, "nothing runs here any more"))),
+            (Scheduling::Draining, vec![], 0, Some((true, "no engine runs here"))),
             (Scheduling::Cordoned, vec![], 0, None),
             (Scheduling::Enabled, vec![], 0, None),
         ] {

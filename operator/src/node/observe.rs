@@ -11,7 +11,8 @@ use russet_crds::{InferenceNode, names};
 
 use super::cables::{self, FarEnds};
 use super::decide::NodeObservation;
-use crate::context::{Context, LeaseObservation};
+use crate::context::Context;
+use crate::memory::LeaseObservation;
 
 /// Reads the caches and records when the Lease last changed.
 pub fn observe(context: &Context, node: &InferenceNode) -> NodeObservation {
@@ -28,7 +29,7 @@ pub fn observe(context: &Context, node: &InferenceNode) -> NodeObservation {
     let Some(spec) = &lease.spec else { return bare };
     let renewed = spec.renew_time.as_ref().map(|time| time.0);
     let now = Instant::now();
-    let mut leases = context.leases.lock();
+    let mut leases = context.memory.leases.lock();
     let seen = leases
         .entry(name)
         .and_modify(|seen| {

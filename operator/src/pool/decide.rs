@@ -77,7 +77,7 @@ pub fn status(
             if let Some(demand) = demand.filter(|_| fabric_domains.is_empty() && names.len() > 1) {
                 let lacks = web.missing_links(&names, demand);
                 message.push_str(&format!(
-                    ", of one rank only, as no two are joined as spec.fabric asks: {lacks}"
+                    ", each for groups of one rank only, because no two are connected as spec.fabric requires: {lacks}"
                 ));
             }
             (true, false, Reason::Settled, message)
@@ -184,7 +184,7 @@ mod tests {
                 (&nodes, &view),
                 pool("512Gi", Some(FabricKind::ThunderboltRdma)),
                 "True False False Settled",
-                "of one rank only, as no two are joined as spec.fabric asks: a and b have no RDMA link",
+                "each for groups of one rank only, because no two are connected as spec.fabric requires: a and b have no RDMA link",
             ),
             (
                 "its node is away",

@@ -46,7 +46,7 @@ pub fn status(
             (false, reason, note::join(&notes))
         }
         StrategyVerdict::WorksForNone(refused) => {
-            (false, Reason::InvalidSpec, format!("of no use to any deployment: {}", refused.join("; ")))
+            (false, Reason::InvalidSpec, format!("no deployment can use it: {}", refused.join("; ")))
         }
         StrategyVerdict::Works(refused) => {
             let used = match users.len() {
@@ -141,7 +141,7 @@ mod tests {
                 strategy(3, None),
                 vec!["eight", "unread"],
                 2,
-                format!("False True InvalidSpec of no use to any deployment: {eight}"),
+                format!("False True InvalidSpec no deployment can use it: {eight}"),
             ),
             (
                 strategy(4, Some(2)),

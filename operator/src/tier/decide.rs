@@ -114,10 +114,10 @@ fn tier_readiness(
         (_, true, Some(until)) => format!("{used}; they run until {until}"),
         (_, true, None) => format!("{used}; they run"),
         (_, false, Some(until)) => {
-            return (true, false, Reason::OutsideSchedule, format!("{used}; they rest until {until}"));
+            return (true, false, Reason::OutsideSchedule, format!("{used}; they are stopped until {until}"));
         }
         (_, false, None) => {
-            let never = format!("{used}; they rest, and spec.schedules have no time within a week");
+            let never = format!("{used}; they are stopped, and spec.schedules has no hours within a week");
             return (true, false, Reason::OutsideSchedule, never);
         }
     };

@@ -14,7 +14,7 @@ use russet_crds::{
     Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
 };
 
-use crate::context::Stores;
+use crate::stores::Stores;
 use crate::work_queue::QueueSender;
 use crate::{model, node};
 
@@ -62,11 +62,11 @@ impl<K> ObjectChange<K> {
 }
 
 /// Enqueues the objects of a store for which `whom` is true.
-fn enqueue<K>(store: &Store<K>, queue: &QueueSender<K>, whom: impl Fn(&K) -> bool)
+fn enqueue<K>(store: &Store<K>, queue: &QueueSender<K>, filter: impl Fn(&K) -> bool)
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    for object in store.state().iter().filter(|object| whom(object.as_ref())) {
+    for object in store.state().iter().filter(|object| filter(object.as_ref())) {
         queue.add(ObjectRef::from_obj(object.as_ref()));
     }
 }
@@ -194,11 +194,11 @@ impl Triggers {
         self.deployments.add(ObjectRef::from_obj(deployment));
         self.scales.add(ObjectRef::from_obj(deployment));
         // Gateways report demand more often than is relevant to others.
-        let told = |deployment: &ModelDeployment| {
+        let without_demand = |deployment: &ModelDeployment| {
             let status = deployment.status.clone().unwrap_or_default();
             (deployment.metadata.generation, ModelDeploymentStatus { demand: Vec::new(), ..status })
         };
-        if !change.is_relevant(|before| told(before) != told(deployment)) {
+        if !change.is_relevant(|before| without_demand(before) != without_demand(deployment)) {
             return;
         }
         self.enqueue_outweighed();

@@ -130,7 +130,7 @@ async fn draft_model_files_stay_on_rank_0s_node_while_in_use() {
     let mut chat = deployment("chat", "m", split);
     chat.spec.draft_model_ref = Some(LocalReference::new("m"));
     let error = deployments.create(&Default::default(), &chat).await.unwrap_err().to_string();
-    assert!(error.contains("a model that guesses for itself saves nothing"), "{error}");
+    assert!(error.contains("a model is no draft model for itself"), "{error}");
     chat.spec.draft_model_ref = Some(LocalReference::new("d"));
     cluster.create(chat).await;
     placed(&cluster, "chat", "Model \"d\" does not exist in namespace default").await;

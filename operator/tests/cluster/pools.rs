@@ -91,7 +91,7 @@ async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
     let status = stays.status.clone().unwrap();
     let placed = get(&status.conditions, Type::Placed).unwrap();
     assert!(
-        placed.status == "True" && placed.message.contains("stays on b, which NodePool large has no longer")
+        placed.status == "True" && placed.message.contains("stays on b, which NodePool large no longer has")
     );
     assert!(ready(&stays));
 

@@ -84,13 +84,14 @@ async fn approved_preemption_stops_lower_priority_replicas() {
         let ready = get(&status.conditions, Type::Ready)?.clone();
         (ready.reason == "Approved" && status.decided_at.is_some()).then_some(ready.message)
     });
-    assert_eq!(answered.await, format!("{me} said yes"));
+    assert_eq!(answered.await, format!("approved by {me}"));
     let events: Api<Event> = Api::default_namespaced(cluster.admin.clone());
-    until("low is told for whom it stopped", || async {
+    until("an event on low names the deployment it stopped for", || async {
         let all = events.list(&Default::default()).await.ok()?;
         let mut notes = all.iter().filter(|event| event.reason.as_deref() == Some("Preempted"));
-        notes
-            .find(|event| event.note.as_deref().is_some_and(|note| note.contains("so that default/high")))?;
+        notes.find(|event| {
+            event.note.as_deref().is_some_and(|note| note.contains("to free memory for default/high"))
+        })?;
         Some(())
     })
     .await;

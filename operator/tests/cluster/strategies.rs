@@ -82,7 +82,8 @@ async fn strategy_change_edits_every_deployment_that_uses_it() {
 
     // The model has four KV heads: three ranks cannot share them.
     cluster.create(using("odd", "triple")).await;
-    let odd = "of no use to any deployment: ModelDeployment default/odd: spec.ranks: 4 KV heads cannot be cut into 3";
+    let odd =
+        "no deployment can use it: ModelDeployment default/odd: spec.ranks: 4 KV heads cannot be cut into 3";
     let strategy = wait_strategy(&cluster, "triple", 1, "False", odd).await;
     let conditions = strategy.status.unwrap().conditions;
     assert!(!is_true(&conditions, Type::Valid) && is_true(&conditions, Type::Stalled));

@@ -187,7 +187,7 @@ fn the_message_says_from_how_many_to_how_many_and_why() {
             "from 1 to 2 replicas: 8 requests (8 of them held), 2 a replica; 4 are needed, 2 fit",
         ),
         (1, runs(2, 8, 0), 2, "2 replicas; 4 are needed, 2 fit"),
-        (0, idle(1, 600), 64, "nobody asked for it for 600 s; the next request wakes it"),
+        (0, idle(1, 600), 64, "no requests for 600 s; the next request starts it"),
         (
             1,
             asleep(1),

@@ -69,18 +69,18 @@ impl fmt::Display for Note {
                 let speed = if *bits > 0 { format!(" of {}", show_bits(*bits)) } else { String::new() };
                 write!(
                     out,
-                    "{asks}: every two nodes of a group need {kind}{speed}: {why}; join them so, or ask for less"
+                    "{asks}: every two nodes of a group need {kind}{speed}: {why}; connect them so, or require less"
                 )
             }
             Note::OutsidePools { group, nodes, pools } => write!(
                 out,
-                "ShardGroup {group} stays on {}, which {} has no longer: what answers is not moved unasked; delete that ShardGroup to have it placed anew",
+                "ShardGroup {group} stays on {}, which {} no longer has: a ready group is not moved without a request; delete that ShardGroup to place it again",
                 nodes.join(", "),
                 named_pools(pools)
             ),
             Note::CableLost { group, why } => write!(
                 out,
-                "ShardGroup {group} does not answer, and {why}; join them again, or delete that ShardGroup to have it placed anew"
+                "ShardGroup {group} does not answer, and {why}; connect them again, or delete that ShardGroup to place it again"
             ),
             Note::NodeUnavailable { node, availability } => match availability {
                 Availability::Open => write!(out, "node {node}: open"),
@@ -95,7 +95,7 @@ impl fmt::Display for Note {
                 }
                 Availability::Lost => write!(
                     out,
-                    "node {node}: unreachable for so long that its work moves away; start its agent or its network"
+                    "node {node}: unreachable for so long that its work moves to other nodes; start its agent or its network"
                 ),
                 Availability::Unmeasured => {
                     write!(out, "node {node}: its agent has not reported its memory yet")
@@ -134,11 +134,11 @@ impl fmt::Display for Note {
             }
             Note::MissingCables { backend, why } => write!(
                 out,
-                "{} cannot be: {why}; cable the nodes and enable RDMA on them, or leave the backend to Auto",
+                "{} is not possible: {why}; cable the nodes and enable RDMA on them, or leave the backend to Auto",
                 backend_label(*backend)
             ),
             Note::PortsBusy { backend, why } => write!(out, "{backend} waits for its ports: {why}"),
-            Note::PortsTaken { backend, why } => write!(out, "{backend} cannot be: {why}"),
+            Note::PortsTaken { backend, why } => write!(out, "{backend} is not possible: {why}"),
             Note::TooSmall { node, what, needed, free, limit } => write!(
                 out,
                 "node {node}: {what} needs {}, {} free of {}",
@@ -190,20 +190,16 @@ impl fmt::Display for Note {
             ),
             Note::Outweighed { replica, by } => write!(
                 out,
-                "replica {replica} fits, but the room there is serves {} better together; add a node, or ask for less context, a smaller model or fewer replicas",
+                "replica {replica} fits, but the memory there is serves {} better together; add a node, or ask for less context, a smaller model or fewer replicas",
                 by.join(", ")
             ),
             Note::Preempts { replica, deployments, frees } => {
                 let who = replicas_of(deployments);
-                write!(
-                    out,
-                    "replica {replica} has {who} make room ({}): its priority is higher",
-                    show(*frees)
-                )
+                write!(out, "replica {replica} preempts {who} ({}): its priority is higher", show(*frees))
             }
             Note::Resident { replica, deployments, frees, until } => write!(
                 out,
-                "replica {replica} has {} make room ({}) at {until}, when they have run for their tier's minResidencySeconds",
+                "replica {replica} preempts {} ({}) at {until}, when they have run for their tier's minResidencySeconds",
                 replicas_of(deployments),
                 show(*frees)
             ),
@@ -235,14 +231,14 @@ impl fmt::Display for Note {
                 "replica {replica} waits: Approval {hash} was denied; it is asked for again when that is deleted, or the spec edited"
             ),
             Note::WaitsForRollout { replica } => {
-                write!(out, "replica {replica} goes on as it is until the replica before it answers anew")
+                write!(out, "replica {replica} stays as it is until the replica before it is ready again")
             }
             Note::OutdatedStays { group } => {
                 write!(out, "ShardGroup {group} keeps running as it was, because its successor fits nowhere")
             }
             Note::FetchFirst { replica, nodes } => write!(
                 out,
-                "replica {replica} waits for its model's files on {}; what runs there goes on until they have come",
+                "replica {replica} waits for its model's files on {}; what runs there keeps running until they arrive",
                 nodes.join(", ")
             ),
             Note::DrainFirst { group, why } => {

@@ -90,7 +90,7 @@ impl RankedCandidates<'_> {
             why.push_str("; other files have to go for the model's");
         }
         if together {
-            why.push_str("; best together with what else waits for a place");
+            why.push_str("; best together with the other pending replicas");
         }
         let best = ways.remove(0);
         let known = |scored: &ScoredCandidate| {
@@ -180,7 +180,7 @@ fn automatic_reason(
             best.rate / single.rate
         ),
         (None, _) if best.candidate.tensor_size > 1 => format!(
-            "no single node holds the model's {size}; these are the fewest that do and meet over RDMA, where a tensor group answers sooner than a pipeline"
+            "no single node holds the model's {size}; these are the fewest that do and are connected by RDMA, where a tensor group answers sooner than a pipeline"
         ),
         (None, _) => format!("no single node holds the model's {size}; these are the fewest that do"),
     }

@@ -35,7 +35,7 @@ pub async fn wire(cluster: &mut TestCluster) -> Result<()> {
     let before = "formed before its cable was known";
     until_reported(cluster, ("False", "PathFallback", before), ("False", "PathFallback")).await?;
     reform_group(cluster).await?;
-    until_reported(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
+    until_reported(cluster, ("True", "CablesUsed", "is reached over a cable"), ("True", "RdmaReady")).await?;
     let before = cluster.lab.wire_bytes()?;
     let mut answer = path::long_answer(cluster, TOKENS).await?;
     ensure!(
@@ -81,7 +81,7 @@ pub async fn wire(cluster: &mut TestCluster) -> Result<()> {
         })
         .await?;
     reform_group(cluster).await?;
-    until_reported(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
+    until_reported(cluster, ("True", "CablesUsed", "is reached over a cable"), ("True", "RdmaReady")).await?;
     near.unplug()?;
     far.unplug()?;
     cluster.until("no link is left", async |cluster| Ok(links(cluster).await?.is_empty())).await?;

@@ -112,7 +112,7 @@ impl Element {
             "i" => Some(Element::Index(rest.parse().map_err(|_| format!("{source}: no index"))?)),
             "k" => match value()? {
                 Value::Object(map) => Some(Element::key(map)),
-                _ => return Err(format!("{source}: the key is no object")),
+                _ => return Err(format!("{source}: the key is not an object")),
             },
             _ => None,
         })

@@ -143,7 +143,7 @@ impl FieldSet {
     /// Decodes the fieldsV1 form.
     pub fn decode(fields: &Value) -> Result<FieldSet, String> {
         let mut set = FieldSet::default();
-        let fields = fields.as_object().ok_or_else(|| format!("fieldsV1 is no object: {fields}"))?;
+        let fields = fields.as_object().ok_or_else(|| format!("fieldsV1 is not an object: {fields}"))?;
         for (key, below) in fields {
             if key == "." {
                 continue;

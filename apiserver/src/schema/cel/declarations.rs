@@ -220,8 +220,8 @@ mod tests {
             ("self.metadata.labels.size() > 0", Some("undefined field 'labels'")),
             ("self.list.filter(x, x.b.startsWith('a')).size() == {'k': self.a}.size()", None),
         ] {
-            let said = undeclared(rule, &node, true);
-            assert_eq!(said.first().map(String::as_str), want, "{rule}: {said:?}");
+            let found = undeclared(rule, &node, true);
+            assert_eq!(found.first().map(String::as_str), want, "{rule}: {found:?}");
         }
         assert_eq!(undeclared("self.metadata.name == 'x'", &node, false), ["undefined field 'metadata'"]);
     }

@@ -49,7 +49,7 @@ pub(super) async fn run(shared: Arc<EtcdShared>, period: Duration) {
         match try_compact(&shared, last).await {
             Ok(next) => last = next,
             Err(failure) => {
-                tracing::warn!(?failure, "etcd's history could not be compacted; it is tried again")
+                tracing::warn!(?failure, "etcd's history could not be compacted; this is retried")
             }
         }
     }

@@ -2,11 +2,11 @@
 //! member's is retried on the next one, which is safe because every write compares the revision it replaces.
 //! If it remains unknown whether a write happened, the error says so.
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Error, Identity, KvClient, TlsOptions, WatchClient};
+use russet_telemetry::errors;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
@@ -92,7 +92,7 @@ impl Members {
     pub(super) async fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
         let wrong = |why: String| StoreError::Settings { why };
         if config.endpoints.is_empty() {
-            return Err(wrong("no endpoint is named; give --etcd-endpoints https://HOST:2379".into()));
+            return Err(wrong("no endpoint is given; pass --etcd-endpoints https://HOST:2379".into()));
         }
         let (interval, timeout) = KEEP_ALIVE;
         let mut options = ConnectOptions::new()
@@ -140,7 +140,7 @@ impl Members {
             leaves
         });
         if left && let (Some((from, _)), Some((to, _))) = (self.members.get(at), self.members.get(next)) {
-            tracing::warn!(from, to, "an etcd member fails; going on with the next");
+            tracing::warn!(from, to, "an etcd member failed; the next one is tried");
         }
     }
 
@@ -167,7 +167,7 @@ impl Members {
         let begun = Instant::now();
         if begun >= deadline {
             return Err(EtcdFailure::Unreachable(
-                "the time of the request was over before it could be sent".into(),
+                "the deadline of the request passed before it could be sent".into(),
             ));
         }
         let deadline = deadline.min(begun + REQUEST_TIMEOUT);
@@ -253,16 +253,7 @@ fn classify(error: &Error) -> ErrorClass {
 /// An error with all its sources: the transport's innermost source is the informative one.
 pub(super) fn error_text(error: &Error) -> String {
     let Error::GRpcStatus(status) = error else { return error.to_string() };
-    let mut text = status.message().to_string();
-    let mut source = std::error::Error::source(status);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            let _ = write!(text, ": {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
+    errors::with_sources(status.message(), status)
 }
 
 fn tls(config: &EtcdConfig) -> Result<Option<TlsOptions>, StoreError> {
@@ -273,24 +264,24 @@ fn tls(config: &EtcdConfig) -> Result<Option<TlsOptions>, StoreError> {
         let plain = config.endpoints.iter().all(|url| url.starts_with("http://"));
         return match (plain, named) {
             (true, false) => Ok(None),
-            (true, true) => Err(wrong("certificates are named and no endpoint begins with https://")),
+            (true, true) => Err(wrong("certificates are given, but no endpoint begins with https://")),
             (false, _) => {
-                Err(wrong("every endpoint begins with https:// (or http:// on a network nobody else is on)"))
+                Err(wrong("every endpoint must begin with https:// (or http:// on a private network)"))
             }
         };
     }
     if secure < config.endpoints.len() {
-        return Err(wrong("either all endpoints begin with https:// or none does"));
+        return Err(wrong("either all endpoints begin with https:// or none"));
     }
     let mut tls = TlsOptions::new();
     let Some(ca) = &config.ca_file else {
-        return Err(wrong("https:// needs the authority of etcd's certificates: --etcd-cafile"));
+        return Err(wrong("https:// requires the CA of etcd's certificates; pass --etcd-cafile"));
     };
     tls = tls.ca_certificate(Certificate::from_pem(read(ca)?));
     match (&config.cert_file, &config.key_file) {
         (Some(cert), Some(key)) => tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?)),
         (None, None) => {}
-        _ => return Err(wrong("--etcd-certfile and --etcd-keyfile belong together")),
+        _ => return Err(wrong("--etcd-certfile and --etcd-keyfile must be given together")),
     }
     Ok(Some(tls))
 }

@@ -24,25 +24,25 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Watches until the store is dropped.
 pub(super) async fn run(shared: Arc<EtcdShared>) {
     // An outage is logged once; the next successful request to etcd logs its end.
-    let mut told = false;
+    let mut logged = false;
     loop {
         let begun = tokio::time::Instant::now();
         let ended = follow(&shared).await;
-        told &= begun.elapsed() < STABLE_AFTER;
+        logged &= begun.elapsed() < STABLE_AFTER;
         match ended {
             WatchEnd::MemberChanged => {}
             WatchEnd::Compacted => {
                 match load(&shared.members, &shared.prefix).await {
                     Ok((records, revision)) => {
-                        tracing::warn!(revision, "etcd's history was cut; watchers read everything again");
+                        tracing::warn!(revision, "etcd's history was compacted; watchers list again");
                         shared.cache.reset(records, revision);
                     }
-                    Err(failure) => tracing::warn!(?failure, "etcd cannot be read; trying again"),
+                    Err(failure) => tracing::warn!(?failure, "etcd cannot be read; this is retried"),
                 }
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
             WatchEnd::Broken { at, why } => {
-                if std::mem::replace(&mut told, true) {
+                if std::mem::replace(&mut logged, true) {
                     tracing::debug!(why, "the watch of etcd cannot be opened");
                 } else {
                     tracing::warn!(why, "the watch of etcd broke; it is opened again");
@@ -97,7 +97,7 @@ async fn follow(shared: &EtcdShared) -> WatchEnd {
                     };
                 }
                 Ok(Some(response)) => apply_response(shared, &response),
-                Ok(None) => return broken("etcd closed it".into()),
+                Ok(None) => return broken("etcd closed the watch".into()),
                 Err(error) => return broken(super::members::error_text(&error)),
             },
             () = shared.progress.notified() => {
@@ -148,12 +148,12 @@ fn apply_response(shared: &EtcdShared, response: &WatchResponse) {
     let last = response.events().iter().filter_map(|event| event.kv()).map(|kv| kv.mod_revision()).max();
     // A response without events, except the one that opens the watch, reports progress up to the revision of
     // its header. With events the header may be further than they are.
-    let told = match last {
+    let progress = match last {
         Some(revision) => Some(revision),
         None if response.created() => None,
         None => response.header().map(|header| header.revision()),
     };
-    if let Some(revision) = told {
+    if let Some(revision) = progress {
         shared.cache.publish(events, revision.unsigned_abs());
     }
 }

@@ -6,9 +6,9 @@ use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::*;
-use crate::admission::Admission;
-use crate::auth::Policies;
-use crate::auth::tokens::Signer;
+use crate::admission::policies::Admission;
+use crate::auth::policies::Policies;
+use crate::auth::signer::Signer;
 use crate::kinds::Kinds;
 use crate::metrics::Metrics;
 use crate::store::embedded::Embedded;

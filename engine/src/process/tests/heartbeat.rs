@@ -18,8 +18,8 @@ async fn engine_sends_heartbeats_while_the_executor_hangs() {
     let mut watch = control.watch(pb::WatchRequest {}).await.unwrap().into_inner();
     let mut beat = async || within("a beat", watch.message()).await.unwrap().unwrap();
     let rests = beat().await;
-    assert!(rests.batches_ended > 0 && rests.beat_milliseconds > 0, "{rests:?}");
-    assert_eq!(rests.batch_forecast_seconds, 0.0, "nothing runs");
+    assert!(rests.batches_ended > 0 && rests.heartbeat_milliseconds > 0, "{rests:?}");
+    assert_eq!(rests.batch_estimate_seconds, 0.0, "nothing runs");
     // No batch progresses, and heartbeats continue.
     let again = beat().await;
     assert_eq!((again.batches_ended, again.phase()), (rests.batches_ended, pb::Phase::Serving));
@@ -27,15 +27,15 @@ async fn engine_sends_heartbeats_while_the_executor_hangs() {
     let _events = ask(&mut lab.client(&rank), say("x")).await;
     let first = loop {
         let state = beat().await;
-        if state.batch_forecast_seconds > 0.0 {
+        if state.batch_estimate_seconds > 0.0 {
             break state;
         }
     };
-    assert!(first.batch_forecast_seconds < 60.0, "the smoke prompt taught it nothing: {first:?}");
+    assert!(first.batch_estimate_seconds < 60.0, "the smoke prompt taught it nothing: {first:?}");
     for _ in 0..4 {
         let state = beat().await;
         assert_eq!(state.batches_ended, first.batches_ended);
-        assert_eq!(state.batch_forecast_seconds, first.batch_forecast_seconds);
+        assert_eq!(state.batch_estimate_seconds, first.batch_estimate_seconds);
         assert_eq!(state.phase(), pb::Phase::Serving);
     }
 }

@@ -97,7 +97,7 @@ async fn rank_that_cannot_rejoin_or_is_not_claimed_exits() {
     let stops: AgentAction =
         |mut agent| Box::pin(async move { drop(agent.stop(pb::StopRequest {}).await.unwrap()) });
     for (mood, then, told) in [
-        (FakeBehaviour::Hanging, watches, &[pb::Reuse::Asked, pb::Reuse::No][..]),
+        (FakeBehaviour::Hanging, watches, &[pb::Reuse::Pending, pb::Reuse::No][..]),
         (FakeBehaviour::Normal, stops, &[pb::Reuse::Yes]),
     ] {
         let lab = RankHarness::new();
@@ -110,7 +110,7 @@ async fn rank_that_cannot_rejoin_or_is_not_claimed_exits() {
             None
         };
         while running.is_some()
-            && within("a batch", states.message()).await.unwrap().unwrap().batch_forecast_seconds == 0.0
+            && within("a batch", states.message()).await.unwrap().unwrap().batch_estimate_seconds == 0.0
         {
         }
         follower.kill();
@@ -132,15 +132,15 @@ async fn disband_makes_a_rank_leave_its_group() {
     let lab = RankHarness::new();
     let (leader, _follower, mut agent) = group(&lab, FakeBehaviour::Normal).await;
     let mut states = watch(&mut agent).await;
-    let why = "the group has a higher epoch".to_owned();
-    agent.disband(pb::DisbandRequest { why: why.clone() }).await.unwrap();
+    let reason = "the group has a higher epoch".to_owned();
+    agent.disband(pb::DisbandRequest { reason: reason.clone() }).await.unwrap();
     assert_eq!(reuse_states(&mut states).await.last(), Some(&pb::Reuse::Yes));
-    assert_eq!(leader.life.status().message, why);
+    assert_eq!(leader.life.status().message, reason);
 
     // A single rank has no group to lose.
     let mut alone = lab.start("n2", "", FakeExecutor::new()).await;
     alone.serving().await;
-    self::agent(&lab, "n2").disband(pb::DisbandRequest { why }).await.unwrap();
+    self::agent(&lab, "n2").disband(pb::DisbandRequest { reason }).await.unwrap();
     assert!(matches!(alone.outcome().await, ExitOutcome::Failed(_)));
     assert_eq!(alone.states().await.pop().unwrap().reuse(), pb::Reuse::No);
 }

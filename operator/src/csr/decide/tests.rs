@@ -189,7 +189,7 @@ fn csr_is_approved_only_when_exact_and_for_its_own_subject() {
             BOOTSTRAPPERS,
             &RIGHT,
             Unknown,
-            Err("is no node name"),
+            Err("is not a node name"),
         ),
         (
             "too many usages",
@@ -418,7 +418,7 @@ fn approved_join_is_signed_only_for_the_tokens_recorded_node() {
             Some("other"),
             Err("joined and alive"),
         ),
-        ("a person was faster", fresh(), NodeMembership::Unknown, None, Err("nobody wrote down")),
+        ("a person was faster", fresh(), NodeMembership::Unknown, None, Err("no machine was recorded")),
         ("the token was taken back", TokenState::Gone, NodeMembership::Unknown, None, Err("is used up")),
         (
             "another key's token",

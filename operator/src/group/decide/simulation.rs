@@ -63,7 +63,7 @@ impl SimulatedServer {
             return;
         }
         let epoch = view.group.spec.epoch;
-        view.peer_table = self.peer_table.clone().filter(|told| told.0 == epoch).map(|told| told.1);
+        view.peer_table = self.peer_table.clone().filter(|table| table.0 == epoch).map(|table| table.1);
         let planned = decide(&view, at(0));
         if let Some(shard) = planned.shards.iter().find(|shard| !shard.peers.is_empty()) {
             self.peer_table =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use russet_crds::conditions;
-use russet_crds::{GroupMember, GroupPlan, Rendezvous, ShardGroup, ShardGroupSpec};
+use russet_crds::{GroupMember, GroupPlan, Rendezvous, ShardGroup, ShardGroupSpec, Transport};
 
 use super::*;
 
@@ -372,13 +372,13 @@ fn a_shard_no_agent_of_this_release_can_run_shows_in_its_group() {
     let mut observed = both(1, &[], 1, [CLAIMED, &[]]);
     edit(&mut observed, 1, |shard| {
         let conditions = &mut shard.status.as_mut().unwrap().conditions;
-        let why = "spec.backend is a word of a newer release than this agent's 0.1.0; update this node";
+        let why = "spec.backend has a value of a newer release than this agent's 0.1.0; update this node";
         conditions::set(conditions, Type::Claimed, false, Reason::NewerRelease, why, None, at(0));
     });
     let planned = decide(&observed, at(0));
     let ready = conditions::get(&planned.status.conditions, Type::Ready).unwrap();
     assert_eq!(ready.reason, "NewerRelease");
-    assert!(ready.message.starts_with("rank 1 on b: spec.backend is a word of a newer release"));
+    assert!(ready.message.starts_with("rank 1 on b: spec.backend has a value of a newer release"));
 }
 
 #[test]

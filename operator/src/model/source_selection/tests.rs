@@ -94,14 +94,14 @@ fn carried_out(
     copies: &[Arc<ModelCopy>],
     decided: &BTreeMap<String, Option<CopySource>>,
 ) -> Vec<Arc<ModelCopy>> {
-    let told = |copy: &Arc<ModelCopy>| {
+    let apply_decision = |copy: &Arc<ModelCopy>| {
         let mut copy = copy.as_ref().clone();
         if let Some(supply) = decided.get(&copy.name_any()) {
             copy.spec.supply.clone_from(supply);
         }
         Arc::new(copy)
     };
-    copies.iter().map(told).collect()
+    copies.iter().map(apply_decision).collect()
 }
 
 /// One table for all: the decision, and that it is stable.

@@ -93,7 +93,7 @@ fn cable_fault_gives_its_reason_and_remedy() {
             true,
             false,
             "PeerNotJoined",
-            "Mac at the other end is no node of this cluster",
+            "Mac at the other end is not a node of this cluster",
         ),
         (
             |nodes| {
@@ -130,7 +130,7 @@ fn cable_fault_gives_its_reason_and_remedy() {
             false,
             false,
             "DomainTwice",
-            "nodes b and c both call B1 theirs",
+            "nodes b and c both report the port B1",
         ),
         (
             |nodes| status(&mut nodes[1]).os = Some("macOS 26.4 (25E246)".to_owned()),
@@ -290,7 +290,7 @@ fn bridge_loop_is_a_fault_and_a_bridge_chain_is_not() {
     assert_eq!(reasons(&row(true)), [storm, storm, storm, lacking]);
     assert_eq!(reasons(&row(false)), [lacking; 4]);
     let words = of("c", &row(true)).health.unwrap().2;
-    assert_eq!(words.lines().filter(|line| line.contains("in a circle")).count(), 2, "{words}");
+    assert_eq!(words.lines().filter(|line| line.contains("in a loop")).count(), 2, "{words}");
     // Two cables between the same two bridges are a loop too.
     let pair = [
         node("a", vec![bridged(1, "A1", "B1"), bridged(2, "A2", "B2")]),

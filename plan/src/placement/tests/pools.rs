@@ -81,7 +81,7 @@ fn pool_link_demand_decides_which_nodes_share_a_group() {
             demand(FabricKind::Any, 100),
             "",
             "NodePool p: every two nodes of a group need a link of 100 Gbit/s: node a reports no link to node b; \
-             node a reports no link to node c; node a reports no link to node d; join them so, or ask for less",
+             node a reports no link to node c; node a reports no link to node d; connect them so, or require less",
         ),
     ] {
         let mut view = with(
@@ -119,7 +119,7 @@ fn node_leaving_its_pool_keeps_replicas_until_an_edit() {
     assert_eq!(plan(&["a"], &["p"]), (String::new(), 1, String::new()));
     let (created, kept, notes) = plan(&["b"], &["p"]);
     assert_eq!((created.as_str(), kept), ("", 1), "{notes}");
-    assert!(notes.contains("stays on a, which NodePool p has no longer"), "{notes}");
+    assert!(notes.contains("stays on a, which NodePool p no longer has"), "{notes}");
     // A spec without pools requires nothing that it lacks; other pools require another placement.
     assert_eq!(plan(&["b"], &[]), (String::new(), 1, String::new()));
     assert_eq!(plan(&["b"], &["q"]).0, "b4");

@@ -143,13 +143,13 @@ fn refusals_name_the_lacking_cable_engine_or_memory() {
             even[..].to_vec(),
             MESH_3[..2].to_vec(),
             tensor(4, Jaccl),
-            "RDMA mesh (Jaccl) cannot be: a, b, c, d come nearest to a mesh, where a and b have no RDMA link: node a reports no Thunderbolt link to node b; a and c have no RDMA link: node a reports no Thunderbolt link to node c; a and d have no RDMA link: node a reports no Thunderbolt link to node d; and 1 more; cable the nodes",
+            "RDMA mesh (Jaccl) is not possible: a, b, c, d come nearest to a mesh, where a and b have no RDMA link: node a reports no Thunderbolt link to node b; a and c have no RDMA link: node a reports no Thunderbolt link to node c; a and d have no RDMA link: node a reports no Thunderbolt link to node d; and 1 more; cable the nodes",
         ),
         (
             even.to_vec(),
             MESH_3.to_vec(),
             tensor(4, JacclRing),
-            "RDMA ring (JacclRing) cannot be: a, b, c, d come nearest to a ring, where a and b have no RDMA link: node a reports no Thunderbolt link to node b; d and a have no RDMA link: node d reports no Thunderbolt link to node a; cable the nodes",
+            "RDMA ring (JacclRing) is not possible: a, b, c, d come nearest to a ring, where a and b have no RDMA link: node a reports no Thunderbolt link to node b; d and a have no RDMA link: node d reports no Thunderbolt link to node a; cable the nodes",
         ),
         // Three cables of a ring of four: the missing one is found, whatever the order of the names.
         (
@@ -200,7 +200,7 @@ fn refusals_name_the_lacking_cable_engine_or_memory() {
     spec.replicas = 2;
     let (placement, notes) = checked(&view, &desired(&view, &spec));
     let wanted = "there is memory for it, and the RDMA ports it needs are in use";
-    let port = "RDMA mesh (Jaccl) cannot be: port rdma_b of node a is in use by ShardGroup chat-0-";
+    let port = "RDMA mesh (Jaccl) is not possible: port rdma_b of node a is in use by ShardGroup chat-0-";
     assert!(notes.contains(port), "{notes}\nlacks {port}");
     assert!(placement.create.len() == 1 && notes.contains(wanted), "{notes}\nlacks {wanted}");
     let mut view = cabled(&even[..2], 8, &[]);

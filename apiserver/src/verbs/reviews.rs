@@ -5,14 +5,17 @@ use http::{Response, StatusCode};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::rbac::Attributes;
-use super::{MASTERS, User, tokens};
-use crate::admission::{self, AdmissionRequest, Operation};
+use super::write;
+use crate::admission;
+use crate::admission::attempt::{AdmissionRequest, Operation};
+use crate::auth::rbac::Attributes;
+use crate::auth::tokens;
+use crate::auth::user::{MASTERS, User};
+use crate::call::Call;
 use crate::object;
 use crate::output::{self, Body};
 use crate::state::ServerState;
 use crate::status::{ApiError, Result};
-use crate::verbs::{Call, write};
 
 /// Default lifetime of tokens in seconds, as in Kubernetes.
 const TOKEN_SECONDS: i64 = 3600;
@@ -40,7 +43,7 @@ pub fn create(api: &ServerState, call: &Call) -> Result<Response<Body>> {
                 Some(user) => {
                     json!({"authenticated": true, "user": user.to_value(), "audiences": [tokens::ISSUER]})
                 }
-                None => json!({"authenticated": false, "error": "the token proves nobody"}),
+                None => json!({"authenticated": false, "error": "the token is invalid or expired"}),
             }
         }
         _ => return Err(ApiError::method_not_allowed()),

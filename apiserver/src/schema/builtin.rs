@@ -18,8 +18,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::COMPONENTS;
-use crate::schema::{self, Schema};
+use super::{Schema, read};
+
+/// Where a document keeps its components.
+pub const COMPONENTS: &str = "#/components/schemas/";
 
 /// Group, version, kind and the Rust type that describes it.
 struct DocumentedKind {
@@ -98,7 +100,7 @@ const ATOMIC: &[&str] = &[
     "io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference",
 ];
 
-/// The recursive type of CRD schemas; [`schema::structural`] validates it, not a schema of schemas.
+/// The recursive type of CRD schemas; [`super::structural`] validates it, not a schema of schemas.
 const RECURSIVE: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
 
 static DEFINITIONS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
@@ -195,13 +197,14 @@ pub fn definition(name: &str) -> Option<&'static Value> {
 
 /// The schema of ObjectMeta, which every root schema contains.
 pub fn object_meta() -> &'static Schema {
-    static META: LazyLock<Schema> = LazyLock::new(|| read("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"));
+    static META: LazyLock<Schema> =
+        LazyLock::new(|| read_component("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"));
     &META
 }
 
-fn read(component: &str) -> Schema {
+fn read_component(component: &str) -> Schema {
     let definition = DEFINITIONS.get(component).cloned().unwrap_or_default();
-    schema::read::schema(&resolved(&definition))
+    read::schema(&resolved(&definition))
 }
 
 /// A schema without references.
@@ -231,8 +234,8 @@ pub fn builtin_schema(group: &str, version: &str, kind: &str) -> Option<&'static
             .iter()
             .filter_map(|line| component(line.group, line.version, line.kind))
             .map(|name| {
-                let mut schema = read(name);
-                schema::read::complete_root(&mut schema);
+                let mut schema = read_component(name);
+                read::complete_root(&mut schema);
                 (name, schema)
             })
             .collect()
