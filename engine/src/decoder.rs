@@ -117,7 +117,12 @@ impl Decoder {
     }
 
     /// Runs the layers held over the positions of `batch`, together with the other members of `stage`.
-    pub fn forward(&self, hidden: Array, batch: &mut PackedBatch<'_>, stage: &TpGroup) -> Result<Array, Exception> {
+    pub fn forward(
+        &self,
+        hidden: Array,
+        batch: &mut PackedBatch<'_>,
+        stage: &TpGroup,
+    ) -> Result<Array, Exception> {
         self.layers
             .iter()
             .enumerate()

@@ -7,9 +7,9 @@ use russet_model::{partition::RankPart, tensors::Role};
 /// the last stage hold it.
 pub fn rank_holds(part: &RankPart, tied: bool, role: Role) -> bool {
     match role {
-        TensorRole::Embedding => part.embedding || (tied && part.head),
-        TensorRole::Head => part.head,
-        TensorRole::Layer(index) => part.layers.contains(&index),
+        Role::Embedding => part.embedding || (tied && part.head),
+        Role::Head => part.head,
+        Role::Layer(index) => part.layers.contains(&index),
     }
 }
 
@@ -43,13 +43,13 @@ mod tests {
         let holders = |tied, role| -> Vec<u32> {
             (0..3).filter(|&rank| rank_holds(&partition.part(rank).unwrap(), tied, role)).collect()
         };
-        assert_eq!(holders(false, TensorRole::Embedding), [2]);
-        assert_eq!(holders(true, TensorRole::Embedding), [0, 2]);
-        assert_eq!(holders(true, TensorRole::Head), [0]);
-        assert_eq!(holders(false, TensorRole::Layer(0)), [2]);
-        assert_eq!(holders(false, TensorRole::Layer(2)), [1]);
-        assert_eq!(holders(false, TensorRole::Layer(4)), [0]);
-        assert!(holders(false, TensorRole::Layer(5)).is_empty());
+        assert_eq!(holders(false, Role::Embedding), [2]);
+        assert_eq!(holders(true, Role::Embedding), [0, 2]);
+        assert_eq!(holders(true, Role::Head), [0]);
+        assert_eq!(holders(false, Role::Layer(0)), [2]);
+        assert_eq!(holders(false, Role::Layer(2)), [1]);
+        assert_eq!(holders(false, Role::Layer(4)), [0]);
+        assert!(holders(false, Role::Layer(5)).is_empty());
     }
 
     #[test]
@@ -58,10 +58,10 @@ mod tests {
         let holders = |role| -> Vec<u32> {
             (0..4).filter(|&rank| rank_holds(&partition.part(rank).unwrap(), true, role)).collect()
         };
-        assert_eq!(holders(TensorRole::Embedding), [0, 2, 3]);
-        assert_eq!(holders(TensorRole::Head), [0]);
-        assert_eq!(holders(TensorRole::Layer(1)), [2, 3]);
-        assert_eq!(holders(TensorRole::Layer(4)), [0, 1]);
+        assert_eq!(holders(Role::Embedding), [0, 2, 3]);
+        assert_eq!(holders(Role::Head), [0]);
+        assert_eq!(holders(Role::Layer(1)), [2, 3]);
+        assert_eq!(holders(Role::Layer(4)), [0, 1]);
         assert_eq!(TpShard::for_part(&partition.part(3).unwrap()), TpShard { index: 1, count: 2 });
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use mlx_rs::{
     Array, Dtype,
     error::Exception,
-    ops::{dequantize, stack_axis},
+    ops::{dequantize, stack},
 };
 use russet_model::{
     Model,
@@ -161,7 +161,7 @@ impl Checkpoint {
         let mut bytes = 0;
         for (tensor, stored) in held {
             for field in fields(stored) {
-                for read in self.reads(tensor, field, shard)? {
+                for read in self.reads(tensor, *field, shard)? {
                     bytes += read.2.bytes();
                 }
             }
@@ -336,7 +336,7 @@ impl<'a> Weights<'a> {
         match (&tensor.recipe, sources.pop()) {
             (Recipe::Stack { .. }, Some(last)) => {
                 sources.push(last);
-                evaluate(&tensor.name, stack_axis(&sources, 0))
+                evaluate(&tensor.name, stack(&sources, 0))
             }
             (Recipe::AsIs | Recipe::Split { .. }, Some(array)) => Ok(array),
             (Recipe::AddOne, Some(array)) => {

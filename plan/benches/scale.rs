@@ -12,11 +12,11 @@ use russet_crds::{
     ModelCopy, ModelCopySpec, ModelCopyStatus, ModelDeploymentSpec, NamespacedReference, NodeDisk,
     NodeMemory, Shard, ShardGroup, ShardGroupSpec, ShardSpec, names,
 };
+use russet_model::shape::ModelShape;
 use russet_plan::joint_placement::{JointPlan, solve};
 use russet_plan::placement::place_with;
 use russet_plan::snapshot::NodeInfo;
 use russet_plan::{ClusterObjects, Snapshot, ValidDeployment, chips, validate};
-use russet_model::shape::ModelShape;
 
 const GIB: u64 = 1 << 30;
 /// Repetitions of fast measurements; the median counts.

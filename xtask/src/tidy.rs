@@ -59,14 +59,8 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("russet-rpc", &["russet-wire"]),
     ("russet-telemetry", &[]),
     ("russet-apiserver", &["russet-telemetry"]),
-    (
-        "russet-operator",
-        &["russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
-    ),
-    (
-        "russet-agent",
-        &["russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
-    ),
+    ("russet-operator", &["russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"]),
+    ("russet-agent", &["russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"]),
     ("russet-gateway", &["russet-wire", "russet-crds", "russet-rpc", "russet-telemetry"]),
     ("russet-mlx", &[]),
     ("russet-engine", &["russet-wire", "russet-model", "russet-rpc", "russet-telemetry", "russet-mlx"]),

@@ -10,7 +10,6 @@ use russet_model::error::FileError;
 use russet_plan::quantity::show;
 use thiserror::Error;
 
-
 /// Why a model cannot be read or copied. Each is one reason of a ModelCopy's conditions.
 #[derive(Debug, Error)]
 pub enum StoreError {

@@ -21,9 +21,7 @@ use russet_model::index::MAX_INDEX_BYTES;
 use self::bucket::Provider;
 use super::https::{CHECKSUM_FILE, parse_checksums};
 use super::verify::Digest;
-use super::{
-    Context, Credentials, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError,
-};
+use super::{Context, Credentials, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
 pub(super) const S3: Scheme = Scheme { prefix: "s3://", pinned: false, keys: Provider::S3.keys(), list };
 pub(super) const GOOGLE: Scheme =

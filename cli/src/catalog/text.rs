@@ -26,9 +26,7 @@ pub fn table(entries: &[&CatalogEntry]) -> String {
 /// A word for why it does not run.
 fn unsupported_part(entry: &CatalogEntry) -> &str {
     match entry.packing.format {
-        PackingFormat::Mxfp4 if russet_model::families::is_known(&entry.architecture) => {
-            "mxfp4"
-        }
+        PackingFormat::Mxfp4 if russet_model::families::is_known(&entry.architecture) => "mxfp4",
         _ => &entry.architecture,
     }
 }

@@ -49,7 +49,8 @@ impl Attention {
         path: &str,
         description: &description::Attention,
     ) -> Result<Self, WeightsError> {
-        let description::Attention { heads, kv_heads, key_dim, value_dim, scale, head_norm, .. } = *description;
+        let description::Attention { heads, kv_heads, key_dim, value_dim, scale, head_norm, .. } =
+            *description;
         let mut linear = |name| Linear::load(weights, &format!("{path}.{name}"));
         let [query, key, value] = [linear("q_proj")?, linear("k_proj")?, linear("v_proj")?];
         let output = linear("o_proj")?;

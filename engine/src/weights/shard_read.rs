@@ -108,7 +108,7 @@ mod tests {
         file.write_all(&(0..size as u8).collect::<Vec<u8>>()).unwrap();
         (0..of)
             .map(|index| {
-                let read = ShardRead::new(&entry, rows.clone(), axis, TpShard { index, count })?;
+                let read = ShardRead::new(&entry, rows.clone(), axis, TpShard { index, count: of })?;
                 let mut bytes = vec![0; read.bytes() as usize];
                 read.read(&file, 10, &mut bytes).unwrap();
                 Ok((read.shape, bytes))
@@ -119,16 +119,41 @@ mod tests {
     #[test]
     fn every_member_reads_its_own_bytes() {
         for (shape, item, axis, expected) in [
-            (vec![4, 2], 1, along(0, &[4]), vec![(vec![2, 2], vec![0, 1, 2, 3]), (vec![2, 2], vec![4, 5, 6, 7])]),
+            (
+                vec![4, 2],
+                1,
+                along(0, &[4]),
+                vec![(vec![2, 2], vec![0, 1, 2, 3]), (vec![2, 2], vec![4, 5, 6, 7])],
+            ),
             (vec![4], 2, along(0, &[4]), vec![(vec![2], vec![0, 1, 2, 3]), (vec![2], vec![4, 5, 6, 7])]),
-            (vec![2, 4], 1, along(1, &[4]), vec![(vec![2, 2], vec![0, 1, 4, 5]), (vec![2, 2], vec![2, 3, 6, 7])]),
-            (vec![2, 2], 2, along(1, &[2]), vec![(vec![2, 1], vec![0, 1, 4, 5]), (vec![2, 1], vec![2, 3, 6, 7])]),
+            (
+                vec![2, 4],
+                1,
+                along(1, &[4]),
+                vec![(vec![2, 2], vec![0, 1, 4, 5]), (vec![2, 2], vec![2, 3, 6, 7])],
+            ),
+            (
+                vec![2, 2],
+                2,
+                along(1, &[2]),
+                vec![(vec![2, 1], vec![0, 1, 4, 5]), (vec![2, 1], vec![2, 3, 6, 7])],
+            ),
             // Packed: 64 values in two stored ones.
             (vec![2, 2], 1, along(1, &[64]), vec![(vec![2, 1], vec![0, 2]), (vec![2, 1], vec![1, 3])]),
             // Of experts, each is shared, not their number.
-            (vec![2, 2, 2], 1, along(1, &[2]), vec![(vec![2, 1, 2], vec![0, 1, 4, 5]), (vec![2, 1, 2], vec![2, 3, 6, 7])]),
+            (
+                vec![2, 2, 2],
+                1,
+                along(1, &[2]),
+                vec![(vec![2, 1, 2], vec![0, 1, 4, 5]), (vec![2, 1, 2], vec![2, 3, 6, 7])],
+            ),
             // Two projections in one tensor: a share of each.
-            (vec![6, 1], 1, along(0, &[2, 4]), vec![(vec![3, 1], vec![0, 2, 3]), (vec![3, 1], vec![1, 4, 5])]),
+            (
+                vec![6, 1],
+                1,
+                along(0, &[2, 4]),
+                vec![(vec![3, 1], vec![0, 2, 3]), (vec![3, 1], vec![1, 4, 5])],
+            ),
             (vec![2], 1, ShardAxis::Replicated, vec![(vec![2], vec![0, 1]), (vec![2], vec![0, 1])]),
             (vec![0, 4], 1, along(1, &[4]), vec![(vec![0, 2], vec![]), (vec![0, 2], vec![])]),
         ] {

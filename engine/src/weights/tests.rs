@@ -45,7 +45,10 @@ fn safetensors(tensors: &Tensors) -> Vec<u8> {
     for (name, dtype, shape) in tensors {
         let width = if matches!(*dtype, "F16" | "BF16") { 2 } else { 4 };
         let bytes = shape.iter().product::<u64>() * width;
-        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]}));
+        header.insert(
+            name.clone(),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]}),
+        );
         offset += bytes;
     }
     let header = serde_json::to_vec(&header).unwrap();
@@ -114,12 +117,24 @@ fn index_is_a_hint_and_the_headers_decide() {
     for (files, fault) in [
         (vec![(SINGLE, all.clone())], None),
         (shards(), None),
-        (with(shards(), r#"{"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}}"#), None),
+        (
+            with(
+                shards(),
+                r#"{"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}}"#,
+            ),
+            None,
+        ),
         // Stale: it names shards that are elsewhere.
-        (with(vec![(SINGLE, all.clone())], r#"{"weight_map":{"a":"model-00001-of-00002.safetensors"}}"#), None),
+        (
+            with(vec![(SINGLE, all.clone())], r#"{"weight_map":{"a":"model-00001-of-00002.safetensors"}}"#),
+            None,
+        ),
         (with(vec![(SINGLE, all.clone())], r#"{"weight_map":{}}"#), None),
         (with(vec![(SINGLE, all.clone())], ""), None),
-        (with(vec![(SINGLE, all)], r#"{"weight_map":{"a":"../../etc/passwd"}}"#), Some("not a plain file name")),
+        (
+            with(vec![(SINGLE, all)], r#"{"weight_map":{"a":"../../etc/passwd"}}"#),
+            Some("not a plain file name"),
+        ),
         (shards()[..1].to_vec(), Some("model-00002-of-00002.safetensors is missing")),
         (vec![], Some("model.safetensors is missing")),
     ] {
@@ -155,7 +170,7 @@ fn what_the_engine_lacks_is_refused_on_opening() {
 #[test]
 fn member_reads_its_share_of_a_projection_and_all_of_the_rest() {
     let checkpoint = open(&config(), &[(SINGLE, safetensors(&tensors()))]).unwrap();
-    let slice = TpShard { index: 1, of: 2 };
+    let slice = TpShard { index: 1, count: 2 };
     let mut read = 0;
     let mut count = |bytes| read += bytes;
     let mut weights = Weights::new(&checkpoint, LoadDtype::AsStored, slice, &mut count);
@@ -169,7 +184,10 @@ fn member_reads_its_share_of_a_projection_and_all_of_the_rest() {
         assert_eq!(weights.tensor(&format!("model.layers.0.{tensor}")).unwrap().shape(), shape, "{tensor}");
     }
     let error = weights.weight("model.layers.0.mlp.down_proj").unwrap_err().to_string();
-    assert!(error.contains("down_proj.scales has 3 groups per row, which 2 ranks cannot share evenly"), "{error}");
+    assert!(
+        error.contains("down_proj.scales has 3 groups per row, which 2 ranks cannot share evenly"),
+        "{error}"
+    );
     assert_eq!(read, 4 * (64 * 64 + 64 + 64 * 64 + 64 + 64));
 }
 

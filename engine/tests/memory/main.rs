@@ -20,15 +20,14 @@ use futures::future::join_all;
 use russet_agent::store::{Context, SourceSpec, Store};
 use russet_crds::{EngineOptions, KvCacheType};
 use russet_model::partition::Partition;
+use russet_model::shape::ModelShape;
 use russet_plan::memory_model::{
     DraftModelShape, ENGINE_BASE_BYTES, MemoryEstimate, MemoryModel, ServingCapacity,
 };
 use russet_rpc::engine::GenerateRequest;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_model::partition::Partition;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
-use russet_model::shape::ModelShape;
 
 use tempfile::TempDir;
 use tonic::transport::Channel;

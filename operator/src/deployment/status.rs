@@ -287,9 +287,9 @@ mod tests {
         InferenceNode, InferenceNodeSpec, InferenceNodeStatus, LocalReference, Model, ModelDeployment,
         ModelDeploymentSpec, ModelSpec, ModelStatus, NodeMemory, ShardGroupSpec, ShardGroupStatus,
     };
+    use russet_model::shape::ModelShape;
     use russet_plan::ClusterObjects;
     use russet_plan::placement::RemovalReason;
-    use russet_model::shape::ModelShape;
 
     use super::*;
     use crate::deployment::decide::decide;

@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{Model, ModelDeployment, ShardingStrategy, ShardingStrategyStatus};
+use russet_model::shape::ModelShape;
 use russet_plan::note;
 use russet_plan::validate::{StrategyVerdict, judge_strategy};
-use russet_model::shape::ModelShape;
 
 /// The status of a strategy.
 pub fn status(
