@@ -385,6 +385,6 @@ mod tests {
         }]);
         assert!(early.blocking_recv().unwrap().unwrap_err().to_string().contains("before it could"));
         let error = runtime.load().blocking_recv().unwrap().unwrap_err();
-        assert!(error.to_string().contains("/nowhere/config.json"), "{error}");
+        assert!(error.to_string().contains("/nowhere: config.json is missing"), "{error}");
     }
 }

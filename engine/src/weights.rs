@@ -307,8 +307,9 @@ impl<'a> Weights<'a> {
             return Ok(Weight::Plain(self.tensor(&weight)?));
         };
         let (group_size, bits) = (group_size as i32, bits as i32);
-        let packed = self.build(tensor, Field::Weight)?;
-        let [scales, biases] = [self.build(tensor, Field::Scales)?, self.build(tensor, Field::Biases)?];
+        // The scales first: where their number cannot be shared, nothing is read.
+        let scales = self.build(tensor, Field::Scales)?;
+        let [packed, biases] = [self.build(tensor, Field::Weight)?, self.build(tensor, Field::Biases)?];
         match self.dtype {
             LoadDtype::AsStored => Ok(Weight::Quantised { packed, scales, biases, group_size, bits }),
             LoadDtype::Float32 => {
