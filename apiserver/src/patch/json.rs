@@ -16,8 +16,11 @@ pub const MAX_OPERATIONS: usize = 10_000;
 /// fill the memory.
 const MAX_COPIED: usize = 3 * 1024 * 1024;
 
-/// Maximum levels of the result: as many as JSON is read with. Moves and long paths could nest deeper, and the
-/// stored object could not be read again.
+/// Maximum bytes that `move` operations may nest deeper, as for `copy`: their depth is counted each time.
+const MAX_MOVED_DEEPER: usize = MAX_COPIED;
+
+/// Maximum levels after every operation: as many as JSON is read with. A deeper object could not be read again, and
+/// freeing one of 300,000 levels, which fit into a patch, overflows the stack.
 const MAX_DEPTH: usize = 127;
 
 /// Why a JSON patch failed.
@@ -46,14 +49,16 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
         return Err(JsonPatchError::TooMany(operations.len()));
     }
     let mut document = live.clone();
-    let mut copied = 0;
+    let (mut copied, mut moved) = (0, 0);
     for (index, operation) in operations.iter().enumerate() {
         let operation = read(index, operation)?;
-        match &operation {
+        let placed = match &operation {
             PatchOperation::Test(test) => {
                 check(&document, test)?;
                 continue;
             }
+            PatchOperation::Add(add) => Some(&add.value),
+            PatchOperation::Replace(replace) => Some(&replace.value),
             PatchOperation::Copy(copy) => {
                 let value =
                     document.pointer(copy.from.as_str()).ok_or_else(|| missing("copy", &copy.from))?;
@@ -63,16 +68,31 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
                         "copy operations would add {copied} bytes, more than the {MAX_COPIED} allowed"
                     )));
                 }
+                Some(value)
             }
-            _ => {}
+            PatchOperation::Move(operation) if operation.path.count() > operation.from.count() => {
+                let value = document
+                    .pointer(operation.from.as_str())
+                    .ok_or_else(|| missing("move", &operation.from))?;
+                moved += value.to_string().len();
+                if moved > MAX_MOVED_DEEPER {
+                    return Err(JsonPatchError::Refused(format!(
+                        "move operations would nest {moved} bytes deeper, more than the {MAX_MOVED_DEEPER} allowed"
+                    )));
+                }
+                Some(value)
+            }
+            // Nothing gets deeper.
+            PatchOperation::Move(_) | PatchOperation::Remove(_) => None,
+        };
+        let levels = MAX_DEPTH.checked_sub(operation.path().count());
+        if placed.zip(levels).is_some_and(|(value, levels)| is_deeper(value, levels)) {
+            return Err(JsonPatchError::Refused(format!(
+                "the patched object would nest deeper than the {MAX_DEPTH} levels allowed"
+            )));
         }
         json_patch::patch_unsafe(&mut document, std::slice::from_ref(&operation))
             .map_err(|error| refused(&document, &operation, &error.kind))?;
-    }
-    if is_deeper(&document, MAX_DEPTH) {
-        return Err(JsonPatchError::Refused(format!(
-            "the patched object would nest deeper than the {MAX_DEPTH} levels allowed"
-        )));
     }
     Ok(document)
 }
@@ -344,6 +364,17 @@ mod tests {
         let deepest = nested(MAX_DEPTH).expect("as deep as is read").to_string();
         assert!(serde_json::from_str::<Value>(&deepest).is_ok());
         let error = nested(MAX_DEPTH + 1).expect_err("deeper than is read");
+        assert!(error.to_string().contains("127 levels"), "{error}");
+        // 300,000 levels of 3 MB, on a stack that is too small to free them.
+        let chain = (0..100).fold(json!({}), |inner, _| json!({"x": inner}));
+        let place = format!("/b{}", "/x".repeat(101));
+        let round = [
+            json!({"op": "add", "path": "/b", "value": chain}),
+            json!({"op": "move", "from": "/a", "path": place}),
+            json!({"op": "move", "from": "/b", "path": "/a"}),
+        ];
+        let rounds = Value::from(vec![round; 3_000].concat());
+        let error = json_patch(&json!({"a": 1}), &rounds).expect_err("deep in the middle");
         assert!(error.to_string().contains("127 levels"), "{error}");
     }
 }
