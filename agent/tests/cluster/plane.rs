@@ -239,20 +239,31 @@ pub fn engine() -> PathBuf {
     path
 }
 
-/// Creates a model of four layers in `folder`.
+/// Creates a llama of four layers in `folder`: every matrix is 64 by 64, and the head is the embedding.
 pub fn model(folder: &Path) -> String {
     std::fs::create_dir_all(folder).unwrap();
-    let mut offset = 0;
+    let mut offset: usize = 0;
     let mut tensors = serde_json::Map::new();
-    let mut tensor = |name: String| {
-        let entry =
-            serde_json::json!({"dtype": "BF16", "shape": [64, 64], "data_offsets": [offset, offset + 8192]});
-        offset += 8192;
+    let mut tensor = |name: String, shape: &[usize]| {
+        let end = offset + 2 * shape.iter().product::<usize>();
+        let entry = serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]});
+        offset = end;
         tensors.insert(name, entry);
     };
-    tensor("model.embed_tokens.weight".into());
-    tensor("model.norm.weight".into());
-    (0..4).for_each(|layer| tensor(format!("model.layers.{layer}.mlp.up_proj.weight")));
+    tensor("model.embed_tokens.weight".into(), &[64, 64]);
+    tensor("model.norm.weight".into(), &[64]);
+    for layer in 0..4 {
+        let path = format!("model.layers.{layer}");
+        for name in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+            tensor(format!("{path}.self_attn.{name}.weight"), &[64, 64]);
+        }
+        for name in ["gate_proj", "up_proj", "down_proj"] {
+            tensor(format!("{path}.mlp.{name}.weight"), &[64, 64]);
+        }
+        for name in ["input_layernorm", "post_attention_layernorm"] {
+            tensor(format!("{path}.{name}.weight"), &[64]);
+        }
+    }
     let header = serde_json::Value::from(tensors).to_string();
     let mut weights = (header.len() as u64).to_le_bytes().to_vec();
     weights.extend(header.as_bytes());
@@ -260,7 +271,7 @@ pub fn model(folder: &Path) -> String {
     std::fs::write(folder.join("model.safetensors"), weights).unwrap();
     let config = serde_json::json!({
         "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
-        "vocab_size": 64, "max_position_embeddings": 128,
+        "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 128,
     });
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
     format!("file://{}", folder.display())

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::{Backend, BackendChoice, FabricKind, GroupMember, GroupPlan, KvCacheType, Link, LinkKind};
+use russet_model::shape::ModelShape;
 
 use super::Violation;
 use crate::placement::Placement;
@@ -52,15 +53,7 @@ pub fn check(
         wrong.push(Violation::Split { group: group(), layers: layers.clone(), split: desired.split.clone() });
     }
     let shape = &desired.shape;
-    let group_of = shape.quantization_group_size.max(1);
-    let parts = [
-        shape.attention_heads,
-        shape.key_value_heads,
-        shape.intermediate_size,
-        shape.attention_heads * shape.head_dim / group_of,
-        shape.intermediate_size / group_of,
-    ];
-    if size > 1 && parts.iter().any(|&part| part == 0 || !(part as usize).is_multiple_of(size)) {
+    if size > 1 && !divides(shape, size) {
         wrong.push(Violation::Indivisible { group: group(), size: plan.tensor_size });
     }
     let guesses = |plan: &GroupPlan| plan.draft_model_ref.as_ref().map(|draft| draft.name.clone());
@@ -100,6 +93,23 @@ pub fn check(
     if let Err(why) = check_backend(view, desired, plan) {
         wrong.push(Violation::Backend { group: group(), backend: plan.backend, why });
     }
+}
+
+/// Whether every rank of `size` gets as many of each shard unit. Counted here, and not asked of the shape, which is
+/// what planned it; a shape that an older release reported has no units, only the numbers they follow from.
+fn divides(shape: &ModelShape, size: usize) -> bool {
+    let mut counts: Vec<u32> = shape.shard_units.iter().map(|unit| unit.count).collect();
+    if counts.is_empty() {
+        let group = shape.quantization_group_size.max(1);
+        counts = vec![
+            shape.attention_heads,
+            shape.key_value_heads,
+            shape.intermediate_size,
+            shape.attention_heads * shape.head_dim / group,
+            shape.intermediate_size / group,
+        ];
+    }
+    counts.iter().all(|&count| count > 0 && (count as usize).is_multiple_of(size))
 }
 
 /// Whether a pool has all nodes, and every pair of them reports the links that the pool requires.
