@@ -1,199 +1,171 @@
-//! KV cache of one layer and one sequence. It grows in steps, so that most tokens are written in place; a
-//! read returns the same shapes as in mlx-lm, so the same kernels read it. Not here: the format of keys and
-//! values ([`format`]); this module handles arrays with positions.
+//! What a layer remembers of one sequence, by the [`StateKind`] of its mixer. All kinds share the verbs of this module:
+//! rewind, snapshot, restore and their size in bytes; how a layer appends is its own. Which verbs a whole model has,
+//! scheduler, prefix cache and speculative decoding learn from [`CacheSupport`](crate::executor::CacheSupport).
 
 pub mod format;
+pub mod kv;
+pub mod latent;
+mod positions;
+pub mod recurrent;
+pub mod rotating;
 
 use std::ops::Range;
 
-use mlx_rs::{
-    Array,
-    error::Exception,
-    ops::{concatenate, indexing::TryIndexOp, zeros_dtype},
-};
+use mlx_rs::{Array, error::Exception};
+use russet_model::state::StateKind;
 
-use russet_mlx::array::write_slice;
+use format::{KvFormat, KvView};
+use kv::KvCache;
+use latent::LatentCache;
+use recurrent::RecurrentCache;
+use rotating::RotatingCache;
 
-use crate::prefix_cache;
-use format::{KvFormat, KvView, prefix};
-
-/// Allocation unit in positions.
-const CACHE_STEP: i32 = prefix_cache::CACHE_STEP as i32;
-
-/// KV cache of one layer and one sequence, with `offset` positions in use.
-#[derive(Debug, Default)]
-pub struct KvCache {
-    format: KvFormat,
-    /// Arrays of `[batch, heads, positions, width]`, as many as the format has; empty before the first
-    /// position.
-    tensors: Vec<Array>,
-    offset: i32,
+/// What one layer remembers of one sequence.
+#[derive(Clone, Debug)]
+pub enum LayerCache {
+    /// Keys and values of every position.
+    Kv(KvCache),
+    /// Keys and values of the last positions.
+    Rotating(RotatingCache),
+    /// One latent of every position.
+    Latent(LatentCache),
+    /// A state of fixed size.
+    Recurrent(RecurrentCache),
 }
 
-impl KvCache {
-    /// An empty KV cache.
-    pub fn new(format: KvFormat) -> Self {
-        Self { format, ..Self::default() }
-    }
+/// Whether a cache is back at an earlier position.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rewound {
+    /// It is: it equals a cache that never saw the positions behind.
+    Rewound,
+    /// It no longer has that position, and is unchanged.
+    Impossible,
+}
 
-    /// Format of its keys and values.
-    pub fn format(&self) -> KvFormat {
-        self.format
-    }
+/// A cache at one position, to be restored later. It shares its arrays with the cache it was taken of: the next append
+/// copies what it would have written in place, so where a cache can be rewound, that is cheaper.
+#[derive(Clone, Debug)]
+pub struct Snapshot(LayerCache);
 
-    /// Tokens in the cache.
+impl Snapshot {
+    /// The position.
     pub fn offset(&self) -> i32 {
-        self.offset
+        self.0.offset()
     }
 
-    /// Appends keys and values, `[batch, heads, positions, width]`; returns a view of everything in the
-    /// cache.
-    pub fn append(&mut self, keys: &Array, values: &Array) -> Result<KvView, Exception> {
-        let new = self.format.encode(keys, values)?;
-        self.append_raw(new)?;
-        let used = self.tensors.iter().map(|part| prefix(part, self.offset));
-        self.format.view(&used.collect::<Result<Vec<_>, _>>()?)
-    }
-
-    /// Appends positions in the cache's format, as [`Self::slice`] returns them.
-    pub fn append_raw(&mut self, new: Vec<Array>) -> Result<(), Exception> {
-        let positions = new.first().map_or(0, |part| part.dim(2));
-        let (from, to) = (self.offset, self.offset + positions);
-        let mut rooms = std::mem::take(&mut self.tensors).into_iter();
-        for new in new {
-            let room = grow(rooms.next(), from, &new)?;
-            let written = write_slice(&room, &new, &[0, 0, from, 0]);
-            self.tensors.push(written.map_err(|error| Exception::custom(error.to_string()))?);
-        }
-        self.offset = to;
-        Ok(())
-    }
-
-    /// Truncates to the first `length` positions; the allocation stays.
-    pub fn truncate(&mut self, length: i32) {
-        self.offset = self.offset.min(length);
-    }
-
-    /// Copies of some positions of each array; `None` if the cache is empty.
-    pub fn slice(&self, positions: Range<i32>) -> Result<Option<Vec<Array>>, Exception> {
-        let cut = |part: &Array| part.try_index((.., .., positions.clone(), ..));
-        let parts = self.tensors.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
-        Ok((!parts.is_empty()).then_some(parts))
-    }
-
-    /// An element of each array that is evaluated once the whole cache is: waiting for it holds no reference
-    /// to the cache itself, so the next step can write in place.
-    pub fn readiness_probe(&self) -> Result<Vec<Array>, Exception> {
-        let number = |part: &Array| part.try_index((0..1, 0..1, 0..1, 0..1))?.add(Array::from_int(0));
-        self.tensors.iter().map(number).collect()
+    /// Bytes of the arrays that it keeps alive.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
     }
 }
 
-/// The array with capacity for `new` after the first `offset` positions, reallocated if needed.
-fn grow(room: Option<Array>, offset: i32, new: &Array) -> Result<Array, Exception> {
-    let (batch, heads, count, width) = (new.dim(0), new.dim(1), new.dim(2), new.dim(3));
-    match room {
-        Some(room) if offset + count <= room.dim(2) => Ok(room),
-        room => {
-            let positions = (offset + count + CACHE_STEP - 1) / CACHE_STEP * CACHE_STEP - offset;
-            let more = zeros_dtype(&[batch, heads, positions, width], new.dtype())?;
-            match room {
-                None => Ok(more),
-                Some(room) => concatenate(&[prefix(&room, offset)?, more], 2),
+impl LayerCache {
+    /// An empty cache of this kind. Keys and values are kept in `format`; a latent and a state are kept as computed.
+    pub fn new(kind: StateKind, format: KvFormat) -> Self {
+        match kind {
+            StateKind::KeyValue => Self::Kv(KvCache::new(format)),
+            StateKind::Rotating { window } => Self::Rotating(RotatingCache::new(format, window as i32)),
+            StateKind::Latent => Self::Latent(LatentCache::default()),
+            StateKind::Recurrent => Self::Recurrent(RecurrentCache::default()),
+        }
+    }
+
+    /// Positions of the sequence that it has seen.
+    pub fn offset(&self) -> i32 {
+        match self {
+            Self::Kv(cache) => cache.offset(),
+            Self::Rotating(cache) => cache.offset(),
+            Self::Latent(cache) => cache.offset(),
+            Self::Recurrent(cache) => cache.offset(),
+        }
+    }
+
+    /// Bytes allocated.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Kv(cache) => cache.bytes(),
+            Self::Rotating(cache) => cache.bytes(),
+            Self::Latent(cache) => cache.bytes(),
+            Self::Recurrent(cache) => cache.bytes(),
+        }
+    }
+
+    /// Appends keys and values, `[batch, heads, positions, width]`; returns a view of those that the new positions
+    /// attend to.
+    pub fn append(&mut self, keys: &Array, values: &Array) -> Result<KvView, Exception> {
+        match self {
+            Self::Kv(cache) => cache.append(keys, values),
+            Self::Rotating(cache) => cache.append(keys, values),
+            Self::Latent(_) | Self::Recurrent(_) => {
+                Err(Exception::custom("attention was given the cache of another kind of layer"))
             }
+        }
+    }
+
+    /// Goes back to the first `to` positions, if they are all there.
+    pub fn rewind(&mut self, to: i32) -> Rewound {
+        if to > self.offset() {
+            return Rewound::Impossible;
+        }
+        match self {
+            Self::Kv(cache) => cache.truncate(to),
+            Self::Latent(cache) => cache.truncate(to),
+            Self::Rotating(cache) => return cache.rewind(to),
+            Self::Recurrent(cache) => return cache.rewind(to),
+        }
+        Rewound::Rewound
+    }
+
+    /// The cache as it is now.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot(self.clone())
+    }
+
+    /// Goes back to a snapshot of this cache, wherever it is now.
+    pub fn restore(&mut self, snapshot: &Snapshot) {
+        *self = snapshot.0.clone();
+    }
+
+    /// Arrays of a block of positions; 0 where positions cannot be told apart.
+    pub fn block_tensors(&self) -> usize {
+        match self {
+            Self::Kv(cache) => cache.format().tensor_count(),
+            Self::Latent(_) => 1,
+            Self::Rotating(_) | Self::Recurrent(_) => 0,
+        }
+    }
+
+    /// Copies of some positions of each array; `None` if the cache is empty, or cannot tell positions apart.
+    pub fn slice(&self, positions: Range<i32>) -> Result<Option<Vec<Array>>, Exception> {
+        match self {
+            Self::Kv(cache) => cache.slice(positions),
+            Self::Latent(cache) => cache.slice(positions),
+            Self::Rotating(_) | Self::Recurrent(_) => Ok(None),
+        }
+    }
+
+    /// Appends positions as [`Self::slice`] returns them.
+    pub fn append_raw(&mut self, new: Vec<Array>) -> Result<(), Exception> {
+        match self {
+            Self::Kv(cache) => cache.append_raw(new),
+            Self::Latent(cache) => cache.append_raw(new),
+            Self::Rotating(_) | Self::Recurrent(_) => Err(Exception::custom(
+                "blocks cannot be loaded into a cache that does not tell positions apart",
+            )),
+        }
+    }
+
+    /// An element of each array that is evaluated once the whole cache is.
+    pub fn readiness_probe(&self) -> Result<Vec<Array>, Exception> {
+        match self {
+            Self::Kv(cache) => cache.readiness_probe(),
+            Self::Rotating(cache) => cache.readiness_probe(),
+            Self::Latent(cache) => cache.readiness_probe(),
+            Self::Recurrent(cache) => cache.readiness_probe(),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use mlx_rs::Dtype;
-
-    use super::*;
-    use crate::args::KvCacheType;
-
-    /// Values of some positions, for one head of size 32; each encodes its position.
-    fn numbers(from: i32, count: i32) -> Array {
-        let place =
-            |value: i32| (0..32).map(move |at| if at % 2 == 0 { value as f32 } else { -value as f32 });
-        let values: Vec<f32> = (from..from + count).flat_map(place).collect();
-        Array::from_slice(&values, &[1, 1, count, 32])
-    }
-
-    fn bytes(array: &Array) -> Vec<u8> {
-        let bytes = array.contiguous().unwrap().view_dtype(Dtype::Uint8).unwrap();
-        bytes.as_slice::<u8>().to_vec()
-    }
-
-    fn forms() -> [KvFormat; 3] {
-        [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4]
-            .map(|kind| KvFormat::new(kind, 32).unwrap())
-    }
-
-    /// Checks that the cache equals, bit by bit, these values in its format.
-    fn check(cache: &KvCache, keys: &Array, values: &Array, story: &str) {
-        let expected = cache.format.encode(keys, values).unwrap();
-        let held = cache.slice(0..cache.offset()).unwrap().unwrap();
-        assert_eq!(held.len(), cache.format.tensor_count(), "{story}");
-        for (held, expected) in held.iter().zip(&expected) {
-            assert_eq!((held.shape(), held.dtype()), (expected.shape(), expected.dtype()), "{story}");
-            assert!(bytes(held) == bytes(expected), "{story}");
-        }
-    }
-
-    #[test]
-    fn kv_cache_returns_appended_positions_in_order() {
-        for form in forms() {
-            for pieces in [vec![1, 1, 1], vec![255, 1, 1], vec![256, 1], vec![300, 300, 7], vec![2048, 1, 1]]
-            {
-                let mut cache = KvCache::new(form);
-                let mut total = 0;
-                for &count in &pieces {
-                    let new = numbers(total, count);
-                    let held = cache.append(&new, &new.negative().unwrap()).unwrap();
-                    total += count;
-                    assert_eq!(held.positions(), total, "{pieces:?}");
-                    let all = numbers(0, total);
-                    check(
-                        &cache,
-                        &all,
-                        &all.negative().unwrap(),
-                        &format!("{form:?}, {pieces:?} after {total}"),
-                    );
-                }
-                assert_eq!(cache.offset(), total);
-            }
-        }
-    }
-
-    #[test]
-    fn kv_cache_overwrites_truncated_positions() {
-        for form in forms() {
-            for (before, length, after) in [(10, 4, 3), (300, 256, 1), (300, 20, 500), (5, 0, 5)] {
-                let mut cache = KvCache::new(form);
-                cache.append(&numbers(1000, before), &numbers(1000, before)).unwrap();
-                cache.truncate(length);
-                assert_eq!(cache.offset(), length);
-                cache.append(&numbers(0, after), &numbers(0, after)).unwrap();
-                let all = concatenate(&[numbers(1000, length), numbers(0, after)], 2);
-                let all = if length == 0 { numbers(0, after) } else { all.unwrap() };
-                check(&cache, &all, &all, &format!("{form:?}, {before} → {length} → +{after}"));
-            }
-        }
-    }
-
-    #[test]
-    fn kv_cache_slices_append_unchanged() {
-        for form in forms() {
-            let (mut cache, mut other) = (KvCache::new(form), KvCache::new(form));
-            assert!(cache.slice(0..1).unwrap().is_none(), "there is nothing yet");
-            let all = numbers(0, 300);
-            cache.append(&all, &all).unwrap();
-            for from in (0..300).step_by(60) {
-                other.append_raw(cache.slice(from..from + 60).unwrap().unwrap()).unwrap();
-            }
-            check(&other, &all, &all, &format!("{form:?}"));
-            assert_eq!(other.readiness_probe().unwrap().len(), form.tensor_count());
-        }
-    }
-}
+mod tests;

@@ -7,11 +7,12 @@ use mlx_rs::{Array, error::Exception};
 use russet_model::{
     description::{self, Description, Mixer, Mlp},
     partition::RankPart,
+    state::StateKind,
 };
 use thiserror::Error;
 
 use crate::{
-    cache::{KvCache, format::KvFormat},
+    cache::{LayerCache, format::KvFormat},
     layers::{
         attention::Attention,
         embedding::Embedding,
@@ -74,6 +75,8 @@ struct Layer {
     rope: Rc<Rope>,
     post_norm: RmsNorm,
     mlp: GatedMlp,
+    /// What it remembers of a sequence.
+    state: StateKind,
 }
 
 impl Decoder {
@@ -106,8 +109,8 @@ impl Decoder {
     }
 
     /// An empty cache for each layer held.
-    pub fn new_cache(&self, format: KvFormat) -> Vec<KvCache> {
-        self.layers.iter().map(|_| KvCache::new(format)).collect()
+    pub fn new_cache(&self, format: KvFormat) -> Vec<LayerCache> {
+        self.layers.iter().map(|layer| LayerCache::new(layer.state, format)).collect()
     }
 
     /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
@@ -167,7 +170,8 @@ impl Layer {
             Mlp::Dense(_) => GatedMlp::load(weights, &format!("{path}.mlp"))?,
             Mlp::Experts(_) => return Err(missing("experts")),
         };
-        Ok(Self { input_norm, attention, rope, post_norm, mlp })
+        let state = StateKind::of(&layer.mixer);
+        Ok(Self { input_norm, attention, rope, post_norm, mlp, state })
     }
 
     fn forward(

@@ -11,6 +11,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use russet_model::{description::Description, state::Rewind};
 use russet_wire::request::Sampling;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -127,6 +128,28 @@ pub struct Addresses {
     pub pipeline: Vec<SocketAddr>,
 }
 
+/// What the caches of a model's layers can do, all of them together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSupport {
+    /// Whether a slot can be truncated to any earlier position: rejected draft tokens and a prefix that the next
+    /// request shares ask for it.
+    pub rewind: bool,
+    /// Whether positions can be copied out of a slot and into another: blocks of the prefix cache are such copies, one
+    /// array for all layers.
+    pub blocks: bool,
+}
+
+impl CacheSupport {
+    /// Of a model with keys and values of every position, alike in all layers.
+    pub const ALL: Self = Self { rewind: true, blocks: true };
+
+    /// Of a model.
+    pub fn of(description: &Description) -> Self {
+        let rewind = description.rewind() == Rewind::Anywhere;
+        Self { rewind, blocks: rewind && description.has_uniform_state() }
+    }
+}
+
 /// Bytes of weights loaded so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadProgress {
@@ -197,6 +220,8 @@ pub trait Executor: Send + Sync + 'static {
     /// impossible. An error disables the draft model for good, with the reason; the target model is not
     /// affected.
     fn draft(&self, drafts: Vec<DraftRequest>) -> ReplyReceiver<Vec<Vec<u32>>>;
+    /// What the caches of the model's layers can do; all of it before the weights are loaded.
+    fn cache_support(&self) -> CacheSupport;
     /// Applies a command to the KV caches.
     fn apply_cache_command(&self, order: CacheCommand);
     /// Frees a sequence: the slot's KV cache is empty afterwards.

@@ -10,8 +10,8 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::batch_monitor::{BatchMonitor, BatchProgress};
 use crate::executor::{
-    Addresses, DraftRequest, Executor, ExecutorError, LoadProgress, MlxMemory, ReplyReceiver, SampleError,
-    SampleSpec, Sampled, SequenceStep,
+    Addresses, CacheSupport, DraftRequest, Executor, ExecutorError, LoadProgress, MlxMemory, ReplyReceiver,
+    SampleError, SampleSpec, Sampled, SequenceStep,
 };
 use crate::prefix_cache::{
     CacheCommand,
@@ -70,6 +70,8 @@ pub struct FakeExecutor {
     pub batch_time: Duration,
     /// Whether overlap scheduling pays.
     pub overlaps_steps: bool,
+    /// What its caches can do.
+    pub cache_support: CacheSupport,
 }
 
 struct FakeState {
@@ -106,8 +108,7 @@ impl FakeExecutor {
 
     /// A fake for which overlap scheduling does not pay.
     pub fn without_overlap() -> Arc<Self> {
-        let Self { state, batches, gate, batch_time: pace, .. } = Self::new().as_ref().clone();
-        Arc::new(Self { state, batches, gate, batch_time: pace, overlaps_steps: false })
+        Arc::new(Self { overlaps_steps: false, ..Self::new().as_ref().clone() })
     }
 
     pub fn with_timing(pace: Duration, gate: Option<Arc<Notify>>) -> Arc<Self> {
@@ -131,6 +132,7 @@ impl FakeExecutor {
             gate,
             batch_time: pace,
             overlaps_steps: true,
+            cache_support: CacheSupport::ALL,
         })
     }
 
@@ -377,6 +379,10 @@ impl Executor for FakeExecutor {
 
     fn overlaps_steps(&self) -> bool {
         self.overlaps_steps
+    }
+
+    fn cache_support(&self) -> CacheSupport {
+        self.cache_support
     }
 
     fn draft(&self, drafts: Vec<DraftRequest>) -> ReplyReceiver<Vec<Vec<u32>>> {

@@ -383,6 +383,14 @@ async fn run_rank(
         Ok(followers) => followers,
         Err(failure) => return life.fail_with(failure),
     };
+    let support = compute.cache_support();
+    if support != CacheSupport::ALL {
+        tracing::warn!(
+            rewind = support.rewind,
+            blocks = support.blocks,
+            "the caches of this model's layers cannot go back or be shared in blocks: speculative decoding and the prefix cache are off where they need it"
+        );
+    }
     let opened = Scheduler::new(
         compute,
         followers.clone(),
@@ -394,10 +402,10 @@ async fn run_rank(
             max_sequences: args.max_sequences,
             kv_tokens: args.kv_tokens(),
             stages: args.size() / args.tensor_size.max(1),
-            prefix_cache: args.prefix_cache == Switch::On,
+            prefix_cache: support.blocks && args.prefix_cache == Switch::On,
             proposers: Proposers {
-                prompt_lookup: args.speculation == Speculation::PromptLookup,
-                draft_model: args.draft_dir.is_some(),
+                prompt_lookup: support.rewind && args.speculation == Speculation::PromptLookup,
+                draft_model: support.rewind && args.draft_dir.is_some(),
             },
         },
         BlockHash::root(fingerprint::model_fingerprint(&args.model_dir).as_bytes()),

@@ -31,8 +31,8 @@ use crate::{
     args::{KvCacheType, OverlapScheduling},
     batch_monitor::{BatchMonitor, BatchProgress},
     executor::{
-        Addresses, DraftRequest, Executor, LoadProgress, MlxMemory, ReplyReceiver, SampleError, Sampled,
-        SequenceStep,
+        Addresses, CacheSupport, DraftRequest, Executor, LoadProgress, MlxMemory, ReplyReceiver, SampleError,
+        Sampled, SequenceStep,
     },
     jaccl::Devices,
     layers,
@@ -120,6 +120,7 @@ pub struct Runtime {
     profiler: StepProfiler,
     /// Set once the weights are loaded.
     disk_cache: Arc<OnceLock<Arc<DiskCache>>>,
+    cache_support: Arc<OnceLock<CacheSupport>>,
     /// Number of groups that the thread was asked to leave.
     groups_left: Arc<AtomicU64>,
     overlaps_steps: bool,
@@ -135,6 +136,7 @@ impl Runtime {
         let (commands, inbox) = mpsc::channel();
         let bytes = Arc::<LoadCounter>::default();
         let shelf = Arc::<OnceLock<Arc<DiskCache>>>::default();
+        let cache_support = Arc::<OnceLock<CacheSupport>>::default();
         let batches = BatchMonitor::new(config.size() / config.tensor_size.max(1));
         let meter = StepProfiler::default();
         let disbanded = Arc::<AtomicU64>::default();
@@ -144,6 +146,7 @@ impl Runtime {
             groups_left: disbanded.clone(),
             load_counter: bytes.clone(),
             disk_cache: shelf.clone(),
+            cache_support: cache_support.clone(),
             batches: batches.clone(),
             profiler: meter.clone(),
             overlaps_steps: looks_ahead,
@@ -156,6 +159,7 @@ impl Runtime {
             commands,
             load_counter: bytes,
             disk_cache: shelf,
+            cache_support,
             batches,
             profiler: meter,
             groups_left: disbanded,
@@ -220,6 +224,10 @@ impl Executor for Runtime {
 
     fn overlaps_steps(&self) -> bool {
         self.overlaps_steps
+    }
+
+    fn cache_support(&self) -> CacheSupport {
+        self.cache_support.get().copied().unwrap_or(CacheSupport::ALL)
     }
 
     fn draft(&self, drafts: Vec<DraftRequest>) -> ReplyReceiver<Vec<Vec<u32>>> {

@@ -4,7 +4,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::description::{Attention, DeltaNet, Latent, Mixer};
+use crate::description::{Attention, DeltaNet, Description, Latent, Layer, Mixer};
 
 /// What one layer keeps, in bytes on all ranks of a tensor group together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -85,6 +85,38 @@ impl StateKind {
     }
 }
 
+impl Description {
+    /// How a sequence of this model can go back: as the least of its layers can.
+    pub fn rewind(&self) -> Rewind {
+        let of = |layer: &Layer| StateKind::of(&layer.mixer).rewind();
+        let least = |one: Rewind, other: Rewind| match (one, other) {
+            (Rewind::ToSnapshots, _) | (_, Rewind::ToSnapshots) => Rewind::ToSnapshots,
+            (Rewind::UntilWrapped { window: one }, Rewind::UntilWrapped { window: other }) => {
+                Rewind::UntilWrapped { window: one.min(other) }
+            }
+            (window @ Rewind::UntilWrapped { .. }, Rewind::Anywhere)
+            | (Rewind::Anywhere, window @ Rewind::UntilWrapped { .. }) => window,
+            (Rewind::Anywhere, Rewind::Anywhere) => Rewind::Anywhere,
+        };
+        self.layers.iter().map(of).fold(Rewind::Anywhere, least)
+    }
+
+    /// Whether every layer keeps arrays of the same shape.
+    pub fn has_uniform_state(&self) -> bool {
+        let shape = |layer: &Layer| match &layer.mixer {
+            Mixer::Attention(Attention { kv_heads, key_dim, value_dim, window, .. }) => {
+                (StateKind::of(&layer.mixer), [*kv_heads, *key_dim, *value_dim, window.unwrap_or(0)])
+            }
+            Mixer::Latent(Latent { rank, rope_dim, .. }) => (StateKind::Latent, [*rank, *rope_dim, 0, 0]),
+            Mixer::DeltaNet(DeltaNet { key_heads, value_heads, key_dim, value_dim, .. }) => {
+                (StateKind::Recurrent, [*key_heads, *value_heads, *key_dim, *value_dim])
+            }
+        };
+        let mut shapes = self.layers.iter().map(shape);
+        shapes.next().is_none_or(|first| shapes.all(|other| other == first))
+    }
+}
+
 impl LayerState {
     /// What a mixer keeps where values take `value_bytes`.
     pub fn of(mixer: &Mixer, value_bytes: u64) -> Self {
@@ -132,7 +164,7 @@ impl LayerState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::description::{Rope, RopeScaling};
+    use crate::description::{Dense, Mlp, Norms, Rope, RopeScaling};
 
     fn attention(window: Option<u32>) -> Mixer {
         let rope = Rope { width: 64, base: 1e4, traditional: false, scaling: RopeScaling::None };
@@ -192,6 +224,40 @@ mod tests {
             (Mixer::DeltaNet(delta), 10, 10, true),
         ] {
             assert_eq!(StateKind::of(&mixer).can_rewind(length, to), possible, "{mixer:?}: {length} to {to}");
+        }
+    }
+
+    #[test]
+    fn a_model_goes_back_as_far_as_its_least_layer() {
+        let delta = DeltaNet { key_heads: 1, value_heads: 1, key_dim: 1, value_dim: 1, conv_kernel: 4 };
+        let delta = Mixer::DeltaNet(delta);
+        let window = |window| Rewind::UntilWrapped { window };
+        for (mixers, rewind, uniform) in [
+            (vec![], Rewind::Anywhere, true),
+            (vec![attention(None), attention(None)], Rewind::Anywhere, true),
+            (vec![attention(None), attention(Some(128))], window(128), false),
+            (vec![attention(Some(128)), attention(Some(64))], window(64), false),
+            (vec![delta.clone(), attention(Some(64))], Rewind::ToSnapshots, false),
+            (vec![attention(None), delta.clone()], Rewind::ToSnapshots, false),
+            (vec![delta.clone(), delta], Rewind::ToSnapshots, true),
+        ] {
+            let layer = |mixer: &Mixer| Layer {
+                mixer: mixer.clone(),
+                mlp: Mlp::Dense(Dense { intermediate: 1, bias: false }),
+                norms: Norms { epsilon: 1e-5 },
+            };
+            let description = Description {
+                model_type: "test",
+                hidden_size: 1,
+                vocab_size: 1,
+                context_length: 1,
+                tied: true,
+                norm_epsilon: 1e-5,
+                layers: mixers.iter().map(layer).collect(),
+                notes: Vec::new(),
+            };
+            assert_eq!(description.rewind(), rewind, "{mixers:?}");
+            assert_eq!(description.has_uniform_state(), uniform, "{mixers:?}");
         }
     }
 

@@ -18,7 +18,7 @@ use super::{
     tensor_parallel::TpGroup,
 };
 use crate::{
-    cache::KvCache,
+    cache::LayerCache,
     weights::{Weights, WeightsError},
 };
 
@@ -126,7 +126,7 @@ impl Attention {
     fn attend_decode_rows<'a>(
         &self,
         QkvProjection { queries, keys, values }: &QkvProjection,
-        caches: impl Iterator<Item = &'a mut KvCache>,
+        caches: impl Iterator<Item = &'a mut LayerCache>,
         scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
         let rows = queries.dim(1);
@@ -148,7 +148,7 @@ impl Attention {
         QkvProjection { queries, keys, values }: &QkvProjection,
         rope: Option<&Rope>,
         offset: i32,
-        cache: &mut KvCache,
+        cache: &mut LayerCache,
         scores: &mut ScoreBudget,
     ) -> Result<Array, Exception> {
         let length = queries.dim(1);

@@ -1,10 +1,10 @@
 //! Packed batch: sequences that run together. Their positions are concatenated in one hidden state, `[1,
 //! positions, width]`, so a weight is read once for all of them, and joining or leaving sequences copies
-//! nothing. Only attention handles each sequence by itself, with its own KV cache.
+//! nothing. Only attention handles each sequence by itself, with its own cache.
 
 use mlx_rs::Array;
 
-use crate::cache::KvCache;
+use crate::cache::LayerCache;
 
 /// The part of a batch that belongs to one sequence.
 #[derive(Debug)]
@@ -13,8 +13,8 @@ pub struct SequenceSlice<'a> {
     pub length: i32,
     /// Earlier positions, which are in the KV cache.
     pub offset: i32,
-    /// One KV cache per layer of this rank.
-    pub caches: &'a mut [KvCache],
+    /// One cache per layer of this rank.
+    pub caches: &'a mut [LayerCache],
 }
 
 /// A packed batch.

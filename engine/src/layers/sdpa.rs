@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use crate::{
         args::KvCacheType,
-        cache::{KvCache, format::KvFormat},
+        cache::{format::KvFormat, kv::KvCache},
     };
 
     /// Values that differ from position to position.

@@ -1,4 +1,4 @@
-//! Block store of one rank: copies of ranges of its KV caches, one array per tensor of the KV format with all
+//! Block store of one rank: copies of ranges of its layers' caches, one array per tensor of the KV format with all
 //! layers of a block, in memory and, if there is a disk tier, on disk.
 
 use std::{
@@ -15,7 +15,7 @@ use mlx_rs::{
 use parking_lot::Mutex;
 
 use crate::{
-    cache::KvCache,
+    cache::LayerCache,
     prefix_cache::disk::{BlockFile, BlockTensor, DiskCache},
     prefix_cache::{
         BlockCopy,
@@ -78,7 +78,7 @@ impl BlockStore {
     /// computed.
     pub fn store(
         &mut self,
-        caches: &[KvCache],
+        caches: &[LayerCache],
         blocks: &[BlockCopy],
         sound: impl Fn() -> bool,
     ) -> Result<(), Exception> {
@@ -126,7 +126,7 @@ impl BlockStore {
     /// number of leading blocks that were found.
     pub fn load(
         &self,
-        caches: &mut [KvCache],
+        caches: &mut [LayerCache],
         blocks: Vec<(BlockHash, Option<BlockFile>)>,
     ) -> Result<u32, Exception> {
         let mut found = Vec::with_capacity(blocks.len());
@@ -147,8 +147,7 @@ impl BlockStore {
                     let layers = blocks.iter().map(|parts| parts[part].try_index(layer..layer + 1));
                     concatenate(&layers.collect::<Result<Vec<_>, _>>()?, 2)
                 };
-                cache
-                    .append_raw((0..cache.format().tensor_count()).map(joined).collect::<Result<_, _>>()?)?;
+                cache.append_raw((0..cache.block_tensors()).map(joined).collect::<Result<_, _>>()?)?;
                 // Layer by layer, so that only one layer exists twice.
                 eval(&cache.readiness_probe()?)?;
             }
@@ -166,7 +165,7 @@ impl BlockStore {
 }
 
 /// Copies one block of all layers; `None` if a layer lacks it.
-fn copy_block(caches: &[KvCache], index: u32) -> Result<Option<BlockArrays>, Exception> {
+fn copy_block(caches: &[LayerCache], index: u32) -> Result<Option<BlockArrays>, Exception> {
     let from = (index * BLOCK_TOKENS) as i32;
     let positions = from..from + BLOCK_TOKENS as i32;
     let layers = caches.iter().map(|cache| cache.slice(positions.clone()));
@@ -183,14 +182,14 @@ fn copy_block(caches: &[KvCache], index: u32) -> Result<Option<BlockArrays>, Exc
 }
 
 /// The arrays of a disk record; `None` if it does not fit this model.
-fn to_arrays(record: &BlockFile, caches: &[KvCache]) -> Option<Vec<Array>> {
+fn to_arrays(record: &BlockFile, caches: &[LayerCache]) -> Option<Vec<Array>> {
     let array = |BlockTensor { dtype, shape, bytes }: &BlockTensor| {
         let dtype = DTYPES.iter().find(|(_, word)| word == dtype).map(|(dtype, _)| *dtype)?;
         let fits =
             shape.first() == Some(&(caches.len() as i32)) && shape.get(2) == Some(&(BLOCK_TOKENS as i32));
         fits.then(|| russet_mlx::array::from_bytes(bytes, shape, dtype).ok())?
     };
-    let fits = caches.iter().all(|cache| cache.format().tensor_count() == record.tensors.len());
+    let fits = caches.iter().all(|cache| cache.block_tensors() == record.tensors.len());
     fits.then(|| record.tensors.iter().map(array).collect())?
 }
 
@@ -208,6 +207,8 @@ fn dtype_name(dtype: Dtype) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use russet_model::state::StateKind;
+
     use super::*;
     use crate::{args::KvCacheType, cache::format::KvFormat};
 
@@ -223,12 +224,12 @@ mod tests {
         (Dtype::Bfloat16, KvCacheType::Int4),
     ];
 
-    fn empty(kind: KvCacheType) -> KvCache {
-        KvCache::new(KvFormat::new(kind, WIDTH as usize).unwrap())
+    fn empty(kind: KvCacheType) -> LayerCache {
+        LayerCache::new(StateKind::KeyValue, KvFormat::new(kind, WIDTH as usize).unwrap())
     }
 
     /// KV caches of some layers in which every value encodes its position.
-    fn caches(positions: i32, dtype: Dtype, kind: KvCacheType) -> Vec<KvCache> {
+    fn caches(positions: i32, dtype: Dtype, kind: KvCacheType) -> Vec<LayerCache> {
         let numbers = |layer: i32, sign: f32| {
             let values: Vec<f32> = (0..2 * positions * WIDTH)
                 .map(|place| sign * (layer * 1000 + place % (positions * WIDTH)) as f32)
@@ -247,15 +248,15 @@ mod tests {
         BlockCopy { index, hash: BlockHash([index as u8; 16]), in_memory: held, on_disk: shelved }
     }
 
-    fn same(one: &[KvCache], other: &[KvCache], positions: i32) {
+    fn same(one: &[LayerCache], other: &[LayerCache], positions: i32) {
         for (one, other) in one.iter().zip(other) {
             assert_eq!((one.offset(), other.offset() >= positions), (positions, true));
-            let bytes = |cache: &KvCache| -> Vec<Vec<u8>> {
+            let bytes = |cache: &LayerCache| -> Vec<Vec<u8>> {
                 let parts = cache.slice(0..positions).unwrap().unwrap().into_iter();
                 let parts = parts.map(|part| part.contiguous().unwrap().view_dtype(Dtype::Uint8).unwrap());
                 parts.map(|part| part.as_slice::<u8>().to_vec()).collect()
             };
-            assert!(bytes(one) == bytes(other), "{:?}", one.format());
+            assert!(bytes(one) == bytes(other), "{one:?}");
         }
     }
 
@@ -267,12 +268,12 @@ mod tests {
             blocks
                 .store(&caches, &(0..4).map(|index| kept(index, true, false)).collect::<Vec<_>>(), || true)
                 .unwrap();
-            let mut other: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
+            let mut other: Vec<LayerCache> = (0..LAYERS).map(|_| empty(kind)).collect();
             let keys = |count: u32| (0..count).map(|index| (kept(index, true, false).hash, None)).collect();
             assert_eq!(blocks.load(&mut other, keys(4)).unwrap(), 4);
             same(&other, &caches, 256);
             blocks.evict(&[kept(2, true, false).hash], &[]);
-            let mut third: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
+            let mut third: Vec<LayerCache> = (0..LAYERS).map(|_| empty(kind)).collect();
             assert_eq!(blocks.load(&mut third, keys(4)).unwrap(), 2, "the third block is gone");
             same(&third, &caches, 128);
         }
@@ -292,11 +293,11 @@ mod tests {
                 std::thread::yield_now();
             }
             let read = all.iter().map(|kept| (kept.hash, Some(shelf.read(kept.hash).unwrap()))).collect();
-            let mut other: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
+            let mut other: Vec<LayerCache> = (0..LAYERS).map(|_| empty(kind)).collect();
             assert_eq!(BlockStore::default().load(&mut other, read).unwrap(), 4);
             same(&other, &caches, 256);
             let foreign = || vec![(all[0].hash, Some(shelf.read(all[0].hash).unwrap()))];
-            let mut fewer: Vec<KvCache> = vec![empty(kind)];
+            let mut fewer: Vec<LayerCache> = vec![empty(kind)];
             assert_eq!(
                 BlockStore::default().load(&mut fewer, foreign()).unwrap(),
                 0,
@@ -306,7 +307,7 @@ mod tests {
                 KvCacheType::AsComputed => KvCacheType::Int8,
                 _ => KvCacheType::AsComputed,
             };
-            let mut others: Vec<KvCache> = (0..LAYERS).map(|_| empty(otherwise)).collect();
+            let mut others: Vec<LayerCache> = (0..LAYERS).map(|_| empty(otherwise)).collect();
             assert_eq!(
                 BlockStore::default().load(&mut others, foreign()).unwrap(),
                 0,

@@ -75,6 +75,18 @@ pub enum RuntimeError {
         /// Offset of the step.
         wanted: u32,
     },
+    /// A sequence that a layer cannot rewind.
+    #[error(
+        "slot {slot} holds {have} tokens and cannot go back to {wanted}: a layer of this model keeps no earlier state; report this as a bug, and meanwhile set spec.engine.speculation: Off"
+    )]
+    Rewind {
+        /// Its slot.
+        slot: u32,
+        /// Tokens in its caches.
+        have: u32,
+        /// Tokens that were to stay.
+        wanted: u32,
+    },
     /// A step without tokens, or with tokens outside the vocabulary.
     #[error(
         "a step needs at least one token below {vocabulary}, but holds {tokens} tokens, the largest {largest:?}"

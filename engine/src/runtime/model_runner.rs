@@ -25,9 +25,9 @@ use super::{
     groups::MlxGroups, rank_part,
 };
 use crate::{
-    cache::{KvCache, format::KvFormat},
+    cache::{LayerCache, Rewound, format::KvFormat},
     decoder::Decoder,
-    executor::{Addresses, SampleSpec, SequenceStep},
+    executor::{Addresses, CacheSupport, SampleSpec, SequenceStep},
     jaccl::Devices,
     layers::{
         packed_batch::{PackedBatch, SequenceSlice},
@@ -54,6 +54,7 @@ pub(super) struct ModelRunner {
     hidden: Dtype,
     /// Format of the KV cache.
     format: KvFormat,
+    cache_support: CacheSupport,
     /// `None` until joined.
     groups: Option<MlxGroups>,
     sequences: HashMap<u32, RunnerSequence>,
@@ -62,7 +63,7 @@ pub(super) struct ModelRunner {
 }
 
 struct RunnerSequence {
-    cache: Vec<KvCache>,
+    cache: Vec<LayerCache>,
     length: u32,
     /// The token sampled last.
     last_token: Option<LastToken>,
@@ -77,14 +78,23 @@ struct LastToken {
 }
 
 impl RunnerSequence {
-    fn new(cache: Vec<KvCache>) -> Self {
+    fn new(cache: Vec<LayerCache>) -> Self {
         Self { cache, length: 0, last_token: None }
     }
 
-    fn truncate(&mut self, length: u32) {
-        self.cache.iter_mut().for_each(|cache| cache.truncate(length as i32));
-        self.length = self.length.min(length);
+    /// Goes back to the first `length` tokens, or further ahead nowhere. `Impossible` is a fault of rank 0, which knows
+    /// what the model's layers can do; the layers may then stand at different positions.
+    fn rewind(&mut self, length: u32) -> Rewound {
+        if length < self.length {
+            for cache in &mut self.cache {
+                if cache.rewind(length as i32) == Rewound::Impossible {
+                    return Rewound::Impossible;
+                }
+            }
+            self.length = length;
+        }
         self.last_token = None;
+        Rewound::Rewound
     }
 }
 
@@ -126,11 +136,17 @@ impl ModelRunner {
             width: description.hidden_size as i32,
             hidden,
             format,
+            cache_support: CacheSupport::of(description),
             groups: None,
             sequences: HashMap::new(),
             blocks: BlockStore::new(shelf),
             profiler: meter,
         })
+    }
+
+    /// What the caches of the model's layers can do.
+    pub(super) fn cache_support(&self) -> CacheSupport {
+        self.cache_support
     }
 
     /// Size of the vocabulary.
@@ -172,8 +188,11 @@ impl ModelRunner {
                 }
             }
             CacheCommand::Truncate { slot, length } => {
-                if let Some(sequence) = self.sequences.get_mut(&slot) {
-                    sequence.truncate(length);
+                let have = self.sequences.get(&slot).map_or(0, |sequence| sequence.length);
+                if let Some(sequence) = self.sequences.get_mut(&slot)
+                    && sequence.rewind(length) == Rewound::Impossible
+                {
+                    return Err(RuntimeError::Rewind { slot, have, wanted: length });
                 }
             }
             CacheCommand::Store { slot, blocks } => {

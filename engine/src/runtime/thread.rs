@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     batch_monitor::BatchMonitor,
-    executor::{Addresses, DraftRequest, ExecutorError, LoadProgress, Sampled, SequenceStep},
+    executor::{Addresses, CacheSupport, DraftRequest, ExecutorError, LoadProgress, Sampled, SequenceStep},
     prefix_cache::disk::{BlockFile, DiskCache},
     prefix_cache::{CacheCommand, block_hash::BlockHash},
     step_profiler::StepProfiler,
@@ -93,6 +93,7 @@ pub(super) struct ThreadShared {
     pub(super) load_counter: Arc<LoadCounter>,
     /// Set once the weights are loaded.
     pub(super) disk_cache: Arc<OnceLock<Arc<DiskCache>>>,
+    pub(super) cache_support: Arc<OnceLock<CacheSupport>>,
     pub(super) batches: BatchMonitor,
     pub(super) profiler: StepProfiler,
     /// Whether a batch starts before the tokens of the previous one are read.
@@ -180,14 +181,21 @@ impl MlxThread {
             self.leave_group();
             return Ok(());
         }
-        let ThreadShared { config, load_counter: bytes, disk_cache: shelf, profiler: meter, .. } =
-            &self.shared;
+        let ThreadShared {
+            config,
+            load_counter: bytes,
+            disk_cache: shelf,
+            cache_support,
+            profiler: meter,
+            ..
+        } = &self.shared;
         init(config);
         let open = |part: &RankPart| {
             let opened = open_disk_cache(config, part)?;
             Some(shelf.get_or_init(|| opened).clone())
         };
         let rank = ModelRunner::load(config, meter.clone(), open, |loaded, total| bytes.set(loaded, total))?;
+        let _ = cache_support.set(rank.cache_support());
         if config.rank == 0 {
             self.draft_runner = DraftRunner::load(config, rank.vocabulary())?;
         }
