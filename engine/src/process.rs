@@ -21,7 +21,7 @@ use tonic::transport::Server;
 use crate::args::{Args, ArgsError, PeerRank, Speculation, Switch, Transport};
 use crate::control_service::{self, ControlService};
 use crate::engine_service::{EngineService, ServiceRole};
-use crate::executor::{Addresses, Executor, ReplyReceiver};
+use crate::executor::{Addresses, CacheSupport, Executor, ReplyReceiver};
 use crate::group::follower::Follower;
 use crate::group::leader;
 use crate::lifecycle::{FailureCause, Lifecycle, Phase, RankStatus, Reuse};

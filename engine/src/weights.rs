@@ -279,7 +279,7 @@ impl<'a> Weights<'a> {
         Self { checkpoint, dtype, shard, on_bytes }
     }
 
-    /// The slice it loads.
+    /// The shard it loads.
     pub fn shard(&self) -> TpShard {
         self.shard
     }
@@ -289,7 +289,7 @@ impl<'a> Weights<'a> {
         self.checkpoint.tensor(tensor).is_some()
     }
 
-    /// This rank's slice of a tensor of plain numbers.
+    /// This rank's shard of a tensor of plain numbers.
     pub fn tensor(&mut self, name: &str) -> Result<Array, WeightsError> {
         let (tensor, _) = self.require(name)?;
         let array = self.build(tensor, Field::Weight)?;
@@ -299,7 +299,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// This rank's slice of the matrix `path.weight`, packed if the files have it so.
+    /// This rank's shard of the matrix `path.weight`, packed if the files have it so.
     pub fn weight(&mut self, path: &str) -> Result<Weight, WeightsError> {
         let weight = format!("{path}.weight");
         let (tensor, stored) = self.require(&weight)?;

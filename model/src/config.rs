@@ -14,7 +14,7 @@ pub const MAX_CONFIG_BYTES: u64 = 2 << 20;
 /// Tokens of context where config.json says nothing: what Transformers means for a Llama, and on the safe side of
 /// what it means for the others.
 pub const DEFAULT_CONTEXT_LENGTH: u32 = 2048;
-/// Most layers believed: the deepest published models have about 130.
+/// Most layers of a model: the deepest published models have about 130.
 pub const MAX_LAYERS: u32 = 1000;
 /// Largest of most other sizes: they reach MLX as 32-bit numbers, and products of two of them as shapes.
 pub const MAX_SIZE: u32 = 1 << 24;
@@ -142,7 +142,7 @@ impl Document {
         self.value(field).map(|value| value.as_str().ok_or_else(|| self.unusable(field))).transpose()
     }
 
-    /// That the field is absent or senseless.
+    /// That the field is absent or invalid.
     pub fn unusable(&self, field: &'static str) -> FileError {
         FileError::Field { field, found: self.fields.get(field).map_or("absent".to_owned(), short) }
     }

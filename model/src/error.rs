@@ -1,4 +1,4 @@
-//! Why the files of a model are not believed, and why a believed model is not supported. Every text names the
+//! Why the files of a model are invalid, and why a valid model is not supported. Every text names the
 //! object, the numbers and the remedy.
 
 use std::fmt;
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::config::CONFIG;
 
-/// Why files are not believed: a header, a configuration or an index that no exporter writes.
+/// Why files are invalid: a header, a configuration or an index that no exporter writes.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum FileError {
     /// A file the model needs is not there.
@@ -88,7 +88,7 @@ pub enum FileError {
         /// Size the header describes.
         described: u64,
     },
-    /// The configuration lacks a field or has a senseless one.
+    /// The configuration lacks a field or has an invalid one.
     #[error(
         "{CONFIG} has no usable `{field}` ({found}); the model cannot be planned without it, take the {CONFIG} that belongs to the weights"
     )]

@@ -27,7 +27,7 @@ use crate::{
     config::{Config, Document},
     description::Description,
     error::{Error, FileError, Unsupported},
-    safetensors::{Headers, cut},
+    safetensors::{Headers, shorten},
     tensors::{Role, Stored, Tensor, beside, tensor_role},
 };
 
@@ -56,14 +56,14 @@ pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
     let config = Config::read(&document)?;
     let description = (family.describe)(&config, headers.contains("lm_head.weight"))?;
     let tensors = (family.tensors)(&description);
-    check_strays(&description, &tensors, headers)?;
+    check_unused(&description, &tensors, headers)?;
     let stored = |tensor: Tensor| tensor.stored(headers).map(|stored| (tensor, stored));
     let tensors = tensors.into_iter().map(stored).collect::<Result<_, _>>()?;
     Ok(Model { description, tensors })
 }
 
 /// Tensors that nothing calls for and that change what a layer computes: biases, norms, and whole layers.
-fn check_strays(description: &Description, tensors: &[Tensor], headers: &Headers) -> Result<(), Error> {
+fn check_unused(description: &Description, tensors: &[Tensor], headers: &Headers) -> Result<(), Error> {
     let mut wanted: BTreeSet<String> = BTreeSet::new();
     for tensor in tensors {
         for (name, _) in tensor.sources() {
@@ -75,7 +75,7 @@ fn check_strays(description: &Description, tensors: &[Tensor], headers: &Headers
         let Some(Role::Layer(index)) = tensor_role(name) else { continue };
         let layers = description.layers.len();
         if index as usize >= layers {
-            let problem = format!("{} is of layer {index}, but num_hidden_layers is {layers}", cut(name));
+            let problem = format!("{} is of layer {index}, but num_hidden_layers is {layers}", shorten(name));
             return Err(FileError::Disagree { problem }.into());
         }
         if (name.ends_with(".bias") || name.ends_with("norm.weight")) && !wanted.contains(name) {
@@ -84,7 +84,7 @@ fn check_strays(description: &Description, tensors: &[Tensor], headers: &Headers
                 description.model_type
             );
             return Err(Unsupported::tensor(
-                &cut(name),
+                &shorten(name),
                 reason,
                 "take the config.json that belongs to the weights, or another model",
             )

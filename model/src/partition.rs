@@ -32,9 +32,9 @@ pub struct RankPart {
     pub stage: u32,
     /// Stages of the group.
     pub stages: u32,
-    /// Which member of its stage it is: the slice it holds of every matrix that is cut.
+    /// Which member of its stage it is: the shard it holds of every matrix that is split.
     pub tensor_index: u32,
-    /// Members of every stage; 1 means that nothing is cut.
+    /// Members of every stage; 1 means that nothing is split.
     pub tensor_size: u32,
     /// Layers held, as indices into the model.
     pub layers: Range<u32>,

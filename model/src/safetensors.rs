@@ -167,7 +167,8 @@ impl Headers {
         let mut spans: Vec<(u64, u64, usize)> = Vec::new();
         let mut entries = Vec::with_capacity(tensors.len());
         for (place, (name, raw)) in tensors.iter().enumerate() {
-            let bad = |problem| FileError::BadTensor { file: file.to_owned(), tensor: cut(name), problem };
+            let bad =
+                |problem| FileError::BadTensor { file: file.to_owned(), tensor: shorten(name), problem };
             let entry = raw.entry(index, data).map_err(bad)?;
             if entry.end > entry.begin {
                 spans.push((entry.begin, entry.end, place));
@@ -179,7 +180,7 @@ impl Headers {
         for (begin, end, place) in spans {
             if begin < filled {
                 let problem = format!("its bytes {begin}..{end} overlap those before, which end at {filled}");
-                let tensor = cut(&tensors[place].0);
+                let tensor = shorten(&tensors[place].0);
                 return Err(FileError::BadTensor { file: file.to_owned(), tensor, problem });
             }
             filled = end;
@@ -191,7 +192,7 @@ impl Headers {
         for ((name, _), entry) in tensors.into_iter().zip(entries) {
             if let Some(other) = self.tensors.get(&name) {
                 let first = self.files.get(other.file).map_or(file, |file| &file.name);
-                let problem = format!("tensor {} is in {first} and again in {file}", cut(&name));
+                let problem = format!("tensor {} is in {first} and again in {file}", shorten(&name));
                 return Err(FileError::Disagree { problem });
             }
             self.tensors.insert(name, entry);
@@ -227,7 +228,7 @@ impl Headers {
 }
 
 /// A name for a message: never the whole of a name that fills a header.
-pub(crate) fn cut(name: &str) -> String {
+pub(crate) fn shorten(name: &str) -> String {
     name.chars().take(120).collect()
 }
 
@@ -263,7 +264,7 @@ impl<'de> Visitor<'de> for HeaderReader<'_> {
             } else {
                 let entry = map
                     .next_value()
-                    .map_err(|error| A::Error::custom(format!("tensor {}: {error}", cut(&name))))?;
+                    .map_err(|error| A::Error::custom(format!("tensor {}: {error}", shorten(&name))))?;
                 self.tensors.push((name, entry));
             }
         }

@@ -1,5 +1,5 @@
 //! What a model weighs and how it is split, as agents report it and the planner adds it up: the form of a description
-//! in `ModelCopy.status.shape` and `Model.status.shape`. Whoever may write a status may write any number.
+//! in `ModelCopy.status.shape` and `Model.status.shape`. A status may hold any number, since every identity with the right to write it may write any.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -231,7 +231,7 @@ impl ModelShape {
                     None => {
                         disagree(format!(
                             "{} is of layer {index}, but num_hidden_layers is {layers}",
-                            crate::safetensors::cut(name)
+                            crate::safetensors::shorten(name)
                         ))?;
                         &mut shape.head_bytes
                     }

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use crate::{
     description::{Attention, Dense, Description, Mixer, Mlp},
     error::{Error, FileError, Unsupported},
-    safetensors::{Dtype, Entry, Headers, cut},
+    safetensors::{Dtype, Entry, Headers, shorten},
 };
 
 /// The part of a model a tensor belongs to.
@@ -152,7 +152,7 @@ fn stored_as(name: &str, shape: &[u64], is_matrix: bool, headers: &Headers) -> R
     let find = |name: &str| {
         headers
             .get(name)
-            .ok_or_else(|| FileError::Disagree { problem: format!("tensor {} is missing", cut(name)) })
+            .ok_or_else(|| FileError::Disagree { problem: format!("tensor {} is missing", shorten(name)) })
     };
     let weight = find(name)?;
     let scales_name = beside(name, "scales");
@@ -178,7 +178,7 @@ fn check_plain(name: &str, entry: &Entry, shape: &[u64], headers: &Headers) -> R
             headers.file_of(entry)
         );
         return Err(Unsupported::tensor(
-            &cut(name),
+            &shorten(name),
             reason,
             "use the model in 16 bits, or quantised by mlx-lm",
         )
@@ -187,7 +187,7 @@ fn check_plain(name: &str, entry: &Entry, shape: &[u64], headers: &Headers) -> R
     if entry.shape != shape {
         let problem = format!(
             "tensor {} in {} has shape {:?}, but config.json calls for {shape:?}",
-            cut(name),
+            shorten(name),
             headers.file_of(entry),
             entry.shape
         );
@@ -205,7 +205,7 @@ pub fn packing(name: &str, weight: &Entry, scales: &Entry, shape: &[u64]) -> Res
             weight.dtype, weight.shape, scales.dtype, scales.shape
         );
         Unsupported::tensor(
-            &cut(name),
+            &shorten(name),
             reason,
             "use the model in 16 bits, or quantised by mlx-lm in mode affine",
         )

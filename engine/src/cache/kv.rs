@@ -69,7 +69,7 @@ impl KvCache {
 
 #[cfg(test)]
 mod tests {
-    use mlx_rs::Dtype;
+    use mlx_rs::{Dtype, ops::concatenate};
 
     use super::*;
     use crate::args::KvCacheType;

@@ -1,5 +1,5 @@
-//! Which bytes of a stored tensor one rank needs, and how they are read: shares of the first dimension lie together,
-//! shares of an inner one are a short run in every row.
+//! Which bytes of a stored tensor one rank needs, and how they are read: shards of the first dimension lie together,
+//! shards of an inner one are a short run in every row.
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
@@ -7,10 +7,10 @@ use russet_model::{safetensors::Entry, tensors::ShardAxis};
 
 use crate::partition::TpShard;
 
-/// A share of a tensor: every `stride` bytes from `begin` on the same runs, `blocks` times.
+/// A shard of a tensor: every `stride` bytes from `begin` on the same runs, `blocks` times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ShardRead {
-    /// The shape of the share.
+    /// The shape of the shard.
     pub shape: Vec<u64>,
     begin: u64,
     stride: u64,
@@ -20,7 +20,7 @@ pub(super) struct ShardRead {
 }
 
 impl ShardRead {
-    /// The share of a stored tensor, or of some of its first rows, that is shared along `axis`. The segments are
+    /// The shard of a stored tensor, or of some of its first rows, that is shared along `axis`. The segments are
     /// counted as in the whole, unpacked; an error is the length that cannot be shared evenly.
     pub fn new(
         entry: &Entry,
@@ -60,12 +60,12 @@ impl ShardRead {
         Ok(Self { shape, begin, stride, blocks, runs })
     }
 
-    /// Bytes of the share.
+    /// Bytes of the shard.
     pub fn bytes(&self) -> u64 {
         self.blocks * self.runs.iter().map(|run| run.1).sum::<u64>()
     }
 
-    /// Reads the share of the tensor that begins at `start` of the file.
+    /// Reads the shard of the tensor that begins at `start` of the file.
     pub fn read(&self, file: &File, start: u64, mut bytes: &mut [u8]) -> io::Result<()> {
         for block in 0..self.blocks {
             for (first, length) in self.runs.iter().filter(|run| run.1 > 0) {

@@ -171,10 +171,10 @@ fn what_the_engine_lacks_is_refused_on_opening() {
 #[test]
 fn member_reads_its_share_of_a_projection_and_all_of_the_rest() {
     let checkpoint = open(&config(), &[(SINGLE, safetensors(&tensors()))]).unwrap();
-    let slice = TpShard { index: 1, count: 2 };
+    let shard = TpShard { index: 1, count: 2 };
     let mut read = 0;
     let mut count = |bytes| read += bytes;
-    let mut weights = Weights::new(&checkpoint, LoadDtype::AsStored, slice, &mut count);
+    let mut weights = Weights::new(&checkpoint, LoadDtype::AsStored, shard, &mut count);
     for (tensor, shape) in [
         ("self_attn.q_proj.weight", &[64, 64][..]),
         ("self_attn.q_proj.bias", &[64]),

@@ -1,4 +1,4 @@
-//! Fields that are there, absent, null, senseless and contradictory.
+//! Fields that are there, absent, null, invalid and contradictory.
 
 use serde_json::json;
 

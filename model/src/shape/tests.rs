@@ -69,7 +69,7 @@ fn supported_shapes_round_trip_and_older_ones_are_read() {
 }
 
 #[test]
-fn groups_that_contradict_the_layers_are_not_believed() {
+fn groups_that_contradict_the_layers_are_ignored() {
     let shape = read(&llama(3), &tensors(&llama(3), "BF16", None, false)).unwrap();
     let good = shape.groups();
     for change in [
