@@ -1,5 +1,7 @@
 //! Model folders that are whole, damaged or mismatched: every fault is an error that names its object.
 
+mod agreement;
+
 use russet_model::{index::SINGLE, partition::Partition};
 use serde_json::{Value, json};
 

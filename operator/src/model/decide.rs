@@ -322,6 +322,25 @@ mod tests {
     }
 
     #[test]
+    fn model_that_the_engine_lacks_something_for_says_what() {
+        let mut copy = (*copy("a", Some((true, Reason::HeadersRead, "")), "llama")).clone();
+        let why =
+            "config.json rope_scaling.rope_type: rope scaling \"yarn\" is not supported; use another model";
+        if let Some(shape) = copy.status.as_mut().and_then(|status| status.shape.as_mut()) {
+            shape.unsupported = Some(why.to_owned());
+        }
+        let decision = decide(&model(), &[Arc::new(copy)], &readers(&[("a", true, true)]), &[], NOW);
+        let conditions = &decision.status.conditions;
+        for kind in [Type::Supported, Type::Ready] {
+            let condition = conditions::get(conditions, kind).unwrap();
+            assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "UnsupportedModel"));
+            assert!(condition.message.contains(why), "{}", condition.message);
+        }
+        assert!(is_true(conditions, Type::Stalled));
+        assert_eq!(decision.status.size.as_deref(), Some("2Gi"), "its size is known all the same");
+    }
+
+    #[test]
     fn resolved_model_shows_size_and_architecture_support() {
         for (architecture, ready, reason) in
             [("llama", true, "Settled"), ("mamba", false, "UnsupportedArchitecture")]
