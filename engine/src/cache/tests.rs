@@ -76,6 +76,9 @@ fn append(cache: &mut LayerCache, contents: &[Content]) -> Option<KvView> {
 /// All that a layer could see of a cache when the next position comes.
 fn seen(cache: &LayerCache) -> Vec<Vec<u8>> {
     let bytes = |array: Array| {
+        if array.size() == 0 {
+            return Vec::new();
+        }
         let bytes = array.contiguous().unwrap().view_dtype(Dtype::Uint8).unwrap();
         bytes.as_slice::<u8>().to_vec()
     };
