@@ -108,9 +108,9 @@ fn grow(room: Option<Array>, offset: i32, new: &Array) -> Result<Array, Exceptio
 #[cfg(test)]
 mod tests {
     use mlx_rs::Dtype;
+    use russet_wire::engine_options::KvCacheType;
 
     use super::*;
-    use crate::args::KvCacheType;
 
     /// Values of some positions, for one head of size 32; each encodes its position.
     fn numbers(from: i32, count: i32) -> Array {

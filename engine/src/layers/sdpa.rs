@@ -119,11 +119,10 @@ impl ScoreBudget {
 
 #[cfg(test)]
 mod tests {
+    use russet_wire::engine_options::KvCacheType;
+
     use super::*;
-    use crate::{
-        args::KvCacheType,
-        cache::{KvCache, format::KvFormat},
-    };
+    use crate::cache::{KvCache, format::KvFormat};
 
     /// Values that differ from position to position.
     fn numbers(shape: [i32; 4]) -> Array {
