@@ -1,8 +1,8 @@
-//! Fake engine without a model, for this crate's tests: it reads the real configuration, serves the real control
-//! socket, goes through the real phases and sends heartbeats. It computes nothing. After SIGUSR1 it reports
-//! the same running batch forever, after SIGUSR2 64 GiB of memory. One that serves a model called `again`
-//! leaves its group when asked and reforms; with a model called `mute` it does not answer the second call;
-//! otherwise it knows neither call, as older releases.
+//! Fake engine without a model, for this crate's tests: it reads the real configuration, serves the real
+//! control socket, goes through the real phases and sends heartbeats. It computes nothing. After SIGUSR1 it
+//! reports the same running batch forever, after SIGUSR2 64 GiB of memory. One that serves a model called
+//! `again` leaves its group when asked and reforms; with a model called `mute` it does not answer the second
+//! call; otherwise it knows neither call, as older releases.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;

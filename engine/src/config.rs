@@ -1,5 +1,5 @@
-//! Whether the fields of a configuration describe a group, and the other ranks that they name. The fields are declared
-//! in [`russet_wire::engine_config`].
+//! Whether the fields of a configuration describe a group, and the other ranks that they name. The fields are
+//! declared in [`russet_wire::engine_config`].
 
 use std::net::SocketAddr;
 

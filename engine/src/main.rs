@@ -20,6 +20,7 @@ mod engine {
 
     use anyhow::Context as _;
     use clap::Parser;
+    use clap::error::ErrorKind;
     use russet_engine::jaccl::{Devices, Topology};
     use russet_engine::lifecycle::Lifecycle;
     use russet_engine::process::{EngineProcess, ExitOutcome};
@@ -47,8 +48,19 @@ mod engine {
     }
 
     pub fn main() -> anyhow::Result<()> {
+        let arguments = Args::try_parse().unwrap_or_else(|error| {
+            if error.kind() != ErrorKind::UnknownArgument {
+                error.exit()
+            }
+            // The agent reports the last line of the log.
+            eprintln!("{error}");
+            eprintln!(
+                "this russet-engine takes --config FILE; an agent that gives it flags is of an older release: restart the agent"
+            );
+            std::process::exit(UNUSABLE)
+        });
         // clap has required it, unless the schema is asked for.
-        let Args { config: Some(file), config_schema: false } = Args::parse() else {
+        let Args { config: Some(file), config_schema: false } = arguments else {
             println!("{:#}", EngineConfig::json_schema());
             return Ok(());
         };

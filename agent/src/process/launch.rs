@@ -1,5 +1,6 @@
-//! The configuration of an engine: what its Shard, this node and the agent say, as the one struct that the engine reads.
-//! It is written to a file for a new process and sent to a running one that joins the next formation of its group.
+//! The configuration of an engine: what its Shard, this node and the agent say, as the one struct that the
+//! engine reads. It is written to a file for a new process and sent to a running one that joins the next
+//! formation of its group.
 
 use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};

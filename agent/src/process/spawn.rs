@@ -1,5 +1,5 @@
-//! Starts an engine: addresses, process, log; its configuration is in [`super::launch`]. The engine leads its own
-//! process group and is not killed with the agent, so that it outlives it.
+//! Starts an engine: addresses, process, log; its configuration is in [`super::launch`]. The engine leads its
+//! own process group and is not killed with the agent, so that it outlives it.
 
 use std::fs::{File, Permissions};
 use std::io;
