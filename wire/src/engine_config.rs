@@ -1,6 +1,6 @@
-//! The configuration of one engine process: everything that it is told, declared once. The agent writes it to a file for
-//! a new process and sends it to a running one that joins the next formation of its group. Not here: what an engine does
-//! with it, and whether the fields together describe a group.
+//! The configuration of one engine process: everything that it is told, declared once. The agent writes it to
+//! a file for a new process and sends it to a running one that joins the next formation of its group. Not
+//! here: what an engine does with it, and whether the fields together describe a group.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -20,7 +20,8 @@ const MAX_TENSOR_SIZE: u64 = 64;
 /// Maximum concurrent sequences.
 const MAX_SEQUENCES: u64 = 1024;
 
-/// The configuration of one rank of a group that serves a model. Fields that are left out have their defaults.
+/// The configuration of one rank of a group that serves a model. Fields that are left out have their
+/// defaults.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 #[schemars(extend("required" = ["modelDir", "servedModelName", "tlsDir", "controlSocket"]))]
@@ -50,8 +51,8 @@ pub struct EngineConfig {
     pub ring_hosts: Vec<SocketAddr>,
     /// Addresses of the tensor parallel ring, in rank order; omitted when a stage has one rank.
     pub tensor_hosts: Vec<SocketAddr>,
-    /// RDMA devices between the tensor ranks of this stage, for jaccl: rows are tensor ranks, columns their peers,
-    /// and each cell is a list of device names.
+    /// RDMA devices between the tensor ranks of this stage, for jaccl: rows are tensor ranks, columns their
+    /// peers, and each cell is a list of device names.
     pub rdma_devices: Vec<Vec<Vec<String>>>,
     /// Transport of connections between ranks.
     pub transport: Transport,
@@ -71,20 +72,22 @@ pub struct EngineConfig {
     /// Maximum sequences that run at the same time.
     #[schemars(range(min = 1, max = 1024))]
     pub max_sequences: u32,
-    /// KV-cache capacity in tokens, summed over all sequences; without it, enough for every sequence at full context.
+    /// KV-cache capacity in tokens, summed over all sequences; without it, enough for every sequence at full
+    /// context.
     #[schemars(range(min = 1))]
     pub kv_tokens: Option<u64>,
     /// Options of the deployment.
     pub options: EngineOptions,
-    /// Prefix cache: a prefix shared by several prompts is prefilled once. It uses memory that running requests do not
-    /// need.
+    /// Prefix cache: a prefix shared by several prompts is prefilled once. It uses memory that running
+    /// requests do not need.
     pub prefix_cache: bool,
-    /// Folder of the prefix cache's disk tier, which survives restarts; safe to delete. Without it, the prefix cache is
-    /// in memory only.
+    /// Folder of the prefix cache's disk tier, which survives restarts; safe to delete. Without it, the
+    /// prefix cache is in memory only.
     pub prefix_dir: Option<PathBuf>,
     /// Maximum size of that folder in bytes.
     pub prefix_dir_bytes: u64,
-    /// Folder of a draft model for speculative decoding: a smaller model with the same tokenizer. Only rank 0 loads it.
+    /// Folder of a draft model for speculative decoding: a smaller model with the same tokenizer. Only rank 0
+    /// loads it.
     pub draft_dir: Option<PathBuf>,
     /// Overlap scheduling: a decode step starts before the tokens of the previous step are known.
     pub overlap_scheduling: OverlapScheduling,
@@ -96,8 +99,8 @@ pub struct EngineConfig {
     pub log: LogFormat,
     /// Seconds without a watching agent after which the engine exits.
     pub orphan_seconds: u64,
-    /// Whether the engine answers a smoke prompt before it serves. Random weights need it off: they choose tokens that
-    /// the tokenizer does not have.
+    /// Whether the engine answers a smoke prompt before it serves. Random weights need it off: they choose
+    /// tokens that the tokenizer does not have.
     pub smoke_prompt: bool,
     /// Seconds that running requests get to finish when the engine is asked to stop.
     pub drain_seconds: u64,
@@ -204,8 +207,8 @@ pub struct PeerRank {
 /// Overlap scheduling: whether a decode step starts before the tokens of the previous step are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OverlapScheduling {
-    /// On where it pays: on a GPU, and on a CPU with a single rank. With several ranks on a CPU, starting a batch means
-    /// computing it, which would delay the output of the previous batch.
+    /// On where it pays: on a GPU, and on a CPU with a single rank. With several ranks on a CPU, starting a
+    /// batch means computing it, which would delay the output of the previous batch.
     #[default]
     Auto,
     /// Always.

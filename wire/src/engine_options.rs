@@ -1,5 +1,6 @@
-//! Engine options of a deployment: how a replica computes, apart from its split. They are the field `engine` of the
-//! kinds and the field `options` of an engine's configuration. A new option is a field here and its use in the engine.
+//! Engine options of a deployment: how a replica computes, apart from its split. They are the field `engine` of
+//! the kinds and the field `options` of an engine's configuration. A new option is a field here and its use in
+//! the engine.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

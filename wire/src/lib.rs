@@ -1,5 +1,5 @@
-//! The vocabulary that crosses between processes: what gateways ask of engines, what comes back, and what an agent
-//! tells the engine that it starts. No Kubernetes, no sockets, no clock.
+//! The vocabulary that crosses between processes: what gateways ask of engines, what comes back, and what an
+//! agent tells the engine that it starts. No Kubernetes, no sockets, no clock.
 
 pub mod engine_config;
 pub mod engine_options;
