@@ -1,10 +1,9 @@
-//! Fake engine without a model, for this crate's tests: it takes the real arguments, serves the real control
-//! socket, goes through the real phases and sends heartbeats. It computes nothing. After SIGUSR1 it reports
-//! the same running batch forever, after SIGUSR2 64 GiB of memory. One that serves a model called `again`
-//! leaves its group when asked and reforms; with a model called `mute` it does not answer the second call;
-//! otherwise it knows neither call, as older releases.
+//! Fake engine without a model, for this crate's tests: it reads the real configuration, serves the real
+//! control socket, goes through the real phases and sends heartbeats. It computes nothing. After SIGUSR1 it
+//! reports the same running batch forever, after SIGUSR2 64 GiB of memory. One that serves a model called
+//! `again` leaves its group when asked and reforms; with a model called `mute` it does not answer the second
+//! call; otherwise it knows neither call, as older releases.
 
-use std::collections::HashMap;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -15,6 +14,7 @@ use std::time::Duration;
 use futures::Stream;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::{Control, ControlServer};
+use russet_wire::engine_config::EngineConfig;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
@@ -29,6 +29,8 @@ struct FakeEngine {
     hangs: Arc<AtomicBool>,
     overgrown: Arc<AtomicBool>,
     model: String,
+    /// The file that it was started with.
+    config_file: PathBuf,
     left_group: Arc<AtomicBool>,
 }
 
@@ -113,11 +115,13 @@ impl Control for FakeEngine {
         if self.model == "mute" {
             std::future::pending::<()>().await;
         }
+        let config_file = self.config_file.clone();
         tokio::spawn(async move {
             // The reply is sent first; the process id stays the same.
             tokio::time::sleep(Duration::from_millis(100)).await;
+            std::fs::write(&config_file, request.into_inner().config).expect("its own file");
             let program = std::env::current_exe().expect("a program has a path");
-            std::process::Command::new(program).args(request.into_inner().arguments).exec()
+            std::process::Command::new(program).arg("--config").arg(config_file).exec()
         });
         Ok(Response::new(pb::FormReply {}))
     }
@@ -139,27 +143,30 @@ fn on_signal(kind: SignalKind) -> Arc<AtomicBool> {
 #[tokio::main]
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let flags: HashMap<&str, &str> =
-        arguments.chunks(2).map(|pair| (pair[0].trim_start_matches("--"), pair[1].as_str())).collect();
+    let [flag, file] = &arguments[..] else { panic!("--config FILE is needed") };
+    assert_eq!(flag, "--config");
+    let text = std::fs::read_to_string(file).expect("a configuration");
+    let config = EngineConfig::from_json(&text).expect("a configuration of this release");
     // A real engine would fail here as well: its model, its identity and its port must exist.
-    assert!(PathBuf::from(flags["model-dir"]).join("config.json").exists(), "no model");
-    assert!(PathBuf::from(flags["tls-dir"]).join("tls.key").exists(), "no identity");
-    let _port = tokio::net::TcpListener::bind(flags["listen"]).await.expect("the port is free");
+    assert!(config.model_dir.join("config.json").exists(), "no model");
+    assert!(config.tls_dir.join("tls.key").exists(), "no identity");
+    let _port = tokio::net::TcpListener::bind(config.listen).await.expect("the port is free");
 
     let hangs = on_signal(SignalKind::user_defined1());
     let overgrown = on_signal(SignalKind::user_defined2());
     let watchers = Arc::new(AtomicUsize::new(0));
     let engine = FakeEngine {
-        epoch: flags["epoch"].parse().expect("a number"),
-        shard_uid: flags["shard-uid"].to_owned(),
+        epoch: config.epoch,
+        shard_uid: config.shard_uid.clone(),
         watchers: watchers.clone(),
         hangs,
         overgrown,
-        model: flags["served-model-name"].to_owned(),
+        model: config.served_model_name.clone(),
+        config_file: file.into(),
         left_group: Arc::default(),
     };
-    let _ = std::fs::remove_file(flags["control-socket"]);
-    let socket = tokio::net::UnixListener::bind(flags["control-socket"]).expect("a free socket");
+    let _ = std::fs::remove_file(&config.control_socket);
+    let socket = tokio::net::UnixListener::bind(&config.control_socket).expect("a free socket");
     let server = tonic::transport::Server::builder()
         .add_service(ControlServer::new(engine))
         .serve_with_incoming(UnixListenerStream::new(socket));

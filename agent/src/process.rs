@@ -9,6 +9,7 @@
 //!
 //! A process that outlives its group ([`reform`]) starts again at Starting, for the next formation.
 
+pub mod launch;
 pub mod record;
 pub mod reform;
 pub mod spawn;

@@ -29,9 +29,10 @@ use crate::mqtt::MqttHandle;
 use crate::node::SupervisorChannel;
 use crate::oom_guard::panics::Panics;
 use crate::oom_guard::{self, Headroom, OomGuard};
+use crate::process::launch::{self, Launch, PrefixCacheDir};
 use crate::process::record::{self, EngineRecord, ProcessIdentity};
 use crate::process::reform::ReformRequest;
-use crate::process::spawn::{self, Launch, PrefixCacheDir, ReservedAddresses};
+use crate::process::spawn::{self, ReservedAddresses};
 use crate::process::stop;
 use crate::process::watch::{EngineEvent, WatchTarget};
 use crate::process::{self, ProcessState};
@@ -363,15 +364,23 @@ impl Supervisor {
         };
         slot.record.model_key = Some(published.id);
         slot.record.draft_key = draft.as_ref().map(|draft| draft.id.clone());
+        let config = match launch.write_config(&folder) {
+            Ok(config) => config,
+            Err(error) => {
+                let message =
+                    format!("the engine cannot be configured: {}", russet_telemetry::errors::chain(&error));
+                return self.fail(uid, Reason::EngineNotStarted, message);
+            }
+        };
         addresses.release();
         if let Some(engine) = &mut slot.engine {
             engine.role = EngineRole::Forming;
             let (process, notices) = (engine.process.clone(), self.events.clone());
             let asking =
                 ReformRequest { shard: uid.to_owned(), process, socket: socket.clone(), events: notices };
-            return asking.reform(spawn::arguments(&launch));
+            return asking.reform(config.json);
         }
-        let child = match spawn::start(&launch, &folder) {
+        let child = match spawn::start(&launch, &config.path, &folder) {
             Ok(child) => child,
             Err(error) => {
                 let binary = self.setup.binary.display();
@@ -447,7 +456,7 @@ impl Supervisor {
         let Some(shards) = &self.shards else { return };
         let links = self.setup.links.borrow().clone();
         let cabled: Vec<_> =
-            spawn::carrying_ring(&links).map(|(link, _, end)| (link.peer.clone(), end)).collect();
+            launch::carrying_ring(&links).map(|(link, _, end)| (link.peer.clone(), end)).collect();
         for (uid, slot) in &mut self.states {
             let Some(shard) = shards.get(uid) else { continue };
             // Statuses of an earlier epoch are not reported.

@@ -11,7 +11,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Backend, EngineOptions, LocalReference};
+use crate::{Backend, EngineOptions, LocalReference, Transport};
 
 /// One rank on one node.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -135,20 +135,6 @@ pub struct Peer {
     /// `ip:port` for the other members of the rank's stage; for Jaccl, member 0's is the coordinator.
     #[serde(default)]
     pub tensor: String,
-}
-
-/// How the ring's TCP connections travel between ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Transport {
-    /// Inside mutual TLS: MLX's own traffic has no authentication.
-    #[default]
-    Tunnel,
-    /// As MLX sends it, over point-to-point Thunderbolt cables only.
-    Direct,
-    /// A value from a newer release.
-    #[serde(other)]
-    #[schemars(skip)]
-    Unknown,
 }
 
 fn one() -> u32 {

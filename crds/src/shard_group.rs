@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{DRAFT_MODEL, EngineOptions, LocalReference, MeasuredThroughput};
+use crate::{Backend, DRAFT_MODEL, EngineOptions, LocalReference, MeasuredThroughput};
 
 /// One replica: ranks on nodes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -114,24 +114,6 @@ impl GroupPlan {
 
 fn one() -> u32 {
     1
-}
-
-/// How ranks exchange activations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Backend {
-    /// One rank, nothing to exchange.
-    #[default]
-    None,
-    /// MLX's TCP ring.
-    Ring,
-    /// MLX's RDMA backend over Thunderbolt 5, every rank cabled to every other rank.
-    Jaccl,
-    /// MLX's RDMA backend, every rank cabled to its two neighbours.
-    JacclRing,
-    /// A backend from a newer release; this release cannot start it.
-    #[serde(other)]
-    #[schemars(skip)]
-    Unknown,
 }
 
 /// One rank of a plan.

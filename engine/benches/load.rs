@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::engine_options::Speculation;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::{GenerationRequest, Message};
 use tonic::transport::Channel;
@@ -56,15 +57,16 @@ fn main() {
 async fn run() {
     let (model, small) = (model::random_model(MODEL), model::random_model(SMALL));
     let mut lab = EngineHarness::new();
-    lab.context_tokens = 16384;
+    lab.config.context_tokens = 16384;
     // These engines have no agent.
-    lab.flags = vec!["--orphan-seconds", "3600", "--max-sequences", "16"];
+    lab.config.orphan_seconds = 3600;
+    lab.config.max_sequences = 16;
     speculation(&mut lab).await;
     // Comparisons with mlx-lm decode token by token, as it does.
-    lab.flags.extend(["--speculation", "off"]);
+    lab.config.options.speculation = Speculation::Off;
     prefixes(&mut lab, model.path()).await;
     // The prompts repeat, and mlx-lm's batches cache nothing.
-    lab.flags.extend(["--prefix-cache", "off"]);
+    lab.config.prefix_cache = false;
 
     let engines = lab.start(model.path(), &[MODEL.layers]);
     let client = lab.client(&engines[0]).await;
@@ -186,10 +188,9 @@ async fn speculation(lab: &mut EngineHarness) {
     let answer = "7 + 5 = 12, 1 + 2 + 1 = 4, so 17 + 25 = 42.";
     let messages = vec![turn("user", question), turn("assistant", answer), turn("user", question)];
     let with = lab.start(&smoke, &[SMOKE_LAYERS]);
-    let flags = lab.flags.clone();
-    lab.flags.extend(["--speculation", "off"]);
+    lab.config.options.speculation = Speculation::Off;
     let without = lab.start(&smoke, &[SMOKE_LAYERS]);
-    lab.flags = flags;
+    lab.config.options.speculation = Speculation::PromptLookup;
     let clients = [lab.client(&with[0]).await, lab.client(&without[0]).await];
     let mut rates = [Vec::new(), Vec::new()];
     let mut answers = Vec::new();

@@ -18,6 +18,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::engine_config::Transport;
+use russet_wire::engine_options::Speculation;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use tonic::transport::Channel;
@@ -57,19 +59,14 @@ async fn run() {
     let model = model::random_model(MODEL);
     let mut lab = EngineHarness::new();
     // These engines have no agent.
-    lab.flags = vec!["--orphan-seconds", "3600", "--prefix-cache", "off", "--speculation", "off"];
+    lab.config.orphan_seconds = 3600;
+    lab.config.prefix_cache = false;
+    lab.config.options.speculation = Speculation::Off;
     against_mlx_lm(&lab, model.path()).await;
-    for (transport, through) in [("direct", "by plain TCP"), ("tunnel", "through the tunnel")] {
-        lab.flags = vec![
-            "--transport",
-            transport,
-            "--orphan-seconds",
-            "3600",
-            "--prefix-cache",
-            "off",
-            "--speculation",
-            "off",
-        ];
+    for (transport, through) in
+        [(Transport::Direct, "by plain TCP"), (Transport::Tunnel, "through the tunnel")]
+    {
+        lab.config.transport = transport;
         two_against_one(&lab, model.path(), through).await;
     }
 }

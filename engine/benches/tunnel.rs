@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use russet_engine::tunnel::Tunnel;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::tls::TlsFiles;
+use russet_wire::engine_config::Transport;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -118,8 +119,10 @@ async fn decode() {
     let smoke = Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
     let mut lab = EngineHarness::new();
     let mut groups: Vec<(Vec<TestEngine>, EngineClient<Channel>)> = Vec::new();
-    for transport in ["tunnel", "direct"] {
-        lab.flags = vec!["--transport", transport, "--orphan-seconds", "3600", "--prefix-cache", "off"];
+    lab.config.orphan_seconds = 3600;
+    lab.config.prefix_cache = false;
+    for transport in [Transport::Tunnel, Transport::Direct] {
+        lab.config.transport = transport;
         let engines = lab.start(&smoke, &[2, 2]);
         let client = lab.client(&engines[0]).await;
         groups.push((engines, client));

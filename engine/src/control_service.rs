@@ -14,16 +14,17 @@ use parking_lot::Mutex;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::Control;
 use russet_rpc::failure_detector::HEARTBEAT_INTERVAL;
+use russet_wire::engine_config::EngineConfig;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::args::Args;
 use crate::executor::Executor;
 use crate::lifecycle::{FailureCause, FailureReport, Lifecycle, Phase, RankStatus, Reuse};
 use crate::metrics::EngineMetrics;
+use crate::reform;
 use crate::tunnel::dial::NeighbourPath;
 
 /// Heartbeats over which the token rate is averaged.
@@ -36,11 +37,11 @@ pub struct ControlService {
     life: Lifecycle,
     metrics: EngineMetrics,
     adoption: Arc<Mutex<Adoption>>,
-    args: Arc<Args>,
+    config: Arc<EngineConfig>,
     /// Address of `/metrics`.
     metrics_address: String,
-    /// Arguments of the next formation, once the rank is claimed for it.
-    next_args: Arc<Mutex<Option<Args>>>,
+    /// Configuration of the next formation, once the rank is claimed for it.
+    next_config: Arc<Mutex<Option<EngineConfig>>>,
 }
 
 /// Current watchers.
@@ -72,17 +73,17 @@ impl Drop for Watcher {
 }
 
 impl ControlService {
-    /// The service of this rank, started with `args`, with its metrics at an address.
+    /// The service of this rank, started with `config`, with its metrics at an address.
     pub fn new(
         compute: Arc<dyn Executor>,
         life: Lifecycle,
         metrics: EngineMetrics,
-        args: Arc<Args>,
+        config: Arc<EngineConfig>,
         metrics_address: String,
     ) -> Self {
         let adoption = Adoption { watchers: 0, since: Instant::now(), adopted: false };
         let adoption = Arc::new(Mutex::new(adoption));
-        Self { compute, life, metrics, adoption, args, metrics_address, next_args: Arc::default() }
+        Self { compute, life, metrics, adoption, config, metrics_address, next_config: Arc::default() }
     }
 
     /// Fails the rank once it had no watcher for this long.
@@ -93,14 +94,14 @@ impl ControlService {
 
     /// Waits for the next formation of a reusable rank; `None` once it is asked to stop, or had no watcher
     /// for this long.
-    pub async fn next_formation(&self, patience: Duration) -> Option<Args> {
+    pub async fn next_formation(&self, patience: Duration) -> Option<EngineConfig> {
         let decided = |now: &RankStatus| now.reuse != Reuse::Yes || now.draining.is_some();
         tokio::select! {
             _ = self.life.wait_until(decided) => {}
             () = self.wait_unwatched(patience) => {}
         }
-        // The code that claims the rank holds the lock until the arguments are stored.
-        let next = self.next_args.lock().take();
+        // The code that claims the rank holds the lock until the configuration is stored.
+        let next = self.next_config.lock().take();
         if next.is_none() {
             self.life.set_reuse(Reuse::No);
         }
@@ -162,8 +163,8 @@ impl ControlService {
             tokens_per_second,
             message,
             build: russet_rpc::ENGINE_BUILD.to_owned(),
-            epoch: self.args.epoch,
-            shard_uid: self.args.shard_uid.clone(),
+            epoch: self.config.epoch,
+            shard_uid: self.config.shard_uid.clone(),
             metrics_address: self.metrics_address.clone(),
             throughput: self.metrics.throughput.lock().average(),
             cause: cause as i32,
@@ -249,9 +250,9 @@ impl Control for ControlService {
     }
 
     async fn form(&self, request: Request<pb::FormRequest>) -> Result<Response<pb::FormReply>, Status> {
-        let next = self.args.reformed_with(request.into_inner().arguments);
+        let next = reform::next_config(&self.config, &request.into_inner().config);
         let next = next.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
-        let mut place = self.next_args.lock();
+        let mut place = self.next_config.lock();
         if !self.life.claim() {
             let reuse = self.life.status().reuse;
             return Err(Status::failed_precondition(format!(

@@ -25,7 +25,7 @@ use crate::step_profiler::StepTotals;
 /// The tokens of one sequence that a batch runs through this rank's layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceStep {
-    /// KV-cache slot: a number below `--max-sequences`.
+    /// KV-cache slot: a number below `maxSequences`.
     pub slot: u32,
     /// Tokens of the sequence that are already in the KV cache.
     pub offset: u32,
@@ -107,7 +107,7 @@ impl SampleSpec {
 pub enum SampleError {
     /// NaN or infinite logits.
     #[error(
-        "some logits are no finite numbers; the weights are damaged or overflow in this dtype, try --dtype f32"
+        "some logits are no finite numbers; the weights are damaged or overflow in this dtype, try dtype F32"
     )]
     NotFinite,
     /// Every token is banned.

@@ -2,8 +2,7 @@
 //! choice of devices, which the planner makes. Written after MLX's source and recorded hostfiles, and never
 //! run: jaccl exists on macOS with Thunderbolt 5 alone.
 
-use std::str::FromStr;
-
+use russet_wire::engine_config::Backend;
 use thiserror::Error;
 
 /// Maximum members of a mesh: jaccl's own limit.
@@ -28,14 +27,9 @@ pub enum Topology {
 /// Devices that jaccl cannot use.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DevicesError {
-    /// Invalid JSON.
-    #[error(
-        "--rdma-devices is no list of rows of cells of names ({0}), such as [[[],[\"rdma_en4\"]],[[\"rdma_en4\"],[]]]"
-    )]
-    Json(String),
     /// Not one row and one column for each tensor rank.
     #[error(
-        "--rdma-devices has {rows} rows, the widest or narrowest of {columns} cells, but the stage has {members} members; give a row and a cell for each"
+        "rdmaDevices has {rows} rows, the widest or narrowest of {columns} cells, but the stage has {members} members; give a row and a cell for each"
     )]
     Size {
         /// Rows given.
@@ -51,7 +45,7 @@ pub enum DevicesError {
     )]
     Members(usize),
     /// Tensor ranks without the cables they need.
-    #[error("--rdma-devices names {found} devices from member {from} to member {to}, but {needed}")]
+    #[error("rdmaDevices names {found} devices from member {from} to member {to}, but {needed}")]
     Cables {
         /// Row.
         from: usize,
@@ -64,11 +58,15 @@ pub enum DevicesError {
     },
 }
 
-impl FromStr for Devices {
-    type Err = DevicesError;
-
-    fn from_str(text: &str) -> Result<Self, DevicesError> {
-        serde_json::from_str(text).map(Self).map_err(|error| DevicesError::Json(error.to_string()))
+impl Topology {
+    /// The cables that a backend needs between the tensor ranks; `None` without RDMA.
+    pub fn of(backend: Backend) -> Option<Self> {
+        match backend {
+            // A configuration with an unknown backend is refused.
+            Backend::None | Backend::Ring | Backend::Unknown => None,
+            Backend::Jaccl => Some(Self::Mesh),
+            Backend::JacclRing => Some(Self::Ring),
+        }
     }
 }
 
@@ -124,7 +122,7 @@ impl Devices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     /// Cells as in recorded files: null, a name, or a list of names.
     fn devices(matrix: &Value) -> Devices {
@@ -145,12 +143,11 @@ mod tests {
 
     #[test]
     fn the_file_is_what_mlx_reads() {
-        let two: Devices = r#"[[[],["rdma_en4"]],[["rdma_en4"],[]]]"#.parse().unwrap();
+        let two = devices(&json!([[[], ["rdma_en4"]], [["rdma_en4"], []]]));
         assert_eq!(two.devices_file(), r#"[[null,"rdma_en4"],["rdma_en4",null]]"#);
         assert_eq!(two.check(Topology::Mesh, 2), Ok(()));
         assert_eq!(two.check(Topology::Ring, 2), Ok(()));
-        let wires: Devices =
-            r#"[[[],["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],[]]]"#.parse().unwrap();
+        let wires = devices(&json!([[[], ["rdma_en3", "rdma_en4"]], [["rdma_en3", "rdma_en4"], []]]));
         assert_eq!(
             wires.devices_file(),
             r#"[[null,["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],null]]"#
@@ -185,7 +182,6 @@ mod tests {
             let error = devices.check(topology, members).unwrap_err().to_string();
             assert!(error.contains(said), "{said}: {error}");
         }
-        assert!("{}".parse::<Devices>().unwrap_err().to_string().contains("no list of rows"));
     }
 
     /// Files of real clusters, if this machine has the collection.

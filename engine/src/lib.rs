@@ -13,9 +13,9 @@
 //! the process, and [`reform`] decides whether the process can join the next formation. [`batch_monitor`] and
 //! [`batch_time`] tell a rank that hangs from a busy one.
 
-pub mod args;
 pub mod batch_monitor;
 pub mod batch_time;
+pub mod config;
 pub mod control_service;
 pub mod engine_service;
 pub mod executor;

@@ -10,6 +10,8 @@ use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::ControlServer;
 use russet_rpc::engine::engine_server::EngineServer;
 use russet_rpc::tls::{Protocol, TlsError, TlsFiles};
+use russet_wire::engine_config::{EngineConfig, PeerRank, Transport};
+use russet_wire::engine_options::Speculation;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -18,7 +20,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-use crate::args::{Args, ArgsError, PeerRank, Speculation, Switch, Transport};
+use crate::config::{self, ConfigError};
 use crate::control_service::{self, ControlService};
 use crate::engine_service::{EngineService, ServiceRole};
 use crate::executor::{Addresses, CacheSupport, Executor, ReplyReceiver};
@@ -27,7 +29,8 @@ use crate::group::leader;
 use crate::lifecycle::{FailureCause, Lifecycle, Phase, RankStatus, Reuse};
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::{block_hash::BlockHash, fingerprint};
-use crate::rings::RingTransports;
+use crate::reform;
+use crate::rings::{RingTransports, Rings};
 use crate::scheduler::{Intake, Scheduler, SchedulerConfig};
 use crate::speculative::Proposers;
 use crate::tokenizer::ChatTokenizer;
@@ -57,17 +60,17 @@ const FIRST_WATCH_WAIT: Duration = Duration::from_secs(5);
 /// Why a rank could not start.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// The flags contradict each other.
+    /// The fields of the configuration contradict each other.
     #[error(transparent)]
-    Args(#[from] ArgsError),
+    Config(#[from] ConfigError),
     /// The node's identity is unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// An address in use or not local.
-    #[error("cannot listen on {address} ({flag}); free it, or let the agent choose another")]
+    #[error("cannot listen on {address} ({field}); free it, or let the agent choose another")]
     Listen {
-        /// The flag that named it.
-        flag: &'static str,
+        /// The field that named it.
+        field: &'static str,
         /// The address.
         address: String,
         /// Why.
@@ -88,13 +91,14 @@ pub enum ExitOutcome {
     Stopped,
     /// It failed, with this reason.
     Failed(String),
-    /// Its group was lost, and its executor becomes a rank of the next formation, with these arguments.
-    Reform(Box<Args>),
+    /// Its group was lost, and its executor becomes a rank of the next formation, with this
+    /// configuration.
+    Reform(Box<EngineConfig>),
 }
 
 /// A rank with bound sockets, not started yet.
 pub struct EngineProcess {
-    args: Args,
+    config: EngineConfig,
     followers: Vec<PeerRank>,
     tls: TlsFiles,
     compute: Arc<dyn Executor>,
@@ -107,33 +111,37 @@ pub struct EngineProcess {
     admin: TcpListener,
 }
 
-async fn listen(flag: &'static str, address: std::net::SocketAddr) -> Result<TcpListener, ServeError> {
+async fn listen(field: &'static str, address: std::net::SocketAddr) -> Result<TcpListener, ServeError> {
     TcpListener::bind(address).await.map_err(|source| ServeError::Listen {
-        flag,
+        field,
         address: address.to_string(),
         source,
     })
 }
 
 impl EngineProcess {
-    /// Checks the flags and binds every socket.
-    pub async fn bind(args: Args, compute: Arc<dyn Executor>) -> Result<Self, ServeError> {
-        let followers = args.followers()?;
-        let rings = args.rings()?;
-        let tls = TlsFiles::in_dir(&args.tls_dir);
-        let metrics =
-            EngineMetrics::new(&args.served_model_name, args.rank, args.context_tokens, args.kv_tokens())?;
-        let control = control_service::bind(&args.control_socket).map_err(|source| ServeError::Listen {
-            flag: "--control-socket",
-            address: args.control_socket.display().to_string(),
+    /// Checks the configuration and binds every socket.
+    pub async fn bind(config: EngineConfig, compute: Arc<dyn Executor>) -> Result<Self, ServeError> {
+        let followers = config::followers(&config)?;
+        let rings = Rings::of(&config)?;
+        let tls = TlsFiles::in_dir(&config.tls_dir);
+        let metrics = EngineMetrics::new(
+            &config.served_model_name,
+            config.rank,
+            config.context_tokens,
+            config.kv_capacity(),
+        )?;
+        let control = control_service::bind(&config.control_socket).map_err(|source| ServeError::Listen {
+            field: "controlSocket",
+            address: config.control_socket.display().to_string(),
             source,
         })?;
-        let engine = listen("--listen", args.listen).await?;
-        let admin = listen("--metrics-listen", args.metrics_listen).await?;
-        let (carriers, addresses) = rings.open(&args, &tls).await?;
-        let life = Lifecycle::new(args.can_rejoin());
+        let engine = listen("listen", config.listen).await?;
+        let admin = listen("metricsListen", config.metrics_listen).await?;
+        let (carriers, addresses) = rings.open(&config, &tls).await?;
+        let life = Lifecycle::new(reform::can_rejoin(&config));
         Ok(Self {
-            args,
+            config,
             followers,
             tls,
             compute,
@@ -161,7 +169,7 @@ impl EngineProcess {
     pub async fn run(self) -> Result<ExitOutcome, ServeError> {
         let born = Instant::now();
         let Self {
-            args,
+            config,
             followers,
             tls,
             compute,
@@ -175,19 +183,19 @@ impl EngineProcess {
         } = self;
         let hello = pb::Hello {
             build: russet_rpc::ENGINE_BUILD.to_owned(),
-            group_uid: args.group_uid.clone(),
-            epoch: args.epoch,
-            size: args.size(),
-            tensor_size: args.tensor_size,
+            group_uid: config.group_uid.clone(),
+            epoch: config.epoch,
+            size: config.size(),
+            tensor_size: config.tensor_size,
         };
         let entrance = Arc::new(OnceLock::new());
-        let role = if args.rank == 0 {
+        let role = if config.rank == 0 {
             ServiceRole::Leader(entrance.clone())
         } else {
             ServiceRole::Follower(Arc::new(Follower {
-                rank: args.rank,
+                rank: config.rank,
                 hello: hello.clone(),
-                max_sequences: args.max_sequences,
+                max_sequences: config.max_sequences,
                 compute: compute.clone(),
                 addresses: addresses.clone(),
                 life: life.clone(),
@@ -199,25 +207,25 @@ impl EngineProcess {
         let ready = Arc::new(AtomicBool::new(false));
         let admin =
             tokio::spawn(russet_telemetry::admin::serve(admin, metrics.registry.clone(), ready.clone()));
-        let own = Arc::new(args.clone());
+        let own = Arc::new(config.clone());
         let agent =
             ControlService::new(compute.clone(), life.clone(), metrics.clone(), own.clone(), admin_address);
-        let service = EngineService { description: describe(&args), role, life: life.clone() };
+        let service = EngineService { description: describe(&config), role, life: life.clone() };
         let engine = serve_engine(&tls, engine, service, &life)?;
         let (close_control, closed) = oneshot::channel();
         let control = serve_control(control, agent.clone(), &life, closed);
 
-        let orphan = Duration::from_secs(args.orphan_seconds);
+        let orphan = Duration::from_secs(config.orphan_seconds);
         let orphan = tokio::spawn({
             let agent = agent.clone();
             async move { agent.expect_adoption(orphan).await }
         });
-        let drain = tokio::spawn(limit_drain(life.clone(), Duration::from_secs(args.drain_seconds)));
+        let drain = tokio::spawn(limit_drain(life.clone(), Duration::from_secs(config.drain_seconds)));
         let readiness = tokio::spawn(track_readiness(life.clone(), ready));
         let alone = carriers.stub_switches();
         let carriers = tokio::spawn(carriers.watch(life.clone()));
         let work = run_rank(
-            args,
+            config,
             followers,
             tls,
             hello,
@@ -284,15 +292,15 @@ async fn leave_group(left: ReplyReceiver<()>, life: &Lifecycle, patience: Durati
     left
 }
 
-fn describe(args: &Args) -> pb::EngineDescription {
+fn describe(config: &EngineConfig) -> pb::EngineDescription {
     pb::EngineDescription {
         build: russet_rpc::ENGINE_BUILD.to_owned(),
-        group_uid: args.group_uid.clone(),
-        model: args.served_model_name.clone(),
-        rank: args.rank,
-        size: args.size(),
-        epoch: args.epoch,
-        context_tokens: args.context_tokens,
+        group_uid: config.group_uid.clone(),
+        model: config.served_model_name.clone(),
+        rank: config.rank,
+        size: config.size(),
+        epoch: config.epoch,
+        context_tokens: config.context_tokens,
         pid: u64::from(std::process::id()),
     }
 }
@@ -356,7 +364,7 @@ async fn fail_on_panic(life: Lifecycle, work: impl Future<Output = ()> + Send + 
 /// Loads, joins, runs the smoke prompt, and then leads or follows.
 #[allow(clippy::too_many_arguments, reason = "the parts of one rank, taken apart once")]
 async fn run_rank(
-    args: Args,
+    config: EngineConfig,
     followers: Vec<PeerRank>,
     tls: TlsFiles,
     hello: pb::Hello,
@@ -366,13 +374,13 @@ async fn run_rank(
     metrics: EngineMetrics,
     entrance: Arc<OnceLock<Intake>>,
 ) {
-    let loaded = load(&args, &compute, &life).await;
+    let loaded = load(&config, &compute, &life).await;
     let tokens = match loaded {
         Ok(tokens) => tokens,
         Err(reason) => return life.fail(reason),
     };
     tracing::info!("the weights are in memory");
-    life.advance(Phase::Loaded, if args.rank == 0 { "" } else { "waiting for rank 0" });
+    life.advance(Phase::Loaded, if config.rank == 0 { "" } else { "waiting for rank 0" });
     let Some(tokens) = tokens else { return };
     let gathered = tokio::select! {
         biased;
@@ -398,17 +406,17 @@ async fn run_rank(
         life.clone(),
         metrics,
         SchedulerConfig {
-            context_tokens: args.context_tokens,
-            max_sequences: args.max_sequences,
-            kv_tokens: args.kv_tokens(),
-            stages: args.size() / args.tensor_size.max(1),
-            prefix_cache: support.blocks && args.prefix_cache == Switch::On,
+            context_tokens: config.context_tokens,
+            max_sequences: config.max_sequences,
+            kv_tokens: config.kv_capacity(),
+            stages: config.size() / config.tensor_size.max(1),
+            prefix_cache: support.blocks && config.prefix_cache,
             proposers: Proposers {
-                prompt_lookup: support.rewind && args.speculation == Speculation::PromptLookup,
-                draft_model: support.rewind && args.draft_dir.is_some(),
+                prompt_lookup: support.rewind && config.options.speculation == Speculation::PromptLookup,
+                draft_model: support.rewind && config.draft_dir.is_some(),
             },
         },
-        BlockHash::root(fingerprint::model_fingerprint(&args.model_dir).as_bytes()),
+        BlockHash::root(fingerprint::model_fingerprint(&config.model_dir).as_bytes()),
     );
     let (schedule, door) = match opened {
         Ok(opened) => opened,
@@ -416,7 +424,7 @@ async fn run_rank(
     };
     life.advance(Phase::Loaded, "joined; tries the smoke prompt");
     let tries =
-        async { if args.no_smoke_prompt { Ok(()) } else { schedule.smoke(args.context_tokens).await } };
+        async { if config.smoke_prompt { schedule.smoke(config.context_tokens).await } else { Ok(()) } };
     let tried = tokio::select! {
         biased;
         () = life.wait_ended() => return,
@@ -435,19 +443,19 @@ async fn run_rank(
     // Set only here, so it cannot be set already.
     let _ = entrance.set(door);
     life.advance(Phase::Serving, "");
-    tracing::info!(model = args.served_model_name, epoch = args.epoch, "serving");
+    tracing::info!(model = config.served_model_name, epoch = config.epoch, "serving");
     schedule.run().await;
 }
 
 /// Loads the weights on every rank, and the tokenizer on rank 0.
 async fn load(
-    args: &Args,
+    config: &EngineConfig,
     compute: &Arc<dyn Executor>,
     life: &Lifecycle,
 ) -> Result<Option<ChatTokenizer>, String> {
     let weights = compute.load();
-    let tokens = if args.rank == 0 {
-        let (dir, draft) = (args.model_dir.clone(), args.draft_dir.clone());
+    let tokens = if config.rank == 0 {
+        let (dir, draft) = (config.model_dir.clone(), config.draft_dir.clone());
         let tokens = tokio::task::spawn_blocking(move || {
             draft.map_or(Ok(()), |draft| ChatTokenizer::check_draft(&dir, &draft))?;
             ChatTokenizer::load(&dir)

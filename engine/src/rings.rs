@@ -12,11 +12,12 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 
 use russet_rpc::tls::TlsFiles;
+use russet_wire::engine_config::{CableEnds, EngineConfig, Transport};
 
-use crate::args::{Args, ArgsError, Backend, Transport};
+use crate::config::ConfigError;
 use crate::executor::Addresses;
+use crate::jaccl::{Devices, Topology};
 use crate::lifecycle::{FailureReport, Lifecycle};
-use crate::tunnel::dial::CableEnds;
 use crate::tunnel::{StubSwitch, Tunnel, TunnelError};
 
 /// One of MLX's groups, from the view of one member.
@@ -41,57 +42,61 @@ pub struct Rings {
     pub pipeline: Option<Ring>,
 }
 
-impl Args {
-    /// The groups of this rank. Fails if the flags contradict each other.
-    pub fn rings(&self) -> Result<Rings, ArgsError> {
-        let (size, members) = (self.size(), self.tensor_size);
+impl Rings {
+    /// The groups of this rank. Fails if the fields contradict each other.
+    pub fn of(config: &EngineConfig) -> Result<Self, ConfigError> {
+        let (size, members) = (config.size(), config.tensor_size);
         if !size.is_multiple_of(members) {
-            return Err(ArgsError::Members { ranks: size, members });
+            return Err(ConfigError::Members { ranks: size, members });
         }
-        let (stages, stage, member) = (size / members, self.rank / members, self.rank % members);
-        let mut rings = Rings::default();
+        let (stages, stage, member) = (size / members, config.rank / members, config.rank % members);
+        let mut rings = Self::default();
         if members > 1 {
             let name = format!("stage {stage}");
             let ranks = stage * members..(stage + 1) * members;
-            rings.tensor = Some(self.ring("--tensor-hosts", &self.tensor_hosts, name, ranks, member)?);
-            if let Some(topology) = self.backend.topology() {
-                self.rdma_devices.check(topology, members as usize)?;
+            rings.tensor = Some(ring(config, "tensorHosts", &config.tensor_hosts, name, ranks, member)?);
+            if let Some(topology) = Topology::of(config.backend) {
+                Devices(config.rdma_devices.clone()).check(topology, members as usize)?;
             }
         }
         if stages > 1 {
             let name = format!("member {member} of every stage");
             let ranks = (0..stages).map(|stage| stage * members + member);
-            rings.pipeline = Some(self.ring("--ring-hosts", &self.ring_hosts, name, ranks, stage)?);
+            rings.pipeline = Some(ring(config, "ringHosts", &config.ring_hosts, name, ranks, stage)?);
         }
         Ok(rings)
     }
+}
 
-    fn ring(
-        &self,
-        flag: &'static str,
-        hosts: &[SocketAddr],
-        name: String,
-        ranks: impl Iterator<Item = u32> + Clone,
-        own: u32,
-    ) -> Result<Ring, ArgsError> {
-        let size = self.size();
-        if hosts.len() != size as usize {
-            return Err(ArgsError::Count { flag, given: hosts.len(), size });
-        }
-        let hosts: Vec<SocketAddr> = ranks.clone().map(|rank| hosts[rank as usize]).collect();
-        let mut nodes = Vec::new();
-        if self.transport == Transport::Tunnel {
-            for rank in ranks {
-                let peer = self.peers.iter().find(|peer| peer.rank == rank);
-                let given = self.peers.len();
-                nodes.push(peer.ok_or(ArgsError::Count { flag: "--peers", given, size })?.node.clone());
-            }
-        } else if let Some(address) = hosts.iter().find(|host| host.is_ipv6()) {
-            return Err(ArgsError::Family { flag, address: *address });
-        }
-        let label = format!("group {} epoch {} {name}", self.group_uid, self.epoch);
-        Ok(Ring { label, hosts, nodes, own_index: own as usize })
+/// The group of `ranks` at `hosts`, which `field` names.
+fn ring(
+    config: &EngineConfig,
+    field: &'static str,
+    hosts: &[SocketAddr],
+    name: String,
+    ranks: impl Iterator<Item = u32> + Clone,
+    own: u32,
+) -> Result<Ring, ConfigError> {
+    let EngineConfig { group_uid, epoch, peers, transport, .. } = config;
+    let size = config.size();
+    if hosts.len() != size as usize {
+        return Err(ConfigError::Count { field, given: hosts.len(), size });
     }
+    let hosts: Vec<SocketAddr> = ranks.clone().map(|rank| hosts[rank as usize]).collect();
+    let mut nodes = Vec::new();
+    if *transport == Transport::Direct {
+        if let Some(address) = hosts.iter().find(|host| host.is_ipv6()) {
+            return Err(ConfigError::Family { field, address: *address });
+        }
+    } else {
+        for rank in ranks {
+            let peer = peers.iter().find(|peer| peer.rank == rank);
+            let given = peers.len();
+            nodes.push(peer.ok_or(ConfigError::Count { field: "peers", given, size })?.node.clone());
+        }
+    }
+    let label = format!("group {group_uid} epoch {epoch} {name}");
+    Ok(Ring { label, hosts, nodes, own_index: own as usize })
 }
 
 /// The transports of this rank's groups; they carry traffic while they live.
@@ -102,14 +107,21 @@ pub struct RingTransports {
 
 impl Rings {
     /// Opens the transports; returns them with the addresses for MLX.
-    pub async fn open(self, args: &Args, tls: &TlsFiles) -> Result<(RingTransports, Addresses), TunnelError> {
+    pub async fn open(
+        self,
+        config: &EngineConfig,
+        tls: &TlsFiles,
+    ) -> Result<(RingTransports, Addresses), TunnelError> {
         let Self { tensor, pipeline } = self;
         let mut carriers = RingTransports::default();
         // RDMA has no sockets to tunnel. Its coordinator exchanges queue keys, and MLX binds that address.
-        let tensor_transport = if args.backend == Backend::Ring { args.transport } else { Transport::Direct };
+        let tensor_transport = match Topology::of(config.backend) {
+            Some(_) => Transport::Direct,
+            None => config.transport,
+        };
         let addresses = Addresses {
-            tensor: carriers.open(tensor, tensor_transport, tls, &args.cables).await?,
-            pipeline: carriers.open(pipeline, args.transport, tls, &args.cables).await?,
+            tensor: carriers.open(tensor, tensor_transport, tls, &config.cables).await?,
+            pipeline: carriers.open(pipeline, config.transport, tls, &config.cables).await?,
         };
         Ok((carriers, addresses))
     }
@@ -126,7 +138,8 @@ impl RingTransports {
         match (ring, transport) {
             (None, _) => Ok(Vec::new()),
             (Some(Ring { hosts, .. }), Transport::Direct) => Ok(hosts),
-            (Some(Ring { label, hosts, nodes, own_index: own }), Transport::Tunnel) => {
+            // A configuration with an unknown transport is refused.
+            (Some(Ring { label, hosts, nodes, own_index: own }), Transport::Tunnel | Transport::Unknown) => {
                 let (tunnel, addresses) = Tunnel::open(tls, &label, &hosts, &nodes, own, cables).await?;
                 self.tunnels.push(tunnel);
                 Ok(addresses)
@@ -173,18 +186,40 @@ impl RingTransports {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use clap::Parser as _;
+    use russet_wire::engine_config::{Backend, PeerRank};
 
-    fn args(flags: &str) -> Args {
-        let base = "russet-engine --model-dir /m --served-model-name m --tls-dir /t --control-socket /s \
-                    --group-uid g --epoch 3";
-        Args::try_parse_from(base.split_whitespace().chain(flags.split_whitespace())).unwrap()
+    use super::*;
+
+    fn addresses(first: u16, ranks: u16) -> Vec<SocketAddr> {
+        (0..ranks).map(|rank| ([127, 0, 0, 1], first + rank).into()).collect()
     }
 
-    const TENSOR: &str = "--tensor-hosts 127.0.0.1:10,127.0.0.1:11,127.0.0.1:12,127.0.0.1:13";
-    const RING: &str = "--ring-hosts 127.0.0.1:20,127.0.0.1:21,127.0.0.1:22,127.0.0.1:23";
-    const PEERS: &str = "--peers 0=127.0.0.1:1@a,1=127.0.0.1:2@b,2=127.0.0.1:3@c,3=127.0.0.1:4@d";
+    /// A rank of a group with these layers, without addresses.
+    fn config(layers: &[u32], tensor_size: u32, rank: u32) -> EngineConfig {
+        EngineConfig {
+            layers_per_rank: layers.to_owned(),
+            tensor_size,
+            rank,
+            group_uid: "g".into(),
+            epoch: 3,
+            ..EngineConfig::default()
+        }
+    }
+
+    /// The same rank with four ranks' peers, ring and tensor addresses.
+    fn of_four(layers: &[u32], tensor_size: u32, rank: u32) -> EngineConfig {
+        let peers = ["a", "b", "c", "d"].into_iter().zip(0..).map(|(node, rank)| PeerRank {
+            rank,
+            address: ([127, 0, 0, 1], 1).into(),
+            node: node.into(),
+        });
+        EngineConfig {
+            peers: peers.collect(),
+            ring_hosts: addresses(20, 4),
+            tensor_hosts: addresses(10, 4),
+            ..config(layers, tensor_size, rank)
+        }
+    }
 
     fn ports(ring: &Option<Ring>) -> (Vec<u16>, usize, String) {
         let ring = ring.as_ref().unwrap();
@@ -194,50 +229,58 @@ mod tests {
 
     #[test]
     fn rank_joins_its_tensor_and_pipeline_rings() {
-        let hybrid = format!("--layers-per-rank 3,3,2,2 --tensor-size 2 {TENSOR} {RING} {PEERS}");
-        let rings = args(&format!("{hybrid} --rank 3")).rings().unwrap();
+        let rings = Rings::of(&of_four(&[3, 3, 2, 2], 2, 3)).unwrap();
         assert_eq!(ports(&rings.tensor), (vec![12, 13], 1, "group g epoch 3 stage 1 cd".into()));
         let expected = (vec![21, 23], 1, "group g epoch 3 member 1 of every stage bd".into());
         assert_eq!(ports(&rings.pipeline), expected);
-        let rings = args(&format!("{hybrid} --rank 0")).rings().unwrap();
+        let rings = Rings::of(&of_four(&[3, 3, 2, 2], 2, 0)).unwrap();
         assert_eq!(ports(&rings.tensor), (vec![10, 11], 0, "group g epoch 3 stage 0 ab".into()));
 
-        let rings = args(&format!("--layers-per-rank 5,5,5,5 --tensor-size 4 {TENSOR} {PEERS} --rank 2"))
-            .rings()
-            .unwrap();
+        let one_stage = EngineConfig { ring_hosts: vec![], ..of_four(&[5; 4], 4, 2) };
+        let rings = Rings::of(&one_stage).unwrap();
         assert_eq!((ports(&rings.tensor).1, rings.pipeline), (2, None));
-        let rings = args(&format!("--layers-per-rank 2,1,1,1 {RING} {PEERS} --rank 2")).rings().unwrap();
+        let pipeline = EngineConfig { tensor_hosts: vec![], ..of_four(&[2, 1, 1, 1], 1, 2) };
+        let rings = Rings::of(&pipeline).unwrap();
         assert_eq!((rings.tensor, ports(&rings.pipeline).0), (None, vec![20, 21, 22, 23]));
-        assert_eq!(args("").rings(), Ok(Rings::default()));
+        assert_eq!(Rings::of(&config(&[], 1, 0)), Ok(Rings::default()));
     }
 
     #[test]
-    fn flags_that_do_not_make_groups_say_why() {
-        let two =
-            "--layers-per-rank 5,5 --tensor-size 2 --tensor-hosts 127.0.0.1:1,127.0.0.1:2 --transport direct";
-        for (flags, said) in [
-            ("--layers-per-rank 2,2,1 --tensor-size 2".to_owned(), "3 ranks do not make stages of 2"),
-            ("--tensor-size 2".to_owned(), "1 ranks do not make stages of 2"),
-            ("--layers-per-rank 5,5 --tensor-size 2".to_owned(), "--tensor-hosts names 0 ranks"),
+    fn fields_that_do_not_make_groups_say_why() {
+        let cell = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let two = EngineConfig {
+            tensor_hosts: addresses(1, 2),
+            transport: Transport::Direct,
+            ..config(&[5, 5], 2, 0)
+        };
+        let (one_way, both_ways) = (
+            vec![vec![cell(&[]), cell(&["a"])], vec![cell(&[]), cell(&[])]],
+            vec![vec![cell(&[]), cell(&["a"])], vec![cell(&["b"]), cell(&[])]],
+        );
+        for (config, said) in [
+            (config(&[2, 2, 1], 2, 0), "3 ranks do not make stages of 2"),
+            (config(&[], 2, 0), "1 ranks do not make stages of 2"),
+            (config(&[5, 5], 2, 0), "tensorHosts names 0 ranks"),
+            (EngineConfig { ring_hosts: vec![], ..of_four(&[3, 3, 2, 2], 2, 0) }, "ringHosts names 0 ranks"),
+            (EngineConfig { peers: vec![], ..of_four(&[5; 4], 4, 0) }, "peers names 0 ranks"),
             (
-                format!("--layers-per-rank 3,3,2,2 --tensor-size 2 {TENSOR} {PEERS}"),
-                "--ring-hosts names 0 ranks",
+                EngineConfig {
+                    ring_hosts: vec!["127.0.0.1:1".parse().unwrap(), "[::1]:2".parse().unwrap()],
+                    transport: Transport::Direct,
+                    ..config(&[5, 5], 1, 0)
+                },
+                "[::1]:2 of ringHosts is IPv6",
             ),
-            (format!("--layers-per-rank 5,5,5,5 --tensor-size 4 {TENSOR}"), "--peers names 0 ranks"),
+            (EngineConfig { backend: Backend::Jaccl, ..two.clone() }, "rdmaDevices has 0 rows"),
             (
-                "--layers-per-rank 5,5 --ring-hosts 127.0.0.1:1,[::1]:2 --transport direct".to_owned(),
-                "[::1]:2 of --ring-hosts is IPv6",
-            ),
-            (format!("{two} --backend jaccl"), "--rdma-devices has 0 rows"),
-            (
-                format!(r#"{two} --backend jaccl-ring --rdma-devices [[[],["a"]],[[],[]]]"#),
+                EngineConfig { backend: Backend::JacclRing, rdma_devices: one_way, ..two.clone() },
                 "names 0 devices from member 1 to member 0",
             ),
         ] {
-            let error = args(&flags).rings().unwrap_err().to_string();
+            let error = Rings::of(&config).unwrap_err().to_string();
             assert!(error.contains(said), "{said}: {error}");
         }
-        let jaccl = format!(r#"{two} --backend jaccl --rdma-devices [[[],["a"]],[["b"],[]]]"#);
-        assert!(args(&jaccl).rings().is_ok());
+        let jaccl = EngineConfig { backend: Backend::Jaccl, rdma_devices: both_ways, ..two };
+        assert!(Rings::of(&jaccl).is_ok());
     }
 }

@@ -25,10 +25,11 @@ use std::{
 };
 
 use russet_model::partition::{Partition, RankPart};
+use russet_wire::engine_config::OverlapScheduling;
+use russet_wire::engine_options::KvCacheType;
 use tokio::sync::oneshot;
 
 use crate::{
-    args::{KvCacheType, OverlapScheduling},
     batch_monitor::{BatchMonitor, BatchProgress},
     executor::{
         Addresses, CacheSupport, DraftRequest, Executor, LoadProgress, MlxMemory, ReplyReceiver, SampleError,

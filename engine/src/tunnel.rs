@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_rpc::tls::TlsFiles;
+use russet_wire::engine_config::CableEnds;
 use thiserror::Error;
 use tokio::io::BufReader;
 use tokio::net::{TcpListener, TcpStream};
@@ -33,7 +34,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use dial::{CableEnds, Neighbour, NeighbourPath};
+use dial::{Neighbour, NeighbourPath};
 use identity::RingIdentity;
 use loopback::ReservedPort;
 use peer_stub::StubSignal;

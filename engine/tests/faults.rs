@@ -89,7 +89,7 @@ async fn nan_logits_fail_one_request_and_leave_nothing_cached() {
     for layers in [&[model::LAYERS][..], &[1, 3]] {
         let folder = tempfile::tempdir().unwrap();
         let mut lab = EngineHarness::new();
-        lab.flags = vec!["--max-sequences", "8"];
+        lab.config.max_sequences = 8;
         lab.prefix_dir = Some(folder.path().to_owned());
         let engines = lab.start(model.path(), layers);
         let (lab, engine) = (&lab, &engines[0]);
@@ -139,7 +139,7 @@ async fn out_of_memory_ends_the_engine_without_a_false_finish() {
         spread: 0.01,
     });
     let mut lab = EngineHarness::new();
-    lab.flags = vec!["--no-smoke-prompt", "--prefix-cache", "off"];
+    (lab.config.smoke_prompt, lab.config.prefix_cache) = (false, false);
     let mut engines = lab.start(model.path(), &[1]);
     let mut client = lab.client(&engines[0]).await;
     let address = address(&engines[0]).await;

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::engine_options::KvCacheType;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use rustix::process::Signal;
@@ -88,16 +89,17 @@ async fn cached_prefixes_give_the_same_answers_as_prefill() {
         spread: 0.3,
     });
     for (model, layers, members, kv_cache) in [
-        (&narrow, &[model::LAYERS][..], 1, "as-computed"),
-        (&narrow, &[1, 3], 1, "as-computed"),
-        (&narrow, &[model::LAYERS], 2, "as-computed"),
-        (&wide, &[model::LAYERS], 1, "int8"),
-        (&wide, &[1, 3], 1, "int4"),
-        (&wide, &[model::LAYERS], 2, "int8"),
+        (&narrow, &[model::LAYERS][..], 1, KvCacheType::AsComputed),
+        (&narrow, &[1, 3], 1, KvCacheType::AsComputed),
+        (&narrow, &[model::LAYERS], 2, KvCacheType::AsComputed),
+        (&wide, &[model::LAYERS], 1, KvCacheType::Int8),
+        (&wide, &[1, 3], 1, KvCacheType::Int4),
+        (&wide, &[model::LAYERS], 2, KvCacheType::Int8),
     ] {
-        let story = format!("{layers:?} by {members}, {kv_cache}");
+        let story = format!("{layers:?} by {members}, {kv_cache:?}");
         let mut lab = EngineHarness::new();
-        lab.flags = vec!["--kv-cache", kv_cache, "--prefix-cache", "off"];
+        lab.config.options.kv_cache = kv_cache;
+        lab.config.prefix_cache = false;
         let engines = lab.start_stages(model.path(), layers, members);
         let mut client = lab.client(&engines[0]).await;
         let expected: Vec<Vec<u32>> = answers(&mut client)
@@ -112,7 +114,7 @@ async fn cached_prefixes_give_the_same_answers_as_prefill() {
         stop(engines).await;
 
         let folder = tempfile::tempdir().unwrap();
-        lab.flags = vec!["--kv-cache", kv_cache];
+        lab.config.prefix_cache = true;
         lab.prefix_dir = Some(folder.path().to_owned());
         let of_rank = |rank: usize| folder.path().join(rank.to_string());
         let size = layers.len() * members;
@@ -169,8 +171,9 @@ impl SmallCacheEngine {
         let mut lab = EngineHarness::new();
         let log = tempfile::tempdir().unwrap();
         lab.log_dir = Some(log.path().to_owned());
-        lab.context_tokens = 1200;
-        lab.flags = vec!["--max-sequences", "1", "--prefix-cache", "off"];
+        lab.config.context_tokens = 1200;
+        lab.config.max_sequences = 1;
+        lab.config.prefix_cache = false;
         let mut alone = lab.start(model, &[model::LAYERS]);
         let mut client = lab.client(&alone[0]).await;
         let mut expected = Vec::new();
@@ -178,7 +181,8 @@ impl SmallCacheEngine {
             expected.push(collect(&mut ask(&mut client, question).await).await.0);
         }
         stop(vec![alone.remove(0)]).await;
-        lab.flags = vec!["--max-sequences", "1", "--kv-tokens", "1200"];
+        lab.config.prefix_cache = true;
+        lab.config.kv_tokens = Some(1200);
         lab.prefix_dir = Some(folder.to_owned());
         let engine = lab.start(model, &[model::LAYERS]).remove(0);
         let client = lab.client(&engine).await;

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use russet_rpc::engine as pb;
+use russet_wire::engine_config::OverlapScheduling;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use rustix::process::Signal;
@@ -135,7 +136,8 @@ async fn surviving_rank_reforms_its_group_without_loading_weights() {
         let own = copy_of(model.path());
         let mut lab = EngineHarness::new();
         // Cached prefixes would take memory too; and batches are in flight behind the failed one, as on Macs.
-        lab.flags = vec!["--prefix-cache", "off", "--look-ahead", "on"];
+        lab.config.prefix_cache = false;
+        lab.config.overlap_scheduling = OverlapScheduling::On;
         let mut formation = Formation::first(layers, members);
         let mut rank0 = lab.begin(own.path(), &formation, 0);
         let mut rank1 = lab.begin(model.path(), &formation, 1);
@@ -187,7 +189,7 @@ async fn surviving_rank_reforms_its_group_without_loading_weights() {
 async fn nothing_computed_without_a_neighbour_is_cached() {
     let model = model::random_model_dir();
     let mut lab = EngineHarness::new();
-    lab.flags = vec!["--look-ahead", "on"];
+    lab.config.overlap_scheduling = OverlapScheduling::On;
     let alone = lab.start(model.path(), &[model::LAYERS]);
     let expected = answer(&lab, &alone[0], long_question()).await;
     drop(alone);

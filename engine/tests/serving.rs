@@ -13,6 +13,8 @@ mod model;
 use std::time::{Duration, Instant};
 
 use russet_rpc::engine as pb;
+use russet_wire::engine_config::OverlapScheduling;
+use russet_wire::engine_options::KvCacheType;
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::{GenerationRequest, Sampling};
 use rustix::process::Signal;
@@ -55,16 +57,16 @@ async fn groups_answer_as_one_rank_does() {
     ];
     let mut answers: Vec<Vec<Vec<u32>>> = Vec::new();
     // A single CPU rank overlaps steps by default; groups do so on Macs.
-    for (layers, members, look_ahead) in [
-        (&[model::LAYERS][..], 1, "auto"),
-        (&[1, 3], 1, "auto"),
-        (&[1, 2, 1], 1, "on"),
-        (&[model::LAYERS], 2, "auto"),
-        (&[3, 1], 2, "on"),
-        (&[model::LAYERS], 1, "off"),
-        (&[model::LAYERS], 2, "on"),
+    for (layers, members, overlap) in [
+        (&[model::LAYERS][..], 1, OverlapScheduling::Auto),
+        (&[1, 3], 1, OverlapScheduling::Auto),
+        (&[1, 2, 1], 1, OverlapScheduling::On),
+        (&[model::LAYERS], 2, OverlapScheduling::Auto),
+        (&[3, 1], 2, OverlapScheduling::On),
+        (&[model::LAYERS], 1, OverlapScheduling::Off),
+        (&[model::LAYERS], 2, OverlapScheduling::On),
     ] {
-        lab.flags = vec!["--look-ahead", look_ahead];
+        lab.config.overlap_scheduling = overlap;
         let mut engines = lab.start_stages(model.path(), layers, members);
         let mut client = lab.client(&engines[0]).await;
         // All at once, so that sequences share the batches.
@@ -156,12 +158,12 @@ async fn preempted_answer_equals_an_undisturbed_one() {
         .map(|question| GenerationRequest { max_tokens: Some(700), ignore_eos: true, ..question });
     let mut answers = Vec::new();
     // Both fit with their expected length, and grow beyond it.
-    for (flags, layers, preemptions) in [
-        (vec![], &[model::LAYERS][..], 0.0),
-        (vec!["--kv-tokens", "1100"], &[model::LAYERS], 1.0),
-        (vec!["--kv-tokens", "1100"], &[1, 2, 1], 1.0),
+    for (kv_tokens, layers, preemptions) in [
+        (None, &[model::LAYERS][..], 0.0),
+        (Some(1100), &[model::LAYERS], 1.0),
+        (Some(1100), &[1, 2, 1], 1.0),
     ] {
-        lab.flags = flags;
+        lab.config.kv_tokens = kv_tokens;
         let engines = lab.start(model.path(), layers);
         let mut client = lab.client(&engines[0]).await;
         let mut streams = Vec::new();
@@ -255,7 +257,7 @@ async fn broken_checkpoint_is_reported_to_the_agent_by_name() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heads_that_no_group_divides_are_refused_with_the_number() {
     let mut lab = EngineHarness::new();
-    lab.flags = vec!["--kv-cache", "int8"];
+    lab.config.options.kv_cache = KvCacheType::Int8;
     let model = model::random_model_dir();
     let mut engines = lab.start(model.path(), &[model::LAYERS]);
     let state = engines[0].until(|state| state.phase() == pb::Phase::Failed).await;

@@ -44,7 +44,7 @@ fn cases(file: &str) -> Vec<Case> {
 async fn wrong_answers(model: &str, layers: &[usize], cases: &[Case]) -> Vec<String> {
     let mut lab = EngineHarness::new();
     // On a busy machine, hundreds of sums take longer than the orphan timeout of an engine without an agent.
-    lab.flags = vec!["--orphan-seconds", "3600"];
+    lab.config.orphan_seconds = 3600;
     let engines = lab.start(&folder().join(model), layers);
     let client = lab.client(&engines[0]).await;
     let answers = futures::stream::iter(cases).map(|Case { messages, expect }| {
@@ -140,7 +140,7 @@ async fn smoke_test_leaves_nothing_in_the_prefix_cache() {
     for layers in [&[LAYERS][..], &[1, LAYERS - 1]] {
         let mut lab = EngineHarness::new();
         // A single slot, which the smoke prompt uses.
-        lab.flags = vec!["--max-sequences", "1"];
+        lab.config.max_sequences = 1;
         let engines = lab.start(&folder().join("model"), layers);
         let mut client = lab.client(&engines[0]).await;
         for _ in 0..2 {

@@ -172,9 +172,11 @@ impl SoakGroup {
         let mut lab = EngineHarness::new();
         let disk = tempfile::tempdir().unwrap();
         lab.prefix_dir = Some(disk.path().to_owned());
-        lab.context_tokens = 1024;
-        lab.flags = vec!["--orphan-seconds", "7200", "--max-sequences", "160", "--kv-tokens", "49152"];
-        lab.flags.extend(["--prefix-dir-bytes", "16777216"]);
+        lab.config.context_tokens = 1024;
+        lab.config.orphan_seconds = 7200;
+        lab.config.max_sequences = 160;
+        lab.config.kv_tokens = Some(49_152);
+        lab.config.prefix_dir_bytes = 16 << 20;
         let engines = lab.start(&model(), layers);
         let mut clients = Vec::new();
         for _ in 0..CONNECTIONS {

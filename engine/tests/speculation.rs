@@ -12,6 +12,7 @@ mod model;
 
 use std::path::Path;
 
+use russet_wire::engine_options::Speculation;
 use russet_wire::event::{FinishReason, GenerationEvent};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use rustix::process::Signal;
@@ -19,7 +20,6 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use engines::{EngineHarness, ask, collect, say};
 use model::Shape;
-use tempfile::TempDir;
 
 /// Tokens of each output.
 const TOKENS: u32 = 48;
@@ -46,15 +46,16 @@ fn repetitions() -> Vec<GenerationRequest> {
     vec![greedy.clone(), GenerationRequest { sampling: sampled, ..greedy }]
 }
 
-/// The outputs of a group with these flags, and the numbers of draft tokens and of accepted ones.
+/// The outputs of a group with this proposer, and the numbers of draft tokens and of accepted ones.
 async fn answers(
     model: &Path,
     (layers, members): (&[usize], usize),
-    flags: &[&'static str],
+    (speculation, draft): (Speculation, Option<&Path>),
     questions: Vec<GenerationRequest>,
 ) -> (Vec<Vec<u32>>, [u64; 2]) {
     let mut lab = EngineHarness::new();
-    lab.flags.extend(flags);
+    lab.config.options.speculation = speculation;
+    lab.config.draft_dir = draft.map(Path::to_path_buf);
     let mut engines = lab.start_stages(model, layers, members);
     let mut client = lab.client(&engines[0]).await;
     let mut streams = Vec::new();
@@ -73,7 +74,7 @@ async fn answers(
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
-    let source = if flags.contains(&"--draft-dir") { "source=\"draft\"" } else { "source=\"lookup\"" };
+    let source = if draft.is_some() { "source=\"draft\"" } else { "source=\"lookup\"" };
     let count = |name: &str| -> u64 {
         let name = format!("vllm:spec_decode_num_{name}_total");
         let lines = text.lines().filter(|line| line.starts_with(&name) && line.contains(source));
@@ -96,9 +97,10 @@ const SPLITS: [(&[usize], usize); 3] = [(&[4], 1), (&[1, 3], 1), (&[4], 2)];
 async fn prompt_lookup_changes_no_answer() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
     for split in SPLITS {
-        let (expected, [guessed, _]) = answers(&model, split, &["--speculation", "off"], repetitions()).await;
+        let (expected, [guessed, _]) = answers(&model, split, (Speculation::Off, None), repetitions()).await;
         assert_eq!(guessed, 0);
-        let (told, [guessed, right]) = answers(&model, split, &[], repetitions()).await;
+        let (told, [guessed, right]) =
+            answers(&model, split, (Speculation::PromptLookup, None), repetitions()).await;
         assert_eq!(told, expected, "over {split:?}");
         println!("over {split:?} {right} of {guessed} guesses were right");
         // How many draft tokens pay depends on the machine.
@@ -110,17 +112,13 @@ async fn prompt_lookup_changes_no_answer() {
 async fn draft_models_change_no_answer() {
     let (model, other) =
         (model::random_model_dir(), model::random_model(Shape { layers: 1, ..model::SMALL }));
-    let flags = |dir: &TempDir| -> [&'static str; 4] {
-        // The flags live as long as the process, which is the test.
-        let dir: &'static str = Box::leak(dir.path().display().to_string().into_boxed_str());
-        ["--speculation", "off", "--draft-dir", dir]
-    };
     for split in SPLITS {
         let (expected, [guessed, _]) =
-            answers(model.path(), split, &["--speculation", "off"], questions()).await;
+            answers(model.path(), split, (Speculation::Off, None), questions()).await;
         assert_eq!(guessed, 0);
         for (who, draft, enough) in [("itself", &model, 0.9), ("another", &other, 0.0)] {
-            let (told, [guessed, right]) = answers(model.path(), split, &flags(draft), questions()).await;
+            let (told, [guessed, right]) =
+                answers(model.path(), split, (Speculation::Off, Some(draft.path())), questions()).await;
             assert_eq!(told, expected, "drafted by {who}, over {split:?}");
             println!("over {split:?} {right} of {guessed} guesses of {who} were right");
             assert!(guessed > 0 && right as f64 >= enough * guessed as f64, "{right} of {guessed} of {who}");

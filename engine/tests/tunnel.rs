@@ -10,6 +10,7 @@ mod identities;
 
 use std::path::Path;
 
+use russet_wire::engine_config::Transport;
 use russet_wire::request::GenerationRequest;
 
 use engines::{EngineHarness, ask, collect, say};
@@ -21,14 +22,14 @@ async fn pipeline_answers_are_equal_through_tunnels_and_directly() {
     let smoke = Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
     let mut lab = EngineHarness::new();
     let mut answers = Vec::new();
-    for transport in ["tunnel", "direct"] {
-        lab.flags = vec!["--transport", transport];
+    for transport in [Transport::Tunnel, Transport::Direct] {
+        lab.config.transport = transport;
         let engines = lab.start(&smoke, &[2, 2]);
         let mut client = lab.client(&engines[0]).await;
         let request =
             GenerationRequest { max_tokens: Some(TOKENS), ignore_eos: true, ..say("What is Russet?") };
         let (ids, text, _) = collect(&mut ask(&mut client, request).await).await;
-        assert_eq!(ids.len(), TOKENS as usize, "{transport}: {text}");
+        assert_eq!(ids.len(), TOKENS as usize, "{transport:?}: {text}");
         answers.push(ids);
     }
     assert_eq!(answers[0], answers[1]);

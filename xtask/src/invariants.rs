@@ -98,7 +98,7 @@ pub const INVARIANTS: &[Invariant] = &[
             "losing_an_agents_network_alone_disturbs_no_stream",
             "every_shard_state_has_one_next_action",
             "surviving_rank_reforms_its_group_without_loading_weights",
-            "rank_rejoins_once_and_only_with_compatible_arguments",
+            "rank_rejoins_once_and_only_with_a_compatible_config",
             "engine_rejoins_the_reformed_group_or_is_replaced",
             "nothing_computed_without_a_neighbour_is_cached",
         ],

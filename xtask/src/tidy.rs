@@ -54,19 +54,26 @@ const CHECKS: &[(&str, Check)] = &[
 const GRAPH: &[(&str, &[&str])] = &[
     ("russet-wire", &[]),
     ("russet-model", &[]),
-    ("russet-crds", &["russet-model"]),
-    ("russet-plan", &["russet-model", "russet-crds"]),
+    ("russet-crds", &["russet-wire", "russet-model"]),
+    ("russet-plan", &["russet-wire", "russet-model", "russet-crds"]),
     ("russet-rpc", &["russet-wire"]),
     ("russet-telemetry", &[]),
     ("russet-apiserver", &["russet-telemetry"]),
-    ("russet-operator", &["russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"]),
-    ("russet-agent", &["russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"]),
-    ("russet-gateway", &["russet-wire", "russet-crds", "russet-rpc", "russet-telemetry"]),
+    (
+        "russet-operator",
+        &["russet-wire", "russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
+    ),
+    (
+        "russet-agent",
+        &["russet-wire", "russet-model", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"],
+    ),
+    ("russet-gateway", &["russet-wire", "russet-model", "russet-crds", "russet-rpc", "russet-telemetry"]),
     ("russet-mlx", &[]),
     ("russet-engine", &["russet-wire", "russet-model", "russet-rpc", "russet-telemetry", "russet-mlx"]),
     (
         "russet-cli",
         &[
+            "russet-wire",
             "russet-model",
             "russet-crds",
             "russet-plan",

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use russet_crds::{CopyPeer, Link};
 use russet_rpc::ports::Egress;
 
-use crate::process::spawn;
+use crate::process::launch;
 
 /// A path to another agent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +24,7 @@ pub struct PeerPath {
 
 /// All paths to `peers` from a machine with this address and these links.
 pub(crate) fn paths(peers: &[CopyPeer], own: IpAddr, links: &[Link]) -> BTreeSet<PeerPath> {
-    let cables = spawn::carrying_ring(links).filter_map(|(link, from, to)| {
+    let cables = launch::carrying_ring(links).filter_map(|(link, from, to)| {
         let named = peers.iter().any(|peer| peer.node_name == link.peer);
         let to = SocketAddr::new(to, u16::try_from(link.peer_port?).ok()?);
         named.then(|| {

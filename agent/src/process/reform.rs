@@ -45,10 +45,10 @@ impl ReformRequest {
         });
     }
 
-    /// Has the engine join the next formation, with the arguments of a new process.
-    pub fn reform(self, arguments: Vec<String>) {
+    /// Has the engine join the next formation, with the JSON that a new process would read.
+    pub fn reform(self, config: String) {
         tokio::spawn(async move {
-            let request = pb::FormRequest { arguments };
+            let request = pb::FormRequest { config };
             let reply = self.call(|mut client| async move { client.form(request).await.map(drop) });
             let event = reply.await.map_or_else(ProcessEvent::ReformRefused, |()| ProcessEvent::Reformed);
             self.send(event);

@@ -7,8 +7,9 @@ use russet_crds::{Rendezvous, Shard};
 use super::Supervisor;
 use super::shard_state::{ShardState, wording};
 use crate::hardware;
+use crate::process::launch;
 use crate::process::record::EngineRecord;
-use crate::process::spawn::{self, ReservedAddresses};
+use crate::process::spawn::ReservedAddresses;
 
 impl Supervisor {
     /// Grants memory and addresses for one epoch, or records the refusal.
@@ -39,7 +40,7 @@ impl Supervisor {
         let available = hardware::available_memory().unwrap_or(0);
         let limits = self.setup.limits.limits();
         let memory = |refusal: String| (Reason::MemoryRefused, refusal);
-        let usable = match spawn::unsupported_field(&shard.spec) {
+        let usable = match launch::unsupported_field(&shard.spec) {
             Some(why) => Err((Reason::NewerRelease, why)),
             None => Ok(()),
         };

@@ -6,8 +6,7 @@ use mlx_rs::{
     ops::{indexing::TryIndexOp, quantize, quantized_matmul},
 };
 use russet_model::kv_quantization::kv_group;
-
-use crate::args::KvCacheType;
+use russet_wire::engine_options::KvCacheType;
 
 /// Format of one layer's keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +34,8 @@ impl KvFormat {
             KvCacheType::AsComputed => return Some(Self::AsComputed),
             KvCacheType::Int8 => 8,
             KvCacheType::Int4 => 4,
+            // A configuration with it is refused.
+            KvCacheType::Unknown => return None,
         };
         let group_size = kv_group(u32::try_from(head_dim).ok()?)? as i32;
         Some(Self::Quantised(Quantisation { bits, group_size }))

@@ -72,7 +72,7 @@ mod tests {
     use mlx_rs::{Dtype, ops::concatenate};
 
     use super::*;
-    use crate::args::KvCacheType;
+    use russet_wire::engine_options::KvCacheType;
 
     /// Values of some positions, for one head of size 32; each encodes its position.
     fn numbers(from: i32, count: i32) -> Array {

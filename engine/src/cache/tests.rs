@@ -9,7 +9,8 @@ use russet_model::{
 };
 
 use super::*;
-use crate::{args::KvCacheType, prefix_cache::CACHE_STEP};
+use crate::prefix_cache::CACHE_STEP;
+use russet_wire::engine_options::KvCacheType;
 
 const WINDOW: i32 = 5;
 const WIDTH: i32 = 32;

@@ -181,7 +181,7 @@ impl Follower {
         for pb::Step { slot, tokens, .. } in &batch.steps {
             if slot >= max_sequences || (tokens.is_empty() && !hears) {
                 return Err(format!(
-                    "rank 0 sent a step of {} tokens for slot {slot}, but there are {max_sequences} slots; start all ranks with the same --max-sequences",
+                    "rank 0 sent a step of {} tokens for slot {slot}, but there are {max_sequences} slots; start all ranks with the same maxSequences",
                     tokens.len(),
                 ));
             }

@@ -13,13 +13,13 @@ use russet_rpc::engine::follow_command::Command;
 use russet_rpc::engine::follow_reply::Reply;
 use russet_rpc::failure_detector::HEARTBEAT_INTERVAL;
 use russet_rpc::tls::TlsFiles;
+use russet_wire::engine_config::PeerRank;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::block_fetches::BlockFetches;
 use super::{Followers, HeartbeatMonitor, decode_hashes};
-use crate::args::PeerRank;
 use crate::executor::{Addresses, Executor, ReplyReceiver};
 use crate::lifecycle::{FailureReport, Lifecycle, Phase};
 use crate::prefix_cache::block_hash::BlockHash;
@@ -102,7 +102,7 @@ async fn connect(
     life: &Lifecycle,
 ) -> Result<(mpsc::UnboundedSender<pb::FollowCommand>, FollowerStream), FailureReport> {
     let PeerRank { rank, address, node } = peer;
-    let channel = tls.channel(address, node).map_err(|error| error.to_string())?;
+    let channel = tls.channel(&address.to_string(), node).map_err(|error| error.to_string())?;
     let mut client = EngineClient::new(channel);
     loop {
         let (sender, commands) = mpsc::unbounded_channel();
@@ -135,7 +135,7 @@ async fn connect(
                     Phase::Loaded,
                     &format!("waiting for rank {rank} on {node} at {address}: {reason}"),
                 );
-                tracing::debug!(rank, node, address, reason, "not there yet");
+                tracing::debug!(rank, node, %address, reason, "not there yet");
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }

@@ -119,11 +119,10 @@ impl ScoreBudget {
 
 #[cfg(test)]
 mod tests {
+    use russet_wire::engine_options::KvCacheType;
+
     use super::*;
-    use crate::{
-        args::KvCacheType,
-        cache::{format::KvFormat, kv::KvCache},
-    };
+    use crate::cache::{format::KvFormat, kv::KvCache};
 
     /// Values that differ from position to position.
     fn numbers(shape: [i32; 4]) -> Array {

@@ -6,11 +6,11 @@ mod reform;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Parser as _;
 use russet_rpc::engine::control_client::ControlClient;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::follow_command::Command;
 use russet_rpc::tls::{self, TlsFiles};
+use russet_wire::engine_options::EngineOptions;
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use tempfile::TempDir;
@@ -72,9 +72,29 @@ impl RankProcess {
         within("the end of the watch", self.states.take().unwrap()).await.unwrap()
     }
 
-    fn peer(&self, rank: u32) -> String {
-        format!("{rank}={}@{}", self.address, self.node)
+    fn peer(&self, rank: u32) -> PeerRank {
+        PeerRank { rank, address: self.address.parse().unwrap(), node: self.node.clone() }
     }
+}
+
+/// A short context, and everything else as usual.
+fn short() -> EngineConfig {
+    EngineConfig { context_tokens: 128, ..EngineConfig::default() }
+}
+
+/// A rank of a group with one layer per rank, over MLX's own connections.
+fn pipeline_of(ranks: usize, config: EngineConfig) -> EngineConfig {
+    EngineConfig {
+        layers_per_rank: vec![1; ranks],
+        ring_hosts: unused_hosts(ranks),
+        transport: Transport::Direct,
+        ..config
+    }
+}
+
+/// Addresses that a fake executor never opens.
+fn unused_hosts(ranks: usize) -> Vec<std::net::SocketAddr> {
+    vec![([127, 0, 0, 1], 1).into(); ranks]
 }
 
 impl RankHarness {
@@ -86,9 +106,9 @@ impl RankHarness {
         }
     }
 
-    /// Starts a rank on `node` with more flags and a watching agent.
-    async fn start(&self, node: &str, flags: &str, fake: Arc<FakeExecutor>) -> RankProcess {
-        let mut process = self.start_unwatched(node, flags, fake).await;
+    /// Starts a rank on `node` with a watching agent.
+    async fn start(&self, node: &str, config: EngineConfig, fake: Arc<FakeExecutor>) -> RankProcess {
+        let mut process = self.start_unwatched(node, config, fake).await;
         let socket = self.sockets.path().join(node);
         process.states = Some(tokio::spawn(async move {
             let mut client = ControlClient::new(tls::unix_channel(socket));
@@ -107,26 +127,32 @@ impl RankHarness {
         process
     }
 
-    async fn start_unwatched(&self, node: &str, flags: &str, fake: Arc<FakeExecutor>) -> RankProcess {
-        let path = |path: &std::path::Path| path.display().to_string();
-        let base = [
-            "russet-engine".to_owned(),
-            format!("--model-dir={}", path(self.model.path())),
-            "--served-model-name=small".to_owned(),
-            format!("--tls-dir={}", path(&self.identities.node(node))),
-            format!("--control-socket={}", path(&self.sockets.path().join(node))),
-            "--group-uid=g".to_owned(),
-        ];
-        let context = if flags.contains("--context-tokens") { "" } else { "--context-tokens 128" };
-        let flags = flags.split_whitespace().chain(context.split_whitespace()).map(str::to_owned);
-        let args = Args::try_parse_from(base.into_iter().chain(flags)).unwrap();
+    /// The configuration of a rank on `node`, with the harness's model, identity and socket.
+    fn config(&self, node: &str, config: EngineConfig) -> EngineConfig {
+        EngineConfig {
+            model_dir: self.model.path().to_owned(),
+            served_model_name: "small".into(),
+            tls_dir: self.identities.node(node),
+            control_socket: self.sockets.path().join(node),
+            group_uid: "g".into(),
+            ..config
+        }
+    }
+
+    async fn start_unwatched(
+        &self,
+        node: &str,
+        config: EngineConfig,
+        fake: Arc<FakeExecutor>,
+    ) -> RankProcess {
+        let config = self.config(node, config);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (sender, bound) = tokio::sync::oneshot::channel();
         let (ended, outcome) = tokio::sync::oneshot::channel();
         let compute = fake.clone();
         runtime.spawn(async move {
-            let rank = EngineProcess::bind(args, compute).await.unwrap();
+            let rank = EngineProcess::bind(config, compute).await.unwrap();
             sender.send((rank.address().unwrap().to_string(), rank.life())).unwrap();
             let _ = ended.send(rank.run().await.map_err(|error| error.to_string()));
         });
@@ -135,27 +161,26 @@ impl RankHarness {
     }
 
     /// Starts a pipeline: rank 0 on node `n0`, and so on.
-    async fn pipeline(&self, fakes: &[Arc<FakeExecutor>], flags: &str) -> Vec<RankProcess> {
-        self.pipeline_on(0, fakes, flags).await
+    async fn pipeline(&self, fakes: &[Arc<FakeExecutor>], config: EngineConfig) -> Vec<RankProcess> {
+        self.pipeline_on(0, fakes, config).await
     }
 
     /// Starts a pipeline with rank 0 on node `first`.
-    async fn pipeline_on(&self, first: usize, fakes: &[Arc<FakeExecutor>], flags: &str) -> Vec<RankProcess> {
-        let layers = vec!["1"; fakes.len()].join(",");
-        let ring = vec!["127.0.0.1:1"; fakes.len()].join(",");
-        let shared = format!("--layers-per-rank {layers} --ring-hosts {ring} --transport direct {flags}");
+    async fn pipeline_on(
+        &self,
+        first: usize,
+        fakes: &[Arc<FakeExecutor>],
+        config: EngineConfig,
+    ) -> Vec<RankProcess> {
+        let shared = pipeline_of(fakes.len(), config);
         let mut followers = Vec::new();
         for (rank, fake) in fakes.iter().enumerate().skip(1) {
-            followers.push(
-                self.start(&format!("n{}", first + rank), &format!("{shared} --rank {rank}"), fake.clone())
-                    .await,
-            );
+            let config = EngineConfig { rank: rank as u32, ..shared.clone() };
+            followers.push(self.start(&format!("n{}", first + rank), config, fake.clone()).await);
         }
-        let peers: Vec<String> =
-            followers.iter().enumerate().map(|(index, process)| process.peer(index as u32 + 1)).collect();
-        let leader = self
-            .start(&format!("n{first}"), &format!("{shared} --peers {}", peers.join(",")), fakes[0].clone())
-            .await;
+        let peers = followers.iter().zip(1..).map(|(process, rank)| process.peer(rank)).collect();
+        let config = EngineConfig { peers, ..shared };
+        let leader = self.start(&format!("n{first}"), config, fakes[0].clone()).await;
         std::iter::once(leader).chain(followers).collect()
     }
 
@@ -236,7 +261,7 @@ const FRAME: u32 = 4;
 #[tokio::test]
 async fn one_rank_answers_and_says_what_it_cost() {
     let lab = RankHarness::new();
-    let rank = lab.start("n0", "", FakeExecutor::new()).await;
+    let rank = lab.start("n0", short(), FakeExecutor::new()).await;
     rank.serving().await;
     let mut client = lab.client(&rank);
     for (request, text, reason, tokens) in [
@@ -266,9 +291,9 @@ async fn one_rank_answers_and_says_what_it_cost() {
 #[tokio::test]
 async fn any_group_resumes_an_answer_after_any_token() {
     let lab = RankHarness::new();
-    let rank = lab.start("n0", "", FakeExecutor::new()).await;
+    let rank = lab.start("n0", short(), FakeExecutor::new()).await;
     let fakes = [FakeExecutor::new(), FakeExecutor::new()];
-    let pipeline = lab.pipeline_on(1, &fakes, "").await;
+    let pipeline = lab.pipeline_on(1, &fakes, short()).await;
     rank.serving().await;
     pipeline[0].serving().await;
     let mut clients = [lab.client(&rank), lab.client(&pipeline[0])];
@@ -331,7 +356,17 @@ async fn any_group_resumes_an_answer_after_any_token() {
 async fn requests_run_together_and_wait_for_a_slot() {
     let lab = RankHarness::new();
     let fake = FakeExecutor::with_timing(Duration::from_millis(5), None);
-    let rank = lab.start("n0", "--max-sequences 2 --speculation off", fake.clone()).await;
+    let rank = lab
+        .start(
+            "n0",
+            EngineConfig {
+                max_sequences: 2,
+                options: EngineOptions { speculation: Speculation::Off, ..EngineOptions::default() },
+                ..short()
+            },
+            fake.clone(),
+        )
+        .await;
     rank.serving().await;
     let mut client = lab.client(&rank);
     let mut first = ask(&mut client, say_for("a", 40)).await;
@@ -353,7 +388,13 @@ async fn requests_run_together_and_wait_for_a_slot() {
 async fn a_long_prompt_holds_up_no_answer() {
     let lab = RankHarness::new();
     let fake = FakeExecutor::with_timing(Duration::from_millis(1), None);
-    let rank = lab.start("n0", "--max-sequences 2 --context-tokens 10000", fake.clone()).await;
+    let rank = lab
+        .start(
+            "n0",
+            EngineConfig { max_sequences: 2, context_tokens: 10_000, ..EngineConfig::default() },
+            fake.clone(),
+        )
+        .await;
     rank.serving().await;
     let mut client = lab.client(&rank);
     let mut answer = ask(&mut client, say_for("a", 9_000)).await;
@@ -377,7 +418,13 @@ async fn a_long_prompt_holds_up_no_answer() {
 async fn nan_logits_fail_only_their_request() {
     let lab = RankHarness::new();
     let fake = FakeExecutor::with_timing(Duration::from_millis(1), None);
-    let rank = lab.start("n0", "--max-sequences 2 --context-tokens 2000", fake.clone()).await;
+    let rank = lab
+        .start(
+            "n0",
+            EngineConfig { max_sequences: 2, context_tokens: 2000, ..EngineConfig::default() },
+            fake.clone(),
+        )
+        .await;
     rank.serving().await;
     fake.set_behaviour(FakeBehaviour::NotFiniteOn(fixture::token_of_byte(b'!')));
     let mut client = lab.client(&rank);
@@ -415,9 +462,9 @@ async fn cached(client: &mut EngineClient<Channel>, text: &str) -> u32 {
 async fn shared_prefix_is_prefilled_once_also_after_a_restart() {
     let lab = RankHarness::new();
     let text = |shared: usize, own: &str| format!("{}{own}", "abcdefghij".repeat(shared));
-    let flags = "--max-sequences 2 --context-tokens 2000";
+    let config = EngineConfig { max_sequences: 2, context_tokens: 2000, ..EngineConfig::default() };
     let fakes = [FakeExecutor::new(), FakeExecutor::new()];
-    let ranks = lab.pipeline(&fakes, flags).await;
+    let ranks = lab.pipeline(&fakes, config.clone()).await;
     ranks[0].serving().await;
     let mut client = lab.client(&ranks[0]);
     let mut feed = client.prefixes(pb::PrefixesRequest {}).await.unwrap().into_inner();
@@ -441,7 +488,7 @@ async fn shared_prefix_is_prefilled_once_also_after_a_restart() {
         if damaged {
             fakes[1].damage();
         }
-        let ranks = lab.pipeline(&fakes, flags).await;
+        let ranks = lab.pipeline(&fakes, config.clone()).await;
         ranks[0].serving().await;
         let mut client = lab.client(&ranks[0]);
         let found = cached(&mut client, &text(50, "fourth")).await;
@@ -455,8 +502,13 @@ async fn shared_prefix_is_prefilled_once_also_after_a_restart() {
 async fn a_caller_that_leaves_frees_its_slot() {
     let lab = RankHarness::new();
     let fake = FakeExecutor::with_timing(Duration::from_millis(2), None);
-    let flags = "--max-sequences 1 --context-tokens 100000 --prefix-cache off";
-    let rank = lab.start("n0", flags, fake.clone()).await;
+    let config = EngineConfig {
+        max_sequences: 1,
+        context_tokens: 100_000,
+        prefix_cache: false,
+        ..EngineConfig::default()
+    };
+    let rank = lab.start("n0", config, fake.clone()).await;
     rank.serving().await;
     let mut client = lab.client(&rank);
     let mut events = ask(&mut client, say_for("a", 90_000)).await;
@@ -487,7 +539,7 @@ async fn a_caller_that_leaves_frees_its_slot() {
 async fn every_wrong_request_gets_a_typed_failure() {
     let lab = RankHarness::new();
     let fake = FakeExecutor::new();
-    let rank = lab.start("n0", "--max-sequences 1", fake.clone()).await;
+    let rank = lab.start("n0", EngineConfig { max_sequences: 1, ..short() }, fake.clone()).await;
     rank.serving().await;
     let mut client = lab.client(&rank);
     let mut wizard = say("hi");
@@ -523,7 +575,7 @@ async fn every_wrong_request_gets_a_typed_failure() {
 #[tokio::test]
 async fn unauthorised_clients_are_rejected() {
     let lab = RankHarness::new();
-    let rank = lab.start("n0", "", FakeExecutor::new()).await;
+    let rank = lab.start("n0", short(), FakeExecutor::new()).await;
     rank.serving().await;
     let request = || pb::GenerateRequest::from(say("hi"));
     let mut stranger = EngineClient::new(lab.channel(&rank, "somebody"));
@@ -551,7 +603,7 @@ async fn unauthorised_clients_are_rejected() {
 async fn a_pipeline_runs_the_same_steps_on_every_rank() {
     let lab = RankHarness::new();
     let fakes = [FakeExecutor::new(), FakeExecutor::new(), FakeExecutor::new()];
-    let mut ranks = lab.pipeline(&fakes, "").await;
+    let mut ranks = lab.pipeline(&fakes, short()).await;
     for rank in &ranks {
         rank.serving().await;
     }
@@ -594,7 +646,12 @@ async fn lost_follower_fails_every_stream_even_when_mlx_hangs() {
             FakeExecutor::new(),
             FakeExecutor::new(),
         ];
-        let mut ranks = lab.pipeline(&fakes, "--max-sequences 1 --context-tokens 100000").await;
+        let mut ranks = lab
+            .pipeline(
+                &fakes,
+                EngineConfig { max_sequences: 1, context_tokens: 100_000, ..EngineConfig::default() },
+            )
+            .await;
         ranks[0].serving().await;
         let mut client = lab.client(&ranks[0]);
         let mut running = ask(&mut client, say_for("a", 90_000)).await;
@@ -629,7 +686,7 @@ async fn lost_follower_fails_every_stream_even_when_mlx_hangs() {
 async fn a_follower_ends_when_rank_zero_is_gone() {
     let lab = RankHarness::new();
     let fakes = [FakeExecutor::new(), FakeExecutor::new()];
-    let mut ranks = lab.pipeline(&fakes, "").await;
+    let mut ranks = lab.pipeline(&fakes, short()).await;
     ranks[1].serving().await;
     ranks[0].kill();
     assert!(matches!(ranks[1].outcome().await, ExitOutcome::Failed(reason) if reason.contains("rank 0")));
@@ -638,16 +695,15 @@ async fn a_follower_ends_when_rank_zero_is_gone() {
 #[tokio::test]
 async fn mismatched_ranks_reject_each_other_by_name() {
     let lab = RankHarness::new();
-    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
-    let follower = lab.start("n1", &format!("{group} --rank 1 --epoch 3"), FakeExecutor::new()).await;
-    let peers = follower.peer(1);
-    let mut leader =
-        lab.start("n0", &format!("{group} --epoch 4 --peers {peers}"), FakeExecutor::new()).await;
+    let group = pipeline_of(2, EngineConfig { epoch: 3, ..short() });
+    let follower = lab.start("n1", EngineConfig { rank: 1, ..group.clone() }, FakeExecutor::new()).await;
+    let group = EngineConfig { peers: vec![follower.peer(1)], ..group };
+    let mut leader = lab.start("n0", EngineConfig { epoch: 4, ..group.clone() }, FakeExecutor::new()).await;
     let ExitOutcome::Failed(reason) = leader.outcome().await else { panic!("rank 0 served") };
     assert!(reason.contains("rank 1 on n1"), "{reason}");
     assert!(reason.contains("the epochs differ: this rank has 3, rank 0 has 4"), "{reason}");
     // The follower still waits for the right leader.
-    let mut right = lab.start("n2", &format!("{group} --epoch 3 --peers {peers}"), FakeExecutor::new()).await;
+    let mut right = lab.start("n2", group, FakeExecutor::new()).await;
     right.serving().await;
     right.life.drain("the test is over");
     assert_eq!(right.outcome().await, ExitOutcome::Stopped);
@@ -656,11 +712,14 @@ async fn mismatched_ranks_reject_each_other_by_name() {
 #[tokio::test]
 async fn follower_rejects_a_leader_of_another_build_or_group() {
     let lab = RankHarness::new();
-    let group = "--layers-per-rank 2,2,1,1 --tensor-size 2 --transport direct \
-                 --ring-hosts 127.0.0.1:1,127.0.0.1:1,127.0.0.1:1,127.0.0.1:1 \
-                 --tensor-hosts 127.0.0.1:1,127.0.0.1:1,127.0.0.1:1,127.0.0.1:1";
+    let group = EngineConfig {
+        layers_per_rank: vec![2, 2, 1, 1],
+        tensor_size: 2,
+        tensor_hosts: unused_hosts(4),
+        ..pipeline_of(4, short())
+    };
     let fake = FakeExecutor::new();
-    let follower = lab.start("n3", &format!("{group} --rank 3 --epoch 3"), fake.clone()).await;
+    let follower = lab.start("n3", EngineConfig { rank: 3, epoch: 3, ..group }, fake.clone()).await;
     let build = russet_rpc::ENGINE_BUILD;
     let right = pb::Hello { build: build.into(), group_uid: "g".into(), epoch: 3, size: 4, tensor_size: 2 };
     let newer = "russet-engine/999.0.0";
@@ -694,9 +753,10 @@ async fn follower_rejects_a_leader_of_another_build_or_group() {
 #[tokio::test]
 async fn rank_zero_waits_for_a_follower_that_is_not_there_yet() {
     let lab = RankHarness::new();
-    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
+    let group = pipeline_of(2, short());
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let leader = lab.start("n0", &format!("{group} --peers 1={free}@n1"), FakeExecutor::new()).await;
+    let peers = vec![PeerRank { rank: 1, address: free, node: "n1".into() }];
+    let leader = lab.start("n0", EngineConfig { peers, ..group.clone() }, FakeExecutor::new()).await;
     within(
         "naming whom it waits for",
         leader.life.wait_until(|now| now.message.contains("waiting for rank 1 on n1")),
@@ -704,7 +764,8 @@ async fn rank_zero_waits_for_a_follower_that_is_not_there_yet() {
     .await;
     let mut events = ask(&mut lab.client(&leader), say("early")).await;
     assert_eq!(failure(collect(&mut events).await.1).kind, FailureKind::Unavailable);
-    let follower = lab.start("n1", &format!("{group} --rank 1 --listen {free}"), FakeExecutor::new()).await;
+    let config = EngineConfig { rank: 1, listen: free, ..group };
+    let follower = lab.start("n1", config, FakeExecutor::new()).await;
     follower.serving().await;
     leader.serving().await;
 }
@@ -713,7 +774,7 @@ async fn rank_zero_waits_for_a_follower_that_is_not_there_yet() {
 async fn load_failure_is_reported_to_the_agent() {
     let lab = RankHarness::new();
     std::fs::write(lab.model.path().join("tokenizer.json"), "{").unwrap();
-    let mut rank = lab.start("n0", "", FakeExecutor::new()).await;
+    let mut rank = lab.start("n0", short(), FakeExecutor::new()).await;
     assert!(
         matches!(rank.outcome().await, ExitOutcome::Failed(reason) if reason.contains("tokenizer.json is broken"))
     );
@@ -724,7 +785,7 @@ async fn load_failure_is_reported_to_the_agent() {
     let lab = RankHarness::new();
     let fake = FakeExecutor::new();
     fake.break_weights();
-    let mut rank = lab.start("n0", "", fake).await;
+    let mut rank = lab.start("n0", short(), fake).await;
     assert!(
         matches!(rank.outcome().await, ExitOutcome::Failed(reason) if reason.contains("model.safetensors is broken"))
     );
@@ -749,9 +810,9 @@ async fn failed_smoke_test_keeps_every_rank_from_serving() {
             let fakes: Vec<_> = (0..size).map(|_| FakeExecutor::new()).collect();
             fakes[0].set_behaviour(mood);
             let mut ranks = if size == 1 {
-                vec![lab.start("n0", "", fakes[0].clone()).await]
+                vec![lab.start("n0", short(), fakes[0].clone()).await]
             } else {
-                lab.pipeline(&fakes, "").await
+                lab.pipeline(&fakes, short()).await
             };
             for rank in &mut ranks {
                 let ExitOutcome::Failed(reason) = rank.outcome().await else {
@@ -772,7 +833,7 @@ async fn failed_smoke_test_keeps_every_rank_from_serving() {
 async fn requests_are_rejected_until_the_smoke_test_passes() {
     let lab = RankHarness::new();
     let fakes = [FakeExecutor::with_behaviour(FakeBehaviour::Hanging), FakeExecutor::new()];
-    let mut ranks = lab.pipeline(&fakes, "").await;
+    let mut ranks = lab.pipeline(&fakes, short()).await;
     for rank in &ranks {
         let trying = rank.life.wait_until(|now| now.message.contains("the smoke prompt"));
         assert_eq!(within("trying", trying).await.phase, Phase::Loaded);
@@ -794,11 +855,12 @@ async fn requests_are_rejected_until_the_smoke_test_passes() {
 #[tokio::test]
 async fn engine_without_an_agent_exits() {
     let lab = RankHarness::new();
-    let mut rank = lab.start_unwatched("n0", "--orphan-seconds 1", FakeExecutor::new()).await;
+    let mut rank =
+        lab.start_unwatched("n0", EngineConfig { orphan_seconds: 1, ..short() }, FakeExecutor::new()).await;
     assert_eq!(rank.outcome().await, ExitOutcome::Failed("no agent has watched this engine for 1 s".into()));
 
     // With a watcher it outlives its orphan timeout, and exits after the watch ends.
-    let mut rank = lab.start("n1", "--orphan-seconds 1", FakeExecutor::new()).await;
+    let mut rank = lab.start("n1", EngineConfig { orphan_seconds: 1, ..short() }, FakeExecutor::new()).await;
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!(rank.life.status().phase, Phase::Serving);
     rank.states.take().unwrap().abort();
@@ -809,7 +871,9 @@ async fn engine_without_an_agent_exits() {
 async fn a_bug_ends_streams_and_rank_alike() {
     let lab = RankHarness::new();
     let fake = FakeExecutor::with_timing(Duration::from_millis(2), None);
-    let mut rank = lab.start("n0", "--context-tokens 100000", fake.clone()).await;
+    let mut rank = lab
+        .start("n0", EngineConfig { context_tokens: 100_000, ..EngineConfig::default() }, fake.clone())
+        .await;
     rank.serving().await;
     let mut events = ask(&mut lab.client(&rank), say_for("a", 90_000)).await;
     while !matches!(next(&mut events).await, Some(GenerationEvent::Token { .. })) {}
@@ -822,7 +886,7 @@ async fn a_bug_ends_streams_and_rank_alike() {
 #[tokio::test]
 async fn stopping_answers_what_runs_and_refuses_the_rest() {
     let lab = RankHarness::new();
-    let mut rank = lab.start("n0", "", FakeExecutor::with_timing(Duration::from_millis(20), None)).await;
+    let mut rank = lab.start("n0", short(), FakeExecutor::with_timing(Duration::from_millis(20), None)).await;
     rank.serving().await;
     let mut client = lab.client(&rank);
     let mut events = ask(&mut client, say_for("a", 50)).await;
@@ -840,7 +904,18 @@ async fn stopping_answers_what_runs_and_refuses_the_rest() {
 #[tokio::test]
 async fn the_agent_sees_phases_and_the_metrics_show_the_requests() {
     let lab = RankHarness::new();
-    let mut rank = lab.start("n0", "--epoch 7 --shard-uid s --speculation off", FakeExecutor::new()).await;
+    let mut rank = lab
+        .start(
+            "n0",
+            EngineConfig {
+                epoch: 7,
+                shard_uid: "s".into(),
+                options: EngineOptions { speculation: Speculation::Off, ..EngineOptions::default() },
+                ..short()
+            },
+            FakeExecutor::new(),
+        )
+        .await;
     rank.serving().await;
     let mut events = ask(&mut lab.client(&rank), say("measure")).await;
     collect(&mut events).await;
@@ -873,25 +948,11 @@ async fn the_agent_sees_phases_and_the_metrics_show_the_requests() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_named_with_its_flag() {
+async fn a_taken_port_is_named_with_its_field() {
     let lab = RankHarness::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    let tls = lab.identities.node("n0").display().to_string();
-    let socket = lab.sockets.path().join("s").display().to_string();
-    let args = Args::try_parse_from([
-        "russet-engine",
-        "--model-dir",
-        "/m",
-        "--served-model-name",
-        "m",
-        "--tls-dir",
-        &tls,
-        "--control-socket",
-        &socket,
-        "--listen",
-        &address.to_string(),
-    ]);
-    let error = EngineProcess::bind(args.unwrap(), FakeExecutor::new()).await.err().unwrap().to_string();
-    assert!(error.contains(&format!("cannot listen on {address} (--listen)")), "{error}");
+    let config = lab.config("n0", EngineConfig { listen: address, ..short() });
+    let error = EngineProcess::bind(config, FakeExecutor::new()).await.err().unwrap().to_string();
+    assert!(error.contains(&format!("cannot listen on {address} (listen)")), "{error}");
 }

@@ -208,9 +208,10 @@ fn dtype_name(dtype: Dtype) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use russet_model::state::StateKind;
+    use russet_wire::engine_options::KvCacheType;
 
     use super::*;
-    use crate::{args::KvCacheType, cache::format::KvFormat};
+    use crate::cache::format::KvFormat;
 
     const LAYERS: i32 = 3;
 

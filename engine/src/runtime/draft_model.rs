@@ -1,9 +1,10 @@
 //! Draft model: runs beside the target model, on the same thread of rank 0, as a single rank with KV caches
 //! of its own. Only the scheduler treats its tokens as draft tokens.
 
+use russet_wire::engine_options::KvCacheType;
+
 use super::{RuntimeConfig, RuntimeError, model_runner::ModelRunner};
 use crate::{
-    args::KvCacheType,
     executor::{DraftRequest, SampleSpec, SequenceStep},
     prefix_cache::CacheCommand,
     step_profiler::StepProfiler,

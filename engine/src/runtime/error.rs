@@ -24,7 +24,7 @@ pub enum RuntimeError {
     },
     /// Heads whose keys and values cannot be quantised.
     #[error(
-        "config.json: head_dim is {head_dim}, which groups of {} do not divide, so its keys and values cannot be quantised; use --kv-cache as-computed (spec.engine.kvCache: AsComputed)",
+        "config.json: head_dim is {head_dim}, which groups of {} do not divide, so its keys and values cannot be quantised; use options.kvCache AsComputed (spec.engine.kvCache of a deployment)",
         KV_GROUPS.map(|group| group.to_string()).join(" or ")
     )]
     KvFormat {

@@ -7,45 +7,18 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
 use std::time::Duration;
 
 use russet_rpc::ports;
+use russet_wire::engine_config::CableEnds;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::{HANDSHAKE_TIMEOUT, RingContext, buffered, error_chain, handshake, identity};
-use crate::args::ArgsError;
 
 /// Connect timeout over a cable, before the handshakes. There are no hops between, so it takes a millisecond
 /// or fails.
 const CABLE_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A cable between this machine and another one, by the addresses at its ends.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CableEnds {
-    /// The node it leads to.
-    pub node: String,
-    /// This end.
-    pub own: IpAddr,
-    /// The other end.
-    pub peer: IpAddr,
-}
-
-impl FromStr for CableEnds {
-    type Err = ArgsError;
-
-    /// Parses `node=own>peer`.
-    fn from_str(text: &str) -> Result<Self, ArgsError> {
-        let parse = || {
-            let (node, ends) = text.split_once('=')?;
-            let (own, peer) = ends.split_once('>')?;
-            let (own, peer) = (own.parse().ok()?, peer.parse().ok()?);
-            (!node.is_empty()).then(|| Self { node: node.to_owned(), own, peer })
-        };
-        parse().ok_or_else(|| ArgsError::Cable(text.to_owned()))
-    }
-}
 
 /// The path by which a neighbour was reached.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
-use russet_engine::args::KvCacheType;
+use russet_wire::engine_options::KvCacheType;
 use serde::{Deserialize, Serialize};
 
 use group::RankGroup;

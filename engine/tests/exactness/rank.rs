@@ -4,13 +4,12 @@ use std::{io::Write, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_engine::{
-    args::OverlapScheduling,
     executor::{Executor, SampleSpec, SequenceStep},
     prefix_cache,
     runtime::{Runtime, RuntimeConfig, StepOutput},
     weights::LoadDtype,
 };
-use russet_wire::request::Sampling;
+use russet_wire::{engine_config::OverlapScheduling, request::Sampling};
 use serde::{Deserialize, Serialize};
 
 use crate::{Case, ComparisonReport, Oracle, group::RankOrders};

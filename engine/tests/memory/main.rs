@@ -26,6 +26,8 @@ use russet_plan::memory_model::{
 };
 use russet_rpc::engine::GenerateRequest;
 use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::engine_config::Dtype;
+use russet_wire::engine_options::Speculation;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 
@@ -114,17 +116,16 @@ async fn fill(
     room: ServingCapacity,
 ) -> Vec<(u64, Option<u64>)> {
     let mut lab = EngineHarness::new();
-    lab.dtype = "auto"; // as agents start them
-    lab.context_tokens = room.context_tokens;
+    lab.config.dtype = Dtype::Auto; // as agents start them
+    lab.config.context_tokens = room.context_tokens;
+    lab.config.kv_tokens = room.kv_tokens;
+    lab.config.options.kv_cache = room.engine.kv_cache;
     // These engines have no agent, and random weights produce no readable text.
-    lab.flags =
-        vec!["--orphan-seconds", "3600", "--no-smoke-prompt", "--kv-cache", word(room.engine.kv_cache)];
-    if let Some(tokens) = room.kv_tokens {
-        lab.flags.extend(["--kv-tokens", tokens.to_string().leak()]);
-    }
+    (lab.config.orphan_seconds, lab.config.smoke_prompt) = (3600, false);
     if let Some(draft) = draft {
         // Without prompt lookup, so that the draft model runs in any case.
-        lab.flags.extend(["--speculation", "off", "--draft-dir", draft.display().to_string().leak()]);
+        lab.config.options.speculation = Speculation::Off;
+        lab.config.draft_dir = Some(draft.to_owned());
     }
     let engines = lab.start_stages(model, layers, members);
     let client = lab.client(&engines[0]).await;
@@ -142,16 +143,6 @@ async fn fill(
         peaks.push((engine.until(|_| true).await.peak_memory_bytes, engine.process_peak()));
     }
     peaks
-}
-
-/// The engine's flag value for a KV format.
-fn word(kv_cache: KvCacheType) -> &'static str {
-    match kv_cache {
-        KvCacheType::AsComputed => "as-computed",
-        KvCacheType::Int8 => "int8",
-        KvCacheType::Int4 => "int4",
-        KvCacheType::Unknown => panic!("no engine of this release has it"),
-    }
 }
 
 /// The end of a response.

@@ -14,6 +14,7 @@ use russet_rpc::engine as pb;
 use russet_rpc::engine::control_client::ControlClient;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::{ports, tls};
+use russet_wire::engine_config::{Dtype, EngineConfig, PeerRank};
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use rustix::process::{Pid, Signal, kill_process};
@@ -182,12 +183,9 @@ impl Formation {
 
 /// Settings that all engines of a test share.
 pub struct EngineHarness {
-    /// Additional flags for engines that start from now on.
-    pub flags: Vec<&'static str>,
-    /// Element type of the weights in memory; 32 bits are faster on a CPU.
-    pub dtype: &'static str,
-    /// Maximum tokens of a sequence.
-    pub context_tokens: u32,
+    /// Configuration of engines that start from now on, without what the harness knows: model, formation,
+    /// rank, identity and socket.
+    pub config: EngineConfig,
     /// Folder of the ranks' disk tiers, each in a folder named by its rank.
     pub prefix_dir: Option<PathBuf>,
     /// Folder of the ranks' logs, each in a file named by its rank; without it, they share the test's output.
@@ -209,16 +207,11 @@ pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
     found
 }
 
-fn join(addresses: &[SocketAddr]) -> String {
-    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-}
-
 impl EngineHarness {
     pub fn new() -> Self {
         Self {
-            flags: Vec::new(),
-            dtype: "f32",
-            context_tokens: 4096,
+            // 32 bits are faster on a CPU.
+            config: EngineConfig { dtype: Dtype::F32, ..EngineConfig::default() },
             prefix_dir: None,
             log_dir: None,
             identities: Identities::new(),
@@ -274,7 +267,9 @@ impl EngineHarness {
         rank: usize,
         mut command: Command,
     ) -> TestEngine {
-        command.args(self.arguments(model, formation, rank));
+        let file = self.socket(formation, rank).with_extension("json");
+        std::fs::write(&file, self.config(model, formation, rank).to_json().unwrap()).unwrap();
+        command.arg("--config").arg(file);
         if let Some(dir) = &self.log_dir {
             command
                 .stderr(File::options().create(true).append(true).open(dir.join(rank.to_string())).unwrap());
@@ -293,8 +288,8 @@ impl EngineHarness {
         rank: usize,
     ) -> Result<(), tonic::Status> {
         let mut client = ControlClient::new(tls::unix_channel(engine.socket.clone()));
-        let arguments = self.arguments(model, formation, rank);
-        within("the answer to Form", client.form(pb::FormRequest { arguments })).await?;
+        let config = self.config(model, formation, rank).to_json().unwrap();
+        within("the answer to Form", client.form(pb::FormRequest { config })).await?;
         engine.address = formation.addresses[rank];
         Ok(())
     }
@@ -304,44 +299,37 @@ impl EngineHarness {
         self.sockets.path().join(format!("{}-{rank}", formation.name))
     }
 
-    fn arguments(&self, model: &Path, formation: &Formation, rank: usize) -> Vec<String> {
+    fn config(&self, model: &Path, formation: &Formation, rank: usize) -> EngineConfig {
         let Formation { epoch, layers, members, addresses, .. } = formation;
         let size = formation.size();
         let (listen, rings) = addresses.split_at(size);
         let (ring, tensor) = rings.split_at(size);
-        let peers: Vec<String> =
-            listen.iter().enumerate().map(|(rank, address)| format!("{rank}={address}@n{rank}")).collect();
-        let split: Vec<String> =
-            layers.iter().flat_map(|layers| vec![layers.to_string(); *members]).collect();
-        let path = |path: &Path| path.display().to_string();
-        let mut arguments = Vec::new();
-        let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
-        flag("--model-dir", path(model));
-        flag("--served-model-name", "small".to_owned());
-        flag("--dtype", self.dtype.to_owned());
-        flag("--context-tokens", self.context_tokens.to_string());
-        flag("--group-uid", "g".to_owned());
-        flag("--epoch", epoch.to_string());
-        flag("--rank", rank.to_string());
-        flag("--listen", listen[rank].to_string());
-        flag("--tls-dir", path(&self.identities.node(&format!("n{rank}"))));
-        flag("--control-socket", path(&self.socket(formation, rank)));
-        if let Some(dir) = &self.prefix_dir {
-            flag("--prefix-dir", path(&dir.join(rank.to_string())));
-        }
+        let mut config = EngineConfig {
+            model_dir: model.to_owned(),
+            served_model_name: "small".into(),
+            group_uid: "g".into(),
+            epoch: *epoch,
+            rank: rank as u32,
+            listen: listen[rank],
+            tls_dir: self.identities.node(&format!("n{rank}")),
+            control_socket: self.socket(formation, rank),
+            prefix_dir: self.prefix_dir.as_ref().map(|dir| dir.join(rank.to_string())),
+            ..self.config.clone()
+        };
         if size > 1 {
-            flag("--layers-per-rank", split.join(","));
-            flag("--peers", peers.join(","));
+            config.layers_per_rank =
+                layers.iter().flat_map(|&layers| vec![layers as u32; *members]).collect();
+            let peer = |(rank, &address)| PeerRank { rank, address, node: format!("n{rank}") };
+            config.peers = (0..).zip(listen).map(peer).collect();
         }
         if layers.len() > 1 {
-            flag("--ring-hosts", join(ring));
+            config.ring_hosts = ring.to_owned();
         }
         if *members > 1 {
-            flag("--tensor-size", members.to_string());
-            flag("--tensor-hosts", join(tensor));
+            config.tensor_size = *members as u32;
+            config.tensor_hosts = tensor.to_owned();
         }
-        arguments.extend(self.flags.iter().map(|flag| (*flag).to_owned()));
-        arguments
+        config
     }
 
     pub async fn client(&self, engine: &TestEngine) -> EngineClient<Channel> {

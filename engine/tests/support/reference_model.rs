@@ -4,11 +4,12 @@
 use std::path::Path;
 
 use jiff::Zoned;
-use russet_engine::args::{KvCacheType, OverlapScheduling};
 use russet_engine::executor::{Executor as _, SampleSpec, SequenceStep};
 use russet_engine::runtime::{Runtime, RuntimeConfig};
 use russet_engine::tokenizer::ChatTokenizer;
 use russet_engine::weights::LoadDtype;
+use russet_wire::engine_config::OverlapScheduling;
+use russet_wire::engine_options::KvCacheType;
 use russet_wire::request::{GenerationRequest, Sampling};
 use tokio::sync::Mutex;
 

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
-pub const ABOUT: &str = "`ours` goes through the mutual TLS tunnel between ranks (`--transport tunnel`, the default), \
-    `peer` is MLX's plain TCP ring (`--transport direct`). Both ends share this machine's cores, so both \
+pub const ABOUT: &str = "`ours` goes through the mutual TLS tunnel between ranks (`transport: Tunnel`, the default), \
+    `peer` is MLX's plain TCP ring (`transport: Direct`). Both ends share this machine's cores, so both \
     ends' encryption counts against one; medians of interleaved rounds, optimised builds. The smoke model \
     is so small that a step is little more than what travels: a worst case.";
 

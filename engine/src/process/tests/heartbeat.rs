@@ -12,7 +12,7 @@ use super::*;
 async fn engine_sends_heartbeats_while_the_executor_hangs() {
     let lab = RankHarness::new();
     let fake = FakeExecutor::with_timing(Duration::from_millis(5), None);
-    let rank = lab.start_unwatched("n0", "--max-sequences 1", fake.clone()).await;
+    let rank = lab.start_unwatched("n0", EngineConfig { max_sequences: 1, ..short() }, fake.clone()).await;
     rank.serving().await;
     let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
     let mut watch = control.watch(pb::WatchRequest {}).await.unwrap().into_inner();
@@ -85,12 +85,11 @@ async fn cable(to: String) -> (String, Arc<AtomicBool>) {
 async fn silent_peer_fails_a_busy_rank_soon_and_an_idle_one_later() {
     let lab = RankHarness::new();
     let fakes = [FakeExecutor::with_timing(Duration::from_millis(5), None), FakeExecutor::new()];
-    let flags = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct \
-                 --context-tokens 100000";
-    let mut follower = lab.start("n1", &format!("{flags} --rank 1"), fakes[1].clone()).await;
+    let group = pipeline_of(2, EngineConfig { context_tokens: 100_000, ..EngineConfig::default() });
+    let mut follower = lab.start("n1", EngineConfig { rank: 1, ..group.clone() }, fakes[1].clone()).await;
     let (address, cut) = cable(follower.address.clone()).await;
-    let peers = format!("--peers 1={address}@n1");
-    let mut leader = lab.start("n0", &format!("{flags} {peers}"), fakes[0].clone()).await;
+    let peers = vec![PeerRank { address: address.parse().unwrap(), ..follower.peer(1) }];
+    let mut leader = lab.start("n0", EngineConfig { peers, ..group }, fakes[0].clone()).await;
     leader.serving().await;
     follower.serving().await;
     let mut events = ask(&mut lab.client(&leader), say_for("a", 90_000)).await;

@@ -1,6 +1,8 @@
 //! Ranks whose group is lost: what they report to their agent, what it may ask of them, and their end without
 //! one.
 
+use serde_json::{Value, json};
+
 use super::*;
 use crate::lifecycle::Reuse;
 
@@ -28,40 +30,34 @@ async fn reuse_states(states: &mut Streaming<pb::EngineState>) -> Vec<pb::Reuse>
     told
 }
 
-/// Arguments of the rank's next formation, as the agent gives them, with more flags.
-fn arguments(lab: &RankHarness, node: &str, more: &str) -> Vec<String> {
-    let path = |path: &std::path::Path| path.display().to_string();
-    let base = format!(
-        "--model-dir {} --served-model-name small --tls-dir {} --control-socket {} --group-uid g \
-         --context-tokens 128 --layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct {more}",
-        path(lab.model.path()),
-        path(&lab.identities.node(node)),
-        path(&lab.sockets.path().join(node)),
-    );
-    base.split_whitespace().map(str::to_owned).collect()
+/// The configuration of a rank's next formation, as the agent sends it, with other fields.
+fn next_formation(lab: &RankHarness, node: &str, more: Value) -> String {
+    let mut config = serde_json::to_value(lab.config(node, pipeline_of(2, short()))).unwrap();
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    config.to_string()
 }
 
-async fn form(agent: &mut AgentClient, arguments: Vec<String>) -> Result<(), tonic::Status> {
-    within("an answer to Form", agent.form(pb::FormRequest { arguments })).await.map(|_| ())
+async fn form(agent: &mut AgentClient, config: String) -> Result<(), tonic::Status> {
+    within("an answer to Form", agent.form(pb::FormRequest { config })).await.map(|_| ())
 }
 
 /// Two serving ranks, and the agent of the first.
 async fn group(lab: &RankHarness, mood: FakeBehaviour) -> (RankProcess, RankProcess, AgentClient) {
     let fakes = [FakeExecutor::new(), FakeExecutor::new()];
-    let flags = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
-    let follower = lab.start("n1", &format!("{flags} --rank 1"), fakes[1].clone()).await;
-    let leader = format!("{flags} --peers {}", follower.peer(1));
-    let leader = lab.start_unwatched("n0", &leader, fakes[0].clone()).await;
+    let config = pipeline_of(2, short());
+    let follower = lab.start("n1", EngineConfig { rank: 1, ..config.clone() }, fakes[1].clone()).await;
+    let leader = EngineConfig { peers: vec![follower.peer(1)], ..config };
+    let leader = lab.start_unwatched("n0", leader, fakes[0].clone()).await;
     leader.serving().await;
     fakes[0].set_behaviour(mood);
     (leader, follower, agent(lab, "n0"))
 }
 
 #[tokio::test]
-async fn rank_rejoins_once_and_only_with_compatible_arguments() {
+async fn rank_rejoins_once_and_only_with_a_compatible_config() {
     let lab = RankHarness::new();
     let (mut leader, mut follower, mut agent) = group(&lab, FakeBehaviour::Normal).await;
-    let next = arguments(&lab, "n0", "--epoch 1");
+    let next = next_formation(&lab, "n0", json!({"epoch": 1}));
     let early = form(&mut agent, next.clone()).await.unwrap_err();
     assert_eq!(early.code(), Code::FailedPrecondition, "it serves: {early}");
     assert_eq!(leader.life.status().phase, Phase::Serving);
@@ -70,22 +66,26 @@ async fn rank_rejoins_once_and_only_with_compatible_arguments() {
     follower.kill();
     assert_eq!(reuse_states(&mut states).await.last(), Some(&pb::Reuse::Yes));
     for (more, said) in [
-        ("--epoch 1 --rank 1", "--rank is 1, but this process was started with 0"),
-        ("--epoch 1 --kv-cache int8", "--kv-cache is Int8"),
-        ("--epoch 0", "epoch 0 does not follow epoch 0"),
-        ("--epoch 1 --of-a-newer-release x", "--of-a-newer-release"),
+        (json!({"epoch": 1, "rank": 1}), "rank is 1, but this process was started with 0"),
+        (json!({"epoch": 1, "options": {"kvCache": "Int8"}}), "options.kvCache is \"Int8\""),
+        (json!({"epoch": 0}), "epoch 0 does not follow epoch 0"),
+        (json!({"epoch": 1, "ofANewerRelease": "x"}), "ofANewerRelease"),
     ] {
-        let refused = form(&mut agent, arguments(&lab, "n0", more)).await.unwrap_err();
+        let refused = form(&mut agent, next_formation(&lab, "n0", more.clone())).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{more}");
         assert!(refused.message().contains(said), "{more}: {}", refused.message());
     }
+    // An agent of the release before sends the arguments of a new process, in a field of its own.
+    let refused = form(&mut agent, String::new()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("the agent sent no configuration"), "{}", refused.message());
     form(&mut agent, next).await.unwrap();
     // The watch ends without a message: the next formation reports from here on.
     while let Some(state) = within("the end of the watch", states.message()).await.unwrap() {
         assert_eq!(state.reuse(), pb::Reuse::Yes);
     }
-    let ExitOutcome::Reform(args) = leader.outcome().await else { panic!("it ended") };
-    assert_eq!((args.epoch, args.rank), (1, 0));
+    let ExitOutcome::Reform(config) = leader.outcome().await else { panic!("it ended") };
+    assert_eq!((config.epoch, config.rank), (1, 0));
     assert_eq!(leader.life.status().reuse, Reuse::Taken);
 }
 
@@ -138,7 +138,7 @@ async fn disband_makes_a_rank_leave_its_group() {
     assert_eq!(leader.life.status().message, reason);
 
     // A single rank has no group to lose.
-    let mut alone = lab.start("n2", "", FakeExecutor::new()).await;
+    let mut alone = lab.start("n2", short(), FakeExecutor::new()).await;
     alone.serving().await;
     self::agent(&lab, "n2").disband(pb::DisbandRequest { reason }).await.unwrap();
     assert!(matches!(alone.outcome().await, ExitOutcome::Failed(_)));

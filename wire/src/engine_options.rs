@@ -1,4 +1,6 @@
-//! Engine options of a deployment: how a replica computes, apart from its split.
+//! Engine options of a deployment: how a replica computes, apart from its split. They are the field `engine` of
+//! the kinds and the field `options` of an engine's configuration. A new option is a field here and its use in
+//! the engine.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -37,6 +39,17 @@ impl EngineOptions {
             ("speculation", !is_default(speculation)),
         ];
         asked.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| field)
+    }
+
+    /// The field with a value that only newer releases know.
+    pub fn unknown(&self) -> Option<&'static str> {
+        let Self { kv_cache, speculation, fence } = self;
+        let fields = [
+            ("kvCache", *kv_cache == KvCacheType::Unknown),
+            ("speculation", *speculation == Speculation::Unknown),
+            ("fence", *fence == Fence::Unknown),
+        ];
+        fields.into_iter().find(|(_, unknown)| *unknown).map(|(field, _)| field)
     }
 
     /// Whether all options have their defaults.
@@ -98,6 +111,8 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -123,8 +138,29 @@ mod tests {
             );
             assert!(asked.iter().all(|option| ENGINE_OPTIONS.contains(option)));
         }
+    }
+
+    #[test]
+    fn engine_options_name_the_field_of_a_newer_value() {
+        for (json, field) in [
+            ("{}", None),
+            (r#"{"kvCache":"Int2"}"#, Some("kvCache")),
+            (r#"{"fence":"Electric","kvCache":"Int8"}"#, Some("fence")),
+            (r#"{"speculation":"Oracle"}"#, Some("speculation")),
+        ] {
+            assert_eq!(serde_json::from_str::<EngineOptions>(json).unwrap().unknown(), field, "{json}");
+        }
         assert_eq!(serde_json::from_str::<KvCacheType>("\"Int2\"").unwrap(), KvCacheType::Unknown);
         assert_eq!(serde_json::from_str::<Fence>("\"Electric\"").unwrap(), Fence::Unknown);
         assert_eq!(serde_json::from_str::<Speculation>("\"Oracle\"").unwrap(), Speculation::Unknown);
+    }
+
+    #[test]
+    fn agents_report_every_engine_option() {
+        let schema = schemars::schema_for!(EngineOptions).to_value();
+        let mut fields: BTreeSet<&str> =
+            schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+        fields.insert(DRAFT_MODEL);
+        assert_eq!(fields, ENGINE_OPTIONS.iter().copied().collect());
     }
 }
