@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::extract::Request;
-use axum::response::Response;
 use prometheus::Registry;
 use russet_rpc::tls::TlsFiles;
 use thiserror::Error;
@@ -21,12 +19,13 @@ use crate::benchmarks;
 use crate::demand::{DemandReporter, DemandTracker};
 use crate::dialects;
 use crate::dispatch::{DispatchLimits, Dispatcher};
-use crate::error::{ErrorKind, GatewayError};
 use crate::keys::{self, Keyring};
 use crate::listen::{Certificate, CertificateError, Exposure, HttpListener, ListenerLimits, ServerFiles};
 use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
+use crate::rejection::{unknown_path, wrong_method};
 use crate::routes::{self, RoutingTable};
+use crate::serving::ApiState;
 
 /// Configuration of a gateway.
 #[derive(Clone)]
@@ -224,7 +223,7 @@ impl GatewayServer {
         if let Some(reporter) = reporter.clone() {
             reporting.spawn(reporter.run(demand.clone(), table.clone()));
         }
-        let core = Dispatcher::new(
+        let dispatcher = Dispatcher::new(
             table,
             Backends::new(tls),
             demand.clone(),
@@ -232,7 +231,7 @@ impl GatewayServer {
             limits,
             closing.clone(),
         );
-        let core = Arc::new(core);
+        let api = Arc::new(ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits));
         let mut serving = JoinSet::new();
         for door in doors {
             let side = door.exposure();
@@ -241,11 +240,12 @@ impl GatewayServer {
                 keyring: keyring.clone(),
                 wait: limits.sync_timeout,
                 metrics: metrics.clone(),
+                format: dialects::error_response,
             };
-            let router = dialects::routes(&core)
+            let router = dialects::routes(&api)
                 .merge(russet_telemetry::admin::router(registry.clone(), ready.clone()))
-                .fallback(unknown_path)
-                .method_not_allowed_fallback(wrong_method)
+                .fallback(|request| unknown_path(request, dialects::error_response))
+                .method_not_allowed_fallback(|request| wrong_method(request, dialects::error_response))
                 .layer(axum::middleware::from_fn_with_state(gate, check_request));
             serving.spawn(door.serve(router, patience, stopping.clone()));
         }
@@ -277,28 +277,6 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
         std::io::ErrorKind::AddrInUse => Error::PortInUse(address),
         _ => Error::Listen { address, source },
     })
-}
-
-/// The error for an unknown path.
-pub(crate) async fn unknown_path(request: Request) -> Response {
-    let path = request.uri().path();
-    let message = format!("no such path: {} {}", request.method(), shorten(path));
-    let response = dialects::error_response(path, &GatewayError::new(ErrorKind::UnknownPath, message));
-    dialects::discard(request.into_body()).await;
-    response
-}
-
-async fn wrong_method(request: Request) -> Response {
-    let path = request.uri().path();
-    let message = format!("{} is not allowed on {}", request.method(), shorten(path));
-    let response = dialects::error_response(path, &GatewayError::new(ErrorKind::MethodNotAllowed, message));
-    dialects::discard(request.into_body()).await;
-    response
-}
-
-fn shorten(path: &str) -> &str {
-    let end = path.char_indices().nth(200).map_or(path.len(), |(end, _)| end);
-    &path[..end]
 }
 
 #[cfg(test)]

@@ -21,10 +21,10 @@ use crate::demand::HeldRequest;
 use crate::error::{ErrorKind, GatewayError};
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
-use crate::routes::{Deployment, Endpoint, RoutingTable};
+use crate::routes::{Deployment, Endpoint, ModelScope, RoutingTable};
 
 /// A request with its caller, and how much of its response was already sent.
-pub(super) struct PendingRequest {
+pub(crate) struct PendingRequest {
     model: String,
     request: GenerationRequest,
     deadline: Option<Deadline>,
@@ -39,26 +39,48 @@ pub(super) struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// A request that no engine has received yet.
-    pub(super) fn new(
-        model: &str,
-        request: GenerationRequest,
+    /// A request that no engine has received yet. Its body stays in memory, counted by the permit, until the
+    /// response is complete, because another engine may have to resume it.
+    pub(crate) fn new(
+        model: String,
+        mut request: GenerationRequest,
         deadline: Option<Deadline>,
         body_permit: BodyPermit,
-        caller: &Caller,
-        waiting_since: Instant,
+        caller: Caller,
     ) -> Self {
+        // A resumed response must sample with the same seed.
+        request.sampling.seed.get_or_insert_with(rand::random);
         Self {
-            model: model.to_owned(),
+            model,
             request,
             deadline,
-            caller: caller.clone(),
-            waiting_since,
+            caller,
+            waiting_since: Instant::now(),
             attempts: Attempts::default(),
             resume_point: None,
             last_lost: None,
             body_permit,
         }
+    }
+
+    /// The model name as the client sent it.
+    pub(super) fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// The model names that its caller may use.
+    pub(super) fn scope(&self) -> &ModelScope {
+        self.caller.scope()
+    }
+
+    /// The deadline of the whole response.
+    pub(super) fn deadline(&self) -> Option<Deadline> {
+        self.deadline
+    }
+
+    /// When it began to wait for an engine.
+    pub(super) fn waiting_since(&self) -> Instant {
+        self.waiting_since
     }
 }
 

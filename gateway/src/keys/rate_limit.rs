@@ -4,6 +4,9 @@
 
 use std::time::Duration;
 
+use crate::duration::short_text;
+use crate::error::{ErrorKind, GatewayError};
+
 /// The quota after a request, and how long to wait if the request exceeds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
@@ -17,6 +20,19 @@ pub struct Quota {
     pub refused: Option<Duration>,
     /// When the quota is full again; the state to keep.
     pub(super) replenished_at: Duration,
+}
+
+impl Quota {
+    /// The error for a request that exceeds the quota.
+    pub fn error(&self) -> Option<GatewayError> {
+        let wait = self.refused?;
+        let message = format!(
+            "the key's quota of {} requests a minute is used up; there is room for the next one in {}",
+            self.limit,
+            short_text(wait)
+        );
+        Some(GatewayError::new(ErrorKind::QuotaExceeded, message).retry_after(wait))
+    }
 }
 
 /// Takes one request of `per_minute` at `now` from a quota that is full again at `whole_at`.

@@ -1,0 +1,79 @@
+//! A response that is sent as it is generated, with keep-alives while there is no new text.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderName, header};
+use axum::response::{IntoResponse as _, Response};
+use tokio::time::{Instant, interval_at, timeout};
+
+use super::dialect::ResponseWriter;
+use crate::dispatch::{Dispatcher, PendingRequest, ResponseChunk};
+use crate::error::GatewayError;
+
+/// Timeouts of a streamed response.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamTimeouts {
+    /// How long the headers wait for the first token. Until then an error has its own HTTP status.
+    pub(super) headers: Duration,
+    /// Time between keep-alives.
+    pub(super) keep_alive: Duration,
+}
+
+/// The streamed response to the request, or an error that is early enough to have its own HTTP status.
+pub(super) async fn respond<W: ResponseWriter>(
+    dispatcher: Arc<Dispatcher>,
+    request: PendingRequest,
+    mut writer: W,
+    timeouts: StreamTimeouts,
+) -> Result<Response, GatewayError> {
+    let mut opening = Box::pin(async move { dispatcher.respond(request).await });
+    let opened = match timeout(timeouts.headers, &mut opening).await {
+        Ok(opened) => Some(opened?),
+        Err(_) => None,
+    };
+    let body = async_stream::stream! {
+        let mut keep_alive = interval_at(Instant::now() + timeouts.keep_alive, timeouts.keep_alive);
+        yield Ok::<_, Infallible>(writer.start());
+        let mut chunks = match opened {
+            Some(chunks) => chunks,
+            None => loop {
+                let opened = tokio::select! {
+                    opened = &mut opening => Some(opened),
+                    _ = keep_alive.tick() => None,
+                };
+                match opened {
+                    Some(Ok(chunks)) => break chunks,
+                    Some(Err(error)) => {
+                        yield Ok(writer.error(&error));
+                        return;
+                    }
+                    None => yield Ok(writer.keep_alive()),
+                }
+            },
+        };
+        loop {
+            let bytes = tokio::select! {
+                biased;
+                chunk = chunks.next() => match chunk {
+                    Some(Ok(ResponseChunk::Text(text))) => writer.text(&text),
+                    Some(Ok(ResponseChunk::End { reason, usage })) => writer.finish(reason, usage),
+                    Some(Err(error)) => writer.error(&error),
+                    None => break,
+                },
+                _ = keep_alive.tick() => writer.keep_alive(),
+            };
+            keep_alive.reset();
+            yield Ok(bytes);
+        }
+    };
+    let headers = [
+        (header::CONTENT_TYPE, W::STREAM_TYPE),
+        (header::CACHE_CONTROL, "no-cache"),
+        // Proxies that buffer a stream would defeat it.
+        (HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    Ok((headers, Body::from_stream(body)).into_response())
+}
