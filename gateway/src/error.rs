@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+/// When to retry after errors that have no better estimate.
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
+
 /// Classes of errors. The word of each is the metric label, and the `code` clients see unless their dialect
 /// defines another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

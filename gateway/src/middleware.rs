@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::keys::{AuthError, Caller, Keyring};
 use crate::listen::Exposure;
 use crate::metrics::Metrics;
@@ -95,9 +95,7 @@ impl AuthLayer {
             _ => {
                 let message = "the gateway has not reached the API server since it started, so it knows no keys and \
                                no models yet; check that `russet serve` runs";
-                return Err(
-                    GatewayError::new(ErrorKind::ModelNotReady, message).retry_after(Duration::from_secs(5))
-                );
+                return Err(GatewayError::new(ErrorKind::ModelNotReady, message).retry_after(RETRY_AFTER));
             }
         };
         let open = self.exposure == Exposure::Loopback;

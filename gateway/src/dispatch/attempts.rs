@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use super::RETRY_AFTER;
 use super::route_decision::ResumePoint;
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::routes::Endpoint;
 
 /// Failed attempts of one request so far.

@@ -1,21 +1,23 @@
-//! An open Generate stream to an engine: maps its events and statuses to response chunks and errors. Not
-//! here: engine selection, and what happens to an interrupted response.
+//! A Generate stream to an engine: opens it, and maps its events and statuses to events for the client and
+//! errors. Not here: engine selection, and what happens to an interrupted response.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_rpc::engine::GenerateEvent;
+use russet_rpc::engine::{GenerateEvent, GenerateRequest};
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
+use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use super::{Deadline, Dispatcher, RETRY_AFTER, ResponseChunk};
+use super::deadline::Deadline;
+use super::dispatcher::Dispatcher;
 use crate::backends::InFlightGuard;
 use crate::demand::ActiveRequest;
-use crate::error::{ErrorKind, GatewayError};
-use crate::routes::{Endpoint, RoutingTable};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::routes::{Deployment, Endpoint, RoutingTable};
 
 /// Why an endpoint sends no more.
 pub(super) enum AttemptError {
@@ -42,36 +44,63 @@ pub(super) struct EngineStream {
     table: watch::Receiver<Arc<RoutingTable>>,
     closing: CancellationToken,
     active: ActiveRequest,
-    _lease: InFlightGuard,
+    _in_flight: InFlightGuard,
 }
 
 impl EngineStream {
-    /// A stream over these events.
-    pub(super) fn new(
-        core: &Dispatcher,
+    /// Sends the request to the endpoint, within its deadline.
+    pub(super) async fn open(
+        dispatcher: &Dispatcher,
+        deployment: &Deployment,
         endpoint: &Endpoint,
-        events: Streaming<GenerateEvent>,
+        request: &GenerationRequest,
         deadline: Option<Deadline>,
-        active: ActiveRequest,
-        lease: InFlightGuard,
-    ) -> Self {
-        let Dispatcher { table, limits, closing, .. } = core;
-        Self {
+    ) -> Result<Self, AttemptError> {
+        let Dispatcher { table, backends, demand, limits, closing, metrics: _ } = dispatcher;
+        let silence = limits.engine_timeout;
+        let (mut client, in_flight) = backends.acquire(endpoint).map_err(|error| {
+            tracing::error!("{}", russet_telemetry::errors::chain(&error));
+            AttemptError::Rejected(GatewayError::new(
+                ErrorKind::Internal,
+                "the gateway cannot use its certificate; its log says why",
+            ))
+        })?;
+        let active = demand.start(deployment);
+        let mut changes = table.clone();
+        let until = event_deadline(Instant::now(), silence, deadline);
+        let opened = tokio::select! {
+            opened = timeout_at(until, client.generate(GenerateRequest::from(request.clone()))) => opened,
+            // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by
+            // now.
+            () = endpoint_removed(&mut changes, endpoint) => {
+                let Endpoint { address, node, .. } = endpoint;
+                let message = format!("the engine on node {node} at {address} does not answer and is being replaced");
+                return Err(AttemptError::Lost { accepted: false, message });
+            }
+            () = closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+        };
+        let events = match opened {
+            Ok(Ok(response)) => response.into_inner(),
+            Ok(Err(status)) => return Err(attempt_error(endpoint, &status, false)),
+            Err(_) => return Err(AttemptError::Rejected(silence_error(endpoint, silence, deadline))),
+        };
+        Ok(Self {
             endpoint: endpoint.clone(),
             emitted: Vec::new(),
             accepted: false,
             events,
             last_event_at: Instant::now(),
-            silence: limits.engine_timeout,
+            silence,
             deadline,
             table: table.clone(),
             closing: closing.clone(),
             active,
-            _lease: lease,
-        }
+            _in_flight: in_flight,
+        })
     }
 
-    /// The next event. Cancel-safe: dropping the future loses nothing.
+    /// The next `Started`, `Token` or `Finished`; failures and cancellations are errors. Cancel-safe: dropping
+    /// the future loses nothing.
     pub(super) async fn event(&mut self) -> Result<GenerationEvent, AttemptError> {
         let event = tokio::select! {
             biased;
@@ -99,39 +128,55 @@ impl EngineStream {
         };
         // An engine whose first event is a failure has not started work.
         self.accepted |= !matches!(event, GenerationEvent::Failed(_));
-        if let GenerationEvent::Token { id, .. } = event {
+        if let GenerationEvent::Token { id, .. } = &event {
             if self.emitted.is_empty() {
                 self.active.first_token();
             }
-            self.emitted.push(id);
+            self.emitted.push(*id);
         }
-        Ok(event)
+        self.check(event)
     }
 
-    /// Maps an event to a chunk or an error; `None` when there is nothing to send yet.
-    pub(super) fn interpret(&self, event: GenerationEvent) -> Option<Result<ResponseChunk, AttemptError>> {
+    /// The next event that the client sees: a `Token` with text, or `Finished`. Cancel-safe like `event`.
+    pub(super) async fn output(&mut self) -> Result<GenerationEvent, AttemptError> {
+        loop {
+            match self.event().await? {
+                GenerationEvent::Started { .. } => {}
+                GenerationEvent::Token { text, .. } if text.is_empty() => {}
+                event => return Ok(event),
+            }
+        }
+    }
+
+    /// The event, or the error that it reports.
+    fn check(&self, event: GenerationEvent) -> Result<GenerationEvent, AttemptError> {
         match event {
-            GenerationEvent::Started { .. } => None,
-            GenerationEvent::Token { text, .. } if text.is_empty() => None,
-            GenerationEvent::Token { text, .. } => Some(Ok(ResponseChunk::Text(text))),
-            GenerationEvent::Finished { reason: FinishReason::Cancelled, .. } => Some(Err(self.lost(format!(
+            GenerationEvent::Finished { reason: FinishReason::Cancelled, .. } => Err(self.lost(format!(
                 "the engine on node {} stopped the answer before it was complete, because it is going down",
                 self.endpoint.node
-            )))),
-            GenerationEvent::Finished { reason, usage } => Some(Ok(ResponseChunk::End { reason, usage })),
-            GenerationEvent::Failed(GenerationFailure { kind, message }) => Some(Err(match kind {
-                FailureKind::InvalidRequest => AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, message)),
-                FailureKind::Overloaded => AttemptError::Busy(message),
-                FailureKind::Unavailable => self.lost(message),
-                FailureKind::DeadlineExceeded => {
-                    // The engine only knows the time that remained when it received the request.
-                    let given =
-                        self.deadline.map(|Deadline { duration: given, .. }| format!(" (asked with {given:?})"));
-                    let message = message + &given.unwrap_or_default();
-                    AttemptError::Rejected(GatewayError::new(ErrorKind::DeadlineExceeded, message))
-                }
-                FailureKind::Internal => AttemptError::Rejected(GatewayError::new(ErrorKind::Internal, message)),
-            })),
+            ))),
+            GenerationEvent::Failed(failure) => Err(self.failed(failure)),
+            GenerationEvent::Started { .. }
+            | GenerationEvent::Token { .. }
+            | GenerationEvent::Finished { .. } => Ok(event),
+        }
+    }
+
+    fn failed(&self, GenerationFailure { kind, message }: GenerationFailure) -> AttemptError {
+        match kind {
+            FailureKind::InvalidRequest => {
+                AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, message))
+            }
+            FailureKind::Overloaded => AttemptError::Busy(message),
+            FailureKind::Unavailable => self.lost(message),
+            FailureKind::DeadlineExceeded => {
+                // The engine only knows the time that remained when it received the request.
+                let total =
+                    self.deadline.map(|Deadline { duration, .. }| format!(" (asked with {duration:?})"));
+                let message = message + &total.unwrap_or_default();
+                AttemptError::Rejected(GatewayError::new(ErrorKind::DeadlineExceeded, message))
+            }
+            FailureKind::Internal => AttemptError::Rejected(GatewayError::new(ErrorKind::Internal, message)),
         }
     }
 
@@ -142,6 +187,15 @@ impl EngineStream {
 
     fn lost(&self, message: String) -> AttemptError {
         AttemptError::Lost { accepted: self.accepted, message }
+    }
+}
+
+/// Waits until no deployment of the table lists this endpoint.
+async fn endpoint_removed(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
+    let listed =
+        |table: &Arc<RoutingTable>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
+    if table.wait_for(|table| !listed(table)).await.is_err() {
+        std::future::pending().await
     }
 }
 

@@ -7,10 +7,11 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse as _, Response};
+use russet_wire::event::GenerationEvent;
 use tokio::time::{Instant, interval_at, timeout};
 
 use super::dialect::ResponseWriter;
-use crate::dispatch::{Dispatcher, PendingRequest, ResponseChunk};
+use crate::dispatch::{Dispatcher, PendingRequest};
 use crate::error::GatewayError;
 
 /// Timeouts of a streamed response.
@@ -37,15 +38,15 @@ pub(super) async fn respond<W: ResponseWriter>(
     let body = async_stream::stream! {
         let mut keep_alive = interval_at(Instant::now() + timeouts.keep_alive, timeouts.keep_alive);
         yield Ok::<_, Infallible>(writer.start());
-        let mut chunks = match opened {
-            Some(chunks) => chunks,
+        let mut events = match opened {
+            Some(events) => events,
             None => loop {
                 let opened = tokio::select! {
                     opened = &mut opening => Some(opened),
                     _ = keep_alive.tick() => None,
                 };
                 match opened {
-                    Some(Ok(chunks)) => break chunks,
+                    Some(Ok(events)) => break events,
                     Some(Err(error)) => {
                         yield Ok(writer.error(&error));
                         return;
@@ -57,9 +58,11 @@ pub(super) async fn respond<W: ResponseWriter>(
         loop {
             let bytes = tokio::select! {
                 biased;
-                chunk = chunks.next() => match chunk {
-                    Some(Ok(ResponseChunk::Text(text))) => writer.text(&text),
-                    Some(Ok(ResponseChunk::End { reason, usage })) => writer.finish(reason, usage),
+                event = events.next() => match event {
+                    Some(Ok(GenerationEvent::Token { text, .. })) => writer.text(&text),
+                    Some(Ok(GenerationEvent::Finished { reason, usage })) => writer.finish(reason, usage),
+                    // Dispatch keeps the first to itself and turns the second into an error.
+                    Some(Ok(GenerationEvent::Started { .. } | GenerationEvent::Failed(_))) => continue,
                     Some(Err(error)) => writer.error(&error),
                     None => break,
                 },

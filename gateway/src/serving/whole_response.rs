@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use axum::response::Response;
+use russet_wire::event::GenerationEvent;
 
 use super::dialect::ResponseWriter;
-use crate::dispatch::{Dispatcher, PendingRequest, ResponseChunk};
+use crate::dispatch::{Dispatcher, PendingRequest};
 use crate::error::{ErrorKind, GatewayError};
 
 /// The complete response to the request.
@@ -14,12 +15,14 @@ pub(super) async fn respond<W: ResponseWriter>(
     request: PendingRequest,
     writer: W,
 ) -> Result<Response, GatewayError> {
-    let mut chunks = dispatcher.respond(request).await?;
-    let mut text = String::new();
-    while let Some(chunk) = chunks.next().await {
-        match chunk? {
-            ResponseChunk::Text(more) => text.push_str(&more),
-            ResponseChunk::End { reason, usage } => return Ok(writer.whole(&text, reason, usage)),
+    let mut events = dispatcher.respond(request).await?;
+    let mut response = String::new();
+    while let Some(event) = events.next().await {
+        match event? {
+            GenerationEvent::Token { text, .. } => response.push_str(&text),
+            GenerationEvent::Finished { reason, usage } => return Ok(writer.whole(&response, reason, usage)),
+            // Dispatch keeps the first to itself and turns the second into an error.
+            GenerationEvent::Started { .. } | GenerationEvent::Failed(_) => {}
         }
     }
     Err(GatewayError::new(ErrorKind::Internal, "the answer ended without a finish reason"))
