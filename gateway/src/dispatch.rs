@@ -6,7 +6,7 @@
 //! ```text
 //!            ┌────── lost or busy: retry, resuming after the tokens already sent ─────┐
 //!            ▼                                                                        │
-//! request ─▶ route ─▶ try an endpoint ─▶ first text ─▶ ResponseStream ─▶ End or error │
+//! request ─▶ route ─▶ try an endpoint ─▶ first text ─▶ ResponseStream ─▶ end or error │
 //!            │  ▲             └──────────────────────────┴────────────────────────────┘
 //!            ▼  │ the routing table changed, or an endpoint's backoff ended
 //!           hold ─▶ deadline ─▶ error
@@ -47,7 +47,7 @@ impl Dispatcher {
         match self.run_attempts(&mut pending, &mut tracker).await {
             Ok(opened) => Ok(ResponseStream::new(self.clone(), pending, opened, tracker)),
             Err(error) => {
-                tracker.refused(&error);
+                tracker.failed(&error);
                 Err(error)
             }
         }
@@ -55,17 +55,17 @@ impl Dispatcher {
 
     /// Waits for the first synced table: before that, no name can be called unknown.
     async fn wait_synced(&self, pending: &PendingRequest) -> Result<(), GatewayError> {
-        const UNREAD: &str = "the gateway has not reached the API server since it started, so it knows no models yet; \
+        const NOT_SYNCED: &str = "the gateway has not reached the API server since it started, so it knows no models yet; \
                               check that `russet serve` runs";
         let mut table = self.table.clone();
         let deadline = pending.deadline();
         let until = pending.waiting_since() + self.limits.sync_timeout;
-        let bound = deadline.map_or(until, |deadline| deadline.until.min(until));
+        let until = deadline.map_or(until, |deadline| deadline.until.min(until));
         tokio::select! {
-            synced = timeout_at(bound, table.wait_for(|table| table.synced)) => match (synced, deadline) {
+            synced = timeout_at(until, table.wait_for(|table| table.synced)) => match (synced, deadline) {
                 (Ok(Ok(_)), _) => Ok(()),
-                (_, Some(deadline)) if deadline.remaining().is_none() => Err(deadline.exceeded(UNREAD)),
-                _ => Err(GatewayError::new(ErrorKind::ModelNotReady, UNREAD).retry_after(RETRY_AFTER)),
+                (_, Some(deadline)) if deadline.remaining().is_none() => Err(deadline.exceeded(NOT_SYNCED)),
+                _ => Err(GatewayError::new(ErrorKind::ModelNotReady, NOT_SYNCED).retry_after(RETRY_AFTER)),
             },
             () = self.closing.cancelled() => Err(shutdown_error()),
         }

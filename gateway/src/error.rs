@@ -1,4 +1,4 @@
-//! The typed error of a request, independent of any API dialect: why there is no answer, or no complete one.
+//! The typed error of a request, independent of any API dialect: why there is no response, or no complete one.
 //! Dialects map it to their own format and status. Messages never contain internals (paths, stack traces).
 
 use std::time::Duration;

@@ -99,12 +99,12 @@ impl AuthLayer {
             }
         };
         let open = self.exposure == Exposure::Loopback;
-        keyring.caller(headers, open, Timestamp::now()).map_err(|stranger| {
-            let message = match stranger {
+        keyring.caller(headers, open, Timestamp::now()).map_err(|error| {
+            let message = match error {
                 AuthError::MissingKey => {
-                    "this gateway wants a key: send `Authorization: Bearer KEY`; `russet key create NAME` makes one"
+                    "this gateway requires a key: send `Authorization: Bearer KEY`; `russet key create NAME` makes one"
                 }
-                AuthError::RejectedKey => "the key is not accepted; ask whoever runs this gateway for one",
+                AuthError::RejectedKey => "the key is not accepted; ask the administrator of this gateway for a valid one",
             };
             GatewayError::new(ErrorKind::InvalidApiKey, message)
         })
@@ -128,28 +128,29 @@ fn allow_origin(headers: &mut HeaderMap, origin: HeaderValue) {
     headers.append(header::VARY, HeaderValue::from_static("origin"));
 }
 
-/// A page of another site can make a browser call this port, by a name of its own that resolves to loopback
-/// (seen in the Host header) or directly (seen in the Origin header). Programs send neither.
-fn check_origin(side: Exposure, uri: &Uri, headers: &HeaderMap) -> Result<(), GatewayError> {
+/// A page of another site can make a browser call this port: under a host name that resolves to loopback, which
+/// the Host header shows, or directly, which the Origin header shows. Programs send neither.
+fn check_origin(exposure: Exposure, uri: &Uri, headers: &HeaderMap) -> Result<(), GatewayError> {
     let forbidden = |message: String| Err(GatewayError::new(ErrorKind::Forbidden, message));
-    if side == Exposure::Loopback {
-        let named =
+    if exposure == Exposure::Loopback {
+        let host_header =
             headers.get(header::HOST).map(|host| host.to_str().ok().and_then(|host| host.parse().ok()));
-        for authority in [uri.authority().cloned().map(Some), named].into_iter().flatten() {
+        for authority in [uri.authority().cloned().map(Some), host_header].into_iter().flatten() {
             if !authority.as_ref().is_some_and(|authority: &Authority| is_loopback(authority.host())) {
                 let host = authority.map_or_else(String::new, |authority| authority.host().to_owned());
                 return forbidden(format!(
-                    "the name `{host}` is not this machine's loopback; use http://127.0.0.1 or http://localhost"
+                    "the host `{host}` is not a loopback name of this machine; use http://127.0.0.1 or http://localhost"
                 ));
             }
         }
     }
     if let Some(origin) = headers.get(header::ORIGIN) {
         let uri = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
-        let own = uri.as_ref().and_then(Uri::host).is_some_and(is_loopback);
-        if side == Exposure::Network || !own {
+        let is_local = uri.as_ref().and_then(Uri::host).is_some_and(is_loopback);
+        if exposure == Exposure::Network || !is_local {
             return forbidden(
-                "web pages may not use the gateway, but for those of its own machine over loopback".into(),
+                "web pages of other origins may not use the gateway; only pages of its own machine may, over loopback"
+                    .into(),
             );
         }
     }

@@ -1,5 +1,5 @@
 //! OpenAI's chat completions and model list. Unsupported features are rejected by name, so that no client
-//! believes it got them; fields that change no answer are ignored and listed in a header.
+//! believes it got them; fields that do not change the response are ignored and listed in a header.
 
 mod error;
 mod request;

@@ -164,7 +164,7 @@ impl<'a> AttemptLoop<'a> {
             backoffs: request.last_lost.take().map(|endpoint| (endpoint, backoff_end)).into_iter().collect(),
             held: None,
             was_held: false,
-            waiting_for: format!("no engine of model `{}` began to answer", request.model),
+            waiting_for: format!("no engine of model `{}` has sent a token yet", request.model),
             request,
             tracker,
         }
@@ -294,7 +294,7 @@ impl<'a> AttemptLoop<'a> {
         now: Instant,
     ) -> Result<Instant, GatewayError> {
         let PendingRequest { model, deadline, caller, waiting_since, attempts, .. } = &mut *self.request;
-        // When a replica wakes, more requests may be held than it admits at once; those stay held.
+        // When a replica becomes ready, more requests may be held than it admits at once; those stay held.
         if let (Some(message), None, false) = (&attempts.last_busy, &attempts.last_lost, self.was_held) {
             return Err(overloaded(message.clone()));
         }

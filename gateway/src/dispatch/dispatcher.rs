@@ -1,4 +1,4 @@
-//! The dispatcher: what all requests share on their way to engines. Not here: the way of one request, see
+//! The dispatcher: the state that all requests share. Not here: how one request finds an engine, see
 //! `attempt_loop`.
 
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub struct DispatchLimits {
     pub max_losses: u32,
     /// How long running responses may take to finish after shutdown begins.
     pub shutdown_grace: Duration,
-    /// Total bytes of request bodies that are being read, held or answered: many times the largest body, and
+    /// Total bytes of request bodies that are being read, held or served: many times the largest body, and
     /// small beside the memory of a machine that serves models.
     pub max_total_body_bytes: usize,
     /// Limits on held requests.
@@ -96,7 +96,7 @@ impl Dispatcher {
         unknown(&self.table(), model, caller.scope()).unwrap_or_else(|| {
             GatewayError::new(
                 ErrorKind::ModelNotFound,
-                format!("model `{model}` has just been created; ask again"),
+                format!("model `{model}` has just been created; send the request again"),
             )
         })
     }

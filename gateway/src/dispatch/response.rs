@@ -57,7 +57,7 @@ impl ResponseStream {
                         }
                     }
                 };
-                tracker.refused(&error);
+                tracker.failed(&error);
                 yield Err(error);
                 return;
             }

@@ -25,5 +25,5 @@ pub(super) async fn respond<W: ResponseWriter>(
             GenerationEvent::Started { .. } | GenerationEvent::Failed(_) => {}
         }
     }
-    Err(GatewayError::new(ErrorKind::Internal, "the answer ended without a finish reason"))
+    Err(GatewayError::new(ErrorKind::Internal, "the response ended without a finish reason"))
 }

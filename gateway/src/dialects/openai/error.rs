@@ -61,7 +61,7 @@ pub(super) fn error_response(error: &GatewayError) -> Response {
             // The SDKs prefer the header with milliseconds.
             headers.insert("retry-after-ms", HeaderValue::from(ms));
         }
-        // The SDKs retry every 5xx unless told otherwise; here that would only delay the failure.
+        // The SDKs retry every 5xx without this header; here that would only delay the failure.
         None if status.is_server_error() => {
             headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
         }

@@ -1,5 +1,5 @@
 //! Parses a chat request into the dialect-free one. Every error names the field. An unsupported field that
-//! would change the answer is rejected; one that would not is ignored and reported.
+//! would change the response is rejected; one that would not is ignored and reported.
 
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use serde_json::{Map, Value};
@@ -31,10 +31,10 @@ const READ_FIELDS: &[&str] = &[
     "priority",
 ];
 
-/// Whether a value requests nothing.
+/// Whether a value changes nothing.
 type Harmless = fn(&Value) -> bool;
 
-/// Unsupported fields that would change the answer, each with the test for values that request nothing.
+/// Unsupported fields that would change the response, each with the test for values that change nothing.
 const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("tools", is_empty),
     ("tool_choice", |value| value == "none" || value == "auto"),
@@ -66,9 +66,9 @@ fn is_zero(value: &Value) -> bool {
 
 /// OpenAI's limit.
 const MAX_STOPS: usize = 4;
-/// Longest stop string in bytes: an engine withholds up to this much of every answer.
+/// Longest stop string in bytes: an engine withholds up to this much of every response.
 const MAX_STOP_BYTES: usize = 1024;
-/// Other servers' dialects have many fields; this limit keeps the header that lists them short.
+/// Clients of other servers send many fields; this limit keeps the header that lists them short.
 const MAX_IGNORED_FIELDS: usize = 16;
 
 /// Parses a chat request within the caller's limits.
@@ -97,16 +97,13 @@ pub(super) fn parse(
             return Err(GatewayError::field(
                 *field,
                 format!(
-                    "`{field}` is not supported by this release and would change the answer; leave it out"
+                    "`{field}` is not supported by this release and would change the response; leave it out"
                 ),
             ));
         }
     }
     if integer(&fields, "n", 1, i64::MAX)?.is_some_and(|n| n != 1) {
-        return Err(GatewayError::field(
-            "n",
-            "`n` must be 1; send the request several times for several answers",
-        ));
+        return Err(GatewayError::field("n", "`n` must be 1; for several responses send several requests"));
     }
     let top_p = number(&fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0);
     let service_tier = service_tier(fields.get("service_tier"))?;
@@ -142,18 +139,18 @@ pub(super) fn parse(
 }
 
 fn max_tokens(fields: &JsonObject, limits: &RequestLimits) -> Result<Option<u32>, GatewayError> {
-    let old = integer(fields, "max_tokens", 1, i64::from(u32::MAX))?;
-    let new = integer(fields, "max_completion_tokens", 1, i64::from(u32::MAX))?;
-    let field = if new.is_some() { "max_completion_tokens" } else { "max_tokens" };
-    limits.max_tokens(new.or(old).and_then(|most| u32::try_from(most).ok()), field)
+    let max_tokens = integer(fields, "max_tokens", 1, i64::from(u32::MAX))?;
+    let max_completion_tokens = integer(fields, "max_completion_tokens", 1, i64::from(u32::MAX))?;
+    let field = if max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
+    limits
+        .max_tokens(max_completion_tokens.or(max_tokens).and_then(|tokens| u32::try_from(tokens).ok()), field)
 }
 
 /// OpenAI's `flex`: served when there is spare capacity.
 const FLEX: &str = "flex";
 
-/// The service tier of an answer, in the word reported to the client. As with OpenAI, a request for a higher
-/// tier than the key allows gets the key's: its priority is the highest its requests get, whatever tier they
-/// name.
+/// The service tier of a response, in the word reported to the client. As with OpenAI, a request for a higher
+/// tier than the key allows gets the key's: no tier has a higher priority than the key.
 fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayError> {
     match value.map(Value::as_str) {
         None => Ok(None),
@@ -161,7 +158,7 @@ fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayEr
         Some(Some(FLEX)) => Ok(Some(FLEX)),
         Some(_) => Err(GatewayError::field(
             "service_tier",
-            "`service_tier` must be auto, default, flex or priority; flex comes later, the others are one here",
+            "`service_tier` must be auto, default, flex or priority; flex has a lower priority, the others are the same here",
         )),
     }
 }
@@ -173,16 +170,16 @@ fn priority(
     service_tier: Option<&str>,
     limits: &RequestLimits,
 ) -> Result<i32, GatewayError> {
-    let most = limits.max_levels();
+    let max_levels = limits.max_levels();
     let levels = match fields.get("priority") {
         None => 0,
         Some(value) => {
             let levels = value.as_u64().and_then(|levels| u32::try_from(levels).ok());
-            levels.filter(|levels| *levels <= most).ok_or_else(|| {
+            levels.filter(|levels| *levels <= max_levels).ok_or_else(|| {
                 GatewayError::field(
                     "priority",
                     format!(
-                        "`priority` must be an integer from 0 to {most}, not {}: 0 is this key's own priority ({}), and each level more comes later, as in vLLM; nothing comes earlier than its key says",
+                        "`priority` must be an integer from 0 to {max_levels}, not {}: 0 is this key's own priority ({}), and each higher number is one level lower, as in vLLM; no request has a higher priority than its key",
                         shown(value),
                         limits.priority
                     ),
@@ -209,7 +206,7 @@ fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError> {
 }
 
 fn ignored(fields: &JsonObject) -> Vec<String> {
-    let plain = |name: &str| {
+    let is_printable = |name: &str| {
         name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
     };
     fields
@@ -217,7 +214,7 @@ fn ignored(fields: &JsonObject) -> Vec<String> {
         .filter(|name| {
             !READ_FIELDS.contains(&name.as_str()) && !UNSUPPORTED.iter().any(|(field, _)| field == name)
         })
-        .filter(|name| plain(name))
+        .filter(|name| is_printable(name))
         .take(MAX_IGNORED_FIELDS)
         .cloned()
         .collect()
@@ -231,24 +228,24 @@ fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError
     }
 }
 
-fn number(fields: &JsonObject, name: &str, least: f64, most: f64) -> Result<Option<f32>, GatewayError> {
+fn number(fields: &JsonObject, name: &str, min: f64, max: f64) -> Result<Option<f32>, GatewayError> {
     match fields.get(name).map(Value::as_f64) {
         None => Ok(None),
-        Some(Some(value)) if (least..=most).contains(&value) => Ok(Some(value as f32)),
+        Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value as f32)),
         Some(_) => Err(GatewayError::field(
             name,
-            format!("`{name}` must be a number from {least} to {most}, not {}", shown(&fields[name])),
+            format!("`{name}` must be a number from {min} to {max}, not {}", shown(&fields[name])),
         )),
     }
 }
 
-fn integer(fields: &JsonObject, name: &str, least: i64, most: i64) -> Result<Option<i64>, GatewayError> {
+fn integer(fields: &JsonObject, name: &str, min: i64, max: i64) -> Result<Option<i64>, GatewayError> {
     match fields.get(name).map(Value::as_i64) {
         None => Ok(None),
-        Some(Some(value)) if (least..=most).contains(&value) => Ok(Some(value)),
+        Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value)),
         Some(_) => Err(GatewayError::field(
             name,
-            format!("`{name}` must be an integer of at least {least}, not {}", shown(&fields[name])),
+            format!("`{name}` must be an integer of at least {min}, not {}", shown(&fields[name])),
         )),
     }
 }
@@ -256,7 +253,7 @@ fn integer(fields: &JsonObject, name: &str, least: i64, most: i64) -> Result<Opt
 fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
     match fields.get("seed") {
         None => Ok(None),
-        // Any negative seed will do: seeds are only compared for equality.
+        // A negative seed is as good as another: seeds are only compared for equality.
         Some(value) => match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
             Some(seed) => Ok(Some(seed)),
             None => Err(GatewayError::field(
@@ -268,33 +265,33 @@ fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
 }
 
 fn stop(value: Option<&Value>) -> Result<Vec<String>, GatewayError> {
-    let wrong = || {
+    let invalid = || {
         GatewayError::field(
             "stop",
-            format!("`stop` must be a text or a list of at most {MAX_STOPS} texts, none of them empty"),
+            format!("`stop` must be a string or a list of at most {MAX_STOPS} strings, none of them empty"),
         )
     };
-    let texts = match value {
+    let strings = match value {
         None => vec![],
         Some(Value::String(text)) => vec![text.clone()],
         Some(Value::Array(items)) => items
             .iter()
             .map(|item| item.as_str().map(str::to_owned))
             .collect::<Option<_>>()
-            .ok_or_else(wrong)?,
-        Some(_) => return Err(wrong()),
+            .ok_or_else(invalid)?,
+        Some(_) => return Err(invalid()),
     };
-    if texts.len() > MAX_STOPS || texts.iter().any(String::is_empty) {
-        return Err(wrong());
+    if strings.len() > MAX_STOPS || strings.iter().any(String::is_empty) {
+        return Err(invalid());
     }
-    if let Some(long) = texts.iter().find(|text| text.len() > MAX_STOP_BYTES) {
+    if let Some(long) = strings.iter().find(|text| text.len() > MAX_STOP_BYTES) {
         let length = long.len();
         return Err(GatewayError::field(
             "stop",
-            format!("`stop` must be texts of at most {MAX_STOP_BYTES} bytes; one of these has {length}"),
+            format!("`stop` must be strings of at most {MAX_STOP_BYTES} bytes; one has {length}"),
         ));
     }
-    Ok(texts)
+    Ok(strings)
 }
 
 fn messages(value: Option<&Value>) -> Result<Vec<Message>, GatewayError> {
@@ -352,7 +349,7 @@ fn message(at: &str, value: &Value) -> Result<Message, GatewayError> {
         _ => {
             return Err(GatewayError::field(
                 &content_at,
-                format!("`{content_at}` must be a text or a list of text parts"),
+                format!("`{content_at}` must be a string or a list of text parts"),
             ));
         }
     };
@@ -361,10 +358,9 @@ fn message(at: &str, value: &Value) -> Result<Message, GatewayError> {
 
 fn text_part<'a>(at: &str, part: &'a Value) -> Result<&'a str, GatewayError> {
     match part.get("type").and_then(Value::as_str) {
-        Some("text") => part
-            .get("text")
-            .and_then(Value::as_str)
-            .ok_or_else(|| GatewayError::field(format!("{at}.text"), format!("`{at}.text` must be a text"))),
+        Some("text") => part.get("text").and_then(Value::as_str).ok_or_else(|| {
+            GatewayError::field(format!("{at}.text"), format!("`{at}.text` must be a string"))
+        }),
         Some(other) => {
             let other = shown(&Value::from(other));
             Err(GatewayError::field(
