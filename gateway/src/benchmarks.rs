@@ -180,7 +180,7 @@ impl BenchmarkRunner {
             event_timeout: self.event_timeout,
         };
         let task = tokio::spawn(async move {
-            // The receiver is gone once the Benchmark is deleted.
+            // The receiver is dropped once the Benchmark is deleted.
             let _ = sender.send(load::run(plan, completed).await);
         });
         let (renewed, task) = (Instant::now(), task.abort_handle());

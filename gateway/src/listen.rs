@@ -55,8 +55,8 @@ pub struct ListenerLimits {
     /// Concurrent connections of one listener; further ones wait unaccepted.
     pub max_connections: usize,
     /// How many of these are reserved for hosts that have fewer than this. Once no others are free, the
-    /// gateway closes further connections of a host with more. The others are not limited per host: many people may share
-    /// the address of one proxy.
+    /// gateway closes further connections of a host with more. The others are not limited per host: many
+    /// people may share the address of one proxy.
     pub reserved_connections: usize,
 }
 

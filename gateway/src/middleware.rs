@@ -111,7 +111,7 @@ impl AuthLayer {
     }
 }
 
-/// Answers a CORS preflight request.
+/// The response to a CORS preflight request.
 fn preflight() -> Response {
     let allowed = [
         (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
@@ -128,8 +128,8 @@ fn allow_origin(headers: &mut HeaderMap, origin: HeaderValue) {
     headers.append(header::VARY, HeaderValue::from_static("origin"));
 }
 
-/// A page of another site can make a browser call this port: under a host name that resolves to loopback, which
-/// the Host header shows, or directly, which the Origin header shows. Programs send neither.
+/// A page of another site can make a browser call this port: under a host name that resolves to loopback,
+/// which the Host header shows, or directly, which the Origin header shows. Programs send neither.
 fn check_origin(exposure: Exposure, uri: &Uri, headers: &HeaderMap) -> Result<(), GatewayError> {
     let forbidden = |message: String| Err(GatewayError::new(ErrorKind::Forbidden, message));
     if exposure == Exposure::Loopback {

@@ -14,7 +14,7 @@ pub use scope::ModelScope;
 /// The state the gateway routes by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoutingTable {
-    /// Whether every kind was listed once; before that an unknown name may only be unknown so far.
+    /// Whether every kind was listed once; before that, an unknown name may belong to an object that was not listed yet.
     pub synced: bool,
     /// By namespace and name, `default` first.
     pub deployments: Vec<Deployment>,

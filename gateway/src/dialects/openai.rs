@@ -44,7 +44,7 @@ fn set_quota_headers(quota: &Quota, headers: &mut HeaderMap) {
     }
 }
 
-/// Answered from memory: clients block their user interface on it.
+/// The response comes from memory: clients block their user interface on it.
 async fn models(State(api): State<Arc<ApiState>>, Extension(caller): Extension<Caller>) -> Response {
     let data: Vec<Value> = api.models(&caller).iter().map(model_body).collect();
     Json(json!({"object": "list", "data": data})).into_response()

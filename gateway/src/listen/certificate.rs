@@ -102,8 +102,8 @@ impl Certificate {
         self.config.clone().into()
     }
 
-    /// Reloads the files whenever they change, until the future is dropped. An unusable certificate is logged once and the last
-    /// good one stays in use.
+    /// Reloads the files whenever they change, until the future is dropped. An unusable certificate is logged
+    /// once and the last good one stays in use.
     pub async fn follow(self) {
         let Self { files, mut contents, current, config: _ } = self;
         loop {
