@@ -1,11 +1,11 @@
 //! State of the routes of all dialects.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::model_summary::ModelSummary;
-use super::streamed_response::StreamTimeouts;
 use crate::body_budget::BodyBudget;
 use crate::dispatch::{DispatchLimits, Dispatcher};
 use crate::error::GatewayError;
@@ -25,6 +25,15 @@ pub(crate) struct ApiState {
     pub(super) stream_timeouts: StreamTimeouts,
     /// The time that quotas count from.
     started: Instant,
+}
+
+/// Timeouts of a streamed response.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamTimeouts {
+    /// How long the headers wait for the first token. Until then an error has its own HTTP status.
+    pub(super) headers: Duration,
+    /// Time between keep-alives.
+    pub(super) keep_alive: Duration,
 }
 
 impl ApiState {

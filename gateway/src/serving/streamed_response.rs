@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderName, header};
@@ -10,18 +9,10 @@ use axum::response::{IntoResponse as _, Response};
 use russet_wire::event::GenerationEvent;
 use tokio::time::{Instant, interval_at, timeout};
 
+use super::api_state::StreamTimeouts;
 use super::dialect::ResponseWriter;
 use crate::dispatch::{Dispatcher, PendingRequest};
 use crate::error::GatewayError;
-
-/// Timeouts of a streamed response.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StreamTimeouts {
-    /// How long the headers wait for the first token. Until then an error has its own HTTP status.
-    pub(super) headers: Duration,
-    /// Time between keep-alives.
-    pub(super) keep_alive: Duration,
-}
 
 /// The streamed response to the request, or an error that is early enough to have its own HTTP status.
 pub(super) async fn respond<W: ResponseWriter>(
