@@ -1,4 +1,4 @@
-//! Timeout of writes to the API server, which may be away. Not here: what is written.
+//! Timeout of writes to the API server, which may be unavailable. Not here: what is written.
 
 use std::future::Future;
 use std::time::Duration;
@@ -9,7 +9,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Why a write failed.
 pub(crate) struct WriteError {
     /// For the log.
-    pub why: String,
+    pub cause: String,
     /// Whether no response came at all; then further writes would time out too.
     pub timed_out: bool,
 }
@@ -20,9 +20,11 @@ pub(crate) async fn with_timeout<T>(
 ) -> Result<T, WriteError> {
     match tokio::time::timeout(WRITE_TIMEOUT, write).await {
         Ok(Ok(written)) => Ok(written),
-        Ok(Err(error)) => Err(WriteError { why: russet_telemetry::errors::chain(&error), timed_out: false }),
+        Ok(Err(error)) => {
+            Err(WriteError { cause: russet_telemetry::errors::chain(&error), timed_out: false })
+        }
         Err(_) => Err(WriteError {
-            why: format!("no answer within {} s", WRITE_TIMEOUT.as_secs()),
+            cause: format!("no response within {} s", WRITE_TIMEOUT.as_secs()),
             timed_out: true,
         }),
     }

@@ -1,4 +1,4 @@
-//! One gRPC channel per engine, kept for the engine's lifetime, and the count of this gateway's requests in
+//! One gRPC channel per engine, open for the engine's lifetime, and the count of this gateway's requests in
 //! flight to each. Not here: which deployment serves a request, see `routes`.
 
 use std::collections::HashMap;
@@ -42,34 +42,34 @@ impl Backends {
 
     /// The endpoint with the fewest requests from this gateway; the first of equals.
     pub fn least_busy<'a>(&self, endpoints: impl IntoIterator<Item = &'a Endpoint>) -> Option<&'a Endpoint> {
-        let known = self.channels.lock();
+        let channels = self.channels.lock();
         endpoints.into_iter().min_by_key(|endpoint| {
-            known.get(endpoint).map_or(0, |known| known.in_flight.load(Ordering::Relaxed))
+            channels.get(endpoint).map_or(0, |channel| channel.in_flight.load(Ordering::Relaxed))
         })
     }
 
     /// A client for `endpoint`, and a guard that counts the request.
     pub fn acquire(&self, endpoint: &Endpoint) -> Result<(EngineClient<Channel>, InFlightGuard), TlsError> {
-        let mut known = self.channels.lock();
-        let (client, outstanding) = match known.get(endpoint) {
-            Some(known) => (known.client.clone(), known.in_flight.clone()),
+        let mut channels = self.channels.lock();
+        let (client, in_flight) = match channels.get(endpoint) {
+            Some(channel) => (channel.client.clone(), channel.in_flight.clone()),
             None => {
                 // Read again for each engine, so that a renewed certificate is used without a restart.
                 let channel = self.identity.channel(&endpoint.address, &endpoint.node)?;
-                let fresh = EngineChannel { client: EngineClient::new(channel), in_flight: Arc::default() };
-                let pair = (fresh.client.clone(), fresh.in_flight.clone());
-                known.insert(endpoint.clone(), fresh);
+                let created = EngineChannel { client: EngineClient::new(channel), in_flight: Arc::default() };
+                let pair = (created.client.clone(), created.in_flight.clone());
+                channels.insert(endpoint.clone(), created);
                 pair
             }
         };
-        outstanding.fetch_add(1, Ordering::Relaxed);
-        Ok((client, InFlightGuard { in_flight: outstanding }))
+        in_flight.fetch_add(1, Ordering::Relaxed);
+        Ok((client, InFlightGuard { in_flight }))
     }
 
     /// Removes the channels of engines that are not in `table`; running requests keep theirs.
     pub fn prune(&self, table: &RoutingTable) {
-        let mut known = self.channels.lock();
-        known.retain(|endpoint, _| {
+        let mut channels = self.channels.lock();
+        channels.retain(|endpoint, _| {
             table.deployments.iter().any(|deployment| deployment.endpoints.contains(endpoint))
         });
     }
@@ -124,7 +124,7 @@ mod tests {
             }],
             aliases: vec![],
         });
-        let known: Vec<Endpoint> = backends.channels.lock().keys().cloned().collect();
-        assert_eq!(known, [two]);
+        let remaining: Vec<Endpoint> = backends.channels.lock().keys().cloned().collect();
+        assert_eq!(remaining, [two]);
     }
 }

@@ -43,7 +43,7 @@ use status::{BenchmarkSubject, RunProgress};
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two heartbeats in the status, which also report progress.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
-/// A gateway without a heartbeat for this long is considered gone.
+/// A gateway without a heartbeat for this long is considered lost.
 const RUNNER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A Benchmark that this gateway runs. Dropping it cancels its requests.
@@ -68,7 +68,7 @@ impl Drop for BenchmarkRun {
 struct BenchmarkRunner {
     client: Client,
     backends: Arc<Backends>,
-    silence: Duration,
+    event_timeout: Duration,
     /// The name of this gateway in `status.runner`.
     name: String,
     runs: BTreeMap<String, BenchmarkRun>,
@@ -81,98 +81,107 @@ pub(crate) async fn run(
     client: Client,
     mut table: watch::Receiver<Arc<RoutingTable>>,
     backends: Backends,
-    silence: Duration,
+    event_timeout: Duration,
 ) {
     let mut changes = changes::<Benchmark, _>(&client, |event| event);
-    let mut kept = Reflected::default();
-    let mut look = tokio::time::interval(POLL_INTERVAL);
-    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut benchmarks = Reflected::default();
+    let mut poll = tokio::time::interval(POLL_INTERVAL);
+    poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut runner = BenchmarkRunner {
         client,
         backends: Arc::new(backends),
-        silence,
+        event_timeout,
         name: format!("{:016x}", rand::random::<u64>()),
         runs: BTreeMap::new(),
         last_seen: BTreeMap::new(),
     };
     loop {
         tokio::select! {
-            // The stream never ends: a watcher reconnects for ever.
-            Some(event) = changes.next() => kept.apply(event),
-            _ = look.tick() => {}
+            // The stream never ends: a watcher reconnects forever.
+            Some(event) = changes.next() => benchmarks.apply(event),
+            _ = poll.tick() => {}
         }
         let table = table.borrow_and_update().clone();
-        if kept.listed && table.synced {
-            let living = kept.iter().filter(|one| one.metadata.deletion_timestamp.is_none());
-            runner.reconcile(&table, &living.collect::<Vec<_>>()).await;
+        if benchmarks.listed && table.synced {
+            let existing =
+                benchmarks.iter().filter(|benchmark| benchmark.metadata.deletion_timestamp.is_none());
+            runner.reconcile(&table, &existing.collect::<Vec<_>>()).await;
         }
     }
 }
 
 impl BenchmarkRunner {
     async fn reconcile(&mut self, table: &RoutingTable, all: &[&Benchmark]) {
-        let uids: Vec<String> = all.iter().filter_map(|one| one.uid()).collect();
+        let uids: Vec<String> = all.iter().filter_map(|benchmark| benchmark.uid()).collect();
         self.runs.retain(|uid, _| uids.contains(uid));
         self.last_seen.retain(|uid, _| uids.contains(uid));
         let now = Instant::now();
-        for one in all {
-            let seen = self.last_seen.entry(one.uid().unwrap_or_default()).or_insert((None, now));
-            if seen.0 != one.resource_version() {
-                *seen = (one.resource_version(), now);
+        for benchmark in all {
+            let last_seen = self.last_seen.entry(benchmark.uid().unwrap_or_default()).or_insert((None, now));
+            if last_seen.0 != benchmark.resource_version() {
+                *last_seen = (benchmark.resource_version(), now);
             }
         }
-        for one in all {
-            let uid = one.uid().unwrap_or_default();
+        for benchmark in all {
+            let uid = benchmark.uid().unwrap_or_default();
             if self.runs.contains_key(&uid) {
-                self.advance(&uid, one, all).await;
+                self.advance(&uid, benchmark, all).await;
                 continue;
             }
             let runs = |other: &Benchmark| self.runs_elsewhere(other);
-            match next_step(one, all, table, runs) {
+            match next_step(benchmark, all, table, runs) {
                 NextStep::Nothing => {}
                 NextStep::Wait(waiting) => {
-                    self.write_status(one, &status::waiting(one, &waiting, Timestamp::now())).await;
+                    self.write_status(benchmark, &status::waiting(benchmark, &waiting, Timestamp::now()))
+                        .await;
                 }
-                NextStep::Start(endpoints) => self.start(&uid, one, endpoints).await,
+                NextStep::Start(endpoints) => self.start(&uid, benchmark, endpoints).await,
             }
         }
     }
 
     /// Whether a gateway runs it: this one, or another with a recent heartbeat.
-    fn runs_elsewhere(&self, one: &Benchmark) -> bool {
-        let uid = one.uid().unwrap_or_default();
-        let runner = one.status.as_ref().and_then(|status| status.runner.as_ref());
-        let heard = || self.last_seen.get(&uid).is_some_and(|(_, at)| at.elapsed() < RUNNER_TIMEOUT);
+    fn runs_elsewhere(&self, benchmark: &Benchmark) -> bool {
+        let uid = benchmark.uid().unwrap_or_default();
+        let runner = benchmark.status.as_ref().and_then(|status| status.runner.as_ref());
+        let is_alive = || self.last_seen.get(&uid).is_some_and(|(_, time)| time.elapsed() < RUNNER_TIMEOUT);
         // The watch may not have delivered this gateway's claim yet.
-        self.runs.contains_key(&uid) || runner.is_some_and(|runner| *runner != self.name && heard())
+        self.runs.contains_key(&uid) || runner.is_some_and(|runner| *runner != self.name && is_alive())
     }
 
     /// Claims it and starts the load.
-    async fn start(&mut self, uid: &str, one: &Benchmark, endpoints: Vec<Endpoint>) {
+    async fn start(&mut self, uid: &str, benchmark: &Benchmark, endpoints: Vec<Endpoint>) {
         let started = Timestamp::now();
-        let subject = match self.subject(one, &endpoints).await {
+        let subject = match self.subject(benchmark, &endpoints).await {
             Ok(subject) => subject,
             Err(error) => {
-                return tracing::warn!(benchmark = one.name_any(), "its deployment cannot be read: {error}");
+                return tracing::warn!(
+                    benchmark = benchmark.name_any(),
+                    "cannot read the deployment of the Benchmark: {error}"
+                );
             }
         };
-        let progress = RunProgress { runner: &self.name, started, answered: 0 };
-        if !self.write_status(one, &status::running(one, &progress, started)).await {
+        let progress = RunProgress { runner: &self.name, started, completed: 0 };
+        if !self.write_status(benchmark, &status::running(benchmark, &progress, started)).await {
             return;
         }
-        tracing::info!(benchmark = one.name_any(), requests = one.spec.requests(), "measured from now on");
-        let (told, progress) = watch::channel(0);
+        tracing::info!(
+            benchmark = benchmark.name_any(),
+            requests = benchmark.spec.requests(),
+            "the Benchmark starts"
+        );
+        let (completed, progress) = watch::channel(0);
         let (sender, result) = oneshot::channel();
-        let work = load::LoadPlan {
-            name: format!("{}/{}", one.namespace().unwrap_or_default(), one.name_any()),
-            spec: one.spec.clone(),
+        let plan = load::LoadPlan {
+            name: format!("{}/{}", benchmark.namespace().unwrap_or_default(), benchmark.name_any()),
+            spec: benchmark.spec.clone(),
             endpoints,
             backends: self.backends.clone(),
-            silence: self.silence,
+            event_timeout: self.event_timeout,
         };
         let task = tokio::spawn(async move {
-            // The receiver is gone once the Benchmark is deleted.
-            let _ = sender.send(load::run(work, told).await);
+            // The receiver is dropped once the Benchmark is deleted.
+            let _ = sender.send(load::run(plan, completed).await);
         });
         let (renewed, task) = (Instant::now(), task.abort_handle());
         let run = BenchmarkRun { subject, started, progress, renewed, outcome: None, result, task };
@@ -180,39 +189,44 @@ impl BenchmarkRunner {
     }
 
     /// Writes the progress or the result.
-    async fn advance(&mut self, uid: &str, one: &Benchmark, all: &[&Benchmark]) {
+    async fn advance(&mut self, uid: &str, benchmark: &Benchmark, all: &[&Benchmark]) {
         let Some(mut run) = self.runs.remove(uid) else { return };
-        let named = one.status.as_ref().and_then(|status| status.runner.as_ref());
-        if named.is_some_and(|runner| *runner != self.name) {
+        let runner = benchmark.status.as_ref().and_then(|status| status.runner.as_ref());
+        if runner.is_some_and(|runner| *runner != self.name) {
             // Another gateway saw no heartbeat of this one for too long and started over.
-            return tracing::warn!(benchmark = one.name_any(), "another gateway measures it now");
+            return tracing::warn!(
+                benchmark = benchmark.name_any(),
+                "another gateway runs the Benchmark now"
+            );
         }
         if run.outcome.is_none() {
             run.outcome = match run.result.try_recv() {
                 Ok(outcome) => Some(outcome),
                 Err(oneshot::error::TryRecvError::Empty) => None,
                 Err(oneshot::error::TryRecvError::Closed) => {
-                    Some(Err("the gateway has a bug; its log says more".to_owned()))
+                    Some(Err("an internal error of the gateway ended the run; see its log".to_owned()))
                 }
             };
         }
-        let (now, answered) = (Timestamp::now(), *run.progress.borrow());
-        let progress = RunProgress { runner: &self.name, started: run.started, answered };
+        let (now, completed) = (Timestamp::now(), *run.progress.borrow());
+        let progress = RunProgress { runner: &self.name, started: run.started, completed };
         match &run.outcome {
             None => {
                 if run.renewed.elapsed() >= RENEW_INTERVAL
-                    && self.write_status(one, &status::running(one, &progress, now)).await
+                    && self.write_status(benchmark, &status::running(benchmark, &progress, now)).await
                 {
                     run.renewed = Instant::now();
                 }
             }
             Some(outcome) => {
                 let status = match outcome {
-                    Ok(figures) => status::finished(one, &progress, figures, &run.subject, all, now),
-                    Err(why) => status::failed(one, &progress, why, now),
+                    Ok(statistics) => {
+                        status::finished(benchmark, &progress, statistics, &run.subject, all, now)
+                    }
+                    Err(cause) => status::failed(benchmark, &progress, cause, now),
                 };
-                // The run is kept until its result is written: the API server may be away.
-                if self.write_status(one, &status).await {
+                // The run stays until its result is written: the API server may be unavailable.
+                if self.write_status(benchmark, &status).await {
                     return;
                 }
             }
@@ -223,12 +237,12 @@ impl BenchmarkRunner {
     /// The subject of the measurement, as the result names it.
     async fn subject(
         &self,
-        one: &Benchmark,
+        benchmark: &Benchmark,
         endpoints: &[Endpoint],
     ) -> Result<BenchmarkSubject, kube::Error> {
-        let namespace = one.namespace().unwrap_or_default();
+        let namespace = benchmark.namespace().unwrap_or_default();
         let deployments: Api<ModelDeployment> = Api::namespaced(self.client.clone(), &namespace);
-        let deployment = deployments.get(&one.spec.deployment_ref.name).await?;
+        let deployment = deployments.get(&benchmark.spec.deployment_ref.name).await?;
         let mut nodes = 0;
         if let Some((_, group)) = endpoints.first().and_then(|endpoint| endpoint.group.split_once('/')) {
             let groups: Api<ShardGroup> = Api::namespaced(self.client.clone(), &namespace);
@@ -240,29 +254,30 @@ impl BenchmarkRunner {
     }
 
     /// Writes a status if it differs; true if the object now has it.
-    async fn write_status(&self, one: &Benchmark, status: &BenchmarkStatus) -> bool {
-        if one.status.as_ref() == Some(status) {
+    async fn write_status(&self, benchmark: &Benchmark, status: &BenchmarkStatus) -> bool {
+        if benchmark.status.as_ref() == Some(status) {
             return true;
         }
-        let api: Api<Benchmark> = Api::namespaced(self.client.clone(), &one.namespace().unwrap_or_default());
+        let api: Api<Benchmark> =
+            Api::namespaced(self.client.clone(), &benchmark.namespace().unwrap_or_default());
         let patch = json!({
             "apiVersion": Benchmark::api_version(&()),
             "kind": Benchmark::kind(&()),
-            "metadata": {"name": one.name_any(), "resourceVersion": one.resource_version()},
+            "metadata": {"name": benchmark.name_any(), "resourceVersion": benchmark.resource_version()},
             "status": status,
         });
         let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
-        let name = one.name_any();
+        let name = benchmark.name_any();
         let patch = Patch::Apply(patch);
         let written = async {
             match api.patch_status(&name, &params, &patch).await {
                 // The object is deleted or has changed; the watch will deliver the change.
-                Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(false),
+                Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(false),
                 other => other.map(|_| true),
             }
         };
-        with_timeout(written).await.unwrap_or_else(|WriteError { why, timed_out: _ }| {
-            tracing::warn!(benchmark = name, "its status cannot be written: {why}");
+        with_timeout(written).await.unwrap_or_else(|WriteError { cause, timed_out: _ }| {
+            tracing::warn!(benchmark = name, "cannot write the status of the Benchmark: {cause}");
             false
         })
     }

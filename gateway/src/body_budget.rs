@@ -49,19 +49,19 @@ impl BodyPermit {
 
 impl Drop for BodyPermit {
     fn drop(&mut self) {
-        let mut taken = self.usage.lock();
-        taken.total -= self.bytes;
-        if let Some(of) = taken.by_key.get_mut(&self.key) {
-            *of -= self.bytes;
-            if *of == 0 {
-                taken.by_key.remove(&self.key);
+        let mut usage = self.usage.lock();
+        usage.total -= self.bytes;
+        if let Some(key_bytes) = usage.by_key.get_mut(&self.key) {
+            *key_bytes -= self.bytes;
+            if *key_bytes == 0 {
+                usage.by_key.remove(&self.key);
             }
         }
     }
 }
 
 impl BodyBudget {
-    /// A budget of `most` bytes; the last quarter is reserved for keys that use less than a quarter.
+    /// A budget of `max_bytes`; the last quarter is reserved for keys that use less than a quarter.
     pub fn new(max_bytes: usize) -> Self {
         Self { usage: Arc::default(), max_bytes }
     }
@@ -91,55 +91,56 @@ impl BodyBudget {
             Caller::Anonymous => None,
             Caller::Key(key) => Some(key.full_name()),
         };
-        let mut held = BodyPermit { usage: self.usage.clone(), key, bytes: 0 };
-        let mut read = BytesMut::new();
+        let mut permit = BodyPermit { usage: self.usage.clone(), key, bytes: 0 };
+        let mut bytes = BytesMut::new();
         let mut body = Limited::new(body, MAX_BODY_BYTES);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
                 Some(_) => too_large(),
-                None => GatewayError::new(ErrorKind::InvalidRequest, "the body broke off before its end"),
+                None => GatewayError::new(
+                    ErrorKind::InvalidRequest,
+                    "the body ended before it was complete; send the request again",
+                ),
             })?;
             if let Some(data) = frame.data_ref() {
-                self.reserve(&mut held, data.len())?;
-                read.extend_from_slice(data);
+                self.reserve(&mut permit, data.len())?;
+                bytes.extend_from_slice(data);
             }
         }
-        Ok((read.freeze(), held))
+        Ok((bytes.freeze(), permit))
     }
 
-    fn reserve(&self, held: &mut BodyPermit, bytes: usize) -> Result<(), GatewayError> {
-        let mut taken = self.usage.lock();
-        let of = taken.by_key.get(&held.key).copied().unwrap_or(0) + bytes;
-        let all = taken.total + bytes;
+    fn reserve(&self, permit: &mut BodyPermit, bytes: usize) -> Result<(), GatewayError> {
+        let mut usage = self.usage.lock();
+        let key_bytes = usage.by_key.get(&permit.key).copied().unwrap_or(0) + bytes;
+        let total = usage.total + bytes;
         let share = self.max_bytes / 4;
         // Without keys there are no other callers to reserve memory for.
-        let greedy = held.key.is_some() && of > share && all > self.max_bytes - share;
-        if !greedy && all <= self.max_bytes {
-            taken.total = all;
-            taken.by_key.insert(held.key.clone(), of);
-            held.bytes += bytes;
+        let over_share = permit.key.is_some() && key_bytes > share && total > self.max_bytes - share;
+        if !over_share && total <= self.max_bytes {
+            usage.total = total;
+            usage.by_key.insert(permit.key.clone(), key_bytes);
+            permit.bytes += bytes;
             return Ok(());
         }
         let mut message = format!(
-            "the requests this gateway is reading, or holds until an engine takes them, leave no room for \
-             this one: {} of {} MiB are taken",
-            taken.total / MIB,
+            "the bodies of this gateway's requests use {} of {} MiB, and this one does not fit",
+            usage.total / MIB,
             self.max_bytes / MIB
         );
-        if greedy {
+        if over_share {
             message.push_str(&format!(
-                ", {} by this key, and the last {} are for other keys",
-                (of - bytes) / MIB,
+                "; this key uses {} MiB, and the last {} MiB are reserved for other keys",
+                (key_bytes - bytes) / MIB,
                 share / MIB
             ));
         }
-        message.push_str("; try again in a moment");
+        message.push_str("; send the request again when others have finished");
         Err(GatewayError::new(ErrorKind::GatewayFull, message).retry_after(Duration::from_secs(1)))
     }
 }
 
 fn too_large() -> GatewayError {
-    let message =
-        format!("the body is larger than {} MiB, the most this gateway takes", MAX_BODY_BYTES / MIB);
+    let message = format!("the body is larger than the limit of {} MiB", MAX_BODY_BYTES / MIB);
     GatewayError::new(ErrorKind::TooLarge, message)
 }

@@ -1,5 +1,5 @@
 //! Demand for each deployment at this gateway: requests held until a replica is ready, within limits, and
-//! requests that replicas are answering. Not here: which request is held and for how long, see `dispatch`.
+//! requests in flight to replicas. Not here: which request is held and for how long, see `dispatch`.
 
 mod report;
 
@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::metrics::Metrics;
 use crate::routes::Deployment;
 pub(crate) use report::DemandReporter;
@@ -22,8 +22,8 @@ pub struct HoldLimits {
     /// Held requests in total: far more than the engines' queues hold, and more than a listener has
     /// connections.
     pub max_requests: u32,
-    /// Held requests of one deployment: as many as the queues of four engines, so that a replica that wakes
-    /// is not overloaded at once.
+    /// Held requests of one deployment: as many as the queues of four engines, so that they do not
+    /// overload a replica that has just become ready.
     pub max_per_deployment: u32,
     /// Bytes of one deployment's held requests: half of the body budget.
     pub max_bytes_per_deployment: usize,
@@ -37,7 +37,7 @@ impl Default for HoldLimits {
 
 /// Samples of the time to first token older than this are ignored.
 const TTFT_WINDOW: Duration = Duration::from_secs(60);
-/// Samples of the time to first token per deployment; the latest are kept.
+/// Samples of the time to first token per deployment; older ones are dropped.
 const MAX_TTFT_SAMPLES: usize = 256;
 
 /// A deployment's namespace and name.
@@ -66,11 +66,11 @@ impl DeploymentLoad {
     /// The 90th percentile of the time to first token in the last minute, rounded down to two digits, because
     /// status is not telemetry.
     fn ttft_milliseconds(&self, now: Instant) -> Option<u32> {
-        let recent = self.ttft.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= TTFT_WINDOW);
-        let mut millis: Vec<u128> = recent.map(|(_, took)| took.as_millis()).collect();
+        let recent = self.ttft.iter().filter(|(time, _)| now.saturating_duration_since(*time) <= TTFT_WINDOW);
+        let mut millis: Vec<u128> = recent.map(|(_, ttft)| ttft.as_millis()).collect();
         millis.sort_unstable();
-        let at = (millis.len() * 9).div_ceil(10).checked_sub(1)?;
-        let millis = u32::try_from(*millis.get(at)?).unwrap_or(u32::MAX);
+        let index = (millis.len() * 9).div_ceil(10).checked_sub(1)?;
+        let millis = u32::try_from(*millis.get(index)?).unwrap_or(u32::MAX);
         let step = 10_u32.pow(millis.checked_ilog10().unwrap_or(0).saturating_sub(1));
         Some((millis / step).saturating_mul(step))
     }
@@ -104,30 +104,30 @@ impl DemandTracker {
         bytes: usize,
     ) -> Result<HeldRequest, GatewayError> {
         let key = deployment_key(deployment);
-        let mut of = self.loads.lock();
-        let all: u32 = of.values().map(|count| count.waiting).sum();
-        let count = of.entry(key.clone()).or_default();
-        let HoldLimits { max_requests: most, max_per_deployment: each, max_bytes_per_deployment: each_bytes } =
-            self.limits;
-        if count.waiting >= each || count.bytes.saturating_add(bytes) > each_bytes || all >= most {
+        let mut loads = self.loads.lock();
+        let total: u32 = loads.values().map(|load| load.waiting).sum();
+        let load = loads.entry(key.clone()).or_default();
+        let HoldLimits { max_requests, max_per_deployment, max_bytes_per_deployment } = self.limits;
+        if load.waiting >= max_per_deployment
+            || load.bytes.saturating_add(bytes) > max_bytes_per_deployment
+            || total >= max_requests
+        {
             const MIB: usize = 1024 * 1024;
             let message = format!(
-                "model {} does not answer just now, and this gateway holds {} requests for it already ({} MiB; {all} \
-                 for all models), of {each} and {} MiB ({most} for all); try again in a moment",
+                "model {} is not ready, and this gateway already holds {} of {max_per_deployment} requests and {} of \
+                 {} MiB for it ({total} of {max_requests} requests for all models); send the request again later",
                 deployment.full_name(),
-                count.waiting,
-                count.bytes / MIB,
-                each_bytes / MIB
+                load.waiting,
+                load.bytes / MIB,
+                max_bytes_per_deployment / MIB
             );
-            return Err(
-                GatewayError::new(ErrorKind::GatewayFull, message).retry_after(Duration::from_secs(5))
-            );
+            return Err(GatewayError::new(ErrorKind::GatewayFull, message).retry_after(RETRY_AFTER));
         }
-        count.waiting += 1;
-        count.bytes += bytes;
-        count.last_request = Some(Timestamp::now());
-        self.publish(&key, count);
-        if count.waiting == 1 {
+        load.waiting += 1;
+        load.bytes += bytes;
+        load.last_request = Some(Timestamp::now());
+        self.publish(&key, load);
+        if load.waiting == 1 {
             self.hold_started.notify_one();
         }
         Ok(HeldRequest { demand: self.clone(), key, bytes, since: Instant::now() })
@@ -136,20 +136,20 @@ impl DemandTracker {
     /// Counts a request that is sent to a replica of this deployment.
     pub(crate) fn start(self: &Arc<Self>, deployment: &Deployment) -> ActiveRequest {
         let key = deployment_key(deployment);
-        self.change(&key, |count| count.active += 1);
+        self.change(&key, |load| load.active += 1);
         ActiveRequest { demand: self.clone(), key, since: Instant::now() }
     }
 
     fn change(&self, key: &DeploymentKey, change: impl FnOnce(&mut DeploymentLoad)) {
-        let mut of = self.loads.lock();
-        let count = of.entry(key.clone()).or_default();
-        change(count);
-        count.last_request = Some(Timestamp::now());
-        self.publish(key, count);
+        let mut loads = self.loads.lock();
+        let load = loads.entry(key.clone()).or_default();
+        change(load);
+        load.last_request = Some(Timestamp::now());
+        self.publish(key, load);
     }
 
-    fn publish(&self, (namespace, name): &DeploymentKey, count: &DeploymentLoad) {
-        self.metrics.set_deployment(namespace, name, count.waiting, count.active);
+    fn publish(&self, (namespace, name): &DeploymentKey, load: &DeploymentLoad) {
+        self.metrics.set_deployment(namespace, name, load.waiting, load.active);
     }
 }
 
@@ -164,20 +164,20 @@ impl HeldRequest {
 impl ActiveRequest {
     /// Records the time to first token.
     pub(crate) fn first_token(&self) {
-        self.demand.change(&self.key, |count| {
-            if count.ttft.len() >= MAX_TTFT_SAMPLES {
-                count.ttft.pop_front();
+        self.demand.change(&self.key, |load| {
+            if load.ttft.len() >= MAX_TTFT_SAMPLES {
+                load.ttft.pop_front();
             }
-            count.ttft.push_back((Instant::now(), self.since.elapsed()));
+            load.ttft.push_back((Instant::now(), self.since.elapsed()));
         });
     }
 }
 
 impl Drop for HeldRequest {
     fn drop(&mut self) {
-        self.demand.change(&self.key, |count| {
-            count.waiting -= 1;
-            count.bytes -= self.bytes;
+        self.demand.change(&self.key, |load| {
+            load.waiting -= 1;
+            load.bytes -= self.bytes;
         });
         self.demand.metrics.hold_ended(&self.key.0, &self.key.1, self.since.elapsed());
     }
@@ -185,7 +185,7 @@ impl Drop for HeldRequest {
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        self.demand.change(&self.key, |count| count.active -= 1);
+        self.demand.change(&self.key, |load| load.active -= 1);
     }
 }
 
@@ -200,8 +200,8 @@ mod tests {
     use super::*;
     use crate::routes::DeploymentState;
 
-    pub(super) fn demand(room: HoldLimits) -> Arc<DemandTracker> {
-        Arc::new(DemandTracker::new(room, Arc::new(Metrics::new(&Registry::new()).unwrap())))
+    pub(super) fn demand(limits: HoldLimits) -> Arc<DemandTracker> {
+        Arc::new(DemandTracker::new(limits, Arc::new(Metrics::new(&Registry::new()).unwrap())))
     }
 
     pub(super) fn deployment(name: &str) -> Deployment {
@@ -217,21 +217,21 @@ mod tests {
     }
 
     #[test]
-    fn held_requests_are_bounded_and_freed_places_are_reused() {
+    fn held_requests_are_bounded_and_freed_permits_are_reused() {
         let demand =
             demand(HoldLimits { max_requests: 3, max_per_deployment: 2, max_bytes_per_deployment: 100 });
         let (one, other) = (deployment("one"), deployment("other"));
-        let held = |of: &Deployment, bytes| demand.hold(of, bytes);
-        let first = held(&one, 60).unwrap();
-        let refused = held(&one, 41).err().unwrap();
-        assert_eq!(refused.kind, ErrorKind::GatewayFull);
-        assert!(refused.message.contains("holds 1 requests"), "{refused}");
-        let _second = held(&one, 40).unwrap();
-        assert!(held(&one, 0).is_err(), "two of one deployment");
-        let _third = held(&other, 100).unwrap();
-        assert!(held(&other, 0).is_err(), "three of all");
+        let hold = |deployment: &Deployment, bytes| demand.hold(deployment, bytes);
+        let first = hold(&one, 60).unwrap();
+        let error = hold(&one, 41).err().unwrap();
+        assert_eq!(error.kind, ErrorKind::GatewayFull);
+        assert!(error.message.contains("holds 1 of 2 requests and 0 of 0 MiB"), "{error}");
+        let _second = hold(&one, 40).unwrap();
+        assert!(hold(&one, 0).is_err(), "two of one deployment");
+        let _third = hold(&other, 100).unwrap();
+        assert!(hold(&other, 0).is_err(), "three of all");
         drop(first);
-        assert!(held(&one, 60).is_ok());
+        assert!(hold(&one, 60).is_ok());
     }
 
     #[test]

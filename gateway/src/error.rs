@@ -1,9 +1,12 @@
-//! The typed error of a request, independent of any API dialect: why there is no answer, or no complete one.
+//! The typed error of a request, independent of any API dialect: why there is no response, or no complete one.
 //! Dialects map it to their own format and status. Messages never contain internals (paths, stack traces).
 
 use std::time::Duration;
 
 use thiserror::Error;
+
+/// When to retry after errors that have no better estimate.
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Classes of errors. The word of each is the metric label, and the `code` clients see unless their dialect
 /// defines another.

@@ -125,7 +125,7 @@ pub enum Caller {
 pub enum AuthError {
     /// The request presents no key.
     MissingKey,
-    /// The key is unknown, expired or disabled; clients are not told which.
+    /// The key is unknown, expired or disabled; the error does not say which.
     RejectedKey,
 }
 
@@ -187,9 +187,9 @@ impl Caller {
     pub fn take_quota(&self, now: Duration) -> Option<Quota> {
         let Self::Key(key) = self else { return None };
         let per_minute = key.per_minute?;
-        let mut whole_at = key.usage.replenished_at.lock();
-        let quota = rate_limit::take_request(*whole_at, now, per_minute);
-        *whole_at = quota.replenished_at;
+        let mut replenished_at = key.usage.replenished_at.lock();
+        let quota = rate_limit::take_request(*replenished_at, now, per_minute);
+        *replenished_at = quota.replenished_at;
         Some(quota)
     }
 }
@@ -223,25 +223,25 @@ mod tests {
         let expired = access_key("old", "s-old", |spec| spec.expires_at = Some(at(10)));
         let disabled = access_key("off", "s-off", |spec| spec.state = russet_crds::KeyState::Disabled);
         let good = access_key("good", "s-good", |_| {});
-        let unread = Keyring::default();
+        let unlisted = Keyring::default();
         let none = Keyring::default().updated([], 0);
         let broken = Keyring::default().updated([], 1);
         let some = Keyring::default().updated([&good, &expired, &disabled], 3);
-        let said = |keyring: &Keyring, pairs: &[(&'static str, &str)], open: bool| match keyring.caller(
+        let caller = |keyring: &Keyring, pairs: &[(&'static str, &str)], open: bool| match keyring.caller(
             &headers(pairs),
             open,
             at(20).0,
         ) {
-            Ok(Caller::Anonymous) => "anyone".to_owned(),
+            Ok(Caller::Anonymous) => "anonymous".to_owned(),
             Ok(Caller::Key(key)) => key.full_name(),
-            Err(stranger) => format!("{stranger:?}"),
+            Err(error) => format!("{error:?}"),
         };
         let good = [("authorization", "Bearer s-good")];
         for (keyring, pairs, loopback, network) in [
-            (&unread, &[][..], "MissingKey", "MissingKey"),
-            (&unread, &good, "RejectedKey", "RejectedKey"),
-            (&none, &[], "anyone", "MissingKey"),
-            (&none, &good, "anyone", "RejectedKey"),
+            (&unlisted, &[][..], "MissingKey", "MissingKey"),
+            (&unlisted, &good, "RejectedKey", "RejectedKey"),
+            (&none, &[], "anonymous", "MissingKey"),
+            (&none, &good, "anonymous", "RejectedKey"),
             (&broken, &[], "MissingKey", "MissingKey"),
             (&some, &[], "MissingKey", "MissingKey"),
             (&some, &good, "default/good", "default/good"),
@@ -259,8 +259,8 @@ mod tests {
             (&some, &[("authorization", "Bearer s-off")], "RejectedKey", "RejectedKey"),
             (&some, &[("authorization", "Bearer nix")], "RejectedKey", "RejectedKey"),
         ] {
-            assert_eq!(said(keyring, pairs, true), loopback, "loopback {keyring:?} {pairs:?}");
-            assert_eq!(said(keyring, pairs, false), network, "network {keyring:?} {pairs:?}");
+            assert_eq!(caller(keyring, pairs, true), loopback, "loopback {keyring:?} {pairs:?}");
+            assert_eq!(caller(keyring, pairs, false), network, "network {keyring:?} {pairs:?}");
         }
     }
 

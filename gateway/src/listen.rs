@@ -54,9 +54,9 @@ pub struct ListenerLimits {
     pub ping_interval: Duration,
     /// Concurrent connections of one listener; further ones wait unaccepted.
     pub max_connections: usize,
-    /// How many of these are reserved for hosts that have fewer than this; once only they are left,
-    /// connections of a host with more are closed. The others are not limited per host: many people may share
-    /// the address of one proxy.
+    /// How many of these are reserved for hosts that have fewer than this. Once no others are free, the
+    /// gateway closes further connections of a host with more. The others are not limited per host: many
+    /// people may share the address of one proxy.
     pub reserved_connections: usize,
 }
 
@@ -102,24 +102,24 @@ impl HttpListener {
 
     /// Serves until `stopping`, then until all connections have drained. Dropping the future closes them at
     /// once.
-    pub(crate) async fn serve(self, router: Router, patience: ListenerLimits, stopping: CancellationToken) {
+    pub(crate) async fn serve(self, router: Router, limits: ListenerLimits, stopping: CancellationToken) {
         let Self { listener, tls } = self;
         let graceful = GracefulShutdown::new();
         // Loopback has one host only.
-        let last = if tls.is_some() { patience.reserved_connections } else { 0 };
-        let room = ConnectionLimiter::new(patience.max_connections, last);
+        let reserved = if tls.is_some() { limits.reserved_connections } else { 0 };
+        let limiter = ConnectionLimiter::new(limits.max_connections, reserved);
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
-                accepted = room.accept(&listener) => accepted,
+                accepted = limiter.accept(&listener) => accepted,
                 Some(_) = connections.join_next() => continue,
                 () = stopping.cancelled() => break,
             };
-            let (stream, place) = accepted;
+            let (stream, permit) = accepted;
             let (tls, router, watcher) = (tls.clone(), router.clone(), graceful.watcher());
             connections.spawn(async move {
-                serve_connection(stream, tls, router, patience, watcher).await;
-                drop(place);
+                serve_connection(stream, tls, router, limits, watcher).await;
+                drop(permit);
             });
         }
         drop(listener);
@@ -132,7 +132,7 @@ async fn serve_connection(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
     router: Router,
-    patience: ListenerLimits,
+    limits: ListenerLimits,
     watcher: Watcher,
 ) {
     // Tokens are small and must not wait until a packet is full.
@@ -141,26 +141,26 @@ async fn serve_connection(
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(patience.head_timeout)
+        .header_read_timeout(limits.head_timeout)
         .max_buf_size(MAX_HEAD_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(patience.ping_interval)
-        .keep_alive_timeout(patience.ping_interval)
+        .keep_alive_interval(limits.ping_interval)
+        .keep_alive_timeout(limits.ping_interval)
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_HEAD_BYTES as u32);
     match tls {
-        None => serve_http(builder, stream, router, patience, watcher).await,
-        Some(tls) => match timeout(patience.handshake_timeout, tls.accept(stream)).await {
+        None => serve_http(builder, stream, router, limits, watcher).await,
+        Some(tls) => match timeout(limits.handshake_timeout, tls.accept(stream)).await {
             // ALPN has settled the HTTP version: no bytes are read to detect it, which a client could delay.
             Ok(Ok(stream)) => {
                 let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
-                serve_http(builder, stream, router, patience, watcher).await;
+                serve_http(builder, stream, router, limits, watcher).await;
             }
             Ok(Err(error)) => tracing::debug!("a client did not complete the TLS handshake: {error}"),
-            Err(_) => tracing::debug!("a client was too slow with the TLS handshake"),
+            Err(_) => tracing::debug!("a client exceeded the timeout of the TLS handshake"),
         },
     }
 }
@@ -169,16 +169,16 @@ async fn serve_http<S>(
     builder: Builder<TokioExecutor>,
     stream: S,
     router: Router,
-    patience: ListenerLimits,
+    limits: ListenerLimits,
     watcher: Watcher,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let asked = Arc::new(Notify::new());
+    let first_request = Arc::new(Notify::new());
     let service = service_fn({
-        let (asked, service) = (asked.clone(), TowerToHyperService::new(router));
+        let (first_request, service) = (first_request.clone(), TowerToHyperService::new(router));
         move |request| {
-            asked.notify_one();
+            first_request.notify_one();
             service.call(request)
         }
     });
@@ -187,14 +187,16 @@ async fn serve_http<S>(
         ended = watcher.watch(connection) => if let Err(error) = ended {
             tracing::debug!("a connection ended: {error}");
         },
-        () = idle_timeout(&asked, patience.head_timeout) => tracing::debug!("closed: nothing was asked"),
+        () = idle_timeout(&first_request, limits.head_timeout) => {
+            tracing::debug!("closed an idle connection: no request arrived")
+        },
     }
 }
 
 /// Completes if no request arrives in time. Before the HTTP version is known, and before HTTP/2 has started,
 /// no other timeout covers a silent client.
-async fn idle_timeout(asked: &Notify, patience: Duration) {
-    if timeout(patience, asked.notified()).await.is_ok() {
+async fn idle_timeout(first_request: &Notify, head_timeout: Duration) {
+    if timeout(head_timeout, first_request.notified()).await.is_ok() {
         std::future::pending().await
     }
 }

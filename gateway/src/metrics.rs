@@ -9,7 +9,7 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, 
 
 use crate::error::{ErrorKind, GatewayError};
 
-/// Maximum distinct model names, and distinct key names, in labels; a client that invents names must not fill
+/// Maximum distinct model names, and distinct key names, in labels; clients that invent names must not fill
 /// the memory of the metrics collector.
 const MAX_LABEL_NAMES: usize = 1000;
 /// The label of names that resolve to nothing.
@@ -155,17 +155,17 @@ impl Metrics {
     }
 
     /// Counts a request of a key, and whether it exceeded the quota.
-    pub fn key_request(&self, key: &str, refused: bool) {
+    pub fn key_request(&self, key: &str, over_quota: bool) {
         let label = bounded_label(&self.keys, key);
-        let outcome = if refused { "refused" } else { "taken" };
+        let outcome = if over_quota { "refused" } else { "taken" };
         self.key_requests.with_label_values(&[label.as_str(), outcome]).inc();
     }
 
     /// Counts a request that is rejected before routing: its key is not accepted, or its model name resolves
     /// to nothing.
-    pub fn rejected(&self, refusal: &GatewayError) {
+    pub fn rejected(&self, error: &GatewayError) {
         self.requests.with_label_values(&[UNKNOWN]).inc();
-        self.errors.with_label_values(&[UNKNOWN, refusal.kind.as_str()]).inc();
+        self.errors.with_label_values(&[UNKNOWN, error.kind.as_str()]).inc();
         self.outcomes.with_label_values(&["rejected"]).inc();
     }
 
@@ -176,8 +176,8 @@ impl Metrics {
     }
 
     /// Counts a request whose hold has ended, and how long it was held.
-    pub fn hold_ended(&self, namespace: &str, name: &str, took: Duration) {
-        self.held.with_label_values(&[namespace, name]).observe(took.as_secs_f64());
+    pub fn hold_ended(&self, namespace: &str, name: &str, duration: Duration) {
+        self.held.with_label_values(&[namespace, name]).observe(duration.as_secs_f64());
     }
 
     /// Removes the series of a deployment that is deleted.
@@ -201,7 +201,7 @@ impl Metrics {
             arrived: Instant::now(),
             queued: true,
             first_token: None,
-            settled: false,
+            ended: false,
         }
     }
 }
@@ -252,7 +252,7 @@ pub struct RequestTracker {
     arrived: Instant,
     queued: bool,
     first_token: Option<Duration>,
-    settled: bool,
+    ended: bool,
 }
 
 impl RequestTracker {
@@ -273,24 +273,24 @@ impl RequestTracker {
         self.metrics.retries.with_label_values(&[&self.label]).inc();
     }
 
-    /// The engine of the response was lost, and the response was resumed on another or not.
-    pub fn continued(&self, went_on: bool) {
-        let outcome = if went_on { "continued" } else { "given_up" };
+    /// The engine of the response was lost, and another engine resumed the response or not.
+    pub fn continued(&self, resumed: bool) {
+        let outcome = if resumed { "continued" } else { "given_up" };
         self.metrics.continued.with_label_values(&[self.label.as_str(), outcome]).inc();
     }
 
     /// Text of the response arrived.
     pub fn token(&mut self) {
         if self.first_token.is_none() {
-            let waited = self.arrived.elapsed();
-            self.first_token = Some(waited);
-            self.metrics.first_token.with_label_values(&[&self.label]).observe(waited.as_secs_f64());
+            let ttft = self.arrived.elapsed();
+            self.first_token = Some(ttft);
+            self.metrics.first_token.with_label_values(&[&self.label]).observe(ttft.as_secs_f64());
         }
     }
 
     /// The response is complete.
     pub fn finished(&mut self, usage: russet_wire::event::Usage) {
-        self.settled = true;
+        self.ended = true;
         let label = [self.label.as_str()];
         self.metrics.duration.with_label_values(&label).observe(self.arrived.elapsed().as_secs_f64());
         self.metrics.prompt_tokens.with_label_values(&label).inc_by(usage.prompt_tokens.into());
@@ -299,26 +299,26 @@ impl RequestTracker {
             model = self.label,
             prompt_tokens = usage.prompt_tokens,
             completion_tokens = usage.completion_tokens,
-            ttft_ms = self.first_token.map(|waited| waited.as_millis() as u64),
+            ttft_ms = self.first_token.map(|ttft| ttft.as_millis() as u64),
             ms = self.arrived.elapsed().as_millis() as u64,
-            "answered"
+            "the response is complete"
         );
     }
 
     /// The request failed, before or during its response.
-    pub fn refused(&mut self, refusal: &GatewayError) {
-        self.settled = true;
-        self.leave_queue(match refusal.kind {
+    pub fn failed(&mut self, error: &GatewayError) {
+        self.ended = true;
+        self.leave_queue(match error.kind {
             ErrorKind::ModelNotReady | ErrorKind::EngineLost | ErrorKind::ShuttingDown => "evicted",
             _ => "rejected",
         });
-        self.metrics.errors.with_label_values(&[self.label.as_str(), refusal.kind.as_str()]).inc();
+        self.metrics.errors.with_label_values(&[self.label.as_str(), error.kind.as_str()]).inc();
         tracing::info!(
             model = self.label,
-            code = refusal.kind.as_str(),
+            code = error.kind.as_str(),
             ms = self.arrived.elapsed().as_millis() as u64,
-            "not answered: {}",
-            refusal.message
+            "the request failed: {}",
+            error.message
         );
     }
 }
@@ -327,12 +327,12 @@ impl Drop for RequestTracker {
     fn drop(&mut self) {
         self.leave_queue("cancelled");
         self.metrics.running.with_label_values(&[&self.label]).dec();
-        if !self.settled {
+        if !self.ended {
             self.metrics.cancelled.with_label_values(&[&self.label]).inc();
             tracing::info!(
                 model = self.label,
                 ms = self.arrived.elapsed().as_millis() as u64,
-                "the client left"
+                "the client disconnected"
             );
         }
     }
@@ -377,7 +377,7 @@ mod tests {
         drop(tracker);
         assert_eq!((now(), metrics.cancelled.with_label_values(&["m"]).get()), ((0, 0), 1));
         let mut tracker = metrics.request("m");
-        tracker.refused(&GatewayError::new(ErrorKind::EngineLost, "gone"));
+        tracker.failed(&GatewayError::new(ErrorKind::EngineLost, "lost"));
         drop(tracker);
         assert_eq!(metrics.errors.with_label_values(&["m", "engine_lost"]).get(), 1);
         drop(metrics.request("m"));

@@ -1,6 +1,5 @@
-//! Limits of a request: priority, timeout and maximum answer length. The key sets the maximum; a request may
-//! ask for less and never gets more. Pure. Not here: the field or header that asks for it, which is the
-//! dialect's.
+//! Limits of a request: priority, timeout and maximum response length. The key sets the maximum; a request
+//! may set a lower one and never a higher. Pure. Not here: the fields of each dialect that set them.
 
 use std::time::Duration;
 
@@ -11,9 +10,9 @@ use crate::error::GatewayError;
 /// The engine's limit: priorities lie between its negative and it.
 pub const MAX_PRIORITY: i32 = 100;
 /// How many levels below its key's priority a flex request runs. Ten seconds of waiting are worth one level,
-/// so it lets pass the requests that arrive within five minutes after it, and no later ones.
+/// so requests that arrive within five minutes after it run before it, and later ones do not.
 pub const FLEX_LEVELS: u32 = 30;
-/// Header with the timeout of the whole answer in seconds. No standard names one. OpenAI's clients send
+/// Header with the timeout of the whole response in seconds. No standard names one. OpenAI's clients send
 /// `x-stainless-read-timeout` whether a timeout was requested or not, and mean each read of a stream.
 const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("x-request-timeout");
 /// A day: no client keeps a connection open for longer.
@@ -24,9 +23,9 @@ const MAX_TIMEOUT_SECONDS: f64 = 86_400.0;
 pub struct RequestLimits {
     /// Scheduling priority; higher runs first.
     pub priority: i32,
-    /// Maximum tokens of one answer.
+    /// Maximum tokens of one response.
     pub max_tokens: Option<u32>,
-    /// Maximum duration of one answer.
+    /// Maximum duration of one response.
     pub max_duration: Option<Duration>,
 }
 
@@ -41,23 +40,23 @@ impl RequestLimits {
         self.priority.saturating_sub_unsigned(levels).max(-MAX_PRIORITY)
     }
 
-    /// The maximum tokens of an answer, as requested in `field`. A request for more than the key allows is
-    /// rejected: a shorter answer than requested would look complete.
-    pub fn max_tokens(&self, asked: Option<u32>, field: &str) -> Result<Option<u32>, GatewayError> {
-        match (asked, self.max_tokens) {
-            (Some(asked), Some(most)) if asked > most => Err(GatewayError::field(
+    /// The maximum tokens of a response, as requested in `field`. A request for more than the key allows is
+    /// rejected: a shorter response than requested would look complete.
+    pub fn max_tokens(&self, requested: Option<u32>, field: &str) -> Result<Option<u32>, GatewayError> {
+        match (requested, self.max_tokens) {
+            (Some(requested), Some(limit)) if requested > limit => Err(GatewayError::field(
                 field,
                 format!(
-                    "`{field}` is {asked}, and this key has at most {most} for one answer; ask for as many or fewer"
+                    "`{field}` is {requested}, but this key allows at most {limit} for one response; set it to {limit} or less"
                 ),
             )),
-            (asked, most) => Ok(asked.or(most)),
+            (requested, limit) => Ok(requested.or(limit)),
         }
     }
 
-    /// The timeout of the whole answer, from the request's headers and the key.
+    /// The timeout of the whole response, from the request's headers and the key.
     pub fn timeout(&self, headers: &HeaderMap) -> Result<Option<Duration>, GatewayError> {
-        let asked = headers.get(TIMEOUT_HEADER).map(|value| {
+        let requested = headers.get(TIMEOUT_HEADER).map(|value| {
             let seconds = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
             let seconds = seconds.filter(|seconds| *seconds > 0.0 && *seconds <= MAX_TIMEOUT_SECONDS);
             seconds.map(Duration::from_secs_f64).ok_or_else(|| {
@@ -68,9 +67,9 @@ impl RequestLimits {
                 GatewayError::field(TIMEOUT_HEADER.as_str(), message)
             })
         });
-        let asked = asked.transpose()?;
+        let requested = requested.transpose()?;
         // A timeout beyond the key's is shortened to it, and the error at that time says so.
-        Ok(asked.into_iter().chain(self.max_duration).min())
+        Ok(requested.into_iter().chain(self.max_duration).min())
     }
 }
 
@@ -87,35 +86,35 @@ mod tests {
             (-90, 10, [(0, -90), (1, -91), (30, -100), (100, -100), (101, -100), (u32::MAX, -100)]),
             (-100, 0, [(0, -100), (1, -100), (30, -100), (100, -100), (101, -100), (u32::MAX, -100)]),
         ] {
-            let terms = RequestLimits { priority, ..RequestLimits::default() };
-            assert_eq!(terms.max_levels(), levels, "{priority}");
+            let limits = RequestLimits { priority, ..RequestLimits::default() };
+            assert_eq!(limits.max_levels(), levels, "{priority}");
             for (levels, expected) in below {
-                assert_eq!(terms.priority_below(levels), expected, "{priority} - {levels}");
+                assert_eq!(limits.priority_below(levels), expected, "{priority} - {levels}");
             }
         }
     }
 
     #[test]
     fn max_tokens_beyond_the_key_is_refused_with_the_numbers() {
-        for (most, asked, expected) in [
+        for (limit, requested, expected) in [
             (None, None, Ok(None)),
             (None, Some(9), Ok(Some(9))),
             (Some(5), None, Ok(Some(5))),
             (Some(5), Some(5), Ok(Some(5))),
             (Some(5), Some(1), Ok(Some(1))),
-            (Some(5), Some(6), Err("`max_tokens` is 6, and this key has at most 5")),
+            (Some(5), Some(6), Err("`max_tokens` is 6, but this key allows at most 5")),
         ] {
-            let terms = RequestLimits { max_tokens: most, ..RequestLimits::default() };
-            match (terms.max_tokens(asked, "max_tokens"), expected) {
-                (Ok(got), Ok(expected)) => assert_eq!(got, expected, "{most:?} {asked:?}"),
-                (Err(refusal), Err(words)) => {
+            let limits = RequestLimits { max_tokens: limit, ..RequestLimits::default() };
+            match (limits.max_tokens(requested, "max_tokens"), expected) {
+                (Ok(got), Ok(expected)) => assert_eq!(got, expected, "{limit:?} {requested:?}"),
+                (Err(error), Err(words)) => {
                     assert_eq!(
-                        (refusal.kind, refusal.param.as_deref()),
+                        (error.kind, error.param.as_deref()),
                         (ErrorKind::InvalidRequest, Some("max_tokens"))
                     );
-                    assert!(refusal.message.contains(words), "{refusal}");
+                    assert!(error.message.contains(words), "{error}");
                 }
-                (got, _) => panic!("{most:?} {asked:?}: {got:?}"),
+                (got, _) => panic!("{limit:?} {requested:?}: {got:?}"),
             }
         }
     }
@@ -123,7 +122,7 @@ mod tests {
     #[test]
     fn timeout_is_the_shorter_of_header_and_key_limit() {
         let ms = Duration::from_millis;
-        for (longest, header, expected) in [
+        for (max_seconds, header, expected) in [
             (None, None, Some(None)),
             (None, Some("30"), Some(Some(ms(30_000)))),
             (None, Some(" 2.5 "), Some(Some(ms(2_500)))),
@@ -140,16 +139,18 @@ mod tests {
             (None, Some("30s"), None),
             (Some(10), Some("soon"), None),
         ] {
-            let terms =
-                RequestLimits { max_duration: longest.map(Duration::from_secs), ..RequestLimits::default() };
+            let limits = RequestLimits {
+                max_duration: max_seconds.map(Duration::from_secs),
+                ..RequestLimits::default()
+            };
             let headers = header.map(|value| (TIMEOUT_HEADER, value.parse().unwrap())).into_iter().collect();
-            match terms.timeout(&headers) {
-                Ok(got) => assert_eq!(Some(got), expected, "{longest:?} {header:?}"),
-                Err(refusal) => {
-                    assert!(expected.is_none(), "{longest:?} {header:?}: {refusal}");
-                    assert_eq!(refusal.kind, ErrorKind::InvalidRequest);
+            match limits.timeout(&headers) {
+                Ok(got) => assert_eq!(Some(got), expected, "{max_seconds:?} {header:?}"),
+                Err(error) => {
+                    assert!(expected.is_none(), "{max_seconds:?} {header:?}: {error}");
+                    assert_eq!(error.kind, ErrorKind::InvalidRequest);
                     for words in ["x-request-timeout", "86400", header.unwrap()] {
-                        assert!(refusal.message.contains(words), "{refusal}");
+                        assert!(error.message.contains(words), "{error}");
                     }
                 }
             }

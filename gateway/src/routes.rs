@@ -14,7 +14,7 @@ pub use scope::ModelScope;
 /// The state the gateway routes by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoutingTable {
-    /// Whether every kind was listed once; before that an unknown name may only be unknown so far.
+    /// Whether every kind was listed once; before that, an unknown name may belong to an object that was not listed yet.
     pub synced: bool,
     /// By namespace and name, `default` first.
     pub deployments: Vec<Deployment>,
@@ -124,34 +124,34 @@ impl RoutingTable {
             return Resolved::Forbidden;
         }
         match self.matching_alias(model, scope) {
-            Some(name) => self.targets(name),
+            Some(alias) => self.targets(alias),
             None => self.by_own_name(model, scope),
         }
     }
 
     /// The alias of a ModelRoute that `model` resolves through, if any.
     pub fn matching_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        let named = self.exact_alias(model, scope);
-        named.or_else(|| match self.by_own_name(model, scope) {
+        let exact = self.exact_alias(model, scope);
+        exact.or_else(|| match self.by_own_name(model, scope) {
             Resolved::Unknown => self.pattern_alias(model, scope),
             _ => None,
         })
     }
 
     fn visible_aliases(&self, scope: &ModelScope) -> impl Iterator<Item = &ModelAlias> {
-        self.aliases.iter().filter(move |name| scope.sees_namespace(&name.namespace))
+        self.aliases.iter().filter(move |alias| scope.sees_namespace(&alias.namespace))
     }
 
     fn exact_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
-        self.visible_aliases(scope).find(|name| name.is_exact() && name.pattern == model)
+        self.visible_aliases(scope).find(|alias| alias.is_exact() && alias.pattern == model)
     }
 
     /// The most specific matching pattern.
     fn pattern_alias(&self, model: &str, scope: &ModelScope) -> Option<&ModelAlias> {
         let matching = self
             .visible_aliases(scope)
-            .filter(|name| !name.is_exact() && matches_pattern(&name.pattern, model));
-        // Of equals the first by name, so that all gateways choose the same.
+            .filter(|alias| !alias.is_exact() && matches_pattern(&alias.pattern, model));
+        // Ties go to the first route by name, so that all gateways choose the same one.
         matching
             .max_by(|a, b| a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route)))
     }
@@ -173,17 +173,17 @@ impl RoutingTable {
         }
     }
 
-    fn targets<'a>(&'a self, name: &'a ModelAlias) -> Resolved<'a> {
-        let found: Vec<&Deployment> = name
+    fn targets<'a>(&'a self, alias: &'a ModelAlias) -> Resolved<'a> {
+        let found: Vec<&Deployment> = alias
             .targets
             .iter()
             .filter_map(|target| {
                 self.deployments
                     .iter()
-                    .find(|deployment| deployment.namespace == name.namespace && deployment.name == *target)
+                    .find(|deployment| deployment.namespace == alias.namespace && deployment.name == *target)
             })
             .collect();
-        if found.is_empty() { Resolved::Dangling(name) } else { Resolved::Deployments(found) }
+        if found.is_empty() { Resolved::Dangling(alias) } else { Resolved::Deployments(found) }
     }
 
     /// All model names that a caller may request, each with its deployments: for each deployment the shortest
@@ -191,20 +191,20 @@ impl RoutingTable {
     pub fn models(&self, scope: &ModelScope) -> Vec<(String, Vec<&Deployment>)> {
         let mut models: Vec<(String, Vec<&Deployment>)> = Vec::new();
         for deployment in self.deployments.iter().filter(|one| scope.sees_namespace(&one.namespace)) {
-            let leads_here = |id: &String| match self.resolve(id, scope) {
+            let resolves_here = |id: &String| match self.resolve(id, scope) {
                 Resolved::Deployments(found) => found == [deployment],
                 _ => false,
             };
             let ids = [deployment.name.clone(), deployment.full_name()];
-            if let Some(id) = ids.into_iter().find(leads_here) {
+            if let Some(id) = ids.into_iter().find(resolves_here) {
                 models.push((id, vec![deployment]));
             }
         }
-        for name in self.aliases.iter().filter(|name| name.is_exact()) {
-            if let Resolved::Deployments(found) = self.resolve(&name.pattern, scope)
-                && !models.iter().any(|(id, _)| *id == name.pattern)
+        for alias in self.aliases.iter().filter(|alias| alias.is_exact()) {
+            if let Resolved::Deployments(found) = self.resolve(&alias.pattern, scope)
+                && !models.iter().any(|(id, _)| *id == alias.pattern)
             {
-                models.push((name.pattern.clone(), found));
+                models.push((alias.pattern.clone(), found));
             }
         }
         models
@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    fn name(pattern: &str, route: &str, targets: &[&str]) -> ModelAlias {
+    fn alias(pattern: &str, route: &str, targets: &[&str]) -> ModelAlias {
         ModelAlias {
             pattern: pattern.into(),
             route: format!("default/{route}"),
@@ -275,11 +275,11 @@ mod tests {
                 deployment("office", "shared"),
             ],
             aliases: vec![
-                name("gpt-4o", "usual", &["gone", "large", "small"]),
-                name("meta-llama/*", "llama", &["large"]),
-                name("meta-llama/*-1B", "tiny", &["small"]),
-                name("small", "shadow", &["large"]),
-                name("empty", "empty", &["gone"]),
+                alias("gpt-4o", "usual", &["gone", "large", "small"]),
+                alias("meta-llama/*", "llama", &["large"]),
+                alias("meta-llama/*-1B", "tiny", &["small"]),
+                alias("small", "shadow", &["large"]),
+                alias("empty", "empty", &["gone"]),
             ],
         }
     }
@@ -289,7 +289,7 @@ mod tests {
         let table = table();
         let found = |model: &str| match table.resolve(model, &ModelScope::ALL) {
             Resolved::Deployments(found) => found.iter().map(|one| one.full_name()).collect(),
-            Resolved::Dangling(name) => vec![format!("dangling {}", name.route)],
+            Resolved::Dangling(alias) => vec![format!("dangling {}", alias.route)],
             Resolved::Ambiguous(names) => vec![format!("one of {}", names.join(" "))],
             Resolved::Forbidden => vec!["forbidden".to_owned()],
             Resolved::Unknown => vec!["unknown".to_owned()],
@@ -332,10 +332,10 @@ mod tests {
         let models = |scope: &ModelScope| -> Vec<String> {
             table.models(scope).into_iter().map(|(id, _)| id).collect()
         };
-        let of = |namespace: &str, models: &[&str]| {
+        let scope = |namespace: &str, models: &[&str]| {
             ModelScope::new(namespace, &models.iter().map(|&model| model.to_owned()).collect::<Vec<_>>())
         };
-        let lab = of("lab", &[]);
+        let lab = scope("lab", &[]);
         assert_eq!(models(&lab), ["shared", "twin"]);
         for (scope, model, expected) in [
             (&lab, "twin", "lab/twin"),
@@ -345,14 +345,14 @@ mod tests {
             (&lab, "default/large", "unknown"),
             (&lab, "gpt-4o", "unknown"),
             (&lab, "meta-llama/Llama-3-8B", "unknown"),
-            (&of("lab", &["tw*"]), "twin", "lab/twin"),
-            (&of("lab", &["tw*"]), "shared", "forbidden"),
-            (&of("lab", &["tw*"]), "nix", "forbidden"),
-            (&of("lab", &["tw*"]), "lab/twin", "forbidden"),
-            (&of("lab", &["*/twin"]), "lab/twin", "lab/twin"),
-            (&of("lab", &["*"]), "default/large", "unknown"),
-            (&of("default", &["gpt-*"]), "gpt-4o", "default/large"),
-            (&of("default", &["gpt-*"]), "large", "forbidden"),
+            (&scope("lab", &["tw*"]), "twin", "lab/twin"),
+            (&scope("lab", &["tw*"]), "shared", "forbidden"),
+            (&scope("lab", &["tw*"]), "nix", "forbidden"),
+            (&scope("lab", &["tw*"]), "lab/twin", "forbidden"),
+            (&scope("lab", &["*/twin"]), "lab/twin", "lab/twin"),
+            (&scope("lab", &["*"]), "default/large", "unknown"),
+            (&scope("default", &["gpt-*"]), "gpt-4o", "default/large"),
+            (&scope("default", &["gpt-*"]), "large", "forbidden"),
         ] {
             let found = match table.resolve(model, scope) {
                 Resolved::Deployments(found) => found[0].full_name(),
@@ -363,10 +363,10 @@ mod tests {
             assert_eq!(found, expected, "{model} {scope:?}");
         }
         assert_eq!(
-            models(&of("default", &["gpt-*", "default/*"])),
+            models(&scope("default", &["gpt-*", "default/*"])),
             ["default/small", "default/twin", "default/large", "gpt-4o"]
         );
-        assert!(models(&of("nowhere", &[])).is_empty());
+        assert!(models(&scope("nowhere", &[])).is_empty());
     }
 
     #[test]

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::extract::Request;
-use axum::response::Response;
 use prometheus::Registry;
 use russet_rpc::tls::TlsFiles;
 use thiserror::Error;
@@ -21,12 +19,13 @@ use crate::benchmarks;
 use crate::demand::{DemandReporter, DemandTracker};
 use crate::dialects;
 use crate::dispatch::{DispatchLimits, Dispatcher};
-use crate::error::{ErrorKind, GatewayError};
 use crate::keys::{self, Keyring};
 use crate::listen::{Certificate, CertificateError, Exposure, HttpListener, ListenerLimits, ServerFiles};
 use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
+use crate::rejection::{unknown_path, wrong_method};
 use crate::routes::{self, RoutingTable};
+use crate::serving::ApiState;
 
 /// Configuration of a gateway.
 #[derive(Clone)]
@@ -68,8 +67,8 @@ impl GatewayConfig {
 pub enum Error {
     /// A non-loopback address has no certificate.
     #[error(
-        "other machines can reach {0}, so the gateway listens there with TLS alone and needs a certificate: \
-         name one with --tls-cert and --tls-key (`russet up --gateway-listen` makes its own), or listen on 127.0.0.1"
+        "other machines can reach {0}, so the gateway requires TLS there and needs a certificate: pass --tls-cert \
+         and --tls-key (`russet up --gateway-listen` creates a certificate), or listen on 127.0.0.1"
     )]
     NoCertificate(SocketAddr),
     /// The certificate is unusable.
@@ -87,7 +86,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The registry already has the gateway's metrics.
-    #[error("cannot register the gateway's metrics; one registry takes one gateway")]
+    #[error("cannot register the gateway's metrics: the registry has those of another gateway")]
     Metrics(#[source] prometheus::Error),
 }
 
@@ -99,22 +98,15 @@ pub async fn run(
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
-    let GatewayConfig {
-        client,
-        tls,
-        listen,
-        certificate,
-        metrics,
-        dispatch: limits,
-        listener_limits: patience,
-    } = config;
+    let GatewayConfig { client, tls, listen, certificate, metrics, dispatch: limits, listener_limits } =
+        config;
     // An Err means that the process has installed a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificate = certificate.map(Certificate::read).transpose()?;
     let reporter = DemandReporter::new(client.clone(), listen.first().map_or(0, SocketAddr::port));
-    let mut doors = Vec::new();
+    let mut listeners = Vec::new();
     for address in listen {
-        doors.push(match (Exposure::for_address(address), &certificate) {
+        listeners.push(match (Exposure::for_address(address), &certificate) {
             (Exposure::Loopback, _) => HttpListener::loopback(bind(address).await?),
             (Exposure::Network, Some(certificate)) => {
                 HttpListener::network(bind(address).await?, certificate)
@@ -140,7 +132,7 @@ pub async fn run(
         let (registry, ready) = (registry.clone(), ready.clone());
         tasks.spawn(async move {
             if let Err(error) = russet_telemetry::admin::serve(listener, registry, ready).await {
-                tracing::error!("metrics are no longer served: {error}");
+                tracing::error!("the metrics endpoint failed: {error}");
             }
         });
     }
@@ -153,17 +145,16 @@ pub async fn run(
             }
         }
     });
-    let (reporter, flag) = (Some(reporter), ready.clone());
     let gateway = GatewayServer {
-        listeners: doors,
+        listeners,
         table,
         keyring,
         tls,
         dispatch: limits,
-        listener_limits: patience,
+        listener_limits,
         registry,
-        ready: flag,
-        reporter,
+        ready: ready.clone(),
+        reporter: Some(reporter),
     };
     let served = gateway.serve(shutdown).await;
     ready.store(false, Ordering::Release);
@@ -205,12 +196,12 @@ impl GatewayServer {
     /// Serves until `shutdown`, then lets running responses finish.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
         let Self {
-            listeners: doors,
+            listeners,
             table,
             keyring,
             tls,
             dispatch: limits,
-            listener_limits: patience,
+            listener_limits,
             registry,
             ready,
             reporter,
@@ -219,12 +210,12 @@ impl GatewayServer {
         let stopping = CancellationToken::new();
         let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
         let demand = Arc::new(DemandTracker::new(limits.holding, metrics.clone()));
-        // It ends with this function.
+        // The task ends with this function.
         let mut reporting = JoinSet::new();
         if let Some(reporter) = reporter.clone() {
             reporting.spawn(reporter.run(demand.clone(), table.clone()));
         }
-        let core = Dispatcher::new(
+        let dispatcher = Dispatcher::new(
             table,
             Backends::new(tls),
             demand.clone(),
@@ -232,24 +223,24 @@ impl GatewayServer {
             limits,
             closing.clone(),
         );
-        let core = Arc::new(core);
+        let api = Arc::new(ApiState::new(Arc::new(dispatcher), metrics.clone(), &limits));
         let mut serving = JoinSet::new();
-        for door in doors {
-            let side = door.exposure();
-            let gate = AuthLayer {
-                exposure: side,
+        for listener in listeners {
+            let layer = AuthLayer {
+                exposure: listener.exposure(),
                 keyring: keyring.clone(),
                 wait: limits.sync_timeout,
                 metrics: metrics.clone(),
+                format: dialects::error_response,
             };
-            let router = dialects::routes(&core)
+            let router = dialects::routes(&api)
                 .merge(russet_telemetry::admin::router(registry.clone(), ready.clone()))
-                .fallback(unknown_path)
-                .method_not_allowed_fallback(wrong_method)
-                .layer(axum::middleware::from_fn_with_state(gate, check_request));
-            serving.spawn(door.serve(router, patience, stopping.clone()));
+                .fallback(|request| unknown_path(request, dialects::error_response))
+                .method_not_allowed_fallback(|request| wrong_method(request, dialects::error_response))
+                .layer(axum::middleware::from_fn_with_state(layer, check_request));
+            serving.spawn(listener.serve(router, listener_limits, stopping.clone()));
         }
-        let bounded = async {
+        let shut_down = async {
             shutdown.await;
             ready.store(false, Ordering::Release);
             stopping.cancel();
@@ -260,7 +251,7 @@ impl GatewayServer {
         let all_ended = async { while serving.join_next().await.is_some() {} };
         tokio::select! {
             () = all_ended => {}
-            () = bounded => {}
+            () = shut_down => {}
         }
         reporting.shutdown().await;
         if let Some(reporter) = reporter {
@@ -277,28 +268,6 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
         std::io::ErrorKind::AddrInUse => Error::PortInUse(address),
         _ => Error::Listen { address, source },
     })
-}
-
-/// The error for an unknown path.
-pub(crate) async fn unknown_path(request: Request) -> Response {
-    let path = request.uri().path();
-    let message = format!("no such path: {} {}", request.method(), shorten(path));
-    let response = dialects::error_response(path, &GatewayError::new(ErrorKind::UnknownPath, message));
-    dialects::discard(request.into_body()).await;
-    response
-}
-
-async fn wrong_method(request: Request) -> Response {
-    let path = request.uri().path();
-    let message = format!("{} is not allowed on {}", request.method(), shorten(path));
-    let response = dialects::error_response(path, &GatewayError::new(ErrorKind::MethodNotAllowed, message));
-    dialects::discard(request.into_body()).await;
-    response
-}
-
-fn shorten(path: &str) -> &str {
-    let end = path.char_indices().nth(200).map_or(path.len(), |(end, _)| end);
-    &path[..end]
 }
 
 #[cfg(test)]
@@ -324,11 +293,11 @@ mod tests {
             "0.0.0.0:0".parse().unwrap(),
         );
         let flag = || Arc::new(AtomicBool::new(false));
-        let refused = run(config.clone(), Registry::new(), flag(), std::future::pending()).await;
-        assert!(matches!(refused, Err(Error::NoCertificate(_))), "{refused:?}");
+        let result = run(config.clone(), Registry::new(), flag(), std::future::pending()).await;
+        assert!(matches!(result, Err(Error::NoCertificate(_))), "{result:?}");
         let files = ServerFiles { cert: folder.join("tls.crt"), key: folder.join("tls.key") };
-        let unread = GatewayConfig { certificate: Some(files), ..config };
-        let refused = run(unread, Registry::new(), flag(), std::future::pending()).await;
-        assert!(matches!(refused, Err(Error::Certificate(CertificateError::Read { .. }))), "{refused:?}");
+        let unreadable = GatewayConfig { certificate: Some(files), ..config };
+        let result = run(unreadable, Registry::new(), flag(), std::future::pending()).await;
+        assert!(matches!(result, Err(Error::Certificate(CertificateError::Read { .. }))), "{result:?}");
     }
 }

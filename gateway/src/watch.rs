@@ -24,24 +24,24 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let api: Api<DeserializeGuard<K>> = Api::all(client.clone());
-    // A server that vanished without closing the connection is noticed when the watch times out: keep it
+    // A server that disappeared without closing the connection is detected when the watch times out: keep it
     // short.
     let config = watcher::Config::default().timeout(60);
-    // Logged once when the server goes away and once when it is back, not at every attempt.
-    let mut away = false;
+    // Logged once when the server becomes unavailable and once when it is back, not at every attempt.
+    let mut unavailable = false;
     let stream = watch_kind(api, config).backoff(WatchBackoff::default()).filter_map(move |event| {
         let kind = K::kind(&());
         let change = match event {
             Ok(event) => {
-                if std::mem::take(&mut away) {
-                    tracing::info!(%kind, "the API server can be watched again");
+                if std::mem::take(&mut unavailable) {
+                    tracing::info!(%kind, "watching the API server again");
                 }
                 Some(wrap(event))
             }
             Err(error) => {
-                if !std::mem::replace(&mut away, true) {
+                if !std::mem::replace(&mut unavailable, true) {
                     let error = russet_telemetry::errors::chain(&error);
-                    tracing::warn!(%kind, "the API server cannot be watched; what was last known stays in use: {error}");
+                    tracing::warn!(%kind, "cannot watch the API server; the gateway keeps the last known state: {error}");
                 }
                 None
             }
@@ -62,9 +62,9 @@ impl Iterator for WatchBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let pause = Duration::from_millis(250 << self.failures.min(3));
+        let delay = Duration::from_millis(250 << self.failures.min(3));
         self.failures = self.failures.saturating_add(1);
-        Some(pause)
+        Some(delay)
     }
 }
 
@@ -130,7 +130,7 @@ fn valid<K: Resource<DynamicType = ()>>(object: DeserializeGuard<K>) -> Option<K
         Ok(object) => Some(object),
         Err(invalid) => {
             let name = invalid.metadata.name.as_deref().unwrap_or("?");
-            tracing::warn!(kind = %K::kind(&()), name, "left out, because it cannot be read: {}", invalid.error);
+            tracing::warn!(kind = %K::kind(&()), name, "ignoring an object that cannot be decoded: {}", invalid.error);
             None
         }
     }
@@ -159,37 +159,38 @@ mod tests {
 
     #[test]
     fn a_broken_object_hides_itself_and_no_other() {
-        let mut kept = Reflected::default();
-        let names =
-            |kept: &Reflected<ModelRoute>| kept.iter().map(|route| route.name_any()).collect::<Vec<_>>();
-        kept.apply(Event::Init);
-        kept.apply(Event::InitApply(good("a")));
-        kept.apply(Event::InitApply(route("b", serde_json::json!({"models": 7}))));
-        assert!(!kept.listed && names(&kept).is_empty());
-        kept.apply(Event::InitDone);
-        assert!(kept.listed);
-        assert_eq!(names(&kept), ["a"]);
-        kept.apply(Event::Apply(good("b")));
-        assert_eq!(names(&kept), ["a", "b"]);
-        kept.apply(Event::Apply(route("a", serde_json::json!({"models": 7}))));
-        assert_eq!(names(&kept), ["b"]);
-        assert_eq!(kept.count(), 2, "what cannot be read exists all the same");
+        let mut reflected = Reflected::default();
+        let names = |reflected: &Reflected<ModelRoute>| {
+            reflected.iter().map(|route| route.name_any()).collect::<Vec<_>>()
+        };
+        reflected.apply(Event::Init);
+        reflected.apply(Event::InitApply(good("a")));
+        reflected.apply(Event::InitApply(route("b", serde_json::json!({"models": 7}))));
+        assert!(!reflected.listed && names(&reflected).is_empty());
+        reflected.apply(Event::InitDone);
+        assert!(reflected.listed);
+        assert_eq!(names(&reflected), ["a"]);
+        reflected.apply(Event::Apply(good("b")));
+        assert_eq!(names(&reflected), ["a", "b"]);
+        reflected.apply(Event::Apply(route("a", serde_json::json!({"models": 7}))));
+        assert_eq!(names(&reflected), ["b"]);
+        assert_eq!(reflected.count(), 2, "an object that cannot be decoded still counts");
         // A new list counts only when it is complete.
-        kept.apply(Event::Init);
-        assert_eq!(names(&kept), ["b"]);
-        kept.apply(Event::InitApply(good("c")));
-        kept.apply(Event::InitDone);
-        assert_eq!(names(&kept), ["c"]);
-        kept.apply(Event::Delete(good("c")));
-        assert!(names(&kept).is_empty());
+        reflected.apply(Event::Init);
+        assert_eq!(names(&reflected), ["b"]);
+        reflected.apply(Event::InitApply(good("c")));
+        reflected.apply(Event::InitDone);
+        assert_eq!(names(&reflected), ["c"]);
+        reflected.apply(Event::Delete(good("c")));
+        assert!(names(&reflected).is_empty());
     }
 
     #[test]
     fn the_api_server_is_asked_again_within_two_seconds() {
-        let mut pause = WatchBackoff::default();
-        let waits: Vec<u128> = pause.by_ref().take(5).map(|wait| wait.as_millis()).collect();
+        let mut backoff = WatchBackoff::default();
+        let waits: Vec<u128> = backoff.by_ref().take(5).map(|wait| wait.as_millis()).collect();
         assert_eq!(waits, [250, 500, 1000, 2000, 2000]);
-        pause.reset();
-        assert_eq!(pause.next(), Some(Duration::from_millis(250)));
+        backoff.reset();
+        assert_eq!(backoff.next(), Some(Duration::from_millis(250)));
     }
 }

@@ -153,7 +153,7 @@ pub async fn run(target: &LoadTarget, streamed: bool, rate: Option<f64>, time: D
             tokio::spawn(async move {
                 let mut latencies = Vec::new();
                 loop {
-                    let begun = match rate {
+                    let sent_at = match rate {
                         None => Instant::now(),
                         Some(rate) => {
                             let number = next.fetch_add(1, Ordering::Relaxed);
@@ -168,10 +168,10 @@ pub async fn run(target: &LoadTarget, streamed: bool, rate: Option<f64>, time: D
                             }
                         }
                     };
-                    if begun >= start + time {
+                    if sent_at >= start + time {
                         return latencies;
                     }
-                    latencies.push(connection.send(streamed).await.saturating_duration_since(begun));
+                    latencies.push(connection.send(streamed).await.saturating_duration_since(sent_at));
                 }
             })
         })

@@ -37,11 +37,11 @@ impl RoleProcess {
             .spawn()
             .unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut said = Vec::new();
-        while said.len() < lines {
-            said.push(output.next_line().await.unwrap().expect("the role says where it is"));
+        let mut output_lines = Vec::new();
+        while output_lines.len() < lines {
+            output_lines.push(output.next_line().await.unwrap().expect("the role prints its address"));
         }
-        Self { _child: child, output: said }
+        Self { _child: child, output: output_lines }
     }
 
     fn address(&self) -> SocketAddr {

@@ -59,21 +59,21 @@ impl Engine for InstantEngine {
         &self,
         _: Request<pb::DescribeRequest>,
     ) -> Result<Response<pb::EngineDescription>, Status> {
-        Err(Status::unimplemented("not asked by gateways"))
+        Err(Status::unimplemented("not called by gateways"))
     }
 
     async fn follow(
         &self,
         _: Request<Streaming<pb::FollowCommand>>,
     ) -> Result<Response<Self::FollowStream>, Status> {
-        Err(Status::unimplemented("not asked by gateways"))
+        Err(Status::unimplemented("not called by gateways"))
     }
 
     async fn prefixes(
         &self,
         _: Request<pb::PrefixesRequest>,
     ) -> Result<Response<Self::PrefixesStream>, Status> {
-        Err(Status::unimplemented("not asked by gateways"))
+        Err(Status::unimplemented("not called by gateways"))
     }
 
     async fn generate(
@@ -162,9 +162,9 @@ pub async fn gateway(folder: &Path, engine: &str) {
     println!("{}", secret.expose());
     let (_table, table) = tokio::sync::watch::channel(Arc::new(table));
     let (_keyring, keyring) = tokio::sync::watch::channel(Arc::new(Keyring::default().updated([&key], 1)));
-    let doors = vec![HttpListener::loopback(listener)];
+    let listeners = vec![HttpListener::loopback(listener)];
     let gateway = GatewayServer::new(
-        doors,
+        listeners,
         table,
         keyring,
         TlsFiles::in_dir(folder),

@@ -30,42 +30,44 @@ pub(super) struct WaitReason {
 /// not start.
 const TEMPLATE_TOKENS: u32 = 32;
 
-/// The next step of `one` among `all`; `runs` says whether a gateway runs a given one.
+/// The next step of `benchmark` among `all`; `runs` says whether a gateway runs a given one.
 pub(super) fn next_step(
-    one: &Benchmark,
+    benchmark: &Benchmark,
     all: &[&Benchmark],
     table: &RoutingTable,
     runs: impl Fn(&Benchmark) -> bool,
 ) -> NextStep {
-    if is_finished(one) || runs(one) {
+    if is_finished(benchmark) || runs(benchmark) {
         return NextStep::Nothing;
     }
     let wait = |reason, stalled, message| NextStep::Wait(WaitReason { reason, message, stalled });
-    let (namespace, wanted) = (one.namespace().unwrap_or_default(), &one.spec.deployment_ref.name);
-    let named = |deployment: &&Deployment| deployment.namespace == namespace && deployment.name == *wanted;
-    let Some(deployment) = table.deployments.iter().find(named) else {
-        let message = format!("ModelDeployment {wanted} does not exist in namespace {namespace}; create it");
+    let (namespace, name) = (benchmark.namespace().unwrap_or_default(), &benchmark.spec.deployment_ref.name);
+    let is_target = |deployment: &&Deployment| deployment.namespace == namespace && deployment.name == *name;
+    let Some(deployment) = table.deployments.iter().find(is_target) else {
+        let message = format!("ModelDeployment {name} does not exist in namespace {namespace}; create it");
         return wait(Reason::TargetNotFound, true, message);
     };
-    if let Some(message) = too_long(&one.spec, deployment.context_tokens) {
+    if let Some(message) = too_long(&benchmark.spec, deployment.context_tokens) {
         return wait(Reason::InvalidSpec, true, message);
     }
     if deployment.endpoints.is_empty() {
         let message = match &deployment.state {
-            DeploymentState::Ready => "its group is being formed again",
+            DeploymentState::Ready => "its group is being re-formed",
             DeploymentState::Working(message) | DeploymentState::Halted(message) => message,
         };
-        let message = format!("ModelDeployment {wanted} does not answer: {message}");
+        let message = format!("ModelDeployment {name} is not ready: {message}");
         return wait(Reason::WaitingForDeployment, false, message);
     }
-    let order = |one: &Benchmark| (one.creation_timestamp().map(|time| time.0), one.name_any());
-    let before = all.iter().find(|other| {
-        let same =
-            other.namespace() == one.namespace() && other.spec.deployment_ref == one.spec.deployment_ref;
-        let waits = too_long(&other.spec, deployment.context_tokens).is_none() && order(other) < order(one);
-        other.uid() != one.uid() && same && !is_finished(other) && (runs(other) || waits)
+    let order =
+        |benchmark: &Benchmark| (benchmark.creation_timestamp().map(|time| time.0), benchmark.name_any());
+    let earlier = all.iter().find(|other| {
+        let same = other.namespace() == benchmark.namespace()
+            && other.spec.deployment_ref == benchmark.spec.deployment_ref;
+        let is_queued =
+            too_long(&other.spec, deployment.context_tokens).is_none() && order(other) < order(benchmark);
+        other.uid() != benchmark.uid() && same && !is_finished(other) && (runs(other) || is_queued)
     });
-    match before {
+    match earlier {
         Some(other) => {
             let message = format!("Benchmark {} of the same deployment runs first", other.name_any());
             wait(Reason::WaitingForBenchmark, false, message)
@@ -75,8 +77,8 @@ pub(super) fn next_step(
 }
 
 /// Whether it has finished or failed.
-pub(super) fn is_finished(one: &Benchmark) -> bool {
-    one.status.as_ref().is_some_and(|status| status.finished_at.is_some())
+pub(super) fn is_finished(benchmark: &Benchmark) -> bool {
+    benchmark.status.as_ref().is_some_and(|status| status.finished_at.is_some())
 }
 
 fn too_long(spec: &BenchmarkSpec, context: u32) -> Option<String> {
@@ -84,9 +86,9 @@ fn too_long(spec: &BenchmarkSpec, context: u32) -> Option<String> {
     let needed = prompt.saturating_add(output).saturating_add(TEMPLATE_TOKENS);
     (needed > context).then(|| {
         format!(
-            "a prompt of {prompt} tokens and an answer of {output} need room for {needed} with what the model's \
-             template adds, and a conversation of ModelDeployment {} has {context}; create a Benchmark that asks \
-             for less, or raise the deployment's kv.contextTokens",
+            "a prompt of {prompt} tokens and a response of {output} need a context of {needed} tokens with the chat \
+             template, but ModelDeployment {} has {context}; create a Benchmark with fewer tokens, or raise the \
+             deployment's kv.contextTokens",
             spec.deployment_ref.name
         )
     })
@@ -120,7 +122,7 @@ mod tests {
         one
     }
 
-    fn table(state: DeploymentState, answers: bool) -> RoutingTable {
+    fn table(state: DeploymentState, is_serving: bool) -> RoutingTable {
         let (address, node, group, model) = ("a:1".into(), "a".into(), "default/g".into(), "small".into());
         let endpoint = Endpoint { address, node, group, model, epoch: 1 };
         let deployment = Deployment {
@@ -130,7 +132,7 @@ mod tests {
             context_tokens: 1024,
             model: "small".into(),
             state,
-            endpoints: if answers { vec![endpoint] } else { vec![] },
+            endpoints: if is_serving { vec![endpoint] } else { vec![] },
         };
         RoutingTable { synced: true, deployments: vec![deployment], aliases: vec![] }
     }
@@ -141,20 +143,20 @@ mod tests {
         let long = benchmark("c", 0, 1000);
         let elsewhere = RoutingTable { deployments: vec![], ..table(DeploymentState::Ready, true) };
         let ready = || table(DeploymentState::Ready, true);
-        let copying = DeploymentState::Working("files are on their way".into());
-        for (story, one, all, table, running, expected) in [
-            ("alone", &first, vec![], ready(), "", "begin"),
+        let copying = DeploymentState::Working("copying files".into());
+        for (case, benchmark, all, table, running, expected) in [
+            ("alone", &first, vec![], ready(), "", "start"),
             ("it has run", &over(first.clone()), vec![], ready(), "", "nothing"),
-            ("a gateway is at it", &first, vec![], ready(), "b", "nothing"),
+            ("a gateway runs it", &first, vec![], ready(), "b", "nothing"),
             ("no such deployment", &first, vec![], elsewhere, "", "TargetNotFound! does not exist"),
-            ("too long", &long, vec![], ready(), "", "InvalidSpec! need room for 1132"),
+            ("too long", &long, vec![], ready(), "", "InvalidSpec! need a context of 1132"),
             (
-                "its deployment is made ready",
+                "its deployment is not ready yet",
                 &first,
                 vec![],
                 table(copying, false),
                 "",
-                "WaitingForDeployment files are on their way",
+                "WaitingForDeployment copying files",
             ),
             (
                 "its deployment's group was lost",
@@ -162,24 +164,24 @@ mod tests {
                 vec![],
                 table(DeploymentState::Ready, false),
                 "",
-                "WaitingForDeployment formed again",
+                "WaitingForDeployment re-formed",
             ),
             ("an older one waits", &second, vec![&first], ready(), "", "WaitingForBenchmark Benchmark b"),
-            ("a younger one waits", &first, vec![&second], ready(), "", "begin"),
+            ("a younger one waits", &first, vec![&second], ready(), "", "start"),
             ("a younger one runs", &first, vec![&second], ready(), "a", "WaitingForBenchmark Benchmark a"),
-            ("an older one has run", &second, vec![&over(first.clone())], ready(), "", "begin"),
-            ("an older one can never run", &first, vec![&long], ready(), "", "begin"),
+            ("an older one has run", &second, vec![&over(first.clone())], ready(), "", "start"),
+            ("an older one can never run", &first, vec![&long], ready(), "", "start"),
         ] {
-            match next_step(one, &all, &table, |other| other.name_any() == running) {
-                NextStep::Nothing => assert_eq!(expected, "nothing", "{story}"),
+            match next_step(benchmark, &all, &table, |other| other.name_any() == running) {
+                NextStep::Nothing => assert_eq!(expected, "nothing", "{case}"),
                 NextStep::Start(endpoints) => {
-                    assert_eq!((expected, endpoints.len()), ("begin", 1), "{story}")
+                    assert_eq!((expected, endpoints.len()), ("start", 1), "{case}")
                 }
                 NextStep::Wait(WaitReason { reason, message, stalled }) => {
-                    let (wanted, words) = expected.split_once(' ').unwrap();
-                    let sign = if stalled { "!" } else { "" };
-                    assert_eq!(format!("{reason:?}{sign}"), wanted, "{story}: {message}");
-                    assert!(message.contains(words), "{story}: {message}");
+                    let (expected_reason, words) = expected.split_once(' ').unwrap();
+                    let suffix = if stalled { "!" } else { "" };
+                    assert_eq!(format!("{reason:?}{suffix}"), expected_reason, "{case}: {message}");
+                    assert!(message.contains(words), "{case}: {message}");
                 }
             }
         }

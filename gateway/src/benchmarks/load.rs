@@ -31,41 +31,46 @@ pub(super) struct LoadPlan {
     pub(super) endpoints: Vec<Endpoint>,
     pub(super) backends: Arc<Backends>,
     /// How long an engine may send no event.
-    pub(super) silence: Duration,
+    pub(super) event_timeout: Duration,
 }
 
-/// Sends the whole load and reports the number of answered requests; returns the statistics, or why there are
+/// Sends the whole load and reports the number of completed requests; returns the statistics, or why there are
 /// none.
-pub(super) async fn run(work: LoadPlan, progress: watch::Sender<u32>) -> Result<BenchmarkStatistics, String> {
+pub(super) async fn run(plan: LoadPlan, progress: watch::Sender<u32>) -> Result<BenchmarkStatistics, String> {
     let mut words = 0;
-    for endpoint in &work.endpoints {
-        let short = work.send(endpoint, "warm-up 1", prompt(0, SHORT_WORDS), 2).await?;
-        let long = work.send(endpoint, "warm-up 2", prompt(0, LONG_WORDS), 2).await?;
-        words = words_for(work.spec.prompt_tokens, short.prompt_tokens, long.prompt_tokens);
+    for endpoint in &plan.endpoints {
+        let short = plan.send(endpoint, "warm-up 1", prompt(0, SHORT_WORDS), 2).await?;
+        let long = plan.send(endpoint, "warm-up 2", prompt(0, LONG_WORDS), 2).await?;
+        words = words_for(plan.spec.prompt_tokens, short.prompt_tokens, long.prompt_tokens);
     }
-    let begun = Instant::now();
-    let streams = (0..work.spec.concurrency).zip(work.endpoints.iter().cycle()).map(|(stream, endpoint)| {
-        let (work, progress) = (&work, &progress);
+    let started = Instant::now();
+    let streams = (0..plan.spec.concurrency).zip(plan.endpoints.iter().cycle()).map(|(stream, endpoint)| {
+        let (plan, progress) = (&plan, &progress);
         async move {
-            let mut timed = Vec::new();
-            for repetition in 0..work.spec.repetitions {
-                let number = stream * work.spec.repetitions + repetition;
+            let mut timings = Vec::new();
+            for repetition in 0..plan.spec.repetitions {
+                let number = stream * plan.spec.repetitions + repetition;
                 let prompt = prompt(number, words);
-                timed.push(work.send(endpoint, &number.to_string(), prompt, work.spec.output_tokens).await?);
-                progress.send_modify(|answered| *answered += 1);
+                timings
+                    .push(plan.send(endpoint, &number.to_string(), prompt, plan.spec.output_tokens).await?);
+                progress.send_modify(|completed| *completed += 1);
             }
-            Ok::<_, String>(timed)
+            Ok::<_, String>(timings)
         }
     });
-    let timed: Vec<RequestTiming> = try_join_all(streams).await?.concat();
-    statistics(&timed, begun.elapsed())
+    let timings: Vec<RequestTiming> = try_join_all(streams).await?.concat();
+    statistics(&timings, started.elapsed())
 }
 
-/// The number of words that makes `wanted` tokens, given the tokens of `SHORT_WORDS` and `LONG_WORDS` words.
-fn words_for(wanted: u32, short: u32, long: u32) -> u32 {
-    let each = f64::from(long.saturating_sub(short)) / f64::from(LONG_WORDS - SHORT_WORDS);
-    let fixed = f64::from(short) - each * f64::from(SHORT_WORDS);
-    if each > 0.0 { ((f64::from(wanted) - fixed) / each).round().max(1.0) as u32 } else { wanted }
+/// The number of words that makes `prompt_tokens` tokens, given the tokens of `SHORT_WORDS` and `LONG_WORDS` words.
+fn words_for(prompt_tokens: u32, short: u32, long: u32) -> u32 {
+    let per_word = f64::from(long.saturating_sub(short)) / f64::from(LONG_WORDS - SHORT_WORDS);
+    let fixed = f64::from(short) - per_word * f64::from(SHORT_WORDS);
+    if per_word > 0.0 {
+        ((f64::from(prompt_tokens) - fixed) / per_word).round().max(1.0) as u32
+    } else {
+        prompt_tokens
+    }
 }
 
 /// A prompt of `words` words. Prompts differ from their first words on, so that the prefix cache never hits.
@@ -78,7 +83,7 @@ fn prompt(number: u32, words: u32) -> String {
 }
 
 impl LoadPlan {
-    /// Sends one request for an answer of exactly `tokens` tokens to one engine.
+    /// Sends one request for a response of exactly `tokens` tokens to one engine.
     async fn send(
         &self,
         endpoint: &Endpoint,
@@ -86,7 +91,8 @@ impl LoadPlan {
         prompt: String,
         tokens: u32,
     ) -> Result<RequestTiming, String> {
-        let at = |what: String| format!("request {id} to the engine on node {}: {what}", endpoint.node);
+        let context =
+            |cause: String| format!("request {id} to the engine on node {}: {cause}", endpoint.node);
         let request = GenerationRequest {
             id: format!("benchmark {} {id}", self.name),
             messages: vec![Message { role: "user".into(), content: prompt }],
@@ -98,34 +104,38 @@ impl LoadPlan {
             priority: 0,
             deadline_milliseconds: None,
         };
-        let (mut client, _lease) =
-            self.backends.acquire(endpoint).map_err(|error| at(russet_telemetry::errors::chain(&error)))?;
-        let silent = |_| at(format!("it said nothing for {} s", self.silence.as_secs()));
-        let begun = Instant::now();
+        let (mut client, _in_flight) = self
+            .backends
+            .acquire(endpoint)
+            .map_err(|error| context(russet_telemetry::errors::chain(&error)))?;
+        let timed_out = |_| context(format!("it sent no event for {} s", self.event_timeout.as_secs()));
+        let sent = Instant::now();
         let generate = client.generate(GenerateRequest::from(request));
-        let answer = timeout(self.silence, generate).await.map_err(silent)?;
-        let mut events = answer.map_err(|status| at(status.message().to_owned()))?.into_inner();
-        let mut timed = RequestTiming::default();
+        let response = timeout(self.event_timeout, generate).await.map_err(timed_out)?;
+        let mut events = response.map_err(|status| context(status.message().to_owned()))?.into_inner();
+        let mut timing = RequestTiming::default();
         let mut last = None;
         loop {
-            let event = timeout(self.silence, events.message()).await.map_err(silent)?;
-            let event = event.map_err(|status| at(status.message().to_owned()))?;
-            let Some(event) = event else { return Err(at("its answer just ended".into())) };
+            let event = timeout(self.event_timeout, events.message()).await.map_err(timed_out)?;
+            let event = event.map_err(|status| context(status.message().to_owned()))?;
+            let Some(event) = event else {
+                return Err(context("its stream ended without a finish event".into()));
+            };
             match GenerationEvent::from(event) {
-                GenerationEvent::Started { prompt_tokens, .. } => timed.prompt_tokens = prompt_tokens,
+                GenerationEvent::Started { prompt_tokens, .. } => timing.prompt_tokens = prompt_tokens,
                 GenerationEvent::Token { .. } => {
                     let now = Instant::now();
                     match last.replace(now) {
-                        None => timed.first_token = now - begun,
-                        Some(last) => timed.token_gaps.push(now - last),
+                        None => timing.first_token = now - sent,
+                        Some(last) => timing.token_gaps.push(now - last),
                     }
-                    timed.tokens += 1;
+                    timing.tokens += 1;
                 }
                 GenerationEvent::Finished { reason: FinishReason::Cancelled, .. } => {
-                    return Err(at("it goes down and stopped the answer".into()));
+                    return Err(context("it is shutting down and stopped the response".into()));
                 }
-                GenerationEvent::Finished { .. } => return Ok(timed),
-                GenerationEvent::Failed(GenerationFailure { message, .. }) => return Err(at(message)),
+                GenerationEvent::Finished { .. } => return Ok(timing),
+                GenerationEvent::Failed(GenerationFailure { message, .. }) => return Err(context(message)),
             }
         }
     }
@@ -136,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompts_are_as_long_as_asked_and_none_is_like_another() {
+    fn prompts_have_the_requested_length_and_all_differ() {
         let words = |text: &str| text.split(' ').count();
         let prompts: Vec<String> = (0..1000).map(|number| prompt(number, 40)).collect();
         assert!(prompts.iter().all(|prompt| words(prompt) == 40));
@@ -147,10 +157,10 @@ mod tests {
 
     #[test]
     fn word_count_follows_from_two_calibration_prompts() {
-        for (wanted, short, long, words) in
+        for (prompt_tokens, short, long, words) in
             [(512, 18, 34, 502), (512, 42, 122, 102), (4, 18, 34, 1), (100, 18, 18, 100)]
         {
-            assert_eq!(words_for(wanted, short, long), words, "{wanted} {short} {long}");
+            assert_eq!(words_for(prompt_tokens, short, long), words, "{prompt_tokens} {short} {long}");
         }
     }
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use russet_crds::Percentiles;
 
-/// Timing of one answered request.
+/// Timing of one completed request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestTiming {
     /// Prompt tokens, as the engine counted them.
     pub(super) prompt_tokens: u32,
-    /// Tokens of the answer.
+    /// Tokens of the response.
     pub(super) tokens: u32,
     /// Time to first token.
     pub(super) first_token: Duration,
@@ -32,23 +32,26 @@ pub(super) struct BenchmarkStatistics {
     pub(super) inter_token: Percentiles,
 }
 
-/// The statistics of these requests, which took `took` in total; or why there are none.
-pub(super) fn statistics(requests: &[RequestTiming], took: Duration) -> Result<BenchmarkStatistics, String> {
-    let sum = |of: fn(&RequestTiming) -> f64| requests.iter().map(of).sum::<f64>();
+/// The statistics of these requests, which took `duration` in total; or why there are none.
+pub(super) fn statistics(
+    requests: &[RequestTiming],
+    duration: Duration,
+) -> Result<BenchmarkStatistics, String> {
+    let sum = |value: fn(&RequestTiming) -> f64| requests.iter().map(value).sum::<f64>();
     let (prompts, tokens) = (sum(|one| one.prompt_tokens.into()), sum(|one| one.tokens.into()));
-    let waited = sum(|one| one.first_token.as_secs_f64());
-    let decoded = sum(|one| one.token_gaps.iter().map(Duration::as_secs_f64).sum());
+    let prefill_time = sum(|one| one.first_token.as_secs_f64());
+    let decode_time = sum(|one| one.token_gaps.iter().map(Duration::as_secs_f64).sum());
     let gaps = sum(|one| one.token_gaps.len() as f64);
     let count = requests.len() as f64;
-    if gaps == 0.0 || decoded <= 0.0 || waited <= 0.0 {
-        return Err("no answer had a second token, so there is nothing to measure".to_owned());
+    if gaps == 0.0 || decode_time <= 0.0 || prefill_time <= 0.0 {
+        return Err("no response had a second token, so there is no rate to measure".to_owned());
     }
     Ok(BenchmarkStatistics {
         prompt_tokens: (prompts / count).round() as u32,
         output_tokens: (tokens / count).round() as u32,
-        stream_rate: gaps / decoded,
-        total_rate: tokens / took.as_secs_f64(),
-        prompt_rate: prompts / waited,
+        stream_rate: gaps / decode_time,
+        total_rate: tokens / duration.as_secs_f64(),
+        prompt_rate: prompts / prefill_time,
         first_token: percentiles(requests.iter().map(|one| one.first_token).collect()),
         inter_token: percentiles(requests.iter().flat_map(|one| one.token_gaps.iter().copied()).collect()),
     })
@@ -83,14 +86,17 @@ mod tests {
 
     #[test]
     fn rates_are_received_tokens_over_elapsed_time() {
-        let figures = statistics(&[request(100, 50), request(300, 50)], Duration::from_secs(2)).unwrap();
-        assert_eq!((figures.prompt_tokens, figures.output_tokens), (100, 51));
+        let measured = statistics(&[request(100, 50), request(300, 50)], Duration::from_secs(2)).unwrap();
+        assert_eq!((measured.prompt_tokens, measured.output_tokens), (100, 51));
         assert_eq!(
-            (figures.stream_rate.round(), figures.total_rate.round(), figures.prompt_rate.round()),
+            (measured.stream_rate.round(), measured.total_rate.round(), measured.prompt_rate.round()),
             (50.0, 51.0, 500.0)
         );
-        assert_eq!((figures.first_token.p50.as_str(), figures.first_token.p90.as_str()), ("100.0", "300.0"));
-        assert_eq!((figures.inter_token.p50.as_str(), figures.inter_token.p99.as_str()), ("20.0", "20.0"));
+        assert_eq!(
+            (measured.first_token.p50.as_str(), measured.first_token.p90.as_str()),
+            ("100.0", "300.0")
+        );
+        assert_eq!((measured.inter_token.p50.as_str(), measured.inter_token.p99.as_str()), ("20.0", "20.0"));
     }
 
     #[test]
@@ -107,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_one_token_yield_no_statistics() {
+    fn responses_of_one_token_yield_no_statistics() {
         for requests in [vec![], vec![request(100, 0)]] {
             assert!(statistics(&requests, STEP).unwrap_err().contains("second token"));
         }

@@ -15,8 +15,8 @@ pub(super) struct RunProgress<'a> {
     /// The gateway that runs it.
     pub(super) runner: &'a str,
     pub(super) started: Timestamp,
-    /// Answered requests.
-    pub(super) answered: u32,
+    /// Completed requests.
+    pub(super) completed: u32,
 }
 
 /// The subject of the measurement.
@@ -36,98 +36,101 @@ enum BenchmarkCondition {
 }
 
 /// The status when it cannot start yet.
-pub(super) fn waiting(one: &Benchmark, waiting: &WaitReason, now: Timestamp) -> BenchmarkStatus {
-    let stand = if waiting.stalled { BenchmarkCondition::Stalled } else { BenchmarkCondition::Reconciling };
+pub(super) fn waiting(benchmark: &Benchmark, waiting: &WaitReason, now: Timestamp) -> BenchmarkStatus {
+    let condition =
+        if waiting.stalled { BenchmarkCondition::Stalled } else { BenchmarkCondition::Reconciling };
     // Results of an abandoned run of another gateway are discarded.
-    let blank = BenchmarkStatus { conditions: previous_status(one).conditions, ..BenchmarkStatus::default() };
-    with_conditions(one, blank, stand, waiting.reason, &waiting.message, now)
+    let blank =
+        BenchmarkStatus { conditions: previous_status(benchmark).conditions, ..BenchmarkStatus::default() };
+    with_conditions(benchmark, blank, condition, waiting.reason, &waiting.message, now)
 }
 
 /// The status while it runs.
-pub(super) fn running(one: &Benchmark, progress: &RunProgress<'_>, now: Timestamp) -> BenchmarkStatus {
-    let wanted = one.spec.requests();
-    let status = BenchmarkStatus { renewed_at: Some(Time(now)), ..started(one, progress) };
-    let message = format!("{wanted} requests, {} at once", one.spec.concurrency);
-    with_conditions(one, status, BenchmarkCondition::Reconciling, Reason::Running, &message, now)
+pub(super) fn running(benchmark: &Benchmark, progress: &RunProgress<'_>, now: Timestamp) -> BenchmarkStatus {
+    let requests = benchmark.spec.requests();
+    let status = BenchmarkStatus { renewed_at: Some(Time(now)), ..started(benchmark, progress) };
+    let message = format!("{requests} requests, {} at once", benchmark.spec.concurrency);
+    with_conditions(benchmark, status, BenchmarkCondition::Reconciling, Reason::Running, &message, now)
 }
 
 /// The status with its results; `all` are the Benchmarks it may be compared with.
 pub(super) fn finished(
-    one: &Benchmark,
+    benchmark: &Benchmark,
     progress: &RunProgress<'_>,
-    figures: &BenchmarkStatistics,
+    measured: &BenchmarkStatistics,
     subject: &BenchmarkSubject,
     all: &[&Benchmark],
     now: Timestamp,
 ) -> BenchmarkStatus {
-    let alone = one.spec.concurrency == 1;
+    let single_stream = benchmark.spec.concurrency == 1;
     let predicted =
-        subject.predicted.as_ref().filter(|_| alone).map(|predicted| &predicted.tokens_per_second);
+        subject.predicted.as_ref().filter(|_| single_stream).map(|predicted| &predicted.tokens_per_second);
     let expected = predicted.and_then(|rate| rate.parse::<f64>().ok()).filter(|rate| *rate > 0.0);
     let result = BenchmarkResult {
         model: subject.model.clone(),
         nodes: subject.nodes,
-        prompt_tokens: figures.prompt_tokens,
-        output_tokens: figures.output_tokens,
-        tokens_per_second: show(figures.stream_rate),
-        total_tokens_per_second: show(figures.total_rate),
-        prompt_tokens_per_second: show(figures.prompt_rate),
-        ttft_milliseconds: figures.first_token.clone(),
-        inter_token_milliseconds: figures.inter_token.clone(),
+        prompt_tokens: measured.prompt_tokens,
+        output_tokens: measured.output_tokens,
+        tokens_per_second: show(measured.stream_rate),
+        total_tokens_per_second: show(measured.total_rate),
+        prompt_tokens_per_second: show(measured.prompt_rate),
+        ttft_milliseconds: measured.first_token.clone(),
+        inter_token_milliseconds: measured.inter_token.clone(),
         predicted_tokens_per_second: predicted.cloned(),
         percent_of_predicted: expected
-            .map(|expected| (100.0 * figures.stream_rate / expected).round() as u32),
-        scaling: scaling(one, figures.stream_rate, subject, all),
+            .map(|expected| (100.0 * measured.stream_rate / expected).round() as u32),
+        scaling: scaling(benchmark, measured.stream_rate, subject, all),
     };
     let message = format!(
-        "{} tokens/s a stream, {} together; the first token after {} ms, half of the time",
+        "{} tokens/s per stream, {} in total; median time to first token {} ms",
         result.tokens_per_second, result.total_tokens_per_second, result.ttft_milliseconds.p50
     );
     let done = Time(now);
-    let status = BenchmarkStatus { finished_at: Some(done), result: Some(result), ..started(one, progress) };
-    with_conditions(one, status, BenchmarkCondition::Ready, Reason::Finished, &message, now)
+    let status =
+        BenchmarkStatus { finished_at: Some(done), result: Some(result), ..started(benchmark, progress) };
+    with_conditions(benchmark, status, BenchmarkCondition::Ready, Reason::Finished, &message, now)
 }
 
-/// The status when a request was not answered.
+/// The status when a request failed.
 pub(super) fn failed(
-    one: &Benchmark,
+    benchmark: &Benchmark,
     progress: &RunProgress<'_>,
-    why: &str,
+    cause: &str,
     now: Timestamp,
 ) -> BenchmarkStatus {
-    let status = BenchmarkStatus { finished_at: Some(Time(now)), ..started(one, progress) };
-    let message = format!("{why}; create another Benchmark to measure again");
-    with_conditions(one, status, BenchmarkCondition::Stalled, Reason::Failed, &message, now)
+    let status = BenchmarkStatus { finished_at: Some(Time(now)), ..started(benchmark, progress) };
+    let message = format!("{cause}; create another Benchmark to measure again");
+    with_conditions(benchmark, status, BenchmarkCondition::Stalled, Reason::Failed, &message, now)
 }
 
-fn previous_status(one: &Benchmark) -> BenchmarkStatus {
-    one.status.clone().unwrap_or_default()
+fn previous_status(benchmark: &Benchmark) -> BenchmarkStatus {
+    benchmark.status.clone().unwrap_or_default()
 }
 
-fn started(one: &Benchmark, progress: &RunProgress<'_>) -> BenchmarkStatus {
+fn started(benchmark: &Benchmark, progress: &RunProgress<'_>) -> BenchmarkStatus {
     BenchmarkStatus {
         runner: Some(progress.runner.to_owned()),
         started_at: Some(Time(progress.started)),
-        requests: Some(format!("{}/{}", progress.answered, one.spec.requests())),
-        conditions: previous_status(one).conditions,
+        requests: Some(format!("{}/{}", progress.completed, benchmark.spec.requests())),
+        conditions: previous_status(benchmark).conditions,
         ..BenchmarkStatus::default()
     }
 }
 
 fn with_conditions(
-    one: &Benchmark,
+    benchmark: &Benchmark,
     mut status: BenchmarkStatus,
-    stand: BenchmarkCondition,
+    condition: BenchmarkCondition,
     reason: Reason,
     message: &str,
     now: Timestamp,
 ) -> BenchmarkStatus {
-    let generation = one.metadata.generation;
+    let generation = benchmark.metadata.generation;
     status.observed_generation = generation;
     for (kind, value) in [
-        (Type::Ready, matches!(stand, BenchmarkCondition::Ready)),
-        (Type::Reconciling, matches!(stand, BenchmarkCondition::Reconciling)),
-        (Type::Stalled, matches!(stand, BenchmarkCondition::Stalled)),
+        (Type::Ready, matches!(condition, BenchmarkCondition::Ready)),
+        (Type::Reconciling, matches!(condition, BenchmarkCondition::Reconciling)),
+        (Type::Stalled, matches!(condition, BenchmarkCondition::Stalled)),
     ] {
         conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
     }
@@ -136,7 +139,7 @@ fn with_conditions(
 
 /// The last Benchmark of the same Model on one node that measured the same load, and the speed-up over it.
 fn scaling(
-    one: &Benchmark,
+    benchmark: &Benchmark,
     rate: f64,
     subject: &BenchmarkSubject,
     all: &[&Benchmark],
@@ -144,14 +147,15 @@ fn scaling(
     let single = |other: &&Benchmark| {
         let status = other.status.as_ref()?;
         let (result, finished) = (status.result.as_ref()?, status.finished_at.as_ref()?);
-        let alike = other.namespace() == one.namespace() && other.spec.measures_same(&one.spec);
+        let same_load =
+            other.namespace() == benchmark.namespace() && other.spec.measures_same(&benchmark.spec);
         let single = result.nodes == 1 && result.model == subject.model;
         let base = result.tokens_per_second.parse::<f64>().ok().filter(|base| *base > 0.0)?;
-        (alike && single).then(|| (finished.0, other.name_any(), base))
+        (same_load && single).then(|| (finished.0, other.name_any(), base))
     };
-    let known = all.iter().filter_map(single).max_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-    let (_, benchmark, base) = known.filter(|_| subject.nodes > 1)?;
-    Some(ScalingResult { benchmark, times: format!("{:.2}", rate / base) })
+    let latest = all.iter().filter_map(single).max_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    let (_, name, base) = latest.filter(|_| subject.nodes > 1)?;
+    Some(ScalingResult { benchmark: name, times: format!("{:.2}", rate / base) })
 }
 
 /// A rate with one decimal.
@@ -183,7 +187,7 @@ mod tests {
         one
     }
 
-    fn figures(rate: f64) -> BenchmarkStatistics {
+    fn measured(rate: f64) -> BenchmarkStatistics {
         let percentiles = Percentiles { p50: "1.0".into(), p90: "2.0".into(), p99: "3.0".into() };
         BenchmarkStatistics {
             prompt_tokens: 99,
@@ -203,7 +207,7 @@ mod tests {
     }
 
     const PROGRESS: RunProgress<'static> =
-        RunProgress { runner: "g", started: Timestamp::UNIX_EPOCH, answered: 2 };
+        RunProgress { runner: "g", started: Timestamp::UNIX_EPOCH, completed: 2 };
 
     fn words(status: &BenchmarkStatus) -> String {
         let value = |kind| conditions::get(&status.conditions, kind).map_or("?", |one| one.status.as_str());
@@ -224,7 +228,7 @@ mod tests {
             (running(&one, &PROGRESS, at(2)), "False True False Running 2/6"),
             (failed(&one, &PROGRESS, "node a was lost", at(3)), "False False True Failed 2/6"),
             (
-                finished(&one, &PROGRESS, &figures(30.0), &subject("m", 1), &[], at(4)),
+                finished(&one, &PROGRESS, &measured(30.0), &subject("m", 1), &[], at(4)),
                 "True False False Finished 2/6",
             ),
         ] {
@@ -235,7 +239,7 @@ mod tests {
             );
         }
         one.status = Some(waiting(&one, &deployment, at(1)));
-        assert_eq!(one.status, Some(waiting(&one, &deployment, at(9))), "waiting on changes nothing");
+        assert_eq!(one.status, Some(waiting(&one, &deployment, at(9))), "the same reason changes nothing");
     }
 
     #[test]
@@ -243,7 +247,7 @@ mod tests {
         let done = |name: &str, model: &str, nodes, rate, second| {
             let mut one = benchmark(name, 1);
             one.status =
-                Some(finished(&one, &PROGRESS, &figures(rate), &subject(model, nodes), &[], at(second)));
+                Some(finished(&one, &PROGRESS, &measured(rate), &subject(model, nodes), &[], at(second)));
             one
         };
         let others = [
@@ -255,7 +259,7 @@ mod tests {
         let all: Vec<&Benchmark> = others.iter().collect();
         let (alone, four) = (benchmark("b", 1), benchmark("b", 4));
         let result = |one: &Benchmark, nodes| {
-            let status = finished(one, &PROGRESS, &figures(30.0), &subject("m", nodes), &all, at(9));
+            let status = finished(one, &PROGRESS, &measured(30.0), &subject("m", nodes), &all, at(9));
             status.result.unwrap()
         };
         let pair = result(&alone, 2);
@@ -267,7 +271,7 @@ mod tests {
         assert_eq!(
             (four.scaling, four.predicted_tokens_per_second),
             (None, None),
-            "others asked differently"
+            "the others measured another load"
         );
     }
 }

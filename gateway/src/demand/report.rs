@@ -20,7 +20,7 @@ use crate::routes::RoutingTable;
 
 /// Time between two checks for entries to write.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Age at which entries of other gateways are removed: a pod does not come back under the same name.
+/// Age at which entries of other gateways are removed: a new pod has another name.
 const STALE_ENTRY_AGE: SignedDuration = SignedDuration::from_hours(24);
 /// Longest name of a gateway in the schema.
 const MAX_NAME_LENGTH: usize = 63;
@@ -36,7 +36,7 @@ impl DemandReporter {
     /// A reporter whose name is this machine's or pod's host name and the port.
     pub(crate) fn new(client: Client, port: u16) -> Self {
         let mut machine = hostname();
-        machine.retain(|letter| letter.is_ascii_graphic());
+        machine.retain(|character| character.is_ascii_graphic());
         let port = format!(":{port}");
         machine.truncate(MAX_NAME_LENGTH - port.len());
         Self { client, gateway: machine + &port }
@@ -44,14 +44,14 @@ impl DemandReporter {
 
     /// Writes entries until the future is dropped.
     pub(crate) async fn run(self, demand: Arc<DemandTracker>, table: watch::Receiver<Arc<RoutingTable>>) {
-        let mut look = tokio::time::interval(POLL_INTERVAL);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut written = BTreeMap::new();
         // Logged once each time writing begins to fail, not at every check.
         let mut failing = false;
         loop {
             tokio::select! {
-                _ = look.tick() => {}
+                _ = poll.tick() => {}
                 () = demand.hold_started.notified() => {}
             }
             demand.remove_deleted(&table.borrow().clone());
@@ -61,14 +61,14 @@ impl DemandReporter {
                         written.insert(key, entry);
                         failing = false;
                     }
-                    Err(WriteError { why, timed_out: silent }) => {
+                    Err(WriteError { cause, timed_out }) => {
                         if !std::mem::replace(&mut failing, true) {
                             tracing::warn!(
                                 deployment = format!("{}/{}", key.0, key.1),
-                                "how many ask for the ModelDeployment cannot be written: {why}"
+                                "cannot write the demand of the ModelDeployment: {cause}"
                             );
                         }
-                        if silent {
+                        if timed_out {
                             break;
                         }
                     }
@@ -80,12 +80,12 @@ impl DemandReporter {
 
     /// Reports that no requests wait here any more; for shutdown, when there is no later write.
     pub(crate) async fn final_report(&self, demand: &DemandTracker) {
-        let counts = demand.loads.lock().clone();
-        for (key, count) in counts {
+        let loads = demand.loads.lock().clone();
+        for (key, load) in loads {
             let entry =
-                entry(&self.gateway, &DeploymentLoad { waiting: 0, active: 0, ..count }, Timestamp::now());
+                entry(&self.gateway, &DeploymentLoad { waiting: 0, active: 0, ..load }, Timestamp::now());
             if let Err(error) = self.write(&key, &entry).await {
-                tracing::debug!("the last word on {}/{} was not written: {error}", key.0, key.1);
+                tracing::debug!("cannot write the final demand of {}/{}: {error}", key.0, key.1);
                 return;
             }
         }
@@ -103,7 +103,7 @@ impl DemandReporter {
         let params = PatchParams::apply(&names::gateway_manager(&self.gateway)).force();
         let deployment = match api.patch_status(name, &params, &Patch::Apply(patch)).await {
             Ok(deployment) => deployment,
-            // Deleted in the meantime: nothing reads the entry any more.
+            // The object was deleted in the meantime: nothing reads the entry any more.
             Err(kube::Error::Api(error)) if error.code == 404 => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -130,9 +130,9 @@ impl DemandTracker {
         written: &BTreeMap<DeploymentKey, Entry>,
         now: Timestamp,
     ) -> Vec<(DeploymentKey, Entry)> {
-        let counts = self.loads.lock();
-        let due = counts.iter().filter_map(|(key, count)| {
-            let entry = entry(gateway, count, now);
+        let loads = self.loads.lock();
+        let due = loads.iter().filter_map(|(key, load)| {
+            let entry = entry(gateway, load, now);
             is_due(written.get(key), &entry, now).then(|| (key.clone(), entry))
         });
         due.collect()
@@ -140,28 +140,28 @@ impl DemandTracker {
 
     /// Removes deleted deployments that have no requests here.
     fn remove_deleted(&self, table: &RoutingTable) {
-        let there = |(namespace, name): &DeploymentKey| {
+        let listed = |(namespace, name): &DeploymentKey| {
             table.deployments.iter().any(|one| one.namespace == *namespace && one.name == *name)
         };
-        self.loads.lock().retain(|key, count| {
-            let kept = count.waiting > 0 || count.active > 0 || there(key);
-            if !kept {
+        self.loads.lock().retain(|key, load| {
+            let keep = load.waiting > 0 || load.active > 0 || listed(key);
+            if !keep {
                 self.metrics.remove_deployment(&key.0, &key.1);
             }
-            kept
+            keep
         });
     }
 }
 
-fn entry(gateway: &str, count: &DeploymentLoad, now: Timestamp) -> Entry {
-    let busy = count.waiting > 0 || count.active > 0;
+fn entry(gateway: &str, load: &DeploymentLoad, now: Timestamp) -> Entry {
+    let busy = load.waiting > 0 || load.active > 0;
     Entry {
         gateway: gateway.to_owned(),
         reported_at: Time(now),
-        last_request_time: if busy { Some(Time(now)) } else { count.last_request.map(Time) },
-        waiting: count.waiting,
-        active: count.active,
-        ttft_milliseconds: count.ttft_milliseconds(Instant::now()),
+        last_request_time: if busy { Some(Time(now)) } else { load.last_request.map(Time) },
+        waiting: load.waiting,
+        active: load.active,
+        ttft_milliseconds: load.ttft_milliseconds(Instant::now()),
     }
 }
 
@@ -171,20 +171,20 @@ fn is_due(written: Option<&Entry>, entry: &Entry, now: Timestamp) -> bool {
     if written.waiting == 0 && entry.waiting > 0 {
         return true;
     }
-    let news = entry.waiting > 0
+    let changed = entry.waiting > 0
         || entry.active > 0
         || (written.waiting, written.active) != (0, 0)
         || written.last_request_time != entry.last_request_time;
     let age = Duration::try_from(now.duration_since(written.reported_at.0)).unwrap_or(DEMAND_INTERVAL);
-    news && age >= DEMAND_INTERVAL
+    changed && age >= DEMAND_INTERVAL
 }
 
 /// A patch that removes one stale entry of another gateway, if there is one; it fails if the list has changed
 /// in the meantime.
 fn stale_entry_patch(entries: &[Entry], now: Timestamp) -> Option<serde_json::Value> {
-    let gone = |entry: &Entry| now.duration_since(entry.reported_at.0) > STALE_ENTRY_AGE;
-    let (at, entry) = entries.iter().enumerate().find(|(_, entry)| gone(entry))?;
-    let path = format!("/status/demand/{at}");
+    let is_stale = |entry: &Entry| now.duration_since(entry.reported_at.0) > STALE_ENTRY_AGE;
+    let (index, entry) = entries.iter().enumerate().find(|(_, entry)| is_stale(entry))?;
+    let path = format!("/status/demand/{index}");
     Some(json!([
         {"op": "test", "path": path, "value": entry},
         {"op": "remove", "path": path},
@@ -193,11 +193,11 @@ fn stale_entry_patch(entries: &[Entry], now: Timestamp) -> Option<serde_json::Va
 
 /// The host name of this machine or pod.
 fn hostname() -> String {
-    let told = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| {
         let output = std::process::Command::new("hostname").output().ok()?;
         String::from_utf8(output.stdout).ok()
     });
-    told.filter(|name| !name.trim().is_empty()).unwrap_or_else(|| "gateway".to_owned())
+    name.filter(|name| !name.trim().is_empty()).unwrap_or_else(|| "gateway".to_owned())
 }
 
 #[cfg(test)]
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn held_requests_are_reported_at_once_others_every_15_seconds() {
         let mut written: Option<Entry> = None;
-        let mut said = Vec::new();
+        let mut writes = Vec::new();
         let mut last = None;
         for second in 0..120 {
             // One request waits and finishes; a minute later another one takes no time.
@@ -225,33 +225,33 @@ mod tests {
             if waiting + active > 0 || second == 100 {
                 last = Some(at(second));
             }
-            let count = DeploymentLoad { waiting, active, last_request: last, ..DeploymentLoad::default() };
+            let load = DeploymentLoad { waiting, active, last_request: last, ..DeploymentLoad::default() };
             if last.is_none() {
                 continue;
             }
-            let entry = entry("g:1", &count, at(second));
+            let entry = entry("g:1", &load, at(second));
             if is_due(written.as_ref(), &entry, at(second)) {
-                let asked = entry.last_request_time.as_ref().unwrap().0.as_second();
-                said.push((second, entry.waiting, entry.active, asked));
+                let last_request = entry.last_request_time.as_ref().unwrap().0.as_second();
+                writes.push((second, entry.waiting, entry.active, last_request));
                 written = Some(entry);
             }
         }
-        assert_eq!(said, [(0, 1, 0, 0), (15, 0, 1, 15), (30, 0, 1, 30), (45, 0, 0, 39), (100, 0, 0, 100)]);
+        assert_eq!(writes, [(0, 1, 0, 0), (15, 0, 1, 15), (30, 0, 1, 30), (45, 0, 0, 39), (100, 0, 0, 100)]);
         // A held request is reported without delay.
-        let waits = entry("g:1", &DeploymentLoad { waiting: 1, ..DeploymentLoad::default() }, at(101));
-        assert!(is_due(written.as_ref(), &waits, at(101)));
-        assert!(!is_due(Some(&waits), &waits, at(102)));
+        let waiting = entry("g:1", &DeploymentLoad { waiting: 1, ..DeploymentLoad::default() }, at(101));
+        assert!(is_due(written.as_ref(), &waiting, at(101)));
+        assert!(!is_due(Some(&waiting), &waiting, at(102)));
     }
 
     #[test]
     fn deleted_deployment_is_dropped_once_it_has_no_requests() {
         let demand = demand(HoldLimits::default());
-        let place = demand.hold(&deployment("m"), 1).unwrap();
+        let held = demand.hold(&deployment("m"), 1).unwrap();
         let due = demand.due("g:1", &BTreeMap::new(), Timestamp::now());
         assert_eq!((due[0].0.1.as_str(), due[0].1.waiting), ("m", 1));
         demand.remove_deleted(&RoutingTable::default());
         assert_eq!(demand.loads.lock().len(), 1);
-        drop(place);
+        drop(held);
         demand
             .remove_deleted(&RoutingTable { deployments: vec![deployment("m")], ..RoutingTable::default() });
         assert_eq!(demand.loads.lock().len(), 1);

@@ -1,30 +1,36 @@
 //! The attempt loop: tries endpoints until one sends text, and holds the request while no endpoint is ready.
 //! A started response is resumed by the same loop, limited to the endpoints that can resume it.
+//!
+//! ```text
+//! ┌─▶ set_remaining_time ─▶ latest_table ─▶ choose ─▶ Refuse ─▶ error
+//! │                                           ├─▶ Try ─▶ try_endpoint ─▶ first text
+//! ├──────── busy or lost: backoff ────────────┼──────────────┘
+//! │                                           └─▶ Wait ─▶ hold_deadline ─▶ hold ─▶ wait_for_change
+//! └───────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use russet_rpc::engine::GenerateRequest;
 use russet_wire::event::GenerationEvent;
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use super::attempts::{Attempts, interrupted, overloaded, resume_mismatch};
-use super::engine_stream::{
-    AttemptError, EngineStream, attempt_error, event_deadline, shutdown_error, silence_error, table_changed,
-};
+use super::deadline::Deadline;
+use super::dispatcher::Dispatcher;
+use super::engine_stream::{AttemptError, EngineStream, shutdown_error, table_changed};
 use super::route_decision::{ResumePoint, RouteDecision, choose, choose_resume};
-use super::{Deadline, Dispatcher, ResponseChunk};
 use crate::body_budget::BodyPermit;
 use crate::demand::HeldRequest;
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::GatewayError;
 use crate::keys::Caller;
 use crate::metrics::RequestTracker;
-use crate::routes::{Deployment, Endpoint, RoutingTable};
+use crate::routes::{Deployment, Endpoint, ModelScope, RoutingTable};
 
 /// A request with its caller, and how much of its response was already sent.
-pub(super) struct PendingRequest {
+pub(crate) struct PendingRequest {
     model: String,
     request: GenerationRequest,
     deadline: Option<Deadline>,
@@ -39,223 +45,290 @@ pub(super) struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// A request that no engine has received yet.
-    pub(super) fn new(
-        model: &str,
-        request: GenerationRequest,
+    /// A request that no engine has received yet. Its body stays in memory, counted by the permit, until the
+    /// response is complete, because another engine may have to resume it.
+    pub(crate) fn new(
+        model: String,
+        mut request: GenerationRequest,
         deadline: Option<Deadline>,
         body_permit: BodyPermit,
-        caller: &Caller,
-        waiting_since: Instant,
+        caller: Caller,
     ) -> Self {
+        // A resumed response must sample with the same seed.
+        request.sampling.seed.get_or_insert_with(rand::random);
         Self {
-            model: model.to_owned(),
+            model,
             request,
             deadline,
-            caller: caller.clone(),
-            waiting_since,
+            caller,
+            waiting_since: Instant::now(),
             attempts: Attempts::default(),
             resume_point: None,
             last_lost: None,
             body_permit,
         }
     }
-}
 
-impl Dispatcher {
-    /// Resumes on another engine a response that was partly sent when its engine was lost.
-    pub(super) async fn resume(
-        &self,
-        asked: &mut PendingRequest,
-        line: EngineStream,
-        message: String,
-        tracker: &mut RequestTracker,
-    ) -> Result<(ResponseChunk, EngineStream), GatewayError> {
-        let EngineStream { endpoint, emitted: told, .. } = line;
-        asked.request.emitted.extend(told);
-        let told = asked.request.emitted.len();
-        tracing::warn!(
-            model = asked.model,
-            node = endpoint.node,
-            epoch = endpoint.epoch,
-            told,
-            "an answer broke off: {message}"
-        );
-        asked.waiting_since = Instant::now();
-        asked.last_lost = Some(endpoint);
-        let found = match asked.attempts.record_lost(true, message.clone(), self.limits.max_losses) {
-            Ok(()) => self.run_attempts(asked, tracker).await,
-            Err(refusal) => Err(refusal),
-        };
-        tracker.continued(found.is_ok());
-        found.map_err(|refusal| interrupted(&message, refusal))
+    /// The model name as the client sent it.
+    pub(super) fn model(&self) -> &str {
+        &self.model
     }
 
+    /// The model names that its caller may use.
+    pub(super) fn scope(&self) -> &ModelScope {
+        self.caller.scope()
+    }
+
+    /// The deadline of the whole response.
+    pub(super) fn deadline(&self) -> Option<Deadline> {
+        self.deadline
+    }
+
+    /// When it began to wait for an engine.
+    pub(super) fn waiting_since(&self) -> Instant {
+        self.waiting_since
+    }
+}
+
+/// The first event that the client sees, `Token` or `Finished`, and the stream that it came from.
+pub(super) type OpenedStream = (GenerationEvent, EngineStream);
+
+impl Dispatcher {
     /// Tries endpoints until one sends text; holds the request while none is ready.
     pub(super) async fn run_attempts(
         &self,
-        asked: &mut PendingRequest,
+        request: &mut PendingRequest,
         tracker: &mut RequestTracker,
-    ) -> Result<(ResponseChunk, EngineStream), GatewayError> {
-        let PendingRequest {
-            model,
-            request,
-            deadline,
-            caller,
-            waiting_since: since,
-            attempts: setbacks,
-            resume_point: begun,
-            last_lost: left,
-            body_permit: body,
-        } = asked;
-        let scope = caller.scope();
-        let mut changes = self.table.clone();
-        let mut resting: HashMap<Endpoint, Instant> = HashMap::new();
-        resting.extend(left.take().map(|left| (left, Instant::now() + self.limits.endpoint_backoff)));
-        let mut place: Option<HeldRequest> = None;
-        let mut held = false;
-        let mut state = format!("no engine of model `{model}` began to answer");
-        loop {
-            if let Some(deadline) = deadline {
-                // Every engine is given the time that remains now.
-                let left = deadline.remaining().ok_or_else(|| deadline.exceeded(&state))?;
-                request.deadline_milliseconds = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-            }
-            let table = changes.borrow_and_update().clone();
-            self.backends.prune(&table);
-            let now = Instant::now();
-            resting.retain(|_, until| *until > now);
-            let pick = |endpoints: Vec<_>| {
-                let rested = endpoints.into_iter().filter(|endpoint| !resting.contains_key(*endpoint));
-                self.backends.least_busy(rested)
-            };
-            let choice = match begun {
-                None => choose(&table, model, scope, pick),
-                Some(begun) => choose_resume(&table, begun, pick),
-            };
-            let (deployment, waiting_for) = match choice {
-                RouteDecision::Refuse(refusal) => return Err(refusal),
-                RouteDecision::Try(deployment, endpoint) => {
-                    place = None;
-                    match self.try_endpoint(deployment, endpoint, request, *deadline, begun, tracker).await {
-                        Ok(opened) => return Ok(opened),
-                        Err(AttemptError::Rejected(refusal)) => return Err(refusal),
-                        Err(AttemptError::Busy(message)) => setbacks.last_busy = Some(message),
-                        Err(AttemptError::Lost { accepted, message }) => {
-                            tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
-                            setbacks.record_lost(accepted, message, self.limits.max_losses)?;
-                        }
-                    }
-                    resting.insert(endpoint.clone(), Instant::now() + self.limits.endpoint_backoff);
-                    tracker.retried();
-                    continue;
-                }
-                RouteDecision::Wait(deployment, message) => (deployment, message),
-            };
-            // When a replica wakes, more requests may be held than it admits at once; those stay held.
-            if let (Some(message), None, false) = (&setbacks.last_busy, &setbacks.last_lost, held) {
-                return Err(overloaded(message.clone()));
-            }
-            let hold = match table.matching_alias(model, scope) {
-                Some(name) => name.hold_timeout.unwrap_or_default(),
-                None => self.limits.hold_timeout,
-            };
-            let held_until = *since + hold;
-            if now >= held_until {
-                return Err(setbacks.hold_expired(model, hold, &waiting_for));
-            }
-            let until = deadline.map_or(held_until, |deadline| deadline.until.min(held_until));
-            if place.as_ref().is_none_or(|place| !place.is_for(deployment)) {
-                drop(place.take());
-                place = Some(self.demand.hold(deployment, body.bytes())?);
-                held = true;
-            }
-            state = format!("model `{model}`: {waiting_for}");
-            let wake = resting.values().min().copied().unwrap_or(until).min(until);
-            tokio::select! {
-                () = table_changed(&mut changes) => {}
-                () = sleep_until(wake) => {}
-                () = self.closing.cancelled() => return Err(shutdown_error()),
-            }
-        }
+    ) -> Result<OpenedStream, GatewayError> {
+        AttemptLoop::new(self, request, tracker).run().await
     }
 
-    async fn try_endpoint(
+    /// Resumes on another engine a response that was partly sent when its engine was lost.
+    pub(super) async fn resume(
         &self,
-        deployment: &Deployment,
-        endpoint: &Endpoint,
-        request: &GenerationRequest,
-        deadline: Option<Deadline>,
-        begun: &mut Option<ResumePoint>,
+        request: &mut PendingRequest,
+        stream: EngineStream,
+        message: String,
         tracker: &mut RequestTracker,
-    ) -> Result<(ResponseChunk, EngineStream), AttemptError> {
-        let silence = self.limits.engine_timeout;
-        let (mut client, lease) = self.backends.acquire(endpoint).map_err(|error| {
-            tracing::error!("{}", russet_telemetry::errors::chain(&error));
-            AttemptError::Rejected(GatewayError::new(
-                ErrorKind::Internal,
-                "the gateway cannot use its certificate; its log says why",
-            ))
-        })?;
-        let active = self.demand.start(deployment);
-        let mut table = self.table.clone();
-        let bound = event_deadline(Instant::now(), silence, deadline);
-        let opened = tokio::select! {
-            opened = timeout_at(bound, client.generate(GenerateRequest::from(request.clone()))) => opened,
-            // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by
-            // now.
-            () = endpoint_removed(&mut table, endpoint) => {
-                let Endpoint { address, node, .. } = endpoint;
-                let message = format!("the engine on node {node} at {address} does not answer and is being replaced");
-                return Err(AttemptError::Lost { accepted: false, message });
-            }
-            () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+    ) -> Result<OpenedStream, GatewayError> {
+        let EngineStream { endpoint, emitted, .. } = stream;
+        request.request.emitted.extend(emitted);
+        tracing::warn!(
+            model = request.model,
+            node = endpoint.node,
+            epoch = endpoint.epoch,
+            emitted = request.request.emitted.len(),
+            "a response was interrupted: {message}"
+        );
+        request.waiting_since = Instant::now();
+        request.last_lost = Some(endpoint);
+        let opened = match request.attempts.record_lost(true, message.clone(), self.limits.max_losses) {
+            Ok(()) => self.run_attempts(request, tracker).await,
+            Err(error) => Err(error),
         };
-        let events = match opened {
-            Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return Err(attempt_error(endpoint, &status, false)),
-            Err(_) => return Err(AttemptError::Rejected(silence_error(endpoint, silence, deadline))),
-        };
-        let mut line = EngineStream::new(self, endpoint, events, deadline, active, lease);
-        let mut prompt = 0;
-        loop {
-            let event = line.event().await?;
-            if line.accepted {
-                tracker.dispatched();
-            }
-            if let GenerationEvent::Started { prompt_tokens, emitted_tokens } = event {
-                prompt = prompt_tokens;
-                let here = (prompt_tokens, emitted_tokens as usize);
-                if let Some(begun) = begun.as_ref()
-                    && here != (begun.prompt_tokens, request.emitted.len())
-                {
-                    return Err(AttemptError::Rejected(resume_mismatch(
-                        endpoint,
-                        here,
-                        begun,
-                        request.emitted.len(),
-                    )));
-                }
-            }
-            if let Some(piece) = line.interpret(event) {
-                let first = piece?;
-                tracker.token();
-                begun.get_or_insert_with(|| ResumePoint {
-                    deployment: deployment.full_name(),
-                    model: endpoint.model.clone(),
-                    prompt_tokens: prompt,
-                });
-                return Ok((first, line));
-            }
-        }
+        tracker.continued(opened.is_ok());
+        opened.map_err(|error| interrupted(&message, error))
     }
 }
 
-/// Waits until no deployment of the table lists this endpoint.
-async fn endpoint_removed(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
-    let known =
-        |table: &Arc<RoutingTable>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
-    if table.wait_for(|table| !known(table)).await.is_err() {
-        std::future::pending().await
+/// One run of the loop. A step changes the fields that name it, and no others.
+struct AttemptLoop<'a> {
+    dispatcher: &'a Dispatcher,
+    /// `set_remaining_time` writes the engine's deadline, `try_endpoint` the attempts and the resume point.
+    request: &'a mut PendingRequest,
+    /// `try_endpoint` counts dispatches, retries and the first token.
+    tracker: &'a mut RequestTracker,
+    /// Changes of the routing table: read by `latest_table`, awaited by `wait_for_change`.
+    table: watch::Receiver<Arc<RoutingTable>>,
+    /// Endpoints that failed, and until when they are not tried: added by `try_endpoint`, removed by
+    /// `latest_table`.
+    backoffs: HashMap<Endpoint, Instant>,
+    /// The request among the held ones of a deployment: set by `hold`, dropped by `try_endpoint`.
+    held: Option<HeldRequest>,
+    /// Whether `hold` held it in this run.
+    was_held: bool,
+    /// What the request waits for, for the error at its deadline: set by `hold`.
+    waiting_for: String,
+}
+
+impl<'a> AttemptLoop<'a> {
+    fn new(
+        dispatcher: &'a Dispatcher,
+        request: &'a mut PendingRequest,
+        tracker: &'a mut RequestTracker,
+    ) -> Self {
+        let backoff_end = Instant::now() + dispatcher.limits.endpoint_backoff;
+        Self {
+            dispatcher,
+            table: dispatcher.table.clone(),
+            backoffs: request.last_lost.take().map(|endpoint| (endpoint, backoff_end)).into_iter().collect(),
+            held: None,
+            was_held: false,
+            waiting_for: format!("no engine of model `{}` has sent a token yet", request.model),
+            request,
+            tracker,
+        }
+    }
+
+    async fn run(mut self) -> Result<OpenedStream, GatewayError> {
+        loop {
+            self.set_remaining_time()?;
+            let now = Instant::now();
+            let table = self.latest_table(now);
+            match self.choose(&table) {
+                RouteDecision::Refuse(error) => return Err(error),
+                RouteDecision::Try(deployment, endpoint) => {
+                    if let Some(opened) = self.try_endpoint(deployment, endpoint).await? {
+                        return Ok(opened);
+                    }
+                }
+                RouteDecision::Wait(deployment, reason) => {
+                    let until = self.hold_deadline(&table, &reason, now)?;
+                    self.hold(deployment, &reason)?;
+                    self.wait_for_change(until).await?;
+                }
+            }
+        }
+    }
+
+    /// Gives the next engine the time that remains now; an error once none does.
+    fn set_remaining_time(&mut self) -> Result<(), GatewayError> {
+        if let Some(deadline) = self.request.deadline {
+            let left = deadline.remaining().ok_or_else(|| deadline.exceeded(&self.waiting_for))?;
+            let milliseconds = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            self.request.request.deadline_milliseconds = Some(milliseconds);
+        }
+        Ok(())
+    }
+
+    /// The latest routing table. Channels of engines that it no longer lists are closed, and backoffs that
+    /// have ended are removed.
+    fn latest_table(&mut self, now: Instant) -> Arc<RoutingTable> {
+        let table = self.table.borrow_and_update().clone();
+        self.dispatcher.backends.prune(&table);
+        self.backoffs.retain(|_, until| *until > now);
+        table
+    }
+
+    /// The next action: the least busy endpoint without a backoff, or why there is none.
+    fn choose<'t>(&self, table: &'t RoutingTable) -> RouteDecision<'t> {
+        let least_busy = |endpoints: Vec<&'t Endpoint>| {
+            let ready = endpoints.into_iter().filter(|endpoint| !self.backoffs.contains_key(*endpoint));
+            self.dispatcher.backends.least_busy(ready)
+        };
+        match &self.request.resume_point {
+            None => choose(table, &self.request.model, self.request.scope(), least_busy),
+            Some(resume_point) => choose_resume(table, resume_point, least_busy),
+        }
+    }
+
+    /// Sends the request to an endpoint. `None` when the endpoint is busy or lost; it is then backed off.
+    async fn try_endpoint(
+        &mut self,
+        deployment: &Deployment,
+        endpoint: &Endpoint,
+    ) -> Result<Option<OpenedStream>, GatewayError> {
+        self.held = None;
+        let limits = &self.dispatcher.limits;
+        match self.open_stream(deployment, endpoint).await {
+            Ok(opened) => return Ok(Some(opened)),
+            Err(AttemptError::Rejected(error)) => return Err(error),
+            Err(AttemptError::Busy(message)) => self.request.attempts.last_busy = Some(message),
+            Err(AttemptError::Lost { accepted, message }) => {
+                let model = &self.request.model;
+                tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
+                self.request.attempts.record_lost(accepted, message, limits.max_losses)?;
+            }
+        }
+        self.backoffs.insert(endpoint.clone(), Instant::now() + limits.endpoint_backoff);
+        self.tracker.retried();
+        Ok(None)
+    }
+
+    /// Opens a stream to the endpoint and reads it up to the first event that the client sees.
+    async fn open_stream(
+        &mut self,
+        deployment: &Deployment,
+        endpoint: &Endpoint,
+    ) -> Result<OpenedStream, AttemptError> {
+        let PendingRequest { request, deadline, resume_point, .. } = &mut *self.request;
+        let mut stream =
+            EngineStream::open(self.dispatcher, deployment, endpoint, request, *deadline).await?;
+        let mut prompt = 0;
+        loop {
+            let event = stream.event().await;
+            if stream.accepted {
+                self.tracker.dispatched();
+            }
+            match event? {
+                GenerationEvent::Started { prompt_tokens, emitted_tokens } => {
+                    prompt = prompt_tokens;
+                    let here = (prompt_tokens, emitted_tokens as usize);
+                    if let Some(resume_point) = resume_point
+                        && here != (resume_point.prompt_tokens, request.emitted.len())
+                    {
+                        let emitted = request.emitted.len();
+                        let error = resume_mismatch(endpoint, here, resume_point, emitted);
+                        return Err(AttemptError::Rejected(error));
+                    }
+                }
+                GenerationEvent::Token { text, .. } if text.is_empty() => {}
+                first => {
+                    self.tracker.token();
+                    resume_point.get_or_insert_with(|| ResumePoint {
+                        deployment: deployment.full_name(),
+                        model: endpoint.model.clone(),
+                        prompt_tokens: prompt,
+                    });
+                    return Ok((first, stream));
+                }
+            }
+        }
+    }
+
+    /// Until when the request may be held; an error when it may not be held, or no longer.
+    fn hold_deadline(
+        &mut self,
+        table: &RoutingTable,
+        reason: &str,
+        now: Instant,
+    ) -> Result<Instant, GatewayError> {
+        let PendingRequest { model, deadline, caller, waiting_since, attempts, .. } = &mut *self.request;
+        // When a replica becomes ready, more requests may be held than it admits at once; those stay held.
+        if let (Some(message), None, false) = (&attempts.last_busy, &attempts.last_lost, self.was_held) {
+            return Err(overloaded(message.clone()));
+        }
+        let timeout = match table.matching_alias(model, caller.scope()) {
+            Some(alias) => alias.hold_timeout.unwrap_or_default(),
+            None => self.dispatcher.limits.hold_timeout,
+        };
+        let until = *waiting_since + timeout;
+        if now >= until {
+            return Err(attempts.hold_expired(model, timeout, reason));
+        }
+        Ok(deadline.map_or(until, |deadline| deadline.until.min(until)))
+    }
+
+    /// Counts the request among the held ones of this deployment; an error beyond the limits.
+    fn hold(&mut self, deployment: &Deployment, reason: &str) -> Result<(), GatewayError> {
+        if self.held.as_ref().is_none_or(|held| !held.is_for(deployment)) {
+            // Both deployments count towards one limit: the other one's request is released first.
+            self.held = None;
+            let bytes = self.request.body_permit.bytes();
+            self.held = Some(self.dispatcher.demand.hold(deployment, bytes)?);
+            self.was_held = true;
+        }
+        self.waiting_for = format!("model `{}`: {reason}", self.request.model);
+        Ok(())
+    }
+
+    /// Waits until the routing table changes, a backoff ends, or `until`.
+    async fn wait_for_change(&mut self, until: Instant) -> Result<(), GatewayError> {
+        let wake = self.backoffs.values().min().copied().unwrap_or(until).min(until);
+        tokio::select! {
+            () = table_changed(&mut self.table) => Ok(()),
+            () = sleep_until(wake) => Ok(()),
+            () = self.dispatcher.closing.cancelled() => Err(shutdown_error()),
+        }
     }
 }

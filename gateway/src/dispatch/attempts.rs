@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use super::RETRY_AFTER;
 use super::route_decision::ResumePoint;
-use crate::error::{ErrorKind, GatewayError};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
 use crate::routes::Endpoint;
 
 /// Failed attempts of one request so far.
@@ -23,16 +22,16 @@ impl Attempts {
         &mut self,
         accepted: bool,
         message: String,
-        most: u32,
+        max_losses: u32,
     ) -> Result<(), GatewayError> {
         self.losses += u32::from(accepted);
-        if self.losses >= most {
+        if self.losses >= max_losses {
             let losses = self.losses;
             return Err(GatewayError::new(
                 ErrorKind::EngineLost,
                 format!(
-                    "{losses} engines were lost while they worked on this request, so it is not sent again; \
-                     the last: {message}"
+                    "{losses} engines were lost while they worked on this request, so the gateway does not send it \
+                     again; the last loss: {message}"
                 ),
             ));
         }
@@ -43,18 +42,18 @@ impl Attempts {
     /// The error for a request whose hold time is over.
     pub(super) fn hold_expired(&mut self, model: &str, hold: Duration, waiting_for: &str) -> GatewayError {
         let seconds = hold.as_secs();
-        let refusal = match (self.last_lost.take(), self.last_busy.take()) {
+        let error = match (self.last_lost.take(), self.last_busy.take()) {
             (Some(lost), _) => GatewayError::new(
                 ErrorKind::EngineLost,
                 format!(
-                    "model `{model}`: {lost}; no group of it was ready again within {seconds} s ({waiting_for})"
+                    "model `{model}`: {lost}; no group was ready again within {seconds} s ({waiting_for})"
                 ),
             ),
             (None, Some(busy)) => return overloaded(busy),
             (None, None) if hold.is_zero() => GatewayError::new(
                 ErrorKind::ModelNotReady,
                 format!(
-                    "model `{model}` does not answer, and its ModelRoute holds no requests: {waiting_for}"
+                    "model `{model}` is not ready, and its ModelRoute does not hold requests: {waiting_for}"
                 ),
             ),
             (None, None) => GatewayError::new(
@@ -62,7 +61,7 @@ impl Attempts {
                 format!("model `{model}` is not ready after {seconds} s of waiting: {waiting_for}"),
             ),
         };
-        refusal.retry_after(RETRY_AFTER)
+        error.retry_after(RETRY_AFTER)
     }
 }
 
@@ -72,37 +71,37 @@ pub(super) fn overloaded(message: String) -> GatewayError {
 }
 
 /// The error for the rest of an interrupted response, from the error of the attempt to resume it.
-pub(super) fn interrupted(lost: &str, refusal: GatewayError) -> GatewayError {
-    match refusal.kind {
+pub(super) fn interrupted(lost: &str, error: GatewayError) -> GatewayError {
+    match error.kind {
         ErrorKind::EngineLost
         | ErrorKind::EngineSilent
         | ErrorKind::DeadlineExceeded
         | ErrorKind::Internal
-        | ErrorKind::ShuttingDown => refusal,
+        | ErrorKind::ShuttingDown => error,
         // The request itself is valid, and the gateway has already waited.
         _ => GatewayError::new(
             ErrorKind::EngineLost,
-            format!("{lost}; its answer cannot go on: {}", refusal.message),
+            format!("{lost}; no other engine can resume the response: {}", error.message),
         )
         .retry_after(RETRY_AFTER),
     }
 }
 
 /// The error when this engine would resume differently: `here` holds its count of prompt tokens and of
-/// emitted tokens after which it would continue.
+/// emitted tokens.
 pub(super) fn resume_mismatch(
     endpoint: &Endpoint,
     here: (u32, usize),
-    begun: &ResumePoint,
-    told: usize,
+    resume_point: &ResumePoint,
+    emitted: usize,
 ) -> GatewayError {
-    let (prompt, emitted) = here;
+    let (prompt_here, emitted_here) = here;
     GatewayError::new(
         ErrorKind::ModelNotReady,
         format!(
-            "it was begun with a prompt of {} tokens and {told} of its own were told, and the engine on node {} would \
-             go on after {emitted} with a prompt of {prompt}; let all engines be of one release",
-            begun.prompt_tokens, endpoint.node
+            "the response has a prompt of {} tokens and {emitted} emitted tokens, but the engine on node {} counts \
+             {prompt_here} and {emitted_here}; run the same release on all engines",
+            resume_point.prompt_tokens, endpoint.node
         ),
     )
 }

@@ -21,15 +21,15 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The deadline of a request that arrived at `arrived` with `given` time.
+    /// The deadline of a request that arrived at `arrived` and may take `duration`.
     pub fn new(arrived: Instant, duration: Duration) -> Self {
         Self { duration, until: arrived + duration }
     }
 
     /// The remaining time; `None` once the deadline has passed.
     pub(super) fn remaining(&self) -> Option<Duration> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then_some(left)
+        let remaining = self.until.saturating_duration_since(Instant::now());
+        (!remaining.is_zero()).then_some(remaining)
     }
 
     /// The deadline plus the grace in which a working engine may report that it passed.
@@ -39,9 +39,10 @@ impl Deadline {
 
     /// The error for a request whose deadline passed, with what it was waiting for.
     pub(super) fn exceeded(&self, waiting_for: &str) -> GatewayError {
-        let given = self.duration;
-        let message =
-            format!("the deadline of {given:?} has passed: {waiting_for}; ask with more time or for less");
+        let duration = self.duration;
+        let message = format!(
+            "the deadline of {duration:?} has passed: {waiting_for}; raise the timeout or request fewer tokens"
+        );
         GatewayError::new(ErrorKind::DeadlineExceeded, message)
     }
 }

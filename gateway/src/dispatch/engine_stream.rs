@@ -1,21 +1,23 @@
-//! An open Generate stream to an engine: maps its events and statuses to response chunks and errors. Not
-//! here: engine selection, and what happens to an interrupted response.
+//! A Generate stream to an engine: opens it, and maps its events and statuses to events for the client and
+//! errors. Not here: engine selection, and what happens to an interrupted response.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_rpc::engine::GenerateEvent;
+use russet_rpc::engine::{GenerateEvent, GenerateRequest};
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
+use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use super::{Deadline, Dispatcher, RETRY_AFTER, ResponseChunk};
+use super::deadline::Deadline;
+use super::dispatcher::Dispatcher;
 use crate::backends::InFlightGuard;
 use crate::demand::ActiveRequest;
-use crate::error::{ErrorKind, GatewayError};
-use crate::routes::{Endpoint, RoutingTable};
+use crate::error::{ErrorKind, GatewayError, RETRY_AFTER};
+use crate::routes::{Deployment, Endpoint, RoutingTable};
 
 /// Why an endpoint sends no more.
 pub(super) enum AttemptError {
@@ -37,50 +39,77 @@ pub(super) struct EngineStream {
     pub(super) accepted: bool,
     events: Streaming<GenerateEvent>,
     last_event_at: Instant,
-    silence: Duration,
+    event_timeout: Duration,
     deadline: Option<Deadline>,
     table: watch::Receiver<Arc<RoutingTable>>,
     closing: CancellationToken,
     active: ActiveRequest,
-    _lease: InFlightGuard,
+    _in_flight: InFlightGuard,
 }
 
 impl EngineStream {
-    /// A stream over these events.
-    pub(super) fn new(
-        core: &Dispatcher,
+    /// Sends the request to the endpoint, within its deadline.
+    pub(super) async fn open(
+        dispatcher: &Dispatcher,
+        deployment: &Deployment,
         endpoint: &Endpoint,
-        events: Streaming<GenerateEvent>,
+        request: &GenerationRequest,
         deadline: Option<Deadline>,
-        active: ActiveRequest,
-        lease: InFlightGuard,
-    ) -> Self {
-        let Dispatcher { table, limits, closing, .. } = core;
-        Self {
+    ) -> Result<Self, AttemptError> {
+        let Dispatcher { table, backends, demand, limits, closing, metrics: _ } = dispatcher;
+        let event_timeout = limits.engine_timeout;
+        let (mut client, in_flight) = backends.acquire(endpoint).map_err(|error| {
+            tracing::error!("{}", russet_telemetry::errors::chain(&error));
+            AttemptError::Rejected(GatewayError::new(
+                ErrorKind::Internal,
+                "the gateway cannot use its client certificate; see its log",
+            ))
+        })?;
+        let active = demand.start(deployment);
+        let mut changes = table.clone();
+        let until = event_deadline(Instant::now(), event_timeout, deadline);
+        let opened = tokio::select! {
+            opened = timeout_at(until, client.generate(GenerateRequest::from(request.clone()))) => opened,
+            // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by
+            // now.
+            () = endpoint_removed(&mut changes, endpoint) => {
+                let Endpoint { address, node, .. } = endpoint;
+                let message = format!("the engine on node {node} at {address} does not respond and is being replaced");
+                return Err(AttemptError::Lost { accepted: false, message });
+            }
+            () = closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
+        };
+        let events = match opened {
+            Ok(Ok(response)) => response.into_inner(),
+            Ok(Err(status)) => return Err(attempt_error(endpoint, &status, false)),
+            Err(_) => return Err(AttemptError::Rejected(silence_error(endpoint, event_timeout, deadline))),
+        };
+        Ok(Self {
             endpoint: endpoint.clone(),
             emitted: Vec::new(),
             accepted: false,
             events,
             last_event_at: Instant::now(),
-            silence: limits.engine_timeout,
+            event_timeout,
             deadline,
             table: table.clone(),
             closing: closing.clone(),
             active,
-            _lease: lease,
-        }
+            _in_flight: in_flight,
+        })
     }
 
-    /// The next event. Cancel-safe: dropping the future loses nothing.
+    /// The next `Started`, `Token` or `Finished`; failures and cancellations are errors. Cancel-safe: dropping
+    /// the future loses nothing.
     pub(super) async fn event(&mut self) -> Result<GenerationEvent, AttemptError> {
         let event = tokio::select! {
             biased;
-            event = timeout_at(event_deadline(self.last_event_at, self.silence, self.deadline), self.events.message()) => event,
+            event = timeout_at(event_deadline(self.last_event_at, self.event_timeout, self.deadline), self.events.message()) => event,
             () = self.closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
             () = superseded(&mut self.table, &self.endpoint) => {
                 let Endpoint { node, epoch, .. } = &self.endpoint;
                 return Err(self.lost(format!(
-                    "the engine on node {node} says nothing, and its group was formed anew after epoch {epoch}"
+                    "the engine on node {node} sends no events, and its group was re-formed after epoch {epoch}"
                 )));
             }
         };
@@ -92,46 +121,63 @@ impl EngineStream {
             Err(_) => {
                 return Err(AttemptError::Rejected(silence_error(
                     &self.endpoint,
-                    self.silence,
+                    self.event_timeout,
                     self.deadline,
                 )));
             }
         };
         // An engine whose first event is a failure has not started work.
         self.accepted |= !matches!(event, GenerationEvent::Failed(_));
-        if let GenerationEvent::Token { id, .. } = event {
+        if let GenerationEvent::Token { id, .. } = &event {
             if self.emitted.is_empty() {
                 self.active.first_token();
             }
-            self.emitted.push(id);
+            self.emitted.push(*id);
         }
-        Ok(event)
+        self.check(event)
     }
 
-    /// Maps an event to a chunk or an error; `None` when there is nothing to send yet.
-    pub(super) fn interpret(&self, event: GenerationEvent) -> Option<Result<ResponseChunk, AttemptError>> {
+    /// The next event that the client sees: a `Token` with text, or `Finished`. Cancel-safe like `event`.
+    pub(super) async fn output(&mut self) -> Result<GenerationEvent, AttemptError> {
+        loop {
+            match self.event().await? {
+                GenerationEvent::Started { .. } => {}
+                GenerationEvent::Token { text, .. } if text.is_empty() => {}
+                event => return Ok(event),
+            }
+        }
+    }
+
+    /// The event, or the error that it reports.
+    fn check(&self, event: GenerationEvent) -> Result<GenerationEvent, AttemptError> {
         match event {
-            GenerationEvent::Started { .. } => None,
-            GenerationEvent::Token { text, .. } if text.is_empty() => None,
-            GenerationEvent::Token { text, .. } => Some(Ok(ResponseChunk::Text(text))),
-            GenerationEvent::Finished { reason: FinishReason::Cancelled, .. } => Some(Err(self.lost(format!(
-                "the engine on node {} stopped the answer before it was complete, because it is going down",
+            GenerationEvent::Finished { reason: FinishReason::Cancelled, .. } => Err(self.lost(format!(
+                "the engine on node {} is shutting down and stopped the response before it was complete",
                 self.endpoint.node
-            )))),
-            GenerationEvent::Finished { reason, usage } => Some(Ok(ResponseChunk::End { reason, usage })),
-            GenerationEvent::Failed(GenerationFailure { kind, message }) => Some(Err(match kind {
-                FailureKind::InvalidRequest => AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, message)),
-                FailureKind::Overloaded => AttemptError::Busy(message),
-                FailureKind::Unavailable => self.lost(message),
-                FailureKind::DeadlineExceeded => {
-                    // The engine only knows the time that remained when it received the request.
-                    let given =
-                        self.deadline.map(|Deadline { duration: given, .. }| format!(" (asked with {given:?})"));
-                    let message = message + &given.unwrap_or_default();
-                    AttemptError::Rejected(GatewayError::new(ErrorKind::DeadlineExceeded, message))
-                }
-                FailureKind::Internal => AttemptError::Rejected(GatewayError::new(ErrorKind::Internal, message)),
-            })),
+            ))),
+            GenerationEvent::Failed(failure) => Err(self.failed(failure)),
+            GenerationEvent::Started { .. }
+            | GenerationEvent::Token { .. }
+            | GenerationEvent::Finished { .. } => Ok(event),
+        }
+    }
+
+    fn failed(&self, GenerationFailure { kind, message }: GenerationFailure) -> AttemptError {
+        match kind {
+            FailureKind::InvalidRequest => {
+                AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, message))
+            }
+            FailureKind::Overloaded => AttemptError::Busy(message),
+            FailureKind::Unavailable => self.lost(message),
+            FailureKind::DeadlineExceeded => {
+                // The engine only knows the time that remained when it received the request.
+                let total = self.deadline.map(|Deadline { duration, .. }| {
+                    format!(" (the timeout of the request is {duration:?})")
+                });
+                let message = message + &total.unwrap_or_default();
+                AttemptError::Rejected(GatewayError::new(ErrorKind::DeadlineExceeded, message))
+            }
+            FailureKind::Internal => AttemptError::Rejected(GatewayError::new(ErrorKind::Internal, message)),
         }
     }
 
@@ -145,20 +191,29 @@ impl EngineStream {
     }
 }
 
+/// Waits until no deployment of the table lists this endpoint.
+async fn endpoint_removed(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
+    let listed =
+        |table: &Arc<RoutingTable>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
+    if table.wait_for(|table| !listed(table)).await.is_err() {
+        std::future::pending().await
+    }
+}
+
 /// Waits until the group of this endpoint is ready under a higher epoch. Whatever the state of its
 /// connection, this engine is then dead, or frozen and about to be killed.
 async fn superseded(table: &mut watch::Receiver<Arc<RoutingTable>>, endpoint: &Endpoint) {
-    let after = |one: &Endpoint| one.group == endpoint.group && one.epoch > endpoint.epoch;
+    let is_successor = |other: &Endpoint| other.group == endpoint.group && other.epoch > endpoint.epoch;
     loop {
         table_changed(table).await;
-        let now = table.borrow_and_update();
-        if now.deployments.iter().flat_map(|deployment| &deployment.endpoints).any(after) {
+        let latest = table.borrow_and_update();
+        if latest.deployments.iter().flat_map(|deployment| &deployment.endpoints).any(is_successor) {
             return;
         }
     }
 }
 
-/// Waits for the next change of the table; pending for ever once the sender is gone.
+/// Waits for the next change of the table; pending forever once the sender is dropped.
 pub(super) async fn table_changed(table: &mut watch::Receiver<Arc<RoutingTable>>) {
     if table.changed().await.is_err() {
         std::future::pending().await
@@ -178,7 +233,7 @@ async fn drain(mut events: Streaming<GenerateEvent>) {
 pub(super) fn attempt_error(endpoint: &Endpoint, status: &tonic::Status, accepted: bool) -> AttemptError {
     use tonic::Code;
     // A status that did not travel over the wire has a local source: the connection broke.
-    let broken = std::error::Error::source(status).is_some();
+    let disconnected = std::error::Error::source(status).is_some();
     match status.code() {
         Code::InvalidArgument | Code::OutOfRange => {
             AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, status.message()))
@@ -191,13 +246,13 @@ pub(super) fn attempt_error(endpoint: &Endpoint, status: &tonic::Status, accepte
         | Code::DeadlineExceeded
         | Code::FailedPrecondition
         | Code::DataLoss => AttemptError::Lost { accepted, message: lost_message(endpoint, status) },
-        _ if broken => AttemptError::Lost { accepted, message: lost_message(endpoint, status) },
+        _ if disconnected => AttemptError::Lost { accepted, message: lost_message(endpoint, status) },
         code => {
             tracing::error!(node = endpoint.node, address = endpoint.address, ?code, "{}", status.message());
             AttemptError::Rejected(GatewayError::new(
                 ErrorKind::Internal,
                 format!(
-                    "the engine on node {} refused the gateway ({code:?}): {}",
+                    "the engine on node {} rejected the gateway's call ({code:?}): {}",
                     endpoint.node,
                     status.message()
                 ),
@@ -216,33 +271,37 @@ fn lost_message(endpoint: &Endpoint, status: &tonic::Status) -> String {
 
 fn truncated_message(endpoint: &Endpoint) -> String {
     format!(
-        "the engine on node {} at {} ended the answer without finishing it",
+        "the engine on node {} at {} ended the stream without a finish event",
         endpoint.node, endpoint.address
     )
 }
 
-/// When an engine that sent its last event at `heard` counts as silent.
-pub(super) fn event_deadline(heard: Instant, silence: Duration, deadline: Option<Deadline>) -> Instant {
-    let silent = heard + silence;
-    deadline.map_or(silent, |deadline| deadline.with_grace().min(silent))
+/// When an engine that sent its last event at `last_event_at` counts as silent, or the deadline passes.
+pub(super) fn event_deadline(
+    last_event_at: Instant,
+    event_timeout: Duration,
+    deadline: Option<Deadline>,
+) -> Instant {
+    let silent_at = last_event_at + event_timeout;
+    deadline.map_or(silent_at, |deadline| deadline.with_grace().min(silent_at))
 }
 
-/// The error for a connected engine that sends nothing for `silence` or beyond the request's deadline.
+/// The error for a connected engine that sends nothing for `event_timeout` or beyond the request's deadline.
 pub(super) fn silence_error(
     endpoint: &Endpoint,
-    silence: Duration,
+    event_timeout: Duration,
     deadline: Option<Deadline>,
 ) -> GatewayError {
     let node = &endpoint.node;
     match deadline {
         Some(deadline) if deadline.remaining().is_none() => {
-            deadline.exceeded(&format!("the engine on node {node} had not completed the answer"))
+            deadline.exceeded(&format!("the engine on node {node} had not completed the response"))
         }
         _ => GatewayError::new(
             ErrorKind::EngineSilent,
             format!(
-                "the engine on node {node} said nothing for {} s; the answer is given up",
-                silence.as_secs()
+                "the engine on node {node} sent no event for {} s, so the gateway cancelled the request",
+                event_timeout.as_secs()
             ),
         ),
     }

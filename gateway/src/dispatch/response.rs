@@ -5,71 +5,62 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
+use russet_wire::event::GenerationEvent;
 
-use super::attempt_loop::PendingRequest;
-use super::engine_stream::{AttemptError, EngineStream};
-use super::{Dispatcher, ResponseChunk};
+use super::attempt_loop::{OpenedStream, PendingRequest};
+use super::dispatcher::Dispatcher;
+use super::engine_stream::AttemptError;
 use crate::error::{ErrorKind, GatewayError};
 use crate::metrics::RequestTracker;
 
 /// A running response. Dropping it cancels the request in the engine.
-pub struct ResponseStream(Pin<Box<dyn Stream<Item = Result<ResponseChunk, GatewayError>> + Send>>);
+pub(crate) struct ResponseStream(Pin<Box<dyn Stream<Item = Result<GenerationEvent, GatewayError>> + Send>>);
 
 impl ResponseStream {
-    /// The next chunk; `None` after the end or an error. Cancel-safe: dropping the future loses nothing.
-    pub async fn next(&mut self) -> Option<Result<ResponseChunk, GatewayError>> {
+    /// The next event: any number of `Token` with text, then one `Finished`, whose reason is never
+    /// `Cancelled`, or an error; then `None`. Cancel-safe: dropping the future loses nothing.
+    pub(crate) async fn next(&mut self) -> Option<Result<GenerationEvent, GatewayError>> {
         self.0.next().await
     }
 
-    /// The response to the request; its first chunk came from this engine stream.
+    /// The response to the request, from the first event of an engine on.
     pub(super) fn new(
-        core: Arc<Dispatcher>,
-        mut asked: PendingRequest,
-        first: ResponseChunk,
-        mut line: EngineStream,
+        dispatcher: Arc<Dispatcher>,
+        mut request: PendingRequest,
+        (first, mut stream): OpenedStream,
         mut tracker: RequestTracker,
     ) -> Self {
         Self(Box::pin(async_stream::stream! {
-            let mut piece = Ok(first);
+            let mut event = Ok(first);
             loop {
-                let refusal = match piece {
-                    Ok(ResponseChunk::End { reason, usage }) => {
+                let error = match event {
+                    Ok(GenerationEvent::Finished { reason, usage }) => {
                         tracker.finished(usage);
-                        line.finish();
-                        yield Ok(ResponseChunk::End { reason, usage });
+                        stream.finish();
+                        yield Ok(GenerationEvent::Finished { reason, usage });
                         return;
                     }
-                    Ok(text) => {
-                        yield Ok(text);
-                        piece = next_chunk(&mut line).await;
+                    Ok(token) => {
+                        yield Ok(token);
+                        event = stream.output().await;
                         continue;
                     }
-                    Err(AttemptError::Rejected(refusal)) => refusal,
+                    Err(AttemptError::Rejected(error)) => error,
                     Err(AttemptError::Busy(message)) => GatewayError::new(ErrorKind::Overloaded, message),
                     Err(AttemptError::Lost { message, .. }) => {
-                        match core.resume(&mut asked, line, message, &mut tracker).await {
+                        match dispatcher.resume(&mut request, stream, message, &mut tracker).await {
                             Ok((more, other)) => {
-                                (piece, line) = (Ok(more), other);
+                                (event, stream) = (Ok(more), other);
                                 continue;
                             }
-                            Err(refusal) => refusal,
+                            Err(error) => error,
                         }
                     }
                 };
-                tracker.refused(&refusal);
-                yield Err(refusal);
+                tracker.failed(&error);
+                yield Err(error);
                 return;
             }
         }))
-    }
-}
-
-/// The next chunk of this engine stream.
-async fn next_chunk(line: &mut EngineStream) -> Result<ResponseChunk, AttemptError> {
-    loop {
-        let event = line.event().await?;
-        if let Some(piece) = line.interpret(event) {
-            return piece;
-        }
     }
 }

@@ -27,16 +27,16 @@ pub(super) struct ResumePoint {
 }
 
 /// An endpoint that can resume a started response: one of the same deployment that runs the same Model, even
-/// if the deployment was requested under another name or has been renamed since. Another model would continue
+/// if the deployment was requested under another name or its names have changed since. Another model would continue
 /// with a different response.
 pub(super) fn choose_resume<'a>(
     table: &'a RoutingTable,
-    begun: &ResumePoint,
+    resume_point: &ResumePoint,
     pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
 ) -> RouteDecision<'a> {
-    let ResumePoint { deployment: name, model, prompt_tokens: _ } = begun;
+    let ResumePoint { deployment: name, model, prompt_tokens: _ } = resume_point;
     let Some(deployment) = table.deployments.iter().find(|one| one.full_name() == *name) else {
-        let message = format!("ModelDeployment {name} was deleted meanwhile");
+        let message = format!("ModelDeployment {name} was deleted");
         return RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotReady, message));
     };
     let same = deployment.endpoints.iter().filter(|endpoint| endpoint.model == *model);
@@ -44,12 +44,12 @@ pub(super) fn choose_resume<'a>(
         return RouteDecision::Try(deployment, endpoint);
     }
     if deployment.model != *model {
-        let now = &deployment.model;
-        let message = format!("ModelDeployment {name} was given the Model {now} meanwhile; it was {model}");
+        let new = &deployment.model;
+        let message = format!("ModelDeployment {name} changed from the Model {model} to {new}");
         return RouteDecision::Refuse(GatewayError::new(ErrorKind::ModelNotReady, message));
     }
     match pending_reason(deployment) {
-        Some(hope) => RouteDecision::Wait(deployment, hope),
+        Some(reason) => RouteDecision::Wait(deployment, reason),
         None => RouteDecision::Refuse(not_servable(name, &[deployment])),
     }
 }
@@ -71,7 +71,7 @@ pub(super) fn choose<'a>(
         }
     }
     match deployments.iter().find_map(|deployment| Some((deployment, pending_reason(deployment)?))) {
-        Some((deployment, hope)) => RouteDecision::Wait(deployment, hope),
+        Some((deployment, reason)) => RouteDecision::Wait(deployment, reason),
         None => RouteDecision::Refuse(not_servable(model, &deployments)),
     }
 }
@@ -79,8 +79,8 @@ pub(super) fn choose<'a>(
 /// Why a deployment without endpoints may become ready soon; `None` if it will not.
 fn pending_reason(deployment: &Deployment) -> Option<String> {
     match &deployment.state {
-        _ if !deployment.endpoints.is_empty() => Some("its engines do not answer".to_owned()),
-        DeploymentState::Ready => Some("its group is being formed again".to_owned()),
+        _ if !deployment.endpoints.is_empty() => Some("its engines do not respond".to_owned()),
+        DeploymentState::Ready => Some("its group is being re-formed".to_owned()),
         DeploymentState::Working(message) => Some(message.clone()),
         DeploymentState::Halted(_) => None,
     }
@@ -95,7 +95,7 @@ fn not_servable(model: &str, deployments: &[&Deployment]) -> GatewayError {
             DeploymentState::Ready | DeploymentState::Working(_) => None,
         })
         .collect();
-    let message = format!("model `{model}` cannot answer. {}", reasons.join("; "));
+    let message = format!("model `{model}` cannot serve requests: {}", reasons.join("; "));
     GatewayError::new(ErrorKind::ModelNotReady, message)
 }
 
@@ -118,33 +118,33 @@ fn unresolved(
 ) -> GatewayError {
     let message = match resolved {
         Resolved::Forbidden => {
-            let opens = scope.models().join(", ");
-            let message = format!("this key does not open the model `{model}`; it opens: {opens}");
+            let allowed = scope.models().join(", ");
+            let message = format!("this key does not allow the model `{model}`; it allows: {allowed}");
             return GatewayError {
                 param: Some("model".into()),
                 ..GatewayError::new(ErrorKind::ModelForbidden, message)
             };
         }
-        Resolved::Dangling(name) => format!(
+        Resolved::Dangling(alias) => format!(
             "model `{model}` is a name of ModelRoute {}, but none of its targets exists: {}",
-            name.route,
-            name.targets.join(", ")
+            alias.route,
+            alias.targets.join(", ")
         ),
         Resolved::Ambiguous(names) => {
-            format!("model `{model}` exists in several namespaces; ask for one of: {}", names.join(", "))
+            format!("model `{model}` exists in several namespaces; request one of: {}", names.join(", "))
         }
         Resolved::Deployments(_) | Resolved::Unknown => {
-            let known: Vec<String> = table.models(scope).into_iter().map(|(id, _)| id).collect();
+            let names: Vec<String> = table.models(scope).into_iter().map(|(id, _)| id).collect();
             let shown =
-                known.iter().take(MAX_LISTED_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
-            match known.len() {
+                names.iter().take(MAX_LISTED_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
+            match names.len() {
                 0 => format!(
-                    "model `{model}` does not exist, and no other does yet; apply a ModelDeployment first"
+                    "model `{model}` does not exist, and neither does any other; apply a ModelDeployment first"
                 ),
                 count if count > MAX_LISTED_NAMES => {
-                    format!("model `{model}` does not exist; {count} do, among them: {shown}")
+                    format!("model `{model}` does not exist; there are {count} models, among them: {shown}")
                 }
-                _ => format!("model `{model}` does not exist; these do: {shown}"),
+                _ => format!("model `{model}` does not exist; existing models: {shown}"),
             }
         }
     };
@@ -175,7 +175,7 @@ mod tests {
 
     fn table() -> RoutingTable {
         let targets = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        let name = |pattern: &str, names: &[&str]| ModelAlias {
+        let alias = |pattern: &str, names: &[&str]| ModelAlias {
             pattern: pattern.into(),
             route: "default/r".into(),
             namespace: "default".into(),
@@ -192,24 +192,24 @@ mod tests {
                 deployment("stuck", DeploymentState::Halted("needs 9 GiB".into()), &[]),
             ],
             aliases: vec![
-                name("any", &["stuck", "soon", "up"]),
-                name("hope", &["stuck", "soon"]),
-                name("none", &["gone"]),
+                alias("any", &["stuck", "soon", "up"]),
+                alias("queued", &["stuck", "soon"]),
+                alias("none", &["gone"]),
             ],
         }
     }
 
-    fn spoken(choice: RouteDecision<'_>) -> String {
-        match choice {
+    fn summary(decision: RouteDecision<'_>) -> String {
+        match decision {
             RouteDecision::Try(_, endpoint) => format!("try {}", endpoint.address),
             RouteDecision::Wait(_, message) => format!("wait: {message}"),
-            RouteDecision::Refuse(refusal) => format!("{}: {}", refusal.kind.as_str(), refusal.message),
+            RouteDecision::Refuse(error) => format!("{}: {}", error.kind.as_str(), error.message),
         }
     }
 
     #[test]
     fn resume_needs_the_same_model_of_the_same_deployment() {
-        let begun = |name: &str| ResumePoint {
+        let resume_point = |name: &str| ResumePoint {
             deployment: format!("default/{name}"),
             model: "small".into(),
             prompt_tokens: 7,
@@ -222,61 +222,65 @@ mod tests {
             one
         };
         let with = |one: Deployment| RoutingTable { deployments: vec![one], ..table() };
-        for (story, table, name, resting, expected) in [
+        for (case, table, name, backed_off, expected) in [
             ("another replica", table(), "up", vec!["1"], "try 2"),
-            ("the only one", table(), "up", vec!["1", "2"], "wait: its engines do not answer"),
-            ("between two epochs", table(), "between", vec![], "wait: its group is being formed again"),
-            ("on its way", table(), "soon", vec![], "wait: copying"),
+            ("the only one", table(), "up", vec!["1", "2"], "wait: its engines do not respond"),
+            ("between two epochs", table(), "between", vec![], "wait: its group is being re-formed"),
+            ("it is being set up", table(), "soon", vec![], "wait: copying"),
             (
-                "nobody will answer",
+                "it cannot become ready",
                 table(),
                 "stuck",
                 vec![],
-                "model_not_ready: model `default/stuck` cannot answer. default/stuck: needs 9 GiB",
+                "model_not_ready: model `default/stuck` cannot serve requests: default/stuck: needs 9 GiB",
             ),
             (
-                "gone, whoever else has its names",
+                "deleted, and another deployment has its name",
                 table(),
                 "any",
                 vec![],
-                "model_not_ready: ModelDeployment default/any was deleted meanwhile",
+                "model_not_ready: ModelDeployment default/any was deleted",
             ),
-            ("an old replica is left", with(rolling(&["1", "2"])), "rolling", vec![], "try 2"),
+            ("an old replica still runs", with(rolling(&["1", "2"])), "rolling", vec![], "try 2"),
             (
-                "none is left",
+                "no old replica runs",
                 with(rolling(&["1"])),
                 "rolling",
                 vec![],
-                "model_not_ready: ModelDeployment default/rolling was given the Model large meanwhile; it was small",
+                "model_not_ready: ModelDeployment default/rolling changed from the Model small to large",
             ),
         ] {
-            let choice = choose_resume(&table, &begun(name), |endpoints| {
-                endpoints.into_iter().find(|endpoint| !resting.contains(&endpoint.address.as_str()))
+            let decision = choose_resume(&table, &resume_point(name), |endpoints| {
+                endpoints.into_iter().find(|endpoint| !backed_off.contains(&endpoint.address.as_str()))
             });
-            assert_eq!(spoken(choice), expected, "{story}");
+            assert_eq!(summary(decision), expected, "{case}");
         }
     }
 
     #[test]
     fn first_ready_target_is_chosen_else_a_pending_one_awaited() {
         let table = table();
-        let said = |model: &str, resting: &[&str]| {
-            let choice = choose(&table, model, &ModelScope::ALL, |endpoints| {
-                endpoints.into_iter().find(|endpoint| !resting.contains(&endpoint.address.as_str()))
+        let decision = |model: &str, backed_off: &[&str]| {
+            let decision = choose(&table, model, &ModelScope::ALL, |endpoints| {
+                endpoints.into_iter().find(|endpoint| !backed_off.contains(&endpoint.address.as_str()))
             });
-            spoken(choice)
+            summary(decision)
         };
-        for (model, resting, expected) in [
+        for (model, backed_off, expected) in [
             ("up", vec![], "try 1"),
             ("up", vec!["1"], "try 2"),
-            ("up", vec!["1", "2"], "wait: its engines do not answer"),
+            ("up", vec!["1", "2"], "wait: its engines do not respond"),
             ("late", vec![], "try 3"),
             ("soon", vec![], "wait: copying"),
-            ("between", vec![], "wait: its group is being formed again"),
-            ("stuck", vec![], "model_not_ready: model `stuck` cannot answer. default/stuck: needs 9 GiB"),
+            ("between", vec![], "wait: its group is being re-formed"),
+            (
+                "stuck",
+                vec![],
+                "model_not_ready: model `stuck` cannot serve requests: default/stuck: needs 9 GiB",
+            ),
             ("any", vec![], "try 1"),
             ("any", vec!["1", "2"], "wait: copying"),
-            ("hope", vec![], "wait: copying"),
+            ("queued", vec![], "wait: copying"),
             (
                 "none",
                 vec![],
@@ -285,14 +289,14 @@ mod tests {
             (
                 "nix",
                 vec![],
-                "model_not_found: model `nix` does not exist; these do: up, late, soon, between, stuck, any, hope",
+                "model_not_found: model `nix` does not exist; existing models: up, late, soon, between, stuck, any, queued",
             ),
         ] {
-            assert_eq!(said(model, &resting), expected, "{model} {resting:?}");
+            assert_eq!(decision(model, &backed_off), expected, "{model} {backed_off:?}");
         }
         let empty = RoutingTable { synced: true, ..RoutingTable::default() };
-        let refusal = unknown(&empty, "nix", &ModelScope::ALL).unwrap();
-        assert!(refusal.message.contains("no other does yet"), "{refusal}");
-        assert_eq!(refusal.param.as_deref(), Some("model"));
+        let error = unknown(&empty, "nix", &ModelScope::ALL).unwrap();
+        assert!(error.message.contains("neither does any other"), "{error}");
+        assert_eq!(error.param.as_deref(), Some("model"));
     }
 }

@@ -1,5 +1,5 @@
-//! Watches AccessKeys and publishes a new keyring on every change. While the API server is away the last
-//! keyring stays in use.
+//! Watches AccessKeys and publishes a new keyring on every change. While the API server is
+//! unavailable the last keyring stays in use.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::watch::{Reflected, changes};
 /// Publishes keyrings to `publish` until the future is dropped.
 pub async fn follow(client: Client, publish: watch::Sender<Arc<Keyring>>) {
     let mut changes = changes::<AccessKey, _>(&client, |event| event);
-    let mut kept = Reflected::default();
-    // The stream never ends: a watcher reconnects for ever.
+    let mut keys = Reflected::default();
+    // The stream never ends: a watcher reconnects forever.
     while let Some(event) = changes.next().await {
-        kept.apply(event);
-        if kept.listed {
-            let next = publish.borrow().updated(kept.iter(), kept.count());
+        keys.apply(event);
+        if keys.listed {
+            let next = publish.borrow().updated(keys.iter(), keys.count());
             publish.send_replace(Arc::new(next));
         }
     }

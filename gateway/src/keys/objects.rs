@@ -12,8 +12,8 @@ use crate::request_limits::{MAX_PRIORITY, RequestLimits};
 use crate::routes::ModelScope;
 
 impl Keyring {
-    /// The keyring of these AccessKeys; `exist` also counts those that cannot be decoded.
-    pub fn updated<'a>(&self, objects: impl IntoIterator<Item = &'a AccessKey>, exist: usize) -> Self {
+    /// The keyring of these AccessKeys; `object_count` also counts those that cannot be decoded.
+    pub fn updated<'a>(&self, objects: impl IntoIterator<Item = &'a AccessKey>, object_count: usize) -> Self {
         let mut objects: Vec<&AccessKey> = objects.into_iter().collect();
         // The oldest object first: copying the hash of an older key must not move its requests to another
         // namespace.
@@ -26,22 +26,22 @@ impl Keyring {
         for object in objects {
             let digest = Digest::parse(&object.spec.secret_sha256);
             let first = digest.and_then(|digest| by_digest.get(&digest));
-            let known = digest.and_then(|digest| self.by_digest.get(&digest));
-            let meter = known.map_or_else(|| Arc::new(KeyUsage::default()), |key| key.usage.clone());
+            let previous = digest.and_then(|digest| self.by_digest.get(&digest));
+            let usage = previous.map_or_else(|| Arc::new(KeyUsage::default()), |key| key.usage.clone());
             let key = Arc::new(ApiKey {
                 duplicate_of: first.map(|key| key.full_name()),
-                ..read_key(object, meter)
+                ..read_key(object, usage)
             });
             if let (Some(digest), None) = (digest, first) {
                 by_digest.insert(digest, key.clone());
             }
             keys.push(key);
         }
-        Self { synced: true, object_count: exist, keys, by_digest }
+        Self { synced: true, object_count, keys, by_digest }
     }
 }
 
-fn read_key(object: &AccessKey, meter: Arc<KeyUsage>) -> ApiKey {
+fn read_key(object: &AccessKey, usage: Arc<KeyUsage>) -> ApiKey {
     let namespace = object.namespace().unwrap_or_default();
     let spec = &object.spec;
     ApiKey {
@@ -59,7 +59,7 @@ fn read_key(object: &AccessKey, meter: Arc<KeyUsage>) -> ApiKey {
         expires: spec.expires_at.as_ref().map(|time| time.0),
         enabled: spec.state == KeyState::Enabled && object.metadata.deletion_timestamp.is_none(),
         duplicate_of: None,
-        usage: meter,
+        usage,
     }
 }
 

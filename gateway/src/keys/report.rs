@@ -23,26 +23,26 @@ const LAST_USED_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
 /// Writes statuses until the future is dropped.
 pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
-    let mut look = tokio::time::interval(POLL_INTERVAL);
-    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut poll = tokio::time::interval(POLL_INTERVAL);
+    poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // Logged once each time writing begins to fail, not at every check.
     let mut failing = false;
     loop {
-        look.tick().await;
+        poll.tick().await;
         let keyring = keyring.borrow().clone();
         for key in &keyring.keys {
             let Some(status) = decide(key, Timestamp::now()) else { continue };
             match with_timeout(write(&client, key, &status)).await {
                 Ok(()) => failing = false,
                 // A rejected write must not block the others; a server that does not respond would.
-                Err(WriteError { why, timed_out: silent }) => {
+                Err(WriteError { cause, timed_out }) => {
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!(
                             key = key.full_name(),
-                            "the status of the AccessKey cannot be written: {why}"
+                            "cannot write the status of the AccessKey: {cause}"
                         );
                     }
-                    if silent {
+                    if timed_out {
                         break;
                     }
                 }
@@ -54,8 +54,8 @@ pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
 /// The status to write; `None` when the object already has it.
 fn decide(key: &ApiKey, now: Timestamp) -> Option<AccessKeyStatus> {
     let mut status = AccessKeyStatus { observed_generation: key.generation, ..key.status.clone() };
-    let (taken, reason, message) = readiness(key, now);
-    conditions::set(&mut status.conditions, Type::Ready, taken, reason, message, key.generation, now);
+    let (accepted, reason, message) = readiness(key, now);
+    conditions::set(&mut status.conditions, Type::Ready, accepted, reason, message, key.generation, now);
     // Another gateway may have written a later use.
     let written = key.status.last_used.as_ref().map(|time| time.0);
     if let Some(used) = key.last_used()
@@ -69,19 +69,21 @@ fn decide(key: &ApiKey, now: Timestamp) -> Option<AccessKeyStatus> {
 fn readiness(key: &ApiKey, now: Timestamp) -> (bool, Reason, String) {
     if let Some(first) = &key.duplicate_of {
         let message = format!(
-            "AccessKey {first} is older and has the same secret, so that one decides; create a key of its own with `russet key create`"
+            "AccessKey {first} is older, has the same secret and takes precedence; create a separate key with `russet key create`"
         );
         return (false, Reason::DuplicateSecret, message);
     }
     if !key.enabled {
-        return (false, Reason::KeyDisabled, "the key is refused: spec.state is Disabled".into());
+        return (false, Reason::KeyDisabled, "the gateway rejects the key: spec.state is Disabled".into());
     }
     match key.expires {
         Some(expires) if expires <= now => {
-            (false, Reason::KeyExpired, format!("the key is refused since {expires:.0}; create another one"))
+            (false, Reason::KeyExpired, format!("the key expired at {expires:.0}; create another one"))
         }
-        Some(expires) => (true, Reason::KeyAccepted, format!("the key is taken until {expires:.0}")),
-        None => (true, Reason::KeyAccepted, "the key is taken".into()),
+        Some(expires) => {
+            (true, Reason::KeyAccepted, format!("the gateway accepts the key until {expires:.0}"))
+        }
+        None => (true, Reason::KeyAccepted, "the gateway accepts the key".into()),
     }
 }
 

@@ -30,15 +30,15 @@ pub struct ServerFiles {
 #[derive(Debug, Error)]
 pub enum CertificateError {
     /// A file cannot be read.
-    #[error("cannot read {path}, which the gateway listens with; check --tls-cert and --tls-key")]
+    #[error("cannot read {path} for the gateway's listener; check --tls-cert and --tls-key")]
     Read {
         /// The file.
         path: PathBuf,
         /// The cause.
         source: std::io::Error,
     },
-    /// A file is not the PEM it should be.
-    #[error("{path} holds no {what} in PEM")]
+    /// A file does not contain the expected PEM.
+    #[error("{path} contains no {what} in PEM format")]
     Pem {
         /// The file.
         path: PathBuf,
@@ -48,7 +48,7 @@ pub enum CertificateError {
         source: rustls::pki_types::pem::Error,
     },
     /// Certificate and key do not match.
-    #[error("{cert} and {key} cannot be used together")]
+    #[error("the certificate {cert} does not match the private key {key}")]
     Mismatch {
         /// The certificate.
         cert: PathBuf,
@@ -58,7 +58,7 @@ pub enum CertificateError {
         source: rustls::Error,
     },
     /// The TLS library cannot be set up.
-    #[error("TLS cannot be set up")]
+    #[error("cannot set up TLS")]
     Setup(#[source] rustls::Error),
 }
 
@@ -86,43 +86,43 @@ type PemContents = (Vec<u8>, Vec<u8>);
 impl Certificate {
     /// The certificate in `files`.
     pub fn read(files: ServerFiles) -> Result<Self, CertificateError> {
-        let seen = read_files(&files)?;
-        let shown = Arc::new(CurrentCertificate(RwLock::new(Arc::new(parse(&files, &seen)?))));
+        let contents = read_files(&files)?;
+        let current = Arc::new(CurrentCertificate(RwLock::new(Arc::new(parse(&files, &contents)?))));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(CertificateError::Setup)?
             .with_no_client_auth()
-            .with_cert_resolver(shown.clone());
+            .with_cert_resolver(current.clone());
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { files, contents: seen, current: shown, config: Arc::new(config) })
+        Ok(Self { files, contents, current, config: Arc::new(config) })
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         self.config.clone().into()
     }
 
-    /// Reloads the files whenever they change, for ever. An unusable certificate is logged once and the last
-    /// good one stays in use.
+    /// Reloads the files whenever they change, until the future is dropped. An unusable certificate is logged
+    /// once and the last good one stays in use.
     pub async fn follow(self) {
-        let Self { files, contents: mut seen, current: shown, config: _ } = self;
+        let Self { files, mut contents, current, config: _ } = self;
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            let reading = files.clone();
-            let Ok(Ok(now)) = tokio::task::spawn_blocking(move || read_files(&reading)).await else {
+            let paths = files.clone();
+            let Ok(Ok(reread)) = tokio::task::spawn_blocking(move || read_files(&paths)).await else {
                 continue;
             };
-            if now == seen {
+            if reread == contents {
                 continue;
             }
-            seen = now;
-            match parse(&files, &seen) {
-                Ok(fresh) => {
-                    *shown.0.write() = Arc::new(fresh);
-                    tracing::info!(cert = %files.cert.display(), "the gateway shows a new certificate");
+            contents = reread;
+            match parse(&files, &contents) {
+                Ok(renewed) => {
+                    *current.0.write() = Arc::new(renewed);
+                    tracing::info!(cert = %files.cert.display(), "the gateway uses a renewed certificate");
                 }
                 Err(error) => tracing::warn!(
-                    "the new certificate cannot be used, the last one stays: {}",
+                    "cannot use the new certificate, the gateway keeps the previous one: {}",
                     russet_telemetry::errors::chain(&error)
                 ),
             }

@@ -1,5 +1,5 @@
 //! Watches the kinds of a [`RoutingTable`] and publishes a new table on every change. While the API server is
-//! away the last table stays in use: losing it stops no request (invariant 6).
+//! unavailable the last table stays in use: losing it stops no request (invariant 6).
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub async fn follow(client: Client, publish: watch::Sender<Arc<RoutingTable>>) {
     ]);
     let (mut deployments, mut groups, mut routes) =
         (Reflected::default(), Reflected::default(), Reflected::default());
-    // The streams never end: a watcher reconnects for ever.
+    // The streams never end: a watcher reconnects forever.
     while let Some(change) = changes.next().await {
         match change {
             RouteEvent::Deployment(event) => deployments.apply(*event),

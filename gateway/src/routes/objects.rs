@@ -38,13 +38,13 @@ impl RoutingTable {
                 let key = (namespace.clone(), name.clone());
                 let endpoints = endpoints.remove(&key).unwrap_or_default();
                 // The values of a ShardingStrategy are known once a group was planned with it.
-                let own = object.spec.sharding.as_ref().map(|sharding| sharding.kv.context_tokens);
-                let asked = own.unwrap_or(KvCapacity::default().context_tokens);
+                let from_spec = object.spec.sharding.as_ref().map(|sharding| sharding.kv.context_tokens);
+                let requested = from_spec.unwrap_or(KvCapacity::default().context_tokens);
                 let context_tokens = planned.get(&key).copied();
                 Deployment {
                     state: state(object),
                     created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
-                    context_tokens: context_tokens.unwrap_or(asked),
+                    context_tokens: context_tokens.unwrap_or(requested),
                     model: object.spec.model_ref.name.clone(),
                     namespace,
                     name,
@@ -63,7 +63,7 @@ impl RoutingTable {
                 let route = format!("{namespace}/{}", object.name_any());
                 let targets: Vec<String> =
                     object.spec.targets.iter().map(|target| target.deployment_ref.name.clone()).collect();
-                let hold = match object.spec.on_unavailable {
+                let hold_timeout = match object.spec.on_unavailable {
                     OnUnavailable::Queue | OnUnavailable::Unknown => {
                         Some(Duration::from_secs(object.spec.deadline_seconds.into()))
                     }
@@ -74,12 +74,12 @@ impl RoutingTable {
                     route: route.clone(),
                     namespace: namespace.clone(),
                     targets: targets.clone(),
-                    hold_timeout: hold,
+                    hold_timeout,
                 })
             })
             .collect();
-        aliases.sort_by_cached_key(|name| {
-            (name.namespace != DEFAULT_NAMESPACE, name.route.clone(), name.pattern.clone())
+        aliases.sort_by_cached_key(|alias| {
+            (alias.namespace != DEFAULT_NAMESPACE, alias.route.clone(), alias.pattern.clone())
         });
         Self { synced: true, deployments, aliases }
     }
@@ -106,41 +106,42 @@ fn state(deployment: &ModelDeployment) -> DeploymentState {
     if deployment.spec.replicas == 0 {
         if deployment.spec.autoscaling.as_ref().is_some_and(|autoscaling| autoscaling.min_replicas == 0) {
             return DeploymentState::Working(
-                "it sleeps, because nobody asked for it; the next request wakes it".into(),
+                "it is scaled to zero, because it had no requests; the next request starts a replica".into(),
             );
         }
         return DeploymentState::Halted("it is stopped: spec.replicas is 0; scale it to 1 or more".into());
     }
     let conditions =
         deployment.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let said = |kind| {
+    let message_of = |kind| {
         conditions::get(conditions, kind)
             .map(|condition| condition.message.trim())
             .filter(|message| !message.is_empty())
             .map(str::to_owned)
     };
-    // A deployment that is idle on purpose is settled, and reads so.
-    let rests = |reason: Reason| {
+    // A deployment that is idle on purpose is Ready, with the reason.
+    let is_idle = |reason: Reason| {
         conditions::get(conditions, Type::Ready).is_some_and(|ready| ready.reason == format!("{reason:?}"))
     };
-    if rests(Reason::Idle) {
+    if is_idle(Reason::Idle) {
         DeploymentState::Working(
-            said(Type::Ready).unwrap_or_else(|| "it sleeps; the next request wakes it".into()),
+            message_of(Type::Ready)
+                .unwrap_or_else(|| "it is scaled to zero; the next request starts a replica".into()),
         )
-    } else if rests(Reason::OutsideSchedule) {
+    } else if is_idle(Reason::OutsideSchedule) {
         DeploymentState::Halted(
-            said(Type::Ready).unwrap_or_else(|| "it is not a time of its tier's schedules".into()),
+            message_of(Type::Ready).unwrap_or_else(|| "it is outside the schedules of its tier".into()),
         )
     } else if conditions::is_true(conditions, Type::Ready) {
         DeploymentState::Ready
     } else if conditions::is_true(conditions, Type::Stalled) {
         DeploymentState::Halted(
-            said(Type::Ready)
-                .or_else(|| said(Type::Stalled))
+            message_of(Type::Ready)
+                .or_else(|| message_of(Type::Stalled))
                 .unwrap_or_else(|| "its controller is stalled and gives no reason".into()),
         )
     } else {
-        DeploymentState::Working(said(Type::Ready).unwrap_or_else(|| "it is being set up".into()))
+        DeploymentState::Working(message_of(Type::Ready).unwrap_or_else(|| "it is being set up".into()))
     }
 }
 
@@ -194,20 +195,23 @@ mod tests {
             assert_eq!(table.deployments[0].endpoints.len(), expected, "{served:?} {ready}");
             assert_eq!(table.deployments.len(), 1);
         }
-        let mut leaving = group("chat-0-x", "chat", 2, Some(2), true);
-        leaving.metadata.deletion_timestamp =
+        let mut deleted = group("chat-0-x", "chat", 2, Some(2), true);
+        deleted.metadata.deletion_timestamp =
             Some(serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap());
         let deployments = [deployment("chat", 1, vec![])];
         assert!(
-            RoutingTable::from_objects(&deployments, &[leaving], &[]).deployments[0].endpoints.is_empty()
+            RoutingTable::from_objects(&deployments, &[deleted], &[]).deployments[0].endpoints.is_empty()
         );
     }
 
     #[test]
     fn the_context_is_what_the_groups_were_planned_with() {
         let deployments = [deployment("chat", 1, vec![])];
-        let asked = KvCapacity::default().context_tokens;
-        assert_eq!(RoutingTable::from_objects(&deployments, &[], &[]).deployments[0].context_tokens, asked);
+        let requested = KvCapacity::default().context_tokens;
+        assert_eq!(
+            RoutingTable::from_objects(&deployments, &[], &[]).deployments[0].context_tokens,
+            requested
+        );
         let mut smaller = group("chat-0-x", "chat", 1, Some(1), true);
         smaller.spec.plan.context_tokens = 2048;
         let table = RoutingTable::from_objects(&deployments, &[smaller], &[]);
@@ -231,29 +235,21 @@ mod tests {
         ] {
             assert_eq!(state(&deployment("chat", replicas, conditions)), expected);
         }
-        let rests = |reason| {
+        let idle = |reason| {
             let mut conditions = Vec::new();
             let at = "2026-01-01T00:00:00Z".parse().unwrap();
-            conditions::set(&mut conditions, Type::Ready, true, reason, "rests", None, at);
+            conditions::set(&mut conditions, Type::Ready, true, reason, "idle", None, at);
             state(&deployment("chat", 1, conditions))
         };
-        assert_eq!(rests(Reason::Idle), DeploymentState::Working("rests".into()), "a request wakes it");
-        assert_eq!(
-            rests(Reason::OutsideSchedule),
-            DeploymentState::Halted("rests".into()),
-            "no request does"
-        );
+        assert_eq!(idle(Reason::Idle), DeploymentState::Working("idle".into()), "a request starts a replica");
+        assert_eq!(idle(Reason::OutsideSchedule), DeploymentState::Halted("idle".into()), "no request does");
         let stopped = deployment("chat", 0, condition(Type::Ready, true, ""));
         assert!(matches!(state(&stopped), DeploymentState::Halted(_)));
-        // A deployment without demand scales to zero where that is allowed, and a held request wakes it.
-        for (min_replicas, sleeps) in [(0, true), (1, false)] {
-            let mut asleep = stopped.clone();
-            asleep.spec.autoscaling = Some(Autoscaling { min_replicas, ..Autoscaling::default() });
-            assert_eq!(
-                matches!(state(&asleep), DeploymentState::Working(_)),
-                sleeps,
-                "at least {min_replicas}"
-            );
+        // A deployment without demand scales to zero where that is allowed, and a held request starts a replica.
+        for (min_replicas, waits) in [(0, true), (1, false)] {
+            let mut idle = stopped.clone();
+            idle.spec.autoscaling = Some(Autoscaling { min_replicas, ..Autoscaling::default() });
+            assert_eq!(matches!(state(&idle), DeploymentState::Working(_)), waits, "at least {min_replicas}");
         }
     }
 
@@ -271,7 +267,7 @@ mod tests {
         route.metadata.namespace = Some("lab".into());
         let table = RoutingTable::from_objects(&[], &[], &[route.clone()]);
         let names: Vec<(&str, &str)> =
-            table.aliases.iter().map(|name| (name.pattern.as_str(), name.route.as_str())).collect();
+            table.aliases.iter().map(|alias| (alias.pattern.as_str(), alias.route.as_str())).collect();
         assert_eq!(names, [("best", "lab/usual"), ("gpt-*", "lab/usual")]);
         assert_eq!(table.aliases[0].targets, ["chat"]);
         assert_eq!(table.aliases[0].hold_timeout, Some(Duration::from_secs(300)));

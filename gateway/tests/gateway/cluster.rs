@@ -195,7 +195,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     waited.await.expect("the gateway becomes ready once the API server is there");
     let waiting = tokio::spawn(chat());
     // A request is held, and its demand is reported.
-    let told = tokio::time::timeout(TEST_TIMEOUT, async {
+    let reported = tokio::time::timeout(TEST_TIMEOUT, async {
         loop {
             let applied = objects.applied.lock().unwrap().clone();
             if let Some((manager, status)) = applied.iter().find(|(_, status)| status["demand"].is_array()) {
@@ -204,7 +204,7 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    let (manager, entry) = told.await.expect("a request that waits is reported");
+    let (manager, entry) = reported.await.expect("a request that waits is reported");
     assert_eq!((&entry["waiting"], &entry["active"]), (&json!(1), &json!(0)), "{entry}");
     let gateway_name = entry["gateway"].as_str().unwrap();
     assert!(gateway_name.ends_with(&format!(":{}", listen.port())), "{gateway_name}");
@@ -278,9 +278,9 @@ async fn keys_reload_without_restart_and_survive_an_api_outage() {
     let list = |secret: &'static str| {
         let client = client.clone();
         async move {
-            let asked = client.get(format!("http://{listen}/v1/models")).bearer_auth(secret).send().await;
+            let response = client.get(format!("http://{listen}/v1/models")).bearer_auth(secret).send().await;
             // Before the gateway listens there is no status.
-            asked.map_or(0, |response| response.status().as_u16())
+            response.map_or(0, |response| response.status().as_u16())
         }
     };
     let until = |secret: &'static str, expected: u16| {

@@ -113,20 +113,20 @@ async fn unanswered_requests_hold_a_bounded_number_of_bytes() {
         let content = "x".repeat(bytes);
         lab.chat(json!({"messages": [{"role": "user", "content": content}]})).send()
     };
-    let refused = |response: reqwest::Response| async move {
+    let assert_full = |response: reqwest::Response| async move {
         assert_eq!(response.status(), 503);
         assert_eq!(response.headers()["retry-after"], "1");
         let error: Value = response.json::<Value>().await.unwrap()["error"].take();
         assert_eq!((&error["code"], &error["type"]), (&json!("gateway_full"), &json!("server_error")));
         assert!(error["message"].as_str().unwrap().contains("of 1 MiB"), "{error}");
     };
-    refused(ask(2 * 1024 * 1024).await.unwrap()).await;
+    assert_full(ask(2 * 1024 * 1024).await.unwrap()).await;
     let waiting = tokio::spawn(ask(700_000));
     engine.running(1).await;
-    refused(ask(700_000).await.unwrap()).await;
+    assert_full(ask(700_000).await.unwrap()).await;
     go.cancel();
     assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
-    assert_eq!(ask(700_000).await.unwrap().status(), 200, "the room is given back");
+    assert_eq!(ask(700_000).await.unwrap().status(), 200, "the budget is free again");
     let counted = lab.metrics().await;
     assert!(counted.lines().any(|line| line.contains("gateway_full") && line.ends_with(" 2")), "{counted}");
 }
@@ -146,13 +146,16 @@ async fn one_key_cannot_use_the_byte_budget_of_others() {
         waiting.push(tokio::spawn(ask("s-one")));
         engine.running(running).await;
     }
-    let refused = ask("s-one").await.unwrap();
-    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"1".parse().unwrap()));
-    let error: Value = refused.json::<Value>().await.unwrap()["error"].take();
+    let rejected = ask("s-one").await.unwrap();
+    assert_eq!(
+        (rejected.status().as_u16(), &rejected.headers()["retry-after"]),
+        (503, &"1".parse().unwrap())
+    );
+    let error: Value = rejected.json::<Value>().await.unwrap()["error"].take();
     let message = error["message"].as_str().unwrap();
     assert_eq!(error["code"], "gateway_full");
     assert!(
-        message.contains("of 8 MiB are taken, 5 by this key, and the last 2 are for other keys"),
+        message.contains("of 8 MiB, and this one does not fit; this key uses 5 MiB, and the last 2 MiB are reserved for other keys"),
         "{message}"
     );
     waiting.push(tokio::spawn(ask("s-two")));
@@ -161,7 +164,7 @@ async fn one_key_cannot_use_the_byte_budget_of_others() {
     for answer in waiting {
         assert_eq!(answer.await.unwrap().unwrap().status(), 200);
     }
-    assert_eq!(ask("s-one").await.unwrap().status(), 200, "the room is given back");
+    assert_eq!(ask("s-one").await.unwrap().status(), 200, "the budget is free again");
 }
 
 /// Like [`raw`], but reads while it writes: the response comes before the request is complete.
@@ -194,11 +197,11 @@ async fn a_page_of_another_site_gets_nothing() {
     let response = lab.chat(json!({})).header("origin", "https://evil.example").send().await.unwrap();
     assert_eq!(response.status(), 403);
     assert!(!response.headers().contains_key("access-control-allow-origin"));
-    let asked = lab
+    let preflight = lab
         .client
         .request(reqwest::Method::OPTIONS, lab.url("/v1/chat/completions"))
         .header("origin", "https://evil.example");
-    assert_eq!(asked.send().await.unwrap().status(), 403);
+    assert_eq!(preflight.send().await.unwrap().status(), 403);
     assert_eq!(engine.requests(), 0);
 }
 

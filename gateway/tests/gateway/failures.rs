@@ -21,7 +21,7 @@ fn failed(kind: FailureKind) -> ScriptStep {
 
 /// The events until the stream ends, and whether it ended cleanly.
 async fn remaining_events(response: reqwest::Response) -> Vec<Value> {
-    transcript(&response.text().await.expect("a stream ends by itself, whatever happens"))
+    transcript(&response.text().await.expect("every stream ends by itself"))
 }
 
 #[tokio::test]
@@ -29,10 +29,10 @@ async fn disconnect_frees_the_slot_at_any_point_of_the_answer() {
     let lab = GatewayLab::start(limits()).await;
     // (streamed, tokens before the engine hangs)
     for (streamed, tokens) in [(true, 2), (true, 0), (false, 2), (false, 0)] {
-        let mut acts = vec![started()];
-        acts.extend((0..tokens).map(|_| token("x")));
-        acts.push(ScriptStep::Hang);
-        let engine = lab.only_engine(acts);
+        let mut steps = vec![started()];
+        steps.extend((0..tokens).map(|_| token("x")));
+        steps.push(ScriptStep::Hang);
+        let engine = lab.only_engine(steps);
         let request = tokio::spawn(lab.chat(json!({"stream": streamed})).send());
         engine.running(1).await;
         if streamed && tokens > 0 {
@@ -60,13 +60,13 @@ async fn engine_loss_without_a_successor_ends_with_a_typed_error() {
     }
     let whole = tokio::spawn(lab.chat(json!({})).send());
     engine.running(2).await;
-    // The whole answer must have its first token before the engine dies, or it would be retried.
-    let begun = tokio::time::timeout(TEST_TIMEOUT, async {
+    // The whole response must have its first token before the engine dies, or it would be retried.
+    let first_tokens = tokio::time::timeout(TEST_TIMEOUT, async {
         while !lab.metrics().await.contains("russet_gateway_request_ttft_seconds_count{model_name=\"m\"} 2") {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    begun.await.unwrap();
+    first_tokens.await.unwrap();
     engine.kill();
     lab.publish(&[]);
     let events = remaining_events(streamed).await;
@@ -92,7 +92,7 @@ async fn an_engine_lost_before_its_first_token_costs_only_time() {
         let request = tokio::spawn(lab.chat(json!({"stream": streamed})).send());
         first.running(1).await;
         first.kill();
-        // The group is away, then re-formed at another address.
+        // The group is not ready, then re-formed at another address.
         lab.publish(&[("m", DeploymentState::Working("forming epoch 2".into()), &[])]);
         let again = lab.engine("b", |_| hello());
         lab.publish(&[("m", DeploymentState::Ready, &[&again])]);
@@ -105,10 +105,10 @@ async fn an_engine_lost_before_its_first_token_costs_only_time() {
 #[tokio::test]
 async fn another_group_answers_when_one_cannot_be_reached() {
     let lab = GatewayLab::start(limits()).await;
-    let mut gone = lab.engine("a", |_| hello());
+    let mut dead = lab.engine("a", |_| hello());
     let alive = lab.engine("b", |_| hello());
-    gone.kill();
-    lab.publish(&[("m", DeploymentState::Ready, &[&gone, &alive])]);
+    dead.kill();
+    lab.publish(&[("m", DeploymentState::Ready, &[&dead, &alive])]);
     let response = lab.chat(json!({})).send().await.unwrap();
     assert_eq!(response.status(), 200);
     assert_eq!(alive.requests(), 1);
@@ -116,12 +116,12 @@ async fn another_group_answers_when_one_cannot_be_reached() {
 
 #[tokio::test]
 async fn request_to_an_absent_engine_fails_at_the_hold_timeout() {
-    let patience = DispatchLimits {
+    let short_hold = DispatchLimits {
         hold_timeout: Duration::from_millis(300),
         endpoint_backoff: Duration::from_millis(50),
         ..limits()
     };
-    let lab = GatewayLab::start(patience).await;
+    let lab = GatewayLab::start(short_hold).await;
     let mut engine = lab.only_engine(hello());
     engine.kill();
     let response = lab.chat(json!({})).send().await.unwrap();
@@ -149,8 +149,8 @@ async fn request_that_kills_engines_is_retried_a_limited_number() {
 async fn unavailable_engine_is_retried_until_it_serves() {
     let lab =
         GatewayLab::start(DispatchLimits { endpoint_backoff: Duration::from_millis(1), ..limits() }).await;
-    let asked = AtomicUsize::new(0);
-    let engine = lab.engine("a", move |_| match asked.fetch_add(1, Ordering::Relaxed) {
+    let requests = AtomicUsize::new(0);
+    let engine = lab.engine("a", move |_| match requests.fetch_add(1, Ordering::Relaxed) {
         0..9 => vec![failed(FailureKind::Unavailable)],
         _ => hello(),
     });
@@ -242,8 +242,10 @@ async fn overloaded_engine_makes_the_request_go_to_another_group() {
 
 #[tokio::test]
 async fn long_wait_sends_keep_alives_and_can_end_in_an_error() {
-    let beat = Duration::from_millis(20);
-    let lab = GatewayLab::start(DispatchLimits { headers_timeout: beat, heartbeat: beat, ..limits() }).await;
+    let interval = Duration::from_millis(20);
+    let lab =
+        GatewayLab::start(DispatchLimits { headers_timeout: interval, heartbeat: interval, ..limits() })
+            .await;
     let go = CancellationToken::new();
     let waiting = vec![started(), ScriptStep::Until(go.clone())];
     let _engine = lab.only_engine([waiting, vec![token("x"), failed(FailureKind::Internal)]].concat());

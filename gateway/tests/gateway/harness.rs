@@ -65,7 +65,7 @@ pub fn finished(reason: FinishReason) -> ScriptStep {
     })
 }
 
-/// A complete answer: `Hello there`.
+/// A complete response: `Hello there`.
 pub fn hello() -> Vec<ScriptStep> {
     vec![started(), token("Hello"), token(""), token(" there"), finished(FinishReason::Stop)]
 }
@@ -151,7 +151,11 @@ impl ScriptedEngine {
     pub async fn running(&self, count: usize) {
         let mut running = self.running.clone();
         let waited = tokio::time::timeout(TEST_TIMEOUT, running.wait_for(|running| *running == count)).await;
-        assert!(waited.is_ok(), "{count} running requests never came; there are {}", *self.running.borrow());
+        assert!(
+            waited.is_ok(),
+            "{count} running requests were never reached; there are {}",
+            *self.running.borrow()
+        );
     }
 
     pub fn requests(&self) -> usize {
@@ -168,7 +172,7 @@ impl Drop for ScriptedEngine {
 type ScriptFn = Box<dyn Fn(&pb::GenerateRequest) -> Vec<ScriptStep> + Send + Sync>;
 
 struct ScriptedService {
-    acts: ScriptFn,
+    steps: ScriptFn,
     received: Arc<Mutex<Vec<pb::GenerateRequest>>>,
     callers: Arc<Mutex<Vec<String>>>,
     running: watch::Sender<usize>,
@@ -194,21 +198,21 @@ impl Service for ScriptedService {
         &self,
         _: Request<pb::DescribeRequest>,
     ) -> Result<Response<pb::EngineDescription>, Status> {
-        Err(Status::unimplemented("not asked by gateways"))
+        Err(Status::unimplemented("not called by gateways"))
     }
 
     async fn follow(
         &self,
         _: Request<Streaming<pb::FollowCommand>>,
     ) -> Result<Response<Self::FollowStream>, Status> {
-        Err(Status::unimplemented("not asked by gateways"))
+        Err(Status::unimplemented("not called by gateways"))
     }
 
     async fn prefixes(
         &self,
         _: Request<pb::PrefixesRequest>,
     ) -> Result<Response<Self::PrefixesStream>, Status> {
-        Err(Status::unimplemented("not asked by gateways"))
+        Err(Status::unimplemented("not called by gateways"))
     }
 
     async fn generate(
@@ -216,14 +220,14 @@ impl Service for ScriptedService {
         request: Request<pb::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         self.callers.lock().unwrap().push(tls::peer_user(&request).unwrap_or_default());
-        let acts = (self.acts)(request.get_ref());
+        let steps = (self.steps)(request.get_ref());
         self.received.lock().unwrap().push(request.into_inner());
         self.running.send_modify(|running| *running += 1);
         let slot = RunningSlot(self.running.clone());
         Ok(Response::new(Box::pin(async_stream::stream! {
             let _slot = slot;
-            for act in acts {
-                match act {
+            for step in steps {
+                match step {
                     ScriptStep::Say(event) => yield Ok(event.into()),
                     ScriptStep::Hang => std::future::pending().await,
                     ScriptStep::Until(token) => token.cancelled().await,
@@ -237,18 +241,22 @@ impl Service for ScriptedService {
     }
 }
 
-/// An engine on `node` that answers every request with the steps of `acts`.
+/// An engine on `node` that answers every request with the steps of `steps`.
 pub fn script_engine(
     certificates: &Certificates,
     node: &str,
-    acts: impl Fn(&pb::GenerateRequest) -> Vec<ScriptStep> + Send + Sync + 'static,
+    steps: impl Fn(&pb::GenerateRequest) -> Vec<ScriptStep> + Send + Sync + 'static,
 ) -> ScriptedEngine {
     let files = certificates.identity(&tls::node_user(node), vec![tls::node_dns_name(node)]);
     let (running, watched) = watch::channel(0);
-    let seen = Arc::new(Mutex::new(vec![]));
+    let received = Arc::new(Mutex::new(vec![]));
     let callers = Arc::new(Mutex::new(vec![]));
-    let script =
-        ScriptedService { acts: Box::new(acts), received: seen.clone(), callers: callers.clone(), running };
+    let script = ScriptedService {
+        steps: Box::new(steps),
+        received: received.clone(),
+        callers: callers.clone(),
+        running,
+    };
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
@@ -258,14 +266,7 @@ pub fn script_engine(
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         server.serve_with_incoming(files.incoming(listener, Protocol::Grpc).unwrap()).await
     });
-    ScriptedEngine {
-        address,
-        node: node.into(),
-        received: seen,
-        callers,
-        running: watched,
-        runtime: Some(runtime),
-    }
+    ScriptedEngine { address, node: node.into(), received, callers, running: watched, runtime: Some(runtime) }
 }
 
 pub struct GatewayLab {
@@ -289,18 +290,19 @@ impl GatewayLab {
         Self::start_with(limits, ListenerLimits::default()).await
     }
 
-    pub async fn start_with(limits: DispatchLimits, patience: ListenerLimits) -> Self {
+    pub async fn start_with(limits: DispatchLimits, listener_limits: ListenerLimits) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let certificates = Certificates::new();
         let bind = || tokio::net::TcpListener::bind("127.0.0.1:0");
         let (inside, outside) = (bind().await.unwrap(), bind().await.unwrap());
         let (address, network) = (inside.local_addr().unwrap(), outside.local_addr().unwrap());
         let certificate = Certificate::read(certificates.server()).unwrap();
-        let doors = vec![HttpListener::loopback(inside), HttpListener::network(outside, &certificate)];
+        let listeners = vec![HttpListener::loopback(inside), HttpListener::network(outside, &certificate)];
         let (publish, table) = watch::channel(Arc::new(RoutingTable::default()));
         let (keyring, keys) = watch::channel(Arc::new(Keyring::default().updated([], 0)));
         let stop = CancellationToken::new();
-        let gateway = GatewayServer::new(doors, table, keys, certificates.gateway(), limits, patience);
+        let gateway =
+            GatewayServer::new(listeners, table, keys, certificates.gateway(), limits, listener_limits);
         let served = tokio::spawn(gateway.serve(stop.clone().cancelled_owned()));
         let client = client(&certificates).build().unwrap();
         Self { certificates, publish, keyring, address, network, client, stop, served: Some(served) }
@@ -322,18 +324,18 @@ impl GatewayLab {
         self.keyring.send_replace(Arc::default());
     }
 
-    /// An engine that answers every request with the steps of `acts`.
+    /// An engine that answers every request with the steps of `steps`.
     pub fn engine(
         &self,
         node: &str,
-        acts: impl Fn(&pb::GenerateRequest) -> Vec<ScriptStep> + Send + Sync + 'static,
+        steps: impl Fn(&pb::GenerateRequest) -> Vec<ScriptStep> + Send + Sync + 'static,
     ) -> ScriptedEngine {
-        script_engine(&self.certificates, node, acts)
+        script_engine(&self.certificates, node, steps)
     }
 
     /// The only engine of the model `m`, with one script for all requests.
-    pub fn only_engine(&self, acts: Vec<ScriptStep>) -> ScriptedEngine {
-        let engine = self.engine("a", move |_| acts.clone());
+    pub fn only_engine(&self, steps: Vec<ScriptStep>) -> ScriptedEngine {
+        let engine = self.engine("a", move |_| steps.clone());
         self.publish(&[("m", DeploymentState::Ready, &[&engine])]);
         engine
     }
@@ -432,12 +434,12 @@ impl Drop for GatewayLab {
 
 /// Waits until the metrics contain this line.
 pub async fn wait_for_metric(lab: &GatewayLab, line: &str) {
-    let shown = tokio::time::timeout(TEST_TIMEOUT, async {
+    let appeared = tokio::time::timeout(TEST_TIMEOUT, async {
         while !lab.metrics().await.contains(line) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    assert!(shown.await.is_ok(), "{line} never came:\n{}", lab.metrics().await);
+    assert!(appeared.await.is_ok(), "{line} never came:\n{}", lab.metrics().await);
 }
 
 /// The events of a stream, with values that differ from run to run replaced; comments and `[DONE]` as texts.

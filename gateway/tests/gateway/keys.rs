@@ -27,11 +27,14 @@ async fn loopback_is_open_until_a_key_exists_and_the_network_never_is() {
     let key = access_key("one", "s-one", |_| {});
     lab.keys(std::slice::from_ref(&key));
     for chat in [GatewayLab::chat, GatewayLab::network_chat] {
-        let refused = (401, json!("invalid_request_error"), json!("invalid_api_key"), Value::Null);
+        let unauthorized = (401, json!("invalid_request_error"), json!("invalid_api_key"), Value::Null);
         let response = chat(&lab, json!({})).send().await.unwrap();
         assert_eq!(response.headers()["www-authenticate"], "Bearer");
-        assert_eq!(error(response).await, refused);
-        assert_eq!(error(chat(&lab, json!({})).bearer_auth("s-two").send().await.unwrap()).await, refused);
+        assert_eq!(error(response).await, unauthorized);
+        assert_eq!(
+            error(chat(&lab, json!({})).bearer_auth("s-two").send().await.unwrap()).await,
+            unauthorized
+        );
         assert_eq!(chat(&lab, json!({})).bearer_auth("s-one").send().await.unwrap().status(), 200);
         assert_eq!(chat(&lab, json!({})).header("x-api-key", "s-one").send().await.unwrap().status(), 200);
     }
@@ -57,15 +60,15 @@ async fn unknown_expired_and_disabled_keys_are_refused_alike() {
         access_key("old", "s-old", |spec| spec.expires_at = Some(Time(jiff::Timestamp::UNIX_EPOCH))),
         access_key("off", "s-off", |spec| spec.state = KeyState::Disabled),
     ]);
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for secret in ["s-none", "s-old", "s-off"] {
         let response = lab.network_chat(json!({})).bearer_auth(secret).send().await.unwrap();
         let mut headers: Vec<String> = response.headers().keys().map(ToString::to_string).collect();
         headers.sort();
-        answers.push((response.status(), headers, response.text().await.unwrap()));
+        responses.push((response.status(), headers, response.text().await.unwrap()));
     }
-    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
-    assert_eq!(answers[0].0, 401);
+    assert!(responses.iter().all(|response| *response == responses[0]), "{responses:?}");
+    assert_eq!(responses[0].0, 401);
     assert_eq!(engine.requests(), 0);
 }
 
@@ -210,7 +213,7 @@ async fn a_key_is_counted_by_name_and_its_secret_is_shown_nowhere() {
     }
     // Other machines see no metrics, with a key or without.
     for secret in ["", "s-one-secret"] {
-        let asked = lab.client.get(lab.network_url("/metrics")).bearer_auth(secret);
-        assert_eq!(asked.send().await.unwrap().status(), 404);
+        let metrics = lab.client.get(lab.network_url("/metrics")).bearer_auth(secret);
+        assert_eq!(metrics.send().await.unwrap().status(), 404);
     }
 }

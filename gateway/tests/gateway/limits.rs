@@ -1,4 +1,4 @@
-//! Priority, timeout and answer length from keys and requests: what engines receive, and the error clients
+//! Priority, timeout and response length from keys and requests: what engines receive, and the error clients
 //! get when the time is over, in every phase of the request.
 
 use std::time::Duration;
@@ -44,7 +44,7 @@ async fn engine_receives_the_limits_of_key_and_request() {
         access_key("high", "s-high", |spec| spec.priority = 90),
         access_key("plain", "s", |_| {}),
     ]);
-    for (secret, header, more, priority, most, milliseconds, tier) in [
+    for (secret, header, more, priority, max_tokens, milliseconds, tier) in [
         ("s", None, json!({}), 0, None, None, None),
         ("s", Some("30"), json!({"max_tokens": 70}), 0, Some(70), Some(30_000), None),
         ("s", None, json!({"service_tier": "flex"}), -30, None, None, Some("flex")),
@@ -61,17 +61,17 @@ async fn engine_receives_the_limits_of_key_and_request() {
         }
         let response = request.send().await.unwrap();
         assert_eq!(response.status(), 200, "{secret} {more}");
-        let answer: Value = response.json().await.unwrap();
-        assert_eq!(answer["service_tier"].as_str(), tier, "{secret} {more}");
-        let seen = engine.received.lock().unwrap().pop().unwrap();
-        assert_eq!((seen.priority, seen.max_tokens), (priority, most), "{secret} {more}");
+        let body: Value = response.json().await.unwrap();
+        assert_eq!(body["service_tier"].as_str(), tier, "{secret} {more}");
+        let received = engine.received.lock().unwrap().pop().unwrap();
+        assert_eq!((received.priority, received.max_tokens), (priority, max_tokens), "{secret} {more}");
         // Some of it passed on the way.
-        match (seen.deadline_milliseconds, milliseconds) {
+        match (received.deadline_milliseconds, milliseconds) {
             (None, None) => {}
-            (Some(told), Some(given)) => {
-                assert!(told <= given && told > 0, "{secret} {more}: {told} of {given}")
+            (Some(remaining), Some(total)) => {
+                assert!(remaining <= total && remaining > 0, "{secret} {more}: {remaining} of {total}")
             }
-            (told, given) => panic!("{secret} {more}: {told:?} of {given:?}"),
+            (remaining, total) => panic!("{secret} {more}: {remaining:?} of {total:?}"),
         }
     }
     for (more, expected) in [(json!({}), None), (json!({"service_tier": "flex"}), Some("flex"))] {
@@ -99,7 +99,7 @@ async fn engine_receives_the_limits_of_key_and_request() {
             "priority",
             "from 0 to 95, not 96: 0 is this key's own priority (-5)",
         ),
-        ("s-low", None, json!({"max_tokens": 51}), "max_tokens", "is 51, and this key has at most 50"),
+        ("s-low", None, json!({"max_tokens": 51}), "max_tokens", "is 51, but this key allows at most 50"),
         ("s", None, json!({"service_tier": "express"}), "service_tier", "auto, default, flex or priority"),
         (
             "s",
@@ -114,8 +114,8 @@ async fn engine_receives_the_limits_of_key_and_request() {
         if let Some(header) = header {
             request = request.header(TIMEOUT, header);
         }
-        let (status, code, at, message) = error(request.send().await.unwrap()).await;
-        assert_eq!((status, code, at), (400, Value::Null, json!(param)), "{secret} {more}");
+        let (status, code, field, message) = error(request.send().await.unwrap()).await;
+        assert_eq!((status, code, field), (400, Value::Null, json!(param)), "{secret} {more}");
         assert!(message.contains(words), "{message}");
     }
     assert_eq!(engine.requests(), 0);
@@ -124,62 +124,67 @@ async fn engine_receives_the_limits_of_key_and_request() {
 /// Before any text was sent, the deadline is a 504; after that it is the last event of the stream.
 #[tokio::test]
 async fn a_request_ends_at_its_deadline_wherever_it_is() {
-    let given = "0.3";
-    let beat = Duration::from_millis(20);
+    let timeout = "0.3";
+    let interval = Duration::from_millis(20);
     let exceeded = |message: &str| {
         ScriptStep::Say(GenerationEvent::Failed(GenerationFailure {
             kind: FailureKind::DeadlineExceeded,
             message: message.into(),
         }))
     };
-    for (story, acts, streamed_text, words) in [
-        ("it is held", None, "", "the deadline of 300ms has passed: model `m`: it sleeps"),
+    for (case, steps, streamed_text, words) in [
+        ("it is held", None, "", "the deadline of 300ms has passed: model `m`: it is scaled to zero"),
         (
-            "the engine says nothing",
+            "the engine sends no event",
             Some(vec![ScriptStep::Hang]),
             "",
-            "the engine on node a had not completed the answer",
+            "the engine on node a had not completed the response",
         ),
         (
-            "the engine says nothing more",
+            "the engine sends no further event",
             Some(vec![started(), token("Hel"), ScriptStep::Hang]),
             "Hel",
-            "the engine on node a had not completed the answer",
+            "the engine on node a had not completed the response",
         ),
-        ("the engine says so", Some(vec![exceeded("cannot be met")]), "", "cannot be met (asked with 300ms)"),
         (
-            "the engine says so later",
+            "the engine reports it",
+            Some(vec![exceeded("cannot be met")]),
+            "",
+            "cannot be met (the timeout of the request is 300ms)",
+        ),
+        (
+            "the engine reports it later",
             Some(vec![started(), token("Hel"), exceeded("has passed, with 1 tokens")]),
             "Hel",
             "has passed, with 1 tokens",
         ),
     ] {
-        let lab = GatewayLab::start(DispatchLimits { headers_timeout: beat, ..limits() }).await;
-        let engine = acts.map(|acts| lab.only_engine(acts));
+        let lab = GatewayLab::start(DispatchLimits { headers_timeout: interval, ..limits() }).await;
+        let engine = steps.map(|steps| lab.only_engine(steps));
         if engine.is_none() {
-            lab.publish(&[("m", DeploymentState::Working("it sleeps".into()), &[])]);
+            lab.publish(&[("m", DeploymentState::Working("it is scaled to zero".into()), &[])]);
         }
-        let response = lab.chat(json!({})).header(TIMEOUT, given).send().await.unwrap();
-        assert_eq!(response.headers()["x-should-retry"], "false", "{story}");
+        let response = lab.chat(json!({})).header(TIMEOUT, timeout).send().await.unwrap();
+        assert_eq!(response.headers()["x-should-retry"], "false", "{case}");
         let (status, code, _, message) = error(response).await;
-        assert_eq!((status, code), (504, json!("deadline_exceeded")), "{story}");
-        assert!(message.contains(words), "{story}: {message}");
-        let response = lab.chat(json!({"stream": true})).header(TIMEOUT, given).send().await.unwrap();
+        assert_eq!((status, code), (504, json!("deadline_exceeded")), "{case}");
+        assert!(message.contains(words), "{case}: {message}");
+        let response = lab.chat(json!({"stream": true})).header(TIMEOUT, timeout).send().await.unwrap();
         let text = response.text().await.unwrap();
         // A failure before the headers are sent has its own status.
         if let Ok(body) = serde_json::from_str::<Value>(&text) {
-            assert_eq!((&body["error"]["code"], streamed_text), (&json!("deadline_exceeded"), ""), "{story}");
+            assert_eq!((&body["error"]["code"], streamed_text), (&json!("deadline_exceeded"), ""), "{case}");
         } else {
             let events = transcript(&text);
-            let told: String =
+            let content: String =
                 events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
-            assert_eq!(told, streamed_text, "{story}");
+            assert_eq!(content, streamed_text, "{case}");
             let error = last_error(&events);
             assert_eq!(
                 (&error["code"], &error["type"]),
                 (&json!("deadline_exceeded"), &json!("server_error"))
             );
-            assert!(error["message"].as_str().unwrap().contains(words), "{story}: {error}");
+            assert!(error["message"].as_str().unwrap().contains(words), "{case}: {error}");
         }
         if let Some(engine) = engine {
             engine.running(0).await;
@@ -193,12 +198,12 @@ async fn a_request_ends_at_its_deadline_wherever_it_is() {
 /// A request that was held or is resumed has less time left.
 #[tokio::test]
 async fn every_engine_gets_the_remaining_deadline() {
-    /// Time that passes while a request is held, and again during its answer.
+    /// Time that passes while a request is held, and again during its response.
     const PASSING: Duration = Duration::from_millis(200);
     let lab = GatewayLab::start(limits()).await;
-    lab.publish(&[("m", DeploymentState::Working("it sleeps".into()), &[])]);
-    let asked = lab.chat(json!({"stream": true, "priority": 3})).header(TIMEOUT, "60");
-    let answer = tokio::spawn(async move { asked.send().await.unwrap().text().await.unwrap() });
+    lab.publish(&[("m", DeploymentState::Working("it is scaled to zero".into()), &[])]);
+    let request = lab.chat(json!({"stream": true, "priority": 3})).header(TIMEOUT, "60");
+    let response = tokio::spawn(async move { request.send().await.unwrap().text().await.unwrap() });
     let waiting = "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"}";
     wait_for_metric(&lab, &format!("{waiting} 1\n")).await;
     tokio::time::sleep(PASSING).await;
@@ -206,7 +211,7 @@ async fn every_engine_gets_the_remaining_deadline() {
     lab.publish(&[("m", DeploymentState::Ready, &[&first])]);
     first.running(1).await;
     tokio::time::sleep(PASSING).await;
-    lab.publish(&[("m", DeploymentState::Working("it is formed anew".into()), &[])]);
+    lab.publish(&[("m", DeploymentState::Working("it is being re-formed".into()), &[])]);
     first.kill();
     wait_for_metric(&lab, &format!("{waiting} 1\n")).await;
     let second = lab.engine("b", |request: &GenerateRequest| {
@@ -215,32 +220,35 @@ async fn every_engine_gets_the_remaining_deadline() {
         [ScriptStep::Say(started)].into_iter().chain(hello().into_iter().skip(1)).collect()
     });
     lab.publish(&[("m", DeploymentState::Ready, &[&second])]);
-    assert!(answer.await.unwrap().ends_with("data: [DONE]\n\n"));
-    let seen = [&first, &second].map(|engine| engine.received.lock().unwrap()[0].clone());
-    let [left, then] = seen.each_ref().map(|request| {
+    assert!(response.await.unwrap().ends_with("data: [DONE]\n\n"));
+    let received = [&first, &second].map(|engine| engine.received.lock().unwrap()[0].clone());
+    let [first_left, second_left] = received.each_ref().map(|request| {
         assert_eq!(request.priority, -3);
         Duration::from_millis(request.deadline_milliseconds.unwrap())
     });
-    assert_eq!(seen[1].emitted, [1]);
-    assert!(left <= Duration::from_secs(60) - PASSING, "{left:?}");
-    assert!(then <= left - PASSING, "{then:?} after {left:?}");
+    assert_eq!(received[1].emitted, [1]);
+    assert!(first_left <= Duration::from_secs(60) - PASSING, "{first_left:?}");
+    assert!(second_left <= first_left - PASSING, "{second_left:?} after {first_left:?}");
 }
 
 #[tokio::test]
-async fn interrupted_answer_fails_at_its_deadline() {
+async fn interrupted_response_fails_at_its_deadline() {
     let lab = GatewayLab::start(DispatchLimits { hold_timeout: TEST_TIMEOUT, ..limits() }).await;
     let mut engine = lab.only_engine(vec![started(), token("Hel"), ScriptStep::Hang]);
-    let asked = lab.chat(json!({"stream": true})).header(TIMEOUT, "0.7");
-    let mut response = asked.send().await.unwrap();
+    let request = lab.chat(json!({"stream": true})).header(TIMEOUT, "0.7");
+    let mut response = request.send().await.unwrap();
     let mut text = String::new();
     while !text.contains("Hel") {
         text.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
     }
-    lab.publish(&[("m", DeploymentState::Working("it is formed anew".into()), &[])]);
+    lab.publish(&[("m", DeploymentState::Working("it is being re-formed".into()), &[])]);
     engine.kill();
     let events = transcript(&(text + &response.text().await.unwrap()));
     let error = last_error(&events);
     assert_eq!(error["code"], "deadline_exceeded");
     let message = error["message"].as_str().unwrap();
-    assert!(message.contains("the deadline of 700ms has passed: model `m`: it is formed anew"), "{message}");
+    assert!(
+        message.contains("the deadline of 700ms has passed: model `m`: it is being re-formed"),
+        "{message}"
+    );
 }

@@ -14,10 +14,10 @@ use crate::harness::{GatewayLab, TEST_TIMEOUT, access_key, hello, limits};
 
 /// What the peer sends until it closes the connection.
 async fn until_closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
-    let mut said = Vec::new();
-    let read = tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut said)).await;
-    assert!(read.is_ok(), "the gateway did not close; it said {:?}", String::from_utf8_lossy(&said));
-    said
+    let mut received = Vec::new();
+    let read = tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut received)).await;
+    assert!(read.is_ok(), "the gateway did not close; it sent {:?}", String::from_utf8_lossy(&received));
+    received
 }
 
 /// A TLS connection that offers these protocols, as a client opens it.
@@ -64,8 +64,8 @@ async fn plain_http_and_silent_clients_are_disconnected() {
     // Plain HTTP gets at most a TLS alert.
     let mut plain = TcpStream::connect(lab.network).await.unwrap();
     plain.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    let said = until_closed(&mut plain).await;
-    assert!(!said.starts_with(b"HTTP") && said.len() < 32, "{said:?}");
+    let received = until_closed(&mut plain).await;
+    assert!(!received.starts_with(b"HTTP") && received.len() < 32, "{received:?}");
     // Silence before the handshake.
     let mut silent = TcpStream::connect(lab.network).await.unwrap();
     assert!(until_closed(&mut silent).await.is_empty());
@@ -76,12 +76,12 @@ async fn plain_http_and_silent_clients_are_disconnected() {
     endless.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: ").await.unwrap();
     until_closed(&mut endless).await;
     // Silence, and half a preface, after HTTP/2 was negotiated and while the version is still unknown.
-    for begun in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
+    for prefix in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
         let mut silent = handshake(&lab, &[b"h2"]).await;
-        silent.write_all(begun).await.unwrap();
+        silent.write_all(prefix).await.unwrap();
         until_closed(&mut silent).await;
         let mut silent = TcpStream::connect(lab.address).await.unwrap();
-        silent.write_all(begun).await.unwrap();
+        silent.write_all(prefix).await.unwrap();
         until_closed(&mut silent).await;
     }
     assert_eq!(engine.requests(), 0);
@@ -89,13 +89,13 @@ async fn plain_http_and_silent_clients_are_disconnected() {
 
 #[tokio::test]
 async fn one_machine_cannot_take_every_connection() {
-    let patience = ListenerLimits {
+    let listener_limits = ListenerLimits {
         handshake_timeout: TEST_TIMEOUT * 2,
         max_connections: 8,
         reserved_connections: 2,
         ..ListenerLimits::default()
     };
-    let lab = GatewayLab::start_with(limits(), patience).await;
+    let lab = GatewayLab::start_with(limits(), listener_limits).await;
     let _engine = lab.only_engine(hello());
     lab.keys(&[access_key("one", "s-one", |_| {})]);
     let mut held = Vec::new();
@@ -128,11 +128,11 @@ async fn a_head_beyond_the_limit_is_refused() {
     let head = format!("GET /v1/models HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "x".repeat(1_000_000));
     // The server may respond and close before it has read everything.
     let _ = stream.write_all(head.as_bytes()).await;
-    let mut said = vec![0; 64];
-    let read = tokio::time::timeout(TEST_TIMEOUT, stream.read(&mut said)).await.unwrap();
+    let mut received = vec![0; 64];
+    let read = tokio::time::timeout(TEST_TIMEOUT, stream.read(&mut received)).await.unwrap();
     // A reset is fine too: nothing beyond the limit was read.
-    let said = String::from_utf8_lossy(&said[..read.unwrap_or(0)]).into_owned();
-    assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said}");
+    let received = String::from_utf8_lossy(&received[..read.unwrap_or(0)]).into_owned();
+    assert!(received.is_empty() || received.starts_with("HTTP/1.1 431"), "{received}");
 }
 
 #[tokio::test]
@@ -141,10 +141,10 @@ async fn pages_of_any_site_get_nothing_over_the_network() {
     let engine = lab.only_engine(hello());
     lab.keys(&[access_key("one", "s-one", |_| {})]);
     for origin in ["http://localhost:3000", "https://evil.example"] {
-        let asked = lab.network_chat(json!({})).bearer_auth("s-one").header("origin", origin);
-        let asked = asked.send().await.unwrap();
-        assert_eq!(asked.status(), 403, "{origin}");
-        assert!(!asked.headers().contains_key("access-control-allow-origin"), "{origin}");
+        let request = lab.network_chat(json!({})).bearer_auth("s-one").header("origin", origin);
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 403, "{origin}");
+        assert!(!response.headers().contains_key("access-control-allow-origin"), "{origin}");
     }
     assert_eq!(engine.requests(), 0);
 }
@@ -210,13 +210,13 @@ async fn a_refused_upload_gets_its_answer_and_not_a_broken_connection() {
         slow.flush().await.unwrap();
         tokio::task::yield_now().await;
     }
-    let said = until_closed(&mut slow).await;
-    assert!(said.starts_with(b"HTTP/1.1 401"), "{}", String::from_utf8_lossy(&said));
+    let received = until_closed(&mut slow).await;
+    assert!(received.starts_with(b"HTTP/1.1 401"), "{}", String::from_utf8_lossy(&received));
     // Over HTTP/2 as well, many at once.
     let body = "x".repeat(100_000);
-    let asked =
+    let requests =
         (0..50).map(|_| lab.client.post(lab.network_url("/v1/chat/completions")).body(body.clone()).send());
-    for response in futures::future::join_all(asked).await {
+    for response in futures::future::join_all(requests).await {
         assert_eq!(response.unwrap().status(), 401);
     }
 }

@@ -9,7 +9,7 @@ use crate::harness::{
     GatewayLab, ScriptStep, chunk, finished, hello, limits, normalize, started, token, transcript,
 };
 
-/// The usage of every answer of [`hello`], in OpenAI's format.
+/// The usage of every response of [`hello`], in OpenAI's format.
 fn usage() -> Value {
     json!({
         "prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10,
@@ -106,9 +106,9 @@ async fn engine_receives_the_request_under_the_gateway_certificate() {
         (200, &"mine-1".parse().unwrap())
     );
     let _ = response.bytes().await.unwrap();
-    let seen = engine.received.lock().unwrap().clone();
-    assert_eq!(seen.len(), 1);
-    let request = russet_wire::request::GenerationRequest::from(seen[0].clone());
+    let received = engine.received.lock().unwrap().clone();
+    assert_eq!(received.len(), 1);
+    let request = russet_wire::request::GenerationRequest::from(received[0].clone());
     assert_eq!(request.messages[1].content, "hé");
     assert_eq!(
         (request.max_tokens, request.sampling.temperature, request.sampling.seed),
@@ -123,21 +123,21 @@ async fn engine_receives_the_request_under_the_gateway_certificate() {
 async fn requests_go_to_the_least_busy_engine() {
     let lab = GatewayLab::start(limits()).await;
     let go = CancellationToken::new();
-    let acts = |go: &CancellationToken| {
+    let steps = |go: &CancellationToken| {
         let go = go.clone();
         move |_: &russet_rpc::engine::GenerateRequest| {
             vec![started(), ScriptStep::Until(go.clone()), token("x"), finished(FinishReason::Stop)]
         }
     };
-    let (one, two) = (lab.engine("a", acts(&go)), lab.engine("b", acts(&go)));
+    let (one, two) = (lab.engine("a", steps(&go)), lab.engine("b", steps(&go)));
     lab.publish(&[("m", DeploymentState::Ready, &[&one, &two])]);
     let first = tokio::spawn(lab.chat(json!({})).send());
     one.running(1).await;
     let second = tokio::spawn(lab.chat(json!({})).send());
     two.running(1).await;
     go.cancel();
-    for answer in [first, second] {
-        assert_eq!(answer.await.unwrap().unwrap().status(), 200);
+    for response in [first, second] {
+        assert_eq!(response.await.unwrap().unwrap().status(), 200);
     }
     assert_eq!((one.requests(), two.requests()), (1, 1));
 }
@@ -173,10 +173,11 @@ async fn local_pages_may_send_requests_from_a_browser() {
     let lab = GatewayLab::start(limits()).await;
     let _engine = lab.only_engine(hello());
     let url = lab.url("/v1/chat/completions");
-    let asked = lab.client.request(reqwest::Method::OPTIONS, &url).header("origin", "http://localhost:3000");
-    let asked = asked.send().await.unwrap();
+    let preflight =
+        lab.client.request(reqwest::Method::OPTIONS, &url).header("origin", "http://localhost:3000");
+    let preflight = preflight.send().await.unwrap();
     assert_eq!(
-        (asked.status().as_u16(), &asked.headers()["access-control-allow-origin"]),
+        (preflight.status().as_u16(), &preflight.headers()["access-control-allow-origin"]),
         (204, &"http://localhost:3000".parse().unwrap())
     );
     let response = lab.chat(json!({})).header("origin", "http://localhost:3000").send().await.unwrap();
@@ -215,8 +216,8 @@ async fn many_short_answers_share_a_connection_that_stays() {
     let _engine = lab.only_engine(hello());
     // HTTP/2 servers close a connection on which too many streams were reset within a short time.
     for _ in 0..20 {
-        let asked = (0..100).map(|_| lab.chat(json!({})).send());
-        for response in futures::future::join_all(asked).await {
+        let requests = (0..100).map(|_| lab.chat(json!({})).send());
+        for response in futures::future::join_all(requests).await {
             assert_eq!(response.unwrap().status(), 200);
         }
     }

@@ -1,5 +1,5 @@
 //! Responses whose engine is lost after part of the text was sent: another engine resumes them, and the
-//! client sees one answer. If none can resume, the client sees a typed error.
+//! client sees one response. If none can resume, the client sees a typed error.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use crate::harness::{GatewayLab, ScriptStep, ScriptedEngine, limits, transcript, wait_for_metric};
 
-/// The texts of the answer's tokens: their ids count from 10, and some have no text of their own.
+/// The texts of the response's tokens: their ids count from 10, and some have no text of their own.
 const TEXTS: [&str; 6] = ["Hel", "lo", "", " th", "", "ere"];
 
-/// The remaining steps of the answer, from an engine that is given the emitted tokens.
+/// The remaining steps of the response, from an engine that is given the emitted tokens.
 fn remaining_steps(request: &GenerateRequest) -> Vec<ScriptStep> {
     let emitted_tokens = request.emitted.len() as u32;
     let started = GenerationEvent::Started { prompt_tokens: 7, emitted_tokens };
@@ -34,7 +34,7 @@ fn interrupted_steps(
     move |request| remaining_steps(request).into_iter().take(1 + tokens).chain(end.clone()).collect()
 }
 
-/// Every way in which an engine can be lost during an answer.
+/// Every way in which an engine can be lost during a response.
 fn failure_modes() -> Vec<Vec<ScriptStep>> {
     let failure = GenerationFailure { kind: FailureKind::Unavailable, message: "rank 1 died".into() };
     let cancelled = GenerationEvent::Finished { reason: FinishReason::Cancelled, usage: Usage::default() };
@@ -89,12 +89,12 @@ async fn answer_resumed_after_any_token_equals_the_unbroken_one() {
             assert_eq!(streamed(&lab).await, one_stream, "after {cut} tokens");
             assert_eq!(whole(&lab).await, one_whole, "after {cut} tokens");
             let first = lost.received.lock().unwrap()[0].clone();
-            let mut seen = other.received.lock().unwrap().clone();
-            seen.retain(|request| request.id == first.id);
+            let mut received = other.received.lock().unwrap().clone();
+            received.retain(|request| request.id == first.id);
             // Everything else is unchanged, including the seed that the client did not set.
             let emitted = (10..).take(cut).collect();
             assert!(first.sampling.unwrap().seed.is_some());
-            assert_eq!(seen, [GenerateRequest { emitted, ..first }], "after {cut} tokens");
+            assert_eq!(received, [GenerateRequest { emitted, ..first }], "after {cut} tokens");
         }
     }
     let count = 2 * failure_modes().len() * TEXTS.len();
@@ -138,44 +138,44 @@ async fn answer_resumes_repeatedly_up_to_the_loss_limit() {
 
 #[tokio::test]
 async fn answers_resume_on_the_reformed_group_without_loss() {
-    let beat = Duration::from_millis(20);
-    let lab = GatewayLab::start(DispatchLimits { heartbeat: beat, ..limits() }).await;
+    let interval = Duration::from_millis(20);
+    let lab = GatewayLab::start(DispatchLimits { heartbeat: interval, ..limits() }).await;
     let mut killed = lab.engine("a", interrupted_steps(2, &[ScriptStep::Hang]));
     lab.publish(&[("m", DeploymentState::Ready, &[&killed])]);
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for _ in 0..3 {
         let mut response = lab.chat(json!({"stream": true})).send().await.unwrap();
         let read = read(&mut response, "Hello").await;
-        answers.push((response, read));
+        responses.push((response, read));
     }
     killed.kill();
-    lab.publish(&[("m", DeploymentState::Working("epoch 2 is being formed".into()), &[])]);
+    lab.publish(&[("m", DeploymentState::Working("forming epoch 2".into()), &[])]);
     // Interrupted responses count as waiting, and their streams get keep-alives.
     wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 3\n").await;
-    for (response, read) in &mut answers {
+    for (response, read) in &mut responses {
         while read.matches(": still working\n\n").count() < 2 {
             read.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
         }
     }
     // A client that disconnects now stops counting.
-    drop(answers.pop());
+    drop(responses.pop());
     wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 2\n").await;
-    let anew = lab.engine("b", remaining_steps);
-    lab.publish(&[("m", DeploymentState::Ready, &[&anew])]);
-    for (response, read) in answers {
+    let reformed = lab.engine("b", remaining_steps);
+    lab.publish(&[("m", DeploymentState::Ready, &[&reformed])]);
+    for (response, read) in responses {
         let events = transcript(&(read + &response.text().await.unwrap()));
         assert_eq!(text(&events), "Hello there");
         assert_eq!(events.last().unwrap(), &json!("[DONE]"));
     }
-    assert_eq!(anew.requests(), 2);
+    assert_eq!(reformed.requests(), 2);
 }
 
-/// A frozen machine keeps its connections; a higher epoch of its group is enough to give up on it.
+/// A frozen machine keeps its connections; a higher epoch of its group is enough to abandon it.
 #[tokio::test]
 async fn silent_engine_is_abandoned_once_its_group_reforms() {
     let lab = GatewayLab::start(limits()).await;
     let frozen = lab.engine("a", interrupted_steps(2, &[ScriptStep::Hang]));
-    let (anew, elsewhere) = (lab.engine("b", remaining_steps), lab.engine("c", remaining_steps));
+    let (reformed, elsewhere) = (lab.engine("b", remaining_steps), lab.engine("c", remaining_steps));
     lab.publish(&[("m", DeploymentState::Ready, &[&frozen])]);
     let mut response = lab.chat(json!({"stream": true})).send().await.unwrap();
     let read = read(&mut response, "Hello").await;
@@ -185,21 +185,21 @@ async fn silent_engine_is_abandoned_once_its_group_reforms() {
         ("n", DeploymentState::Ready, &[&elsewhere]),
     ]);
     lab.change(|table| table.deployments[1].endpoints[0].epoch = 2);
-    lab.publish(&[("m", DeploymentState::Working("epoch 2 is being formed".into()), &[])]);
+    lab.publish(&[("m", DeploymentState::Working("forming epoch 2".into()), &[])]);
     frozen.running(1).await;
-    let address = anew.address.to_string();
+    let address = reformed.address.to_string();
     lab.change(|table| {
         let (node, group, model) = ("b".into(), "default/m-0".into(), "small".into());
         table.deployments[0].endpoints = vec![Endpoint { address, node, group, model, epoch: 2 }];
     });
     let events = transcript(&(read + &response.text().await.unwrap()));
     assert_eq!(text(&events), "Hello there");
-    assert_eq!((anew.requests(), elsewhere.requests()), (1, 0));
+    assert_eq!((reformed.requests(), elsewhere.requests()), (1, 0));
     frozen.running(0).await;
 }
 
 #[tokio::test]
-async fn answer_that_cannot_resume_ends_with_a_typed_error() {
+async fn response_that_cannot_resume_ends_with_a_typed_error() {
     type TableEdit = fn(&mut RoutingTable);
     fn deployment(table: &mut RoutingTable) -> &mut russet_gateway::routes::Deployment {
         &mut table.deployments[0]
@@ -223,13 +223,8 @@ async fn answer_that_cannot_resume_ends_with_a_typed_error() {
     };
     type EngineScript = Box<dyn Fn(&GenerateRequest) -> Vec<ScriptStep> + Send + Sync>;
     let cases: Vec<(&str, TableEdit, EngineScript, &str)> = vec![
-        (
-            "deleted",
-            |table| table.deployments.clear(),
-            Box::new(remaining_steps),
-            "default/m was deleted meanwhile",
-        ),
-        ("edited", another, Box::new(remaining_steps), "was given the Model large meanwhile; it was small"),
+        ("deleted", |table| table.deployments.clear(), Box::new(remaining_steps), "default/m was deleted"),
+        ("edited", another, Box::new(remaining_steps), "changed from the Model small to large"),
         (
             "stopped",
             |table| {
@@ -240,14 +235,24 @@ async fn answer_that_cannot_resume_ends_with_a_typed_error() {
             Box::new(remaining_steps),
             "spec.replicas is 0",
         ),
-        ("no group in time", none, Box::new(remaining_steps), "no group of it was ready again within 0 s"),
-        ("an older engine", stays, Box::new(older), "would go on after 0 with a prompt of 7"),
-        ("another prompt", stays, Box::new(longer), "a prompt of 7 tokens and 2 of its own were told"),
-        ("no room there", stays, Box::new(refusing), "its answer cannot go on: the context holds 1"),
+        ("no group in time", none, Box::new(remaining_steps), "no group was ready again within 0 s"),
+        ("an older engine", stays, Box::new(older), "the engine on node b counts 7 and 0"),
+        (
+            "another prompt",
+            stays,
+            Box::new(longer),
+            "a prompt of 7 tokens and 2 emitted tokens, but the engine on node b counts 8 and 2",
+        ),
+        (
+            "no context there",
+            stays,
+            Box::new(refusing),
+            "no other engine can resume the response: the context holds 1",
+        ),
     ];
     let count = cases.len();
     let lab = GatewayLab::start(DispatchLimits { hold_timeout: Duration::ZERO, ..limits() }).await;
-    for (story, change, other, expected) in cases {
+    for (case, change, other, expected) in cases {
         let mut lost = lab.engine("a", interrupted_steps(2, &[ScriptStep::Hang]));
         let other: ScriptedEngine = lab.engine("b", other);
         lab.publish(&[("m", DeploymentState::Ready, &[&lost, &other])]);
@@ -256,16 +261,16 @@ async fn answer_that_cannot_resume_ends_with_a_typed_error() {
         lab.change(change);
         lost.kill();
         let events = transcript(&(read + &response.text().await.unwrap()));
-        assert_eq!(text(&events), "Hello", "{story}");
+        assert_eq!(text(&events), "Hello", "{case}");
         let error = &events.last().unwrap()["error"];
         assert_eq!(
             (&error["code"], &error["type"]),
             (&json!("engine_lost"), &json!("server_error")),
-            "{story}"
+            "{case}"
         );
-        assert!(error["message"].as_str().unwrap().contains(expected), "{story}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(expected), "{case}: {error}");
     }
-    let given_up =
+    let continued =
         format!("russet_gateway_request_continued_total{{model_name=\"m\",outcome=\"given_up\"}} {count}\n");
-    wait_for_metric(&lab, &given_up).await;
+    wait_for_metric(&lab, &continued).await;
 }

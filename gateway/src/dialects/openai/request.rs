@@ -1,28 +1,13 @@
 //! Parses a chat request into the dialect-free one. Every error names the field. An unsupported field that
-//! would change the answer is rejected; one that would not is ignored and reported.
+//! would change the response is rejected; one that would not is ignored and reported.
 
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use serde_json::{Map, Value};
 
+use super::response::ChatWriter;
 use crate::error::{ErrorKind, GatewayError};
 use crate::request_limits::{FLEX_LEVELS, RequestLimits};
-
-/// A parsed chat request.
-#[derive(Debug, PartialEq)]
-pub(super) struct ChatRequest {
-    /// The model name as the client sent it.
-    pub(super) model: String,
-    /// The request for the engine.
-    pub(super) request: GenerationRequest,
-    /// Whether the answer is streamed.
-    pub(super) streamed: bool,
-    /// Whether a stream ends with a usage chunk.
-    pub(super) include_usage: bool,
-    /// The service tier in OpenAI's word; reported only to clients that set one.
-    pub(super) service_tier: Option<&'static str>,
-    /// Ignored fields.
-    pub(super) ignored: Vec<String>,
-}
+use crate::serving::{ParsedRequest, RequestContext};
 
 type JsonObject = Map<String, Value>;
 
@@ -46,10 +31,10 @@ const READ_FIELDS: &[&str] = &[
     "priority",
 ];
 
-/// Whether a value requests nothing.
+/// Whether a value changes nothing.
 type Harmless = fn(&Value) -> bool;
 
-/// Unsupported fields that would change the answer, each with the test for values that request nothing.
+/// Unsupported fields that would change the response, each with the test for values that change nothing.
 const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("tools", is_empty),
     ("tool_choice", |value| value == "none" || value == "auto"),
@@ -81,94 +66,91 @@ fn is_zero(value: &Value) -> bool {
 
 /// OpenAI's limit.
 const MAX_STOPS: usize = 4;
-/// Longest stop string in bytes: an engine withholds up to this much of every answer.
+/// Longest stop string in bytes: an engine withholds up to this much of every response.
 const MAX_STOP_BYTES: usize = 1024;
-/// Other servers' dialects have many fields; this limit keeps the header that lists them short.
+/// Clients of other servers send many fields; this limit keeps the header that lists them short.
 const MAX_IGNORED_FIELDS: usize = 16;
 
-impl ChatRequest {
-    /// Parses `body` within the caller's limits, `terms`; `id` becomes the request's id.
-    pub(super) fn parse(body: &[u8], id: String, terms: &RequestLimits) -> Result<Self, GatewayError> {
-        let value: Value = serde_json::from_slice(body).map_err(|error| {
-            GatewayError::new(ErrorKind::InvalidRequest, format!("the body is not JSON: {error}"))
-        })?;
-        let Value::Object(mut fields) = value else {
-            return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
-        };
-        // OpenAI's SDKs send null for unset fields.
-        fields.retain(|_, value| !value.is_null());
-        let model = match fields.get("model") {
-            Some(Value::String(model)) if !model.is_empty() => model.clone(),
-            Some(_) => return Err(GatewayError::field("model", "`model` must be the name of a model")),
-            None => {
-                return Err(GatewayError::field(
-                    "model",
-                    "`model` is missing; GET /v1/models lists the names",
-                ));
-            }
-        };
-        for (field, harmless) in UNSUPPORTED {
-            if fields.get(*field).is_some_and(|value| !harmless(value)) {
-                return Err(GatewayError::field(
-                    *field,
-                    format!(
-                        "`{field}` is not supported by this release and would change the answer; leave it out"
-                    ),
-                ));
-            }
+/// Parses a chat request within the caller's limits.
+pub(super) fn parse(
+    body: &[u8],
+    context: &RequestContext<'_>,
+) -> Result<ParsedRequest<ChatWriter>, GatewayError> {
+    let RequestContext { id, unix_seconds, limits } = context;
+    let value: Value = serde_json::from_slice(body).map_err(|error| {
+        GatewayError::new(ErrorKind::InvalidRequest, format!("the body is not JSON: {error}"))
+    })?;
+    let Value::Object(mut fields) = value else {
+        return Err(GatewayError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
+    };
+    // OpenAI's SDKs send null for unset fields.
+    fields.retain(|_, value| !value.is_null());
+    let model = match fields.get("model") {
+        Some(Value::String(model)) if !model.is_empty() => model.clone(),
+        Some(_) => return Err(GatewayError::field("model", "`model` must be the name of a model")),
+        None => {
+            return Err(GatewayError::field("model", "`model` is missing; GET /v1/models lists the names"));
         }
-        if integer(&fields, "n", 1, i64::MAX)?.is_some_and(|n| n != 1) {
+    };
+    for (field, harmless) in UNSUPPORTED {
+        if fields.get(*field).is_some_and(|value| !harmless(value)) {
             return Err(GatewayError::field(
-                "n",
-                "`n` must be 1; send the request several times for several answers",
+                *field,
+                format!(
+                    "`{field}` is not supported by this release and would change the response; leave it out"
+                ),
             ));
         }
-        let top_p = number(&fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0);
-        let service_tier = service_tier(fields.get("service_tier"))?;
-        let request = GenerationRequest {
-            id,
-            messages: messages(fields.get("messages"))?,
-            max_tokens: max_tokens(&fields, terms)?,
-            sampling: Sampling {
-                temperature: number(&fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
-                // OpenAI allows 0, which means greedy sampling.
-                top_p: top_p.max(1e-6),
-                // Other servers write "no limit" as -1.
-                top_k: integer(&fields, "top_k", -1, i64::from(u32::MAX))?
-                    .map_or(0, |top_k| u32::try_from(top_k).unwrap_or(0)),
-                min_p: number(&fields, "min_p", 0.0, 1.0)?.unwrap_or(0.0),
-                seed: seed(&fields)?,
-            },
-            stop: stop(fields.get("stop"))?,
-            ignore_eos: boolean(&fields, "ignore_eos")?.unwrap_or(false),
-            emitted: Vec::new(),
-            priority: priority(&fields, service_tier, terms)?,
-            deadline_milliseconds: None,
-        };
-        Ok(Self {
-            model,
-            request,
-            streamed: boolean(&fields, "stream")?.unwrap_or(false),
-            include_usage: include_usage(fields.get("stream_options"))?,
-            service_tier,
-            ignored: ignored(&fields),
-        })
     }
+    if integer(&fields, "n", 1, i64::MAX)?.is_some_and(|n| n != 1) {
+        return Err(GatewayError::field("n", "`n` must be 1; for several responses send several requests"));
+    }
+    let top_p = number(&fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0);
+    let service_tier = service_tier(fields.get("service_tier"))?;
+    let request = GenerationRequest {
+        id: id.unique.clone(),
+        messages: messages(fields.get("messages"))?,
+        max_tokens: max_tokens(&fields, limits)?,
+        sampling: Sampling {
+            temperature: number(&fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
+            // OpenAI allows 0, which means greedy sampling.
+            top_p: top_p.max(1e-6),
+            // Other servers write "no limit" as -1.
+            top_k: integer(&fields, "top_k", -1, i64::from(u32::MAX))?
+                .map_or(0, |top_k| u32::try_from(top_k).unwrap_or(0)),
+            min_p: number(&fields, "min_p", 0.0, 1.0)?.unwrap_or(0.0),
+            seed: seed(&fields)?,
+        },
+        stop: stop(fields.get("stop"))?,
+        ignore_eos: boolean(&fields, "ignore_eos")?.unwrap_or(false),
+        emitted: Vec::new(),
+        priority: priority(&fields, service_tier, limits)?,
+        deadline_milliseconds: None,
+    };
+    let streamed = boolean(&fields, "stream")?.unwrap_or(false);
+    let writer = ChatWriter {
+        id: format!("chatcmpl-{}", id.unique),
+        created: *unix_seconds,
+        model: model.clone(),
+        include_usage: include_usage(fields.get("stream_options"))?,
+        service_tier,
+    };
+    Ok(ParsedRequest { model, request, streamed, ignored: ignored(&fields), writer })
 }
 
-fn max_tokens(fields: &JsonObject, terms: &RequestLimits) -> Result<Option<u32>, GatewayError> {
-    let old = integer(fields, "max_tokens", 1, i64::from(u32::MAX))?;
-    let new = integer(fields, "max_completion_tokens", 1, i64::from(u32::MAX))?;
-    let field = if new.is_some() { "max_completion_tokens" } else { "max_tokens" };
-    terms.max_tokens(new.or(old).and_then(|most| u32::try_from(most).ok()), field)
+fn max_tokens(fields: &JsonObject, limits: &RequestLimits) -> Result<Option<u32>, GatewayError> {
+    let max_tokens = integer(fields, "max_tokens", 1, i64::from(u32::MAX))?;
+    let max_completion_tokens = integer(fields, "max_completion_tokens", 1, i64::from(u32::MAX))?;
+    let field = if max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
+    limits
+        .max_tokens(max_completion_tokens.or(max_tokens).and_then(|tokens| u32::try_from(tokens).ok()), field)
 }
 
 /// OpenAI's `flex`: served when there is spare capacity.
 const FLEX: &str = "flex";
 
-/// The service tier of an answer, in the word reported to the client. As with OpenAI, a request for a higher
-/// tier than the key allows gets the key's: its priority is the highest its requests get, whatever tier they
-/// name.
+/// The service tier of a response, in the word reported to the client. As with OpenAI, a request for a higher
+/// tier than the key allows gets the key's: no tier has a higher priority than the key.
 fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayError> {
     match value.map(Value::as_str) {
         None => Ok(None),
@@ -176,7 +158,7 @@ fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayEr
         Some(Some(FLEX)) => Ok(Some(FLEX)),
         Some(_) => Err(GatewayError::field(
             "service_tier",
-            "`service_tier` must be auto, default, flex or priority; flex comes later, the others are one here",
+            "`service_tier` must be auto, default, flex or priority; flex has a lower priority, the others are the same here",
         )),
     }
 }
@@ -186,26 +168,26 @@ fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, GatewayEr
 fn priority(
     fields: &JsonObject,
     service_tier: Option<&str>,
-    terms: &RequestLimits,
+    limits: &RequestLimits,
 ) -> Result<i32, GatewayError> {
-    let most = terms.max_levels();
+    let max_levels = limits.max_levels();
     let levels = match fields.get("priority") {
         None => 0,
         Some(value) => {
             let levels = value.as_u64().and_then(|levels| u32::try_from(levels).ok());
-            levels.filter(|levels| *levels <= most).ok_or_else(|| {
+            levels.filter(|levels| *levels <= max_levels).ok_or_else(|| {
                 GatewayError::field(
                     "priority",
                     format!(
-                        "`priority` must be an integer from 0 to {most}, not {}: 0 is this key's own priority ({}), and each level more comes later, as in vLLM; nothing comes earlier than its key says",
+                        "`priority` must be an integer from 0 to {max_levels}, not {}: 0 is this key's own priority ({}), and each higher number is one level lower, as in vLLM; no request has a higher priority than its key",
                         shown(value),
-                        terms.priority
+                        limits.priority
                     ),
                 )
             })?
         }
     };
-    Ok(terms.priority_below(if service_tier == Some(FLEX) { levels.max(FLEX_LEVELS) } else { levels }))
+    Ok(limits.priority_below(if service_tier == Some(FLEX) { levels.max(FLEX_LEVELS) } else { levels }))
 }
 
 fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError> {
@@ -213,7 +195,7 @@ fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError> {
         None => Ok(false),
         Some(Value::Object(options)) => match options.get("include_usage") {
             None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(wanted)) => Ok(*wanted),
+            Some(Value::Bool(include)) => Ok(*include),
             Some(_) => Err(GatewayError::field(
                 "stream_options.include_usage",
                 "`stream_options.include_usage` must be true or false",
@@ -224,7 +206,7 @@ fn include_usage(value: Option<&Value>) -> Result<bool, GatewayError> {
 }
 
 fn ignored(fields: &JsonObject) -> Vec<String> {
-    let plain = |name: &str| {
+    let is_printable = |name: &str| {
         name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
     };
     fields
@@ -232,7 +214,7 @@ fn ignored(fields: &JsonObject) -> Vec<String> {
         .filter(|name| {
             !READ_FIELDS.contains(&name.as_str()) && !UNSUPPORTED.iter().any(|(field, _)| field == name)
         })
-        .filter(|name| plain(name))
+        .filter(|name| is_printable(name))
         .take(MAX_IGNORED_FIELDS)
         .cloned()
         .collect()
@@ -246,24 +228,24 @@ fn boolean(fields: &JsonObject, name: &str) -> Result<Option<bool>, GatewayError
     }
 }
 
-fn number(fields: &JsonObject, name: &str, least: f64, most: f64) -> Result<Option<f32>, GatewayError> {
+fn number(fields: &JsonObject, name: &str, min: f64, max: f64) -> Result<Option<f32>, GatewayError> {
     match fields.get(name).map(Value::as_f64) {
         None => Ok(None),
-        Some(Some(value)) if (least..=most).contains(&value) => Ok(Some(value as f32)),
+        Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value as f32)),
         Some(_) => Err(GatewayError::field(
             name,
-            format!("`{name}` must be a number from {least} to {most}, not {}", shown(&fields[name])),
+            format!("`{name}` must be a number from {min} to {max}, not {}", shown(&fields[name])),
         )),
     }
 }
 
-fn integer(fields: &JsonObject, name: &str, least: i64, most: i64) -> Result<Option<i64>, GatewayError> {
+fn integer(fields: &JsonObject, name: &str, min: i64, max: i64) -> Result<Option<i64>, GatewayError> {
     match fields.get(name).map(Value::as_i64) {
         None => Ok(None),
-        Some(Some(value)) if (least..=most).contains(&value) => Ok(Some(value)),
+        Some(Some(value)) if (min..=max).contains(&value) => Ok(Some(value)),
         Some(_) => Err(GatewayError::field(
             name,
-            format!("`{name}` must be an integer of at least {least}, not {}", shown(&fields[name])),
+            format!("`{name}` must be an integer of at least {min}, not {}", shown(&fields[name])),
         )),
     }
 }
@@ -271,7 +253,7 @@ fn integer(fields: &JsonObject, name: &str, least: i64, most: i64) -> Result<Opt
 fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
     match fields.get("seed") {
         None => Ok(None),
-        // Any negative seed will do: seeds are only compared for equality.
+        // A negative seed is as good as another: seeds are only compared for equality.
         Some(value) => match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
             Some(seed) => Ok(Some(seed)),
             None => Err(GatewayError::field(
@@ -283,33 +265,33 @@ fn seed(fields: &JsonObject) -> Result<Option<u64>, GatewayError> {
 }
 
 fn stop(value: Option<&Value>) -> Result<Vec<String>, GatewayError> {
-    let wrong = || {
+    let invalid = || {
         GatewayError::field(
             "stop",
-            format!("`stop` must be a text or a list of at most {MAX_STOPS} texts, none of them empty"),
+            format!("`stop` must be a string or a list of at most {MAX_STOPS} strings, none of them empty"),
         )
     };
-    let texts = match value {
+    let strings = match value {
         None => vec![],
         Some(Value::String(text)) => vec![text.clone()],
         Some(Value::Array(items)) => items
             .iter()
             .map(|item| item.as_str().map(str::to_owned))
             .collect::<Option<_>>()
-            .ok_or_else(wrong)?,
-        Some(_) => return Err(wrong()),
+            .ok_or_else(invalid)?,
+        Some(_) => return Err(invalid()),
     };
-    if texts.len() > MAX_STOPS || texts.iter().any(String::is_empty) {
-        return Err(wrong());
+    if strings.len() > MAX_STOPS || strings.iter().any(String::is_empty) {
+        return Err(invalid());
     }
-    if let Some(long) = texts.iter().find(|text| text.len() > MAX_STOP_BYTES) {
+    if let Some(long) = strings.iter().find(|text| text.len() > MAX_STOP_BYTES) {
         let length = long.len();
         return Err(GatewayError::field(
             "stop",
-            format!("`stop` must be texts of at most {MAX_STOP_BYTES} bytes; one of these has {length}"),
+            format!("`stop` must be strings of at most {MAX_STOP_BYTES} bytes; one has {length}"),
         ));
     }
-    Ok(texts)
+    Ok(strings)
 }
 
 fn messages(value: Option<&Value>) -> Result<Vec<Message>, GatewayError> {
@@ -367,7 +349,7 @@ fn message(at: &str, value: &Value) -> Result<Message, GatewayError> {
         _ => {
             return Err(GatewayError::field(
                 &content_at,
-                format!("`{content_at}` must be a text or a list of text parts"),
+                format!("`{content_at}` must be a string or a list of text parts"),
             ));
         }
     };
@@ -376,10 +358,9 @@ fn message(at: &str, value: &Value) -> Result<Message, GatewayError> {
 
 fn text_part<'a>(at: &str, part: &'a Value) -> Result<&'a str, GatewayError> {
     match part.get("type").and_then(Value::as_str) {
-        Some("text") => part
-            .get("text")
-            .and_then(Value::as_str)
-            .ok_or_else(|| GatewayError::field(format!("{at}.text"), format!("`{at}.text` must be a text"))),
+        Some("text") => part.get("text").and_then(Value::as_str).ok_or_else(|| {
+            GatewayError::field(format!("{at}.text"), format!("`{at}.text` must be a string"))
+        }),
         Some(other) => {
             let other = shown(&Value::from(other));
             Err(GatewayError::field(
@@ -406,13 +387,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::request_id::RequestId;
 
-    fn parse(body: &Value) -> Result<ChatRequest, GatewayError> {
-        parse_by(body, &RequestLimits::default())
+    type ParsedChat = ParsedRequest<ChatWriter>;
+
+    fn parse_bytes(body: &[u8], limits: RequestLimits) -> Result<ParsedChat, GatewayError> {
+        let id = RequestId { unique: "id".into(), shown: "req_id".into() };
+        super::parse(body, &RequestContext { id: &id, unix_seconds: 17, limits })
     }
 
-    fn parse_by(body: &Value, terms: &RequestLimits) -> Result<ChatRequest, GatewayError> {
-        ChatRequest::parse(body.to_string().as_bytes(), "id".into(), terms)
+    fn parse(body: &Value) -> Result<ParsedChat, GatewayError> {
+        parse_with(body, RequestLimits::default())
+    }
+
+    fn parse_with(body: &Value, limits: RequestLimits) -> Result<ParsedChat, GatewayError> {
+        parse_bytes(body.to_string().as_bytes(), limits)
     }
 
     fn with(extra: Value) -> Value {
@@ -425,26 +414,30 @@ mod tests {
 
     #[test]
     fn a_plain_request_means_what_openai_says() {
-        let chat = parse(&with(json!({}))).unwrap();
+        let ParsedRequest { model, request, streamed, ignored, writer } = parse(&with(json!({}))).unwrap();
+        assert_eq!((model.as_str(), streamed, ignored), ("m", false, vec![]));
         assert_eq!(
-            chat,
-            ChatRequest {
+            request,
+            GenerationRequest {
+                id: "id".into(),
+                messages: vec![Message { role: "user".into(), content: "hi".into() }],
+                max_tokens: None,
+                sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
+                stop: vec![],
+                ignore_eos: false,
+                emitted: vec![],
+                priority: 0,
+                deadline_milliseconds: None,
+            }
+        );
+        assert_eq!(
+            writer,
+            ChatWriter {
+                id: "chatcmpl-id".into(),
+                created: 17,
                 model: "m".into(),
-                request: GenerationRequest {
-                    id: "id".into(),
-                    messages: vec![Message { role: "user".into(), content: "hi".into() }],
-                    max_tokens: None,
-                    sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
-                    stop: vec![],
-                    ignore_eos: false,
-                    emitted: vec![],
-                    priority: 0,
-                    deadline_milliseconds: None,
-                },
-                streamed: false,
                 include_usage: false,
                 service_tier: None,
-                ignored: vec![],
             }
         );
     }
@@ -468,7 +461,7 @@ mod tests {
         let roles: Vec<&str> = chat.request.messages.iter().map(|message| message.role.as_str()).collect();
         assert_eq!(roles, ["system", "assistant", "user"]);
         assert_eq!(chat.request.messages[1].content, "ab");
-        assert!(chat.streamed && chat.include_usage && chat.request.ignore_eos);
+        assert!(chat.streamed && chat.writer.include_usage && chat.request.ignore_eos);
         assert_eq!(chat.request.max_tokens, Some(5));
         assert_eq!(
             chat.request.sampling,
@@ -541,10 +534,10 @@ mod tests {
             (json!({"frequency_penalty": 0.5}), "frequency_penalty"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
         ] {
-            let refusal = parse(&with(extra.clone())).expect_err(&extra.to_string());
-            assert_eq!(refusal.kind, ErrorKind::InvalidRequest, "{extra}");
-            assert_eq!(refusal.param.as_deref(), Some(param), "{extra}");
-            assert!(refusal.message.contains(param), "{extra}: {refusal}");
+            let Err(error) = parse(&with(extra.clone())) else { panic!("{extra} is accepted") };
+            assert_eq!(error.kind, ErrorKind::InvalidRequest, "{extra}");
+            assert_eq!(error.param.as_deref(), Some(param), "{extra}");
+            assert!(error.message.contains(param), "{extra}: {error}");
         }
     }
 
@@ -569,12 +562,12 @@ mod tests {
             (7, json!({"service_tier": "flex", "priority": 40}), Ok((-33, Some("flex")))),
             (7, json!({"service_tier": "express"}), Err("auto, default, flex or priority")),
         ] {
-            let terms = RequestLimits { priority: key, ..RequestLimits::default() };
-            match (parse_by(&with(extra.clone()), &terms), expected) {
+            let limits = RequestLimits { priority: key, ..RequestLimits::default() };
+            match (parse_with(&with(extra.clone()), limits), expected) {
                 (Ok(chat), Ok(expected)) => {
-                    assert_eq!((chat.request.priority, chat.service_tier), expected, "{key} {extra}");
+                    assert_eq!((chat.request.priority, chat.writer.service_tier), expected, "{key} {extra}");
                 }
-                (Err(refusal), Err(words)) => assert!(refusal.message.contains(words), "{refusal}"),
+                (Err(error), Err(words)) => assert!(error.message.contains(words), "{error}"),
                 (got, _) => panic!("{key} {extra}: {got:?}"),
             }
         }
@@ -582,7 +575,7 @@ mod tests {
 
     #[test]
     fn max_tokens_are_capped_by_the_key() {
-        let terms = RequestLimits { max_tokens: Some(5), ..RequestLimits::default() };
+        let limits = RequestLimits { max_tokens: Some(5), ..RequestLimits::default() };
         for (extra, expected) in [
             (json!({}), Ok(Some(5))),
             (json!({"max_tokens": 4}), Ok(Some(4))),
@@ -590,8 +583,8 @@ mod tests {
             (json!({"max_tokens": 6}), Err("max_tokens")),
             (json!({"max_tokens": 4, "max_completion_tokens": 6}), Err("max_completion_tokens")),
         ] {
-            let got = parse_by(&with(extra.clone()), &terms);
-            let got = got.map(|chat| chat.request.max_tokens).map_err(|refusal| refusal.param.unwrap());
+            let got = parse_with(&with(extra.clone()), limits);
+            let got = got.map(|chat| chat.request.max_tokens).map_err(|error| error.param.unwrap());
             assert_eq!(got, expected.map_err(str::to_owned), "{extra}");
         }
     }
@@ -611,8 +604,8 @@ mod tests {
             b"NaN",
             &deep,
         ] {
-            let refusal = ChatRequest::parse(body, "id".into(), &RequestLimits::default()).unwrap_err();
-            assert_eq!(refusal.kind, ErrorKind::InvalidRequest);
+            let error = parse_bytes(body, RequestLimits::default()).err().unwrap();
+            assert_eq!(error.kind, ErrorKind::InvalidRequest);
         }
     }
 }

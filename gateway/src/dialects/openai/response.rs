@@ -2,16 +2,20 @@
 //! clients rely on: role, texts, finish reason, usage if requested, `[DONE]`. Every token is a chunk, so
 //! chunks are serialised directly, without an intermediate `Value`.
 
+use axum::Json;
+use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use russet_wire::event::{FinishReason, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::error_body;
-use crate::dispatch::{ResponseChunk, StreamItem};
+use super::error::error_body;
+use crate::error::GatewayError;
+use crate::serving::ResponseWriter;
 
-/// The fields that all chunks of one response repeat.
-pub(super) struct ResponseWriter {
+/// Writes one response: the fields that all its chunks repeat.
+#[derive(Debug, PartialEq)]
+pub(super) struct ChatWriter {
     /// `chatcmpl-…`.
     pub(super) id: String,
     /// Seconds since 1970.
@@ -76,10 +80,46 @@ impl From<Usage> for UsageBody {
     }
 }
 
-impl ResponseWriter {
-    /// The complete body of a response that is not streamed.
-    pub(super) fn body(&self, text: &str, reason: FinishReason, usage: Usage) -> Value {
-        let mut answer = json!({
+impl ResponseWriter for ChatWriter {
+    const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
+
+    fn whole(self, text: &str, reason: FinishReason, usage: Usage) -> Response {
+        Json(self.body(text, reason, usage)).into_response()
+    }
+
+    fn start(&mut self) -> Bytes {
+        self.choice(Delta { role: Some("assistant"), content: Some("") }, None).into()
+    }
+
+    fn text(&mut self, text: &str) -> Bytes {
+        self.choice(Delta { role: None, content: Some(text) }, None).into()
+    }
+
+    fn keep_alive(&mut self) -> Bytes {
+        Bytes::from_static(b": still working\n\n")
+    }
+
+    fn finish(&mut self, reason: FinishReason, usage: Usage) -> Bytes {
+        let mut out = self.choice(Delta::default(), Some(reason));
+        if self.include_usage {
+            self.chunk(&mut out, &[], Some(usage));
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+        out.into()
+    }
+
+    fn error(&mut self, error: &GatewayError) -> Bytes {
+        // SDKs raise on an `error` key.
+        let mut out = Vec::new();
+        sse_event(&mut out, &error_body(error));
+        out.into()
+    }
+}
+
+impl ChatWriter {
+    /// The body of a response that is not streamed.
+    fn body(&self, text: &str, reason: FinishReason, usage: Usage) -> Value {
+        let mut body = json!({
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
@@ -93,38 +133,17 @@ impl ResponseWriter {
             "usage": UsageBody::from(usage),
         });
         if let Some(tier) = self.service_tier {
-            answer["service_tier"] = tier.into();
+            body["service_tier"] = tier.into();
         }
-        answer
+        body
     }
 
-    /// The server-sent events of `item`.
-    pub(super) fn event(&self, item: StreamItem) -> Bytes {
+    /// A chunk with one choice.
+    fn choice(&self, delta: Delta<'_>, reason: Option<FinishReason>) -> Vec<u8> {
         let mut out = Vec::with_capacity(512);
-        match item {
-            StreamItem::Started => {
-                self.choice(&mut out, Delta { role: Some("assistant"), content: Some("") }, None);
-            }
-            StreamItem::KeepAlive => return Bytes::from_static(b": still working\n\n"),
-            StreamItem::Chunk(ResponseChunk::Text(text)) => {
-                self.choice(&mut out, Delta { role: None, content: Some(&text) }, None);
-            }
-            StreamItem::Chunk(ResponseChunk::End { reason, usage }) => {
-                self.choice(&mut out, Delta::default(), Some(reason));
-                if self.include_usage {
-                    self.chunk(&mut out, &[], Some(usage));
-                }
-                out.extend_from_slice(b"data: [DONE]\n\n");
-            }
-            // The HTTP status was sent long ago; SDKs raise on an `error` key.
-            StreamItem::Error(refusal) => sse_event(&mut out, &error_body(&refusal)),
-        }
-        out.into()
-    }
-
-    fn choice(&self, out: &mut Vec<u8>, delta: Delta<'_>, reason: Option<FinishReason>) {
         let finish_reason = reason.map(FinishReason::as_str);
-        self.chunk(out, &[ChunkChoice { index: 0, delta, logprobs: None, finish_reason }], None);
+        self.chunk(&mut out, &[ChunkChoice { index: 0, delta, logprobs: None, finish_reason }], None);
+        out
     }
 
     fn chunk(&self, out: &mut Vec<u8>, choices: &[ChunkChoice<'_>], usage: Option<Usage>) {

@@ -1,0 +1,103 @@
+//! The dispatcher: the state that all requests share. Not here: how one request finds an engine, see
+//! `attempt_loop`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::route_decision::unknown;
+use crate::backends::Backends;
+use crate::demand::{DemandTracker, HoldLimits};
+use crate::error::{ErrorKind, GatewayError};
+use crate::keys::Caller;
+use crate::metrics::Metrics;
+use crate::routes::RoutingTable;
+
+/// Timeouts and limits of dispatch.
+#[derive(Clone, Copy, Debug)]
+pub struct DispatchLimits {
+    /// How long a request waits for the first list of the cluster and of the keys after a start.
+    pub sync_timeout: Duration,
+    /// How long a request is held for a deployment requested by its own name while it is not ready. A
+    /// ModelRoute sets its own value, with the same default.
+    pub hold_timeout: Duration,
+    /// How long a streamed response waits for its first token before the headers are sent. Until then an
+    /// error has its own HTTP status. After that, keep-alives stop proxies from closing the connection, which
+    /// some do after 30 s.
+    pub headers_timeout: Duration,
+    /// Time between keep-alives of an idle stream.
+    pub heartbeat: Duration,
+    /// How long a connected engine may send no event. Prefill of a long prompt can take minutes.
+    pub engine_timeout: Duration,
+    /// Backoff before an endpoint that failed is tried again.
+    pub endpoint_backoff: Duration,
+    /// Engines that one request, including its response, may lose before the request itself is suspected as
+    /// the cause.
+    pub max_losses: u32,
+    /// How long running responses may take to finish after shutdown begins.
+    pub shutdown_grace: Duration,
+    /// Total bytes of request bodies that are being read, held or served: many times the largest body, and
+    /// small beside the memory of a machine that serves models.
+    pub max_total_body_bytes: usize,
+    /// Limits on held requests.
+    pub holding: HoldLimits,
+}
+
+impl Default for DispatchLimits {
+    fn default() -> Self {
+        Self {
+            sync_timeout: Duration::from_secs(30),
+            hold_timeout: Duration::from_secs(300),
+            headers_timeout: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(15),
+            engine_timeout: Duration::from_secs(600),
+            endpoint_backoff: Duration::from_secs(1),
+            max_losses: 3,
+            shutdown_grace: Duration::from_secs(10),
+            max_total_body_bytes: 256 * 1024 * 1024,
+            holding: HoldLimits::default(),
+        }
+    }
+}
+
+/// Routes requests to engines.
+pub struct Dispatcher {
+    pub(super) table: watch::Receiver<Arc<RoutingTable>>,
+    pub(super) backends: Backends,
+    pub(super) demand: Arc<DemandTracker>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) limits: DispatchLimits,
+    pub(super) closing: CancellationToken,
+}
+
+impl Dispatcher {
+    /// A dispatcher that routes by the latest value of `table`. When `closing` is cancelled it ends running
+    /// responses with an error.
+    pub fn new(
+        table: watch::Receiver<Arc<RoutingTable>>,
+        backends: Backends,
+        demand: Arc<DemandTracker>,
+        metrics: Arc<Metrics>,
+        limits: DispatchLimits,
+        closing: CancellationToken,
+    ) -> Self {
+        Self { table, backends, demand, metrics, limits, closing }
+    }
+
+    /// The latest routing table.
+    pub fn table(&self) -> Arc<RoutingTable> {
+        self.table.borrow().clone()
+    }
+
+    /// The error for a model name that resolves to no deployment.
+    pub fn unknown(&self, model: &str, caller: &Caller) -> GatewayError {
+        unknown(&self.table(), model, caller.scope()).unwrap_or_else(|| {
+            GatewayError::new(
+                ErrorKind::ModelNotFound,
+                format!("model `{model}` has just been created; send the request again"),
+            )
+        })
+    }
+}

@@ -1,0 +1,116 @@
+//! Serves requests of any API dialect: quota, deadline, body, dispatch, and the response, whole or streamed.
+//! The dialect parses the body and formats the response. Not here: engine selection, see `dispatch`.
+//!
+//! ```text
+//! request ─▶ quota ─▶ deadline ─▶ body, within the budget ─▶ parse (dialect) ─▶ dispatch ─▶ events
+//!              └────────┴───────────────┴───────────────────────┴────────────────┴─▶ error     │
+//!                                                                                    │         ▼
+//! response ◀──── Dialect::error_response ◀───────────────────────────────────────────┘   ResponseWriter
+//!     ▲                                                                                        │
+//!     └────────────────────────── whole_response or streamed_response ◀────────────────────────┘
+//! ```
+
+mod api_state;
+mod dialect;
+mod model_summary;
+mod streamed_response;
+mod whole_response;
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
+use axum::routing::{MethodRouter, post};
+use tokio::time::Instant;
+
+use crate::discard::discard;
+use crate::dispatch::{Deadline, PendingRequest};
+use crate::error::GatewayError;
+use crate::keys::{Caller, Quota};
+use crate::request_id::RequestId;
+pub(crate) use api_state::ApiState;
+pub(crate) use dialect::{Dialect, ParseRequest, ParsedRequest, RequestContext, ResponseWriter};
+pub(crate) use model_summary::ModelSummary;
+
+/// Header with the names of fields that were recognised and ignored.
+const IGNORED: HeaderName = HeaderName::from_static("x-russet-ignored-parameters");
+
+/// The handler of a path that generates a response: `parse` reads its request.
+pub(crate) fn generation<W: ResponseWriter>(
+    dialect: &'static Dialect,
+    parse: ParseRequest<W>,
+) -> MethodRouter<Arc<ApiState>> {
+    post(
+        move |State(api): State<Arc<ApiState>>,
+              Extension(id): Extension<RequestId>,
+              Extension(caller): Extension<Caller>,
+              request: Request| async move {
+            let quota = api.take_quota(&caller);
+            let result = match quota.as_ref().and_then(Quota::error) {
+                None => generate(&api, dialect, &id, caller, request, parse).await,
+                Some(error) => {
+                    api.metrics.rejected(&error);
+                    discard(request.into_body()).await;
+                    Err(error)
+                }
+            };
+            let mut response = result.unwrap_or_else(|error| (dialect.error_response)(&error));
+            if let Some(quota) = quota {
+                (dialect.set_quota_headers)(&quota, response.headers_mut());
+            }
+            response
+        },
+    )
+}
+
+/// The response to a request that is within its caller's quota.
+async fn generate<W: ResponseWriter>(
+    api: &ApiState,
+    dialect: &Dialect,
+    id: &RequestId,
+    caller: Caller,
+    request: Request,
+    parse: ParseRequest<W>,
+) -> Result<Response, GatewayError> {
+    // The time the body takes to arrive counts towards the request's timeout.
+    let arrived = Instant::now();
+    let (parts, body) = request.into_parts();
+    let limits = caller.limits();
+    let timeout = match limits.timeout(&parts.headers) {
+        Ok(timeout) => timeout,
+        Err(error) => {
+            discard(body).await;
+            return Err(error);
+        }
+    };
+    let deadline = timeout.map(|timeout| Deadline::new(arrived, timeout));
+    let read = api.bodies.read(&parts.headers, body, &caller).await;
+    let (body, permit) = read.inspect_err(|error| api.metrics.rejected(error))?;
+    let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let context = RequestContext { id, unix_seconds, limits };
+    let ParsedRequest { model, request, streamed, ignored, writer } = parse(&body, &context)?;
+    drop(body);
+    tracing::debug!(
+        request_id = id.shown,
+        engine_id = id.unique,
+        dialect = dialect.name,
+        model,
+        streamed,
+        "generate"
+    );
+    let request = PendingRequest::new(model, request, deadline, permit, caller);
+    let mut response = if streamed {
+        streamed_response::respond(api.dispatcher.clone(), request, writer, api.stream_timeouts).await?
+    } else {
+        whole_response::respond(&api.dispatcher, request, writer).await?
+    };
+    if let Ok(value) = HeaderValue::from_str(&ignored.join(","))
+        && !ignored.is_empty()
+    {
+        response.headers_mut().insert(IGNORED, value);
+    }
+    Ok(response)
+}

@@ -1,0 +1,76 @@
+//! State of the routes of all dialects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::model_summary::ModelSummary;
+use crate::body_budget::BodyBudget;
+use crate::dispatch::{DispatchLimits, Dispatcher};
+use crate::error::GatewayError;
+use crate::keys::{Caller, Quota};
+use crate::metrics::Metrics;
+use crate::routes::Resolved;
+
+/// State of the routes of all dialects.
+pub(crate) struct ApiState {
+    /// Sends requests to engines.
+    pub(super) dispatcher: Arc<Dispatcher>,
+    /// Memory budget of request bodies.
+    pub(super) bodies: BodyBudget,
+    /// Counts requests that are rejected before their model is resolved.
+    pub(super) metrics: Arc<Metrics>,
+    /// Timeouts of streamed responses.
+    pub(super) stream_timeouts: StreamTimeouts,
+    /// The time that quotas count from.
+    started: Instant,
+}
+
+/// Timeouts of a streamed response.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamTimeouts {
+    /// How long the headers wait for the first token. Until then an error has its own HTTP status.
+    pub(super) headers: Duration,
+    /// Time between keep-alives.
+    pub(super) keep_alive: Duration,
+}
+
+impl ApiState {
+    /// The state of a gateway that begins to serve now.
+    pub(crate) fn new(dispatcher: Arc<Dispatcher>, metrics: Arc<Metrics>, limits: &DispatchLimits) -> Self {
+        Self {
+            dispatcher,
+            bodies: BodyBudget::new(limits.max_total_body_bytes),
+            metrics,
+            stream_timeouts: StreamTimeouts { headers: limits.headers_timeout, keep_alive: limits.heartbeat },
+            started: Instant::now(),
+        }
+    }
+
+    /// Takes one request from the caller's quota and counts it; `None` without a quota. A request that is
+    /// rejected later for another reason still counts.
+    pub(super) fn take_quota(&self, caller: &Caller) -> Option<Quota> {
+        let quota = caller.take_quota(self.started.elapsed());
+        if let Caller::Key(key) = caller {
+            self.metrics
+                .key_request(&key.full_name(), quota.is_some_and(|quota| quota.retry_after.is_some()));
+        }
+        quota
+    }
+
+    /// The models that the caller may request.
+    pub(crate) fn models(&self, caller: &Caller) -> Vec<ModelSummary> {
+        let table = self.dispatcher.table();
+        let models = table.models(caller.scope());
+        models.into_iter().map(|(id, deployments)| ModelSummary::new(&id, &deployments)).collect()
+    }
+
+    /// One model that the caller may request, or the error for its name.
+    pub(crate) fn model(&self, id: &str, caller: &Caller) -> Result<ModelSummary, GatewayError> {
+        match self.dispatcher.table().resolve(id, caller.scope()) {
+            Resolved::Deployments(deployments) => Ok(ModelSummary::new(id, &deployments)),
+            _ => Err(self.dispatcher.unknown(id, caller)),
+        }
+    }
+}

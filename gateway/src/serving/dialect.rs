@@ -1,0 +1,93 @@
+//! The seam between `serving` and an API dialect: what a dialect parses and formats, and nothing else.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use bytes::Bytes;
+use russet_wire::event::{FinishReason, Usage};
+use russet_wire::request::GenerationRequest;
+
+use super::api_state::ApiState;
+use crate::error::GatewayError;
+use crate::keys::Quota;
+use crate::request_id::RequestId;
+use crate::request_limits::RequestLimits;
+
+/// One API dialect.
+pub(crate) struct Dialect {
+    /// Its name, for logs.
+    pub(crate) name: &'static str,
+    /// Paths that begin with one of these belong to it: errors on unknown ones have its format too.
+    pub(crate) prefixes: &'static [&'static str],
+    /// Its routes.
+    pub(crate) routes: fn() -> Router<Arc<ApiState>>,
+    /// Formats an error.
+    pub(crate) error_response: fn(&GatewayError) -> Response,
+    /// Sets the headers that report the caller's quota.
+    pub(crate) set_quota_headers: fn(&Quota, &mut HeaderMap),
+}
+
+impl Dialect {
+    /// The length of the longest prefix of `path` that belongs to it.
+    pub(crate) fn longest_prefix(&self, path: &str) -> Option<usize> {
+        let prefixes = self.prefixes.iter().filter(|prefix| path.starts_with(**prefix));
+        prefixes.map(|prefix| prefix.len()).max()
+    }
+}
+
+/// What a dialect knows about a request besides its body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestContext<'a> {
+    /// Its id; the request for the engine gets the unique one.
+    pub(crate) id: &'a RequestId,
+    /// Now, in seconds since 1970.
+    pub(crate) unix_seconds: u64,
+    /// Limits on the caller's requests.
+    pub(crate) limits: RequestLimits,
+}
+
+/// Parses a request body within the caller's limits.
+pub(crate) type ParseRequest<W> =
+    fn(body: &[u8], context: &RequestContext<'_>) -> Result<ParsedRequest<W>, GatewayError>;
+
+/// A parsed request.
+#[derive(Debug)]
+pub(crate) struct ParsedRequest<W> {
+    /// The model name as the client sent it.
+    pub(crate) model: String,
+    /// The request for the engine.
+    pub(crate) request: GenerationRequest,
+    /// Whether the response is streamed.
+    pub(crate) streamed: bool,
+    /// Ignored fields, which a header lists.
+    pub(crate) ignored: Vec<String>,
+    /// Formats the response.
+    pub(crate) writer: W,
+}
+
+/// Formats one response. Of a streamed one every method returns the next bytes of the body: `start`, any
+/// number of `text` and `keep_alive`, then `finish` or `error`.
+pub(crate) trait ResponseWriter: Send + 'static {
+    /// `Content-Type` of a streamed response.
+    const STREAM_TYPE: &'static str;
+
+    /// A complete response that is not streamed.
+    fn whole(self, text: &str, reason: FinishReason, usage: Usage) -> Response;
+
+    /// The stream starts.
+    fn start(&mut self) -> Bytes;
+
+    /// Text to append.
+    fn text(&mut self, text: &str) -> Bytes;
+
+    /// No new text; keeps the connection open.
+    fn keep_alive(&mut self) -> Bytes;
+
+    /// The response is complete.
+    fn finish(&mut self, reason: FinishReason, usage: Usage) -> Bytes;
+
+    /// The response cannot be completed. The HTTP status was sent long ago.
+    fn error(&mut self, error: &GatewayError) -> Bytes;
+}

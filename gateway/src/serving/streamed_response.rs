@@ -1,0 +1,73 @@
+//! A response that is sent as it is generated, with keep-alives while there is no new text.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{HeaderName, header};
+use axum::response::{IntoResponse as _, Response};
+use russet_wire::event::GenerationEvent;
+use tokio::time::{Instant, interval_at, timeout};
+
+use super::api_state::StreamTimeouts;
+use super::dialect::ResponseWriter;
+use crate::dispatch::{Dispatcher, PendingRequest};
+use crate::error::GatewayError;
+
+/// The streamed response to the request, or an error that is early enough to have its own HTTP status.
+pub(super) async fn respond<W: ResponseWriter>(
+    dispatcher: Arc<Dispatcher>,
+    request: PendingRequest,
+    mut writer: W,
+    timeouts: StreamTimeouts,
+) -> Result<Response, GatewayError> {
+    let mut opening = Box::pin(async move { dispatcher.respond(request).await });
+    let opened = match timeout(timeouts.headers, &mut opening).await {
+        Ok(opened) => Some(opened?),
+        Err(_) => None,
+    };
+    let body = async_stream::stream! {
+        let mut keep_alive = interval_at(Instant::now() + timeouts.keep_alive, timeouts.keep_alive);
+        yield Ok::<_, Infallible>(writer.start());
+        let mut events = match opened {
+            Some(events) => events,
+            None => loop {
+                let opened = tokio::select! {
+                    opened = &mut opening => Some(opened),
+                    _ = keep_alive.tick() => None,
+                };
+                match opened {
+                    Some(Ok(events)) => break events,
+                    Some(Err(error)) => {
+                        yield Ok(writer.error(&error));
+                        return;
+                    }
+                    None => yield Ok(writer.keep_alive()),
+                }
+            },
+        };
+        loop {
+            let bytes = tokio::select! {
+                biased;
+                event = events.next() => match event {
+                    Some(Ok(GenerationEvent::Token { text, .. })) => writer.text(&text),
+                    Some(Ok(GenerationEvent::Finished { reason, usage })) => writer.finish(reason, usage),
+                    // Dispatch keeps the first to itself and turns the second into an error.
+                    Some(Ok(GenerationEvent::Started { .. } | GenerationEvent::Failed(_))) => continue,
+                    Some(Err(error)) => writer.error(&error),
+                    None => break,
+                },
+                _ = keep_alive.tick() => writer.keep_alive(),
+            };
+            keep_alive.reset();
+            yield Ok(bytes);
+        }
+    };
+    let headers = [
+        (header::CONTENT_TYPE, W::STREAM_TYPE),
+        (header::CACHE_CONTROL, "no-cache"),
+        // Proxies that buffer a stream would defeat it.
+        (HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    Ok((headers, Body::from_stream(body)).into_response())
+}
