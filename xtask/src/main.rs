@@ -6,6 +6,7 @@ mod cargo;
 mod catalog;
 mod charts;
 mod deny;
+mod dependencies;
 mod exactness;
 mod invariants;
 mod lanes;
@@ -37,6 +38,7 @@ cargo xtask VERB
   catalog [--check] what the hub says of the catalogue's models, into cli/src/catalog/models.csv
   oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, services, sources, charts, store,
                     attempts, kubernetes, clocks, etcd; `build [SUITE]` only builds the programs
+  dependencies VERB compiled dependencies beside the checkout: `take` them into target, or `keep` those that are there
   slice             what of the long suites CI runs on this commit
   skew [REVISION]   scenarios with the previous release's agent and engine on the far machine
   bench AREA        measure: faults   [--json] [--write]
@@ -74,6 +76,7 @@ fn run() -> Result<()> {
         Some("macos") => macos::run(),
         // Not for people: cargo runs test binaries by it.
         Some("lane") => lanes::run(rest),
+        Some("dependencies") => dependencies::run(rest),
         Some("slice") => slice::print(),
         Some("skew") => skew::run(rest),
         Some("bench") => bench::bench(rest),
