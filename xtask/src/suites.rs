@@ -64,8 +64,8 @@ pub fn test() -> Result<()> {
     let (mut waiting, mut others) =
         (equipped(lanes::waiting(&prepared)?), equipped(lanes::others(&prepared)?));
     let (waited, ran) = std::thread::scope(|scope| {
-        let waited = scope.spawn(|| run_counting(&mut waiting, Shown::ByBinary));
-        let ran = run_counting(&mut others, Shown::ByLine);
+        let waited = scope.spawn(|| run_counting(&mut waiting, OutputMode::ByBinary));
+        let ran = run_counting(&mut others, OutputMode::ByLine);
         (waited.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the lane of tests that wait panicked"))), ran)
     });
     let (mut tally, mut clean) = ran?;
@@ -259,7 +259,7 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         tests.envs(&programs);
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
         tests.envs(half.clone());
-        let (tally, well) = run_counting(&mut tests, Shown::ByLine)?;
+        let (tally, well) = run_counting(&mut tests, OutputMode::ByLine)?;
         println!(
             "▸ {}: {} passed, {} failed, {} skipped, {:.0} s",
             suite.name,
@@ -285,10 +285,11 @@ pub fn lint() -> Result<()> {
         &prepared,
         &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
     ))?;
-    // The engine's serving half compiles without MLX, as `cargo xtask macos` builds it for Macs.
+    // The engine's serving half compiles without MLX, as `cargo xtask macos` builds it for Macs. No other package has
+    // default features, and with the whole workspace the dependencies are those that were just checked.
     cargo::run(&mut cargo::command(
         &prepared,
-        &["clippy", "-p", "russet-engine", "--no-default-features", "--all-targets", "--", "-D", "warnings"],
+        &["clippy", "--workspace", "--no-default-features", "--all-targets", "--", "-D", "warnings"],
     ))?;
     tidy::run(&[])
 }
@@ -306,14 +307,14 @@ pub fn codegen() -> Result<()> {
 
 /// When the output of tests is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shown {
+enum OutputMode {
     ByLine,
     /// When a binary has ended, in one piece: other tests write too.
     ByBinary,
 }
 
 /// Runs tests, shows their output, sums the results of all test binaries; returns whether they succeeded.
-fn run_counting(command: &mut Command, shown: Shown) -> Result<(Tally, bool)> {
+fn run_counting(command: &mut Command, mode: OutputMode) -> Result<(Tally, bool)> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -326,7 +327,7 @@ fn run_counting(command: &mut Command, shown: Shown) -> Result<(Tally, bool)> {
         tally.read(&line);
         pending.push_str(&line);
         pending.push('\n');
-        if shown == Shown::ByLine || result(&line).is_some() {
+        if mode == OutputMode::ByLine || result(&line).is_some() {
             print!("{}", std::mem::take(&mut pending));
         }
     }
