@@ -300,6 +300,13 @@ pub const AZURITE: &str = "RUSSET_AZURITE";
 pub const SOURCES_PYTHON: &str = "RUSSET_SOURCES_PYTHON";
 pub const NSPAWN: &str = "RUSSET_NSPAWN";
 
+/// Whether a program comes from a registry as it is, on Linux on x86-64; all others are built from Go modules.
+pub fn is_fetched(variable: &str) -> bool {
+    const FETCHED: [&str; 9] =
+        [KUBECTL, HELM, LIBFAKETIME, PROMETHEUS, PROMTOOL, MOSQUITTO, AZURITE, SOURCES_PYTHON, NSPAWN];
+    FETCHED.contains(&variable)
+}
+
 /// The program of a variable, built or installed if missing.
 pub fn program(variable: &str) -> Result<PathBuf> {
     match variable {

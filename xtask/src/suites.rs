@@ -221,10 +221,22 @@ fn chosen(arguments: &[String]) -> Result<Vec<&'static OracleSuite>> {
 /// The programs of suites, by the variables that tests read; built if missing. One that cannot be had keeps no other
 /// from being built: the error names all of them.
 fn programs(suites: &[&OracleSuite]) -> Result<BTreeMap<&'static str, PathBuf>> {
-    let names: BTreeSet<&str> = suites.iter().flat_map(|suite| suite.programs).copied().collect();
+    let names: BTreeSet<&'static str> = suites.iter().flat_map(|suite| suite.programs).copied().collect();
+    // Downloads need no core, compilers need all of them.
+    let (fetched, built): (Vec<&'static str>, _) =
+        names.into_iter().partition(|name| oracles::is_fetched(name));
+    let found = |names: Vec<&'static str>| -> Vec<(&str, Result<PathBuf>)> {
+        names.into_iter().map(|name| (name, oracles::program(name))).collect()
+    };
+    let results = std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| found(fetched));
+        let mut results = found(built);
+        results.extend(fetched.join().map_err(|_| anyhow::anyhow!("a download panicked"))?);
+        anyhow::Ok(results)
+    })?;
     let (mut programs, mut missing) = (BTreeMap::new(), Vec::new());
-    for name in names {
-        match oracles::program(name) {
+    for (name, result) in results {
+        match result {
             Ok(program) => drop(programs.insert(name, program)),
             Err(error) => missing.push(format!("{name}: {error:#}")),
         }
