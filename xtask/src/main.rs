@@ -6,8 +6,10 @@ mod cargo;
 mod catalog;
 mod charts;
 mod deny;
+mod dependencies;
 mod exactness;
 mod invariants;
+mod lanes;
 mod macos;
 mod mlx;
 mod oracles;
@@ -35,7 +37,8 @@ cargo xtask VERB
   codegen           CRD YAML and API reference from the Rust types, docs/invariants.md
   catalog [--check] what the hub says of the catalogue's models, into cli/src/catalog/models.csv
   oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, services, sources, charts, store,
-                    attempts, kubernetes, clocks, etcd; `build` only builds the programs
+                    attempts, kubernetes, clocks, etcd; `build [SUITE]` only builds the programs
+  dependencies VERB compiled dependencies beside the checkout: `take` them into target, or `keep` those that are there
   slice             what of the long suites CI runs on this commit
   skew [REVISION]   scenarios with the previous release's agent and engine on the far machine
   bench AREA        measure: faults   [--json] [--write]
@@ -71,6 +74,9 @@ fn run() -> Result<()> {
         Some("codegen") => suites::codegen(),
         Some("catalog") => catalog::run(rest),
         Some("macos") => macos::run(),
+        // Not for people: cargo runs test binaries by it.
+        Some("lane") => lanes::run(rest),
+        Some("dependencies") => dependencies::run(rest),
         Some("slice") => slice::print(),
         Some("skew") => skew::run(rest),
         Some("bench") => bench::bench(rest),

@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::slice::{ETCD, Half, KUBERNETES, POLICY, Slice, commit};
-use crate::{cargo, charts, exactness, mlx, oracles, setup, tidy};
+use crate::{cargo, charts, exactness, lanes, mlx, oracles, setup, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies; with `--tests` the tests too.
 pub fn build(arguments: &[String]) -> Result<()> {
@@ -19,10 +19,11 @@ pub fn build(arguments: &[String]) -> Result<()> {
     ensure!(tests || arguments.is_empty(), "cargo xtask build takes --tests alone");
     let prepared = setup::all()?;
     build_with(&prepared)?;
-    if tests {
-        cargo::run(&mut cargo::command(&prepared, &["test", "--workspace", "--no-run"]))?;
-    }
-    Ok(())
+    if tests { build_tests(&prepared) } else { Ok(()) }
+}
+
+fn build_tests(prepared: &mlx::Prepared) -> Result<()> {
+    cargo::run(&mut cargo::command(prepared, &["test", "--workspace", "--no-run"]))
 }
 
 fn build_with(prepared: &mlx::Prepared) -> Result<()> {
@@ -51,14 +52,26 @@ pub fn test() -> Result<()> {
     println!("▸ built after {:.0} s", started.elapsed().as_secs_f64());
     let exactness = exactness::of_this_run(&python)?;
     println!("▸ the oracle's tokens are there after {:.0} s", started.elapsed().as_secs_f64());
-    let mut tests = cargo::command(&prepared, &["test", "--workspace", "--no-fail-fast"]);
-    tests.env("RUSSET_PYTHON", python.interpreter());
-    tests.envs(exactness);
-    if std::env::var_os("RUSSET_SLICE").is_none() {
-        tests.env("RUSSET_SLICE", commit()?.to_string());
-    }
-    tests.envs(Slice::of_this_run()?.scenarios(Half::One));
-    let (tally, clean) = run_counting(&mut tests)?;
+    build_tests(&prepared)?;
+    println!("▸ tests built after {:.0} s", started.elapsed().as_secs_f64());
+    let half = Slice::of_this_run()?.scenarios(Half::One);
+    let slice = std::env::var("RUSSET_SLICE").or_else(|_| commit().map(|number| number.to_string()))?;
+    let equipped = |mut tests: Command| {
+        tests.env("RUSSET_PYTHON", python.interpreter()).env("RUSSET_SLICE", &slice);
+        tests.envs(exactness.iter().cloned()).envs(half.clone());
+        tests
+    };
+    let (mut waiting, mut others) =
+        (equipped(lanes::waiting(&prepared)?), equipped(lanes::others(&prepared)?));
+    let (waited, ran) = std::thread::scope(|scope| {
+        let waited = scope.spawn(|| run_counting(&mut waiting, OutputMode::ByBinary));
+        let ran = run_counting(&mut others, OutputMode::ByLine);
+        (waited.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the lane of tests that wait panicked"))), ran)
+    });
+    let (mut tally, mut clean) = ran?;
+    let (waited, well) = waited?;
+    tally.merge(waited);
+    clean &= well;
     println!("▸ tests took {:.0} s in all", started.elapsed().as_secs_f64());
     println!("{tally}");
     ensure!(clean && tally.failed == 0, "tests failed");
@@ -205,21 +218,37 @@ fn chosen(arguments: &[String]) -> Result<Vec<&'static OracleSuite>> {
     Ok(ORACLE_SUITES.iter().filter(wanted).collect())
 }
 
-/// The programs of suites, by the variables that tests read; built if missing.
+/// The programs of suites, by the variables that tests read; built if missing. One that cannot be had keeps no other
+/// from being built: the error names all of them.
 fn programs(suites: &[&OracleSuite]) -> Result<BTreeMap<&'static str, PathBuf>> {
-    let mut programs = BTreeMap::new();
-    for name in suites.iter().flat_map(|suite| suite.programs) {
-        if !programs.contains_key(name) {
-            programs.insert(*name, oracles::program(name)?);
+    let names: BTreeSet<&'static str> = suites.iter().flat_map(|suite| suite.programs).copied().collect();
+    // Downloads need no core, compilers need all of them.
+    let (fetched, built): (Vec<&'static str>, _) =
+        names.into_iter().partition(|name| oracles::is_fetched(name));
+    let found = |names: Vec<&'static str>| -> Vec<(&str, Result<PathBuf>)> {
+        names.into_iter().map(|name| (name, oracles::program(name))).collect()
+    };
+    let results = std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| found(fetched));
+        let mut results = found(built);
+        results.extend(fetched.join().map_err(|_| anyhow::anyhow!("a download panicked"))?);
+        anyhow::Ok(results)
+    })?;
+    let (mut programs, mut missing) = (BTreeMap::new(), Vec::new());
+    for (name, result) in results {
+        match result {
+            Ok(program) => drop(programs.insert(name, program)),
+            Err(error) => missing.push(format!("{name}: {error:#}")),
         }
     }
+    ensure!(missing.is_empty(), "programs of the oracles are missing\n{}", missing.join("\n"));
     Ok(programs)
 }
 
-/// The named suites, or all of them; ends with `N passed, N failed`. `build` only builds their programs.
+/// The named suites, or all of them; ends with `N passed, N failed`. After `build` only their programs are built.
 pub fn oracle(arguments: &[String]) -> Result<()> {
-    if arguments == ["build"] {
-        for (name, program) in programs(&chosen(&[])?)? {
+    if let Some((_, suites)) = arguments.split_first().filter(|(verb, _)| *verb == "build") {
+        for (name, program) in programs(&chosen(suites)?)? {
             println!("export {name}={}", program.display());
         }
         return Ok(());
@@ -242,7 +271,7 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         tests.envs(&programs);
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
         tests.envs(half.clone());
-        let (tally, well) = run_counting(&mut tests)?;
+        let (tally, well) = run_counting(&mut tests, OutputMode::ByLine)?;
         println!(
             "▸ {}: {} passed, {} failed, {} skipped, {:.0} s",
             suite.name,
@@ -268,10 +297,11 @@ pub fn lint() -> Result<()> {
         &prepared,
         &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
     ))?;
-    // The engine's serving half compiles without MLX, as `cargo xtask macos` builds it for Macs.
+    // The engine's serving half compiles without MLX, as `cargo xtask macos` builds it for Macs. No other package has
+    // default features, and with the whole workspace the dependencies are those that were just checked.
     cargo::run(&mut cargo::command(
         &prepared,
-        &["clippy", "-p", "russet-engine", "--no-default-features", "--all-targets", "--", "-D", "warnings"],
+        &["clippy", "--workspace", "--no-default-features", "--all-targets", "--", "-D", "warnings"],
     ))?;
     tidy::run(&[])
 }
@@ -287,20 +317,33 @@ pub fn codegen() -> Result<()> {
     tidy::write()
 }
 
+/// When the output of tests is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OutputMode {
+    ByLine,
+    /// When a binary has ended, in one piece: other tests write too.
+    ByBinary,
+}
+
 /// Runs tests, shows their output, sums the results of all test binaries; returns whether they succeeded.
-fn run_counting(command: &mut Command) -> Result<(Tally, bool)> {
+fn run_counting(command: &mut Command, mode: OutputMode) -> Result<(Tally, bool)> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {command:?}"))?;
     let output = child.stdout.take().context("the output of the tests is not to be had")?;
-    let mut tally = Tally::default();
+    let (mut tally, mut pending) = (Tally::default(), String::new());
     for line in BufReader::new(output).lines() {
         let line = line?;
-        println!("{line}");
         tally.read(&line);
+        pending.push_str(&line);
+        pending.push('\n');
+        if mode == OutputMode::ByLine || result(&line).is_some() {
+            print!("{}", std::mem::take(&mut pending));
+        }
     }
+    print!("{pending}");
     let status = child.wait()?;
     Ok((tally, status.success()))
 }
@@ -349,12 +392,17 @@ impl Tally {
         }
     }
 
-    fn add(&mut self, other: Self, suite: &str) {
+    fn merge(&mut self, other: Self) {
         let Self { passed, failed, skipped, current: _, unjudged: _, newest: _, faults } = other;
         self.faults.extend(faults);
         self.passed += passed;
         self.failed += failed;
-        self.skipped.extend(skipped.into_iter().map(|name| format!("{suite}: {name}")));
+        self.skipped.extend(skipped);
+    }
+
+    fn add(&mut self, mut other: Self, suite: &str) {
+        other.skipped = other.skipped.into_iter().map(|name| format!("{suite}: {name}")).collect();
+        self.merge(other);
     }
 }
 
