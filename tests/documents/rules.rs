@@ -101,7 +101,8 @@ pub const SUBSTITUTIONS: &[Substitution] = &[
     Substitution {
         text: "--kubeconfig F --data-dir D",
         with: |reader| {
-            let (kubeconfig, folder) = (reader.path("home/.russet/gateway/kubeconfig"), reader.path("gateway"));
+            let (kubeconfig, folder) =
+                (reader.path("home/.russet/gateway/kubeconfig"), reader.path("gateway"));
             format!("--kubeconfig {} --data-dir {}", kubeconfig.display(), folder.display())
         },
     },
