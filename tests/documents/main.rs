@@ -1,7 +1,8 @@
 //! The documents as a reader uses them: every command of the pages in `rules.rs` is executed in order, against a
 //! cluster of its own and with the smoke model, and must end as the page says. A new command of a page is executed
-//! without a change here. The test has a network of its own, with loopback and nothing else. `RUSSET_KUBECTL` and `RUSSET_JQ` name programs of others; `cargo xtask oracle documents`
-//! sets them, and without them only the checks without a cluster run.
+//! without a change here. The test has a network of its own, with loopback and nothing else. `RUSSET_KUBECTL` and
+//! `RUSSET_JQ` name programs of others; `cargo xtask oracle documents` sets them, and without them only the checks
+//! without a cluster run.
 
 mod blocks;
 mod reader;
@@ -9,8 +10,9 @@ mod rules;
 mod shape;
 mod usage;
 
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -109,7 +111,8 @@ fn blocks_are_read_whole() -> Result<()> {
     ensure!(steps == wanted, "{steps:#?}");
     for (shown, actual, same) in [
         ("a  1.5 GiB\n", "a 27.25 GiB\n", true),
-        ("waiting: x\nname-0-f44002c8: on\n", "name-12-00c0ffee: on\n", true),
+        ("waiting: x\nname-0-f44002c8: on\n", "name-0-00c0ffee: on\n", true),
+        ("name-1 7\n", "name-2 7\n", false),
         ("error: no: …\n", "error: no: connection\nrefused\n", true),
         ("one\n", "one\ntwo\n", false),
         ("one\ntwo\n", "one\n", false),
@@ -128,8 +131,8 @@ fn trial(name: &str, run: impl FnOnce() -> Result<()> + Send + 'static) -> Trial
 /// Set where this program runs in a network of its own.
 const APART: &str = "RUSSET_DOCUMENTS_APART";
 
-/// This program again, in a network namespace whose loopback is up; `None` where namespaces are not allowed.
-fn apart() -> Result<Option<ExitStatus>> {
+/// Continues as this program in a network namespace whose loopback is up; returns where namespaces are not allowed.
+fn move_apart() -> Result<()> {
     let mut unshare = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
         unshare.arg("--map-root-user");
@@ -137,11 +140,11 @@ fn apart() -> Result<Option<ExitStatus>> {
     unshare.args(["--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
     let probe = Command::new(unshare.get_program()).args(unshare.get_args()).arg("true").output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
-        return Ok(None);
+        return Ok(());
     }
-    let status =
-        unshare.arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).env(APART, "1").status();
-    status.map(Some).context("cannot run unshare")
+    let program = std::env::current_exe()?;
+    let error = unshare.arg(program).args(std::env::args_os().skip(1)).env(APART, "1").exec();
+    Err(error).context("cannot run unshare")
 }
 
 /// A test for each reader, or why they cannot read here.
@@ -167,12 +170,10 @@ fn readers() -> std::result::Result<Vec<Trial>, String> {
 }
 
 fn main() {
-    if std::env::var_os(APART).is_none() {
-        match apart() {
-            Ok(Some(status)) => std::process::exit(status.code().unwrap_or(1)),
-            Ok(None) => {}
-            Err(error) => println!("{error:#}"),
-        }
+    if std::env::var_os(APART).is_none()
+        && let Err(error) = move_apart()
+    {
+        println!("{error:#}");
     }
     let mut arguments = Arguments::from_args();
     // Readers have the same ports.

@@ -41,10 +41,10 @@ fn plain(line: &str) -> String {
         if word.starts_with("http://") || word.starts_with("https://") {
             return "URL".to_owned();
         }
-        let parts = word.split('-').map(|part| match is_hash(part) {
-            true => "#".to_owned(),
-            false => numbers(part),
-        });
+        if !word.starts_with(|first: char| first.is_alphabetic()) {
+            return numbers(word);
+        }
+        let parts = word.split('-').map(|part| if is_hash(part) { "#" } else { part });
         parts.collect::<Vec<_>>().join("-")
     });
     words.collect::<Vec<_>>().join(" ")
@@ -56,9 +56,10 @@ fn is_hash(part: &str) -> bool {
     part.len() == 8 && part.bytes().all(|byte| byte.is_ascii_hexdigit() && !byte.is_ascii_uppercase())
 }
 
-fn numbers(word: &str) -> String {
+/// A number with its unit; digits in a name are part of the name.
+fn numbers(part: &str) -> String {
     let mut plain = String::new();
-    for letter in word.chars() {
+    for letter in part.chars() {
         match letter.is_ascii_digit() {
             true if plain.ends_with('#') => {}
             true => plain.push('#'),
