@@ -190,6 +190,15 @@ fn nspawn() -> Result<PathBuf> {
     Ok("/usr/bin/systemd-nspawn".into())
 }
 
+/// jq of Debian's package, installed if missing: a page gives it what `russet` prints.
+fn jq() -> Result<PathBuf> {
+    let path = PathBuf::from("/usr/bin/jq");
+    if !path.exists() {
+        setup::packages(&[("jq", "executes commands of the documents")])?;
+    }
+    Ok(path)
+}
+
 /// The folder with programs of Debian's packages, the first of which has `program`. They are unpacked beside
 /// the other oracles and not installed: their services would start.
 fn unpacked(packages: &[&str], program: &str) -> Result<PathBuf> {
@@ -299,6 +308,7 @@ pub const FAKE_GCS: &str = "RUSSET_FAKE_GCS";
 pub const AZURITE: &str = "RUSSET_AZURITE";
 pub const SOURCES_PYTHON: &str = "RUSSET_SOURCES_PYTHON";
 pub const NSPAWN: &str = "RUSSET_NSPAWN";
+pub const JQ: &str = "RUSSET_JQ";
 
 /// Whether a program comes from a registry as it is, on Linux on x86-64; all others are built from Go modules.
 pub fn is_fetched(variable: &str) -> bool {
@@ -326,6 +336,7 @@ pub fn program(variable: &str) -> Result<PathBuf> {
         AZURITE => npm::azurite(),
         SOURCES_PYTHON => Ok(python::environment("stand-ins of stores of models", STORES)?.interpreter()),
         NSPAWN => nspawn(),
+        JQ => jq(),
         other => bail!("{other} names no program of the oracles"),
     }
 }

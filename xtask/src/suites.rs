@@ -103,6 +103,14 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         arguments: &["--skip", "charts::"],
     },
     OracleSuite {
+        name: "documents",
+        test: "documents",
+        programs: &[oracles::KUBECTL, oracles::JQ],
+        slice: None,
+        environment: &[],
+        arguments: &[],
+    },
+    OracleSuite {
         name: "seen",
         test: "e2e",
         programs: &[oracles::PROMETHEUS, oracles::PROMTOOL],

@@ -8,11 +8,11 @@ use serde_json::Value;
 use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx, oracles};
 
-pub const ABOUT: &str = "`russet serve` (API server and operator, objects in a file, release build) against \
-    kube-apiserver 1.36.3, etcd 3.6.6 and kube-controller-manager on loopback, both durable, started in turns, 3 \
-    rounds, medians. Ready is `/readyz`; memory is resident and, for the peer, of all three processes, 5 s after \
-    ready and again with 10,000 ConfigMaps of 1 KiB; client and servers share the machine's cores. Ratios say how \
-    many times better ours is, for memory which part of theirs it needs.";
+pub const ABOUT: &str = "`russet serve` (API server and operator, objects in a file, release build) against kube-apiserver \
+    1.36.3, etcd 3.6.6 and kube-controller-manager, on loopback. Both are durable and start in turns, 3 \
+    rounds, medians. Ready is `/readyz`. Memory is the resident memory, of the peer the sum of its three \
+    processes, 5 s after ready and again with 10,000 ConfigMaps of 1 KiB. Client and servers share the cores \
+    of the machine. Ratios are how many times better ours is; for memory, ours divided by the peer's.";
 
 /// Goal: how many times sooner it must be ready.
 const READY: f64 = 15.0;

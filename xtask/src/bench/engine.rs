@@ -6,17 +6,18 @@ use serde_json::Value;
 use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx, python};
 
-pub const ABOUT: &str = "A random float32 Llama of 100 million parameters, both sides on the same libmlx with OpenBLAS in \
-    front. One rank: an engine asked over gRPC and mutual TLS, and mlx-lm's `generate_step`, each with every core, in \
-    turns, medians of 7 pairs after one to warm up; prefill is the prompt over the time to the first token. Tensor: an engine \
-    of 2 ranks with a core each against one rank with one core, beside the same ratio of mlx-lm's bare layers (no \
-    sampling, no control path, plain TCP), in turns; once over plain TCP as those (`transport: Direct`), once through the \
-    tunnel of mutual TLS, which is the default. There the rank, MLX's waiting threads and the encryption share one core. \
-    Many requests at once: engines asked over gRPC beside mlx-lm's `BatchGenerator`, what its server runs on, in the same \
-    process as whoever asks; throughput and goodput are tokens over the time from the first request to the last token. A \
-    stall is the 99th percentile of the time between two tokens of two running answers, while a third request's prompt of \
-    8,000 tokens is read, on a model of 8 million parameters. Pipeline: an engine of 2 ranks with a core each against one \
-    rank with one core, both Russet's, 8 answers at once.";
+pub const ABOUT: &str = "A random float32 Llama of 100 million parameters; both sides use the same libmlx with OpenBLAS. One \
+    rank: an engine over gRPC and mutual TLS against mlx-lm's `generate_step`, each with every core, in \
+    turns, medians of 7 pairs after a warm-up; prefill is the prompt length divided by the time to the first \
+    token. Tensor: an engine of 2 ranks with a core each against one rank with one core, beside the same \
+    ratio of mlx-lm's bare layers (no sampling, no control path, plain TCP), in turns; once over plain TCP \
+    (`transport: Direct`), once through the tunnel of mutual TLS, which is the default and where the rank, \
+    MLX's waiting threads and the encryption share one core. Many requests at once: an engine over gRPC \
+    against mlx-lm's `BatchGenerator`, the core of its server, in the process of the client; throughput and \
+    goodput are tokens divided by the time from the first request to the last token. A stall is the 99th \
+    percentile of the time between two tokens of two running responses while the engine prefills a third \
+    request's prompt of 8,000 tokens, on a model of 8 million parameters. Pipeline: an engine of 2 ranks \
+    with a core each against one rank with one core, both Russet's, 8 responses at once.";
 
 /// Builds the engine with optimisation and runs the bench.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {

@@ -9,12 +9,14 @@ use serde_json::Value;
 use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
-pub const ABOUT: &str = "An engine that answers 16 tokens at once over gRPC and mutual TLS, the gateway before it \
-    (loopback, no TLS to the client, one key with a list of models and a quota), and 32 connections that ask; as a \
-    yardstick nginx (Debian's, unbuffered, upstream connections kept) before a plain HTTP server with the same answer. \
-    Added is through minus direct: direct to the gateway's engine means gRPC over mutual TLS on one connection, direct to nginx's \
-    upstream means HTTP. Both at half the rate at which the gateway saturates, in turns, 7 rounds of 3 s, medians \
-    of the rounds; streams at half their own. Engine, proxies and load share the machine's cores.";
+pub const ABOUT: &str = "An engine that returns 16 tokens at once over gRPC and mutual TLS, the gateway in front of it (loopback, \
+    no TLS to the client, one key with a list of models and a quota), and 32 client connections. For \
+    comparison nginx (Debian's, unbuffered, persistent upstream connections) in front of a plain HTTP server \
+    with the same response. Added latency is the latency through the proxy minus the direct latency: direct \
+    to the gateway's engine is gRPC over mutual TLS on one connection, direct to nginx's upstream is HTTP. \
+    Both at half the rate at which the gateway saturates, in turns, 7 rounds of 3 s, medians of the rounds; \
+    streams at half their own saturation rate. Engine, proxies and load generator share the cores of the \
+    machine.";
 
 /// Added by the gateway at the 99th percentile at half load, milliseconds (the goal of issue 4).
 const GOAL_MS: f64 = 1.0;

@@ -8,10 +8,11 @@ use serde_json::Value;
 use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
-pub const ABOUT: &str = "`russet operator` beside `russet serve` (release builds), filled \
-    through the API with 10, 100 and 1,000 machines, half as many deployments of four sizes of models, and ten copies \
-    of models a machine; their agents are played. Memory is resident, once all is at rest and metrics were read. Writes are those the operator asked the API \
-    server for after the edit of one deployment, until nobody writes any more; the peer is the smallest cluster.";
+pub const ABOUT: &str = "`russet operator` beside `russet serve` (release builds), with 10, 100 and 1,000 machines, half as many \
+    deployments of models of four sizes, and ten copies of models per machine, all created through the API; \
+    the agents are simulated. Memory is the resident memory once the cluster has settled and the metrics \
+    were read. Writes are the operator's requests to the API server after the edit of one deployment, until \
+    it writes nothing more; the peer is the smallest cluster.";
 
 /// Maximum memory, MB.
 const MEMORY: f64 = 200.0;

@@ -6,10 +6,11 @@ use serde_json::Value;
 use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
-pub const ABOUT: &str = "Described clusters in racks of four cabled Macs, half as many deployments as nodes, of four sizes of \
-    models; the planner alone, on one core. Planned again: every deployment of a full cluster is looked at, and nothing \
-    changes. One more: everything runs but one, which is placed together with what else waits, on a view that was just \
-    taken. Empty: all deployments are placed at once. A view is what the operator takes of the objects in its caches.";
+pub const ABOUT: &str = "Described clusters in racks of four cabled Macs, half as many deployments as nodes, models of four \
+    sizes; the planner alone, on one core. Planned again: the planner plans every deployment of a full \
+    cluster, and nothing changes. One more: all deployments but one run; that one is placed together with \
+    all waiting ones, on a new view. Empty: all deployments are placed at once. A view is what the operator \
+    builds from the objects in its caches.";
 
 /// Maximum milliseconds to replan all groups on 1,000 nodes.
 const REPLAN: f64 = 100.0;

@@ -6,13 +6,14 @@ use serde_json::Value;
 use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
-pub const ABOUT: &str = "200 clients at once ask one engine with the smoke model in float32 one thing after the other, with 160 slots, \
-    room for a quarter of what these may hold, and a disk of 16 MiB for what prompts share: half of them questions whose answers are \
-    compared with those that the engine gave alone, the others long ones, drawn tokens, and clients who leave in the middle or before \
-    anything came. An answer that differs must have, at every token, one that is within 0.0005 of the best by the \
-    log-probabilities of the model alone; at the end no request runs or waits, no part of the cache is in use, every slot can be \
-    had at the same time, and what is kept is within its bounds, or the run fails. Memory is looked at once a second; its mean over \
-    the last tenth of the run is compared with that over the second tenth.";
+pub const ABOUT: &str = "200 clients at once send requests to one engine, each one request after the other. The engine has the \
+    smoke model in float32, 160 slots, KV cache for a quarter of what these may hold, and 16 MiB of disk for \
+    shared prefixes. Half of the requests are questions whose answers are compared with the answers of the \
+    idle engine; the others are long, sampled, or abandoned by the client in the middle or before the first \
+    token. An answer that differs must have, at every token, a token within 0.0005 of the best one by the \
+    log-probabilities of the model alone. At the end no request runs or waits, no part of the KV cache is in \
+    use, every slot is free, and caches are within their limits; otherwise the run fails. Memory is sampled \
+    once a second; its mean over the last tenth of the run is compared with the mean over the second tenth.";
 
 /// Half an hour.
 const SECONDS: usize = 1800;

@@ -14,14 +14,15 @@ use self::sshd::Sshd;
 use super::{BenchRow, Goal};
 use crate::{cargo, mlx, setup};
 
-pub const ABOUT: &str = "An agent's server and its puller (release build, mutual TLS, every chunk read again and held \
-    against its BLAKE3) in two network namespaces with three links, each limited by `tbf`, a /30 each, MTU 1500 (of \
-    which TCP can use 0.956), into memory (`/dev/shm`); a model of 1 GiB. Limits are for both directions. A drain is \
-    three connections a link that read what sendfile(2) sends and keep nothing; the same into a file is what a copy takes \
-    that nobody encrypts or verifies. aria2 has the same three links and sixteen connections to a server of ranges \
-    without TLS; rsync runs over ssh with its usual cipher, over the quickest link, for it can use one. Medians of three \
-    rounds in turns, each in memory that was written to a moment before. Three receivers and their seed are on one switch, \
-    each port limited to 400 Mbit/s.";
+pub const ABOUT: &str = "A serving agent and a downloading agent (release build, mutual TLS, every chunk read again and compared \
+    with its BLAKE3 hash) in two network namespaces with three links, each limited by `tbf`, a /30 each, MTU \
+    1500 (of which TCP can use 0.956), into memory (`/dev/shm`); a model of 1 GiB. Limits apply to both \
+    directions. A drain is three connections per link that read the output of sendfile(2) and discard it; \
+    the drain into a file is the cost of a copy without encryption or verification. aria2 has the same three \
+    links and sixteen connections to an HTTP server with ranges and without TLS; rsync runs over ssh with \
+    its default cipher and uses the fastest link, because it can use only one. Medians of three rounds in \
+    turns, each into memory that was written to just before. Three receivers and their source are on one \
+    switch, each port limited to 400 Mbit/s.";
 
 /// Size of the model, MiB.
 const SIZE: u64 = 1024;

@@ -7,10 +7,10 @@ use serde_json::Value;
 use super::{BenchRow, Goal, figures};
 use crate::{cargo, mlx};
 
-pub const ABOUT: &str = "`ours` goes through the mutual TLS tunnel between ranks (`transport: Tunnel`, the default), \
-    `peer` is MLX's plain TCP ring (`transport: Direct`). Both ends share this machine's cores, so both \
-    ends' encryption counts against one; medians of interleaved rounds, optimised builds. The smoke model \
-    is so small that a step is little more than what travels: a worst case.";
+pub const ABOUT: &str = "`ours` is the mutual TLS tunnel between ranks (`transport: Tunnel`, the default), `peer` MLX's plain \
+    TCP ring (`transport: Direct`). Both ends share the cores of this machine, so the encryption of both \
+    ends counts. Medians of interleaved rounds, optimised builds. The smoke model is so small that a step is \
+    little more than its transfers: a worst case.";
 
 /// Figures are reported without goals.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
