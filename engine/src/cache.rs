@@ -46,9 +46,9 @@ pub enum Rewound {
 /// A cache at one position, to be restored later. It shares its arrays with the cache it was taken of: the next append
 /// copies what it would have written in place, so where a cache can be rewound, that is cheaper.
 #[derive(Clone, Debug)]
-pub struct Snapshot(LayerCache);
+pub struct CacheSnapshot(LayerCache);
 
-impl Snapshot {
+impl CacheSnapshot {
     /// The position.
     pub fn offset(&self) -> i32 {
         self.0.offset()
@@ -118,12 +118,12 @@ impl LayerCache {
     }
 
     /// The cache as it is now.
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot(self.clone())
+    pub fn snapshot(&self) -> CacheSnapshot {
+        CacheSnapshot(self.clone())
     }
 
     /// Goes back to a snapshot of this cache, wherever it is now.
-    pub fn restore(&mut self, snapshot: &Snapshot) {
+    pub fn restore(&mut self, snapshot: &CacheSnapshot) {
         *self = snapshot.0.clone();
     }
 

@@ -55,7 +55,7 @@ pub enum DecoderError {
 #[derive(Debug)]
 pub struct Decoder {
     embedding: Option<Embedding>,
-    layers: Vec<Layer>,
+    layers: Vec<DecoderLayer>,
     head: Option<Head>,
 }
 
@@ -69,7 +69,7 @@ struct Head {
 
 /// A layer that normalises before its mixer and before its MLP.
 #[derive(Debug)]
-struct Layer {
+struct DecoderLayer {
     input_norm: RmsNorm,
     attention: Attention,
     rope: Rc<Rope>,
@@ -96,7 +96,7 @@ impl Decoder {
         let mut layers = Vec::with_capacity(part.layers.len());
         for index in part.layers.clone() {
             let Some(layer) = description.layers.get(index as usize) else { break };
-            layers.push(Layer::load(weights, index, layer, &mut ropes)?);
+            layers.push(DecoderLayer::load(weights, index, layer, &mut ropes)?);
         }
         let head = if part.head {
             let norm = RmsNorm::load(weights, "model.norm", description.norm_epsilon)?;
@@ -144,7 +144,7 @@ impl Decoder {
     }
 }
 
-impl Layer {
+impl DecoderLayer {
     fn load(
         weights: &mut Weights<'_>,
         index: u32,

@@ -103,7 +103,10 @@ async fn expires(base: &str, low: &str, high: &str, question: impl Fn(u32) -> Va
     ensure!((status, &error["code"]) == (504, &json!("deadline_exceeded")), "{status}: {error}");
     let message = error["message"].as_str().context("no message")?;
     println!("  504: {message}");
-    ensure!(message.contains("timeout of the request is 50ms") || message.contains("deadline of 50ms"), "{message}");
+    ensure!(
+        message.contains("timeout of the request is 50ms") || message.contains("deadline of 50ms"),
+        "{message}"
+    );
     let end = higher.finish().await;
     ensure!(end == StreamEnd::Finished("length".into()), "the higher stream ended with {end:?}");
     Ok(())
