@@ -167,7 +167,7 @@ pub const INVARIANTS: &[Invariant] = &[
             "random_requests_each_end_once_with_their_solo_output",
             "answer_resumed_after_any_token_equals_the_unbroken_one",
             "another_group_resumes_an_answer_unchanged",
-            "answer_that_cannot_resume_ends_with_a_typed_error",
+            "response_that_cannot_resume_ends_with_a_typed_error",
             "losing_rank_1_breaks_no_stream_and_the_group_reforms",
             "losing_any_rank_in_a_prompt_breaks_no_stream",
             "losing_any_rank_in_answers_breaks_no_stream",
