@@ -323,7 +323,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
             Err(Error::Removed(identity.node))
         };
     }
-    tracing::info!("the agent stops; its engines run on for a minute and wait to be adopted");
+    tracing::info!(
+        "the agent stops; engines that are not stopped with it run on for a minute and wait to be adopted"
+    );
     Ok(())
 }
 

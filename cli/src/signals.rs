@@ -1,6 +1,7 @@
 //! Shutdown of a process: on a signal, or when the process that started it ends.
 
-use tokio::io::AsyncReadExt as _;
+use std::io::{ErrorKind, Read as _};
+
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Why the process stops.
@@ -31,7 +32,18 @@ pub async fn stop_signal(with_parent: bool) -> StopSignal {
 }
 
 async fn parent_ended() {
-    let mut input = tokio::io::stdin();
-    let mut buffer = [0_u8; 64];
-    while matches!(input.read(&mut buffer).await, Ok(count) if count > 0) {}
+    let (sender, ended) = tokio::sync::oneshot::channel();
+    // A thread of its own: a read of standard input cannot be cancelled, and the runtime waits for its own threads.
+    std::thread::spawn(move || {
+        let (mut input, mut buffer) = (std::io::stdin(), [0_u8; 64]);
+        loop {
+            match input.read(&mut buffer) {
+                Ok(count) if count > 0 => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                _ => break,
+            }
+        }
+        let _ = sender.send(());
+    });
+    let _ = ended.await;
 }

@@ -283,6 +283,10 @@ fn announce(layout: &DataDir, arguments: &Arguments) {
 
 /// How clients on other machines reach and verify the gateway.
 fn announce_network(layout: &DataDir, arguments: &Arguments, address: SocketAddr) {
+    if address.ip().to_canonical().is_loopback() {
+        println!("             http://{address}/v1   (this machine alone)");
+        return;
+    }
     let host = match address.ip() {
         ip if !ip.is_unspecified() => SocketAddr::new(ip, address.port()).to_string(),
         _ => {

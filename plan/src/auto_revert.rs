@@ -1,5 +1,5 @@
 //! Auto-revert: replaces a spec that never became ready with the last known good one, until the spec is
-//! edited. Not here: the steps from one plan to the next (`place`).
+//! edited. Not here: the steps from one plan to the next (`placement`).
 //!
 //! ```text
 //! requested ─ ready ─▶ last known good

@@ -1,5 +1,5 @@
 //! Candidates: which sets of nodes are considered for one replica, and every split of them worth comparing.
-//! Not here: the selection (`choose`).
+//! Not here: the choice among them (`selection`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
