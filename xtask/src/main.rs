@@ -9,7 +9,6 @@ mod deny;
 mod dependencies;
 mod exactness;
 mod invariants;
-mod lanes;
 mod macos;
 mod mlx;
 mod oracles;
@@ -75,7 +74,6 @@ fn run() -> Result<()> {
         Some("catalog") => catalog::run(rest),
         Some("macos") => macos::run(),
         // Not for people: cargo runs test binaries by it.
-        Some("lane") => lanes::run(rest),
         Some("dependencies") => dependencies::run(rest),
         Some("slice") => slice::print(),
         Some("skew") => skew::run(rest),

@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::slice::{ETCD, Half, KUBERNETES, POLICY, Slice, commit};
-use crate::{cargo, charts, exactness, lanes, mlx, oracles, setup, tidy};
+use crate::{cargo, charts, exactness, mlx, oracles, setup, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies; with `--tests` the tests too.
 pub fn build(arguments: &[String]) -> Result<()> {
@@ -54,24 +54,13 @@ pub fn test() -> Result<()> {
     println!("▸ the oracle's tokens are there after {:.0} s", started.elapsed().as_secs_f64());
     build_tests(&prepared)?;
     println!("▸ tests built after {:.0} s", started.elapsed().as_secs_f64());
-    let half = Slice::of_this_run()?.scenarios(Half::One);
-    let slice = std::env::var("RUSSET_SLICE").or_else(|_| commit().map(|number| number.to_string()))?;
-    let equipped = |mut tests: Command| {
-        tests.env("RUSSET_PYTHON", python.interpreter()).env("RUSSET_SLICE", &slice);
-        tests.envs(exactness.iter().cloned()).envs(half.clone());
-        tests
-    };
-    let (mut waiting, mut others) =
-        (equipped(lanes::waiting(&prepared)?), equipped(lanes::others(&prepared)?));
-    let (waited, ran) = std::thread::scope(|scope| {
-        let waited = scope.spawn(|| run_counting(&mut waiting, OutputMode::ByBinary));
-        let ran = run_counting(&mut others, OutputMode::ByLine);
-        (waited.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the lane of tests that wait panicked"))), ran)
-    });
-    let (mut tally, mut clean) = ran?;
-    let (waited, well) = waited?;
-    tally.merge(waited);
-    clean &= well;
+    let mut tests = cargo::command(&prepared, &["test", "--workspace", "--no-fail-fast"]);
+    tests.env("RUSSET_PYTHON", python.interpreter()).envs(exactness);
+    if std::env::var_os("RUSSET_SLICE").is_none() {
+        tests.env("RUSSET_SLICE", commit()?.to_string());
+    }
+    tests.envs(Slice::of_this_run()?.scenarios(Half::One));
+    let (tally, clean) = run_counting(&mut tests)?;
     println!("▸ tests took {:.0} s in all", started.elapsed().as_secs_f64());
     println!("{tally}");
     ensure!(clean && tally.failed == 0, "tests failed");
@@ -279,7 +268,7 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         tests.envs(&programs);
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
         tests.envs(half.clone());
-        let (tally, well) = run_counting(&mut tests, OutputMode::ByLine)?;
+        let (tally, well) = run_counting(&mut tests)?;
         println!(
             "▸ {}: {} passed, {} failed, {} skipped, {:.0} s",
             suite.name,
@@ -325,33 +314,20 @@ pub fn codegen() -> Result<()> {
     tidy::write()
 }
 
-/// When the output of tests is shown.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OutputMode {
-    ByLine,
-    /// When a binary has ended, in one piece: other tests write too.
-    ByBinary,
-}
-
 /// Runs tests, shows their output, sums the results of all test binaries; returns whether they succeeded.
-fn run_counting(command: &mut Command, mode: OutputMode) -> Result<(Tally, bool)> {
+fn run_counting(command: &mut Command) -> Result<(Tally, bool)> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {command:?}"))?;
     let output = child.stdout.take().context("the output of the tests is not to be had")?;
-    let (mut tally, mut pending) = (Tally::default(), String::new());
+    let mut tally = Tally::default();
     for line in BufReader::new(output).lines() {
         let line = line?;
+        println!("{line}");
         tally.read(&line);
-        pending.push_str(&line);
-        pending.push('\n');
-        if mode == OutputMode::ByLine || result(&line).is_some() {
-            print!("{}", std::mem::take(&mut pending));
-        }
     }
-    print!("{pending}");
     let status = child.wait()?;
     Ok((tally, status.success()))
 }
