@@ -29,7 +29,7 @@ use crate::mqtt::MqttHandle;
 use crate::node::SupervisorChannel;
 use crate::oom_guard::panics::Panics;
 use crate::oom_guard::{self, Headroom, OomGuard};
-use crate::process::launch::{self, Launch, PrefixCacheDir};
+use crate::process::launch::{self, Launch, PrefixCacheDir, write_config};
 use crate::process::record::{self, EngineRecord, ProcessIdentity};
 use crate::process::reform::ReformRequest;
 use crate::process::spawn::{self, ReservedAddresses};
@@ -364,7 +364,17 @@ impl Supervisor {
         };
         slot.record.model_key = Some(published.id);
         slot.record.draft_key = draft.as_ref().map(|draft| draft.id.clone());
-        let config = match launch.write_config(&folder) {
+        // An engine that holds its weights gets the text; the file is for a new process, and for people.
+        let forms_again = slot.engine.is_some();
+        let config = launch.config_json().and_then(|json| match write_config(&folder, &json) {
+            Err(error) if forms_again => {
+                let error = russet_telemetry::errors::chain(&error);
+                tracing::warn!(shard = slot.record.name, error, "the engine's configuration is not on disk");
+                Ok((PathBuf::new(), json))
+            }
+            written => Ok((written?, json)),
+        });
+        let (path, json) = match config {
             Ok(config) => config,
             Err(error) => {
                 let message =
@@ -378,9 +388,9 @@ impl Supervisor {
             let (process, notices) = (engine.process.clone(), self.events.clone());
             let asking =
                 ReformRequest { shard: uid.to_owned(), process, socket: socket.clone(), events: notices };
-            return asking.reform(config.json);
+            return asking.reform(json);
         }
-        let child = match spawn::start(&launch, &config.path, &folder) {
+        let child = match spawn::start(&launch, &path, &folder) {
             Ok(child) => child,
             Err(error) => {
                 let binary = self.setup.binary.display();

@@ -24,7 +24,7 @@ use block_hash::{BLOCK_TOKENS, BlockHash, block_hashes};
 use block_index::{BlockDelta, BlockIndex, MAX_DISK_BLOCKS};
 
 /// Allocation unit of a slot's KV cache, in tokens.
-pub const CACHE_STEP: u32 = 256;
+pub use russet_model::cost::CACHE_STEP;
 
 /// A block of a slot to copy into the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

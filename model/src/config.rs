@@ -11,6 +11,8 @@ use crate::error::{Error, FileError, Unsupported};
 pub const CONFIG: &str = "config.json";
 /// Longest configuration read; overrides of the quantisation of ten thousand modules take 1 MB.
 pub const MAX_CONFIG_BYTES: u64 = 2 << 20;
+/// Longest `model_type`: it goes into the model's status.
+const MAX_MODEL_TYPE_BYTES: usize = 64;
 /// Tokens of context where config.json says nothing: what Transformers means for a Llama, and on the safe side of
 /// what it means for the others.
 pub const DEFAULT_CONTEXT_LENGTH: u32 = 2048;
@@ -96,11 +98,13 @@ impl Document {
         if size > MAX_CONFIG_BYTES {
             return Err(FileError::TooLarge { file: CONFIG.to_owned(), size, limit: MAX_CONFIG_BYTES });
         }
-        let fields: Map<String, Value> = serde_json::from_slice(bytes)
-            .map_err(|error| FileError::BadJson { file: CONFIG.to_owned(), problem: error.to_string() })?;
+        let fields: Map<String, Value> =
+            serde_json::from_slice(bytes).map_err(|error| FileError::bad_json(CONFIG, &error.to_string()))?;
         let document = Self { model_type: String::new(), fields };
         match document.value("model_type") {
-            Some(Value::String(model_type)) => Ok(Self { model_type: model_type.clone(), ..document }),
+            Some(Value::String(model_type)) if model_type.len() <= MAX_MODEL_TYPE_BYTES => {
+                Ok(Self { model_type: model_type.clone(), ..document })
+            }
             _ => Err(document.unusable("model_type")),
         }
     }

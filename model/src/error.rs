@@ -106,6 +106,17 @@ pub enum FileError {
     },
 }
 
+/// Longest text of a JSON parser in a message: it may quote the whole of a string, and messages go into conditions.
+const MAX_PROBLEM_CHARS: usize = 200;
+
+impl FileError {
+    /// A file is not the JSON it should be, by what its parser says.
+    pub fn bad_json(file: &str, problem: &str) -> Self {
+        let problem = problem.chars().take(MAX_PROBLEM_CHARS).collect();
+        Self::BadJson { file: file.to_owned(), problem }
+    }
+}
+
 /// Something a model needs and the engine lacks.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub struct Unsupported {

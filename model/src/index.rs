@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt};
 
 use serde::{
     Deserialize,
-    de::{Deserializer, MapAccess, Visitor},
+    de::{Deserializer, Error as _, MapAccess, Visitor},
 };
 
 use crate::{error::FileError, safetensors::MAX_HEADER_BYTES};
@@ -80,7 +80,7 @@ fn shard(name: &str) -> Option<(u64, u64)> {
 
 /// The files an index names.
 pub fn index_files(index: &[u8]) -> Result<BTreeSet<String>, FileError> {
-    let bad = |problem: String| FileError::BadJson { file: INDEX.to_owned(), problem };
+    let bad = |problem: String| FileError::bad_json(INDEX, &problem);
     if index.len() as u64 > MAX_INDEX_BYTES {
         let (size, limit) = (index.len() as u64, MAX_INDEX_BYTES);
         return Err(FileError::TooLarge { file: INDEX.to_owned(), size, limit });
@@ -127,8 +127,9 @@ impl<'de> Visitor<'de> for FilesVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Files, A::Error> {
         let mut files = BTreeSet::new();
         while let Some((_, file)) = map.next_entry::<serde::de::IgnoredAny, String>()? {
-            if files.len() < MAX_FILES && !files.contains(&file) {
-                files.insert(file);
+            files.insert(file);
+            if files.len() > MAX_FILES {
+                return Err(A::Error::custom(format!("it names more than {MAX_FILES} files, the limit")));
             }
         }
         Ok(Files(files))

@@ -159,8 +159,7 @@ impl Headers {
             HeaderReader { limit: MAX_TENSORS.saturating_sub(self.tensors.len()), tensors: &mut tensors };
         let mut json = serde_json::Deserializer::from_slice(header);
         let read = reader.deserialize(&mut json).and_then(|complete| json.end().map(|()| complete));
-        let complete =
-            read.map_err(|error| FileError::BadJson { file: file.to_owned(), problem: error.to_string() })?;
+        let complete = read.map_err(|error| FileError::bad_json(file, &error.to_string()))?;
         if !complete {
             return Err(FileError::TooMany { file: file.to_owned(), limit: MAX_TENSORS });
         }

@@ -12,10 +12,15 @@ use crate::{
     divisibility::{self, ShardUnit, shard_units},
     error::{Error, FileError},
     families,
-    safetensors::{Dtype, Headers},
+    safetensors::{Dtype, Entry, Headers},
     state::LayerState,
-    tensors::{Role, ShardAxis, tensor_role},
+    tensors::{Role, ShardAxis, beside, tensor_role},
 };
+
+/// Raised with every change of what is accepted or reported, a new family among them.
+pub const READER: u32 = 1;
+/// Values of a group where config.json does not say it.
+const DEFAULT_GROUP_SIZE: u64 = 64;
 
 /// Sizes of a model, in bytes unless said otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -66,6 +71,10 @@ pub struct ModelShape {
     /// What every rank of a tensor group gets an equal number of; absent in headers that an older release read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shard_units: Vec<ShardUnit>,
+    /// Which reader reported this; 0 is an older release's. A newer one may know more families, or refuse what was
+    /// accepted, so its report replaces this one.
+    #[serde(default)]
+    pub reader: u32,
     /// Why the engine does not run this model, where and what to do; absent when it runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsupported: Option<String>,
@@ -130,6 +139,7 @@ impl ModelShape {
             context_length: description.context_length,
             tied: description.tied,
             layer_bytes: vec![0; description.layers.len()],
+            reader: READER,
             shard_units: shard_units(description, tensors),
             notes: description.notes.clone(),
             ..Self::default()
@@ -209,6 +219,7 @@ impl ModelShape {
         let own_width = hidden_size.checked_div(attention_heads).unwrap_or(0);
         let mut shape = Self {
             architecture: document.model_type.clone(),
+            reader: READER,
             layers,
             hidden_size,
             attention_heads,
@@ -243,7 +254,7 @@ impl ModelShape {
             };
             *bytes = bytes.saturating_add(entry.bytes());
             is_wide |= entry.dtype == Dtype::F32;
-            shape.parameters = shape.parameters.saturating_add(entry.elements());
+            shape.parameters = shape.parameters.saturating_add(parameters(document, headers, name, entry));
         }
         if let Some(index) = shape.layer_bytes.iter().position(|&bytes| bytes == 0) {
             disagree(format!("num_hidden_layers is {layers}, but layer {index} has no tensors"))?;
@@ -254,7 +265,8 @@ impl ModelShape {
         let value_bytes = if is_wide { 4 } else { 2 };
         let heads = u64::from(shape.key_value_heads) * u64::from(shape.head_dim);
         shape.kv_bytes_per_token_per_layer = heads.saturating_mul(2 * value_bytes);
-        shape.tied = !headers.contains("lm_head.weight");
+        let tied = document.choice("tie_word_embeddings").ok().flatten();
+        shape.tied = tied.unwrap_or(!headers.contains("lm_head.weight"));
         Ok(shape)
     }
 
@@ -341,6 +353,26 @@ impl ModelShape {
     pub fn value_bytes(&self) -> u64 {
         let keys = u64::from(self.key_value_heads).saturating_mul(u64::from(self.head_dim));
         self.kv_bytes_per_token_per_layer.checked_div(keys.saturating_mul(2)).unwrap_or(4)
+    }
+}
+
+/// Parameters that a stored tensor stands for. Of a packed matrix the scales tell, one for each group.
+fn parameters(document: &Document, headers: &Headers, name: &str, entry: &Entry) -> u64 {
+    let path = |field| name.strip_suffix(field).map(|path| format!("{path}.weight"));
+    let is_packed = |weight: &str| headers.get(weight).is_some_and(|weight| weight.dtype == Dtype::U32);
+    if path(".biases").is_some_and(|weight| is_packed(&weight))
+        || path(".scales").is_some_and(|weight| is_packed(&weight))
+    {
+        return 0;
+    }
+    match headers.get(&beside(name, "scales")).filter(|_| entry.dtype == Dtype::U32) {
+        None => entry.elements(),
+        Some(scales) => {
+            let quantisation =
+                document.value("quantization").or_else(|| document.value("quantization_config"));
+            let group = quantisation.and_then(|fields| fields.get("group_size")?.as_u64());
+            scales.elements().saturating_mul(group.unwrap_or(DEFAULT_GROUP_SIZE))
+        }
     }
 }
 

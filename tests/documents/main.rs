@@ -61,6 +61,10 @@ fn execute(given: Given, pages: &[Page], kubectl: &Path, jq: &Path) -> Result<()
             reader.execute(step, steps.get(number + 1)).with_context(|| format!("{name}:{line}: {text}"))?;
         }
         let (executed, seconds) = (reader.executed - executed, begin.elapsed().as_secs_f64());
+        ensure!(
+            executed > 0,
+            "{name} has no command that is executed; are its fences still those of a shell?"
+        );
         println!("  {name}: {executed} executed, {excepted} excepted, {seconds:.1} s");
     }
     Ok(())

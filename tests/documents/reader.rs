@@ -280,7 +280,12 @@ impl Reader {
             );
             return Ok(());
         };
-        let outcome = self.run(Command::new(python).args(["-c", &rules::substitute(text, self)]))?;
+        let outcome = self.run(
+            Command::new("timeout")
+                .args(["--kill-after=5", MAX_SECONDS])
+                .arg(python)
+                .args(["-c", &rules::substitute(text, self)]),
+        )?;
         ensure!(outcome.code == 0, "exit code {}, and this output:\n{}", outcome.code, outcome.output);
         answered(text, &outcome.output)?;
         self.executed += 1;

@@ -49,6 +49,12 @@ fn keep() -> Result<()> {
     if set.exists() {
         return Ok(());
     }
+    // Two runs on one machine may keep at the same time.
+    let lock = fs::File::create(cache.join("dependencies.lock"))?;
+    lock.lock().with_context(|| format!("lock {}", cache.display()))?;
+    if set.exists() {
+        return Ok(());
+    }
     let aside = cache.join("dependencies.part");
     let _ = fs::remove_dir_all(&aside);
     let target = cargo::programs();

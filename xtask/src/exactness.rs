@@ -83,9 +83,10 @@ fn base() -> Result<String> {
     }
 }
 
-/// Paths that differ from a commit, edits that are not committed among them.
+/// Paths that differ from a commit, edits that are not committed among them. Not those that are gone: what does their
+/// work now is a path of its own.
 fn changed(base: &str) -> Result<BTreeSet<String>> {
-    let differing = git(&["diff", "--name-only", base])?;
+    let differing = git(&["diff", "--name-only", "--diff-filter=d", base])?;
     let untracked = git(&["ls-files", "--others", "--exclude-standard"])?;
     Ok(differing.lines().chain(untracked.lines()).map(str::to_owned).collect())
 }

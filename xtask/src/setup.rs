@@ -73,7 +73,15 @@ pub fn packages(wanted: &[(&str, &str)]) -> Result<()> {
     for (name, why) in &missing {
         println!("▸ {name} is missing ({why})");
     }
-    let mut install = vec!["apt-get", "install", "-y", "--no-install-recommends"];
+    let mut install = vec![
+        "apt-get",
+        // Another installation may run on this machine.
+        "-o",
+        "DPkg::Lock::Timeout=300",
+        "install",
+        "-y",
+        "--no-install-recommends",
+    ];
     install.extend(names(&missing));
     let root = is_root();
     let sudo = !root && succeeds("sudo", &["-n", "true"]);

@@ -88,15 +88,6 @@ pub enum LaunchError {
     File(#[from] IdentityError),
 }
 
-/// A configuration as the engine gets it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WrittenConfig {
-    /// The file, readable by this user alone.
-    pub path: PathBuf,
-    /// Its text.
-    pub json: String,
-}
-
 impl Launch<'_> {
     /// The engine's configuration for this formation.
     pub fn config(&self) -> Result<EngineConfig, LaunchError> {
@@ -182,14 +173,19 @@ impl Launch<'_> {
         })
     }
 
-    /// Writes the configuration to the engine's directory, atomically.
-    pub fn write_config(&self, folder: &Path) -> Result<WrittenConfig, LaunchError> {
-        let (path, json) = (folder.join(CONFIG_FILE), self.config()?.to_json()?);
-        std::fs::create_dir_all(folder)
-            .map_err(|source| IdentityError::Io { path: folder.to_owned(), source })?;
-        identity::write(&path, &json)?;
-        Ok(WrittenConfig { path, json })
+    /// The configuration as the engine gets it.
+    pub fn config_json(&self) -> Result<String, LaunchError> {
+        Ok(self.config()?.to_json()?)
     }
+}
+
+/// Writes a configuration to the engine's directory, atomically and readable by this user alone; returns its path.
+pub fn write_config(folder: &Path, json: &str) -> Result<PathBuf, LaunchError> {
+    let path = folder.join(CONFIG_FILE);
+    std::fs::create_dir_all(folder)
+        .map_err(|source| IdentityError::Io { path: folder.to_owned(), source })?;
+    identity::write(&path, json)?;
+    Ok(path)
 }
 
 fn address(field: &str, value: &str) -> Result<SocketAddr, LaunchError> {
@@ -353,18 +349,19 @@ pub(super) mod tests {
     fn engine_config_is_a_private_file_in_the_engines_directory() {
         let engines = tempfile::tempdir().unwrap();
         let folder = engines.path().join("u");
-        let write = |spec: &ShardSpec| {
-            launched_with(Path::new("e"), spec, &[], |launch| launch.write_config(&folder))
+        let json = |spec: &ShardSpec| {
+            launched_with(Path::new("e"), spec, &[], |launch| launch.config_json().unwrap())
         };
-        let written = write(&spec(2)).unwrap();
-        assert_eq!((written.json.as_str(), written.path.as_path()), (PIPELINE, &*folder.join("engine.json")));
-        assert_eq!(std::fs::read_to_string(&written.path).unwrap(), PIPELINE);
-        let mode = std::fs::metadata(&written.path).unwrap().permissions().mode();
+        let path = write_config(&folder, &json(&spec(2))).unwrap();
+        assert_eq!(path, folder.join("engine.json"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), PIPELINE);
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         // The next formation replaces it.
-        let next = write(&ShardSpec { epoch: 5, ..spec(2) }).unwrap();
-        assert_eq!(std::fs::read_to_string(&written.path).unwrap(), next.json);
-        assert_eq!(EngineConfig::from_json(&next.json).unwrap().epoch, 5);
+        let next = json(&ShardSpec { epoch: 5, ..spec(2) });
+        assert_eq!(write_config(&folder, &next).unwrap(), path);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), next);
+        assert_eq!(EngineConfig::from_json(&next).unwrap().epoch, 5);
     }
 
     #[test]

@@ -8,13 +8,14 @@ use mlx_rs::{
     ops::{arange, concatenate, indexing::TryIndexOp, select, softmax_axis},
 };
 
+use russet_model::cost;
+
 use super::on_gpu;
 use crate::cache::format::{KvView, QuantizedTensor};
 
 /// Bytes of attention scores written down at the same time. MLX's own kernel on a GPU writes none; elsewhere
-/// a prompt's would be heads × positions × context, gigabytes of a long one. The planner reserves as much
-/// (`SCORES` in plan/src/memory_model.rs). No smaller than it needs to be: smaller products are slower.
-const MAX_SCORE_BYTES: usize = 64 << 20;
+/// a prompt's would be heads × positions × context, gigabytes of a long one. The planner reserves as much.
+const MAX_SCORE_BYTES: usize = cost::SCORE_BUDGET_BYTES as usize;
 
 /// Attention of the queries, `[1, heads, rows, width]`, which are the last positions of the sequence, in
 /// chunks that [`MAX_SCORE_BYTES`] allows. A row of the result depends on no other row, so chunking does not

@@ -1,8 +1,10 @@
 //! Composes the next batch: which sequences decode, and how many prefill tokens each gets. Pure.
 
+use russet_model::cost;
+
 /// Prefill chunk while no sequence decodes: mlx-lm's chunk size, so that both compute the same sums in the
 /// same order.
-const PREFILL_CHUNK: u32 = 2048;
+const PREFILL_CHUNK: u32 = cost::PREFILL_TOKENS;
 /// Prefill chunk in a pipeline: the first stage starts the next chunk while this one is in a later stage.
 /// With chunks as long as the whole prompt, only one stage would work.
 const PIPELINE_PREFILL_CHUNK: u32 = 512;

@@ -105,6 +105,40 @@ fn unsupported_model_has_a_size_and_says_why() {
 }
 
 #[test]
+fn unsupported_quantised_model_counts_its_parameters_unpacked() {
+    let mut config = llama(2);
+    config["quantization"] = json!({"group_size": 32, "bits": 4});
+    let packed = tensors(&config, "BF16", Some(32), true);
+    let supported = read(&config, &packed).unwrap();
+    config["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0});
+    let refused = read(&config, &packed).unwrap();
+    assert!(refused.unsupported.is_some());
+    assert_eq!(refused.parameters, supported.parameters);
+    assert_eq!((refused.reader, supported.reader), (READER, READER));
+}
+
+#[test]
+fn hostile_texts_do_not_fill_a_status() {
+    let long = "a".repeat(1 << 20);
+    let all = tensors(&llama(2), "BF16", None, true);
+    for config in [json!(long), json!({"model_type": long}), json!({"model_type": [long]})] {
+        let error = read(&config, &all).unwrap_err().to_string();
+        assert!(error.len() < 1024, "{}", error.len());
+    }
+    for header in
+        [json!(long), json!({"t": long}), json!({"t": {"dtype": [long]}}), json!({"t": {"shape": long}})]
+    {
+        let mut headers = Headers::default();
+        let header = header.to_string();
+        let size = header.len() as u64 + 8;
+        let error = headers.add("model.safetensors", header.as_bytes(), size).unwrap_err().to_string();
+        assert!(error.len() < 1024, "{}", error.len());
+    }
+    let index = json!({"weight_map": long}).to_string();
+    assert!(crate::index::index_files(index.as_bytes()).unwrap_err().to_string().len() < 1024);
+}
+
+#[test]
 fn damaged_models_are_errors() {
     let all = tensors(&llama(2), "BF16", None, true);
     let without =

@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::names::FINALIZER_COPIES;
-use russet_crds::{CopyMode, Model, ModelCopy, ModelStatus};
+use russet_crds::{CopyMode, Model, ModelCopy, ModelCopyStatus, ModelStatus};
 use russet_plan::quantity;
 use russet_plan::validate::shape_notes;
 
@@ -66,21 +66,15 @@ pub fn decide(
         finalizers.push(FINALIZER_COPIES.to_owned());
         decision.finalizers = Some(finalizers);
     }
-    if before.shape.is_none() {
-        let mut resolved: Vec<_> =
-            copies.iter().filter(|copy| is_condition_true(copy, Type::Resolved)).collect();
-        resolved.sort_by_key(|copy| copy.name_any());
-        let found =
-            resolved.iter().find_map(|copy| copy.status.as_ref().filter(|status| status.shape.is_some()));
-        match found {
-            Some(copy) => {
-                decision.status.commit.clone_from(&copy.commit);
-                decision.status.shape.clone_from(&copy.shape);
-            }
-            None => {
-                find_reader(model, copies, nodes, now, &mut decision);
-                return decision;
-            }
+    match (newest_shape(copies, &before), &before.shape) {
+        (Some(copy), _) => {
+            decision.status.commit.clone_from(&copy.commit);
+            decision.status.shape.clone_from(&copy.shape);
+        }
+        (None, Some(_)) => {}
+        (None, None) => {
+            find_reader(model, copies, nodes, now, &mut decision);
+            return decision;
         }
     }
     describe(model, now, &mut decision.status);
@@ -115,6 +109,23 @@ fn describe(model: &Model, now: Timestamp, status: &mut ModelStatus) {
             set(Type::Stalled, true, reason, &message);
         }
     }
+}
+
+/// The copy whose agent read the headers last by release, if the model's shape is absent or of an older reader: a newer
+/// release may support what that one did not. The bytes must be the same.
+fn newest_shape<'a>(copies: &'a [Arc<ModelCopy>], known: &ModelStatus) -> Option<&'a ModelCopyStatus> {
+    let mut resolved: Vec<_> = copies.iter().filter(|copy| is_condition_true(copy, Type::Resolved)).collect();
+    resolved.sort_by_key(|copy| copy.name_any());
+    let reader = |status: &ModelCopyStatus| status.shape.as_ref().map(|shape| shape.reader);
+    let mut newest: Option<&ModelCopyStatus> = None;
+    for status in resolved.iter().filter_map(|copy| copy.status.as_ref()) {
+        let is_newer = reader(status) > newest.map_or(known.shape.as_ref().map(|shape| shape.reader), reader);
+        let is_same = known.shape.is_none() || known.commit == status.commit;
+        if is_newer && is_same {
+            newest = Some(status);
+        }
+    }
+    newest
 }
 
 /// No node has read the headers yet: wait for the current reader, or try the next node.
@@ -236,7 +247,7 @@ fn is_condition_true(copy: &ModelCopy, kind: Type) -> bool {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use russet_crds::{ModelCopyStatus, ModelSpec};
+    use russet_crds::ModelSpec;
     use russet_model::shape::ModelShape;
 
     use super::*;
@@ -338,6 +349,32 @@ mod tests {
         }
         assert!(is_true(conditions, Type::Stalled));
         assert_eq!(decision.status.size.as_deref(), Some("2Gi"), "its size is known all the same");
+    }
+
+    #[test]
+    fn shape_of_a_newer_reader_replaces_the_one_that_is_known() {
+        let read_by = |reader: u32, commit: &str, unsupported: Option<&str>| {
+            let mut copy = (*copy("a", Some((true, Reason::HeadersRead, "")), "llama")).clone();
+            let status = copy.status.as_mut().unwrap();
+            status.commit = Some(commit.to_owned());
+            let shape = status.shape.as_mut().unwrap();
+            (shape.reader, shape.unsupported) = (reader, unsupported.map(str::to_owned));
+            copy
+        };
+        let nodes = readers(&[("a", true, true)]);
+        let mut known = model();
+        known.status =
+            Some(decide(&model(), &[Arc::new(read_by(1, "c", Some("not yet")))], &nodes, &[], NOW).status);
+        for (copy, supported) in [
+            (read_by(1, "c", None), false),
+            (read_by(2, "other", None), false),
+            (read_by(2, "c", Some("still not")), false),
+            (read_by(2, "c", None), true),
+        ] {
+            let decision = decide(&known, &[Arc::new(copy)], &nodes, &[], NOW);
+            assert_eq!(is_true(&decision.status.conditions, Type::Supported), supported);
+            assert_eq!(decision.header_node, None);
+        }
     }
 
     #[test]
