@@ -353,7 +353,7 @@ impl CopyWorker {
             let before = self.status().bytes_done;
             // If the machines cannot reach each other, fall back to the source.
             let part = if refused < MAX_PEER_ATTEMPTS { origin } else { &CopyOrigin::Source };
-            if self.is_published() {
+            if self.is_published().await {
                 return;
             }
             let tried = tokio::select! {
@@ -386,9 +386,11 @@ impl CopyWorker {
         source_spec(&self.copy.spec, Some(&self.status()))
     }
 
-    fn is_published(&self) -> bool {
-        let published = self.shared.store.published(&self.source_spec());
-        published.map(|published| self.finish(published)).is_some()
+    async fn is_published(&self) -> bool {
+        let store = &self.shared.store;
+        let Some(published) = store.published(&self.source_spec()) else { return false };
+        self.finish(store.read_anew(published).await);
+        true
     }
 
     /// The rate limiter for this origin, if it has one.

@@ -35,7 +35,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
 use russet_crds::conditions::Reason;
-use russet_model::shape::ModelShape;
+use russet_model::shape::{ModelShape, READER};
 use tokio::sync::watch;
 
 pub use self::credentials::Credentials;
@@ -234,6 +234,23 @@ impl Store {
         self.dirs.published(&self.dirs.id_of(&self.key(wanted)?)?)
     }
 
+    /// A published directory with its shape as this release reads it: the release that published it may have been older.
+    /// What cannot be read stays as it was.
+    pub async fn read_anew(&self, mut published: Published) -> Published {
+        let Published { path, manifest, .. } = &mut published;
+        if manifest.shape.reader < READER {
+            match read_headers(SourceListing::from_folder(path, manifest)).await {
+                Ok((_, shape)) => manifest.shape = shape,
+                Err(error) => tracing::warn!(
+                    folder = %path.display(),
+                    error = russet_telemetry::errors::chain(&error),
+                    "the model's headers cannot be read again; what an older release read of them stays"
+                ),
+            }
+        }
+        published
+    }
+
     /// The complete or partial chunks of the model with this content id, to send to other machines. Blocks.
     pub fn local_chunks(&self, id: &str) -> Option<Arc<LocalChunks>> {
         if let Some(held) = lock(&self.incoming).get(id).and_then(Weak::upgrade) {
@@ -368,7 +385,7 @@ impl Store {
             self.dirs.remove_partial(&held.manifest().id())?;
             return Err(error);
         }
-        let source = SourceListing::from_local(&held);
+        let source = SourceListing::from_folder(held.folder(), held.manifest());
         // The sending machine's statement of the shape is not trusted.
         let (_, shape) = read_headers(source).await?;
         let pinned = wanted.revision.clone().filter(|_| wanted.pinned);
@@ -462,6 +479,28 @@ pub fn scheme_of(uri: &str) -> Result<&'static Scheme, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn published_model_is_read_anew_where_an_older_release_read_it() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let folder = tempfile::tempdir().unwrap();
+        let store =
+            Store::open(folder.path().to_owned(), Context::new("http://127.0.0.1:1", vec![]).unwrap())
+                .unwrap();
+        let wanted = SourceSpec { uri: "builtin://smoke".to_owned(), ..SourceSpec::default() };
+        let progress = watch::Sender::new(TransferProgress::default());
+        let published = store.fetch(&wanted, &progress).await.unwrap();
+        let older = ModelShape { architecture: "llama".to_owned(), ..ModelShape::default() };
+        let manifest = Manifest { shape: older.clone(), ..published.manifest.clone() };
+        let path = published.path.join(model_dirs::MANIFEST);
+        std::fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
+        let found = store.published(&wanted).unwrap();
+        assert_eq!(found.manifest.shape, older);
+        assert_eq!(store.read_anew(found.clone()).await, published);
+        // What cannot be read any more stays.
+        std::fs::remove_file(published.path.join("config.json")).unwrap();
+        assert_eq!(store.read_anew(found.clone()).await, found);
+    }
 
     #[test]
     fn only_allowed_data_files_of_the_model_are_fetched() {

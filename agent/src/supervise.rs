@@ -364,32 +364,31 @@ impl Supervisor {
         };
         slot.record.model_key = Some(published.id);
         slot.record.draft_key = draft.as_ref().map(|draft| draft.id.clone());
-        // An engine that holds its weights gets the text; the file is for a new process, and for people.
-        let forms_again = slot.engine.is_some();
-        let config = launch.config_json().and_then(|json| match write_config(&folder, &json) {
-            Err(error) if forms_again => {
+        let unconfigured =
+            |error| format!("the engine cannot be configured: {}", russet_telemetry::errors::chain(&error));
+        let json = match launch.config_json() {
+            Ok(json) => json,
+            Err(error) => return self.fail(uid, Reason::EngineNotStarted, unconfigured(error)),
+        };
+        let written = write_config(&folder, &json);
+        if let Some(engine) = &mut slot.engine {
+            // It holds its weights and gets the text; the file is for a new process, and for people.
+            if let Err(error) = written {
                 let error = russet_telemetry::errors::chain(&error);
                 tracing::warn!(shard = slot.record.name, error, "the engine's configuration is not on disk");
-                Ok((PathBuf::new(), json))
             }
-            written => Ok((written?, json)),
-        });
-        let (path, json) = match config {
-            Ok(config) => config,
-            Err(error) => {
-                let message =
-                    format!("the engine cannot be configured: {}", russet_telemetry::errors::chain(&error));
-                return self.fail(uid, Reason::EngineNotStarted, message);
-            }
-        };
-        addresses.release();
-        if let Some(engine) = &mut slot.engine {
+            addresses.release();
             engine.role = EngineRole::Forming;
             let (process, notices) = (engine.process.clone(), self.events.clone());
             let asking =
                 ReformRequest { shard: uid.to_owned(), process, socket: socket.clone(), events: notices };
             return asking.reform(json);
         }
+        let path = match written {
+            Ok(path) => path,
+            Err(error) => return self.fail(uid, Reason::EngineNotStarted, unconfigured(error)),
+        };
+        addresses.release();
         let child = match spawn::start(&launch, &path, &folder) {
             Ok(child) => child,
             Err(error) => {

@@ -74,9 +74,10 @@ impl LayerCache {
     /// Positions of the sequence that it has seen.
     pub fn offset(&self) -> i32 {
         match self {
-            Self::Kv(cache) => cache.offset(),
+            Self::Kv(KvCache { positions, .. }) | Self::Latent(LatentCache { positions }) => {
+                positions.offset()
+            }
             Self::Rotating(cache) => cache.offset(),
-            Self::Latent(cache) => cache.offset(),
             Self::Recurrent(cache) => cache.offset(),
         }
     }
@@ -84,9 +85,10 @@ impl LayerCache {
     /// Bytes allocated.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Kv(cache) => cache.bytes(),
+            Self::Kv(KvCache { positions, .. }) | Self::Latent(LatentCache { positions }) => {
+                positions.bytes()
+            }
             Self::Rotating(cache) => cache.bytes(),
-            Self::Latent(cache) => cache.bytes(),
             Self::Recurrent(cache) => cache.bytes(),
         }
     }
@@ -109,12 +111,13 @@ impl LayerCache {
             return Rewound::Impossible;
         }
         match self {
-            Self::Kv(cache) => cache.truncate(to),
-            Self::Latent(cache) => cache.truncate(to),
-            Self::Rotating(cache) => return cache.rewind(to),
-            Self::Recurrent(cache) => return cache.rewind(to),
+            Self::Kv(KvCache { positions, .. }) | Self::Latent(LatentCache { positions }) => {
+                positions.truncate(to);
+                Rewound::Rewound
+            }
+            Self::Rotating(cache) => cache.rewind(to),
+            Self::Recurrent(cache) => cache.rewind(to),
         }
-        Rewound::Rewound
     }
 
     /// The cache as it is now.
@@ -139,8 +142,9 @@ impl LayerCache {
     /// Copies of some positions of each array; `None` if the cache is empty, or cannot tell positions apart.
     pub fn slice(&self, positions: Range<i32>) -> Result<Option<Vec<Array>>, Exception> {
         match self {
-            Self::Kv(cache) => cache.slice(positions),
-            Self::Latent(cache) => cache.slice(positions),
+            Self::Kv(KvCache { positions: held, .. }) | Self::Latent(LatentCache { positions: held }) => {
+                held.slice(positions)
+            }
             Self::Rotating(_) | Self::Recurrent(_) => Ok(None),
         }
     }
@@ -148,8 +152,9 @@ impl LayerCache {
     /// Appends positions as [`Self::slice`] returns them.
     pub fn append_raw(&mut self, new: Vec<Array>) -> Result<(), Exception> {
         match self {
-            Self::Kv(cache) => cache.append_raw(new),
-            Self::Latent(cache) => cache.append_raw(new),
+            Self::Kv(KvCache { positions, .. }) | Self::Latent(LatentCache { positions }) => {
+                positions.append(new)
+            }
             Self::Rotating(_) | Self::Recurrent(_) => Err(Exception::custom(
                 "blocks cannot be loaded into a cache that does not tell positions apart",
             )),
@@ -159,9 +164,10 @@ impl LayerCache {
     /// An element of each array that is evaluated once the whole cache is.
     pub fn readiness_probe(&self) -> Result<Vec<Array>, Exception> {
         match self {
-            Self::Kv(cache) => cache.readiness_probe(),
+            Self::Kv(KvCache { positions, .. }) | Self::Latent(LatentCache { positions }) => {
+                positions.readiness_probe()
+            }
             Self::Rotating(cache) => cache.readiness_probe(),
-            Self::Latent(cache) => cache.readiness_probe(),
             Self::Recurrent(cache) => cache.readiness_probe(),
         }
     }

@@ -24,18 +24,18 @@ pub struct LayerState {
     pub replicated: bool,
 }
 
-/// How a layer's state can go back to an earlier position of its sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a layer's state can go back to an earlier position of its sequence; the least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rewind {
-    /// To any position: what lies behind it is written over.
-    Anywhere,
+    /// To positions of which a snapshot was taken.
+    ToSnapshots,
     /// To positions of which the window is still kept, thus before it first wraps.
     UntilWrapped {
         /// Tokens of the window.
         window: u32,
     },
-    /// To positions of which a snapshot was taken.
-    ToSnapshots,
+    /// To any position: what lies behind it is written over.
+    Anywhere,
 }
 
 /// The kind of a layer's state.
@@ -88,17 +88,8 @@ impl StateKind {
 impl Description {
     /// How a sequence of this model can go back: as the least of its layers can.
     pub fn rewind(&self) -> Rewind {
-        let of = |layer: &Layer| StateKind::of(&layer.mixer).rewind();
-        let least = |one: Rewind, other: Rewind| match (one, other) {
-            (Rewind::ToSnapshots, _) | (_, Rewind::ToSnapshots) => Rewind::ToSnapshots,
-            (Rewind::UntilWrapped { window: one }, Rewind::UntilWrapped { window: other }) => {
-                Rewind::UntilWrapped { window: one.min(other) }
-            }
-            (window @ Rewind::UntilWrapped { .. }, Rewind::Anywhere)
-            | (Rewind::Anywhere, window @ Rewind::UntilWrapped { .. }) => window,
-            (Rewind::Anywhere, Rewind::Anywhere) => Rewind::Anywhere,
-        };
-        self.layers.iter().map(of).fold(Rewind::Anywhere, least)
+        let layers = self.layers.iter().map(|layer| StateKind::of(&layer.mixer).rewind());
+        layers.min().unwrap_or(Rewind::Anywhere)
     }
 
     /// Whether every layer keeps arrays of the same shape.

@@ -46,9 +46,6 @@ fn take() -> Result<()> {
 fn keep() -> Result<()> {
     let cache = cache_dir()?;
     let set = cache.join(format!("{PREFIX}{:016x}", key()?));
-    if set.exists() {
-        return Ok(());
-    }
     // Two runs on one machine may keep at the same time.
     let lock = fs::File::create(cache.join("dependencies.lock"))?;
     lock.lock().with_context(|| format!("lock {}", cache.display()))?;

@@ -13,14 +13,10 @@
 use std::collections::BTreeSet;
 use std::fs::Metadata;
 use std::io::Write as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use russet_model::config::{CONFIG, MAX_CONFIG_BYTES};
-use russet_model::error::FileError;
-use russet_model::index::{INDEX, MAX_INDEX_BYTES, weight_files};
-use russet_model::safetensors::{Headers, header_length};
-use russet_model::shape::{ModelShape, READER};
+use russet_model::shape::ModelShape;
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
@@ -164,7 +160,7 @@ impl ModelDirs {
             .files
             .iter()
             .all(|file| std::fs::metadata(path.join(&file.name)).is_ok_and(|found| found.len() == file.size));
-        whole.then(|| Published { id: id.to_owned(), manifest: read_anew(&path, manifest), path })
+        whole.then(|| Published { id: id.to_owned(), path, manifest })
     }
 
     /// Content id of a source, if it was fetched.
@@ -335,47 +331,6 @@ fn remove(path: &Path) -> Result<(), StoreError> {
         }
         _ => Ok(()),
     }
-}
-
-/// The manifest with its shape as this release reads it: the one that published the folder may have been older. What
-/// cannot be read stays as it was.
-fn read_anew(folder: &Path, mut manifest: Manifest) -> Manifest {
-    if manifest.shape.reader >= READER {
-        return manifest;
-    }
-    match read_shape(folder, &manifest) {
-        Ok(shape) => manifest.shape = shape,
-        Err(error) => tracing::warn!(
-            folder = %folder.display(),
-            error = russet_telemetry::errors::chain(&error),
-            "the model's headers cannot be read again; what an older release read of them stays"
-        ),
-    }
-    manifest
-}
-
-fn read_shape(folder: &Path, manifest: &Manifest) -> Result<ModelShape, StoreError> {
-    let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
-    let start = |name: &str, from: u64, length: u64| -> Result<Vec<u8>, StoreError> {
-        let path = folder.join(name);
-        let mut bytes = vec![0; length as usize];
-        let file = std::fs::File::open(&path).map_err(StoreError::io(&path))?;
-        file.read_exact_at(&mut bytes, from).map_err(StoreError::io(&path))?;
-        Ok(bytes)
-    };
-    let size = |name: &str| manifest.files.iter().find(|file| file.name == name).map_or(0, |file| file.size);
-    let small = |name: &str, limit: u64| match size(name) {
-        size if size > limit => Err(FileError::TooLarge { file: name.to_owned(), size, limit }.into()),
-        size => start(name, 0, size),
-    };
-    let config = small(CONFIG, MAX_CONFIG_BYTES)?;
-    let index = names.contains(&INDEX).then(|| small(INDEX, MAX_INDEX_BYTES)).transpose()?;
-    let mut headers = Headers::default();
-    for name in weight_files(index.as_deref(), &names)? {
-        let length = header_length(&name, &start(&name, 0, size(&name).min(8))?, size(&name))?;
-        headers.add(&name, &start(&name, 8, length)?, size(&name))?;
-    }
-    Ok(ModelShape::read(&config, &headers)?)
 }
 
 #[cfg(test)]

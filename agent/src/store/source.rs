@@ -11,7 +11,7 @@ use russet_model::shape::ModelShape;
 use super::object::RemoteObject;
 use super::verify::Digest;
 use super::web::WebClient;
-use super::{LocalChunks, StoreError, builtin, file};
+use super::{Manifest, StoreError, builtin, file};
 
 /// A model's files as its source lists them.
 pub struct SourceListing {
@@ -70,10 +70,9 @@ pub(super) async fn read_headers(
 }
 
 impl SourceListing {
-    /// A listing of received files.
-    pub(super) fn from_local(held: &LocalChunks) -> Self {
-        let folder: &Path = held.folder();
-        let files = held.manifest().files.iter().map(|file| SourceFile {
+    /// A listing of files that are in a folder of this machine: received or published.
+    pub(super) fn from_folder(folder: &Path, manifest: &Manifest) -> Self {
+        let files = manifest.files.iter().map(|file| SourceFile {
             name: file.name.clone(),
             size: file.size,
             digest: None,

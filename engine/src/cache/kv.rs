@@ -2,8 +2,6 @@
 //! same shapes as in mlx-lm, so the same kernels read it. Not here: the format of keys and values
 //! ([`KvFormat`](super::format::KvFormat)), and how arrays grow ([`PositionCache`]).
 
-use std::ops::Range;
-
 use mlx_rs::{Array, error::Exception};
 
 use super::{
@@ -15,7 +13,7 @@ use super::{
 #[derive(Clone, Debug, Default)]
 pub struct KvCache {
     format: KvFormat,
-    positions: PositionCache,
+    pub(super) positions: PositionCache,
 }
 
 impl KvCache {
@@ -29,41 +27,11 @@ impl KvCache {
         self.format
     }
 
-    /// Tokens in the cache.
-    pub fn offset(&self) -> i32 {
-        self.positions.offset()
-    }
-
-    /// Bytes allocated.
-    pub fn bytes(&self) -> usize {
-        self.positions.bytes()
-    }
-
     /// Appends keys and values, `[batch, heads, positions, width]`; returns a view of everything in the
     /// cache.
     pub fn append(&mut self, keys: &Array, values: &Array) -> Result<KvView, Exception> {
         self.positions.append(self.format.encode(keys, values)?)?;
         self.format.view(&self.positions.tensors()?)
-    }
-
-    /// Appends positions in the cache's format, as [`Self::slice`] returns them.
-    pub fn append_raw(&mut self, new: Vec<Array>) -> Result<(), Exception> {
-        self.positions.append(new)
-    }
-
-    /// Truncates to the first `length` positions; the allocation stays.
-    pub fn truncate(&mut self, length: i32) {
-        self.positions.truncate(length);
-    }
-
-    /// Copies of some positions of each array; `None` if the cache is empty.
-    pub fn slice(&self, positions: Range<i32>) -> Result<Option<Vec<Array>>, Exception> {
-        self.positions.slice(positions)
-    }
-
-    /// See [`PositionCache::readiness_probe`].
-    pub fn readiness_probe(&self) -> Result<Vec<Array>, Exception> {
-        self.positions.readiness_probe()
     }
 }
 
@@ -95,7 +63,7 @@ mod tests {
     /// Checks that the cache equals, bit by bit, these values in its format.
     fn check(cache: &KvCache, keys: &Array, values: &Array, story: &str) {
         let expected = cache.format.encode(keys, values).unwrap();
-        let held = cache.slice(0..cache.offset()).unwrap().unwrap();
+        let held = cache.positions.slice(0..cache.positions.offset()).unwrap().unwrap();
         assert_eq!(held.len(), cache.format.tensor_count(), "{story}");
         for (held, expected) in held.iter().zip(&expected) {
             assert_eq!((held.shape(), held.dtype()), (expected.shape(), expected.dtype()), "{story}");
@@ -123,7 +91,7 @@ mod tests {
                         &format!("{form:?}, {pieces:?} after {total}"),
                     );
                 }
-                assert_eq!(cache.offset(), total);
+                assert_eq!(cache.positions.offset(), total);
             }
         }
     }
@@ -134,8 +102,8 @@ mod tests {
             for (before, length, after) in [(10, 4, 3), (300, 256, 1), (300, 20, 500), (5, 0, 5)] {
                 let mut cache = KvCache::new(form);
                 cache.append(&numbers(1000, before), &numbers(1000, before)).unwrap();
-                cache.truncate(length);
-                assert_eq!(cache.offset(), length);
+                cache.positions.truncate(length);
+                assert_eq!(cache.positions.offset(), length);
                 cache.append(&numbers(0, after), &numbers(0, after)).unwrap();
                 let all = concatenate(&[numbers(1000, length), numbers(0, after)], 2);
                 let all = if length == 0 { numbers(0, after) } else { all.unwrap() };
@@ -148,14 +116,14 @@ mod tests {
     fn kv_cache_slices_append_unchanged() {
         for form in forms() {
             let (mut cache, mut other) = (KvCache::new(form), KvCache::new(form));
-            assert!(cache.slice(0..1).unwrap().is_none(), "there is nothing yet");
+            assert!(cache.positions.slice(0..1).unwrap().is_none(), "there is nothing yet");
             let all = numbers(0, 300);
             cache.append(&all, &all).unwrap();
             for from in (0..300).step_by(60) {
-                other.append_raw(cache.slice(from..from + 60).unwrap().unwrap()).unwrap();
+                other.positions.append(cache.positions.slice(from..from + 60).unwrap().unwrap()).unwrap();
             }
             check(&other, &all, &all, &format!("{form:?}"));
-            assert_eq!(other.readiness_probe().unwrap().len(), form.tensor_count());
+            assert_eq!(other.positions.readiness_probe().unwrap().len(), form.tensor_count());
         }
     }
 }

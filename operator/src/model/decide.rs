@@ -6,6 +6,7 @@
 //! deleted ─▶ groups gone? ─▶ copies deleted ─▶ finalizer removed
 //! ```
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -14,6 +15,7 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::names::FINALIZER_COPIES;
 use russet_crds::{CopyMode, Model, ModelCopy, ModelCopyStatus, ModelStatus};
+use russet_model::shape::ModelShape;
 use russet_plan::quantity;
 use russet_plan::validate::shape_notes;
 
@@ -116,16 +118,11 @@ fn describe(model: &Model, now: Timestamp, status: &mut ModelStatus) {
 fn newest_shape<'a>(copies: &'a [Arc<ModelCopy>], known: &ModelStatus) -> Option<&'a ModelCopyStatus> {
     let mut resolved: Vec<_> = copies.iter().filter(|copy| is_condition_true(copy, Type::Resolved)).collect();
     resolved.sort_by_key(|copy| copy.name_any());
-    let reader = |status: &ModelCopyStatus| status.shape.as_ref().map(|shape| shape.reader);
-    let mut newest: Option<&ModelCopyStatus> = None;
-    for status in resolved.iter().filter_map(|copy| copy.status.as_ref()) {
-        let is_newer = reader(status) > newest.map_or(known.shape.as_ref().map(|shape| shape.reader), reader);
-        let is_same = known.shape.is_none() || known.commit == status.commit;
-        if is_newer && is_same {
-            newest = Some(status);
-        }
-    }
-    newest
+    let reader = |shape: &Option<ModelShape>| shape.as_ref().map(|shape| shape.reader);
+    let is_newer = |status: &&ModelCopyStatus| reader(&status.shape) > reader(&known.shape);
+    let is_same = |status: &&ModelCopyStatus| known.shape.is_none() || known.commit == status.commit;
+    let read = resolved.iter().filter_map(|copy| copy.status.as_ref());
+    read.filter(is_newer).filter(is_same).min_by_key(|status| Reverse(reader(&status.shape)))
 }
 
 /// No node has read the headers yet: wait for the current reader, or try the next node.
@@ -248,7 +245,6 @@ fn is_condition_true(copy: &ModelCopy, kind: Type) -> bool {
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use russet_crds::ModelSpec;
-    use russet_model::shape::ModelShape;
 
     use super::*;
     use crate::model::{copy_object, copy_spec};
