@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use russet_tests::SMOKE;
 use russet_tests::cluster::{program, repository};
 use russet_tests::processes::tail;
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,18 +17,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::blocks::Step;
 use crate::rules::{self, Given};
 use crate::shape;
-
-/// The Model and ModelDeployment that docs/catalog.md makes, as a file.
-const SMOKE: &str = r#"apiVersion: russet.dev/v1alpha1
-kind: Model
-metadata: {name: smoke}
-spec: {source: {uri: "builtin://smoke"}}
----
-apiVersion: russet.dev/v1alpha1
-kind: ModelDeployment
-metadata: {name: smoke}
-spec: {modelRef: {name: smoke}}
-"#;
 
 /// Seconds that a command may take.
 const MAX_SECONDS: &str = "120";

@@ -7,20 +7,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use russet_tests::SMOKE;
 use russet_tests::booted::{BootedMachine, LIBRARIES, PROGRAM};
 
-/// A deployment of the model that every agent has built in.
-const SMOKE: &str = r#"
-apiVersion: russet.dev/v1alpha1
-kind: Model
-metadata: {name: smoke}
-spec: {source: {uri: "builtin://smoke"}}
----
-apiVersion: russet.dev/v1alpha1
-kind: ModelDeployment
-metadata: {name: smoke}
-spec: {modelRef: {name: smoke}}
-"#;
 /// An address for a port, kept over the machine's restart.
 const CABLE: &str = r#"
 apiVersion: russet.dev/v1alpha1

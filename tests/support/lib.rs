@@ -14,3 +14,15 @@ pub mod mac;
 pub mod processes;
 pub mod prometheus;
 pub mod tool;
+
+/// The model that every agent has built in, and a deployment of it, as docs/catalog.md makes them.
+pub const SMOKE: &str = r#"apiVersion: russet.dev/v1alpha1
+kind: Model
+metadata: {name: smoke}
+spec: {source: {uri: "builtin://smoke"}}
+---
+apiVersion: russet.dev/v1alpha1
+kind: ModelDeployment
+metadata: {name: smoke}
+spec: {modelRef: {name: smoke}}
+"#;
