@@ -18,6 +18,7 @@ mod skew;
 mod slice;
 mod step;
 mod suites;
+mod tally;
 mod tidy;
 
 use anyhow::{Result, ensure};
@@ -64,7 +65,7 @@ fn run() -> Result<()> {
     match arguments.first().map(String::as_str) {
         Some("demo") => suites::demo(rest),
         Some("test") => suites::test(),
-        Some("oracle") => suites::oracle(rest),
+        Some("oracle") => oracles::suites::run(rest),
         Some("setup") => setup::all().map(|_| ()),
         Some("build") => suites::build(rest),
         Some("lint") => suites::lint(),

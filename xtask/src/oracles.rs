@@ -2,6 +2,7 @@
 //! cache folder. The product never needs them; the test suites compare with them or run against them.
 
 mod npm;
+pub mod suites;
 mod wheel;
 
 use std::fs;
