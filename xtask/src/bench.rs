@@ -21,7 +21,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::{cargo, exactness, mlx, setup, suites};
+use crate::{cargo, exactness, mlx, scenarios, setup, suites};
 
 /// Everything that can be measured.
 const AREAS: &[Area] = &[
@@ -167,9 +167,11 @@ pub fn bench(arguments: &[String]) -> Result<()> {
 /// `proof AREA [N] [ONLY]`: runs one area many times and writes the table. `ONLY` selects faults by a part of
 /// their names; other lines stay, with the commit they were measured at. For a soak `N` are seconds.
 pub fn proof(arguments: &[String]) -> Result<()> {
-    // Its table is one of groups, not of rounds.
-    if arguments.first().is_some_and(|area| area == "exactness") {
-        return exactness::proof(&arguments[1..]);
+    // Their tables have no rounds.
+    match arguments.split_first() {
+        Some((area, rest)) if area == "exactness" => return exactness::proof(rest),
+        Some((area, rest)) if area == "scenarios" => return scenarios::proof(rest),
+        _ => {}
     }
     let area = area(arguments)?;
     let rounds: usize = arguments

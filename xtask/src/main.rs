@@ -13,12 +13,14 @@ mod macos;
 mod mlx;
 mod oracles;
 mod python;
+mod scenarios;
 mod setup;
 mod skew;
 mod slice;
 mod step;
 mod suites;
 mod tally;
+mod test_binaries;
 mod tidy;
 
 use anyhow::{Result, ensure};
@@ -46,6 +48,7 @@ cargo xtask VERB
                     the same over N rounds, written to docs/evidence; ONLY is a part of faults' names
   proof exactness [ONLY]
                     every group compared with mlx-lm, written to docs/evidence; ONLY is a part of groups' names
+  proof scenarios   every end-to-end scenario, written to docs/evidence
   python ARGS       the prepared Python, as the smoke model's scripts use it
 ";
 

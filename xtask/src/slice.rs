@@ -29,11 +29,20 @@ pub fn number() -> Result<Option<u32>> {
     }
 }
 
-/// Half of a run's end-to-end scenarios, for one of two control planes.
+/// Parts into which the end-to-end scenarios are divided; a run has one of them.
+const SCENARIO_PARTS: u32 = 3;
+
+/// The control plane that end-to-end scenarios run on: where a run has two, each gets another part.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Half {
-    One,
+pub enum ScenarioRun {
+    Embedded,
     Other,
+}
+
+/// The variable that selects the end-to-end suite's scenarios; `None` for all of them.
+pub fn scenarios(run: ScenarioRun, number: Option<u32>) -> Option<(&'static str, String)> {
+    let part = (number? / 3 + u32::from(run == ScenarioRun::Other)) % SCENARIO_PARTS;
+    Some(("RUSSET_PART", format!("{part}/{SCENARIO_PARTS}")))
 }
 
 /// The selection of a run.
@@ -59,13 +68,6 @@ impl Slice {
             Self::Of(number) => number % 3 == slice,
         }
     }
-
-    /// The variable that selects the end-to-end suite's scenarios, if not all run.
-    pub fn scenarios(self, half: Half) -> Option<(&'static str, String)> {
-        let Self::Of(number) = self else { return None };
-        let part = (number / 3 + u32::from(half == Half::Other)) % 2;
-        Some(("RUSSET_PART", format!("{part}/2")))
-    }
 }
 
 /// Prints the steps of `.ci/run` that this run has besides the core.
@@ -85,16 +87,17 @@ mod tests {
     #[test]
     fn each_number_runs_one_slice_and_together_they_run_all() {
         let mut seen = std::collections::BTreeSet::new();
-        for number in 0..6 {
+        for number in 0..9 {
             let slice = Slice::Of(number);
             let run: Vec<u32> = (0..3).filter(|part| slice.runs(*part)).collect();
-            let halves = [Half::One, Half::Other].map(|half| slice.scenarios(half).unwrap().1);
+            let parts = [ScenarioRun::Embedded, ScenarioRun::Other]
+                .map(|run| scenarios(run, Some(number)).unwrap().1);
             assert_eq!(run.len(), 1, "{number}");
-            assert_ne!(halves[0], halves[1], "{number}");
-            seen.insert((run[0], halves[0].clone()));
+            assert_ne!(parts[0], parts[1], "{number}");
+            seen.insert((run[0], parts[0].clone()));
         }
-        assert_eq!(seen.len(), 6);
+        assert_eq!(seen.len(), 9);
         assert!((0..3).all(|part| Slice::Everything.runs(part)));
-        assert_eq!(Slice::Everything.scenarios(Half::One), None);
+        assert_eq!(scenarios(ScenarioRun::Embedded, None), None);
     }
 }

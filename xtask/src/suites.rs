@@ -6,9 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use crate::slice::{Half, Slice, commit};
-use crate::tally::run_counting;
-use crate::{cargo, charts, exactness, mlx, setup, tidy};
+use crate::slice::{self, ScenarioRun};
+use crate::{cargo, charts, exactness, mlx, setup, test_binaries, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies; with `--tests` the tests too.
 pub fn build(arguments: &[String]) -> Result<()> {
@@ -49,15 +48,12 @@ pub fn test() -> Result<()> {
     println!("▸ built after {:.0} s", started.elapsed().as_secs_f64());
     let exactness = exactness::of_this_run(&python)?;
     println!("▸ the oracle's tokens are there after {:.0} s", started.elapsed().as_secs_f64());
-    build_tests(&prepared)?;
-    println!("▸ tests built after {:.0} s", started.elapsed().as_secs_f64());
-    let mut tests = cargo::command(&prepared, &["test", "--workspace", "--no-fail-fast"]);
-    tests.env("RUSSET_PYTHON", python.interpreter()).envs(exactness);
-    if std::env::var_os("RUSSET_SLICE").is_none() {
-        tests.env("RUSSET_SLICE", commit()?.to_string());
-    }
-    tests.envs(Slice::of_this_run()?.scenarios(Half::One));
-    let (tally, clean) = run_counting(&mut tests)?;
+    let number = slice::number()?;
+    let (tally, clean) = test_binaries::run(&prepared, &|tests| {
+        tests.env("RUSSET_PYTHON", python.interpreter()).envs(exactness.clone());
+        tests.env("RUSSET_SLICE", number.map_or("all".to_owned(), |number| number.to_string()));
+        tests.envs(slice::scenarios(ScenarioRun::Embedded, number));
+    })?;
     println!("▸ tests took {:.0} s in all", started.elapsed().as_secs_f64());
     println!("{tally}");
     ensure!(clean && tally.failed == 0, "tests failed");

@@ -9,6 +9,11 @@ use anyhow::{Context, Result};
 
 /// Runs tests, shows their output, sums the results of all test binaries; returns whether they succeeded.
 pub fn run_counting(command: &mut Command) -> Result<(Tally, bool)> {
+    run_reading(command, &mut |_| ())
+}
+
+/// The same, and hands each line on.
+pub fn run_reading(command: &mut Command, read: &mut dyn FnMut(&str)) -> Result<(Tally, bool)> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -20,6 +25,7 @@ pub fn run_counting(command: &mut Command) -> Result<(Tally, bool)> {
         let line = line?;
         println!("{line}");
         tally.read(&line);
+        read(&line);
     }
     let status = child.wait()?;
     Ok((tally, status.success()))

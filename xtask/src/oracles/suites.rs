@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use crate::slice::{ETCD, Half, KUBERNETES, POLICY, Slice};
+use crate::slice::{self, ETCD, KUBERNETES, POLICY, ScenarioRun, Slice};
 use crate::tally::{Tally, run_counting};
 use crate::{cargo, oracles, setup, suites};
 
@@ -194,7 +194,10 @@ pub fn run(arguments: &[String]) -> Result<()> {
         return Ok(());
     }
     let suites = chosen(arguments)?;
-    let half = if arguments.is_empty() { Slice::of_this_run()?.scenarios(Half::Other) } else { None };
+    let part = match Slice::of_this_run()? {
+        Slice::Of(number) if arguments.is_empty() => slice::scenarios(ScenarioRun::Other, Some(number)),
+        _ => None,
+    };
     let (prepared, python) = setup::with_python()?;
     let programs = programs(&suites)?;
     suites::build_with(&prepared)?;
@@ -210,7 +213,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         tests.env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
         tests.envs(&programs);
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
-        tests.envs(half.clone());
+        tests.envs(part.clone());
         let (tally, well) = run_counting(&mut tests)?;
         println!(
             "▸ {}: {} passed, {} failed, {} skipped, {:.0} s",
