@@ -59,6 +59,7 @@ use self::join::identity::{IdentityError, NodeIdentity};
 pub use self::join::{JoinConfig, JoinError, join};
 pub use self::mqtt::MqttConfig;
 use self::mqtt::MqttPresence;
+pub use self::node::REPORT_INTERVAL;
 use self::oom_guard::Headroom;
 use self::oom_guard::panics::{self, Panics};
 use self::peers::PeerListener;
@@ -91,6 +92,9 @@ pub struct AgentConfig {
     pub mqtt: Option<MqttConfig>,
     /// Socket of this machine's root helper.
     pub helper: PathBuf,
+    /// How often the node's status is written if nothing changes, and so how soon the agent learns of an edited spec or
+    /// of its removal; [`REPORT_INTERVAL`] unless a test cannot wait for it.
+    pub report_interval: Duration,
 }
 
 /// Why an agent could not start. Once it runs, only its shutdown or its node's removal ends it.
@@ -245,6 +249,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         helper_spec: asks,
         helper_conditions: helped,
         removed: gone,
+        report_interval: config.report_interval,
     }));
     tasks.spawn(machine_load::run(config.fabric_tools.clone(), metrics.clone()));
     tasks.spawn(address::run(config.address, identity.server.clone(), addresses));

@@ -30,8 +30,8 @@ use crate::metrics::AgentMetrics;
 use crate::store::{DiskUsage, Store};
 use crate::transfer_limits::TransferLimiters;
 
-/// Report interval when nothing changes.
-const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+/// Report interval of an agent when nothing changes.
+pub const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Less available memory than this is pressure, whatever the size of the machine.
 const MEMORY_PRESSURE_BYTES: u64 = 512 << 20;
 /// Consecutive "not found" responses before the node counts as removed.
@@ -116,6 +116,8 @@ pub(crate) struct NodeReporter {
     pub helper_conditions: watch::Receiver<Vec<HelperCondition>>,
     /// Signals that the node was removed from the cluster.
     pub removed: oneshot::Sender<()>,
+    /// How often the status is written if nothing changes.
+    pub report_interval: Duration,
 }
 
 /// The status that the node reported before this agent started.
@@ -178,7 +180,7 @@ pub(crate) async fn run(mut node: NodeReporter) {
                 match new_limits != limits || other {
                     true => Duration::from_millis(10),
                     false if joined => Duration::from_secs(1),
-                    false => REPORT_INTERVAL,
+                    false => node.report_interval,
                 }
             }
             Err(error) if is_missing(&error, &node.name, leaving) => {
@@ -201,7 +203,7 @@ pub(crate) async fn run(mut node: NodeReporter) {
                 } else if last.is_none() {
                     tracing::warn!(node = node.name, %error, "the node's status could not be written; retrying");
                 }
-                if is_unknown(&error) { REPORT_INTERVAL } else { Duration::from_secs(1) }
+                if is_unknown(&error) { node.report_interval } else { Duration::from_secs(1) }
             }
         };
         last = Some(status);

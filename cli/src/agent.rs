@@ -107,6 +107,7 @@ pub async fn run_node(node: NodeArguments) -> Result<()> {
         fabric_tools: node.fabric_tools.clone(),
         mqtt: node.presence.config()?,
         helper: node.helper.clone(),
+        report_interval: russet_agent::REPORT_INTERVAL,
     };
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let with_parent = node.exit_with_parent;

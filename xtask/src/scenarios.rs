@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 
 use crate::tally::run_reading;
-use crate::{bench, cargo, setup, suites};
+use crate::{bench, cargo, setup, suites, test_binaries};
 
 const PAGE: &str = "docs/evidence/scenarios.md";
 const ABOUT: &str = "\
@@ -70,7 +70,7 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     let commit = bench::commit()?;
     let (prepared, python) = setup::with_python()?;
     suites::build_with(&prepared)?;
-    let mut tests = cargo::command(&prepared, &["test", "--workspace", "--test", "e2e"]);
+    let mut tests = test_binaries::command(&prepared, "e2e")?;
     tests.env("RUSSET_PYTHON", python.interpreter()).env_remove("RUSSET_PART");
     let mut outcomes = Outcomes::default();
     let (tally, clean) = run_reading(&mut tests, &mut |line| outcomes.read(line))?;

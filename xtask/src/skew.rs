@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::mlx::cache_dir;
-use crate::{cargo, setup, step, suites};
+use crate::{cargo, setup, step, suites, test_binaries};
 
 /// Runs the suite, or says why there is no release to compare with.
 pub fn run(arguments: &[String]) -> Result<()> {
@@ -26,9 +26,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     suites::build(&[])?;
     let far = built(&revision)?;
     println!("▸ the far machine runs {revision}");
-    let status = cargo::command(&prepared, &["test", "--workspace", "--test", "e2e"])
-        .env("RUSSET_FAR_BIN", &far)
-        .status();
+    let status = test_binaries::command(&prepared, "e2e")?.env("RUSSET_FAR_BIN", &far).status();
     let status = status.context("cannot run the end-to-end suite")?;
     ensure!(status.success(), "the end-to-end suite fails with {revision} on the far machine");
     Ok(())

@@ -49,6 +49,13 @@ impl TestBinary {
         Some(Self { name: format!("{package} {target}"), executable, folder })
     }
 
+    /// Its command, which runs where cargo would run it.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+
     fn threads(&self, cores: usize) -> usize {
         if WAITING.contains(&self.name.as_str()) { cores * THREADS_PER_CORE } else { cores }
     }
@@ -69,6 +76,23 @@ fn build(prepared: &mlx::Prepared) -> Result<Vec<TestBinary>> {
         ensure!(binaries.iter().any(|binary| binary.name == *name), "no test binary is called {name:?}");
     }
     Ok(binaries)
+}
+
+/// Builds all test binaries; the command of the only one of a target.
+pub fn command(prepared: &mlx::Prepared, target: &str) -> Result<Command> {
+    let [command] = <[Command; 1]>::try_from(commands(prepared, target)?)
+        .map_err(|all| anyhow::anyhow!("{} test binaries are called {target:?}", all.len()))?;
+    Ok(command)
+}
+
+/// Builds all test binaries; the commands of those of a target, which several packages may have. Cargo would build
+/// dependencies again for `--test NAME`, with the features of fewer packages.
+pub fn commands(prepared: &mlx::Prepared, target: &str) -> Result<Vec<Command>> {
+    let binaries = build(prepared)?;
+    let of = |binary: &&TestBinary| binary.name.split_once(' ').is_some_and(|(_, name)| name == target);
+    let commands: Vec<Command> = binaries.iter().filter(of).map(TestBinary::command).collect();
+    ensure!(!commands.is_empty(), "no test binary is called {target:?}");
+    Ok(commands)
 }
 
 /// Builds all test binaries and runs them one after the other, then the examples in doc comments; returns the
@@ -92,8 +116,7 @@ pub fn run(prepared: &mlx::Prepared, environment: &dyn Fn(&mut Command)) -> Resu
     };
     for binary in &binaries {
         println!("▸ {}", binary.name);
-        let mut command = Command::new(&binary.executable);
-        command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder);
+        let mut command = binary.command();
         command.env("RUST_TEST_THREADS", binary.threads(cores).to_string());
         count(binary.name.clone(), &mut command)?;
     }
@@ -106,4 +129,50 @@ pub fn run(prepared: &mlx::Prepared, environment: &dyn Fn(&mut Command)) -> Resu
         println!("▸ {:>4.0} s  {name}", time.as_secs_f64());
     }
     Ok((all, clean))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_test_binaries_are_read_from_what_cargo_prints() {
+        let line = |reason: &str, package: &str, test: bool| {
+            format!(
+                r#"{{"reason":"{reason}","package_id":"{package}","manifest_path":"/work/agent/Cargo.toml",
+                "target":{{"name":"cluster"}},"profile":{{"test":{test}}},"executable":"/work/target/cluster-1"}}"#
+            )
+            .replace('\n', "")
+        };
+        let named = |name: &str| {
+            Some(TestBinary {
+                name: name.to_owned(),
+                executable: "/work/target/cluster-1".into(),
+                folder: "/work/agent".into(),
+            })
+        };
+        let artifact = "compiler-artifact";
+        for (line, expected) in [
+            (
+                line(artifact, "path+file:///work/agent#russet-agent@0.1.0", true),
+                named("russet-agent cluster"),
+            ),
+            (line(artifact, "path+file:///work/agent#0.1.0", true), named("agent cluster")),
+            (line(artifact, "path+file:///work/agent#russet-agent@0.1.0", false), None),
+            (line("build-script-executed", "path+file:///work/agent#0.1.0", true), None),
+            ("   Compiling russet-agent".to_owned(), None),
+        ] {
+            assert_eq!(TestBinary::read(&line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn waiting_binaries_get_more_threads_than_cores() {
+        let threads = |name: &str| {
+            let binary = TestBinary { name: name.to_owned(), executable: "x".into(), folder: "/".into() };
+            binary.threads(2)
+        };
+        assert_eq!(WAITING.iter().map(|name| threads(name)).min(), Some(8));
+        assert_eq!(threads("russet-engine smoke"), 2);
+    }
 }

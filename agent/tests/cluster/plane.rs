@@ -187,6 +187,8 @@ impl TestAgent {
             fabric_tools: None,
             mqtt: None,
             helper: folder.join(format!("{name}-helper.sock")),
+            // What an administrator does is awaited by tests, again and again.
+            report_interval: Duration::from_secs(1),
         };
         let mut agent = Self { config, running: None };
         agent.start();

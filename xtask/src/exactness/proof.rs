@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{cases::Case, matrix, prepared};
-use crate::{bench::commit, cargo, setup};
+use crate::{bench::commit, cargo, setup, test_binaries};
 
 const PAGE: &str = "docs/evidence/exactness.md";
 const ABOUT: &str = "\
@@ -32,7 +32,7 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     ensure!(!cases.is_empty(), "no group has {only:?} in its name");
     let variables = prepared(&python, &matrix, &cases)?;
     let report = std::path::absolute(cargo::programs().join("exactness-report.json"))?;
-    let mut test = cargo::command(&mlx, &["test", "--workspace", "--test", "exactness"]);
+    let mut test = test_binaries::command(&mlx, "exactness")?;
     test.envs(variables).env("RUSSET_EXACTNESS_REPORT", &report);
     cargo::run(&mut test)?;
     let found = fs::read(&report).with_context(|| format!("read {}", report.display()))?;

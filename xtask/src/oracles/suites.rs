@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use crate::slice::{self, ETCD, KUBERNETES, POLICY, ScenarioRun, Slice};
 use crate::tally::{Tally, run_counting};
-use crate::{cargo, oracles, setup, suites};
+use crate::{oracles, setup, suites, test_binaries};
 
 /// A suite that needs programs built from Go modules: its name, its test binary, its environment, and its
 /// filter.
@@ -205,16 +205,18 @@ pub fn run(arguments: &[String]) -> Result<()> {
     for suite in suites {
         let started = Instant::now();
         println!("▸ {}", suite.name);
-        let mut command = vec!["test", "--workspace", "--test", suite.test, "--"];
-        command.extend(suite.arguments);
-        let mut tests = cargo::command(&prepared, &command);
-        // With this variable these suites fail if a program is missing; otherwise their tests print
-        // `skipped`.
-        tests.env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
-        tests.envs(&programs);
-        tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
-        tests.envs(part.clone());
-        let (tally, well) = run_counting(&mut tests)?;
+        let mut tally = Tally::default();
+        for mut tests in test_binaries::commands(&prepared, suite.test)? {
+            // With this variable these suites fail if a program is missing; otherwise their tests print
+            // `skipped`.
+            tests.args(suite.arguments).env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
+            tests.envs(&programs);
+            tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
+            tests.envs(part.clone());
+            let (counted, well) = run_counting(&mut tests)?;
+            tally.merge(counted);
+            clean &= well;
+        }
         println!(
             "▸ {}: {} passed, {} failed, {} skipped, {:.0} s",
             suite.name,
@@ -225,7 +227,6 @@ pub fn run(arguments: &[String]) -> Result<()> {
         );
         ensure!(tally.passed + tally.failed > 0, "no test of {} ran", suite.name);
         all.add(tally, suite.name);
-        clean &= well;
     }
     println!("{all}");
     ensure!(clean && all.failed == 0, "an oracle suite failed");
