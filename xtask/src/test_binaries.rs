@@ -13,7 +13,7 @@ use crate::{cargo, mlx};
 
 /// Binaries whose tests wait for heartbeats, leases and other processes instead of computing. They get
 /// `THREADS_PER_CORE` threads a core; all others one, since an engine's ranks wait for each other actively.
-const WAITING: &[&str] = &["russet-agent cluster", "russet-operator cluster"];
+const WAITING: &[&str] = &["russet-agent cluster", "russet-engine russet_engine", "russet-operator cluster"];
 /// Enough that the longest test and not their sum is what such a binary takes.
 const THREADS_PER_CORE: usize = 4;
 /// Binaries that took less have no line in the table at the end.
