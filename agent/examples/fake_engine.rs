@@ -130,14 +130,14 @@ impl Control for FakeEngine {
 /// Whether a signal has arrived.
 fn on_signal(kind: SignalKind) -> Arc<AtomicBool> {
     let mut signals = signal(kind).expect("signals are heard");
-    let told = Arc::new(AtomicBool::new(false));
-    let tell = told.clone();
+    let stopped = Arc::new(AtomicBool::new(false));
+    let tell = stopped.clone();
     tokio::spawn(async move {
         while signals.recv().await.is_some() {
             tell.store(true, Ordering::SeqCst);
         }
     });
-    told
+    stopped
 }
 
 #[tokio::main]

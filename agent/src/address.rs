@@ -128,17 +128,21 @@ mod tests {
     #[test]
     fn configured_address_is_preferred_else_the_route_decides() {
         let loopback = IpAddr::from([127, 0, 0, 1]);
-        for (story, configured, now, found, here, wanted) in [
+        for (story, configured, now, found, here, expected) in [
             ("nothing changed", None, ip(1), ip(1), vec![ip(1)], ip(1)),
             ("another lease", None, ip(1), ip(2), vec![ip(2)], ip(2)),
             ("another cable", None, ip(1), ip(2), vec![ip(1), ip(2)], ip(2)),
             ("no network for a while, the address stays", None, ip(1), loopback, vec![ip(1)], ip(1)),
             ("no network at all", None, ip(1), loopback, vec![], loopback),
-            ("told, and there", Some(ip(9)), ip(9), ip(1), vec![ip(1), ip(9)], ip(9)),
-            ("told, and gone", Some(ip(9)), ip(9), ip(1), vec![ip(1)], ip(1)),
-            ("told, and back", Some(ip(9)), ip(1), ip(1), vec![ip(1), ip(9)], ip(9)),
+            ("configured, and there", Some(ip(9)), ip(9), ip(1), vec![ip(1), ip(9)], ip(9)),
+            ("configured, and gone", Some(ip(9)), ip(9), ip(1), vec![ip(1)], ip(1)),
+            ("configured, and back", Some(ip(9)), ip(1), ip(1), vec![ip(1), ip(9)], ip(9)),
         ] {
-            assert_eq!(choose(configured, now, found, |address| here.contains(&address)), wanted, "{story}");
+            assert_eq!(
+                choose(configured, now, found, |address| here.contains(&address)),
+                expected,
+                "{story}"
+            );
         }
     }
 

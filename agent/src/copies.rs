@@ -285,7 +285,7 @@ async fn run(
     mut supply: watch::Receiver<Option<CopySource>>,
 ) {
     let generation = copy.metadata.generation;
-    let seldom = Throttle::new(REPORT_INTERVAL);
+    let throttle = Throttle::new(REPORT_INTERVAL);
     let job = CopyWorker {
         name: copy.name_any(),
         generation,
@@ -293,7 +293,7 @@ async fn run(
         copy,
         supply: supply.clone(),
         shared,
-        throttle: seldom,
+        throttle: throttle,
     };
     loop {
         let part = CopyOrigin::from_supply(supply.borrow_and_update().as_ref());
@@ -532,8 +532,8 @@ mod tests {
             (None, Some(&status), "mine", true),
             (None, None, "main", false),
         ] {
-            let wanted = source_spec(&spec(commit), status);
-            assert_eq!((wanted.revision.as_deref(), wanted.pinned), (Some(revision), pinned));
+            let source = source_spec(&spec(commit), status);
+            assert_eq!((source.revision.as_deref(), source.pinned), (Some(revision), pinned));
         }
     }
 }

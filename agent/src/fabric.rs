@@ -203,31 +203,31 @@ mod tests {
         assert_eq!((found[1].interface.as_str(), found[1].address.as_deref()), ("en3", Some("192.0.2.5")));
         assert_eq!((found[1].rdma_device.as_deref(), &found[1].reason), (Some("rdma_en3"), &None));
         assert_eq!((found[1].prefix_length, found[1].default_route), (Some(30), false));
-        let mut told = joined();
-        told.default_routes.remove(0);
-        assert!(ports(&told)[1].default_route);
-        told.default_routes = vec!["bridge0".to_owned()];
-        told.interfaces.push(Interface {
+        let mut facts = joined();
+        facts.default_routes.remove(0);
+        assert!(ports(&facts)[1].default_route);
+        facts.default_routes = vec!["bridge0".to_owned()];
+        facts.interfaces.push(Interface {
             name: "bridge0".to_owned(),
             members: vec!["en3".to_owned()],
             ..Interface::default()
         });
-        assert_eq!(ports(&told).iter().map(|port| port.default_route).collect::<Vec<_>>(), [false, true]);
-        told.interfaces.pop();
-        told.interfaces[0].addresses.insert(0, at([169, 254, 3, 4]));
-        assert_eq!(ports(&told)[1].address.as_deref(), Some("192.0.2.5"), "given before taken by itself");
+        assert_eq!(ports(&facts).iter().map(|port| port.default_route).collect::<Vec<_>>(), [false, true]);
+        facts.interfaces.pop();
+        facts.interfaces[0].addresses.insert(0, at([169, 254, 3, 4]));
+        assert_eq!(ports(&facts)[1].address.as_deref(), Some("192.0.2.5"), "given before taken by itself");
         assert_eq!((found[1].domain.as_deref(), found[1].peers.len()), (Some("A2"), 1));
     }
 
     #[test]
     fn ports_name_their_bridge_and_unknown_ports_are_omitted() {
-        let mut told = joined();
+        let mut facts = joined();
         let members = vec!["en2".to_owned(), "en3".to_owned()];
-        told.interfaces = vec![Interface { name: "bridge0".to_owned(), members, ..Interface::default() }];
-        let found = ports(&told);
+        facts.interfaces = vec![Interface { name: "bridge0".to_owned(), members, ..Interface::default() }];
+        let found = ports(&facts);
         assert!(found.iter().all(|port| port.bridge.as_deref() == Some("bridge0")), "{found:?}");
-        told.hardware_ports.truncate(1);
-        assert_eq!(ports(&told).len(), 1);
+        facts.hardware_ports.truncate(1);
+        assert_eq!(ports(&facts).len(), 1);
     }
 
     #[test]

@@ -133,8 +133,8 @@ mod tests {
             ("you", 100 - 3_600, 19, Some("you")),
             ("you", 100 - 3_600, 20, None),
         ] {
-            let told = other_holder(&spec(holder, 100), "me", at(now), Duration::from_secs(watched));
-            assert_eq!(told.as_deref(), expected, "{holder} at {now}, watched for {watched} s");
+            let holder_found = other_holder(&spec(holder, 100), "me", at(now), Duration::from_secs(watched));
+            assert_eq!(holder_found.as_deref(), expected, "{holder} at {now}, watched for {watched} s");
         }
         assert_eq!(other_holder(&LeaseSpec::default(), "me", at(0), Duration::ZERO), None);
     }

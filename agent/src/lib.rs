@@ -222,13 +222,14 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }));
     tasks.spawn(probe::run(Probe::new(config.fabric_tools.clone()), fabric));
     let (asks, asked) = watch::channel(None);
-    let (told, helped) = watch::channel(helper::reconcile::from_status(&before.conditions));
+    let (helper_conditions_sender, helped) =
+        watch::channel(helper::reconcile::from_status(&before.conditions));
     tasks.spawn(helper::reconcile::run(helper::reconcile::HelperSync {
         socket: config.helper.clone(),
         node: identity.node.clone(),
         boot: machine.boot_id.clone(),
         spec: asked,
-        conditions: told,
+        conditions: helper_conditions_sender,
     }));
     tasks.spawn(node::run(node::NodeReporter {
         client: client.clone(),

@@ -80,15 +80,15 @@ async fn mac(metrics: AgentMetrics) {
     let sampling = tokio::task::spawn_blocking(move || {
         let mut sampler = macmon::Sampler::new().map_err(|error| error.to_string())?;
         loop {
-            let told = sampler.get_metrics(1000).map_err(|error| error.to_string())?;
+            let sample = sampler.get_metrics(1000).map_err(|error| error.to_string())?;
             let load = MachineLoad {
-                gpu: Some(f64::from(told.gpu_active_ratio)),
-                watts: Some(f64::from(told.sys_power)),
-                gpu_watts: Some(f64::from(told.gpu_power)),
-                cpu_celsius: told.temp.cpu_temp_avg.map(f64::from),
-                gpu_celsius: told.temp.gpu_temp_avg.map(f64::from),
-                memory_used: Some(told.memory.ram_usage),
-                swap_used: Some(told.memory.swap_usage),
+                gpu: Some(f64::from(sample.gpu_active_ratio)),
+                watts: Some(f64::from(sample.sys_power)),
+                gpu_watts: Some(f64::from(sample.gpu_power)),
+                cpu_celsius: sample.temp.cpu_temp_avg.map(f64::from),
+                gpu_celsius: sample.temp.gpu_temp_avg.map(f64::from),
+                memory_used: Some(sample.memory.ram_usage),
+                swap_used: Some(sample.memory.swap_usage),
             };
             // The agent exits.
             if sender.blocking_send(load).is_err() {

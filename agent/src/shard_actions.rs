@@ -270,7 +270,7 @@ mod tests {
         let stopping = ActualShard { engine: EngineState::Stopping, ..actual(1) };
         let does = |engine| ActualShard { engine, ..actual(1) };
         let failed = |engine| ActualShard { failed: true, ..does(engine) };
-        for (story, wanted, held, action) in [
+        for (story, expected, held, action) in [
             ("a new Shard is claimed", Some(desired(1)), None, "Claim"),
             ("a claimed one waits for its peers", Some(desired(1)), Some(actual(1)), ""),
             (
@@ -362,7 +362,12 @@ mod tests {
                 Some(does(EngineState::Detached)),
                 "",
             ),
-            ("then it is told to form", Some(ready.clone()), Some(does(EngineState::Detached)), "Reform"),
+            (
+                "then it is requested to form",
+                Some(ready.clone()),
+                Some(does(EngineState::Detached)),
+                "Reform",
+            ),
             ("once", Some(ready.clone()), Some(does(EngineState::Forming)), ""),
             ("also if the epoch rises meanwhile", Some(desired(2)), Some(does(EngineState::Forming)), ""),
             (
@@ -430,11 +435,11 @@ mod tests {
             ("keeps its memory until it is gone", None, Some(stopping), ""),
             ("and is then forgotten", None, Some(actual(1)), "Release"),
         ] {
-            let wanted: BTreeMap<String, DesiredShard> =
-                wanted.map(|wanted| ("u".to_owned(), wanted)).into_iter().collect();
+            let expected: BTreeMap<String, DesiredShard> =
+                expected.map(|expected| ("u".to_owned(), expected)).into_iter().collect();
             let held: BTreeMap<String, ActualShard> =
                 held.map(|held| ("u".to_owned(), held)).into_iter().collect();
-            let actions = decide(Some(&wanted), &held);
+            let actions = decide(Some(&expected), &held);
             let names: Vec<String> = actions
                 .iter()
                 .map(|action| format!("{action:?}").split(' ').next().unwrap_or_default().to_owned())

@@ -116,8 +116,8 @@ fn progress(spec: &ShardSpec, rank: &RankReport<'_>) -> [ConditionValue; 4] {
     };
     let loading = || no(Reason::Loading, "the engine reads its weights");
     // The engine's message names the unreachable peer and the cause: users find a closed firewall by it.
-    let told = rank.report.map(|report| report.message.as_str()).filter(|message| !message.is_empty());
-    let joining = || no(Reason::Joining, told.unwrap_or("the engine waits for its peers"));
+    let reported = rank.report.map(|report| report.message.as_str()).filter(|message| !message.is_empty());
+    let joining = || no(Reason::Joining, reported.unwrap_or("the engine waits for its peers"));
     match state {
         ProcessState::Starting | ProcessState::Loading => all(loading()),
         ProcessState::Loaded => [yes("weights are in memory"), joining(), joining(), joining()],
@@ -360,23 +360,23 @@ mod tests {
         let ends = |nodes: &str, end: &str| -> Vec<(String, IpAddr)> {
             nodes.chars().map(|node| (node.to_string(), end.parse().unwrap())).collect()
         };
-        let told = |spec: &ShardSpec, nodes| {
+        let note = |spec: &ShardSpec, nodes| {
             not_over_known_cables(spec, &ends(nodes, "192.0.2.1")).map(|(.., words)| words)
         };
         // Rank 1 is followed by rank 0 in its stage, and by rank 3 of the next stage.
-        assert!(told(&spec, "ac").unwrap().starts_with("node a is reached over the network"));
-        assert!(told(&spec, "abcd").unwrap().starts_with("node a, node d is reached"));
-        assert_eq!(told(&spec, "bc"), None, "no ring of its runs there");
+        assert!(note(&spec, "ac").unwrap().starts_with("node a is reached over the network"));
+        assert!(note(&spec, "abcd").unwrap().starts_with("node a, node d is reached"));
+        assert_eq!(note(&spec, "bc"), None, "no ring of its runs there");
         assert_eq!(
             not_over_known_cables(&spec, &ends("a", "10.0.0.0")),
             None,
             "it is known by its end of the cable"
         );
         let rdma = ShardSpec { backend: Backend::Jaccl, ..spec.clone() };
-        assert!(told(&rdma, "abcd").unwrap().starts_with("node d is reached"));
-        assert_eq!(told(&ShardSpec { transport: Transport::Direct, ..spec.clone() }, "abcd"), None);
+        assert!(note(&rdma, "abcd").unwrap().starts_with("node d is reached"));
+        assert_eq!(note(&ShardSpec { transport: Transport::Direct, ..spec.clone() }, "abcd"), None);
         let alone = ShardSpec { layers_per_rank: vec![4], tensor_size: 1, rank: 0, ..spec };
-        assert_eq!(told(&alone, "abcd"), None);
+        assert_eq!(note(&alone, "abcd"), None);
     }
 
     #[test]
@@ -463,11 +463,11 @@ mod tests {
             assert_eq!(status.layers.as_deref(), Some("0-2 of 5"));
             assert_eq!(status.failure.is_some(), rank.failure.is_some());
         }
-        let told =
+        let report =
             pb::EngineState { message: "waiting for rank 0 at a:1: refused".into(), ..Default::default() };
-        let rank = RankReport { engine: Some((7, &ProcessState::Loaded)), report: Some(&told), ..claimed };
+        let rank = RankReport { engine: Some((7, &ProcessState::Loaded)), report: Some(&report), ..claimed };
         let status = shard(&spec(2), &rank, &[], Some(1), Timestamp::UNIX_EPOCH);
-        assert_eq!(conditions::get(&status.conditions, Type::Joined).unwrap().message, told.message);
+        assert_eq!(conditions::get(&status.conditions, Type::Joined).unwrap().message, report.message);
     }
 
     #[test]

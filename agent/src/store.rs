@@ -399,12 +399,12 @@ impl Store {
         };
         let (id, key) =
             (manifest.id(), model_dirs::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref()));
-        let shelf = self.dirs.clone();
+        let dirs = self.dirs.clone();
         let published = tokio::task::spawn_blocking(move || {
-            shelf.record_id(&key, &id)?;
-            let published = shelf.publish(&id, &manifest)?;
+            dirs.record_id(&key, &id)?;
+            let published = dirs.publish(&id, &manifest)?;
             // Partial data from the source, fetched before another machine had the model.
-            shelf.remove_partial(&key)?;
+            dirs.remove_partial(&key)?;
             Ok::<_, StoreError>(published)
         });
         let published = match published.await {
@@ -487,14 +487,14 @@ mod tests {
         let store =
             Store::open(folder.path().to_owned(), Context::new("http://127.0.0.1:1", vec![]).unwrap())
                 .unwrap();
-        let wanted = SourceSpec { uri: "builtin://smoke".to_owned(), ..SourceSpec::default() };
+        let spec = SourceSpec { uri: "builtin://smoke".to_owned(), ..SourceSpec::default() };
         let progress = watch::Sender::new(TransferProgress::default());
-        let published = store.fetch(&wanted, &progress).await.unwrap();
+        let published = store.fetch(&spec, &progress).await.unwrap();
         let older = ModelShape { architecture: "llama".to_owned(), ..ModelShape::default() };
         let manifest = Manifest { shape: older.clone(), ..published.manifest.clone() };
         let path = published.path.join(model_dirs::MANIFEST);
         std::fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
-        let found = store.published(&wanted).unwrap();
+        let found = store.published(&spec).unwrap();
         assert_eq!(found.manifest.shape, older);
         assert_eq!(store.read_anew(found.clone()).await, published);
         // What cannot be read any more stays.

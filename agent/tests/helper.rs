@@ -362,8 +362,8 @@ async fn helper_reapplies_only_requested_changes() {
     // A request without the network, then one without the limit.
     let wired = MachineRequest { network: None, leave: leave(true, false), ..whole.clone() };
     let network = MachineRequest { wired_limit_mebibytes: None, leave: leave(false, true), ..whole.clone() };
-    for wish in [wired, network] {
-        assert_eq!(done(helper.handle(HelperRequest::Apply(wish)).await), Vec::<String>::new());
+    for request in [wired, network] {
+        assert_eq!(done(helper.handle(HelperRequest::Apply(request)).await), Vec::<String>::new());
         assert_eq!(mac.state(), applied);
     }
     // The whole request is still in force when the helper restarts.
@@ -372,8 +372,8 @@ async fn helper_reapplies_only_requested_changes() {
     done(helper.handle(HelperRequest::Revert {}).await);
     assert_eq!(mac.state(), before);
     for leave in [leave(false, false), leave(true, false), leave(false, true)] {
-        let wish = MachineRequest { leave, ..whole.clone() };
-        let refused = helper.handle(HelperRequest::Apply(wish)).await;
+        let request = MachineRequest { leave, ..whole.clone() };
+        let refused = helper.handle(HelperRequest::Apply(request)).await;
         assert!(matches!(&refused, HelperReply::Refused { why } if why.contains("reverted")), "{refused:?}");
     }
     done(helper.handle(empty_request()).await);

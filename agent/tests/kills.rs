@@ -245,8 +245,8 @@ fn full_disk_publishes_nothing_and_resumes_with_space() {
         let count = round * 7 % MODEL_MIB;
         let mut command = program(words);
         let output = command.env("RUSSET_FULL", format!("{point}:{count}")).output().unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && told.contains("StorageFull"), "{count}: {told}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains("StorageFull"), "{count}: {stderr}");
         Some(())
     };
     full_in_the_middle("disk", fill, |()| {});
@@ -319,9 +319,9 @@ fn full_file_system_behaves_like_an_injected_full_disk() {
         disk.resize(disk.used() + (64 << 10));
         let pid = rustix::process::Pid::from_child(&running.0);
         rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
-        let mut told = String::new();
-        running.0.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-        assert!(!running.0.wait().unwrap().success() && told.contains("code: 28"), "{count}: {told}");
+        let mut stderr = String::new();
+        running.0.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        assert!(!running.0.wait().unwrap().success() && stderr.contains("code: 28"), "{count}: {stderr}");
         Some(disk)
     };
     full_in_the_middle("file system", fill, |disk| disk.resize(ENOUGH_BYTES));

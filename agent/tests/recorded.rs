@@ -364,7 +364,7 @@ fn a_cable_without_rdma_says_which_end_has_it_disabled() {
             "RdmaDisabledThere",
         ),
     ] {
-        let told = fabric::PortFacts {
+        let facts = fabric::PortFacts {
             machine: "MacBook Pro".to_owned(),
             buses: read_buses(file).unwrap(),
             hardware_ports: hardware_ports.clone(),
@@ -373,7 +373,7 @@ fn a_cable_without_rdma_says_which_end_has_it_disabled() {
             devices,
             default_routes: Vec::new(),
         };
-        let found = fabric::ports(&told);
+        let found = fabric::ports(&facts);
         assert_eq!(
             found.iter().map(|port| port.interface.as_str()).collect::<Vec<_>>(),
             ["en1", "en6", "en2"]

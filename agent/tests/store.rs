@@ -244,7 +244,7 @@ fn store(folder: &tempfile::TempDir, endpoint: &str) -> Store {
     Store::open(folder.path().join("models"), context).unwrap()
 }
 
-fn wanted() -> SourceSpec {
+fn source_spec() -> SourceSpec {
     SourceSpec { uri: "hf://acme/tiny".into(), ..SourceSpec::default() }
 }
 
@@ -277,20 +277,20 @@ async fn model_downloads_via_redirects_without_code_or_token_leak() {
         HubServer { redirect: true, token: Some("hf_secret".into()), ..hub() }.start().await;
     let folder = tempfile::tempdir().unwrap();
     let store = store(&folder, &endpoint);
-    let refused = store.headers(&wanted()).await.unwrap_err();
+    let refused = store.headers(&source_spec()).await.unwrap_err();
     assert_eq!(refused.reason(), Reason::SourceForbidden);
     assert!(refused.to_string().contains("secretRef"));
 
-    let wanted = SourceSpec {
+    let spec = SourceSpec {
         credentials: Credentials::new([("token".to_owned(), b"hf_secret".to_vec())]),
-        ..wanted()
+        ..source_spec()
     };
-    let headers = store.headers(&wanted).await.unwrap();
+    let headers = store.headers(&spec).await.unwrap();
     assert_eq!(headers.commit.as_deref(), Some(COMMIT));
     assert_eq!((headers.shape.layers, headers.shape.layer_bytes[0]), (1, 400_000));
 
     let progress = progress();
-    let published = store.fetch(&wanted, &progress).await.unwrap();
+    let published = store.fetch(&spec, &progress).await.unwrap();
     assert_eq!(
         names(&published.path),
         ["MANIFEST.json", "config.json", "model.safetensors", "tokenizer.json"]
@@ -311,7 +311,7 @@ async fn a_download_that_breaks_is_resumed_where_it_stopped() {
         let (hub, endpoint) = hub().start().await;
         hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 2));
         let folder = tempfile::tempdir().unwrap();
-        let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
+        let published = store(&folder, &endpoint).fetch(&source_spec(), &progress()).await.unwrap();
         assert_eq!(
             std::fs::read(published.path.join("model.safetensors")).unwrap(),
             hub.files["model.safetensors"]
@@ -339,7 +339,7 @@ async fn download_of_an_aborted_agent_resumes_from_its_bytes() {
     let first = store(&folder, &endpoint);
     let task = tokio::spawn({
         let progress = progress.clone();
-        async move { first.fetch(&wanted(), &progress).await.map(|_| ()) }
+        async move { first.fetch(&source_spec(), &progress).await.map(|_| ()) }
     });
     let stalled = state.wait_for(|state| state.last_error.is_some());
     let trouble =
@@ -354,7 +354,7 @@ async fn download_of_an_aborted_agent_resumes_from_its_bytes() {
     assert!(kept >= 150_000, "{kept}");
     hub.cut.lock().unwrap().clear();
     hub.served.store(0, Ordering::SeqCst);
-    let published = store(&folder, &endpoint).fetch(&wanted(), &self::progress()).await.unwrap();
+    let published = store(&folder, &endpoint).fetch(&source_spec(), &self::progress()).await.unwrap();
     assert_eq!(
         std::fs::read(published.path.join("model.safetensors")).unwrap(),
         hub.files["model.safetensors"]
@@ -395,7 +395,7 @@ async fn download_resumes_after_kill_9_from_bytes_on_disk() {
     let kept = part_size().unwrap();
     *hub.stall.lock().unwrap() = None;
     hub.served.store(0, Ordering::SeqCst);
-    let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
+    let published = store(&folder, &endpoint).fetch(&source_spec(), &progress()).await.unwrap();
     assert_eq!(
         std::fs::read(published.path.join("model.safetensors")).unwrap(),
         hub.files["model.safetensors"]
@@ -410,18 +410,18 @@ async fn bytes_with_a_wrong_digest_are_never_published() {
     hub.lie.lock().unwrap().insert("model.safetensors".into(), "ab".repeat(32));
     let folder = tempfile::tempdir().unwrap();
     let store = store(&folder, &endpoint);
-    let error = store.fetch(&wanted(), &progress()).await.unwrap_err();
+    let error = store.fetch(&source_spec(), &progress()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::DigestMismatch);
     let message = error.to_string();
     assert!(message.contains("model.safetensors") && message.contains(&"ab".repeat(32)), "{message}");
-    let pinned = SourceSpec { revision: Some(COMMIT.into()), pinned: true, ..wanted() };
+    let pinned = SourceSpec { revision: Some(COMMIT.into()), pinned: true, ..source_spec() };
     assert_eq!(store.published(&pinned), None);
 
     hub.lie.lock().unwrap().clear();
-    store.fetch(&wanted(), &progress()).await.unwrap();
+    store.fetch(&source_spec(), &progress()).await.unwrap();
     assert!(store.published(&pinned).is_some());
 
-    let sum = SourceSpec { sha256: Some("00".repeat(32)), ..wanted() };
+    let sum = SourceSpec { sha256: Some("00".repeat(32)), ..source_spec() };
     let error = store.fetch(&sum, &progress()).await.unwrap_err();
     assert!(matches!(&error, StoreError::Digest { file, .. } if file == "the manifest"), "{error}");
 }
@@ -431,13 +431,13 @@ async fn a_pinned_commit_stays_when_the_branch_moves() {
     let (hub, endpoint) = hub().start().await;
     let folder = tempfile::tempdir().unwrap();
     let store = store(&folder, &endpoint);
-    let commit = store.headers(&wanted()).await.unwrap().commit.unwrap();
+    let commit = store.headers(&source_spec()).await.unwrap().commit.unwrap();
     *hub.head.lock().unwrap() = LATER.into();
-    let pinned = SourceSpec { revision: Some(commit.clone()), pinned: true, ..wanted() };
+    let pinned = SourceSpec { revision: Some(commit.clone()), pinned: true, ..source_spec() };
     assert_eq!(store.fetch(&pinned, &progress()).await.unwrap().manifest.commit, Some(commit));
-    assert_eq!(store.headers(&wanted()).await.unwrap().commit.as_deref(), Some(LATER));
+    assert_eq!(store.headers(&source_spec()).await.unwrap().commit.as_deref(), Some(LATER));
 
-    let nowhere = SourceSpec { revision: Some("no-such-branch".into()), ..wanted() };
+    let nowhere = SourceSpec { revision: Some("no-such-branch".into()), ..source_spec() };
     let error = store.headers(&nowhere).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceNotFound);
     assert!(error.to_string().contains("no-such-branch"), "{error}");
@@ -450,7 +450,7 @@ async fn a_corrupt_header_is_named_with_its_number() {
     weights[..8].copy_from_slice(&999_999_999_u64.to_le_bytes());
     let (_, endpoint) = hub.start().await;
     let folder = tempfile::tempdir().unwrap();
-    let error = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap_err();
+    let error = store(&folder, &endpoint).fetch(&source_spec(), &progress()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::CorruptModel);
     let message = error.chain();
     assert!(message.contains("model.safetensors") && message.contains("999999999"), "{message}");
@@ -463,7 +463,7 @@ async fn unreachable_source_error_names_address_and_cause() {
     let address = unused.local_addr().unwrap();
     drop(unused);
     let store = store(&folder, &format!("http://{address}"));
-    let error = store.headers(&wanted()).await.unwrap_err();
+    let error = store.headers(&source_spec()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceUnreachable);
     assert!(error.to_string().contains(&address.to_string()), "{error}");
     let error =
@@ -482,10 +482,10 @@ async fn local_folder_is_copied_verified_and_independent() {
     }
     let context = Context::new("https://huggingface.co", vec![folder.path().to_owned()]).unwrap();
     let store = Store::open(folder.path().join("models"), context).unwrap();
-    let wanted = SourceSpec { uri: format!("file://{}", source.display()), ..SourceSpec::default() };
-    let published = store.fetch(&wanted, &progress()).await.unwrap();
+    let spec = SourceSpec { uri: format!("file://{}", source.display()), ..SourceSpec::default() };
+    let published = store.fetch(&spec, &progress()).await.unwrap();
     std::fs::remove_dir_all(&source).unwrap();
-    assert_eq!(store.fetch(&wanted, &progress()).await.unwrap(), published);
+    assert_eq!(store.fetch(&spec, &progress()).await.unwrap(), published);
     assert_eq!(published.manifest.shape.layers, 1);
 }
 
@@ -500,8 +500,8 @@ async fn busy_source_is_retried_after_its_retry_after() {
         let (progress, began) = (progress(), std::time::Instant::now());
         let mut state = progress.subscribe();
         let store = store(&folder, &endpoint);
-        let wanted = wanted();
-        let (published, trouble) = tokio::join!(store.fetch(&wanted, &progress), async {
+        let spec = source_spec();
+        let (published, trouble) = tokio::join!(store.fetch(&spec, &progress), async {
             state.wait_for(|state| state.last_error.is_some()).await.unwrap().last_error.clone()
         });
         let trouble = trouble.unwrap();
@@ -524,7 +524,7 @@ async fn redirect_loop_ends_with_a_named_error() {
         let (hub, endpoint) = hub().start().await;
         hub.circle.store(true, Ordering::SeqCst);
         let folder = tempfile::tempdir().unwrap();
-        let error = store(&folder, &endpoint).headers(&wanted()).await.unwrap_err();
+        let error = store(&folder, &endpoint).headers(&source_spec()).await.unwrap_err();
         assert_eq!(error.reason(), Reason::SourceUnreachable);
         assert!(error.to_string().contains("more than 10 redirects"), "{error}");
     }
@@ -537,7 +537,7 @@ async fn file_changed_at_its_source_is_fetched_from_the_start() {
         let (hub, endpoint) = HubServer { changes: true, ..hub() }.start().await;
         hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 1));
         let folder = tempfile::tempdir().unwrap();
-        let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
+        let published = store(&folder, &endpoint).fetch(&source_spec(), &progress()).await.unwrap();
         assert_eq!(
             std::fs::read(published.path.join("model.safetensors")).unwrap(),
             hub.files["model.safetensors"]

@@ -148,7 +148,7 @@ mod tests {
         const FULL: (u16, &str) = (503, "the store's disk is full");
         const BUSY: (u16, &str) = (429, "too many requests");
         const WRONG: (u16, &str) = (422, "spec.replicas: must be 64 or less");
-        for (story, seconds, answers, told, ends) in [
+        for (story, seconds, answers, reports, ends) in [
             ("granted at once", 60, vec![], vec![], None),
             ("granted later", 60, vec![FULL, FULL, FULL], vec![FULL.1], None),
             ("another reason", 60, vec![FULL, BUSY, BUSY], vec![FULL.1, BUSY.1], None),
@@ -165,7 +165,7 @@ mod tests {
             let mut patience = ApplyRetry::new(Duration::from_secs(seconds), Duration::from_millis(1));
             let answer = patience.send("Model m", request).await;
             let words = answer.err().map(|error| error.to_string());
-            assert_eq!(patience.reported, told, "{story}");
+            assert_eq!(patience.reported, reports, "{story}");
             assert_eq!(words.is_some(), ends.is_some(), "{story}: {words:?}");
             assert!(words.unwrap_or_default().contains(ends.unwrap_or_default()), "{story}");
         }

@@ -12,7 +12,7 @@ pub struct Arguments {
     /// Folder that the machine joined with; default ~/.russet.
     #[arg(long)]
     data_dir: Option<PathBuf>,
-    /// Leave at once without contacting the cluster, which then has to be told.
+    /// Leave at once without contacting the cluster, where the node has to be deleted afterwards.
     #[arg(long)]
     force: bool,
     /// Delete the model files too.

@@ -96,11 +96,11 @@ mod tests {
     #[test]
     fn child_process_gets_the_flags_of_its_parent() {
         let line = "russet --mqtt mqtts://me@h --mqtt-password-file p --mqtt-ca-file c --mqtt-prefix home/russet --mqtt-keep-alive 5";
-        let told = MqttFlags::try_parse_from(line.split(' ')).unwrap().presence;
-        let flags = [vec!["russet".to_owned()], told.to_flags()].concat();
+        let parsed = MqttFlags::try_parse_from(line.split(' ')).unwrap().presence;
+        let flags = [vec!["russet".to_owned()], parsed.to_flags()].concat();
         let heard = MqttFlags::try_parse_from(flags).unwrap().presence;
-        assert_eq!(format!("{heard:?}"), format!("{told:?}"));
-        assert!(told.config().is_err(), "there are no such files");
+        assert_eq!(format!("{heard:?}"), format!("{parsed:?}"));
+        assert!(parsed.config().is_err(), "there are no such files");
         let silent = MqttFlags::try_parse_from(["russet"]).unwrap().presence;
         assert!(silent.config().unwrap().is_none() && silent.to_flags().is_empty());
         let quiet = ["russet", "--mqtt", "mqtt://h", "--mqtt-discovery-prefix", ""];

@@ -136,8 +136,8 @@ pub async fn read_server(connection: &Connection) -> Result<ManifestSet> {
                 fields.insert("kind".to_owned(), json!(kind));
             }
             // An object of a newer release does not hide the others, as in the operator.
-            if let Err(misfit) = described.add(ManifestOrigin::Server, "the server", item) {
-                eprintln!("warning: {misfit}");
+            if let Err(error) = described.add(ManifestOrigin::Server, "the server", item) {
+                eprintln!("warning: {error}");
             }
         }
     }

@@ -207,8 +207,8 @@ fn a_property_list_says_what_launchd_needs() {
     assert_eq!(agent["Umask"].as_unsigned_integer(), Some(0o077));
     // Where `russet logs` looks; also passed to the process, which rotates it.
     let log = agent["StandardErrorPath"].as_string().unwrap();
-    let told = agent["EnvironmentVariables"].as_dictionary().unwrap();
-    assert_eq!((log, told["RUSSET_LOG_FILE"].as_string()), ("/var/db/russet/logs/agent.log", Some(log)));
+    let variables = agent["EnvironmentVariables"].as_dictionary().unwrap();
+    assert_eq!((log, variables["RUSSET_LOG_FILE"].as_string()), ("/var/db/russet/logs/agent.log", Some(log)));
     assert!(!agent.contains_key("LimitLoadToSessionType"), "it waits for nobody's login");
 }
 
@@ -274,7 +274,7 @@ fn the_command_of_a_unit_is_one_this_program_takes() {
         "{}",
         output_text(&ended)
     );
-    assert!(data.is_dir(), "it looked where it was told to");
+    assert!(data.is_dir(), "it looked where its configuration says");
 }
 
 /// Checks units without loading or starting them, and without privileges: as root, systemd-analyze runs as

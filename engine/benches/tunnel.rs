@@ -48,10 +48,12 @@ async fn carry() {
         let files = TlsFiles::in_dir(&identities.node(&nodes[own]));
         Tunnel::open(&files, "bench", &hosts, &nodes, own, &[]).await.unwrap()
     };
-    let ((_first, told_first), (_second, told_second)) = tokio::join!(open(0), open(1));
+    let ((_first, tunnelled_first), (_second, tunnelled_second)) = tokio::join!(open(0), open(1));
     // A tunnel is open when both directions are, so both members connect like MLX.
-    let (through, _back) =
-        tokio::join!(connection(told_first[1], told_second[1]), connection(told_second[0], told_first[0]));
+    let (through, _back) = tokio::join!(
+        connection(tunnelled_first[1], tunnelled_second[1]),
+        connection(tunnelled_second[0], tunnelled_first[0])
+    );
     let own = free_addresses(1)[0];
     let (mut through, mut direct) = (through, connection(own, own).await);
     for (what, unit, rounds, size) in

@@ -153,7 +153,7 @@ mod tests {
             batches.run_other_work(|| filling.progress().running_estimate),
             Some(Duration::from_secs(60))
         );
-        assert_eq!(batches.progress().ended_batches, 4, "what waited for it is not told from what comes");
+        assert_eq!(batches.progress().ended_batches, 4, "waiting work is not distinguished from later work");
         batches.begin_at(work(1), at(60_000));
         batches.begin_at(work(300), at(60_000));
         assert_eq!(batches.progress().running_estimate, Some(Duration::from_millis(20)));

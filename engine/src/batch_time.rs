@@ -117,12 +117,12 @@ mod tests {
     fn batch_time_model_estimates_from_measured_batches() {
         let prompt = work(2048, 2048);
         for (story, seen, asked, expected) in [
-            ("the first batch ever gets a generous guess", vec![], prompt, 60.0),
+            ("the first batch ever gets a generous estimate", vec![], prompt, 60.0),
             ("the same again takes as long", vec![(work(1, 20), 0.02)], work(1, 30), 0.02),
             ("fewer tokens take no longer", vec![(prompt, 10.0)], work(1, 20), 10.0),
             ("unless they were seen", vec![(prompt, 10.0), (work(1, 20), 0.02)], work(1, 500), 0.02),
             (
-                "the first prompt is guessed from the smoke prompt",
+                "the first prompt is estimated from the smoke prompt",
                 vec![(work(20, 10), 0.1)],
                 work(900, 900),
                 6.4,
@@ -132,7 +132,7 @@ mod tests {
             ("and is known afterwards", vec![(work(20, 10), 0.1), (prompt, 10.0)], prompt, 10.0),
             ("more answers at a time cost no more than each", vec![(work(1, 20), 0.02)], work(8, 20), 0.32),
             ("a long context may cost as much again", vec![(prompt, 1.0)], work(2048, 9_000), 8.0),
-            ("no guess is beyond the first", vec![(work(1, 20), 1.0)], prompt, 60.0),
+            ("no estimate is beyond the first", vec![(work(1, 20), 1.0)], prompt, 60.0),
             ("a machine's sleep is no batch", vec![(work(1, 20), 7200.0)], work(1, 20), 60.0),
         ] {
             let mut forecast = BatchTimeModel::default();

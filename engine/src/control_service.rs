@@ -128,10 +128,10 @@ impl ControlService {
     }
 
     fn engine_state(&self, now: &RankStatus, tokens_per_second: f64) -> pb::EngineState {
-        let progress = self.compute.progress();
+        let loading = self.compute.progress();
         let memory = self.compute.memory();
-        let pulse = self.compute.batch_progress();
-        self.metrics.observe(memory, progress, self.compute.step_totals());
+        let batches = self.compute.batch_progress();
+        self.metrics.observe(memory, loading, self.compute.step_totals());
         let phase = match now.phase {
             Phase::Loading => pb::Phase::Loading,
             Phase::Loaded => pb::Phase::Loaded,
@@ -154,8 +154,8 @@ impl ControlService {
         };
         pb::EngineState {
             phase: phase as i32,
-            loaded_bytes: progress.loaded_bytes,
-            total_bytes: progress.total_bytes,
+            loaded_bytes: loading.loaded_bytes,
+            total_bytes: loading.total_bytes,
             memory_bytes: memory.bytes,
             peak_memory_bytes: memory.peak_bytes,
             running: u32::try_from(self.metrics.running.get()).unwrap_or(0),
@@ -168,8 +168,8 @@ impl ControlService {
             metrics_address: self.metrics_address.clone(),
             throughput: self.metrics.throughput.lock().average(),
             cause: cause as i32,
-            batches_ended: pulse.ended_batches,
-            batch_estimate_seconds: pulse.running_estimate.map_or(0.0, |estimate| estimate.as_secs_f64()),
+            batches_ended: batches.ended_batches,
+            batch_estimate_seconds: batches.running_estimate.map_or(0.0, |estimate| estimate.as_secs_f64()),
             heartbeat_milliseconds: HEARTBEAT_INTERVAL.as_millis() as u32,
             reuse: reuse as i32,
             paths: now.paths.iter().map(path_message).collect(),

@@ -75,8 +75,8 @@ impl Engine for EngineService {
         request: Request<pb::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         authorise(&request, "generate", may_generate)?;
-        let entrance = match &self.role {
-            ServiceRole::Leader(entrance) => entrance.get(),
+        let intake = match &self.role {
+            ServiceRole::Leader(intake) => intake.get(),
             ServiceRole::Follower(_) => {
                 let rank = self.description.rank;
                 return Err(Status::failed_precondition(format!(
@@ -84,9 +84,9 @@ impl Engine for EngineService {
                 )));
             }
         };
-        let events: Self::GenerateStream = match entrance {
-            Some(entrance) => {
-                let events = entrance.submit(request.into_inner().into());
+        let events: Self::GenerateStream = match intake {
+            Some(intake) => {
+                let events = intake.submit(request.into_inner().into());
                 Box::pin(UnboundedReceiverStream::new(events).map(|event| Ok(event.into())))
             }
             None => {
@@ -107,11 +107,11 @@ impl Engine for EngineService {
         request: Request<pb::PrefixesRequest>,
     ) -> Result<Response<Self::PrefixesStream>, Status> {
         authorise(&request, "ask for prefixes", may_generate)?;
-        let ServiceRole::Leader(entrance) = &self.role else {
+        let ServiceRole::Leader(intake) = &self.role else {
             return Err(Status::failed_precondition("only rank 0 knows what its group keeps"));
         };
-        let entrance = entrance.get().ok_or_else(|| Status::unavailable("this engine is about to serve"))?;
-        let (root, news) = entrance.prefixes();
+        let intake = intake.get().ok_or_else(|| Status::unavailable("this engine is about to serve"))?;
+        let (root, news) = intake.prefixes();
         let bytes = |hashes: Vec<BlockHash>| hashes.iter().map(|hash| hash.0.to_vec()).collect();
         let events = ReceiverStream::new(news).map(move |BlockEvent { is_snapshot, delta }| {
             Ok(pb::PrefixesEvent {
@@ -133,7 +133,7 @@ impl Engine for EngineService {
     ) -> Result<Response<Self::FollowStream>, Status> {
         authorise(&request, "lead", may_lead)?;
         let ServiceRole::Follower(follower) = &self.role else {
-            return Err(Status::failed_precondition("rank 0 leads and follows nobody"));
+            return Err(Status::failed_precondition("rank 0 leads its group and follows no other rank"));
         };
         let (replies, receiver) = mpsc::unbounded_channel();
         follower.clone().follow(request.into_inner(), replies).await?;

@@ -50,13 +50,13 @@ impl SequenceStep {
     /// Sample specs of its output tokens: one for each draft token and one after them; empty if the step does
     /// not sample.
     pub fn samples(&self) -> impl Iterator<Item = SampleSpec> {
-        let place = move |choice: &SampleSpec, guess: u32| SampleSpec {
-            index: choice.index + guess,
+        let at = move |choice: &SampleSpec, position: u32| SampleSpec {
+            index: choice.index + position,
             ..choice.clone()
         };
         self.sample
             .iter()
-            .flat_map(move |choice| (0..=self.draft_tokens).map(move |guess| place(choice, guess)))
+            .flat_map(move |choice| (0..=self.draft_tokens).map(move |position| at(choice, position)))
     }
 }
 

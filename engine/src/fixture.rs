@@ -86,7 +86,7 @@ struct FakeState {
     in_memory: HashMap<BlockHash, Vec<u32>>,
     on_disk: HashMap<BlockHash, Vec<u32>>,
     damaged: bool,
-    /// Most tokens it held at once.
+    /// Most tokens it in_memory at once.
     peak: usize,
     loadable: bool,
     /// Tokens in its draft model's KV cache, by slot.
@@ -159,7 +159,7 @@ impl FakeExecutor {
         self.state.lock().batches.clone()
     }
 
-    /// Most tokens it held at once, over all sequences.
+    /// Most tokens it in_memory at once, over all sequences.
     pub fn peak(&self) -> usize {
         self.state.lock().peak
     }
@@ -208,17 +208,17 @@ impl FakeState {
             CacheCommand::Load { slot, hashes: keys } => {
                 assert_eq!(self.load_blocks(slot, &keys) as usize, keys.len());
             }
-            CacheCommand::Evict { in_memory: held, on_disk: shelved } => {
-                held.iter().for_each(|key| drop(self.in_memory.remove(key).expect("it was held")));
-                shelved.iter().for_each(|key| drop(self.on_disk.remove(key)));
+            CacheCommand::Evict { in_memory, on_disk } => {
+                in_memory.iter().for_each(|key| drop(self.in_memory.remove(key).expect("it was in_memory")));
+                on_disk.iter().for_each(|key| drop(self.on_disk.remove(key)));
             }
         }
     }
 
     fn load_blocks(&mut self, slot: u32, keys: &[BlockHash]) -> u32 {
-        let shelved = |key| self.on_disk.get(key).filter(|_| !self.damaged);
+        let on_disk = |key| self.on_disk.get(key).filter(|_| !self.damaged);
         let found: Vec<&Vec<u32>> =
-            keys.iter().map_while(|key| self.in_memory.get(key).or_else(|| shelved(key))).collect();
+            keys.iter().map_while(|key| self.in_memory.get(key).or_else(|| on_disk(key))).collect();
         let (came, tokens) = (found.len() as u32, found.last().map(|tokens| (*tokens).clone()));
         let before = self.sequences.insert(slot, tokens.unwrap_or_default());
         assert!(before.is_none(), "slot {slot} is filled while it is empty");
@@ -228,7 +228,7 @@ impl FakeState {
     /// Proposes the tokens that the model samples, except for every seventh one.
     fn draft(
         &mut self,
-        DraftRequest { slot, offset, tokens, draft_tokens: guesses, sample: choice }: &DraftRequest,
+        DraftRequest { slot, offset, tokens, draft_tokens: count, sample: choice }: &DraftRequest,
     ) -> Vec<u32> {
         let mut read = self.drafts.remove(slot).unwrap_or_default();
         assert!(*offset as usize <= read.len(), "the draft model has read {} of {offset} tokens", read.len());
@@ -236,9 +236,9 @@ impl FakeState {
         read.extend(tokens);
         let history = self.sequences[slot].len();
         assert_eq!(read[..history], self.sequences[slot], "both models read the same");
-        let guesses: Vec<u32> = (0..*guesses)
-            .map(|guess| {
-                let index = choice.index + guess;
+        let draft_tokens: Vec<u32> = (0..*count)
+            .map(|position| {
+                let index = choice.index + position;
                 let chosen = self.sample(&read, &SampleSpec { index, ..choice.clone() }).unwrap_or(END);
                 let token = if index % 7 == 6 { END } else { chosen };
                 read.push(token);
@@ -248,7 +248,7 @@ impl FakeState {
         // The last draft token has not been run.
         read.pop();
         self.drafts.insert(*slot, read);
-        guesses
+        draft_tokens
     }
 
     fn run(&mut self, step: &SequenceStep) -> Sampled {
@@ -256,14 +256,14 @@ impl FakeState {
         assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
         if step.tokens.is_empty() {
             // A rank that does not sample learns the token while it computes, which is not visible here.
-            let told = step.sample.as_ref().map_or(END, |_| self.last_tokens[&step.slot]);
-            sequence.push(told);
+            let last = step.sample.as_ref().map_or(END, |_| self.last_tokens[&step.slot]);
+            sequence.push(last);
         }
         sequence.extend(&step.tokens);
         self.peak = self.peak.max(self.sequences.values().map(Vec::len).sum());
         let sequence = &self.sequences[&step.slot];
-        let before_guesses = sequence.len() - step.draft_tokens as usize;
-        let chosen: Sampled = (before_guesses..)
+        let before_drafts = sequence.len() - step.draft_tokens as usize;
+        let chosen: Sampled = (before_drafts..)
             .zip(step.samples())
             .map(|(length, choice)| self.sample(&sequence[..length], &choice))
             .collect();
@@ -339,7 +339,7 @@ impl Executor for FakeExecutor {
     fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<Sampled>> {
         let (sender, answer) = oneshot::channel();
         self.batches.begin(&batch);
-        let told = self.batches.clone();
+        let monitor = self.batches.clone();
         let (state, gate, pace) = (self.state.clone(), self.gate.clone(), self.batch_time);
         // The state changes in call order; only the reply is delayed.
         let (mood, tokens) = {
@@ -358,7 +358,7 @@ impl Executor for FakeExecutor {
                 tokio::time::sleep(pace).await;
             }
             if mood != FakeBehaviour::Hanging {
-                told.end(mood != FakeBehaviour::Failing);
+                monitor.end(mood != FakeBehaviour::Failing);
             }
             match mood {
                 FakeBehaviour::Normal | FakeBehaviour::FixedToken(_) | FakeBehaviour::NotFiniteOn(_) => {
@@ -388,12 +388,12 @@ impl Executor for FakeExecutor {
     fn draft(&self, drafts: Vec<DraftRequest>) -> ReplyReceiver<Vec<Vec<u32>>> {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state.lock();
-        let guesses = if state.draft_broken {
+        let draft_tokens = if state.draft_broken {
             Err(ExecutorError::Local("the draft model's weights are gone".into()))
         } else {
             Ok(drafts.iter().map(|draft| state.draft(draft)).collect())
         };
-        let _ = sender.send(guesses);
+        let _ = sender.send(draft_tokens);
         answer
     }
 

@@ -147,8 +147,8 @@ impl Lifecycle {
     }
 
     /// Records the path to a neighbour whose node has a cable.
-    pub fn add_path(&self, way: NeighbourPath) {
-        self.update(|now| now.paths.push(way));
+    pub fn add_path(&self, path: NeighbourPath) {
+        self.update(|now| now.paths.push(path));
     }
 
     /// Fails this rank. Only the first reason is kept.

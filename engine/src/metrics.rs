@@ -132,7 +132,7 @@ impl EngineMetrics {
             let blocks = own("prefix_cache_blocks", "Blocks of the prefix cache, by where they are.");
             Gauge::with_opts(blocks.const_label("tier", tier))
         };
-        let guesses = |name: &str, help: &str| {
+        let draft_counter = |name: &str, help: &str| {
             IntCounterVec::new(request(&format!("spec_decode_num_{name}_total"), help), &["source"])
         };
         let metrics = Self {
@@ -158,9 +158,9 @@ impl EngineMetrics {
             prefix_blocks: [tier("memory")?, tier("disk")?],
             generated_tokens: IntCounter::with_opts(request("generation_tokens_total", "Tokens generated."))?,
             draft_counters: [
-                guesses("drafts", "Times the next tokens of an answer were guessed.")?,
-                guesses("draft_tokens", "Tokens guessed.")?,
-                guesses("accepted_tokens", "Tokens guessed right, which cost no step of their own.")?,
+                draft_counter("drafts", "Times the next tokens of an answer were drafted.")?,
+                draft_counter("draft_tokens", "Draft tokens proposed.")?,
+                draft_counter("accepted_tokens", "Draft tokens accepted, which cost no step of their own.")?,
             ],
             first_token: time(
                 "time_to_first_token_seconds",
@@ -257,7 +257,7 @@ impl EngineMetrics {
             prefix_hits,
             prefix_blocks,
             generated_tokens,
-            draft_counters: guesses,
+            draft_counters,
             first_token,
             inter_token: between_tokens,
             request,
@@ -301,7 +301,7 @@ impl EngineMetrics {
         for counter in counters {
             registry.register(Box::new(counter.clone()))?;
         }
-        for counter in guesses {
+        for counter in draft_counters {
             PROPOSER_LABELS.iter().for_each(|source| drop(counter.with_label_values(&[source])));
             registry.register(Box::new(counter.clone()))?;
         }

@@ -143,10 +143,10 @@ pub struct PrefixCache {
 impl PrefixCache {
     /// An empty prefix cache for the model identified by `root`, with the blocks that are on the disks of all
     /// ranks, least recently used first.
-    pub fn new(root: BlockHash, capacity: CacheCapacity, shelved: &[BlockHash]) -> Self {
+    pub fn new(root: BlockHash, capacity: CacheCapacity, on_disk: &[BlockHash]) -> Self {
         let mut index = BlockIndex::default();
         if capacity.disk && capacity.enabled {
-            shelved.iter().for_each(|key| index.set_on_disk(*key, true));
+            on_disk.iter().for_each(|key| index.set_on_disk(*key, true));
         }
         let slots = (0..capacity.slots).map(|slot| (slot, CacheSlot::default())).collect();
         Self { root, capacity, slots, index, clock: 0, commands: Vec::new() }
@@ -222,9 +222,9 @@ impl PrefixCache {
     pub fn finish_fetch(&mut self, slot: u32, keys: &[BlockHash], came: u32) {
         self.slots.insert(slot, CacheSlot { peak_tokens: 0, state: SlotState::Busy(0) });
         self.commands.push(CacheCommand::Reset { slot });
-        let shelved = keys.get(came as usize..).unwrap_or_default().to_vec();
-        self.remove_from_disk(&shelved);
-        self.commands.push(CacheCommand::Evict { in_memory: Vec::new(), on_disk: shelved });
+        let on_disk = keys.get(came as usize..).unwrap_or_default().to_vec();
+        self.remove_from_disk(&on_disk);
+        self.commands.push(CacheCommand::Evict { in_memory: Vec::new(), on_disk });
     }
 
     /// A running sequence is about to have this many tokens.
@@ -317,28 +317,23 @@ impl PrefixCache {
 
     /// Stores the blocks of a slot that are not stored yet, as far as the slots leave capacity.
     fn store_blocks(&mut self, slot: u32, keys: &[BlockHash]) {
-        let room = self.capacity.tokens.saturating_sub(self.slot_tokens()) / u64::from(BLOCK_TOKENS);
-        let (fit, _) = keys.split_at(keys.len().min(room as usize));
+        let free_blocks = self.capacity.tokens.saturating_sub(self.slot_tokens()) / u64::from(BLOCK_TOKENS);
+        let (fit, _) = keys.split_at(keys.len().min(free_blocks as usize));
         let new = keys.iter().enumerate().filter_map(|(index, key)| {
-            let held = index < fit.len() && !self.index.is_in_memory(*key);
-            let shelved = self.capacity.disk && !self.index.is_on_disk(*key);
-            (held || shelved).then_some(BlockCopy {
-                index: index as u32,
-                hash: *key,
-                in_memory: held,
-                on_disk: shelved,
-            })
+            let in_memory = index < fit.len() && !self.index.is_in_memory(*key);
+            let on_disk = self.capacity.disk && !self.index.is_on_disk(*key);
+            (in_memory || on_disk).then_some(BlockCopy { index: index as u32, hash: *key, in_memory, on_disk })
         });
         let new: Vec<BlockCopy> = new.collect();
         self.index.touch(keys);
         // Evict before the copies are made, not after.
-        let more = new.iter().filter(|kept| kept.in_memory).count() as u64 * u64::from(BLOCK_TOKENS);
+        let more = new.iter().filter(|copy| copy.in_memory).count() as u64 * u64::from(BLOCK_TOKENS);
         self.evict_until_fits(more, fit);
-        for BlockCopy { hash: key, in_memory: held, on_disk: shelved, .. } in &new {
-            if *held {
+        for BlockCopy { hash: key, in_memory, on_disk, .. } in &new {
+            if *in_memory {
                 self.index.set_in_memory(*key, true);
             }
-            if *shelved {
+            if *on_disk {
                 self.index.set_on_disk(*key, true);
             }
         }

@@ -167,7 +167,7 @@ impl EngineProcess {
 
     /// Serves until stopped or failed.
     pub async fn run(self) -> Result<ExitOutcome, ServeError> {
-        let born = Instant::now();
+        let started = Instant::now();
         let Self {
             config,
             followers,
@@ -188,9 +188,9 @@ impl EngineProcess {
             size: config.size(),
             tensor_size: config.tensor_size,
         };
-        let entrance = Arc::new(OnceLock::new());
+        let intake = Arc::new(OnceLock::new());
         let role = if config.rank == 0 {
-            ServiceRole::Leader(entrance.clone())
+            ServiceRole::Leader(intake.clone())
         } else {
             ServiceRole::Follower(Arc::new(Follower {
                 rank: config.rank,
@@ -233,7 +233,7 @@ impl EngineProcess {
             addresses,
             life.clone(),
             metrics,
-            entrance,
+            intake,
         );
         let work = tokio::spawn(fail_on_panic(life.clone(), work));
 
@@ -266,7 +266,7 @@ impl EngineProcess {
             (&outcome, life.status())
         {
             outcome = ExitOutcome::Failed(message);
-            wait_first_watch(&agent, born).await;
+            wait_first_watch(&agent, started).await;
         }
         drop(close_control);
         let _ = tokio::time::timeout(FLUSH_TIMEOUT, control).await;
@@ -372,7 +372,7 @@ async fn run_rank(
     addresses: Addresses,
     life: Lifecycle,
     metrics: EngineMetrics,
-    entrance: Arc<OnceLock<Intake>>,
+    intake: Arc<OnceLock<Intake>>,
 ) {
     let loaded = load(&config, &compute, &life).await;
     let tokens = match loaded {
@@ -418,7 +418,7 @@ async fn run_rank(
         },
         BlockHash::root(fingerprint::model_fingerprint(&config.model_dir).as_bytes()),
     );
-    let (schedule, door) = match opened {
+    let (schedule, opened_intake) = match opened {
         Ok(opened) => opened,
         Err(error) => return life.fail(format!("cannot start the threads that read requests: {error}")),
     };
@@ -441,7 +441,7 @@ async fn run_rank(
     }
     followers.report_smoke_test(None);
     // Set only here, so it cannot be set already.
-    let _ = entrance.set(door);
+    let _ = intake.set(opened_intake);
     life.advance(Phase::Serving, "");
     tracing::info!(model = config.served_model_name, epoch = config.epoch, "serving");
     schedule.run().await;
@@ -505,13 +505,13 @@ async fn track_readiness(life: Lifecycle, ready: Arc<AtomicBool>) {
 }
 
 /// An engine may fail before its agent opens the watch; the reason should not be lost in a log.
-async fn wait_first_watch(agent: &ControlService, born: Instant) {
+async fn wait_first_watch(agent: &ControlService, started: Instant) {
     let asked = async {
         while !agent.was_adopted() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let _ = tokio::time::timeout_at(born + FIRST_WATCH_WAIT, asked).await;
+    let _ = tokio::time::timeout_at(started + FIRST_WATCH_WAIT, asked).await;
 }
 
 #[cfg(test)]

@@ -158,11 +158,11 @@ impl RingTransports {
         let watches = self.tunnels.into_iter().map(|mut tunnel| {
             let life = life.clone();
             async move {
-                let mut way = tunnel.path();
+                let mut path = tunnel.path();
                 let reached = async {
                     // A tunnel that ends before that reports the reason itself.
-                    if let Ok(way) = way.wait_for(Option::is_some).await.map(|way| way.clone()) {
-                        way.into_iter().for_each(|way| life.add_path(way));
+                    if let Ok(path) = path.wait_for(Option::is_some).await.map(|path| path.clone()) {
+                        path.into_iter().for_each(|path| life.add_path(path));
                     }
                     std::future::pending::<Infallible>().await
                 };

@@ -136,7 +136,7 @@ impl Runtime {
     pub fn start(config: RuntimeConfig) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let bytes = Arc::<LoadCounter>::default();
-        let shelf = Arc::<OnceLock<Arc<DiskCache>>>::default();
+        let disk_cache = Arc::<OnceLock<Arc<DiskCache>>>::default();
         let cache_support = Arc::<OnceLock<CacheSupport>>::default();
         let batches = BatchMonitor::new(config.size() / config.tensor_size.max(1));
         let meter = StepProfiler::default();
@@ -146,7 +146,7 @@ impl Runtime {
             config,
             groups_left: disbanded.clone(),
             load_counter: bytes.clone(),
-            disk_cache: shelf.clone(),
+            disk_cache: disk_cache.clone(),
             cache_support: cache_support.clone(),
             batches: batches.clone(),
             profiler: meter.clone(),
@@ -159,7 +159,7 @@ impl Runtime {
         Ok(Self {
             commands,
             load_counter: bytes,
-            disk_cache: shelf,
+            disk_cache,
             cache_support,
             batches,
             profiler: meter,
@@ -242,10 +242,10 @@ impl Executor for Runtime {
     /// Reads on a thread of its own, a few blocks at a time, while MLX works on other commands.
     fn fetch(&self, slot: u32, keys: Vec<BlockHash>) -> ReplyReceiver<u32> {
         let (reply, answer) = oneshot::channel();
-        let (commands, shelf) = (self.commands.clone(), self.disk_cache.get().cloned());
+        let (commands, disk_cache) = (self.commands.clone(), self.disk_cache.get().cloned());
         let group = self.groups_left.load(Ordering::SeqCst);
         let read = move |key: &BlockHash| {
-            let record = shelf.as_ref().map(|shelf| shelf.read(*key));
+            let record = disk_cache.as_ref().map(|disk_cache| disk_cache.read(*key));
             let record = record.and_then(|record| {
                 let say = |error: &DiskCacheError| match error {
                     DiskCacheError::Evicted { .. } => tracing::debug!(%error, "it is read again"),
@@ -283,11 +283,11 @@ impl Executor for Runtime {
     }
 
     fn blocks_on_disk(&self) -> Vec<BlockHash> {
-        self.disk_cache.get().map(|shelf| shelf.hashes()).unwrap_or_default()
+        self.disk_cache.get().map(|disk_cache| disk_cache.hashes()).unwrap_or_default()
     }
 
     fn take_lost_blocks(&self) -> Vec<BlockHash> {
-        self.disk_cache.get().map(|shelf| shelf.take_lost()).unwrap_or_default()
+        self.disk_cache.get().map(|disk_cache| disk_cache.take_lost()).unwrap_or_default()
     }
 
     fn memory(&self) -> MlxMemory {
@@ -354,15 +354,15 @@ mod tests {
     #[test]
     fn cpu_groups_do_not_overlap_steps_unless_configured() {
         let (one, two) = (config(None, 0), config(Some(vec![2, 2]), 0));
-        let told = |config: &RuntimeConfig, look_ahead| {
-            let config = RuntimeConfig { overlap: look_ahead, ..config.clone() };
+        let overlaps = |config: &RuntimeConfig, overlap| {
+            let config = RuntimeConfig { overlap, ..config.clone() };
             [false, true].map(|on_gpu| config.overlaps_steps(on_gpu))
         };
-        assert_eq!(told(&one, OverlapScheduling::Auto), [true, true]);
-        assert_eq!(told(&two, OverlapScheduling::Auto), [false, true]);
+        assert_eq!(overlaps(&one, OverlapScheduling::Auto), [true, true]);
+        assert_eq!(overlaps(&two, OverlapScheduling::Auto), [false, true]);
         for config in [one, two] {
-            assert_eq!(told(&config, OverlapScheduling::On), [true, true]);
-            assert_eq!(told(&config, OverlapScheduling::Off), [false, false]);
+            assert_eq!(overlaps(&config, OverlapScheduling::On), [true, true]);
+            assert_eq!(overlaps(&config, OverlapScheduling::Off), [false, false]);
         }
     }
 

@@ -119,43 +119,37 @@ impl Scheduler {
         tokens: Arc<ChatTokenizer>,
         life: Lifecycle,
         metrics: EngineMetrics,
-        room: SchedulerConfig,
+        config: SchedulerConfig,
         root: BlockHash,
     ) -> io::Result<(Self, Intake)> {
-        let SchedulerConfig {
-            context_tokens,
-            max_sequences,
-            kv_tokens,
-            stages,
-            prefix_cache: keeps,
-            proposers: guesses,
-        } = room;
-        let feed = BlockEvents::default();
-        let shelved = followers.blocks_on_every_disk(compute.blocks_on_disk());
+        let SchedulerConfig { context_tokens, max_sequences, kv_tokens, stages, prefix_cache, proposers } =
+            config;
+        let block_events = BlockEvents::default();
+        let on_disk = followers.blocks_on_every_disk(compute.blocks_on_disk());
         let most = u64::from(context_tokens) * u64::from(max_sequences);
         let rounded = u64::from(context_tokens.next_multiple_of(CACHE_STEP)) * u64::from(max_sequences);
         let limits = CacheCapacity {
             slots: max_sequences,
             tokens: if kv_tokens < most { kv_tokens } else { rounded },
             disk: compute.has_disk_cache(),
-            enabled: keeps,
+            enabled: prefix_cache,
         };
         let (sender, jobs) = mpsc::unbounded_channel();
-        let places = QueueLimit::new(metrics.clone(), max_sequences);
-        let born = Instant::now();
-        let entrance = Intake {
+        let queue_limit = QueueLimit::new(metrics.clone(), max_sequences);
+        let started = Instant::now();
+        let intake = Intake {
             requests: sender,
             tokenizer_pool: TokenizerPool::start()?,
             tokenizer: tokens.clone(),
             context_tokens,
             kv_tokens,
-            proposers: guesses,
-            queue_limit: places.clone(),
-            started: born,
+            proposers,
+            queue_limit: queue_limit.clone(),
+            started,
             next_number: Arc::default(),
             life: life.clone(),
             metrics: metrics.clone(),
-            block_events: feed.clone(),
+            block_events: block_events.clone(),
             root,
         };
         let schedule = Self {
@@ -164,25 +158,25 @@ impl Scheduler {
             tokenizer: tokens,
             life,
             metrics,
-            queue_limit: places,
+            queue_limit,
             requests: jobs,
             waiting: WaitQueue::default(),
             running: Vec::new(),
             slots: max_sequences as usize,
-            prefix_cache: PrefixCache::new(root, limits, &shelved),
-            block_events: feed,
+            prefix_cache: PrefixCache::new(root, limits, &on_disk),
+            block_events,
             fetches: mpsc::unbounded_channel(),
             kv_budget: KvBudget::new(kv_tokens, context_tokens),
             context_tokens,
             stages: stages as usize,
             admissions: 0,
-            scheduling_since: born,
-            last_ended: born,
+            scheduling_since: started,
+            last_ended: started,
             round: None,
             cost_model: CostModel::default(),
             draft_failed: false,
         };
-        Ok((schedule, entrance))
+        Ok((schedule, intake))
     }
 
     /// Runs until the rank fails, or until it was asked to stop and every request has ended.
@@ -222,7 +216,7 @@ impl Scheduler {
                 biased;
                 reason = life.wait_failed() => return self.fail_all(&reason),
                 done = work.wait() => match done {
-                    Ok(Completion::Draft(guesses)) => self.receive_drafts(rows, since, guesses),
+                    Ok(Completion::Draft(drafts)) => self.receive_drafts(rows, since, drafts),
                     Ok(Completion::Batch { prefills, draft_tokens, sampled }) => {
                         let now = Instant::now();
                         self.metrics.batch.observe((now - since).as_secs_f64());
@@ -373,20 +367,20 @@ impl Scheduler {
     /// Starts the next batch, with `behind` batches in flight, if any sequence has work.
     fn begin_batch(&mut self, behind: usize) -> Option<InFlight> {
         let least = self.acceptance_threshold();
-        let guessing = self.propose(least);
-        if self.overlaps_steps() && guessing && behind > 0 {
+        let proposed = self.propose(least);
+        if self.overlaps_steps() && proposed && behind > 0 {
             return None;
         }
         if let Some(drafts) = self.request_drafts(least) {
             return Some(drafts);
         }
-        let turns = self.compose(self.overlaps_steps() && !guessing);
+        let turns = self.compose(self.overlaps_steps() && !proposed);
         if turns.is_empty() {
             return None;
         }
         let (mut rows, mut steps) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
         let streams = self.running.len();
-        let (mut read, mut guesses) = (0, 0);
+        let (mut read, mut draft_tokens) = (0, 0);
         for ScheduledTokens { index, tokens } in &turns {
             let job = &mut self.running[*index];
             job.prefilled_alone &= streams == 1;
@@ -398,7 +392,7 @@ impl Scheduler {
             if step.sample.is_none() {
                 read += step.tokens.len();
             }
-            guesses += step.draft_tokens;
+            draft_tokens += step.draft_tokens;
             rows.push(job.admission_id);
             steps.push(step);
         }
@@ -412,7 +406,7 @@ impl Scheduler {
         Some(InFlight {
             admissions: rows,
             started: now,
-            work: WorkKind::Batch { prefills: read > 0, draft_tokens: guesses, reply: answer },
+            work: WorkKind::Batch { prefills: read > 0, draft_tokens, reply: answer },
         })
     }
 
@@ -441,13 +435,13 @@ impl Scheduler {
     /// Takes the results of a batch, by admission id; results of requests that ended or were preempted are
     /// dropped. An `uneven` batch, with prefill or draft tokens, says nothing about the time per token.
     fn end_batch(&mut self, rows: Vec<u64>, uneven: bool, chosen: Vec<Sampled>) {
-        let (streams, mut told, mut some_ended) = (self.running.len() as u32, 0, false);
+        let (streams, mut emitted, mut some_ended) = (self.running.len() as u32, 0, false);
         for (stay, chosen) in rows.into_iter().zip(chosen) {
             let Some(index) = self.running.iter().position(|job| job.admission_id == stay) else { continue };
             if chosen.is_empty() {
                 continue;
             }
-            told += 1;
+            emitted += 1;
             let Some(end) = self.accept_sampled(index, chosen) else { continue };
             some_ended = true;
             let job = self.running.remove(index);
@@ -474,12 +468,14 @@ impl Scheduler {
         // Every stream has a token now, from one batch or from those of all stages.
         let now = Instant::now();
         let cached = running.iter().map(|one| one.cached_tokens).sum();
-        let lap = self.round.take().filter(|lap| lap.streams == streams);
-        self.round = Some(match lap {
-            Some(lap) if lap.emitted + told < streams => DecodeRound { emitted: lap.emitted + told, ..lap },
-            lap => {
-                if let Some(lap) = lap {
-                    self.metrics.throughput.lock().record_decode(streams, cached, now - lap.started);
+        let round = self.round.take().filter(|round| round.streams == streams);
+        self.round = Some(match round {
+            Some(round) if round.emitted + emitted < streams => {
+                DecodeRound { emitted: round.emitted + emitted, ..round }
+            }
+            round => {
+                if let Some(round) = round {
+                    self.metrics.throughput.lock().record_decode(streams, cached, now - round.started);
                 }
                 DecodeRound { started: now, emitted: 0, streams }
             }

@@ -172,12 +172,12 @@ impl Sequence {
     /// token always runs as a step of its own, as in mlx-lm.
     pub fn readiness(&self, ahead: bool) -> Readiness {
         let more = self.output.tokens() + self.pending < self.output.limit();
-        let guesses = self.speculator.draft_tokens().len() as u32;
+        let drafted = self.speculator.draft_tokens().len() as u32;
         match self.uncached().len() {
-            0 if ahead && self.pending == 1 && guesses == 0 && more => Readiness::Decode(0),
+            0 if ahead && self.pending == 1 && drafted == 0 && more => Readiness::Decode(0),
             0 => Readiness::Busy,
             1 if self.speculator.awaits_draft() => Readiness::Busy,
-            1 => Readiness::Decode(guesses),
+            1 => Readiness::Decode(drafted),
             length => Readiness::Prefill(length as u32 - 1),
         }
     }
@@ -205,21 +205,15 @@ impl Sequence {
             return None;
         }
         let most = self.max_draft_tokens();
-        let (offset, guesses) = self.speculator.request_draft(&self.tokens, most, least)?;
+        let (offset, count) = self.speculator.request_draft(&self.tokens, most, least)?;
         let choice = SampleSpec { index: self.output.tokens(), ..self.sample.clone() };
         let (slot, tokens) = (self.slot, self.tokens[offset..].to_vec());
-        Some(DraftRequest {
-            slot,
-            offset: offset as u32,
-            tokens,
-            draft_tokens: guesses as u32,
-            sample: choice,
-        })
+        Some(DraftRequest { slot, offset: offset as u32, tokens, draft_tokens: count as u32, sample: choice })
     }
 
     /// Takes the draft model's reply.
-    pub fn receive_draft(&mut self, guesses: Vec<u32>) {
-        self.speculator.receive_draft(guesses);
+    pub fn receive_draft(&mut self, drafted: Vec<u32>) {
+        self.speculator.receive_draft(drafted);
     }
 
     /// Whether the newest draft tokens come from the draft model.
@@ -248,21 +242,21 @@ impl Sequence {
         let next = self.uncached();
         let (tokens, chooses) = match self.readiness(false) {
             Readiness::Prefill(left) => (next[..left.min(tokens.max(1)) as usize].to_vec(), false),
-            Readiness::Decode(guesses) => {
-                let guesses = guesses.min(tokens.saturating_sub(1)) as usize;
-                ([next, &self.speculator.draft_tokens()[..guesses]].concat(), true)
+            Readiness::Decode(drafted) => {
+                let drafted = drafted.min(tokens.saturating_sub(1)) as usize;
+                ([next, &self.speculator.draft_tokens()[..drafted]].concat(), true)
             }
             Readiness::Busy => (Vec::new(), true),
         };
-        let guesses = if chooses { (tokens.len() as u32).saturating_sub(1) } else { 0 };
-        self.speculator.truncate(guesses as usize);
+        let drafted = if chooses { (tokens.len() as u32).saturating_sub(1) } else { 0 };
+        self.speculator.truncate(drafted as usize);
         let offset = self.cached;
         let choice = chooses.then(|| {
             let index = self.output.tokens() + self.pending;
             self.pending += 1;
             SampleSpec { index, ..self.sample.clone() }
         });
-        let step = SequenceStep { slot: self.slot, offset, tokens, draft_tokens: guesses, sample: choice };
+        let step = SequenceStep { slot: self.slot, offset, tokens, draft_tokens: drafted, sample: choice };
         self.cached += step.length();
         step
     }
@@ -271,12 +265,12 @@ impl Sequence {
     /// The KV cache then has to be truncated to [`Sequence::cached`], which excludes the rejected ones.
     pub fn verify<E>(&mut self, chosen: &[Result<u32, E>]) -> usize {
         self.pending = self.pending.saturating_sub(1);
-        let guesses = self.speculator.draft_tokens().len();
-        if guesses == 0 {
+        let drafted = self.speculator.draft_tokens().len();
+        if drafted == 0 {
             return chosen.len();
         }
         let right = self.speculator.verify(self.tokens.len(), chosen);
-        self.cached -= (guesses - right) as u32;
+        self.cached -= (drafted - right) as u32;
         right + 1
     }
 
@@ -356,7 +350,7 @@ mod tests {
         );
         let mut choice = read[1].sample.clone();
         let count = sequence.usage().completion_tokens;
-        let mut told = OutputLog { events: Vec::new(), finished: None, count };
+        let mut output = OutputLog { events: Vec::new(), finished: None, count };
         for (index, &token) in choices.iter().enumerate().skip(request.emitted.len()) {
             // The sampled token is a function of these.
             let SampleSpec { sampling, seed, index: chosen, banned } = choice.unwrap();
@@ -365,10 +359,10 @@ mod tests {
             assert_eq!(sequence.verify(&[Ok::<u32, ()>(token)]), 1);
             let AcceptedToken { event, finished } = sequence.accept(token).unwrap();
             if let Some(GenerationEvent::Token { id, text }) = event {
-                told.events.push((id, text));
+                output.events.push((id, text));
             }
-            told.count = sequence.usage().completion_tokens;
-            told.finished = finished;
+            output.count = sequence.usage().completion_tokens;
+            output.finished = finished;
             if finished.is_some() {
                 break;
             }
@@ -376,7 +370,7 @@ mod tests {
             assert_eq!(step.tokens, [token]);
             choice = step.sample;
         }
-        told
+        output
     }
 
     fn bytes(text: &str) -> Vec<u32> {
@@ -420,8 +414,8 @@ mod tests {
         let dir = fixture::model_dir();
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
         for (request, limit, choices, text, finished, count) in answers() {
-            let told = answer(&tokens, &request, limit, &choices);
-            assert_eq!((told.text().as_str(), told.finished, told.count), (text, finished, count));
+            let output = answer(&tokens, &request, limit, &choices);
+            assert_eq!((output.text().as_str(), output.finished, output.count), (text, finished, count));
         }
     }
 
@@ -460,11 +454,11 @@ mod tests {
             })
         };
         for (emitted, limit, expected) in [
-            (vec![300], 9, "token 300 of this answer is said to have been told, but the model has only 300"),
+            (vec![300], 9, "token 300 of this answer is said to have been sent, but the model has only 300"),
             (
                 bytes("hello"),
                 4,
-                "5 tokens of this answer are said to have been told, but it ends with token 4",
+                "5 tokens of this answer are said to have been sent, but it ends with token 4",
             ),
             ([vec![END], bytes("x")].concat(), 9, "but it ends with token 1"),
         ] {
@@ -505,7 +499,7 @@ mod tests {
         let dir = fixture::model_dir();
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
         let mut sequence = sequence(&tokens, request, vec![1; 600], limit);
-        let (mut cache, mut chosen, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut cache, mut chosen, mut output) = (Vec::new(), Vec::new(), Vec::new());
         let mut leaves = leaves.iter().peekable();
         loop {
             while sequence.readiness(ahead) != Readiness::Busy {
@@ -529,9 +523,9 @@ mod tests {
             assert_eq!(chosen[at], index, "each token is chosen in its turn");
             sequence.verify(&[Ok::<u32, ()>(answer[index as usize])]);
             let AcceptedToken { event, finished } = sequence.accept(answer[index as usize]).unwrap();
-            told.extend(event);
+            output.extend(event);
             if let Some(reason) = finished {
-                return (told, reason, sequence.usage());
+                return (output, reason, sequence.usage());
             }
         }
     }
@@ -547,11 +541,11 @@ mod tests {
         let dir = fixture::model_dir();
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
         let mut sequence = sequence(&tokens, request, prompt.to_vec(), limit).with_proposers(LOOKUP);
-        let (mut cache, mut told, mut steps) = (Vec::<u32>::new(), Vec::new(), 0);
+        let (mut cache, mut output, mut steps) = (Vec::<u32>::new(), Vec::new(), 0);
         loop {
             sequence.propose(THRESHOLD);
             let room =
-                if let Readiness::Decode(guesses) = sequence.readiness(false) { 1 + guesses } else { 256 };
+                if let Readiness::Decode(drafted) = sequence.readiness(false) { 1 + drafted } else { 256 };
             // Now and then the batch has no capacity for all draft tokens.
             let step = sequence.step(if steps % 3 == 0 { room.min(3) } else { room });
             assert_eq!(step.offset as usize, cache.len());
@@ -562,16 +556,16 @@ mod tests {
             }
             steps += 1;
             let last = *indices.last().unwrap();
-            assert!(last < limit, "token {last} of {limit} is guessed");
+            assert!(last < limit, "token {last} of {limit} is drafted");
             let chosen: Vec<Result<u32, ()>> =
                 indices.iter().map(|index| Ok(*answer.get(*index as usize).unwrap_or(&END))).collect();
             let count = sequence.verify(&chosen);
             cache.truncate(sequence.cached() as usize);
             for token in chosen.into_iter().take(count) {
                 let AcceptedToken { event, finished } = sequence.accept(token.unwrap()).unwrap();
-                told.extend(event);
+                output.extend(event);
                 if let Some(reason) = finished {
-                    return (told, reason, sequence.usage(), steps);
+                    return (output, reason, sequence.usage(), steps);
                 }
             }
             assert_eq!(cache, sequence.history()[..cache.len()]);
@@ -584,12 +578,12 @@ mod tests {
         let line = "the quick brown fox jumps; ";
         for (story, request, prompt, limit, text, most) in [
             ("what the prompt says already", request(), line, 99, "the quick brown fox jumps over", 14),
-            ("a limit in the middle of guesses", request(), line, 12, "the quick brown fox jumps", 8),
-            ("a stop text in the middle of guesses", stops, line, 99, "the quick brown fox jumps", 11),
+            ("a limit in the middle of draft tokens", request(), line, 12, "the quick brown fox jumps", 8),
+            ("a stop text in the middle of draft tokens", stops, line, 99, "the quick brown fox jumps", 11),
             ("nothing that was said before", request(), "prompt", 99, "hé, wörld", 12),
             ("what it said itself", request(), "-", 99, "la la la la la la la la la la la la", 14),
             (
-                "guesses that are mostly wrong",
+                "draft tokens that are mostly rejected",
                 request(),
                 "abcd abce abcf abcg ",
                 99,
@@ -608,8 +602,8 @@ mod tests {
                 alone.extend(event);
                 finished
             });
-            let (told, finished, usage, steps) = run_speculative(&request, &bytes(prompt), limit, &answer);
-            assert_eq!((told, Some(finished)), (alone, reason), "{story}");
+            let (output, finished, usage, steps) = run_speculative(&request, &bytes(prompt), limit, &answer);
+            assert_eq!((output, Some(finished)), (alone, reason), "{story}");
             assert_eq!(usage.completion_tokens, telling.tokens(), "{story}");
             assert!(steps <= most, "{story}: {steps} steps for {} tokens", usage.completion_tokens);
         }

@@ -52,13 +52,13 @@ impl ProposerStats {
     }
 
     /// Records how many of the verified draft tokens were accepted; the sequence now has `length` tokens.
-    fn record(&mut self, length: usize, right: usize, guessed: usize) {
+    fn record(&mut self, length: usize, accepted: usize, drafted: usize) {
         // Draft tokens after the first rejected one were not verified.
-        for guess in 0..guessed.min(right + 1) {
-            let outcome = if guess < right { 1.0 } else { 0.0 };
+        for position in 0..drafted.min(accepted + 1) {
+            let outcome = if position < accepted { 1.0 } else { 0.0 };
             self.acceptance_rate += (outcome - self.acceptance_rate) * EMA_WEIGHT;
         }
-        if right > 0 {
+        if accepted > 0 {
             self.backoff = BACKOFF_TOKENS;
         }
         if worthwhile_tokens(self.acceptance_rate, self.threshold) == 0 {
@@ -178,15 +178,15 @@ impl Speculator {
     }
 
     /// Takes the draft model's reply.
-    pub fn receive_draft(&mut self, guesses: Vec<u32>) {
+    pub fn receive_draft(&mut self, draft_tokens: Vec<u32>) {
         let Some((length, most)) = self.draft_state.requested.filter(|_| self.draft_state.pending) else {
             return;
         };
         self.draft_state.pending = false;
         // The draft model has not run its last proposed token.
-        self.draft_state.cached = if guesses.len() == most { length + most - 1 } else { 0 };
+        self.draft_state.cached = if draft_tokens.len() == most { length + most - 1 } else { 0 };
         self.draft_state.is_source = true;
-        self.draft_tokens = guesses;
+        self.draft_tokens = draft_tokens;
     }
 
     /// Drops the draft tokens beyond a maximum, where a batch has no capacity for more.
@@ -200,20 +200,20 @@ impl Speculator {
     /// Verifies the draft tokens after a text of `length` tokens; returns how many are accepted and clears
     /// them.
     pub fn verify<E>(&mut self, length: usize, chosen: &[Result<u32, E>]) -> usize {
-        let guesses = std::mem::take(&mut self.draft_tokens);
-        let right = guesses
+        let draft_tokens = std::mem::take(&mut self.draft_tokens);
+        let matching = draft_tokens
             .iter()
             .zip(chosen)
-            .take_while(|(guess, chosen)| chosen.as_ref().is_ok_and(|token| token == *guess));
-        let right = right.count();
-        if !guesses.is_empty() {
+            .take_while(|(draft, chosen)| chosen.as_ref().is_ok_and(|token| token == *draft));
+        let accepted = matching.count();
+        if !draft_tokens.is_empty() {
             let record =
                 if self.draft_state.is_source { &mut self.draft_stats } else { &mut self.lookup_stats };
-            record.record(length + right + 1, right, guesses.len());
+            record.record(length + accepted + 1, accepted, draft_tokens.len());
             self.draft_state.cached =
-                self.draft_state.cached.min(length + if self.draft_state.is_source { right } else { 0 });
+                self.draft_state.cached.min(length + if self.draft_state.is_source { accepted } else { 0 });
         }
-        right
+        accepted
     }
 
     /// The sequence moves to another slot, where the draft model's KV cache is empty.
@@ -269,19 +269,19 @@ mod tests {
     }
 
     /// Draft tokens after a text, before verification.
-    fn guesses(guesser: &mut Speculator, text: &[u32], most: usize, least: f64) -> Vec<u32> {
-        guesser.truncate(0);
-        guesser.propose(text, most, found(least));
-        guesser.draft_tokens().to_vec()
+    fn drafted(speculator: &mut Speculator, text: &[u32], most: usize, least: f64) -> Vec<u32> {
+        speculator.truncate(0);
+        speculator.propose(text, most, found(least));
+        speculator.draft_tokens().to_vec()
     }
 
     /// Number of batches that produce `text`, if a draft token needs at least this acceptance probability.
     fn batches(text: &[u32], least: f64) -> usize {
-        let (mut guesser, mut length, mut batches) = (lookup(), 8, 0);
+        let (mut speculator, mut length, mut batches) = (lookup(), 8, 0);
         while length < text.len() {
-            guesser.propose(&text[..length], text.len() - length - 1, found(least));
+            speculator.propose(&text[..length], text.len() - length - 1, found(least));
             batches += 1;
-            length += guesser.verify(length, &chosen(&text[length..])) + 1;
+            length += speculator.verify(length, &chosen(&text[length..])) + 1;
         }
         batches
     }
@@ -298,11 +298,11 @@ mod tests {
         // Three tokens repeat all the time; the tokens after them never do.
         let misleading: Vec<u32> =
             (0..4000).map(|place| if place % 4 < 3 { place % 4 } else { 10 + place }).collect();
-        let mut guesser = lookup();
+        let mut speculator = lookup();
         let mut made = [0; 4];
         for length in 8..misleading.len() {
-            made[length / 1000] += guesses(&mut guesser, &misleading[..length], 8, 0.1).len();
-            assert_eq!(guesser.verify(length, &chosen(&misleading[length..])), 0);
+            made[length / 1000] += drafted(&mut speculator, &misleading[..length], 8, 0.1).len();
+            assert_eq!(speculator.verify(length, &chosen(&misleading[length..])), 0);
         }
         assert!(made[0] < 200 && made[3] < 40, "{made:?}");
     }
@@ -310,21 +310,21 @@ mod tests {
     #[test]
     fn speculator_drafts_nothing_when_the_cost_is_too_high() {
         let repeated: Vec<u32> = (0..200).map(|place| place % 20).collect();
-        assert!(guesses(&mut lookup(), &repeated, 8, 1.0).is_empty());
-        assert!(guesses(&mut lookup(), &repeated, 8, 0.8).is_empty(), "none is known to be as good");
-        assert_eq!(guesses(&mut lookup(), &repeated, 2, 0.0), [0, 1]);
-        assert!(guesses(&mut Speculator::default(), &repeated, 2, 0.0).is_empty(), "nobody may guess");
+        assert!(drafted(&mut lookup(), &repeated, 8, 1.0).is_empty());
+        assert!(drafted(&mut lookup(), &repeated, 8, 0.8).is_empty(), "none is known to be as good");
+        assert_eq!(drafted(&mut lookup(), &repeated, 2, 0.0), [0, 1]);
+        assert!(drafted(&mut Speculator::default(), &repeated, 2, 0.0).is_empty(), "no proposer is enabled");
     }
 
     #[test]
     fn speculator_retries_after_its_backoff() {
         let repeated: Vec<u32> = (0..500).map(|place| place % 20).collect();
-        let mut guesser = lookup();
+        let mut speculator = lookup();
         let mut length = 100;
-        while !guesses(&mut guesser, &repeated[..length], 8, 0.1).is_empty() {
-            assert_eq!(guesser.verify(length, &[Ok::<u32, ()>(99)]), 0);
+        while !drafted(&mut speculator, &repeated[..length], 8, 0.1).is_empty() {
+            assert_eq!(speculator.verify(length, &[Ok::<u32, ()>(99)]), 0);
         }
-        while guesses(&mut guesser, &repeated[..length], 8, 0.1).is_empty() {
+        while drafted(&mut speculator, &repeated[..length], 8, 0.1).is_empty() {
             length += 1;
         }
         assert!(length > 110 && length < 500, "{length}");
@@ -333,62 +333,62 @@ mod tests {
     #[test]
     fn draft_model_gets_each_text_once_and_only_uncached_tokens() {
         let least = AcceptanceThreshold { prompt_lookup: 0.1, draft_model: 0.3 };
-        let mut guesser = Speculator::new(Proposers { prompt_lookup: true, draft_model: true });
+        let mut speculator = Speculator::new(Proposers { prompt_lookup: true, draft_model: true });
         let text: Vec<u32> = (0..20).collect();
-        assert!(guesser.will_propose(&text, least));
-        guesser.propose(&text, 9, least);
+        assert!(speculator.will_propose(&text, least));
+        speculator.propose(&text, 9, least);
         // 0.7 cubed is still more than 0.3.
-        assert_eq!(guesser.request_draft(&text, 9, least), Some((0, 3)));
-        assert!(guesser.awaits_draft());
-        assert_eq!(guesser.request_draft(&text, 9, least), None);
-        guesser.receive_draft(vec![20, 21, 99]);
-        assert_eq!((guesser.draft_tokens(), guesser.awaits_draft()), (&[20, 21, 99][..], false));
-        assert_eq!(guesser.verify(20, &chosen(&[20, 21, 22, 23])), 2);
+        assert_eq!(speculator.request_draft(&text, 9, least), Some((0, 3)));
+        assert!(speculator.awaits_draft());
+        assert_eq!(speculator.request_draft(&text, 9, least), None);
+        speculator.receive_draft(vec![20, 21, 99]);
+        assert_eq!((speculator.draft_tokens(), speculator.awaits_draft()), (&[20, 21, 99][..], false));
+        assert_eq!(speculator.verify(20, &chosen(&[20, 21, 22, 23])), 2);
         // Its KV cache holds 20 and 21; 22 and the token sampled after it are new.
         let text: Vec<u32> = (0..23).collect();
-        assert_eq!(guesser.request_draft(&text, 2, least), Some((22, 2)));
+        assert_eq!(speculator.request_draft(&text, 2, least), Some((22, 2)));
         // On failure it may return fewer draft tokens than requested, or none.
-        guesser.receive_draft(Vec::new());
-        assert_eq!(guesser.request_draft(&text, 2, least), None, "it is asked once for each text");
-        assert_eq!(guesser.verify(23, &chosen(&[23])), 0);
+        speculator.receive_draft(Vec::new());
+        assert_eq!(speculator.request_draft(&text, 2, least), None, "it is asked once for each text");
+        assert_eq!(speculator.verify(23, &chosen(&[23])), 0);
         let text: Vec<u32> = (0..24).collect();
-        assert_eq!(guesser.request_draft(&text, 2, least), Some((0, 2)));
+        assert_eq!(speculator.request_draft(&text, 2, least), Some((0, 2)));
         // In another slot its KV cache is empty, and a pending reply is dropped.
-        guesser.reset_slot();
-        guesser.receive_draft(vec![24, 25]);
-        assert!(guesser.draft_tokens().is_empty());
-        assert_eq!(guesser.request_draft(&text, 2, least), Some((0, 2)));
-        guesser.receive_draft(vec![24, 25]);
+        speculator.reset_slot();
+        speculator.receive_draft(vec![24, 25]);
+        assert!(speculator.draft_tokens().is_empty());
+        assert_eq!(speculator.request_draft(&text, 2, least), Some((0, 2)));
+        speculator.receive_draft(vec![24, 25]);
         // The batch may have capacity for fewer draft tokens, or none.
-        guesser.truncate(0);
+        speculator.truncate(0);
         let longer: Vec<u32> = (0..25).collect();
-        assert_eq!(guesser.request_draft(&longer, 2, least), Some((24, 2)));
-        guesser.reset_slot();
-        assert_eq!(guesser.request_draft(&text, 2, least), Some((0, 2)));
-        guesser.receive_draft(vec![24, 25]);
+        assert_eq!(speculator.request_draft(&longer, 2, least), Some((24, 2)));
+        speculator.reset_slot();
+        assert_eq!(speculator.request_draft(&text, 2, least), Some((0, 2)));
+        speculator.receive_draft(vec![24, 25]);
         // Prompt lookup costs nothing, and the draft model has to prefill these tokens later.
         let text: Vec<u32> = (0..24).chain([24, 25, 26, 0, 1, 2]).collect();
-        assert_eq!(guesser.verify(24, &chosen(&[24, 25, 26])), 2);
-        guesser.propose(&text, 9, least);
-        assert_eq!(guesser.draft_tokens()[..2], [3, 4]);
-        assert_eq!(guesser.request_draft(&text, 9, least), None);
-        assert_eq!(guesser.verify(30, &chosen(&[3, 4, 5, 9])), 3);
+        assert_eq!(speculator.verify(24, &chosen(&[24, 25, 26])), 2);
+        speculator.propose(&text, 9, least);
+        assert_eq!(speculator.draft_tokens()[..2], [3, 4]);
+        assert_eq!(speculator.request_draft(&text, 9, least), None);
+        assert_eq!(speculator.verify(30, &chosen(&[3, 4, 5, 9])), 3);
         let text: Vec<u32> = text.into_iter().chain([3, 4, 5, 9]).collect();
-        assert_eq!(guesser.request_draft(&text, 1, least), Some((25, 1)));
+        assert_eq!(speculator.request_draft(&text, 1, least), Some((25, 1)));
     }
 
     #[test]
     fn draft_model_backs_off_while_its_tokens_are_rejected() {
         let least = AcceptanceThreshold { prompt_lookup: 0.1, draft_model: 0.5 };
-        let mut guesser = Speculator::new(Proposers { prompt_lookup: false, draft_model: true });
+        let mut speculator = Speculator::new(Proposers { prompt_lookup: false, draft_model: true });
         let mut asked = [0; 4];
         for length in 1..2000 {
             let text: Vec<u32> = (0..length).collect();
-            if let Some((_, most)) = guesser.request_draft(&text, 8, least) {
+            if let Some((_, most)) = speculator.request_draft(&text, 8, least) {
                 asked[text.len() / 500] += 1;
-                guesser.receive_draft(vec![7777; most]);
+                speculator.receive_draft(vec![7777; most]);
             }
-            guesser.verify(text.len(), &chosen(&[length]));
+            speculator.verify(text.len(), &chosen(&[length]));
         }
         assert!(asked[0] > 5 && asked[3] < asked[0] / 2, "{asked:?}");
     }

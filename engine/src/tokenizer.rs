@@ -79,7 +79,7 @@ pub enum TokenizerError {
     },
     /// An emitted token of a resumed request is outside the model's vocabulary.
     #[error(
-        "token {id} of this answer is said to have been told, but the model has only {vocabulary} tokens; another model began it"
+        "token {id} of this answer is said to have been sent, but the model has only {vocabulary} tokens; another model began it"
     )]
     OutOfVocabulary {
         /// The token.
@@ -289,15 +289,15 @@ mod tests {
         let dir = fixture::model_dir();
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
         let mut stream = tokens.detokenizer();
-        let mut told = String::new();
+        let mut output = String::new();
         // The tokenizer knows single bytes only, so é takes two tokens, 日 three, 🙂 four.
         for (byte, expected) in "aé日🙂".bytes().zip(["a", "", "é", "", "", "日", "", "", "", "🙂"]) {
             let text = stream.push(fixture::token_of_byte(byte)).unwrap();
             assert_eq!(text, expected);
-            told.push_str(&text);
+            output.push_str(&text);
         }
         assert_eq!(stream.flush().unwrap(), "");
-        assert_eq!(told, "aé日🙂");
+        assert_eq!(output, "aé日🙂");
     }
 
     #[test]
@@ -305,15 +305,15 @@ mod tests {
         let dir = fixture::model_dir();
         let tokens = ChatTokenizer::load(dir.path()).unwrap();
         let mut stream = tokens.detokenizer();
-        let mut told = String::new();
+        let mut output = String::new();
         for _ in 0..100 {
-            told.push_str(&stream.push(fixture::token_of_byte(0xE6)).unwrap());
+            output.push_str(&stream.push(fixture::token_of_byte(0xE6)).unwrap());
             assert!(stream.clone().flush().unwrap().chars().count() <= 16);
         }
-        told.push_str(&stream.push(fixture::token_of_byte(b'a')).unwrap());
-        told.push_str(&stream.flush().unwrap());
-        assert!(told.ends_with('a'), "{told}");
-        assert!(told.contains('\u{FFFD}'));
+        output.push_str(&stream.push(fixture::token_of_byte(b'a')).unwrap());
+        output.push_str(&stream.flush().unwrap());
+        assert!(output.ends_with('a'), "{output}");
+        assert!(output.contains('\u{FFFD}'));
     }
 
     #[test]

@@ -120,12 +120,12 @@ pub enum TunnelError {
         port: u16,
     },
     /// An established connection ended.
-    #[error("ring {label}: the connection {way} {node} ended: {reason}")]
+    #[error("ring {label}: the connection {direction} {node} ended: {reason}")]
     Lost {
         /// The ring.
         label: String,
         /// Direction: `from` or `to`.
-        way: &'static str,
+        direction: &'static str,
         /// The neighbour's node.
         node: String,
         /// Which side closed it, or the error.
@@ -177,22 +177,22 @@ impl Tunnel {
         let forwarder = TcpListener::bind(loopback).await.map_err(listen(loopback))?;
         let reserved = ReservedPort::reserve().map_err(listen(loopback))?;
 
-        let mut told = vec![loopback; size];
-        told[own].set_port(reserved.port());
-        told[next] = forwarder.local_addr().map_err(listen(loopback))?;
+        let mut tunnelled = vec![loopback; size];
+        tunnelled[own].set_port(reserved.port());
+        tunnelled[next] = forwarder.local_addr().map_err(listen(loopback))?;
 
-        let (mut ways, alone) = (JoinSet::new(), StubSwitch::default());
-        let (taken, way) = watch::channel(None);
+        let (mut directions, stub_switch) = (JoinSet::new(), StubSwitch::default());
+        let (taken, path) = watch::channel(None);
         let neighbour = Neighbour::new(&nodes[next], hosts[next], cables);
-        ways.spawn(accept_previous(
+        directions.spawn(accept_previous(
             ring.clone(),
             listeners,
             nodes[previous].clone(),
             reserved,
-            alone.subscribe(),
+            stub_switch.subscribe(),
         ));
-        ways.spawn(connect_next(ring, forwarder, neighbour, taken, alone.subscribe()));
-        Ok((Self { directions: ways, stub_switch: alone, path: way }, told))
+        directions.spawn(connect_next(ring, forwarder, neighbour, taken, stub_switch.subscribe()));
+        Ok((Self { directions, stub_switch, path }, tunnelled))
     }
 
     /// How the next member was reached, once it was; `None` where no cable leads to it.
@@ -225,7 +225,7 @@ async fn accept_previous(
     listeners: Vec<TcpListener>,
     node: String,
     reserved: ReservedPort,
-    told: StubSignal,
+    stub_signal: StubSignal,
 ) -> TunnelError {
     let remote = accept_neighbour(&ring, listeners, &node).await;
     let label = ring.label.clone();
@@ -235,8 +235,8 @@ async fn accept_previous(
         Err(loopback::MlxPortError::Intruder(port)) => return TunnelError::Intruder { label, port },
     };
     tracing::info!(ring = label, node, "the previous rank is connected");
-    let reason = relay::run(local, remote, told).await;
-    TunnelError::Lost { label, way: "from", node, reason }
+    let reason = relay::run(local, remote, stub_signal).await;
+    TunnelError::Lost { label, direction: "from", node, reason }
 }
 
 /// The first connection with the certificate of `node` and the right label. All others are rejected without
@@ -290,12 +290,12 @@ async fn connect_next(
     forwarder: TcpListener,
     neighbour: Neighbour,
     taken: watch::Sender<Option<NeighbourPath>>,
-    told: StubSignal,
+    stub_signal: StubSignal,
 ) -> TunnelError {
     let local = loopback::accept_own(forwarder).await;
     let label = ring.label.clone();
     let (since, mut pause) = (Instant::now(), RETRY_BACKOFF.0);
-    let (remote, way) = loop {
+    let (remote, path) = loop {
         let reason = match neighbour.connect(&ring).await {
             Ok(reached) => break reached,
             Err(reason) => reason,
@@ -309,17 +309,17 @@ async fn connect_next(
         pause = (2 * pause).min(RETRY_BACKOFF.1);
     };
     let node = neighbour.node;
-    match &way.fallback {
+    match &path.fallback {
         Some(why) => {
-            tracing::warn!(ring = label, node, %way, why, "a cable leads to the next rank, which is connected another way")
+            tracing::warn!(ring = label, node, %path, why, "a cable leads to the next rank, which is connected another way")
         }
-        None => tracing::info!(ring = label, node, %way, "connected to the next rank"),
+        None => tracing::info!(ring = label, node, %path, "connected to the next rank"),
     }
-    if way.over_cable || way.fallback.is_some() {
-        taken.send_replace(Some(way));
+    if path.over_cable || path.fallback.is_some() {
+        taken.send_replace(Some(path));
     }
-    let reason = relay::run(local, remote, told).await;
-    TunnelError::Lost { label, way: "to", node, reason }
+    let reason = relay::run(local, remote, stub_signal).await;
+    TunnelError::Lost { label, direction: "to", node, reason }
 }
 
 /// rustls reads 4 KiB at a time, each of which would be a system call.

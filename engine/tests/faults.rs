@@ -68,9 +68,9 @@ async fn address(engine: &TestEngine) -> String {
 }
 
 /// Waits until `/readyz` has the wanted result.
-async fn until_ready(address: &str, wanted: bool) {
+async fn until_ready(address: &str, expected: bool) {
     within("/readyz", async {
-        while ready(address).await != wanted {
+        while ready(address).await != expected {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })

@@ -126,7 +126,7 @@ async fn another_group_resumes_an_answer_unchanged() {
     for (question, (ids, text, end)) in questions.iter().zip(&answers) {
         for cut in 1..=ids.len() {
             let request = GenerationRequest { emitted: ids[..cut].to_vec(), ..question.clone() };
-            let (rest, told, ended) = collect(&mut ask(&mut client, request).await).await;
+            let (rest, sent, ended) = collect(&mut ask(&mut client, request).await).await;
             assert_eq!(rest, ids[cut..], "cut after {cut}");
             let (
                 GenerationEvent::Finished { reason, usage },
@@ -137,7 +137,7 @@ async fn another_group_resumes_an_answer_unchanged() {
             };
             assert_eq!((reason, usage.prompt_tokens), (*as_before, cost.prompt_tokens), "cut after {cut}");
             assert_eq!(usage.completion_tokens, cost.completion_tokens, "cut after {cut}");
-            assert!(text.ends_with(&told), "{told:?} does not end {text:?}");
+            assert!(text.ends_with(&sent), "{sent:?} does not end {text:?}");
         }
     }
 }

@@ -249,10 +249,10 @@ impl SoakGroup {
     async fn disconnect(&self, client: &mut EngineClient<Channel>, random: &mut StdRng) {
         let mut events = ask(client, long(random)).await;
         let tokens = random.random_range(0..20);
-        let mut told = 0;
-        while told <= tokens {
+        let mut received = 0;
+        while received <= tokens {
             match next(&mut events).await {
-                Some(GenerationEvent::Token { .. }) => told += 1,
+                Some(GenerationEvent::Token { .. }) => received += 1,
                 Some(GenerationEvent::Started { .. }) => {}
                 Some(end) => {
                     self.ended(&end, &self.tally.disconnected);
@@ -396,7 +396,7 @@ async fn random_clients_get_their_solo_answers_and_nothing_leaks() {
 const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes as long as it is told; `cargo xtask proof soak SECONDS` runs it"]
+#[ignore = "takes as long as it is given; `cargo xtask proof soak SECONDS` runs it"]
 async fn memory_stays_constant_for_the_given_time() {
     let seconds: u64 = std::env::var("RUSSET_SOAK_SECONDS").unwrap().parse().unwrap();
     let field = SoakGroup::start(&[4]).await;
@@ -438,7 +438,7 @@ async fn memory_stays_constant_for_the_given_time() {
     }
     for (what, number) in [
         ("answers compared with those alone", compared),
-        ("of these told otherwise where two tokens are as good", excused),
+        ("of these different where two tokens are as good", excused),
         ("answers of drawn tokens", sampled),
         ("clients that disconnected in the middle", disconnected),
         ("clients that left before anything came", cancelled),

@@ -1,5 +1,5 @@
 //! Speculative decoding in real engines: outputs, greedy and sampled, equal those without draft tokens, on
-//! one rank and in groups, with prompt lookup and with draft models that are always right, or almost never.
+//! one rank and in groups, with prompt lookup and with draft models that are always accepted, or almost never.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -97,14 +97,14 @@ const SPLITS: [(&[usize], usize); 3] = [(&[4], 1), (&[1, 3], 1), (&[4], 2)];
 async fn prompt_lookup_changes_no_answer() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
     for split in SPLITS {
-        let (expected, [guessed, _]) = answers(&model, split, (Speculation::Off, None), repetitions()).await;
-        assert_eq!(guessed, 0);
-        let (told, [guessed, right]) =
+        let (expected, [drafted, _]) = answers(&model, split, (Speculation::Off, None), repetitions()).await;
+        assert_eq!(drafted, 0);
+        let (answered, [drafted, accepted]) =
             answers(&model, split, (Speculation::PromptLookup, None), repetitions()).await;
-        assert_eq!(told, expected, "over {split:?}");
-        println!("over {split:?} {right} of {guessed} guesses were right");
+        assert_eq!(answered, expected, "over {split:?}");
+        println!("over {split:?} {accepted} of {drafted} draft tokens were accepted");
         // How many draft tokens pay depends on the machine.
-        assert!(right > 0, "{right} of {guessed} guesses were right over {split:?}");
+        assert!(accepted > 0, "{accepted} of {drafted} draft tokens were accepted over {split:?}");
     }
 }
 
@@ -113,15 +113,18 @@ async fn draft_models_change_no_answer() {
     let (model, other) =
         (model::random_model_dir(), model::random_model(Shape { layers: 1, ..model::SMALL }));
     for split in SPLITS {
-        let (expected, [guessed, _]) =
+        let (expected, [drafted, _]) =
             answers(model.path(), split, (Speculation::Off, None), questions()).await;
-        assert_eq!(guessed, 0);
+        assert_eq!(drafted, 0);
         for (who, draft, enough) in [("itself", &model, 0.9), ("another", &other, 0.0)] {
-            let (told, [guessed, right]) =
+            let (answered, [drafted, accepted]) =
                 answers(model.path(), split, (Speculation::Off, Some(draft.path())), questions()).await;
-            assert_eq!(told, expected, "drafted by {who}, over {split:?}");
-            println!("over {split:?} {right} of {guessed} guesses of {who} were right");
-            assert!(guessed > 0 && right as f64 >= enough * guessed as f64, "{right} of {guessed} of {who}");
+            assert_eq!(answered, expected, "drafted by {who}, over {split:?}");
+            println!("over {split:?} {accepted} of {drafted} draft tokens of {who} were accepted");
+            assert!(
+                drafted > 0 && accepted as f64 >= enough * drafted as f64,
+                "{accepted} of {drafted} of {who}"
+            );
         }
     }
 }

@@ -155,7 +155,7 @@ async fn finish(
     }
     // Also during deletion: running groups may need files that are being fetched.
     let nodes = source_selection::peer_nodes(&context.stores.nodes.state());
-    // Before any agent is told to contact the source.
+    // Before any agent contacts the source.
     let source = &model.spec.source;
     let readers = secret_access::source_readers(source, copies, &nodes, decision.header_node.as_deref());
     let granted = secret_access::apply(context, model, &readers).await;

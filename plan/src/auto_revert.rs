@@ -139,14 +139,14 @@ mod tests {
         (desired.spec_digest, desired.rollback_reason) = (intent(&new), Some(why));
         assert_eq!(record_outcome(failed.clone(), &desired, true, None), failed);
 
-        for (story, spec, status, wanted) in [
+        for (story, spec, status, expected) in [
             ("nothing failed", &new, &proven, false),
             ("it failed", &new, &failed, true),
             ("another edit is tried", &other, &failed, false),
             ("back by hand", &old, &failed, false),
             ("its owner wants to see it fail", &self::spec(2048, AutoRevert::Disabled), &failed, false),
         ] {
-            assert_eq!(rolled_back_spec(spec, status.as_ref(), &intent(spec)).is_some(), wanted, "{story}");
+            assert_eq!(rolled_back_spec(spec, status.as_ref(), &intent(spec)).is_some(), expected, "{story}");
         }
         let after = record_outcome(failed, &valid(&other), false, None).unwrap();
         assert_eq!(after.failed, None, "an edit begins anew");
@@ -170,12 +170,12 @@ mod tests {
 
     #[test]
     fn rollback_restores_the_draft_model() {
-        let guessed = |draft: Option<&str>| ModelDeploymentSpec {
+        let with_draft = |draft: Option<&str>| ModelDeploymentSpec {
             draft_model_ref: draft.map(LocalReference::new),
             ..spec(1024, AutoRevert::Enabled)
         };
         for (old, new) in [(Some("d"), Some("e")), (None, Some("d")), (Some("d"), None)] {
-            let (old, new) = (guessed(old), guessed(new));
+            let (old, new) = (with_draft(old), with_draft(new));
             let proven = record_outcome(None, &valid(&old), true, None);
             let failed = record_outcome(proven, &valid(&new), false, Some("out of luck"));
             let (planned, _) = rolled_back_spec(&new, failed.as_ref(), &valid(&new).spec_digest).unwrap();

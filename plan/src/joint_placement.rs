@@ -128,7 +128,7 @@ fn best_when_vacated(
 
 /// Decides for all of them jointly.
 fn solve_jointly(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan {
-    let mut wishes = Vec::new();
+    let mut pending = Vec::new();
     let mut groups: BTreeMap<(&str, &str), Vec<(&ObjectKey, &GroupInfo)>> = BTreeMap::new();
     for (key, group) in view.groups.iter().filter(|(_, group)| !group.deleting) {
         groups.entry((&key.0, &group.deployment)).or_default().push((key, group));
@@ -146,13 +146,13 @@ fn solve_jointly(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan
             scale.fewest = 1;
         }
         let best = found.found.iter().map(|scored| scale.net_score(scored)).fold(0.0, f64::max);
-        wishes.extend(waiting.iter().map(|&replica| {
+        pending.extend(waiting.iter().map(|&replica| {
             let weight = weight(desired, replica);
             PendingReplica { desired, memory: fit.clone(), replica, scale, weight, max_score: weight * best }
         }));
     }
     // The heaviest first; among equal ones those with the largest need, which have the fewest candidates.
-    wishes.sort_by(|a, b| {
+    pending.sort_by(|a, b| {
         let heavier = b.weight.total_cmp(&a.weight);
         let larger = b.memory.whole_model().total().cmp(&a.memory.whole_model().total());
         heavier
@@ -160,9 +160,9 @@ fn solve_jointly(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan
             .then_with(|| a.desired.key().cmp(&b.desired.key()))
             .then(a.replica.cmp(&b.replica))
     });
-    let most = wishes.iter().map(|wish| wish.max_score).sum();
+    let most = pending.iter().map(|next| next.max_score).sum();
     let budget =
-        wishes.len() + MAX_SEARCH_NODES * SMALL_CLUSTER_NODES / view.nodes.len().max(SMALL_CLUSTER_NODES);
+        pending.len() + MAX_SEARCH_NODES * SMALL_CLUSTER_NODES / view.nodes.len().max(SMALL_CLUSTER_NODES);
     let mut search = BranchAndBound {
         visited: 0,
         budget,
@@ -170,12 +170,12 @@ fn solve_jointly(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan
         upper_bound: most,
         splits: BTreeMap::new(),
     };
-    if wishes.is_empty() {
+    if pending.is_empty() {
         return JointPlan::default();
     }
     // Every descent restores it.
     let mut view = view.clone();
-    for order in orders(&wishes.iter().collect::<Vec<_>>()) {
+    for order in orders(&pending.iter().collect::<Vec<_>>()) {
         if search.is_pruned(0.0) {
             break;
         }
@@ -195,16 +195,16 @@ fn fits_single_node(view: &Snapshot, desired: &ValidDeployment, fit: &MemoryMode
 
 /// Orders worth trying. The first replica takes its best nodes, so another order may fit where this one does
 /// not: all orders of a few replicas, and of many those in which each of some comes first.
-fn orders<'w, 'a>(wishes: &[&'w PendingReplica<'a>]) -> Vec<Vec<&'w PendingReplica<'a>>> {
-    if wishes.is_empty() {
+fn orders<'w, 'a>(pending: &[&'w PendingReplica<'a>]) -> Vec<Vec<&'w PendingReplica<'a>>> {
+    if pending.is_empty() {
         return vec![Vec::new()];
     }
     let front = |at: usize| {
-        let mut rest = wishes.to_vec();
+        let mut rest = pending.to_vec();
         (rest.remove(at), rest)
     };
-    let heads = (0..wishes.len().min(MAX_FRONT_REPLICAS)).map(front);
-    if wishes.len() > MAX_REPLICAS_ALL_ORDERS {
+    let heads = (0..pending.len().min(MAX_FRONT_REPLICAS)).map(front);
+    if pending.len() > MAX_REPLICAS_ALL_ORDERS {
         return heads.map(|(head, rest)| [vec![head], rest].concat()).collect();
     }
     let tails = |(head, rest): (&'w PendingReplica<'a>, Vec<&'w PendingReplica<'a>>)| {
@@ -241,10 +241,10 @@ impl BranchAndBound {
         lost: f64,
         taken: &mut Vec<Option<SplitCandidate>>,
     ) {
-        let Some(wish) = order.get(taken.len()) else {
+        let Some(next) = order.get(taken.len()) else {
             let worth = self.upper_bound - lost;
             if worth > self.best {
-                let keys = order.iter().map(|wish| (wish.desired.key(), wish.replica));
+                let keys = order.iter().map(|next| (next.desired.key(), next.replica));
                 (self.best, self.splits) = (worth, keys.zip(taken.iter().cloned()).collect());
             }
             return;
@@ -253,26 +253,26 @@ impl BranchAndBound {
             return;
         }
         self.visited += 1;
-        let found = enumerate(view, wish.desired, &wish.memory, wish.replica, true, |_| false);
+        let found = enumerate(view, next.desired, &next.memory, next.replica, true, |_| false);
         let mut found = found.map(|found| found.found).unwrap_or_default();
-        let net = |scored: &ScoredCandidate| wish.scale.net_score(scored);
-        found.sort_by(|a, b| wish.scale.compare_score(a, b));
-        let key = (wish.desired.namespace.clone(), format!("~{}", taken.len()));
+        let net = |scored: &ScoredCandidate| next.scale.net_score(scored);
+        found.sort_by(|a, b| next.scale.compare_score(a, b));
+        let key = (next.desired.namespace.clone(), format!("~{}", taken.len()));
         for scored in found {
-            let short = wish.max_score - wish.weight * net(&scored);
+            let short = next.max_score - next.weight * net(&scored);
             if self.is_pruned(lost + short) {
                 break;
             }
-            let group = wish.desired.new_group(wish.replica, scored.candidate.plan(&wish.memory));
+            let group = next.desired.new_group(next.replica, scored.candidate.plan(&next.memory));
             view.groups.insert(key.clone(), group);
             taken.push(Some(scored.candidate));
             self.search(order, view, lost + short, taken);
             taken.pop();
             view.groups.remove(&key);
         }
-        if !self.is_pruned(lost + wish.max_score) {
+        if !self.is_pruned(lost + next.max_score) {
             taken.push(None);
-            self.search(order, view, lost + wish.max_score, taken);
+            self.search(order, view, lost + next.max_score, taken);
             taken.pop();
         }
     }

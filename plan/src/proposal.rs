@@ -429,7 +429,7 @@ mod tests {
         let view = cluster.snapshot(jiff::Timestamp::MIN);
         let mut settled = after(&cluster, &view, &deployment("s", "small", 1, 5));
         settled.groups.values_mut().for_each(|group| group.ready = true);
-        for (story, view, wanted, want) in [
+        for (story, view, expected, want) in [
             ("the same again", &settled, deployment("s", "small", 1, 5), "s: 0 1 0 0, 1 rank on a"),
             ("stopped", &settled, deployment("s", "small", 0, 5), "s: 0 0 1 0, nothing runs"),
             ("stopped, its model gone", &settled, deployment("s", "ghost", 0, 5), "s: 0 0 1 0, nothing runs"),
@@ -437,9 +437,9 @@ mod tests {
             ("another room", &settled, deployment("s", "small", 1, 20), "s: 1 0 1 0, 1 rank on a"),
             ("too large", &settled, deployment("s", "large", 1, 5), "s: 0 1 0 1, not placed"),
         ] {
-            let proposals = propose(&cluster.models, view, std::slice::from_ref(&wanted), None);
+            let proposals = propose(&cluster.models, view, std::slice::from_ref(&expected), None);
             assert_eq!(summaries(&proposals), [want], "{story}: {proposals:?}");
-            let again = propose(&cluster.models, &after(&cluster, view, &wanted), &[wanted], None);
+            let again = propose(&cluster.models, &after(&cluster, view, &expected), &[expected], None);
             assert!(
                 again[0].create.is_empty() && again[0].delete.is_empty(),
                 "{story}: planned again {again:?}"
@@ -458,7 +458,7 @@ mod tests {
         let proposals = propose(&cluster.models, &view, std::slice::from_ref(&idle), Some(Timestamp::MIN));
         assert_eq!(summaries(&proposals), ["d: 0 0 0 0, nothing runs"]);
         assert!(
-            proposals[0].report.reason.starts_with("nobody asks for it, so Tier seldom"),
+            proposals[0].report.reason.starts_with("it has no requests, so Tier seldom"),
             "{proposals:?}"
         );
         let applied = propose(&cluster.models, &view, &[idle], None);

@@ -557,8 +557,8 @@ mod tests {
                     assert_eq!(valid.capacity.kv_tokens, expected, "{context} {asked:?}")
                 }
                 (Err(notes), Err(words)) => {
-                    let told = crate::note::join(&notes);
-                    assert!(told.contains(words) && told.contains("kv.kvTokens"), "{told}");
+                    let message = crate::note::join(&notes);
+                    assert!(message.contains(words) && message.contains("kv.kvTokens"), "{message}");
                 }
                 (got, _) => panic!("{context} {asked:?}: {got:?}"),
             }

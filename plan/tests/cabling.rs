@@ -63,10 +63,10 @@ fn cabled(matrix: &DeviceMatrix) -> Nodes {
 
 #[track_caller]
 fn check_mesh(what: &str, json: &Value) {
-    let wanted = matrix(json);
-    let nodes = cabled(&wanted);
+    let expected = matrix(json);
+    let nodes = cabled(&expected);
     let names: Vec<&str> = nodes.keys().map(String::as_str).collect();
-    assert_eq!(fabric(&nodes).mesh(&names).as_ref(), Ok(&wanted), "{what}");
+    assert_eq!(fabric(&nodes).mesh(&names).as_ref(), Ok(&expected), "{what}");
     let indices: Vec<usize> = (0..names.len()).collect();
     if names.len() > 1 {
         let found = teams(&fabric(&nodes), Backend::Jaccl, &indices, (1, names.len()), |_| true);
@@ -78,9 +78,9 @@ fn check_mesh(what: &str, json: &Value) {
 fn synthetic_cabling_gives_its_matrix_again() {
     let mesh = serde_json::from_str(include_str!("fixtures/synthetic-mesh-4.json")).unwrap();
     check_mesh("mesh", &mesh);
-    let wanted =
+    let expected =
         matrix(&serde_json::from_str(include_str!("fixtures/synthetic-ring-4-two-wires.json")).unwrap());
-    let nodes = cabled(&wanted);
+    let nodes = cabled(&expected);
     let names: Vec<&str> = nodes.keys().map(String::as_str).collect();
     let found = fabric(&nodes).ring(&names).unwrap();
     // Which of two cables is wire 0 is our choice, but it is the same one at both ends.
@@ -90,7 +90,7 @@ fn synthetic_cabling_gives_its_matrix_again() {
     };
     for a in 0..4 {
         for b in 0..4 {
-            let (mut ours, mut theirs) = (cable(&found, a, b), cable(&wanted, a, b));
+            let (mut ours, mut theirs) = (cable(&found, a, b), cable(&expected, a, b));
             ours.sort();
             theirs.sort();
             assert_eq!(ours, theirs, "{a} and {b}");

@@ -6,7 +6,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::disallowed_methods,
-    reason = "a test may fail, and is told by the environment how long to run"
+    reason = "a test may fail, and reads from the environment how long to run"
 )]
 
 use std::sync::atomic::{AtomicU64, Ordering};

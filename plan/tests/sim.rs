@@ -50,7 +50,7 @@ const STORIES: u64 = 10;
 
 /// Every selected script, in the order of names, with its text.
 fn scripts() -> Vec<(String, String)> {
-    let wanted = std::env::var("RUSSET_SIM").unwrap_or_default();
+    let expected = std::env::var("RUSSET_SIM").unwrap_or_default();
     let files = std::fs::read_dir(SCRIPTS).unwrap().map(|entry| entry.unwrap().path());
     let mut scripts: Vec<PathBuf> =
         files.filter(|path| path.extension().is_some_and(|it| it == "txt")).collect();
@@ -59,7 +59,7 @@ fn scripts() -> Vec<(String, String)> {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         (name, std::fs::read_to_string(&path).unwrap())
     });
-    named.filter(|(name, _)| name.contains(&wanted)).collect()
+    named.filter(|(name, _)| name.contains(&expected)).collect()
 }
 
 /// Golden files whose script is gone or pending.
@@ -67,9 +67,10 @@ fn strays(scripts: &[(String, String)]) -> Vec<String> {
     let files = std::fs::read_dir(SCRIPTS).unwrap().map(|entry| entry.unwrap().path());
     let goldens = files.filter(|path| path.extension().is_some_and(|it| it == "golden"));
     let names = goldens.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned());
-    let told = |name: &String| scripts.iter().any(|(it, text)| it == name && !text.starts_with("pending"));
+    let complete =
+        |name: &String| scripts.iter().any(|(it, text)| it == name && !text.starts_with("pending"));
     names
-        .filter(|name| !told(name))
+        .filter(|name| !complete(name))
         .map(|name| format!("{name}.golden has no script that writes it"))
         .collect()
 }
@@ -109,10 +110,10 @@ fn every_script_comes_out_as_written() {
             }
         };
         let mut story = Story::default();
-        let told = story.run(&script);
+        let outcome = story.run(&script);
         crashes += story.crashes;
         conflicts += story.conflicts;
-        match (told, &script.pending) {
+        match (outcome, &script.pending) {
             (Ok(()), None) => failures.extend(compare(name, &story.trace.text).err()),
             (Ok(()), Some(why)) => {
                 failures.push(format!(
@@ -145,8 +146,8 @@ fn every_script_comes_out_as_written() {
 #[test]
 fn stories_drawn_at_random_break_no_promise() {
     let mut crashes = 0;
-    let wanted = std::env::var("RUSSET_SIM_STORIES").ok();
-    let stories = wanted.map_or(STORIES, |count| count.parse().unwrap());
+    let expected = std::env::var("RUSSET_SIM_STORIES").ok();
+    let stories = expected.map_or(STORIES, |count| count.parse().unwrap());
     for seed in 0..stories {
         let text = random_script::story(seed);
         let script = Script::read("drawn", &text).unwrap();
@@ -267,7 +268,7 @@ fn unreadable_script_line_names_its_place_and_expectation() {
         ("end", "end is expected after during settle and a step"),
     ] {
         let read = Script::read("story", &format!("# A story.\n{line}\n")).map(|_| ());
-        let told = read.unwrap_err();
-        assert!(told.starts_with("tests/sim/scripts/story.txt:") && told.contains(wrong), "{told}");
+        let error = read.unwrap_err();
+        assert!(error.starts_with("tests/sim/scripts/story.txt:") && error.contains(wrong), "{error}");
     }
 }

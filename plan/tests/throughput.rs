@@ -210,8 +210,8 @@ fn published_rates_are_predicted_within_the_bounds() {
         );
     }
     let estimated = |row: &Row, by: &Coefficients| {
-        let guess = Row { model: row.estimate, ..row.clone() };
-        error(&guess, by)
+        let estimate = Row { model: row.estimate, ..row.clone() };
+        error(&estimate, by)
     };
     table("as if configs were unknown", &|row| known(row) && row.load.streams == 1, &estimated);
 
@@ -291,11 +291,17 @@ fn models_without_config_are_estimated_well_enough() {
         let active = if sparse { facts.read } else { facts.read + embedding };
         let size = ParameterCounts { total: facts.total * 1e9, active: active.min(facts.total) * 1e9 };
         let weights = WeightFormat::Affine { bits: 4, group: 64 };
-        let (guess, model) = (ModelProfile::estimate(size, weights), facts.model(weights, weights));
-        assert_eq!(guess.experts.is_some(), sparse, "{}", facts.name);
-        let error = |guess: f64, fact: f64| (guess / fact - 1.0).abs();
-        errors.entry(sparse).or_default().push(error(f64::from(guess.layers), f64::from(model.layers)));
-        assert!(error(guess.bytes, model.bytes) < 0.35, "{}: {} {}", facts.name, guess.bytes, model.bytes);
+        let (estimate, model) = (ModelProfile::estimate(size, weights), facts.model(weights, weights));
+        assert_eq!(estimate.experts.is_some(), sparse, "{}", facts.name);
+        let error = |estimate: f64, fact: f64| (estimate / fact - 1.0).abs();
+        errors.entry(sparse).or_default().push(error(f64::from(estimate.layers), f64::from(model.layers)));
+        assert!(
+            error(estimate.bytes, model.bytes) < 0.35,
+            "{}: {} {}",
+            facts.name,
+            estimate.bytes,
+            model.bytes
+        );
     }
     for (sparse, errors) in errors {
         let (n, median, most, _) = spread(errors);

@@ -71,15 +71,15 @@ mod tests {
             ("looks that pile up count no time", vec![250, 0, 0, 0], 250),
         ] {
             let mut now = Instant::now();
-            let mut lull = SilenceDetector::new(now);
+            let mut detector = SilenceDetector::new(now);
             let mut last = Duration::ZERO;
             for milliseconds in looks {
                 now += Duration::from_millis(milliseconds);
-                last = lull.tick(now);
+                last = detector.tick(now);
             }
             assert_eq!(last, Duration::from_millis(passed), "{story}");
-            lull.reset(now);
-            assert_eq!(lull.tick(now), Duration::ZERO, "{story}");
+            detector.reset(now);
+            assert_eq!(detector.tick(now), Duration::ZERO, "{story}");
         }
     }
 }

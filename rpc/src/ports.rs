@@ -1,4 +1,4 @@
-//! Reserved ports, for programs that are told their listen address before they bind it: MLX, engines,
+//! Reserved ports, for programs that get their listen address before they bind it: MLX, engines,
 //! programs under test. They are below the ranges of ephemeral ports (Linux from 32768, macOS from 49152) and
 //! below Kubernetes' NodePorts (from 30000), so that no outgoing connection takes one in between.
 
@@ -29,8 +29,8 @@ pub fn bind_free(address: IpAddr) -> io::Result<TcpSocket> {
             Some(Err(error)) => return Err(error),
             None => {
                 let (first, last) = (PORT_RANGE.start, PORT_RANGE.end - 1);
-                let told = format!("no port of {address} from {first} to {last} is free");
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, told));
+                let message = format!("no port of {address} from {first} to {last} is free");
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
             }
         }
     }

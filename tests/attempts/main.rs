@@ -94,7 +94,7 @@ impl AttemptFixture {
         loop {
             let (code, body) =
                 self.server.send(&self.identities[&(OVERPRIVILEGED_NODE, ACCOUNT)], &attempt.request).await?;
-            if code == 403 && body["message"].as_str().is_some_and(|told| told.contains("russet-nodes")) {
+            if code == 403 && body["message"].as_str().is_some_and(|text| text.contains("russet-nodes")) {
                 break;
             }
             if code.is_success() {
@@ -111,14 +111,18 @@ impl AttemptFixture {
     /// Makes one attempt; the error is the difference to the expected response.
     async fn attempt(&self, who: &RequestIdentity, attempt: &Attempt, allowed: bool) -> Result<()> {
         let (code, body) = self.server.send(who, &attempt.request).await?;
-        let told = body["message"].as_str().unwrap_or_default();
+        let message = body["message"].as_str().unwrap_or_default();
         if allowed {
             ensure!(code.is_success(), "to {} was refused: {code} {body}", attempt.what);
             return Ok(());
         }
         ensure!(code == 403, "to {} was answered with {code}: {body}", attempt.what);
         for word in &attempt.words {
-            ensure!(told.contains(word.as_str()), "to {} was refused without “{word}”: {told}", attempt.what);
+            ensure!(
+                message.contains(word.as_str()),
+                "to {} was refused without “{word}”: {message}",
+                attempt.what
+            );
         }
         Ok(())
     }

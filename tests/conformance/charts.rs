@@ -259,7 +259,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 async fn rights(plane: &KubernetesControlPlane) -> Result<()> {
     let operator = "system:serviceaccount:russet-system:russet-operator";
     let gateway = "system:serviceaccount:russet-system:russet-gateway";
-    for (who, question, wanted) in [
+    for (who, question, expected) in [
         (operator, "patch shards.russet.dev -n default", true),
         (operator, "get secrets/russet-ca -n russet-system", true),
         (operator, "patch modeldeployments.russet.dev --subresource=scale -n default", true),
@@ -281,13 +281,13 @@ async fn rights(plane: &KubernetesControlPlane) -> Result<()> {
         let mut arguments = vec!["auth", "can-i", "--as", who];
         arguments.extend(question.split(' '));
         let may = plane.kubectl(&arguments).await.is_ok();
-        ensure!(may == wanted, "{who} {} {question}", if may { "may" } else { "may not" });
+        ensure!(may == expected, "{who} {} {question}", if may { "may" } else { "may not" });
     }
     Ok(())
 }
 
 async fn people(plane: &KubernetesControlPlane) -> Result<()> {
-    for (role, question, wanted) in [
+    for (role, question, expected) in [
         ("view", "list modeldeployments.russet.dev -n default", true),
         ("view", "create modeldeployments.russet.dev -n default", false),
         ("view", "get accesskeys.russet.dev -n default", false),
@@ -305,13 +305,13 @@ async fn people(plane: &KubernetesControlPlane) -> Result<()> {
         // The controller manager aggregates roles a moment after they are created.
         let mut may = plane.kubectl(&arguments).await.is_ok();
         for _ in 0..100 {
-            if may == wanted {
+            if may == expected {
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             may = plane.kubectl(&arguments).await.is_ok();
         }
-        ensure!(may == wanted, "{user} {} {question}", if may { "may" } else { "may not" });
+        ensure!(may == expected, "{user} {} {question}", if may { "may" } else { "may not" });
     }
     Ok(())
 }

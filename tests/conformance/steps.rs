@@ -143,13 +143,13 @@ fn get_watch(bench: &ConformanceBench) -> Result<()> {
         "jsonpath={.metadata.name}={.spec.replicas}{'\\n'}",
     ])?;
     let mut lines = BufReader::new(watch.stdout.take().context("no output")?).lines();
-    let mut until = |wanted: &str| -> Result<()> {
+    let mut until = |expected: &str| -> Result<()> {
         for line in lines.by_ref() {
-            if line? == wanted {
+            if line? == expected {
                 return Ok(());
             }
         }
-        anyhow::bail!("the watch ended before {wanted}")
+        anyhow::bail!("the watch ended before {expected}")
     };
     until("watched=1")?;
     bench.run(&["scale", "mdeploy", "watched", "--replicas=2"], "")?;

@@ -107,12 +107,12 @@ fn blocks_are_read_whole() -> Result<()> {
         text: text.to_owned(),
         shown: shown.map(str::to_owned),
     };
-    let wanted = [
+    let expected = [
         command(5, "a 'x\n  y'\n", None),
         command(7, "b <<END\none\nEND\n", None),
         command(12, "c d\n", Some("out …\n")),
     ];
-    ensure!(steps == wanted, "{steps:#?}");
+    ensure!(steps == expected, "{steps:#?}");
     for (shown, actual, same) in [
         ("a  1.5 GiB\n", "a 27.25 GiB\n", true),
         ("waiting: x\nname-0-f44002c8: on\n", "name-0-00c0ffee: on\n", true),

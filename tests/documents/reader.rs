@@ -109,10 +109,10 @@ impl Reader {
             return Ok(());
         }
         let outcome = self.shell_command(&written)?;
-        let wanted = rules::exit_code(text, shown.unwrap_or_default());
+        let expected = rules::exit_code(text, shown.unwrap_or_default());
         ensure!(
-            outcome.code == wanted,
-            "exit code {}, not {wanted}, and this output:\n{}",
+            outcome.code == expected,
+            "exit code {}, not {expected}, and this output:\n{}",
             outcome.code,
             outcome.output
         );

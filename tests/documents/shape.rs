@@ -11,12 +11,12 @@ pub fn difference(shown: &str, actual: &str) -> Option<String> {
         None => (shown, false),
     };
     let (shown, actual) = (lines(shown), lines(actual));
-    for (number, wanted) in shown.iter().enumerate() {
+    for (number, expected) in shown.iter().enumerate() {
         let last = number + 1 == shown.len();
         match actual.get(number) {
-            Some(got) if got == wanted || (elided && last && got.starts_with(wanted.as_str())) => {}
-            Some(got) => return Some(format!("the page shows {wanted:?}, the command prints {got:?}")),
-            None => return Some(format!("the page shows {wanted:?}, the command prints no such line")),
+            Some(got) if got == expected || (elided && last && got.starts_with(expected.as_str())) => {}
+            Some(got) => return Some(format!("the page shows {expected:?}, the command prints {got:?}")),
+            None => return Some(format!("the page shows {expected:?}, the command prints no such line")),
         }
     }
     match actual.get(shown.len()) {

@@ -24,7 +24,7 @@ pub async fn draft_model(cluster: &mut TestCluster) -> Result<()> {
 async fn drafted(cluster: &mut TestCluster) -> Result<()> {
     let deployment = |draft: &str| {
         format!(
-            "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: guessed}}\n\
+            "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: drafted}}\n\
              spec:\n  modelRef: {{name: smoke}}\n{draft}  sharding:\n    mode: Single\n    \
              kv: {{contextTokens: 1024, maxSequences: 4}}\n"
         )
@@ -33,7 +33,7 @@ async fn drafted(cluster: &mut TestCluster) -> Result<()> {
     apply_to_smoke(cluster, &with).await?;
     until_message(
         cluster,
-        "modeldeployments guessed",
+        "modeldeployments drafted",
         "Ready",
         &["drafter", "does not exist", "correct spec.draftModelRef.name"],
     )
@@ -45,16 +45,16 @@ async fn drafted(cluster: &mut TestCluster) -> Result<()> {
     let mut reserved = Vec::new();
     for (deployment, draft) in [(&without, Value::Null), (&with, json!("drafter"))] {
         apply(cluster, deployment).await?;
-        serves(cluster, "guessed").await?;
+        serves(cluster, "drafted").await?;
         cluster
-            .until("one shard guesses as was asked", async |cluster| {
-                let shards = shards_of(cluster, "guessed").await?;
+            .until("one shard drafts as was requested", async |cluster| {
+                let shards = shards_of(cluster, "drafted").await?;
                 Ok(shards.len() == 1 && shards[0]["spec"]["draftModelRef"]["name"] == draft)
             })
             .await?;
-        serves(cluster, "guessed").await?;
-        answers_right(cluster, "guessed", prompts()?).await?;
-        let shards = shards_of(cluster, "guessed").await?;
+        serves(cluster, "drafted").await?;
+        answers_right(cluster, "drafted", prompts()?).await?;
+        let shards = shards_of(cluster, "drafted").await?;
         reserved.push(["weightBytes", "kvBytes"].map(|bytes| shards[0]["spec"][bytes].as_u64().unwrap_or(0)));
     }
     let doubled = reserved[0].map(|bytes| 2 * bytes);
@@ -65,15 +65,15 @@ async fn drafted(cluster: &mut TestCluster) -> Result<()> {
         line.starts_with("vllm:spec_decode_num_accepted_tokens_total") && line.contains("source=\"draft\"")
     });
     let right = right.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-    ensure!(right.is_some_and(|right| right > 0.0), "no guess of the draft model was right: {right:?}");
-    let told = cluster.russet(&["explain", "guessed"]).await?;
-    ensure!(told.contains("for the draft model drafter, beside rank 0"), "{told}");
+    ensure!(right.is_some_and(|right| right > 0.0), "no token of the draft model was accepted: {right:?}");
+    let text = cluster.russet(&["explain", "drafted"]).await?;
+    ensure!(text.contains("for the draft model drafter, beside rank 0"), "{text}");
 
     // A Model is deleted once no engine reads it any more.
     delete_object(cluster, "models/drafter").await?;
     let goes = cluster.get("models drafter").await?;
     ensure!(!goes["metadata"]["deletionTimestamp"].is_null(), "drafter is not on its way out: {goes}");
-    answers(cluster, "guessed").await?;
+    answers(cluster, "drafted").await?;
     apply(cluster, &without).await?;
     cluster
         .until("drafter is gone with its copies", async |cluster| {
@@ -83,6 +83,6 @@ async fn drafted(cluster: &mut TestCluster) -> Result<()> {
             Ok(!copies && cluster.get("models drafter").await.is_err())
         })
         .await?;
-    serves(cluster, "guessed").await?;
-    delete_and_wait(cluster, "guessed").await
+    serves(cluster, "drafted").await?;
+    delete_and_wait(cluster, "drafted").await
 }

@@ -58,8 +58,8 @@ const ONCE: [&str; 1] = ["losing_the_leader_restarts_no_group"];
 /// How often a scenario runs, one after the other on the same cluster: `cargo xtask proof faults N` sets it
 /// for the scenarios that lose a process.
 pub fn rounds(scenario: &str) -> usize {
-    let told = std::env::var("RUSSET_FAULT_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
-    if scenario.starts_with("losing_") && !ONCE.contains(&scenario) { told.unwrap_or(1) } else { 1 }
+    let configured = std::env::var("RUSSET_FAULT_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    if scenario.starts_with("losing_") && !ONCE.contains(&scenario) { configured.unwrap_or(1) } else { 1 }
 }
 
 /// Replaces a group that was restarted often by a new one. After 20 restarts within ten minutes a group backs

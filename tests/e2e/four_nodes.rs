@@ -131,8 +131,8 @@ async fn full(cluster: &mut TestCluster) -> Result<()> {
     for name in ["one", "two", "three"] {
         answers(cluster, name).await?;
     }
-    let told = cluster.russet(&["approve", "deep"]).await?;
-    ensure!(told.contains(" approved by "), "{told}");
+    let text = cluster.russet(&["approve", "deep"]).await?;
+    ensure!(text.contains(" approved by "), "{text}");
     serves(cluster, "deep").await?;
     answers(cluster, "deep").await?;
     let mut left = Vec::new();
@@ -150,9 +150,9 @@ async fn full(cluster: &mut TestCluster) -> Result<()> {
     // The node of the remaining replica is drained; there is no other free node, so it reports that and
     // stays.
     let node = nodes_of(cluster, left).await?;
-    let told = cluster.russet(&["drain", &node, "--timeout-seconds", "3"]).await;
-    let told = told.err().context("a node was drained though nothing else has room")?.to_string();
-    ensure!(told.contains(left), "drain does not say what keeps it: {told}");
+    let text = cluster.russet(&["drain", &node, "--timeout-seconds", "3"]).await;
+    let text = text.err().context("a node was drained though nothing else has room")?.to_string();
+    ensure!(text.contains(left), "drain does not say what keeps it: {text}");
     until_reason(cluster, left, "NothingFits").await?;
     answers(cluster, left).await?;
     cluster.russet(&["uncordon", &node]).await?;

@@ -31,15 +31,15 @@ async fn user_objects(cluster: &TestCluster) -> Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-async fn until_written(cluster: &mut TestCluster, wanted: &[&str]) -> Result<()> {
+async fn until_written(cluster: &mut TestCluster, expected: &[&str]) -> Result<()> {
     cluster
-        .until(&format!("{wanted:?} and nothing else"), async |cluster| {
+        .until(&format!("{expected:?} and nothing else"), async |cluster| {
             let mut names = user_objects(cluster).await?;
             names.iter_mut().for_each(|name| *name = name.replace(".russet.dev", ""));
             names.sort();
-            let mut wanted: Vec<&str> = wanted.to_vec();
-            wanted.sort_unstable();
-            Ok(names == wanted)
+            let mut expected: Vec<&str> = expected.to_vec();
+            expected.sort_unstable();
+            Ok(names == expected)
         })
         .await
 }
@@ -64,15 +64,15 @@ pub async fn kubectl(cluster: &mut TestCluster) -> Result<()> {
             ["apply", "-n", "default", "--server-side", "--applyset=configmaps/samples", "--prune", "-k"];
         words.map(str::to_owned).into_iter().chain([overlay(name)]).collect::<Vec<String>>()
     };
-    for (name, wanted, model) in [
+    for (name, expected, model) in [
         ("one-mac", &["model/qwen3-4b", "modeldeployment/qwen3-4b", "modelroute/chat"][..], "gpt-4o"),
         ("two-macs", &["model/qwen3-32b", "modeldeployment/qwen3-32b"][..], "qwen3-32b"),
     ] {
         let arguments = apply(name);
         kubectl.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await?;
-        until_written(cluster, wanted).await?;
+        until_written(cluster, expected).await?;
         let mut wait = vec!["wait", "--for=condition=Ready", "--timeout=120s"];
-        wait.extend(wanted);
+        wait.extend(expected);
         kubectl.run(&wait).await?;
         answers(cluster, model).await?;
     }
@@ -103,7 +103,7 @@ pub async fn flux(cluster: &mut TestCluster) -> Result<()> {
 
 async fn follow(cluster: &mut TestCluster, flux: &mut Flux, work: &Path) -> Result<()> {
     flux.publish(work).await?;
-    for (name, wanted, model) in [
+    for (name, expected, model) in [
         ("one-mac", &["model/qwen3-4b", "modeldeployment/qwen3-4b", "modelroute/chat"][..], Some("gpt-4o")),
         ("two-macs", &["model/qwen3-32b", "modeldeployment/qwen3-32b"][..], Some("qwen3-32b")),
         ("tensor-pair", &["model/llama-3-70b", "modeldeployment/llama-3-70b"][..], Some("llama-3-70b")),
@@ -115,7 +115,7 @@ async fn follow(cluster: &mut TestCluster, flux: &mut Flux, work: &Path) -> Resu
     ] {
         flux.reconcile(&format!("./{OVERLAYS}/{name}")).await?;
         until_ready(cluster, flux, name).await?;
-        until_written(cluster, wanted).await?;
+        until_written(cluster, expected).await?;
         if let Some(model) = model {
             answers(cluster, model).await?;
         }

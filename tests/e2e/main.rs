@@ -47,7 +47,7 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
         scenarios.extend(on_etcd());
     }
     match std::env::var(PART) {
-        Ok(told) => part(scenarios, &told),
+        Ok(selected) => part(scenarios, &selected),
         Err(_) => scenarios,
     }
 }
@@ -61,9 +61,10 @@ const ALWAYS: [&str; 2] =
     ["quickstart_becomes_ready_with_two_shards_on_two_nodes", "a_deleted_deployment_leaves_nothing"];
 
 /// The scenarios of this part.
-fn part(scenarios: Vec<(&'static str, Scenario)>, told: &str) -> Vec<(&'static str, Scenario)> {
-    let numbers = told.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
-    let (part, of): (usize, usize) = numbers.unwrap_or_else(|| panic!("{PART}={told} is not like 0/2"));
+fn part(scenarios: Vec<(&'static str, Scenario)>, selected: &str) -> Vec<(&'static str, Scenario)> {
+    let numbers =
+        selected.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
+    let (part, of): (usize, usize) = numbers.unwrap_or_else(|| panic!("{PART}={selected} is not like 0/2"));
     let falls = |(place, (name, _)): &(usize, (&str, Scenario))| place % of == part || ALWAYS.contains(name);
     scenarios.into_iter().enumerate().filter(falls).map(|(_, scenario)| scenario).collect()
 }
@@ -145,8 +146,8 @@ fn main() {
     let mut trials = Vec::new();
     // A filter that no scenario matches needs no machines.
     let filter = arguments.filter.clone().unwrap_or_default();
-    let wanted = scenarios().iter().any(|(name, _)| name.contains(&filter));
-    if !listing && wanted {
+    let expected = scenarios().iter().any(|(name, _)| name.contains(&filter));
+    if !listing && expected {
         let started = runtime.block_on(TestCluster::start(&models, &mut |step| println!("▸ {step}")));
         match started {
             Ok(started) => *cluster.lock().expect("nobody else holds it yet") = Some(started),

@@ -160,9 +160,9 @@ async fn giant_is_refused(cluster: &mut TestCluster, sharding: &str, words: &[&s
         "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: giant}}\nspec:\n  modelRef: {{name: smoke}}\n  sharding: {sharding}\n"
     );
     apply(cluster, &text).await?;
-    let mut wanted = vec!["\"status\":\"False\"", "NothingFits"];
-    wanted.extend(words);
-    let outcome = until_message(cluster, "modeldeployments giant", "Ready", &wanted).await;
+    let mut expected = vec!["\"status\":\"False\"", "NothingFits"];
+    expected.extend(words);
+    let outcome = until_message(cluster, "modeldeployments giant", "Ready", &expected).await;
     delete_object(cluster, "modeldeployments/giant").await?;
     outcome
 }

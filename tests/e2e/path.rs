@@ -87,11 +87,11 @@ pub async fn metrics(cluster: &mut TestCluster) -> Result<()> {
     answers(cluster, "smoke").await?;
     let client = chat::client()?;
     let gateway = format!("http://127.0.0.1:{}", cluster.gateway_port);
-    let mut wanted: Vec<(String, &str)> = vec![(gateway, "russet_gateway_request_total")];
-    wanted.extend(cluster.plane()?.metrics()?);
+    let mut expected: Vec<(String, &str)> = vec![(gateway, "russet_gateway_request_total")];
+    expected.extend(cluster.plane()?.metrics()?);
     let nodes = cluster.get("inferencenodes node-a").await?;
     let agent = nodes["status"]["metricsAddress"].as_str().context("node-a reports no metricsAddress")?;
-    wanted.push((format!("http://{agent}"), "russet_node_memory"));
+    expected.push((format!("http://{agent}"), "russet_node_memory"));
     let shards = cluster.get("shards").await?;
     for shard in shards["items"].as_array().into_iter().flatten() {
         // Engine metrics are on the node's loopback; only the near machine's are readable from here.
@@ -99,10 +99,10 @@ pub async fn metrics(cluster: &mut TestCluster) -> Result<()> {
             let address =
                 shard["status"]["metricsAddress"].as_str().context("a shard reports no metricsAddress")?;
             let name = if shard["spec"]["rank"] == 0 { "vllm:generation_tokens_total" } else { "process_" };
-            wanted.push((format!("http://{address}"), name));
+            expected.push((format!("http://{address}"), name));
         }
     }
-    for (base, metric) in wanted {
+    for (base, metric) in expected {
         for path in ["/healthz", "/readyz"] {
             let status = client.get(format!("{base}{path}")).send().await?.status();
             ensure!(status.is_success(), "{base}{path} says {status}");
@@ -244,10 +244,10 @@ pub async fn tensor(cluster: &mut TestCluster) -> Result<()> {
     apply_to_smoke(cluster, deployment).await?;
     serves(cluster, "tensor").await?;
     let decision = cluster.get("modeldeployments tensor").await?["status"]["placement"]["decision"].clone();
-    let told = decision.as_str().unwrap_or("");
+    let text = decision.as_str().unwrap_or("");
     ensure!(
-        told.starts_with("tensor over 2 nodes (node-a, node-b), TCP ring: "),
-        "the placement does not say how the nodes meet: {told}"
+        text.starts_with("tensor over 2 nodes (node-a, node-b), TCP ring: "),
+        "the placement does not say how the nodes meet: {text}"
     );
     let shards = shards_of(cluster, "tensor").await?;
     ensure!(shards.len() == 2, "two shards are wanted, got {shards:?}");
@@ -298,12 +298,12 @@ pub async fn drain(cluster: &mut TestCluster) -> Result<()> {
     apply_to_smoke(cluster, deployment).await?;
     serves(cluster, "mover").await?;
     let before = nodes_of(cluster, "mover").await?;
-    let told = cluster.russet(&["drain", &before, "--timeout-seconds", "110"]).await?;
+    let text = cluster.russet(&["drain", &before, "--timeout-seconds", "110"]).await?;
     let after = nodes_of(cluster, "mover").await?;
-    ensure!(after != before, "mover is still on {before}: {told}");
+    ensure!(after != before, "mover is still on {before}: {text}");
     ensure!(
-        told.contains(" moved: mover runs as ") && told.contains(&format!("on {after}")),
-        "drain does not say where mover went: {told}"
+        text.contains(" moved: mover runs as ") && text.contains(&format!("on {after}")),
+        "drain does not say where mover went: {text}"
     );
     answers(cluster, "mover").await?;
     cluster.russet(&["uncordon", &before]).await?;
@@ -351,26 +351,26 @@ pub async fn answers(cluster: &TestCluster, name: &str) -> Result<()> {
 /// `doctor` finds no problem, and tests each machine and both together; its objects are deleted afterwards.
 /// An unreachable machine is named.
 pub async fn doctor(cluster: &mut TestCluster) -> Result<()> {
-    let told = cluster.russet(&["doctor", "--prove"]).await?;
+    let text = cluster.russet(&["doctor", "--prove"]).await?;
     for line in ["node-a", "node-b", "node-a + node-b"] {
-        let found = told.lines().find(|shown| {
+        let found = text.lines().find(|shown| {
             shown
                 .strip_prefix("✓ ")
                 .and_then(|shown| shown.strip_prefix(line))
                 .is_some_and(|rest| rest.starts_with("  "))
         });
-        let found = found.with_context(|| format!("{line} is not proved:\n{told}"))?;
+        let found = found.with_context(|| format!("{line} is not proved:\n{text}"))?;
         println!("  {found}");
         ensure!(found.contains("answer"), "{found}");
     }
-    ensure!(told.ends_with("nothing needs attention\n"), "{told}");
+    ensure!(text.ends_with("nothing needs attention\n"), "{text}");
     for kind in ["models", "modeldeployments", "nodepools", "shards"] {
         let left = cluster.get(kind).await?.to_string();
         ensure!(!left.contains("doctor-"), "{kind} of the doctor are left: {left}");
     }
     cluster.russet(&["cordon", "node-b"]).await?;
-    let told = cluster.russet(&["doctor"]).await;
+    let text = cluster.russet(&["doctor"]).await;
     cluster.russet(&["uncordon", "node-b"]).await?;
-    ensure!(told?.contains("✓ node node-b"), "a node that takes nothing new is well");
+    ensure!(text?.contains("✓ node node-b"), "a node that takes nothing new is well");
     Ok(())
 }

@@ -85,7 +85,7 @@ async fn preempts(
         }
         _ = lower.finish() => true,
     };
-    ensure!(!lower_first, "the lower stream ended before the higher one; it told {} pieces", lower.pieces);
+    ensure!(!lower_first, "the lower stream ended before the higher one; it sent {} pieces", lower.pieces);
     let end = lower.finish().await;
     ensure!(end == StreamEnd::Finished("length".into()), "the lower stream ended with {end:?}");
     ensure!(lower.text == undisturbed, "the text changed:\n{}\n{undisturbed}", lower.text);
@@ -116,9 +116,9 @@ async fn expires(base: &str, low: &str, high: &str, question: impl Fn(u32) -> Va
 async fn bounded(base: &str, low: &str) -> Result<()> {
     let body = chat::question(NAME, QUESTION, json!({"ignore_eos": true, "stream": false}));
     let (status, answer) = posted(low, base, &body, None).await?;
-    let told = &answer["usage"]["completion_tokens"];
+    let count = &answer["usage"]["completion_tokens"];
     ensure!(
-        (status, told) == (200, &json!(LONG_ANSWER_TOKENS)),
+        (status, count) == (200, &json!(LONG_ANSWER_TOKENS)),
         "an answer without a number: {status}: {answer}"
     );
     let body = chat::question(NAME, QUESTION, json!({"max_tokens": LONG_ANSWER_TOKENS + 1}));
@@ -126,8 +126,8 @@ async fn bounded(base: &str, low: &str) -> Result<()> {
     ensure!((status, &error["param"]) == (400, &json!("max_tokens")), "{status}: {error}");
     let body = chat::question(NAME, QUESTION, json!({"priority": -1}));
     let (status, error) = refusal(low, base, &body, None).await?;
-    let told = error["message"].as_str().is_some_and(|message| message.contains("from 0 to 50, not -1"));
-    ensure!(status == 400 && told, "{status}: {error}");
+    let named = error["message"].as_str().is_some_and(|message| message.contains("from 0 to 50, not -1"));
+    ensure!(status == 400 && named, "{status}: {error}");
     Ok(())
 }
 

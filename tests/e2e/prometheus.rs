@@ -63,11 +63,11 @@ const UNSEEN_METRICS: [&str; 21] = [
 async fn promtool(_: &mut TestCluster) -> Result<()> {
     let rules = repository().join(RULES).display().to_string();
     let tests = repository().join("tests/prometheus/alerts.yaml");
-    let told = std::fs::read_to_string(&tests)?;
+    let text = std::fs::read_to_string(&tests)?;
     let page = std::fs::read_to_string(repository().join("docs/metrics.md"))?;
     for (name, _) in rules_of()?.iter().filter(|(_, rule)| rule.is_alert) {
         ensure!(
-            told.contains(&format!("alertname=\"{name}\"")),
+            text.contains(&format!("alertname=\"{name}\"")),
             "{} never sees {name} fire",
             tests.display()
         );
@@ -261,10 +261,10 @@ async fn figures(cluster: &mut TestCluster, prometheus: &Prometheus) -> Result<(
     let outcome = cluster
         .until("the numbers are those of the cluster", async |_| {
             wrong.clear();
-            for (query, wanted) in EXPECTED_VALUES {
+            for (query, expected) in EXPECTED_VALUES {
                 let got = prometheus.query(query).await?;
-                if got != [wanted] {
-                    wrong.push(format!("{query} is {got:?}, not {wanted}"));
+                if got != [expected] {
+                    wrong.push(format!("{query} is {got:?}, not {expected}"));
                 }
             }
             for query in POSITIVE_QUERIES {

@@ -147,12 +147,12 @@ impl BootedMachine {
     /// # Errors
     ///
     /// After two minutes, with the machine's last output.
-    pub fn until(&self, line: &str, wanted: impl Fn(&str) -> bool) -> Result<(String, Duration)> {
+    pub fn until(&self, line: &str, expected: impl Fn(&str) -> bool) -> Result<(String, Duration)> {
         let began = Instant::now();
         loop {
             let said = self.run(line);
             if let Ok(said) = &said
-                && wanted(said)
+                && expected(said)
             {
                 return Ok((said.clone(), began.elapsed()));
             }

@@ -345,9 +345,9 @@ async fn resolve(
             .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response()),
         None => serve(&served, &format!("{owner}/{name}"), &kept, bytes, &method, &headers),
     };
-    let told =
+    let headers =
         [("x-repo-commit", commit), ("x-linked-etag", kept.tag()), ("x-linked-size", kept.size.to_string())];
-    for (name, value) in told {
+    for (name, value) in headers {
         if let Ok(value) = value.parse() {
             response.headers_mut().insert(name, value);
         }

@@ -1,4 +1,4 @@
-//! The configuration of one engine process: everything that it is told, declared once. The agent writes it to
+//! The configuration of one engine process: all its options, declared once. The agent writes it to
 //! a file for a new process and sends it to a running one that joins the next formation of its group. Not
 //! here: what an engine does with it, and whether the fields together describe a group.
 
@@ -299,7 +299,7 @@ impl EngineConfig {
         let fields: Map<String, Value> = serde_json::from_str(text).map_err(wrong)?;
         let config: Self = serde_json::from_str(text)
             .map_err(|error| faulty_field(&fields).unwrap_or_else(|| wrong(error)))?;
-        // The kinds ignore options of newer releases; an engine that is told one must not.
+        // The kinds ignore options of newer releases; an engine must not.
         let options = fields.get("options").and_then(Value::as_object);
         let known = |option: &str| ENGINE_OPTIONS.contains(&option) && option != DRAFT_MODEL;
         if let Some((option, value)) = options.into_iter().flatten().find(|(option, _)| !known(option)) {

@@ -44,10 +44,10 @@ fn figures(command: &mut Command, name: &str) -> Result<Vec<Value>> {
     let output = output.with_context(|| format!("cannot run {name}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success(), "{name} ended with {}:\n{text}", output.status);
-    let told = text.lines().filter_map(|line| line.find('{').map(|from| &line[from..]));
+    let printed = text.lines().filter_map(|line| line.find('{').map(|from| &line[from..]));
     let read = |line: &str| serde_json::from_str(line).with_context(|| format!("not a figure: {line}"));
-    let figures: Vec<Value> = told.map(read).collect::<Result<_>>()?;
-    ensure!(!figures.is_empty(), "{name} told no figure:\n{text}");
+    let figures: Vec<Value> = printed.map(read).collect::<Result<_>>()?;
+    ensure!(!figures.is_empty(), "{name} printed no figure:\n{text}");
     Ok(figures)
 }
 

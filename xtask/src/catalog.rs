@@ -250,8 +250,8 @@ fn printable(text: &str) -> String {
 
 fn differences(old: &CatalogRow, new: &CatalogRow) -> String {
     let pairs = COLUMNS.iter().zip(old.0.iter().zip(&new.0));
-    let told = pairs.filter(|(_, (old, new))| old != new);
-    told.map(|(column, (old, new))| format!("{column} {old} -> {new}")).collect::<Vec<_>>().join(", ")
+    let differing = pairs.filter(|(_, (old, new))| old != new);
+    differing.map(|(column, (old, new))| format!("{column} {old} -> {new}")).collect::<Vec<_>>().join(", ")
 }
 
 impl CatalogRow {
@@ -502,13 +502,13 @@ mod tests {
     #[test]
     fn malformed_list_is_reported_with_its_line() {
         let first = COLUMNS.join(",");
-        for (text, told) in [
+        for (text, expected) in [
             (String::new(), "line 1 must be `name,repo,"),
             ("name,repo\n".to_owned(), "not `name,repo`"),
             (format!("{first}\na,o/a\n"), "line 2: a,o/a: there are 2 columns, not 12"),
         ] {
             let error = format!("{:#}", read(&text).unwrap_err());
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 
@@ -663,7 +663,7 @@ mod tests {
         ];
         answers.extend(described("o/whole", "mit", "{}"));
         let hub = StubHub::start(answers);
-        for (name, told) in [
+        for (name, expected) in [
             ("silent", "?blobs=true: curl: (52)"),
             ("missing", "o/missing is gone or was never there (404)"),
             ("closed", "o/closed is gone or was never there, or is not open to everybody (401)"),
@@ -673,7 +673,7 @@ mod tests {
             ("bare", "o/bare has no config.json (404)"),
         ] {
             let reason = ask(&hub.endpoint(), &format!("o/{name}")).err().unwrap_or_default();
-            assert!(reason.contains(told), "{reason}, not {told}");
+            assert!(reason.contains(expected), "{reason}, not {expected}");
         }
         assert!(ask(&format!("{}/", hub.endpoint()), "o/whole").is_ok(), "a slash at the end is none more");
     }

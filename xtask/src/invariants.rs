@@ -81,7 +81,7 @@ pub const INVARIANTS: &[Invariant] = &[
     Invariant {
         title: "A rank is disposable",
         rule: "A lost or hung rank raises the epoch of its group. A rank of an older epoch is killed or \
-               joins the next formation, as its agent is told.",
+               joins the next formation, as its agent learns.",
         executors: &[
             "any_loss_begins_a_new_epoch_without_peers",
             "watchdog_detects_hangs_in_time_without_false_positives",

@@ -128,7 +128,7 @@ mod tests {
         let bad = "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out";
         let again = format!("  | test b ... FAILED\n  | {bad}\n6 passed, 2 failed");
         let skipped = ["test b ...   skipped: no cable", "  b passed after 1 of 2: 0.0 s"];
-        for (lines, wanted) in [
+        for (lines, expected) in [
             (vec!["test some::name ... ok"], "0 passed, 0 failed"),
             (vec![ok], "3 passed, 0 failed"),
             (vec![ok, "test b ... FAILED", bad], &again),
@@ -148,7 +148,7 @@ mod tests {
                 "2 skipped: b, c\n4 passed, 0 failed",
             ),
         ] {
-            assert_eq!(sum(&lines), wanted);
+            assert_eq!(sum(&lines), expected);
         }
         let mut all = Tally::default();
         for suite in ["etcd", "kubernetes"] {

@@ -342,7 +342,7 @@ fn pages_name_files_that_exist(_: &[TidySource]) -> Result<Findings> {
 }
 
 fn names_are_the_fields_own(sources: &[TidySource]) -> Result<Findings> {
-    Ok(names::private_words(sources))
+    Ok([names::private_words(sources), names::private_identifiers(sources)].concat())
 }
 
 fn no_type_is_defined_in_three_crates(sources: &[TidySource]) -> Result<Findings> {

@@ -66,25 +66,25 @@ mod tests {
     async fn progress_is_reported_at_most_every_two_seconds() {
         assert_eq!(REPORT_INTERVAL, Duration::from_secs(2));
         // The same, forty times as fast.
-        let seldom = Throttle::new(REPORT_INTERVAL / 40);
+        let throttle = Throttle::new(REPORT_INTERVAL / 40);
         let progress = watch::Sender::new(TransferProgress::default());
-        let mut told = Vec::new();
+        let mut reports = Vec::new();
         // Attempts that end after some steps, one of which lasts longer than the report interval.
         for attempt in 0..8 {
             let coming = async {
                 for step in 0..50 {
                     progress.send_modify(|state| state.done += 1000);
                     match (attempt, step) {
-                        (3, 20) => std::thread::sleep(5 * seldom.interval),
+                        (3, 20) => std::thread::sleep(5 * throttle.interval),
                         _ => tokio::time::sleep(Duration::from_millis(1)).await,
                     }
                 }
             };
-            seldom.report_while(coming, &progress, |now, _| told.push((Instant::now(), now.done))).await;
+            throttle.report_while(coming, &progress, |now, _| reports.push((Instant::now(), now.done))).await;
         }
-        assert!(told.len() >= 3, "{told:?}");
-        for pair in told.windows(2) {
-            assert!(pair[1].0 - pair[0].0 >= seldom.interval && pair[1].1 > pair[0].1, "{pair:?}");
+        assert!(reports.len() >= 3, "{reports:?}");
+        for pair in reports.windows(2) {
+            assert!(pair[1].0 - pair[0].0 >= throttle.interval && pair[1].1 > pair[0].1, "{pair:?}");
         }
     }
 }

@@ -201,7 +201,7 @@ mod tests {
         };
         let interface = || "en4".to_owned();
         let line = |(program, words): ToolCommand| format!("{program} {}", words.join(" "));
-        for (deed, system, make, undo) in [
+        for (change, system, make, undo) in [
             (
                 MachineChange::Leave { interface: interface(), bridge: "bridge0".into() },
                 System::MacOs,
@@ -260,8 +260,8 @@ mod tests {
                 "sysctl iogpu.wired_limit_mb=0",
             ),
         ] {
-            assert_eq!(line(deed.apply_command(system)), make);
-            assert_eq!(line(deed.undo_command(system)), undo);
+            assert_eq!(line(change.apply_command(system)), make);
+            assert_eq!(line(change.undo_command(system)), undo);
         }
         assert_eq!((mask(0), mask(32)), ("0.0.0.0".to_owned(), "255.255.255.255".to_owned()));
     }

@@ -265,7 +265,7 @@ pub(super) mod tests {
         let request: HelperRequest =
             serde_json::from_str(line).map_err(|error| HelperRefusal::Unknown(error.to_string()))?;
         match request {
-            HelperRequest::Apply(wanted) => check(&wanted, &current_state(), policy, Some("a")),
+            HelperRequest::Apply(expected) => check(&expected, &current_state(), policy, Some("a")),
             HelperRequest::Read {} | HelperRequest::Revert {} => check(
                 &MachineRequest { node: "a".into(), ..Default::default() },
                 &current_state(),
@@ -278,8 +278,8 @@ pub(super) mod tests {
     #[test]
     fn request_within_policy_becomes_desired_state() {
         let line = r#"{"op":"apply","node":"a","network":{"ports":[{"interface":"en4","address":"172.31.240.1/30"}],"afterRestart":"Keep"},"wiredLimitMebibytes":8000}"#;
-        let wish = check_line(line, &policy()).unwrap();
-        assert_eq!((wish.ports["en4"], wish.wired), ([172, 31, 240, 1].into(), Some(8000)));
+        let desired = check_line(line, &policy()).unwrap();
+        assert_eq!((desired.ports["en4"], desired.wired), ([172, 31, 240, 1].into(), Some(8000)));
         assert!(
             check_line(r#"{"op":"read"}"#, &policy()).is_ok()
                 && check_line(r#"{"op":"revert"}"#, &policy()).is_ok()

@@ -104,13 +104,13 @@ mod tests {
         };
         let ports = ports.iter().map(port).collect();
         let network = Network { ports, cables_last: false, after_restart: RestartPolicy::Drop };
-        let wanted = MachineRequest {
+        let expected = MachineRequest {
             node: "a".into(),
             network: Some(network),
             wired_limit_mebibytes: wired,
             ..MachineRequest::default()
         };
-        check(&wanted, &current_state(), &policy(), None).unwrap()
+        check(&expected, &current_state(), &policy(), None).unwrap()
     }
 
     /// The machine after a change.
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn missing_changes_are_applied_once() {
-        let wish = desired(&[("en4", "172.31.240.1/30"), ("en5", "172.31.240.5/30")], Some(5000));
-        let changes = pending_changes(&current_state(), &wish);
+        let desired_state = desired(&[("en4", "172.31.240.1/30"), ("en5", "172.31.240.5/30")], Some(5000));
+        let changes = pending_changes(&current_state(), &desired_state);
         assert_eq!(
             descriptions(&changes),
             [
@@ -162,8 +162,8 @@ mod tests {
             ..Default::default()
         });
         let done = changes.iter().fold(bridge.clone(), applied);
-        assert_eq!(pending_changes(&done, &wish), []);
-        assert!(changes.iter().all(|change| is_desired(change, &wish) && is_applied(change, &done)));
+        assert_eq!(pending_changes(&done, &desired_state), []);
+        assert!(changes.iter().all(|change| is_desired(change, &desired_state) && is_applied(change, &done)));
         assert!(
             !changes.iter().any(|change| is_applied(change, &bridge)),
             "nothing was done, so nothing is undone"
@@ -190,12 +190,12 @@ mod tests {
             service("Adapter", "Thunderbolt Ethernet", "en9"),
         ];
         let present = CurrentState { services, ..current_state() };
-        let wish = DesiredState { cables_last: true, ..desired(&[], None) };
-        let changes = pending_changes(&present, &wish);
+        let desired_state = DesiredState { cables_last: true, ..desired(&[], None) };
+        let changes = pending_changes(&present, &desired_state);
         let [MachineChange::Order { after: order, .. }] = &changes[..] else { panic!("{changes:?}") };
         assert_eq!(order, &["Wi-Fi", "Ethernet", "Adapter", "Thunderbolt Bridge", "Cable", "Bridge of mine"]);
         let mut done = applied(present, &changes[0]);
-        assert_eq!((pending_changes(&done, &wish), is_applied(&changes[0], &done)), (vec![], true));
+        assert_eq!((pending_changes(&done, &desired_state), is_applied(&changes[0], &done)), (vec![], true));
         // A service added since keeps its place, a removed one is left out.
         let mut since = done.clone();
         since.services.retain(|service| service.name != "Ethernet");

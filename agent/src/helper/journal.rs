@@ -19,9 +19,12 @@ pub struct JournalRecord {
     /// Boot id at the time of the changes.
     pub boot: String,
     /// The request that the changes serve.
-    pub wanted: Option<MachineRequest>,
+    #[serde(alias = "wanted")]
+    pub request: Option<MachineRequest>,
     /// Changes that were applied or were about to be, in order.
-    pub deeds: Vec<MachineChange>,
+    // The names that 0.1 wrote are read as well.
+    #[serde(alias = "deeds")]
+    pub changes: Vec<MachineChange>,
     /// The request that a user reverted at the machine during this boot; an agent's repetition does not apply
     /// it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,12 +34,12 @@ pub struct JournalRecord {
 impl JournalRecord {
     /// Whether there is nothing to undo.
     pub fn is_empty(&self) -> bool {
-        self.wanted.is_none() && self.deeds.is_empty()
+        self.request.is_none() && self.changes.is_empty()
     }
 
     /// The node for which changes are held.
     pub fn holder(&self) -> Option<&str> {
-        self.wanted.as_ref().map(|wanted| wanted.node.as_str())
+        self.request.as_ref().map(|request| request.node.as_str())
     }
 }
 
@@ -118,18 +121,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn journal_of_the_first_release_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = r#"{"boot":"b","wanted":null,"deeds":[{"deed":"raise","interface":"en4"}]}"#;
+        fs::write(folder.path().join("journal.json"), first).unwrap();
+        let journal = Journal::open(folder.path()).unwrap();
+        assert_eq!(journal.record().changes, [MachineChange::Raise { interface: "en4".into() }]);
+    }
+
+    #[test]
     fn journal_persists_and_has_one_writer() {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = Journal::open(folder.path()).unwrap();
         assert!(journal.record().is_empty());
-        let deed = MachineChange::Raise { interface: "en4".into() };
-        journal.write(|record| record.deeds.push(deed.clone())).unwrap();
+        let change = MachineChange::Raise { interface: "en4".into() };
+        journal.write(|record| record.changes.push(change.clone())).unwrap();
         let error = Journal::open(folder.path()).unwrap_err().to_string();
         assert!(error.starts_with("another helper runs with"), "{error}");
         drop(journal);
         // A half-written file of a killed process is ignored.
         fs::write(folder.path().join("journal.next"), "{").unwrap();
-        assert_eq!(Journal::open(folder.path()).unwrap().record().deeds, [deed]);
+        assert_eq!(Journal::open(folder.path()).unwrap().record().changes, [change]);
         for damaged in ["{", "{\"deeds\":[{\"deed\":\"run\"}]}", "[]"] {
             fs::write(folder.path().join("journal.json"), damaged).unwrap();
             let error = Journal::open(folder.path()).unwrap_err().to_string();

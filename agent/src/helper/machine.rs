@@ -101,13 +101,13 @@ impl HostController {
     }
 
     /// Applies a change.
-    pub(super) async fn apply(&self, deed: &MachineChange) -> Result<(), ToolError> {
-        self.execute(deed.apply_command(self.system)).await
+    pub(super) async fn apply(&self, change: &MachineChange) -> Result<(), ToolError> {
+        self.execute(change.apply_command(self.system)).await
     }
 
     /// Undoes a change.
-    pub(super) async fn undo(&self, deed: &MachineChange) -> Result<(), ToolError> {
-        self.execute(deed.undo_command(self.system)).await
+    pub(super) async fn undo(&self, change: &MachineChange) -> Result<(), ToolError> {
+        self.execute(change.undo_command(self.system)).await
     }
 
     async fn execute(&self, (program, words): change::ToolCommand) -> Result<(), ToolError> {

@@ -50,9 +50,9 @@ pub(crate) const CONDITION_TYPES: [Type; 2] = [Type::NetworkApplied, Type::Wired
 
 /// The machine's conditions from before the agent's start. They hold until the helper answers, which may be
 /// absent.
-pub(crate) fn from_status(told: &[Condition]) -> Vec<HelperCondition> {
+pub(crate) fn from_status(conditions: &[Condition]) -> Vec<HelperCondition> {
     let verdict = |kind| {
-        let condition = conditions::get(told, kind)?;
+        let condition = conditions::get(conditions, kind)?;
         Some(HelperCondition {
             kind,
             status: condition.status == "True",
@@ -82,7 +82,7 @@ pub(crate) async fn run(mut asking: HelperSync) {
         if let Some(asked) = asked {
             let before = asking.conditions.borrow().clone();
             let now = reconcile(&asking.socket, &asking.node, &asking.boot, &asked, &before).await;
-            asking.conditions.send_if_modified(|told| std::mem::replace(told, now.clone()) != now);
+            asking.conditions.send_if_modified(|current| std::mem::replace(current, now.clone()) != now);
         }
         tokio::select! {
             () = tokio::time::sleep(RETRY_INTERVAL) => {}
@@ -187,8 +187,8 @@ async fn reconcile(
         },
         _ => (done.clone(), done.clone()),
     };
-    let network = part_condition(network.map(|wish| wish.is_some()), of_network);
-    let wired = part_condition(wired.map(|wish| wish.is_some()), of_wired);
+    let network = part_condition(network.map(|desired| desired.is_some()), of_network);
+    let wired = part_condition(wired.map(|desired| desired.is_some()), of_wired);
     let verdict = |(kind, said): (Type, PartCondition)| {
         let PartCondition { is_shown: speaks, status, reason, message } = said;
         // A part that was never requested has no condition.
@@ -250,9 +250,9 @@ mod tests {
             (AfterRestart::Keep, Some("two"), Ok(RestartPolicy::Keep)),
         ] {
             let boot_id = boot_id.map(str::to_owned);
-            let wish = NodeNetwork { after_restart, boot_id, ..NodeNetwork::default() };
-            let found = network(&spec(Some(wish), None), "one");
-            let found = found.map(|wish| wish.unwrap().after_restart).map_err(|(reason, _)| reason);
+            let desired = NodeNetwork { after_restart, boot_id, ..NodeNetwork::default() };
+            let found = network(&spec(Some(desired), None), "one");
+            let found = found.map(|desired| desired.unwrap().after_restart).map_err(|(reason, _)| reason);
             assert_eq!(found, is);
         }
         let newer = NodeNetwork { service_order: Some(ServiceOrder::Unknown), ..NodeNetwork::default() };
@@ -268,13 +268,16 @@ mod tests {
         let nothing = spec(None, None);
         assert_eq!(reconcile(&socket, "a", "one", &nothing, &[]).await, []);
         let some = spec(Some(NodeNetwork::default()), None);
-        let told = reconcile(&socket, "a", "one", &some, &[]).await;
+        let reported = reconcile(&socket, "a", "one", &some, &[]).await;
         assert_eq!(
-            (told.len(), told[0].kind, told[0].reason, told[0].generation),
+            (reported.len(), reported[0].kind, reported[0].reason, reported[0].generation),
             (1, Type::NetworkApplied, Reason::HelperAbsent, Some(3))
         );
-        assert!(told[0].message.contains("install it there: sudo russet service install"), "{told:?}");
+        assert!(
+            reported[0].message.contains("install it there: sudo russet service install"),
+            "{reported:?}"
+        );
         // A condition that reported a change is updated, not left stale.
-        assert_eq!(reconcile(&socket, "a", "one", &nothing, &told).await[0].reason, Reason::HelperAbsent);
+        assert_eq!(reconcile(&socket, "a", "one", &nothing, &reported).await[0].reason, Reason::HelperAbsent);
     }
 }

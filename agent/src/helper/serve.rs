@@ -91,16 +91,16 @@ impl Helper {
         let boot = self.boot.clone();
         self.journal.write(|record| {
             // The restart has undone these.
-            record.deeds.retain(|change| !change.is_volatile());
+            record.changes.retain(|change| !change.is_volatile());
             record.boot = boot;
             record.reverted = None;
         })?;
-        let keeps = |wanted: &MachineRequest| {
-            wanted.network.as_ref().is_some_and(|network| network.after_restart == RestartPolicy::Keep)
+        let keeps = |request: &MachineRequest| {
+            request.network.as_ref().is_some_and(|network| network.after_restart == RestartPolicy::Keep)
         };
-        match self.journal.record().wanted.clone().filter(keeps) {
-            Some(wanted) => {
-                let answer = self.handle(HelperRequest::Apply(wanted)).await;
+        match self.journal.record().request.clone().filter(keeps) {
+            Some(request) => {
+                let answer = self.handle(HelperRequest::Apply(request)).await;
                 // Cables may appear later than this process; the agent asks again.
                 tracing::info!(?answer, "changes that last over restarts were made again");
             }
@@ -115,11 +115,11 @@ impl Helper {
     /// Handles a request.
     pub async fn handle(&mut self, request: HelperRequest) -> HelperReply {
         let done = match request {
-            HelperRequest::Apply(wanted) => self.apply(&wanted).await,
+            HelperRequest::Apply(request) => self.apply(&request).await,
             HelperRequest::Read {} => Ok(Vec::new()),
             HelperRequest::Revert {} => self.revert_all().await,
         };
-        let held = self.journal.record().deeds.iter().map(MachineChange::to_string).collect();
+        let held = self.journal.record().changes.iter().map(MachineChange::to_string).collect();
         match done {
             Ok(changed) => HelperReply::Done { changed, held },
             Err(ChangeError::Refused(refused)) => HelperReply::Refused { why: refused.to_string() },
@@ -127,48 +127,49 @@ impl Helper {
         }
     }
 
-    async fn apply(&mut self, wanted: &MachineRequest) -> Result<Vec<String>, ChangeError> {
+    async fn apply(&mut self, request: &MachineRequest) -> Result<Vec<String>, ChangeError> {
         let record = self.journal.record();
         if record.boot == self.boot
-            && record.reverted.as_ref().is_some_and(|reverted| repeats_reverted(wanted, reverted))
+            && record.reverted.as_ref().is_some_and(|reverted| repeats_reverted(request, reverted))
         {
             return Err(HelperRefusal::Reverted.into());
         }
         // A different request clears the reverted mark.
         self.journal.write(|record| record.reverted = None)?;
         let record = self.journal.record();
-        let before = record.wanted.clone().unwrap_or_default();
-        let UnchangedParts { network, wired_limit } = wanted.leave;
-        let kept = MachineRequest {
-            node: wanted.node.clone(),
-            network: if network { before.network } else { wanted.network.clone() },
+        let before = record.request.clone().unwrap_or_default();
+        let UnchangedParts { network, wired_limit } = request.leave;
+        let merged = MachineRequest {
+            node: request.node.clone(),
+            network: if network { before.network } else { request.network.clone() },
             wired_limit_mebibytes: if wired_limit {
                 before.wired_limit_mebibytes
             } else {
-                wanted.wired_limit_mebibytes
+                request.wired_limit_mebibytes
             },
             leave: UnchangedParts::default(),
         };
-        let nothing = kept.network.is_none() && kept.wired_limit_mebibytes.is_none();
+        let nothing = merged.network.is_none() && merged.wired_limit_mebibytes.is_none();
         // An empty request of a node without changes must not undo another node's.
-        if nothing && record.holder() != Some(wanted.node.as_str()) {
+        if nothing && record.holder() != Some(request.node.as_str()) {
             return Ok(Vec::new());
         }
         let present = self.machine.current_state().await?;
-        let wish = check(wanted, &without_applied(present, &record.deeds), &self.policy, record.holder())?;
+        let desired =
+            check(request, &without_applied(present, &record.changes), &self.policy, record.holder())?;
         let stays = |change: &MachineChange| if change.is_network() { network } else { wired_limit };
-        let mut changed = self.undo_changes(|change| !stays(change) && !is_desired(change, &wish)).await?;
-        let deeds = pending_changes(&self.machine.current_state().await?, &wish);
+        let mut changed = self.undo_changes(|change| !stays(change) && !is_desired(change, &desired)).await?;
+        let pending = pending_changes(&self.machine.current_state().await?, &desired);
         let boot = self.boot.clone();
         self.journal.write(|record| {
             record.boot = boot;
-            record.wanted = (!nothing).then_some(kept);
+            record.request = (!nothing).then_some(merged);
         })?;
-        for change in deeds {
+        for change in pending {
             // A change that another program has undone since is applied again, and undone once.
             self.journal.write(|record| {
-                if !record.deeds.contains(&change) {
-                    record.deeds.push(change.clone());
+                if !record.changes.contains(&change) {
+                    record.changes.push(change.clone());
                 }
             })?;
             fail::fail_point!("helper-journalled");
@@ -183,9 +184,9 @@ impl Helper {
     async fn revert_all(&mut self) -> Result<Vec<String>, ChangeError> {
         let boot = self.boot.clone();
         self.journal.write(|record| {
-            if record.wanted.is_some() {
+            if record.request.is_some() {
                 record.boot = boot;
-                record.reverted.clone_from(&record.wanted);
+                record.reverted.clone_from(&record.request);
             }
         })?;
         self.undo_changes(|_| true).await
@@ -198,7 +199,7 @@ impl Helper {
     ) -> Result<Vec<String>, ChangeError> {
         let (mut changed, mut failed) = (Vec::new(), None);
         let all: Vec<MachineChange> =
-            self.journal.record().deeds.iter().rev().filter(|change| which(change)).cloned().collect();
+            self.journal.record().changes.iter().rev().filter(|change| which(change)).cloned().collect();
         for change in all {
             let present = self.machine.current_state().await?;
             if is_applied(&change, &present) {
@@ -210,11 +211,11 @@ impl Helper {
                 fail::fail_point!("helper-undone");
                 changed.push(format!("reverted: {change}"));
             }
-            self.journal.write(|record| record.deeds.retain(|other| *other != change))?;
+            self.journal.write(|record| record.changes.retain(|other| *other != change))?;
             fail::fail_point!("helper-forgotten");
         }
-        if self.journal.record().deeds.is_empty() {
-            self.journal.write(|record| record.wanted = None)?;
+        if self.journal.record().changes.is_empty() {
+            self.journal.write(|record| record.request = None)?;
         }
         failed.map_or(Ok(changed), |trouble| Err(trouble.into()))
     }
@@ -266,9 +267,9 @@ impl Helper {
 }
 
 /// Whether a part of a request is the one that was reverted.
-fn repeats_reverted(wanted: &MachineRequest, reverted: &MachineRequest) -> bool {
-    let network = wanted.network.is_some() && wanted.network == reverted.network;
-    let wired = wanted.wired_limit_mebibytes;
+fn repeats_reverted(request: &MachineRequest, reverted: &MachineRequest) -> bool {
+    let network = request.network.is_some() && request.network == reverted.network;
+    let wired = request.wired_limit_mebibytes;
     network || (wired.is_some() && wired == reverted.wired_limit_mebibytes)
 }
 

@@ -252,12 +252,12 @@ mod tests {
     #[test]
     fn a_request_names_its_owner_and_nothing_else() {
         let key = KeyPair::generate().unwrap();
-        for (wanted, user, group) in [
+        for (expected, user, group) in [
             (CertificateRequest::node("mac-1"), "russet:node:mac-1", Some("russet:nodes")),
             (CertificateRequest::gateway(), "russet:gateway", None),
         ] {
             let parsed =
-                rcgen::CertificateSigningRequestParams::from_pem(&wanted.pem(&key).unwrap()).unwrap();
+                rcgen::CertificateSigningRequestParams::from_pem(&expected.pem(&key).unwrap()).unwrap();
             let subject = &parsed.params.distinguished_name;
             assert_eq!(subject.get(&DnType::CommonName), Some(&user.into()));
             assert_eq!(subject.get(&DnType::OrganizationName), group.map(Into::into).as_ref());

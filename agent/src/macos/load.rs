@@ -13,20 +13,20 @@ const TOOL: &str = "macmon pipe";
 pub fn load(output: &[u8]) -> Result<MachineLoad, ParseError> {
     let mut lines = output.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
     let last = lines.next_back().ok_or_else(|| ParseError::new(TOOL, "nothing"))?;
-    let told = json(TOOL, last)?;
-    let memory = told.get("memory");
+    let sample = json(TOOL, last)?;
+    let memory = sample.get("memory");
     if memory.is_none() {
         return Err(ParseError::new(TOOL, "an object without memory"));
     }
     let number = |of: Option<&Value>, key: &str| of?.get(key)?.as_f64().filter(|number| number.is_finite());
     let bytes = |key| memory.and_then(|memory| memory.get(key)).and_then(Value::as_u64);
-    let pair = || told.get("gpu_usage")?.get(1)?.as_f64();
+    let pair = || sample.get("gpu_usage")?.get(1)?.as_f64();
     Ok(MachineLoad {
-        gpu: number(Some(&told), "gpu_active_ratio").or_else(pair).map(|ratio| ratio.clamp(0.0, 1.0)),
-        watts: number(Some(&told), "sys_power"),
-        gpu_watts: number(Some(&told), "gpu_power"),
-        cpu_celsius: number(told.get("temp"), "cpu_temp_avg"),
-        gpu_celsius: number(told.get("temp"), "gpu_temp_avg"),
+        gpu: number(Some(&sample), "gpu_active_ratio").or_else(pair).map(|ratio| ratio.clamp(0.0, 1.0)),
+        watts: number(Some(&sample), "sys_power"),
+        gpu_watts: number(Some(&sample), "gpu_power"),
+        cpu_celsius: number(sample.get("temp"), "cpu_temp_avg"),
+        gpu_celsius: number(sample.get("temp"), "gpu_temp_avg"),
         memory_used: bytes("ram_usage"),
         swap_used: bytes("swap_usage"),
     })

@@ -20,7 +20,7 @@ fn store(folder: &Path) -> Store {
 }
 
 /// The source of the downloading node, which it could not fetch.
-fn wanted() -> SourceSpec {
+fn source_spec() -> SourceSpec {
     SourceSpec { uri: "https://models.example/big".into(), ..SourceSpec::default() }
 }
 
@@ -68,14 +68,14 @@ impl TransferLab {
         let folder = tempfile::tempdir().unwrap();
         model(&folder.path().join("source"));
         let authority = TestCa::new(folder.path());
-        let wanted = SourceSpec {
+        let spec = SourceSpec {
             uri: format!("file://{}", folder.path().join("source").display()),
             ..SourceSpec::default()
         };
         let (mut agents, mut id) = (Vec::new(), String::new());
         for node in nodes {
             let store = store(&folder.path().join(format!("models-{node}")));
-            id = store.fetch(&wanted, &progress()).await.unwrap().id;
+            id = store.fetch(&spec, &progress()).await.unwrap().id;
             agents.push(((*node).to_owned(), store.clone(), agent(authority.node(node), store)));
         }
         let connector = authority.node("z").connector(Protocol::Agents).unwrap();
@@ -112,7 +112,7 @@ impl TransferLab {
     ) -> Result<Published, StoreError> {
         let pulled = async {
             loop {
-                match puller.download(&wanted(), &self.id, ways.clone(), progress).await {
+                match puller.download(&source_spec(), &self.id, ways.clone(), progress).await {
                     Err(StoreError::Peers { detail, .. }) if detail.contains("cannot be reached") => {
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
@@ -152,12 +152,12 @@ async fn peer_download_uses_all_paths_and_publishes_for_source() {
     let (lab, puller) = TransferLab::new(&["a", "b"]).await;
     // This node had started to fetch it from the source.
     let partial = lab.folder.path().join("models-z/.partial");
-    std::fs::create_dir(partial.join(puller.store.key(&wanted()).unwrap())).unwrap();
+    std::fs::create_dir(partial.join(puller.store.key(&source_spec()).unwrap())).unwrap();
     let published = lab.download(&puller, &["a", "b"]).await.unwrap();
     lab.assert_identical(&published);
     assert_eq!(std::fs::read_dir(partial).unwrap().count(), 0, "nothing is left over");
-    assert_eq!(puller.store.published(&wanted()), Some(published.clone()));
-    assert_eq!(published.manifest.uri, wanted().uri);
+    assert_eq!(puller.store.published(&source_spec()), Some(published.clone()));
+    assert_eq!(published.manifest.uri, source_spec().uri);
     let manifest = puller.store.local_chunks(&lab.id).unwrap().manifest().clone();
     assert_eq!(manifest.sha256(), published.manifest.sha256());
     // Files that exist here under another source need no peer.
@@ -199,7 +199,7 @@ async fn peer_download_resumes_from_verified_chunks() {
     let weights = std::fs::OpenOptions::new().read(true).write(true).open(partial.join("model.safetensors"));
     flip(&weights.unwrap(), (spoiled - 1) * CHUNK_BYTES + 5);
     let manifest = lab.agents[0].1.local_chunks(&lab.id).unwrap().manifest().as_ref().clone();
-    let receiving = puller.store.receive(&wanted(), manifest).unwrap();
+    let receiving = puller.store.receive(&source_spec(), manifest).unwrap();
     let whole = receiving.local_chunks().complete();
     for (chunk, whole) in whole.iter().enumerate() {
         let claimed = chunks.contains(&(chunk as u64));
@@ -218,7 +218,7 @@ async fn corrupt_bytes_are_detected_and_fetched_from_another_peer() {
     }
     let error = lab.download(&puller, &["a"]).await.unwrap_err();
     assert!(error.to_string().contains("node a sent bytes that do not match the model"), "{error}");
-    assert_eq!(puller.store.published(&wanted()), None);
+    assert_eq!(puller.store.published(&source_spec()), None);
     lab.assert_identical(&lab.download(&puller, &["a", "b"]).await.unwrap());
 }
 
@@ -230,7 +230,7 @@ async fn node_serves_chunks_before_its_download_completes() {
     let held = lab.agents[0].1.local_chunks(&lab.id).unwrap();
     b.collect(&BTreeSet::new()).unwrap();
     assert!(b.local_chunks(&lab.id).is_none());
-    let receiving = b.receive(&wanted(), held.manifest().as_ref().clone()).unwrap();
+    let receiving = b.receive(&source_spec(), held.manifest().as_ref().clone()).unwrap();
     let bytes = held.read(1, 0, CHUNK_BYTES).unwrap().unwrap();
     assert!(!receiving.check_chunk(1).unwrap(), "it is not there yet");
     receiving.write(1, 0, &[bytes]).unwrap();
@@ -268,7 +268,7 @@ fn incoming_with(lab: &TransferLab, node: usize, chunks: &[usize]) -> IncomingMo
     let held = held.find(|held| held.complete().iter().all(|whole| *whole)).unwrap();
     let store = &lab.agents[node].1;
     store.collect(&BTreeSet::new()).unwrap();
-    let receiving = store.receive(&wanted(), held.manifest().as_ref().clone()).unwrap();
+    let receiving = store.receive(&source_spec(), held.manifest().as_ref().clone()).unwrap();
     for &chunk in chunks {
         let bytes = held.read(chunk, 0, held.chunks()[chunk].length).unwrap().unwrap();
         receiving.write(chunk, 0, &[bytes]).unwrap();
@@ -359,7 +359,7 @@ async fn model_deleted_mid_download_leaves_nothing_behind() {
             }
         };
         tokio::time::timeout(PATIENCE, gone).await.unwrap();
-        assert_eq!(puller.store.published(&wanted()), None);
+        assert_eq!(puller.store.published(&source_spec()), None);
     }
     lab.assert_identical(&lab.download(&puller, &["a"]).await.unwrap());
     log("a model deleted in the middle, nothing left");
@@ -371,16 +371,16 @@ async fn model_deleted_mid_download_leaves_nothing_behind() {
 async fn pinned_sha256_is_verified_against_peer_claims() {
     let (mut lab, puller) = TransferLab::new(&["a"]).await;
     let honest = lab.agents[0].1.local_chunks(&lab.id).unwrap();
-    let mut told = (**honest.manifest()).clone();
-    told.files.iter_mut().for_each(|file| file.sha256 = "5a".repeat(32));
-    let (pin, folder) = (told.sha256(), honest.folder().to_owned());
-    lab.id = told.id();
-    std::fs::write(folder.join("MANIFEST.json"), serde_json::to_vec(&told).unwrap()).unwrap();
+    let mut other = (**honest.manifest()).clone();
+    other.files.iter_mut().for_each(|file| file.sha256 = "5a".repeat(32));
+    let (pin, folder) = (other.sha256(), honest.folder().to_owned());
+    lab.id = other.id();
+    std::fs::write(folder.join("MANIFEST.json"), serde_json::to_vec(&other).unwrap()).unwrap();
     std::fs::rename(&folder, folder.with_file_name(&lab.id)).unwrap();
-    let pinned = SourceSpec { sha256: Some(pin), ..wanted() };
+    let pinned = SourceSpec { sha256: Some(pin), ..source_spec() };
     let ways = lab.paths("a", 2);
-    let pull = async |wanted: &SourceSpec, progress: &watch::Sender<TransferProgress>| loop {
-        match puller.download(wanted, &lab.id, || ways.clone(), progress).await {
+    let pull = async |spec: &SourceSpec, progress: &watch::Sender<TransferProgress>| loop {
+        match puller.download(spec, &lab.id, || ways.clone(), progress).await {
             Err(StoreError::Peers { detail, .. }) if detail.contains("cannot be reached") => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -396,10 +396,10 @@ async fn pinned_sha256_is_verified_against_peer_claims() {
     is_caught(&pull(&pinned, &again).await, "asked again");
     assert_eq!(again.borrow().done, 0, "it is not fetched again in vain");
     // Without a pin the first node's statement counts; a later pin triggers the verification.
-    let taken = pull(&wanted(), &progress()).await.unwrap();
+    let taken = pull(&source_spec(), &progress()).await.unwrap();
     assert!(!taken.manifest.own_sha256);
     let fresh = store(&lab.folder.path().join("models-z"));
-    assert!(fresh.adopt(&wanted(), &lab.id).await.unwrap().is_some());
+    assert!(fresh.adopt(&source_spec(), &lab.id).await.unwrap().is_some());
     is_caught(
         &fresh.adopt(&pinned, &lab.id).await.map(Option::unwrap),
         "taken over from a model without a pin",

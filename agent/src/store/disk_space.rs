@@ -65,15 +65,15 @@ impl DiskReservations {
     /// Reserves space for all `total` bytes of a copy.
     pub fn reserve(
         &self,
-        shelf: &ModelDirs,
+        dirs: &ModelDirs,
         reserve: &DiskReserve,
         key: &str,
         total: u64,
     ) -> Result<DiskReservation, StoreError> {
         // Locked until the reservation is recorded: two concurrent requests must not get the same bytes.
         let mut promised = lock(&self.0);
-        let need = total.saturating_sub(shelf.partial_bytes(key));
-        check_space(&promised, shelf, reserve, key, need)?;
+        let need = total.saturating_sub(dirs.partial_bytes(key));
+        check_space(&promised, dirs, reserve, key, need)?;
         promised.insert(key.to_owned(), total);
         Ok(DiskReservation { reservations: self.clone(), key: key.to_owned() })
     }
@@ -81,12 +81,12 @@ impl DiskReservations {
     /// Whether this many more bytes fit.
     pub fn check(
         &self,
-        shelf: &ModelDirs,
+        dirs: &ModelDirs,
         reserve: &DiskReserve,
         key: &str,
         need: u64,
     ) -> Result<(), StoreError> {
-        check_space(&lock(&self.0), shelf, reserve, key, need)
+        check_space(&lock(&self.0), dirs, reserve, key, need)
     }
 }
 
@@ -98,15 +98,15 @@ impl Drop for DiskReservation {
 
 fn check_space(
     promised: &BTreeMap<String, u64>,
-    shelf: &ModelDirs,
+    dirs: &ModelDirs,
     reserve: &DiskReserve,
     key: &str,
     need: u64,
 ) -> Result<(), StoreError> {
-    let (total, free) = shelf.disk()?;
+    let (total, free) = dirs.disk()?;
     let others = promised.iter().filter(|(other, _)| *other != key);
-    let promised = others.map(|(other, bytes)| bytes.saturating_sub(shelf.partial_bytes(other))).sum();
-    decide_space(shelf.root(), key, SpaceRequest { free, need, promised, reserve: reserve.bytes_for(total) })
+    let promised = others.map(|(other, bytes)| bytes.saturating_sub(dirs.partial_bytes(other))).sum();
+    decide_space(dirs.root(), key, SpaceRequest { free, need, promised, reserve: reserve.bytes_for(total) })
 }
 
 struct SpaceRequest {
@@ -176,17 +176,17 @@ mod tests {
     #[test]
     fn disk_space_is_reserved_once() {
         let folder = tempfile::tempdir().unwrap();
-        let shelf = ModelDirs::open(folder.path().join("models")).unwrap();
-        let (_, free) = shelf.disk().unwrap();
+        let dirs = ModelDirs::open(folder.path().join("models")).unwrap();
+        let (_, free) = dirs.disk().unwrap();
         let (promises, reserve) = (DiskReservations::default(), DiskReserve::default());
         // Other programs may use the disk during the test, so the halves leave a wide margin.
         reserve.set(Some(free / 4));
         let half = free / 2;
-        let first = promises.reserve(&shelf, &reserve, "a", half).unwrap();
-        let refused = promises.reserve(&shelf, &reserve, "b", half).err().unwrap();
+        let first = promises.reserve(&dirs, &reserve, "a", half).unwrap();
+        let refused = promises.reserve(&dirs, &reserve, "b", half).err().unwrap();
         assert!(matches!(refused, StoreError::DiskPressure { .. }), "{refused}");
-        assert!(promises.check(&shelf, &reserve, "a", half).is_ok(), "one's own promise is in nobody's way");
+        assert!(promises.check(&dirs, &reserve, "a", half).is_ok(), "one's own promise is in nobody's way");
         drop(first);
-        assert!(promises.reserve(&shelf, &reserve, "b", half).is_ok());
+        assert!(promises.reserve(&dirs, &reserve, "b", half).is_ok());
     }
 }

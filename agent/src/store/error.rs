@@ -102,7 +102,7 @@ pub enum StoreError {
     },
     /// The SHA-256 of a file in another machine's manifest is wrong.
     #[error(
-        "{file} has not the SHA-256 that the other machines' manifest {id} says, though it has its BLAKE3: whoever fetched it first did not tell the truth; it is fetched from the source. Look at the node that was ready first"
+        "{file} has not the SHA-256 that the other machines' manifest {id} says, though it has its BLAKE3: the first node that fetched it reported a wrong one; it is fetched from the source. Look at the node that was ready first"
     )]
     Sha256Mismatch {
         /// The file.
@@ -120,7 +120,7 @@ pub enum StoreError {
     },
     /// Not enough disk space.
     #[error(
-        "{} has {} free, but {} more are needed, {} are promised to other copies and {} stay reserved; free some room, lower the node's spec.disk.reserve, or delete a Model that nobody needs here",
+        "{} has {} free, but {} more are needed, {} are promised to other copies and {} stay reserved; free some space, lower the node's spec.disk.reserve, or delete a Model that is not needed here",
         .path.display(), show(*.free), show(*.need), show(*.promised), show(*.reserve)
     )]
     DiskPressure {

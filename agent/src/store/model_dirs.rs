@@ -144,9 +144,9 @@ impl ModelDirs {
         for name in [PARTIAL, PREFIX_CACHES, SOURCE_IDS, TRASH] {
             std::fs::create_dir_all(root.join(name)).map_err(StoreError::io(&root))?;
         }
-        let shelf = Self { root };
-        shelf.empty_trash()?;
-        Ok(shelf)
+        let dirs = Self { root };
+        dirs.empty_trash()?;
+        Ok(dirs)
     }
 
     /// The published directory, if it exists with every file at its size.
@@ -350,73 +350,73 @@ mod tests {
     }
 
     /// Publishes one file with this content for a source.
-    fn published(shelf: &ModelDirs, key: &str, content: &str) -> Published {
-        std::fs::write(shelf.partial(key).unwrap().join("config.json"), content).unwrap();
-        let published = shelf.publish(key, &manifest(&[("config.json", content)])).unwrap();
-        shelf.record_id(key, &published.id).unwrap();
+    fn published(dirs: &ModelDirs, key: &str, content: &str) -> Published {
+        std::fs::write(dirs.partial(key).unwrap().join("config.json"), content).unwrap();
+        let published = dirs.publish(key, &manifest(&[("config.json", content)])).unwrap();
+        dirs.record_id(key, &published.id).unwrap();
         published
     }
 
     #[test]
     fn model_folder_is_published_atomically_and_verified() {
         let root = tempfile::tempdir().unwrap();
-        let shelf = ModelDirs::open(root.path().join("models")).unwrap();
+        let dirs = ModelDirs::open(root.path().join("models")).unwrap();
         let key = key("file:///m", None, None);
-        let partial = shelf.partial(&key).unwrap();
+        let partial = dirs.partial(&key).unwrap();
         std::fs::write(partial.join("config.json"), "{}").unwrap();
         std::fs::write(partial.join("left.over.part"), "x").unwrap();
-        assert_eq!(shelf.id_of(&key), None);
+        assert_eq!(dirs.id_of(&key), None);
 
         let manifest = manifest(&[("config.json", "{}")]);
-        let published = shelf.publish(&key, &manifest).unwrap();
-        assert_eq!(shelf.published(&manifest.id()), Some(published.clone()));
+        let published = dirs.publish(&key, &manifest).unwrap();
+        assert_eq!(dirs.published(&manifest.id()), Some(published.clone()));
         assert!(!published.path.join("left.over.part").exists() && !partial.exists());
 
         std::fs::write(published.path.join("config.json"), "{}cut").unwrap();
-        assert_eq!(shelf.published(&published.id), None, "a file of another size is not what was verified");
+        assert_eq!(dirs.published(&published.id), None, "a file of another size is not what was verified");
     }
 
     #[test]
     fn sources_with_equal_bytes_share_one_folder() {
         let root = tempfile::tempdir().unwrap();
-        let shelf = ModelDirs::open(root.path().join("models")).unwrap();
+        let dirs = ModelDirs::open(root.path().join("models")).unwrap();
         let (one, other) = (key("a", None, None), key("b", None, None));
-        let first = published(&shelf, &one, "{}");
-        assert_eq!(published(&shelf, &other, "{}"), first);
-        assert_eq!(shelf.bytes(), bytes(&first.path, allocated));
+        let first = published(&dirs, &one, "{}");
+        assert_eq!(published(&dirs, &other, "{}"), first);
+        assert_eq!(dirs.bytes(), bytes(&first.path, allocated));
         // Either name keeps the directory.
-        assert!(shelf.collect(&BTreeSet::from([other.clone()])).unwrap().is_empty());
-        assert_eq!((shelf.id_of(&one), shelf.id_of(&other)), (None, Some(first.id.clone())));
-        assert_eq!(shelf.collect(&BTreeSet::new()).unwrap(), [first.id]);
+        assert!(dirs.collect(&BTreeSet::from([other.clone()])).unwrap().is_empty());
+        assert_eq!((dirs.id_of(&one), dirs.id_of(&other)), (None, Some(first.id.clone())));
+        assert_eq!(dirs.collect(&BTreeSet::new()).unwrap(), [first.id]);
     }
 
     #[test]
     fn only_unwanted_folders_of_the_store_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let models = root.path().join("models");
-        let shelf = ModelDirs::open(models.clone()).unwrap();
+        let dirs = ModelDirs::open(models.clone()).unwrap();
         let (kept, gone) = (key("a", None, None), key("b", Some("c"), None));
         let [stays, goes] =
-            [(&kept, "{}"), (&gone, "[]")].map(|(key, content)| published(&shelf, key, content));
+            [(&kept, "{}"), (&gone, "[]")].map(|(key, content)| published(&dirs, key, content));
         for published in [&stays, &goes] {
             std::fs::create_dir_all(published.prefix_cache_dir().join("0-of-1")).unwrap();
         }
         std::fs::create_dir(models.join("somebody-elses")).unwrap();
         std::fs::write(models.join("somebody-elses/file"), "not counted").unwrap();
-        let (both, one) = (shelf.bytes(), bytes(&stays.path, allocated));
+        let (both, one) = (dirs.bytes(), bytes(&stays.path, allocated));
         assert_eq!(both, 2 * one);
-        let part = std::fs::File::create(shelf.partial(&gone).unwrap().join("a.part")).unwrap();
+        let part = std::fs::File::create(dirs.partial(&gone).unwrap().join("a.part")).unwrap();
         part.set_len(1 << 30).unwrap();
-        assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (0, both), "holes are no bytes");
+        assert_eq!((dirs.partial_bytes(&gone), dirs.bytes()), (0, both), "holes are no bytes");
         (&part).write_all(b"12345").unwrap();
-        assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (4096, both + 4096));
-        assert_eq!(shelf.collect(&BTreeSet::from([kept.clone()])).unwrap(), [goes.id.as_str()]);
-        assert_eq!(shelf.bytes(), one);
+        assert_eq!((dirs.partial_bytes(&gone), dirs.bytes()), (4096, both + 4096));
+        assert_eq!(dirs.collect(&BTreeSet::from([kept.clone()])).unwrap(), [goes.id.as_str()]);
+        assert_eq!(dirs.bytes(), one);
         assert!(
             stays.prefix_cache_dir().exists() && !goes.prefix_cache_dir().exists(),
             "they go with the files"
         );
-        assert!(shelf.published(&stays.id).is_some() && shelf.published(&goes.id).is_none());
+        assert!(dirs.published(&stays.id).is_some() && dirs.published(&goes.id).is_none());
         assert!(models.join("somebody-elses").exists());
         assert_eq!(std::fs::read_dir(models.join(TRASH)).unwrap().count(), 0);
 

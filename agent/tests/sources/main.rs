@@ -47,13 +47,13 @@ impl SourceLab {
         Self { folder, model, names, store }
     }
 
-    async fn fetch(&self, wanted: &SourceSpec) -> Result<Published, StoreError> {
-        self.store.fetch(wanted, &watch::Sender::new(TransferProgress::default())).await
+    async fn fetch(&self, spec: &SourceSpec) -> Result<Published, StoreError> {
+        self.store.fetch(spec, &watch::Sender::new(TransferProgress::default())).await
     }
 
     /// Fetches and compares every byte.
-    async fn assert_fetched(&self, wanted: &SourceSpec) -> Published {
-        let published = self.fetch(wanted).await.unwrap();
+    async fn assert_fetched(&self, spec: &SourceSpec) -> Published {
+        let published = self.fetch(spec).await.unwrap();
         let names: Vec<&String> = self.names.iter().filter(|name| is_allowed_file(name)).collect();
         assert!(names.len() >= 5, "{names:?}");
         let fetched: Vec<&String> = published.manifest.files.iter().map(|file| &file.name).collect();
@@ -65,14 +65,14 @@ impl SourceLab {
         published
     }
 
-    async fn fetch_error(&self, wanted: &SourceSpec) -> Reason {
-        let error = self.store.headers(wanted).await.unwrap_err();
+    async fn fetch_error(&self, spec: &SourceSpec) -> Reason {
+        let error = self.store.headers(spec).await.unwrap_err();
         println!("{}", error.chain());
         error.reason()
     }
 }
 
-fn wanted(uri: &str, secret: &[(&str, &str)]) -> SourceSpec {
+fn source_spec(uri: &str, secret: &[(&str, &str)]) -> SourceSpec {
     let secret = secret.iter().map(|(key, value)| ((*key).to_owned(), (*value).into()));
     SourceSpec { uri: uri.to_owned(), credentials: Credentials::new(secret), ..SourceSpec::default() }
 }
@@ -117,13 +117,13 @@ async fn s3_bucket_written_by_boto3_is_fetched() {
     let (id, secret) = (("AWS_ACCESS_KEY_ID", id), ("AWS_SECRET_ACCESS_KEY", secret));
     let endpoint = ("AWS_ENDPOINT_URL", moto.url.as_str());
 
-    lab.assert_fetched(&wanted("s3://models/family/tiny", &[id, secret, endpoint])).await;
+    lab.assert_fetched(&source_spec("s3://models/family/tiny", &[id, secret, endpoint])).await;
     let wrong = ("AWS_SECRET_ACCESS_KEY", "another");
-    let refused = wanted("s3://models/family/tiny", &[id, wrong, endpoint]);
+    let refused = source_spec("s3://models/family/tiny", &[id, wrong, endpoint]);
     assert_eq!(lab.fetch_error(&refused).await, Reason::SourceForbidden);
     for uri in ["s3://others/family/tiny", "s3://models/family/none"] {
         assert_eq!(
-            lab.fetch_error(&wanted(uri, &[id, secret, endpoint])).await,
+            lab.fetch_error(&source_spec(uri, &[id, secret, endpoint])).await,
             Reason::SourceNotFound,
             "{uri}"
         );
@@ -169,12 +169,15 @@ async fn azure_container_written_by_its_sdk_is_fetched() {
     let uri = "az://models/family/tiny";
 
     let key = ("AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY);
-    lab.assert_fetched(&wanted(uri, &[account, key, endpoint])).await;
+    lab.assert_fetched(&source_spec(uri, &[account, key, endpoint])).await;
     let sas = ("AZURE_STORAGE_SAS_TOKEN", sas.trim());
-    SourceLab::new(NO_ENDPOINT).assert_fetched(&wanted(uri, &[account, sas, endpoint])).await;
+    SourceLab::new(NO_ENDPOINT).assert_fetched(&source_spec(uri, &[account, sas, endpoint])).await;
     let wrong = ("AZURE_STORAGE_ACCOUNT_KEY", "YW5vdGhlcg==");
-    assert_eq!(lab.fetch_error(&wanted(uri, &[account, wrong, endpoint])).await, Reason::SourceForbidden);
-    let other = wanted("az://others/family/tiny", &[account, key, endpoint]);
+    assert_eq!(
+        lab.fetch_error(&source_spec(uri, &[account, wrong, endpoint])).await,
+        Reason::SourceForbidden
+    );
+    let other = source_spec("az://others/family/tiny", &[account, key, endpoint]);
     assert_eq!(lab.fetch_error(&other).await, Reason::SourceNotFound);
 }
 
@@ -192,10 +195,13 @@ async fn google_bucket_is_fetched() {
     })
     .await;
     let endpoint = ("STORAGE_EMULATOR_HOST", google.url.as_str());
-    lab.assert_fetched(&wanted("gs://models/tiny", &[endpoint])).await;
-    assert_eq!(lab.fetch_error(&wanted("gs://models/none", &[endpoint])).await, Reason::SourceNotFound);
+    lab.assert_fetched(&source_spec("gs://models/tiny", &[endpoint])).await;
+    assert_eq!(lab.fetch_error(&source_spec("gs://models/none", &[endpoint])).await, Reason::SourceNotFound);
     // Where Google answers 404, this server answers 500.
-    assert_eq!(lab.fetch_error(&wanted("gs://others/tiny", &[endpoint])).await, Reason::SourceUnreachable);
+    assert_eq!(
+        lab.fetch_error(&source_spec("gs://others/tiny", &[endpoint])).await,
+        Reason::SourceUnreachable
+    );
 }
 
 /// `me` with the password `secret`, in htpasswd's format.
@@ -229,17 +235,19 @@ async fn oci_artifact_pushed_by_oras_is_fetched() {
     peer::run(push.current_dir(&lab.model).env("HOME", lab.folder.path()));
 
     let (uri, login) = (format!("oci://{artifact}"), [("username", "me"), ("password", "secret")]);
-    let published = lab.assert_fetched(&wanted(&uri, &login)).await;
+    let published = lab.assert_fetched(&source_spec(&uri, &login)).await;
     // By its digest, with a Secret in kubectl's format.
     let digest = published.manifest.commit.unwrap();
     let docker = serde_json::json!({"auths": {host.clone(): {"username": "me", "password": "secret"}}});
-    let pinned =
-        wanted(&format!("oci://{host}/family/tiny@{digest}"), &[(".dockerconfigjson", &docker.to_string())]);
+    let pinned = source_spec(
+        &format!("oci://{host}/family/tiny@{digest}"),
+        &[(".dockerconfigjson", &docker.to_string())],
+    );
     SourceLab::new(NO_ENDPOINT).assert_fetched(&pinned).await;
-    let wrong = wanted(&uri, &[("username", "me"), ("password", "another")]);
+    let wrong = source_spec(&uri, &[("username", "me"), ("password", "another")]);
     assert_eq!(lab.fetch_error(&wrong).await, Reason::SourceForbidden);
-    assert_eq!(lab.fetch_error(&wanted(&uri, &[])).await, Reason::SourceForbidden);
-    let none = wanted(&format!("oci://{host}/family/tiny:v2"), &login);
+    assert_eq!(lab.fetch_error(&source_spec(&uri, &[])).await, Reason::SourceForbidden);
+    let none = source_spec(&format!("oci://{host}/family/tiny:v2"), &login);
     assert_eq!(lab.fetch_error(&none).await, Reason::SourceNotFound);
 }
 
@@ -288,11 +296,11 @@ async fn stub_hub_serves_huggingface_hub_and_the_store_alike() {
         }
 
         let ours = SourceLab::new(&hub.endpoint());
-        let published = ours.assert_fetched(&wanted("hf://russet/tiny", &[])).await;
+        let published = ours.assert_fetched(&source_spec("hf://russet/tiny", &[])).await;
         assert_eq!(published.manifest.commit.as_deref(), Some(commit.trim()));
-        ours.assert_fetched(&wanted("hf://russet/gated", &[("token", "hf_secret")])).await;
+        ours.assert_fetched(&source_spec("hf://russet/gated", &[("token", "hf_secret")])).await;
         for secret in [&[("token", "another")][..], &[]] {
-            let refused = wanted("hf://russet/gated", secret);
+            let refused = source_spec("hf://russet/gated", secret);
             assert_eq!(ours.fetch_error(&refused).await, Reason::SourceForbidden);
         }
     }

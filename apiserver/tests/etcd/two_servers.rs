@@ -136,9 +136,9 @@ async fn field_managers_conflict_across_servers() {
     let apply = |cluster: &TestServer, manager: &str, data: serde_json::Value| {
         let api = maps(cluster);
         let params = PatchParams::apply(manager);
-        let wanted =
+        let expected =
             json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "shared"}, "data": data});
-        async move { api.patch("shared", &params, &Patch::Apply(&wanted)).await }
+        async move { api.patch("shared", &params, &Patch::Apply(&expected)).await }
     };
     apply(&one, "a", json!({"a": "1"})).await.unwrap();
     let both = apply(&other, "b", json!({"b": "2"})).await.unwrap();
@@ -195,8 +195,8 @@ async fn kinds_rights_and_credentials_of_one_hold_at_the_other() {
     // A token signed by one server.
     let accounts: Api<ServiceAccount> = Api::namespaced(one.client(), "default");
     one.eventually("the account is there", || async { accounts.get("default").await.is_ok() }).await;
-    let wanted: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": []}})).unwrap();
-    let token = accounts.create_token_request("default", &PostParams::default(), &wanted).await.unwrap();
+    let expected: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": []}})).unwrap();
+    let token = accounts.create_token_request("default", &PostParams::default(), &expected).await.unwrap();
     let bearer = other.client_with_token(&token.status.unwrap().token.unwrap()).await;
     assert_eq!(allowed(&bearer).await, 403, "it is known and has no rights");
     one.stop().await;

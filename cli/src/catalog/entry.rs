@@ -293,10 +293,10 @@ mod tests {
         let entries = all().unwrap();
         assert!(entries.len() >= 60, "{} entries", entries.len());
         let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-        assert!(names.is_sorted_by(|one, other| one < other), "names are sorted and told once");
+        assert!(names.is_sorted_by(|one, other| one < other), "names are sorted and unique");
         let mut repositories: Vec<&str> = entries.iter().map(|entry| entry.repository.as_str()).collect();
         repositories.sort_unstable();
-        assert!(repositories.is_sorted_by(|one, other| one < other), "repositories are told once");
+        assert!(repositories.is_sorted_by(|one, other| one < other), "repositories are unique");
         for entry in &entries {
             let name = &entry.name;
             assert!(is_label(name), "{name}");
@@ -341,11 +341,11 @@ mod tests {
         for name in ["llama-3-2-1b-4bit", "Llama-3.2-1B-4bit", "mlx-community/Llama-3.2-1B-Instruct-4bit"] {
             assert_eq!(require(&entries, name).unwrap().name, "llama-3-2-1b-4bit", "{name}");
         }
-        for (name, told) in
+        for (name, expected) in
             [("qwen3-8b", "qwen3-8b-4bit"), ("qwen3-9000b", "qwen3-"), ("zzz", "russet catalog search")]
         {
             let error = require(&entries, name).unwrap_err().to_string();
-            assert!(error.contains(told) && error.contains(name), "{error}");
+            assert!(error.contains(expected) && error.contains(name), "{error}");
         }
         let count = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
@@ -361,15 +361,15 @@ mod tests {
         let good = "a-4bit,o/a,A,llama,1,1,4,affine,562500000,computed,2048,MIT";
         let columns = ROWS.lines().next().unwrap();
         assert_eq!(parse_rows(&format!("{columns}\n{good}")).unwrap().len(), 1);
-        for (row, told) in [
+        for (row, expected) in [
             ("a,b", "2 fields"),
             (&good.replace("affine", "zip"), "`zip`"),
-            (&good.replace("computed", "guessed"), "`guessed`"),
+            (&good.replace("computed", "estimated"), "`estimated`"),
             (&good.replace("1,1,4", "1,2,4"), "2 of 1 billion"),
             (&good.replace("2048", "x"), "invalid digit"),
         ] {
             let error = format!("{:#}", parse_rows(&format!("{columns}\n{good}\n{row}")).unwrap_err());
-            assert!(error.starts_with("models.csv, line 3: ") && error.contains(told), "{error}");
+            assert!(error.starts_with("models.csv, line 3: ") && error.contains(expected), "{error}");
         }
     }
 }

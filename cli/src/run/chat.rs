@@ -180,15 +180,15 @@ fn parse_line(line: &str) -> Option<ChatEvent> {
     if data == "[DONE]" {
         return Some(ChatEvent::Done);
     }
-    let told: Value = match serde_json::from_str(data) {
-        Ok(told) => told,
+    let chunk: Value = match serde_json::from_str(data) {
+        Ok(chunk) => chunk,
         Err(error) => return Some(ChatEvent::Failed(format!("the gateway sent invalid JSON: {error}"))),
     };
-    if let Some(error) = told.get("error") {
+    if let Some(error) = chunk.get("error") {
         let words = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
         return Some(ChatEvent::Failed(words));
     }
-    let text = told["choices"][0]["delta"]["content"].as_str()?;
+    let text = chunk["choices"][0]["delta"]["content"].as_str()?;
     (!text.is_empty()).then(|| ChatEvent::Text(text.to_owned()))
 }
 
@@ -213,35 +213,35 @@ mod tests {
 
     #[test]
     fn errors_are_shown_with_the_message_of_the_gateway() {
-        for (line, told) in [
+        for (line, expected) in [
             ("data: {\"error\":{\"message\":\"the engine is lost\"}}", "the engine is lost"),
             ("data: {\"error\":7}", "7"),
             ("data: {", "invalid JSON"),
         ] {
             assert!(
-                matches!(parse_line(line), Some(ChatEvent::Failed(words)) if words.contains(told)),
+                matches!(parse_line(line), Some(ChatEvent::Failed(words)) if words.contains(expected)),
                 "{line}"
             );
         }
         let body = r#"{"error":{"message":"a key is needed"}}"#;
-        for (status, body, told) in [
+        for (status, body, expected) in [
             (StatusCode::UNAUTHORIZED, body, "401 Unauthorized: a key is needed; give it with --key"),
             (StatusCode::NOT_FOUND, "plain\n", "404 Not Found: plain"),
         ] {
-            assert!(error_text(status, body).contains(told), "{}", error_text(status, body));
+            assert!(error_text(status, body).contains(expected), "{}", error_text(status, body));
         }
     }
 
     #[test]
     fn unset_parameters_are_left_to_the_gateway() {
         let asked = ChatParameters { model: "default/m".to_owned(), max_tokens: None, temperature: None };
-        let told = [message("user", "x".to_owned())];
+        let messages = [message("user", "x".to_owned())];
         assert_eq!(
-            asked.body(&told),
+            asked.body(&messages),
             json!({"model": "default/m", "stream": true, "messages": [{"role": "user", "content": "x"}]})
         );
         let asked = ChatParameters { max_tokens: Some(5), temperature: Some(0.0), ..asked };
-        let body = asked.body(&told);
+        let body = asked.body(&messages);
         assert_eq!((&body["max_tokens"], &body["temperature"]), (&json!(5), &json!(0.0)));
     }
 

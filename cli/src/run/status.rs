@@ -114,31 +114,31 @@ mod tests {
 
     use super::*;
 
-    fn conditions(told: &[(Type, bool, Reason)]) -> Vec<Condition> {
+    fn conditions(list: &[(Type, bool, Reason)]) -> Vec<Condition> {
         let mut conditions = Vec::new();
-        for (kind, status, reason) in told {
+        for (kind, status, reason) in list {
             set(&mut conditions, *kind, *status, *reason, "words", Some(1), Timestamp::UNIX_EPOCH);
         }
         conditions
     }
 
-    fn model(told: &[(Type, bool, Reason)]) -> Model {
+    fn model(list: &[(Type, bool, Reason)]) -> Model {
         let mut model = Model::new("m", ModelSpec::default());
         model.metadata.generation = Some(1);
         model.status = Some(ModelStatus {
             observed_generation: Some(1),
-            conditions: conditions(told),
+            conditions: conditions(list),
             ..ModelStatus::default()
         });
         model
     }
 
-    fn deployment(generation: i64, told: &[(Type, bool, Reason)]) -> ModelDeployment {
+    fn deployment(generation: i64, list: &[(Type, bool, Reason)]) -> ModelDeployment {
         let mut deployment = ModelDeployment::new("d", ModelDeploymentSpec::default());
         deployment.metadata.generation = Some(generation);
         deployment.status = Some(ModelDeploymentStatus {
             observed_generation: Some(1),
-            conditions: conditions(told),
+            conditions: conditions(list),
             ..ModelDeploymentStatus::default()
         });
         deployment
@@ -151,7 +151,7 @@ mod tests {
         let foreign = [(Type::Stalled, true, Reason::UnsupportedArchitecture)];
         let waits = |words: &str| DeploymentProgress::Waiting { words: words.to_owned(), bytes: None };
         let at_work = [(Type::Ready, false, Reason::WaitingForRanks)];
-        for (model_told, generation, told, step) in [
+        for (model_conditions, generation, list, step) in [
             (&good[..], 1, &[(Type::Ready, true, Reason::Serving)][..], DeploymentProgress::Ready),
             // A request scales it up.
             (&good, 1, &[(Type::Ready, true, Reason::Idle)], DeploymentProgress::Ready),
@@ -175,9 +175,12 @@ mod tests {
                 ),
             ),
         ] {
-            let shown =
-                ProgressTracker::default().observe(&model(model_told), &deployment(generation, told), &[]);
-            assert_eq!(shown, step, "{told:?}");
+            let shown = ProgressTracker::default().observe(
+                &model(model_conditions),
+                &deployment(generation, list),
+                &[],
+            );
+            assert_eq!(shown, step, "{list:?}");
         }
     }
 

@@ -173,7 +173,7 @@ mod tests {
                 "{error}"
             );
         }
-        for (word, told) in [
+        for (word, expected) in [
             ("old", "is being deleted"),
             ("file:///old", "is being deleted"),
             ("ftp://a/b", "not a source"),
@@ -182,7 +182,7 @@ mod tests {
             ("nobody-has-this", "there is no Model"),
         ] {
             let error = format!("{:#}", resolve(word, &known, &entries).unwrap_err());
-            assert!(error.contains(told), "{word}: {error}");
+            assert!(error.contains(expected), "{word}: {error}");
         }
     }
 

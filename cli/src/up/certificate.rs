@@ -108,8 +108,8 @@ mod tests {
         ensure(&layout, &[]).unwrap();
         assert_ne!(read(), first, "another address wants another certificate");
 
-        let wanted = std::fs::read_to_string(dir(&layout).join(NAMES)).unwrap();
-        let due = |now| is_due(&dir(&layout), &wanted, now);
+        let expected = std::fs::read_to_string(dir(&layout).join(NAMES)).unwrap();
+        let due = |now| is_due(&dir(&layout), &expected, now);
         let now = SystemTime::now() + Duration::from_secs(1);
         assert!(!due(now) && due(now + RENEW_AFTER) && due(now - Duration::from_secs(3600)));
         assert!(RENEW_AFTER < Duration::from_secs(DAYS.cast_unsigned() * 24 * 3600));

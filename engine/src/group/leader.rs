@@ -52,7 +52,7 @@ pub async fn gather(
 ) -> Result<Followers, FailureReport> {
     let mut followers = Followers::default();
     let mut members = Vec::new();
-    // The first refusal ends the wait for all others: it is the reason to report.
+    // The first rejection ends the wait for all others: it is the reason to report.
     for (sender, follower) in
         try_join_all(peers.iter().map(|peer| connect(peer, tls, hello, compute, life))).await?
     {

@@ -92,17 +92,17 @@ impl Attention {
         let queries = split(self.query.forward(x)?, self.heads, self.query_norm.as_ref())?;
         let keys = split(self.key.forward(x)?, self.kv_heads, self.key_norm.as_ref())?;
         let values = self.value.forward(x)?.reshape(&[1, positions, self.kv_heads, self.value_dim])?;
-        let PackedBatch { decode_rows: singles, prefill_rows: longer, positions: places } = batch;
-        let projected = match places {
-            Some(places) => QkvProjection {
-                queries: rotate_each(&queries, rope, places)?,
-                keys: rotate_each(&keys, rope, places)?,
+        let PackedBatch { decode_rows: singles, prefill_rows: longer, positions: offsets } = batch;
+        let projected = match offsets {
+            Some(offsets) => QkvProjection {
+                queries: rotate_each(&queries, rope, offsets)?,
+                keys: rotate_each(&keys, rope, offsets)?,
                 values,
             },
             None => QkvProjection { queries, keys, values },
         };
         // Positions that are not rotated yet belong to a single row.
-        let rope = places.is_none().then_some(rope);
+        let rope = offsets.is_none().then_some(rope);
         let mut pieces = Vec::new();
         let mut scores = ScoreBudget::default();
         let mut from = singles.len() as i32;
@@ -165,9 +165,9 @@ impl Attention {
 
 /// Rotates `all`, `[1, positions, heads, width]`, each position by its own offset: with several rows, as many
 /// operations as for one row.
-fn rotate_each(all: &Array, rope: &Rope, places: &Array) -> Result<Array, Exception> {
+fn rotate_each(all: &Array, rope: &Rope, offsets: &Array) -> Result<Array, Exception> {
     let (positions, heads, width) = (all.dim(1), all.dim(2), all.dim(3));
-    rope.forward_each(&all.reshape(&[positions, heads, 1, width])?, places)?.reshape(all.shape())
+    rope.forward_each(&all.reshape(&[positions, heads, 1, width])?, offsets)?.reshape(all.shape())
 }
 
 /// Queries, keys and values, `[1, positions, heads, width]` each.

@@ -39,8 +39,8 @@ impl<'a> PackedBatch<'a> {
         }
         let rows = || decode_rows.iter().chain(&prefill_rows);
         let positions = (rows().count() > 1).then(|| {
-            let places: Vec<i32> = rows().flat_map(|row| row.offset..row.offset + row.length).collect();
-            Array::from_slice(&places, &[places.len() as i32])
+            let positions: Vec<i32> = rows().flat_map(|row| row.offset..row.offset + row.length).collect();
+            Array::from_slice(&positions, &[positions.len() as i32])
         });
         Self { decode_rows, prefill_rows, positions }
     }

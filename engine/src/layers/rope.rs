@@ -119,14 +119,14 @@ mod tests {
             (0..heads * positions * width).map(|place| (place as f32 * 0.37).sin()).collect();
         let all = Array::from_slice(&numbers, &[1, positions, heads, width]);
         let by_head = |all: &Array| all.transpose_axes(&[0, 2, 1, 3]).unwrap();
-        let places: Vec<i32> = (offset..offset + positions).collect();
-        let places = Array::from_slice(&places, &[positions]);
+        let each_position: Vec<i32> = (offset..offset + positions).collect();
+        let each_position = Array::from_slice(&each_position, &[positions]);
         for (traditional, kind) in [(false, RopeScaling::None), (true, RopeScaling::None), (false, llama3)] {
             let described = description::Rope { width: width as u32, base: 1e4, traditional, scaling: kind };
             let rope = Rope::new(&described).unwrap();
             let together = by_head(&rope.forward(&by_head(&all), offset).unwrap()).contiguous().unwrap();
             let each = all.reshape(&[positions, heads, 1, width]).unwrap();
-            let each = rope.forward_each(&each, &places).unwrap();
+            let each = rope.forward_each(&each, &each_position).unwrap();
             assert_eq!(each.as_slice::<f32>(), together.as_slice::<f32>(), "{traditional}, {kind:?}");
         }
     }

@@ -84,8 +84,8 @@ impl BlockIndex {
     }
 
     /// Marks a block as on disk or not.
-    pub fn set_on_disk(&mut self, key: BlockHash, shelved: bool) {
-        self.update(key, |known| known.on_disk = shelved);
+    pub fn set_on_disk(&mut self, key: BlockHash, on_disk: bool) {
+        self.update(key, |known| known.on_disk = on_disk);
     }
 
     /// Adds or removes a reference by a cached slot to each of the blocks.

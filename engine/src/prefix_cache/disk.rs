@@ -155,26 +155,26 @@ impl DiskCache {
         let mut files = FileIndex::default();
         found.iter().for_each(|(_, key, bytes)| files.insert(*key, *bytes));
         let (jobs, inbox) = mpsc::sync_channel::<WriteJob>(MAX_PENDING_WRITES);
-        let shelf = Arc::new(Self {
+        let cache = Arc::new(Self {
             _lock: lock,
             folder: own,
             max_bytes: most_bytes,
             files: Mutex::new(files),
             writes: jobs,
         });
-        shelf.evict_until_fits(0);
-        shelf.files.lock().lost_blocks.clear();
-        let weak = Arc::downgrade(&shelf);
-        std::thread::Builder::new().name("shelf".into()).spawn(move || {
+        cache.evict_until_fits(0);
+        cache.files.lock().lost_blocks.clear();
+        let weak = Arc::downgrade(&cache);
+        std::thread::Builder::new().name("disk-cache".into()).spawn(move || {
             // A full disk is logged once, not for every block.
             let mut failing = false;
             while let Ok((key, record)) = inbox.recv() {
-                let Some(shelf) = weak.upgrade() else { return };
+                let Some(cache) = weak.upgrade() else { return };
                 let Some(record) = record() else {
-                    shelf.mark_lost(key);
+                    cache.mark_lost(key);
                     continue;
                 };
-                let (put, folder) = (shelf.write_file(key, &record), shelf.folder.display());
+                let (put, folder) = (cache.write_file(key, &record), cache.folder.display());
                 match &put {
                     Ok(()) if failing => {
                         tracing::info!(%folder, "blocks of the prefix cache are kept on disk again");
@@ -186,11 +186,11 @@ impl DiskCache {
                 }
                 failing = put.is_err();
                 if failing {
-                    shelf.mark_lost(key);
+                    cache.mark_lost(key);
                 }
             }
         })?;
-        Ok(shelf)
+        Ok(cache)
     }
 
     /// Blocks on disk, least recently used first.
@@ -360,24 +360,24 @@ mod tests {
     }
 
     /// Waits until every queued block is written or lost.
-    fn settled(shelf: &DiskCache) {
+    fn settled(cache: &DiskCache) {
         let (done, wait) = mpsc::channel();
-        shelf.write(key(255), move || {
+        cache.write(key(255), move || {
             done.send(()).unwrap();
             None
         });
         wait.recv().unwrap();
         // The marker block itself is lost, a moment later.
-        while !shelf.files.lock().lost_blocks.contains(&key(255)) {
+        while !cache.files.lock().lost_blocks.contains(&key(255)) {
             std::thread::yield_now();
         }
-        shelf.files.lock().lost_blocks.retain(|lost| *lost != key(255));
+        cache.files.lock().lost_blocks.retain(|lost| *lost != key(255));
     }
 
     /// Closes a disk cache like the end of its process.
-    fn closed(shelf: Arc<DiskCache>) {
-        let lock = shelf.folder.with_file_name("lock");
-        drop(shelf);
+    fn closed(cache: Arc<DiskCache>) {
+        let lock = cache.folder.with_file_name("lock");
+        drop(cache);
         // Its thread may still hold a reference for a moment.
         while File::open(&lock).unwrap().try_lock().is_err() {
             std::thread::yield_now();
@@ -387,12 +387,12 @@ mod tests {
     #[test]
     fn disk_blocks_survive_a_restart_in_order_of_use() {
         let dir = tempfile::tempdir().unwrap();
-        let shelf = DiskCache::open(dir.path(), "a", 1 << 20).unwrap();
-        (1..4).for_each(|number| shelf.write(key(number), move || Some(record(number, 100))));
-        settled(&shelf);
-        assert_eq!(shelf.read(key(1)).unwrap(), record(1, 100));
-        assert_eq!(shelf.hashes(), [key(2), key(3), key(1)]);
-        closed(shelf);
+        let cache = DiskCache::open(dir.path(), "a", 1 << 20).unwrap();
+        (1..4).for_each(|number| cache.write(key(number), move || Some(record(number, 100))));
+        settled(&cache);
+        assert_eq!(cache.read(key(1)).unwrap(), record(1, 100));
+        assert_eq!(cache.hashes(), [key(2), key(3), key(1)]);
+        closed(cache);
         let own = dir.path().join("0/a");
         std::fs::write(own.join("left.tmp"), "half").unwrap();
         let again = DiskCache::open(dir.path(), "a", 1 << 20).unwrap();
@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn disk_cache_treats_a_damaged_file_as_a_miss() {
         let dir = tempfile::tempdir().unwrap();
-        let shelf = DiskCache::open(dir.path(), "a", 1 << 20).unwrap();
+        let cache = DiskCache::open(dir.path(), "a", 1 << 20).unwrap();
         let path = dir.path().join("0/a").join(format!("{}.kv", key(1)));
         let whole = encode(key(1), &record(1, 100));
         let mut other = encode(key(2), &record(1, 100));
@@ -425,37 +425,37 @@ mod tests {
             ("another block", std::mem::take(&mut other)),
         ] {
             std::fs::write(&path, &bytes).unwrap();
-            assert!(matches!(shelf.read(key(1)), Err(DiskCacheError::Damaged { .. })), "{story}");
+            assert!(matches!(cache.read(key(1)), Err(DiskCacheError::Damaged { .. })), "{story}");
             assert!(!path.exists(), "{story} is removed");
         }
-        assert!(matches!(shelf.read(key(1)), Err(DiskCacheError::Evicted { .. })));
+        assert!(matches!(cache.read(key(1)), Err(DiskCacheError::Evicted { .. })));
         std::fs::write(&path, whole).unwrap();
-        assert_eq!(shelf.read(key(1)).unwrap(), record(1, 100));
+        assert_eq!(cache.read(key(1)).unwrap(), record(1, 100));
     }
 
     #[test]
     fn disk_cache_evicts_and_reports_lost_blocks_at_its_limit() {
         let dir = tempfile::tempdir().unwrap();
         let size = encode(key(1), &record(1, 100)).len() as u64;
-        let shelf = DiskCache::open(dir.path(), "a", 2 * size).unwrap();
-        (1..4).for_each(|number| shelf.write(key(number), move || Some(record(number, 100))));
-        settled(&shelf);
-        assert_eq!((shelf.hashes(), shelf.take_lost()), (vec![key(2), key(3)], vec![key(1)]));
-        assert!(shelf.bytes() <= 2 * size);
-        closed(shelf);
+        let cache = DiskCache::open(dir.path(), "a", 2 * size).unwrap();
+        (1..4).for_each(|number| cache.write(key(number), move || Some(record(number, 100))));
+        settled(&cache);
+        assert_eq!((cache.hashes(), cache.take_lost()), (vec![key(2), key(3)], vec![key(1)]));
+        assert!(cache.bytes() <= 2 * size);
+        closed(cache);
         assert_eq!(DiskCache::open(dir.path(), "a", size).unwrap().hashes(), [key(3)]);
     }
 
     #[test]
     fn disk_cache_loses_only_blocks_when_its_folder_vanishes() {
         let dir = tempfile::tempdir().unwrap();
-        let shelf = DiskCache::open(dir.path(), "a", 1 << 20).unwrap();
-        shelf.write(key(1), || Some(record(1, 100)));
-        settled(&shelf);
+        let cache = DiskCache::open(dir.path(), "a", 1 << 20).unwrap();
+        cache.write(key(1), || Some(record(1, 100)));
+        settled(&cache);
         std::fs::remove_dir_all(dir.path()).unwrap();
-        assert!(matches!(shelf.read(key(1)), Err(DiskCacheError::Io { .. })), "nobody here removed it");
-        shelf.write(key(2), || Some(record(2, 100)));
-        settled(&shelf);
-        assert_eq!((shelf.hashes(), shelf.take_lost()), (vec![], vec![key(2)]));
+        assert!(matches!(cache.read(key(1)), Err(DiskCacheError::Io { .. })), "nobody here removed it");
+        cache.write(key(2), || Some(record(2, 100)));
+        settled(&cache);
+        assert_eq!((cache.hashes(), cache.take_lost()), (vec![], vec![key(2)]));
     }
 }

@@ -27,14 +27,14 @@ impl FakeRank {
                 tokens.truncate(length as usize);
             }
             CacheCommand::Store { slot, blocks } => {
-                for BlockCopy { index, hash: key, in_memory: held, on_disk: shelved } in blocks {
+                for BlockCopy { index, hash: key, in_memory, on_disk } in blocks {
                     let (tokens, _) = &self.slots[&slot];
                     let end = ((index + 1) * BLOCK_TOKENS) as usize;
                     assert!(end <= tokens.len(), "block {index} of {} tokens", tokens.len());
-                    if held {
+                    if in_memory {
                         assert!(self.in_memory.insert(key, tokens[..end].to_vec()).is_none(), "kept twice");
                     }
-                    if shelved {
+                    if on_disk {
                         self.on_disk.insert(key, tokens[..end].to_vec());
                     }
                 }
@@ -44,9 +44,9 @@ impl FakeRank {
                 assert_eq!(tokens.len(), keys.len() * BLOCK_TOKENS as usize);
                 self.load(slot, tokens);
             }
-            CacheCommand::Evict { in_memory: held, on_disk: shelved } => {
-                held.iter().for_each(|key| drop(self.in_memory.remove(key).expect("it is there")));
-                shelved.iter().for_each(|key| drop(self.on_disk.remove(key)));
+            CacheCommand::Evict { in_memory, on_disk } => {
+                in_memory.iter().for_each(|key| drop(self.in_memory.remove(key).expect("it is there")));
+                on_disk.iter().for_each(|key| drop(self.on_disk.remove(key)));
             }
         }
     }
@@ -78,8 +78,8 @@ impl FakeRank {
     }
 }
 
-fn cache(slots: u32, tokens: u64, shelf: bool) -> PrefixCache {
-    PrefixCache::new(BlockHash::root(b"m"), CacheCapacity { slots, tokens, disk: shelf, enabled: true }, &[])
+fn cache(slots: u32, tokens: u64, disk: bool) -> PrefixCache {
+    PrefixCache::new(BlockHash::root(b"m"), CacheCapacity { slots, tokens, disk, enabled: true }, &[])
 }
 
 /// Runs a request to its end; returns how many of its tokens were cached.
@@ -117,7 +117,7 @@ fn text(seed: u32, length: u32) -> Vec<u32> {
 #[test]
 fn shared_prefix_is_prefilled_once() {
     let question = |seed| [text(1, 300), text(seed, 20)].concat();
-    for (story, slots, tokens, shelf, then, expected) in [
+    for (story, slots, tokens, disk, then, expected) in [
         ("the conversation goes on in its own slot", 4, 4096, false, [question(2), text(3, 9)].concat(), 320),
         ("another question on the same text takes the slot over", 4, 4096, false, question(4), 300),
         ("also without room for blocks", 1, 512, false, question(4), 300),
@@ -134,7 +134,7 @@ fn shared_prefix_is_prefilled_once() {
         ("the same again reads its last token", 4, 4096, false, question(2), 319),
         ("a short prompt is less than a block", 4, 4096, false, text(1, 40), 0),
     ] {
-        let (mut cache, mut rank) = (cache(slots, tokens, shelf), FakeRank::default());
+        let (mut cache, mut rank) = (cache(slots, tokens, disk), FakeRank::default());
         assert_eq!(serve(&mut cache, &mut rank, &question(2), &[]), 0, "{story}");
         let cached = serve(&mut cache, &mut rank, &then, &[7]);
         assert!(cached == expected, "{story}: {cached} of {expected}");
@@ -146,15 +146,15 @@ fn prefix_cache_loads_disk_blocks_after_a_restart() {
     let (mut first, mut rank) = (cache(2, 4096, true), FakeRank::default());
     serve(&mut first, &mut rank, &text(1, 300), &[]);
     let mut rank = FakeRank { on_disk: rank.on_disk, ..FakeRank::default() };
-    let shelved: Vec<BlockHash> =
+    let on_disk: Vec<BlockHash> =
         block_hashes(BlockHash::root(b"m"), &text(1, 300)).into_iter().rev().collect();
     let limits = CacheCapacity { slots: 2, tokens: 4096, disk: true, enabled: true };
-    let mut again = PrefixCache::new(BlockHash::root(b"m"), limits, &shelved);
+    let mut again = PrefixCache::new(BlockHash::root(b"m"), limits, &on_disk);
     assert_eq!(serve(&mut again, &mut rank, &text(1, 300), &[]), 256);
 
     // One file is damaged: the slot is empty, and that block and the later ones, useless without it, are
     // forgotten.
-    let mut third = PrefixCache::new(BlockHash::root(b"m"), limits, &shelved);
+    let mut third = PrefixCache::new(BlockHash::root(b"m"), limits, &on_disk);
     let SlotAssignment { slot, fetch_from_disk: fetch, .. } = third.admit(&text(1, 300)).unwrap();
     third.finish_fetch(slot, &fetch, 2);
     assert_eq!(
@@ -252,7 +252,7 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
         }
         let mut all = cache.stored_blocks();
         all.sort();
-        assert!(all.iter().all(|key| known.contains(key)), "seed {seed}: what is known was told");
+        assert!(all.iter().all(|key| known.contains(key)), "seed {seed}: what is known was reported");
     }
     println!("{reused} prompts began with what was kept, {fetches} of them on disk");
     assert!(reused > 500 && fetches > 20);

@@ -738,7 +738,8 @@ async fn follower_rejects_a_leader_of_another_build_or_group() {
         ),
     ] {
         let hello = pb::FollowCommand { command: Some(Command::Hello(wrong)) };
-        let status = within("the refusal", client.follow(futures::stream::iter([hello]))).await.unwrap_err();
+        let status =
+            within("the rejection", client.follow(futures::stream::iter([hello]))).await.unwrap_err();
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().contains(&said), "{said}: {}", status.message());
     }

@@ -83,21 +83,21 @@ impl BlockStore {
         sound: impl Fn() -> bool,
     ) -> Result<(), Exception> {
         for blocks in blocks.chunks(BLOCKS_PER_COPY) {
-            let copies = blocks.iter().map(|kept| copy_block(caches, kept.index));
+            let copies = blocks.iter().map(|copy| copy_block(caches, copy.index));
             let copies = copies.collect::<Result<Vec<_>, _>>()?;
             // Evaluated now: MLX cannot write in place into a cache that a pending copy still reads.
             eval(copies.iter().flatten().flat_map(|block| block.parts.iter().chain(&block.bytes)))?;
             if !sound() {
                 return Ok(());
             }
-            for (kept, block) in blocks.iter().zip(copies) {
+            for (copy, block) in blocks.iter().zip(copies) {
                 let Some(block) = block else { continue };
                 let block = Arc::new(Mutex::new(block));
-                if kept.on_disk {
-                    self.write_to_disk(kept, &block);
+                if copy.on_disk {
+                    self.write_to_disk(copy, &block);
                 }
-                if kept.in_memory {
-                    self.in_memory.insert(kept.hash, block);
+                if copy.in_memory {
+                    self.in_memory.insert(copy.hash, block);
                 }
             }
         }
@@ -105,18 +105,18 @@ impl BlockStore {
     }
 
     /// Queues a block for writing; a block that is evicted from memory before that is not written.
-    fn write_to_disk(&self, kept: &BlockCopy, block: &Arc<Mutex<BlockArrays>>) {
-        let Some(shelf) = &self.disk else { return };
-        if kept.in_memory {
+    fn write_to_disk(&self, copy: &BlockCopy, block: &Arc<Mutex<BlockArrays>>) {
+        let Some(disk) = &self.disk else { return };
+        if copy.in_memory {
             let block: Weak<_> = Arc::downgrade(block);
-            return shelf.write(kept.hash, move || block.upgrade()?.lock().to_file());
+            return disk.write(copy.hash, move || block.upgrade()?.lock().to_file());
         }
         let (block, bytes, waiting) = (block.clone(), block.lock().bytes(), self.pending_write_bytes.clone());
         if *waiting.lock() + bytes > MAX_PENDING_WRITE_BYTES {
-            return shelf.mark_lost(kept.hash);
+            return disk.mark_lost(copy.hash);
         }
         *waiting.lock() += bytes;
-        shelf.write(kept.hash, move || {
+        disk.write(copy.hash, move || {
             *waiting.lock() -= bytes;
             block.lock().to_file()
         });
@@ -156,10 +156,10 @@ impl BlockStore {
     }
 
     /// Evicts blocks.
-    pub fn evict(&mut self, held: &[BlockHash], shelved: &[BlockHash]) {
-        held.iter().for_each(|key| drop(self.in_memory.remove(key)));
-        if let Some(shelf) = &self.disk {
-            shelf.remove(shelved);
+    pub fn evict(&mut self, in_memory: &[BlockHash], on_disk: &[BlockHash]) {
+        in_memory.iter().for_each(|key| drop(self.in_memory.remove(key)));
+        if let Some(disk) = &self.disk {
+            disk.remove(on_disk);
         }
     }
 }
@@ -245,8 +245,8 @@ mod tests {
         (0..LAYERS).map(cache).collect()
     }
 
-    fn kept(index: u32, held: bool, shelved: bool) -> BlockCopy {
-        BlockCopy { index, hash: BlockHash([index as u8; 16]), in_memory: held, on_disk: shelved }
+    fn copy(index: u32, in_memory: bool, on_disk: bool) -> BlockCopy {
+        BlockCopy { index, hash: BlockHash([index as u8; 16]), in_memory, on_disk }
     }
 
     fn same(one: &[LayerCache], other: &[LayerCache], positions: i32) {
@@ -267,13 +267,13 @@ mod tests {
             let caches = caches(300, dtype, kind);
             let mut blocks = BlockStore::default();
             blocks
-                .store(&caches, &(0..4).map(|index| kept(index, true, false)).collect::<Vec<_>>(), || true)
+                .store(&caches, &(0..4).map(|index| copy(index, true, false)).collect::<Vec<_>>(), || true)
                 .unwrap();
             let mut other: Vec<LayerCache> = (0..LAYERS).map(|_| empty(kind)).collect();
-            let keys = |count: u32| (0..count).map(|index| (kept(index, true, false).hash, None)).collect();
+            let keys = |count: u32| (0..count).map(|index| (copy(index, true, false).hash, None)).collect();
             assert_eq!(blocks.load(&mut other, keys(4)).unwrap(), 4);
             same(&other, &caches, 256);
-            blocks.evict(&[kept(2, true, false).hash], &[]);
+            blocks.evict(&[copy(2, true, false).hash], &[]);
             let mut third: Vec<LayerCache> = (0..LAYERS).map(|_| empty(kind)).collect();
             assert_eq!(blocks.load(&mut third, keys(4)).unwrap(), 2, "the third block is gone");
             same(&third, &caches, 128);
@@ -285,19 +285,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (dtype, kind) in KINDS {
             let caches = caches(300, dtype, kind);
-            let shelf = DiskCache::open(dir.path(), &format!("{dtype:?}-{kind:?}"), 1 << 30).unwrap();
-            let mut blocks = BlockStore::new(Some(shelf.clone()));
+            let disk = DiskCache::open(dir.path(), &format!("{dtype:?}-{kind:?}"), 1 << 30).unwrap();
+            let mut blocks = BlockStore::new(Some(disk.clone()));
             // The last one exists only in the write queue.
-            let all: Vec<BlockCopy> = (0..4).map(|index| kept(index, index < 3, true)).collect();
+            let all: Vec<BlockCopy> = (0..4).map(|index| copy(index, index < 3, true)).collect();
             blocks.store(&caches, &all, || true).unwrap();
-            while shelf.hashes().len() + shelf.take_lost().len() < all.len() {
+            while disk.hashes().len() + disk.take_lost().len() < all.len() {
                 std::thread::yield_now();
             }
-            let read = all.iter().map(|kept| (kept.hash, Some(shelf.read(kept.hash).unwrap()))).collect();
+            let read = all.iter().map(|copy| (copy.hash, Some(disk.read(copy.hash).unwrap()))).collect();
             let mut other: Vec<LayerCache> = (0..LAYERS).map(|_| empty(kind)).collect();
             assert_eq!(BlockStore::default().load(&mut other, read).unwrap(), 4);
             same(&other, &caches, 256);
-            let foreign = || vec![(all[0].hash, Some(shelf.read(all[0].hash).unwrap()))];
+            let foreign = || vec![(all[0].hash, Some(disk.read(all[0].hash).unwrap()))];
             let mut fewer: Vec<LayerCache> = vec![empty(kind)];
             assert_eq!(
                 BlockStore::default().load(&mut fewer, foreign()).unwrap(),

@@ -59,25 +59,26 @@ impl DraftRunner {
         let most = drafts.iter().map(|draft| draft.draft_tokens).max().unwrap_or_default();
         // All steps start before any is awaited: each sampled token feeds the next step on the device.
         let runs: Vec<_> = (0..most)
-            .map(|guess| {
+            .map(|position| {
                 let steps: Vec<SequenceStep> =
-                    drafts.iter().filter_map(|draft| draft_step(draft, guess)).collect();
+                    drafts.iter().filter_map(|draft| draft_step(draft, position)).collect();
                 self.runner.begin(&steps, false)
             })
             .collect::<Result<_, _>>()?;
-        let mut guesses = vec![Vec::new(); drafts.len()];
-        for (guess, run) in (0..most).zip(runs) {
-            let asked = drafts.iter().zip(&mut guesses).filter(|(draft, _)| draft.draft_tokens > guess);
-            for ((_, guesses), chosen) in asked.zip(run.end()?) {
-                guesses
+        let mut draft_tokens = vec![Vec::new(); drafts.len()];
+        for (position, run) in (0..most).zip(runs) {
+            let asked =
+                drafts.iter().zip(&mut draft_tokens).filter(|(draft, _)| draft.draft_tokens > position);
+            for ((_, draft_tokens), chosen) in asked.zip(run.end()?) {
+                draft_tokens
                     .extend(chosen.into_iter().map(|chosen| chosen.map_or(u32::MAX, |chosen| chosen.token)));
             }
         }
-        for guesses in &mut guesses {
-            let sound = guesses.iter().take_while(|token| **token < self.vocabulary).count();
-            guesses.truncate(sound);
+        for draft_tokens in &mut draft_tokens {
+            let sound = draft_tokens.iter().take_while(|token| **token < self.vocabulary).count();
+            draft_tokens.truncate(sound);
         }
-        Ok(guesses)
+        Ok(draft_tokens)
     }
 
     /// Prefills all tokens but the ones of the first step.
@@ -96,15 +97,15 @@ impl DraftRunner {
 /// The step that samples one of the draft tokens, if that many are requested: the first one continues from
 /// the last token of the text, each later one from the previous draft token.
 fn draft_step(
-    DraftRequest { slot, offset, tokens, draft_tokens: guesses, sample: choice }: &DraftRequest,
-    guess: u32,
+    DraftRequest { slot, offset, tokens, draft_tokens: count, sample: choice }: &DraftRequest,
+    position: u32,
 ) -> Option<SequenceStep> {
     let text = offset + tokens.len() as u32;
-    (guess < *guesses).then(|| SequenceStep {
+    (position < *count).then(|| SequenceStep {
         slot: *slot,
-        offset: text - 1 + guess,
-        tokens: if guess == 0 { tokens.last().copied().into_iter().collect() } else { Vec::new() },
+        offset: text - 1 + position,
+        tokens: if position == 0 { tokens.last().copied().into_iter().collect() } else { Vec::new() },
         draft_tokens: 0,
-        sample: Some(SampleSpec { index: choice.index + guess, ..choice.clone() }),
+        sample: Some(SampleSpec { index: choice.index + position, ..choice.clone() }),
     })
 }

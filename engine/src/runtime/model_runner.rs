@@ -103,7 +103,7 @@ impl ModelRunner {
     pub(super) fn load(
         config: &RuntimeConfig,
         meter: StepProfiler,
-        shelf: impl FnOnce(&RankPart) -> Option<Arc<DiskCache>>,
+        disk_cache: impl FnOnce(&RankPart) -> Option<Arc<DiskCache>>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self, RuntimeError> {
         let checkpoint = Checkpoint::open(&config.model_dir)?;
@@ -128,7 +128,7 @@ impl ModelRunner {
         let mut weights = Weights::new(&checkpoint, config.dtype, TpShard::for_part(&part), &mut count);
         let model = Decoder::load(description, &part, &mut weights)?;
         let _ = memory::clear_cache();
-        let shelf = shelf(&part);
+        let disk_cache = disk_cache(&part);
         Ok(Self {
             model,
             part,
@@ -139,7 +139,7 @@ impl ModelRunner {
             cache_support: CacheSupport::of(description),
             groups: None,
             sequences: HashMap::new(),
-            blocks: BlockStore::new(shelf),
+            blocks: BlockStore::new(disk_cache),
             profiler: meter,
         })
     }
@@ -204,8 +204,8 @@ impl ModelRunner {
             CacheCommand::Load { slot, hashes: keys } => {
                 self.load_blocks(slot, keys.into_iter().map(|key| (key, None)).collect())?;
             }
-            CacheCommand::Evict { in_memory: held, on_disk: shelved } => {
-                self.blocks.evict(&held, &shelved);
+            CacheCommand::Evict { in_memory, on_disk } => {
+                self.blocks.evict(&in_memory, &on_disk);
                 let _ = memory::clear_cache();
             }
         }
@@ -276,8 +276,8 @@ impl ModelRunner {
             return Err(RuntimeError::OffsetMismatch { slot, have, wanted });
         }
         // In a single stage, the other tensor ranks learn the sampled token from rank 0 while they compute.
-        let told = !self.part.head && self.part.stages == 1;
-        if step.tokens.is_empty() && (sequence.last_token.is_some() || told) {
+        let from_rank_0 = !self.part.head && self.part.stages == 1;
+        if step.tokens.is_empty() && (sequence.last_token.is_some() || from_rank_0) {
             Ok(())
         } else {
             self.check_tokens(&step.tokens)
@@ -316,7 +316,7 @@ impl ModelRunner {
             .map_err(mlx)?,
             _ => self.model.embed(&input_tokens(steps, sequences, &groups.tensor).map_err(mlx)?)?,
         };
-        let mut lap =
+        let mut timer =
             if timing { Some(PhaseTimer::begin(&self.profiler, &hidden).map_err(mlx)?) } else { None };
         let rows = sequences.iter_mut().zip(steps).map(|(sequence, step)| SequenceSlice {
             length: step.length() as i32,
@@ -325,8 +325,8 @@ impl ModelRunner {
         });
         let mut rows = PackedBatch::new(rows.collect());
         let hidden = self.model.forward(hidden, &mut rows, &groups.tensor).map_err(mlx)?;
-        if let Some(lap) = &mut lap {
-            lap.end(StepPhase::Forward, [&hidden]).map_err(mlx)?;
+        if let Some(timer) = &mut timer {
+            timer.end(StepPhase::Forward, [&hidden]).map_err(mlx)?;
         }
 
         let mut results = Vec::new();
@@ -362,8 +362,8 @@ impl ModelRunner {
                 sequence.last_token = known.then(|| LastToken { ids: tokens.ids.clone(), row });
                 row += 1 + step.draft_tokens as i32;
             }
-            if let Some(lap) = &mut lap {
-                lap.end(StepPhase::Sample, tokens.arrays()).map_err(mlx)?;
+            if let Some(timer) = &mut timer {
+                timer.end(StepPhase::Sample, tokens.arrays()).map_err(mlx)?;
             }
             results.extend(tokens.arrays().cloned());
             run.tokens = Some(tokens);
@@ -472,9 +472,9 @@ fn input_tokens(
     stage: &TpGroup,
 ) -> Result<Array, Exception> {
     let length: i32 = steps.iter().map(|step| step.length() as i32).sum();
-    let told: Vec<u32> = steps.iter().flat_map(|step| step.tokens.iter().copied()).collect();
-    if told.len() == length as usize {
-        return Ok(Array::from_slice(&told, &[1, length]));
+    let given: Vec<u32> = steps.iter().flat_map(|step| step.tokens.iter().copied()).collect();
+    if given.len() == length as usize {
+        return Ok(Array::from_slice(&given, &[1, length]));
     }
     let unknown = steps.iter().zip(sequences).filter(|(step, _)| step.tokens.is_empty());
     let chosen = unknown.map(|(_, sequence)| match &sequence.last_token {
@@ -482,7 +482,7 @@ fn input_tokens(
         None => Ok(Array::from_slice(&[0_u32], &[1])),
     });
     let chosen = stage.all_sum(concatenate(&chosen.collect::<Result<Vec<_>, _>>()?, 0)?)?;
-    if told.is_empty() {
+    if given.is_empty() {
         return chosen.reshape(&[1, length]);
     }
     let (mut pieces, mut row) = (Vec::with_capacity(steps.len()), 0);

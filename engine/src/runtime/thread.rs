@@ -181,18 +181,12 @@ impl MlxThread {
             self.leave_group();
             return Ok(());
         }
-        let ThreadShared {
-            config,
-            load_counter: bytes,
-            disk_cache: shelf,
-            cache_support,
-            profiler: meter,
-            ..
-        } = &self.shared;
+        let ThreadShared { config, load_counter: bytes, disk_cache, cache_support, profiler: meter, .. } =
+            &self.shared;
         init(config);
         let open = |part: &RankPart| {
             let opened = open_disk_cache(config, part)?;
-            Some(shelf.get_or_init(|| opened).clone())
+            Some(disk_cache.get_or_init(|| opened).clone())
         };
         let rank = ModelRunner::load(config, meter.clone(), open, |loaded, total| bytes.set(loaded, total))?;
         let _ = cache_support.set(rank.cache_support());
@@ -233,14 +227,14 @@ impl MlxThread {
     }
 
     fn draft(&mut self, drafts: &[DraftRequest]) -> Result<Vec<Vec<u32>>, RuntimeError> {
-        let too_early = self.not_ready("guess");
-        let drafter = &mut self.draft_runner;
-        self.shared.batches.run_other_work(|| drafter.as_mut().ok_or(too_early)?.draft(drafts))
+        let too_early = self.not_ready("draft");
+        let draft_runner = &mut self.draft_runner;
+        self.shared.batches.run_other_work(|| draft_runner.as_mut().ok_or(too_early)?.draft(drafts))
     }
 
     fn apply_cache_command(&mut self, order: CacheCommand) {
-        if let (CacheCommand::Reset { slot }, Some(drafter)) = (&order, &mut self.draft_runner)
-            && let Err(error) = drafter.reset(*slot)
+        if let (CacheCommand::Reset { slot }, Some(draft_runner)) = (&order, &mut self.draft_runner)
+            && let Err(error) = draft_runner.reset(*slot)
         {
             tracing::warn!(%error, slot, "the draft model keeps what it has read");
         }

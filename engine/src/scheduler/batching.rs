@@ -49,14 +49,14 @@ pub fn compose_batch(
 ) -> Vec<ScheduledTokens> {
     let share = ready.len().div_ceil(stages.max(1));
     let choosing = ready.iter().enumerate().filter_map(|(index, ready)| match ready {
-        Readiness::Decode(guesses) => Some((index, *guesses)),
+        Readiness::Decode(drafted) => Some((index, *drafted)),
         Readiness::Busy | Readiness::Prefill(_) => None,
     });
     let mut left = MAX_BATCH_DRAFT_TOKENS;
-    let choose = |(index, guesses): (usize, u32)| {
-        let guesses = guesses.min(left);
-        left -= guesses;
-        ScheduledTokens { index, tokens: 1 + guesses }
+    let choose = |(index, drafted): (usize, u32)| {
+        let drafted = drafted.min(left);
+        left -= drafted;
+        ScheduledTokens { index, tokens: 1 + drafted }
     };
     let mut turns: Vec<ScheduledTokens> = choosing.take(share).map(choose).collect();
     let budget = match (turns.is_empty() && !answering, stages) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use russet_wire::event::{FailureKind, GenerationFailure};
 
-/// Safety factor on the measured prefill rate before a request is refused for its prompt: a refusal has to be
+/// Safety factor on the measured prefill rate before a request is refused for its prompt: a rejection has to be
 /// certain.
 const MAX_PREFILL_SPEEDUP: u32 = 2;
 
@@ -35,7 +35,7 @@ pub fn deadline_failure(progress: &RequestProgress) -> Option<GenerationFailure>
     let exceeded = |message| Some(GenerationFailure { kind: FailureKind::DeadlineExceeded, message });
     let Some(left) = patience.checked_sub(waited).filter(|left| !left.is_zero()) else {
         return exceeded(format!(
-            "the deadline of {patience:?} has passed, with {generated} tokens of the answer told; ask with more time or for less"
+            "the deadline of {patience:?} has passed, with {generated} tokens of the answer sent; ask with more time or for less"
         ));
     };
     match reading.map(|reading| reading / MAX_PREFILL_SPEEDUP) {

@@ -47,8 +47,8 @@ impl WorkKind {
     /// Waits for the result; an error is why the group has failed.
     pub(super) async fn wait(self) -> Result<Completion, FailureReport> {
         Ok(match self {
-            Self::Batch { prefills: reads, draft_tokens: guesses, reply: answer } => {
-                Completion::Batch { prefills: reads, draft_tokens: guesses, sampled: answer.wait().await? }
+            Self::Batch { prefills: reads, draft_tokens: drafted, reply: answer } => {
+                Completion::Batch { prefills: reads, draft_tokens: drafted, sampled: answer.wait().await? }
             }
             Self::Draft { reply: answer } => {
                 Completion::Draft(within_timeout(answer).await?.map_err(|error| error.to_string()))

@@ -69,9 +69,9 @@ impl Intake {
                 return receiver;
             }
         };
-        let entrance = self.clone();
+        let intake = self.clone();
         self.tokenizer_pool.spawn(move || {
-            let (sequence, over) = match entrance.tokenize(&request) {
+            let (sequence, over) = match intake.tokenize(&request) {
                 Ok(prepared) => prepared,
                 Err(failure) => return caller.fail(failure),
             };
@@ -81,7 +81,7 @@ impl Intake {
                 return caller.finish(reason, sequence.usage());
             }
             let patience = request.deadline_milliseconds.map(Duration::from_millis);
-            entrance.enqueue(ScheduledRequest::new(standing, sequence, caller, patience, place));
+            intake.enqueue(ScheduledRequest::new(standing, sequence, caller, patience, place));
         });
         receiver
     }

@@ -86,7 +86,7 @@ impl QueueLimit {
 }
 
 impl QueueTicket {
-    /// The refusal, once a request of higher priority has taken the place.
+    /// The rejection, once a request of higher priority has taken the place.
     pub(super) fn displaced(&self) -> Option<GenerationFailure> {
         let lost = !self.limit.waiting.lock().contains_key(&self.number);
         let priority = self.priority;
@@ -136,24 +136,24 @@ mod tests {
     #[test]
     fn queue_tickets_are_bounded_and_returned() {
         let metrics = EngineMetrics::new("m", 0, 16, 64).unwrap();
-        let places = QueueLimit::new(metrics.clone(), 0);
+        let limit = QueueLimit::new(metrics.clone(), 0);
         let mut held: Vec<QueueTicket> =
-            (0..MAX_WAITING_REQUESTS as u64).map(|number| places.acquire(number, 0).unwrap()).collect();
-        let refused = places.acquire(64, 0).err().unwrap();
+            (0..MAX_WAITING_REQUESTS as u64).map(|number| limit.acquire(number, 0).unwrap()).collect();
+        let refused = limit.acquire(64, 0).err().unwrap();
         assert_eq!(refused.kind, FailureKind::Overloaded);
         assert!(refused.message.contains("0 requests are running and 64 are waiting"), "{}", refused.message);
-        let higher = places.acquire(65, 1).unwrap();
+        let higher = limit.acquire(65, 1).unwrap();
         assert!(higher.displaced().is_none());
         let lost = held.pop().unwrap();
         assert!(lost.displaced().unwrap().message.contains("higher priority than this one's 0"));
         drop(lost);
         assert_eq!(metrics.waiting.get(), 64);
         // A preempted request gets a ticket in any case; newcomers need a free one.
-        let back = places.acquire_preempted(66, -7);
+        let back = limit.acquire_preempted(66, -7);
         assert_eq!(metrics.waiting.get(), 65);
-        assert!(places.acquire(67, 0).is_err());
+        assert!(limit.acquire(67, 0).is_err());
         drop((higher, held.pop()));
-        assert!(places.acquire(68, 0).is_ok());
+        assert!(limit.acquire(68, 0).is_ok());
         drop((held, back));
         assert_eq!(metrics.waiting.get(), 0);
     }

@@ -20,11 +20,11 @@ impl Scheduler {
     /// pending token is known. If so, all sequences of a single stage go into the same batch: a separate
     /// batch for the others would read the weights once more and delay the draft tokens.
     pub(super) fn propose(&mut self, least: AcceptanceThreshold) -> bool {
-        let mut guessing = false;
+        let mut proposed = false;
         for job in &mut self.running {
-            guessing |= job.sequence.propose(least);
+            proposed |= job.sequence.propose(least);
         }
-        guessing
+        proposed
     }
 
     /// Asks the draft model about sequences for which prompt lookup found nothing, where that pays.
@@ -44,23 +44,23 @@ impl Scheduler {
         &mut self,
         rows: Vec<u64>,
         since: Instant,
-        guesses: Result<Vec<Vec<u32>>, String>,
+        drafts: Result<Vec<Vec<u32>>, String>,
     ) {
         let took = since.elapsed();
-        let guesses = guesses.unwrap_or_else(|error| {
+        let drafts = drafts.unwrap_or_else(|error| {
             tracing::error!(error, "the draft model is of no use any more; answers go on without it");
             self.draft_failed = true;
             Vec::new()
         });
-        let count: usize = guesses.iter().map(Vec::len).sum();
+        let count: usize = drafts.iter().map(Vec::len).sum();
         self.cost_model.record_draft(count as u32, took);
-        let mut guesses = guesses.into_iter();
+        let mut drafts = drafts.into_iter();
         for stay in rows {
-            let guesses = guesses.next().unwrap_or_default();
+            let drafts = drafts.next().unwrap_or_default();
             let job: Option<&mut ScheduledRequest> =
                 self.running.iter_mut().find(|job| job.admission_id == stay);
             if let Some(job) = job {
-                job.sequence.receive_draft(guesses);
+                job.sequence.receive_draft(drafts);
             }
         }
     }

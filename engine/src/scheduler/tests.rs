@@ -30,22 +30,15 @@ struct SchedulerHarness {
 impl SchedulerHarness {
     fn start(max_sequences: u32, context_tokens: u32, kv_tokens: u64, fake: Arc<FakeExecutor>) -> Self {
         let stages = 1;
-        let (keeps, guesses) = (false, Proposers::default());
+        let (prefix_cache, proposers) = (false, Proposers::default());
         Self::with_config(
-            SchedulerConfig {
-                context_tokens,
-                max_sequences,
-                kv_tokens,
-                stages,
-                prefix_cache: keeps,
-                proposers: guesses,
-            },
+            SchedulerConfig { context_tokens, max_sequences, kv_tokens, stages, prefix_cache, proposers },
             fake,
         )
     }
 
-    fn with_config(room: SchedulerConfig, fake: Arc<FakeExecutor>) -> Self {
-        let SchedulerConfig { context_tokens, kv_tokens, .. } = room;
+    fn with_config(config: SchedulerConfig, fake: Arc<FakeExecutor>) -> Self {
+        let SchedulerConfig { context_tokens, kv_tokens, .. } = config;
         let model = fixture::model_dir();
         let tokens = Arc::new(ChatTokenizer::load(model.path()).unwrap());
         let (life, metrics) =
@@ -57,7 +50,7 @@ impl SchedulerHarness {
             tokens,
             life.clone(),
             metrics.clone(),
-            room,
+            config,
             BlockHash::root(b"m"),
         )
         .unwrap();
@@ -180,8 +173,8 @@ async fn higher_priority_preempts_and_the_victim_resumes() {
     // It was not preempted before it had decoded some tokens.
     let batches = lab.fake.batches();
     let first = batches.iter().position(|batch| batch[0].tokens.contains(&token_of_byte(b'H'))).unwrap();
-    let told = batches[..first].iter().flatten().filter(|step| step.sample.is_some()).count();
-    assert!(told >= MIN_TOKENS_BEFORE_PREEMPTION as usize, "it left after {told} tokens");
+    let sampled = batches[..first].iter().flatten().filter(|step| step.sample.is_some()).count();
+    assert!(sampled >= MIN_TOKENS_BEFORE_PREEMPTION as usize, "it left after {sampled} tokens");
     // A request of equal priority waits.
     let running = lab.ask_until_token(low.clone()).await;
     let equal = lab.ask(say("next", 3, 0));
@@ -311,17 +304,17 @@ async fn deadline_ends_a_request_in_every_phase() {
 #[tokio::test]
 async fn only_a_single_stage_overlaps_steps_where_it_pays() {
     for (stages, pays) in [(1, true), (1, false), (2, true)] {
-        let (keeps, guesses) = (false, Proposers::default());
-        let room = SchedulerConfig {
+        let (prefix_cache, proposers) = (false, Proposers::default());
+        let config = SchedulerConfig {
             context_tokens: 1000,
             max_sequences: 2,
             kv_tokens: 2000,
             stages,
-            prefix_cache: keeps,
-            proposers: guesses,
+            prefix_cache,
+            proposers,
         };
         let lab = SchedulerHarness::with_config(
-            room,
+            config,
             if pays { FakeExecutor::new() } else { FakeExecutor::without_overlap() },
         );
         let request = say("what follows", 40, 0);
@@ -333,7 +326,7 @@ async fn only_a_single_stage_overlaps_steps_where_it_pays() {
 
 #[tokio::test]
 async fn accepted_draft_tokens_save_batches_and_keep_rows_together() {
-    let room = SchedulerConfig {
+    let config = SchedulerConfig {
         context_tokens: 20_000,
         max_sequences: 4,
         kv_tokens: 20_000,
@@ -341,7 +334,7 @@ async fn accepted_draft_tokens_save_batches_and_keep_rows_together() {
         prefix_cache: false,
         proposers: Proposers { prompt_lookup: true, draft_model: false },
     };
-    let lab = SchedulerHarness::with_config(room, FakeExecutor::new());
+    let lab = SchedulerHarness::with_config(config, FakeExecutor::new());
     // The first one repeats itself; the second one never does.
     let requests =
         [say("over and over", 400, 0), say(&String::from_utf8((33..123).collect()).unwrap(), 90, 0)];
@@ -358,12 +351,12 @@ async fn accepted_draft_tokens_save_batches_and_keep_rows_together() {
     let alone = batches[first..=last].iter().filter(|batch| !both(batch)).count();
     assert!(alone <= 2, "{alone} of {} batches had one of the two alone", last - first);
     let shown = lab.metrics.accepted_draft_tokens();
-    assert!((200..490).contains(&shown), "{shown} right guesses are shown");
+    assert!((200..490).contains(&shown), "{shown} accepted draft tokens are shown");
 }
 
 #[tokio::test]
 async fn draft_model_speeds_up_new_text_and_its_loss_fails_no_answer() {
-    let room = SchedulerConfig {
+    let config = SchedulerConfig {
         context_tokens: 20_000,
         max_sequences: 2,
         kv_tokens: 20_000,
@@ -374,14 +367,14 @@ async fn draft_model_speeds_up_new_text_and_its_loss_fails_no_answer() {
     let text = String::from_utf8((33..123).collect()).unwrap();
     let requests = [say(&text, 90, 0), say("over", 60, 0)];
     for broken in [false, true] {
-        let lab = SchedulerHarness::with_config(room, FakeExecutor::new());
+        let lab = SchedulerHarness::with_config(config, FakeExecutor::new());
         lab.fake.break_draft(broken);
         let answers = requests.each_ref().map(|request| lab.ask(request.clone()));
         for (answer, request) in answers.into_iter().zip(&requests) {
             assert_eq!(answer.collect().await, undisturbed(request));
         }
         let (batches, right) = (lab.fake.batches().len(), lab.metrics.accepted_draft_tokens());
-        assert_eq!(broken, right == 0, "{right} guesses were right");
+        assert_eq!(broken, right == 0, "{right} draft tokens were accepted");
         assert_eq!(broken, batches > 80, "{batches} batches");
     }
 }
@@ -457,11 +450,11 @@ async fn disconnected_client_is_dropped_at_the_next_step() {
 
 #[tokio::test]
 async fn random_requests_each_end_once_with_their_solo_output() {
-    let (mut preemptions, mut kept, mut guessed) = (0, 0, 0);
+    let (mut preemptions, mut kept, mut accepted) = (0, 0, 0);
     for seed in 0..36 {
         let mut random = StdRng::seed_from_u64(seed);
         let kv_tokens = random.random_range(900..2500);
-        let room = SchedulerConfig {
+        let config = SchedulerConfig {
             context_tokens: 2000,
             max_sequences: random.random_range(1..6),
             kv_tokens,
@@ -471,7 +464,7 @@ async fn random_requests_each_end_once_with_their_solo_output() {
             // The outputs repeat the prompts, so draft tokens are mostly right.
             proposers: Proposers { prompt_lookup: seed % 4 > 1, draft_model: seed % 3 == 0 },
         };
-        let lab = SchedulerHarness::with_config(room, FakeExecutor::new());
+        let lab = SchedulerHarness::with_config(config, FakeExecutor::new());
         let (mut staying, mut leaving) = (Vec::new(), Vec::new());
         for number in 0..random.random_range(5..30_u8) {
             let content =
@@ -502,9 +495,9 @@ async fn random_requests_each_end_once_with_their_solo_output() {
         eventually("an empty engine", || lab.metrics.running.get() + lab.metrics.waiting.get() == 0).await;
         assert!(lab.fake.peak() as u64 <= kv_tokens, "seed {seed}: {} of {kv_tokens}", lab.fake.peak());
         preemptions += lab.preemptions();
-        guessed += lab.metrics.accepted_draft_tokens();
+        accepted += lab.metrics.accepted_draft_tokens();
     }
     assert!(preemptions > 50, "only {preemptions} preemptions were tried");
     assert!(kept > 1000, "only {kept} tokens were kept");
-    assert!(guessed > 10_000, "only {guessed} tokens were guessed");
+    assert!(accepted > 10_000, "only {accepted} tokens were accepted");
 }

@@ -48,16 +48,16 @@ mod tests {
 
     #[test]
     fn tokenizer_pool_survives_panicking_tasks() {
-        let desk = TokenizerPool::start().unwrap();
+        let pool = TokenizerPool::start().unwrap();
         let (sender, done) = mpsc::channel();
         for number in 0..20 {
             let sender = sender.clone();
-            desk.spawn(move || {
+            pool.spawn(move || {
                 assert!(number % 2 == 0, "every second one panics");
                 sender.send(number).unwrap();
             });
         }
-        drop((desk, sender));
+        drop((pool, sender));
         let mut all: Vec<i32> = done.iter().collect();
         all.sort_unstable();
         assert_eq!(all, (0..20).step_by(2).collect::<Vec<_>>());

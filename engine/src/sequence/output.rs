@@ -39,7 +39,7 @@ pub enum ResumeError {
     Tokens(#[from] TokenizerError),
     /// An end token is not the last emitted token.
     #[error(
-        "{emitted} tokens of this answer are said to have been told, but it ends with token {end}; it was begun by another model or with another context"
+        "{emitted} tokens of this answer are said to have been sent, but it ends with token {end}; it was begun by another model or with another context"
     )]
     BeyondEnd {
         /// Emitted tokens in the request.

@@ -33,21 +33,21 @@ struct BatchCost {
 
 impl CostModel {
     /// Records how long the draft model took for a number of draft tokens.
-    pub fn record_draft(&mut self, guesses: u32, took: Duration) {
-        if guesses > 0 {
-            update_average(&mut self.draft_model_token, took.as_secs_f64() / f64::from(guesses));
+    pub fn record_draft(&mut self, draft_tokens: u32, took: Duration) {
+        if draft_tokens > 0 {
+            update_average(&mut self.draft_model_token, took.as_secs_f64() / f64::from(draft_tokens));
         }
     }
 
     /// Records how long a decode batch took, with its number of sequences and of all their draft tokens.
-    pub fn record_batch(&mut self, sequences: u32, guesses: u32, took: Duration) {
+    pub fn record_batch(&mut self, sequences: u32, draft_tokens: u32, took: Duration) {
         let seen = self.by_sequences.entry(sequences).or_default();
-        match (guesses, seen.base) {
+        match (draft_tokens, seen.base) {
             (0, _) => update_average(&mut seen.base, took.as_secs_f64()),
-            (guesses, Some(plain)) => {
+            (draft_tokens, Some(plain)) => {
                 update_average(
                     &mut seen.per_draft_token,
-                    (took.as_secs_f64() - plain).max(0.0) / f64::from(guesses),
+                    (took.as_secs_f64() - plain).max(0.0) / f64::from(draft_tokens),
                 );
             }
             // No baseline to compare with yet.
@@ -58,13 +58,13 @@ impl CostModel {
     /// Acceptance probability at which a draft token pays in a batch of `sequences` sequences; above 1, none
     /// pays.
     pub fn acceptance_threshold(&self, sequences: u32) -> AcceptanceThreshold {
-        let BatchCost { base: plain, per_draft_token: guess } =
+        let BatchCost { base: plain, per_draft_token } =
             self.by_sequences.get(&sequences).copied().unwrap_or_default();
         let of_a_batch = |seconds: Option<f64>| match (plain, seconds) {
             (Some(plain), Some(seconds)) if plain > 0.0 => seconds / plain,
             _ => DEFAULT_TOKEN_COST,
         };
-        let lookup = of_a_batch(guess) * f64::from(sequences);
+        let lookup = of_a_batch(per_draft_token) * f64::from(sequences);
         AcceptanceThreshold {
             prompt_lookup: lookup,
             draft_model: lookup + of_a_batch(self.draft_model_token) * f64::from(sequences),
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn acceptance_threshold_follows_the_cost_of_draft_tokens() {
-        let batch = |guesses, milliseconds| (1_u32, guesses, milliseconds);
+        let batch = |draft_tokens, milliseconds| (1_u32, draft_tokens, milliseconds);
         for (story, seen, sequences, least) in [
             ("nothing was seen", vec![], 1, 0.1),
             ("beside others a batch saves less for one", vec![], 4, 0.4),
@@ -90,12 +90,12 @@ mod tests {
             ("nor from plain ones alone", vec![batch(0, 30)], 1, 0.1),
             ("weights that are read once", vec![batch(0, 30), batch(4, 42)], 1, 0.1),
             ("products that cost as much for each", vec![batch(0, 10), batch(4, 42)], 1, 0.8),
-            ("a guess for nothing", vec![batch(0, 10), batch(4, 9)], 1, 0.0),
+            ("a draft token for nothing", vec![batch(0, 10), batch(4, 9)], 1, 0.0),
             ("other numbers of sequences say nothing", vec![batch(0, 10), batch(4, 42)], 2, 0.2),
         ] {
             let mut costs = CostModel::default();
-            for (sequences, guesses, milliseconds) in seen {
-                costs.record_batch(sequences, guesses, Duration::from_millis(milliseconds));
+            for (sequences, draft_tokens, milliseconds) in seen {
+                costs.record_batch(sequences, draft_tokens, Duration::from_millis(milliseconds));
             }
             let AcceptanceThreshold { prompt_lookup: lookup, draft_model: draft } =
                 costs.acceptance_threshold(sequences);

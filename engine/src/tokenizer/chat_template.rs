@@ -129,7 +129,7 @@ fn as_value(message: &Message) -> Value {
     Value::from_pairs([("role", role.as_str()), ("content", content.as_str())])
 }
 
-/// Classifies a template error: a refusal may be wrapped by the macros that it passed through.
+/// Classifies a template error: an error that the template raises may be wrapped by the macros that it passed through.
 fn explain(error: &Error) -> TemplateError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {

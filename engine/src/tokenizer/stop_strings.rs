@@ -60,20 +60,20 @@ mod tests {
 
     fn run(stops: &[&str], pieces: &[&str]) -> (Vec<String>, bool, String) {
         let mut watch = StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()));
-        let mut told = Vec::new();
+        let mut emitted = Vec::new();
         for piece in pieces {
             let pushed = watch.push(piece);
-            told.push(pushed.text);
+            emitted.push(pushed.text);
             if pushed.stopped {
-                return (told, true, watch.flush());
+                return (emitted, true, watch.flush());
             }
         }
-        (told, false, watch.flush())
+        (emitted, false, watch.flush())
     }
 
     #[test]
     fn text_is_withheld_while_it_may_begin_a_stop_string() {
-        for (stops, pieces, told, stopped, rest) in [
+        for (stops, pieces, emitted, stopped, rest) in [
             (&["\n\n"][..], &["a", "\n", "b"][..], &["a", "", "\nb"][..], false, ""),
             (&["\n\n"], &["a\n", "\n", "b"], &["a", ""], true, ""),
             (&["STOP"], &["xS", "TO", "P tail"], &["x", "", ""], true, ""),
@@ -86,8 +86,8 @@ mod tests {
             (&[""], &["a"], &["a"], false, ""),
             (&[], &["a", "b"], &["a", "b"], false, ""),
         ] {
-            let told: Vec<String> = told.iter().map(|text| (*text).to_owned()).collect();
-            assert_eq!(run(stops, pieces), (told, stopped, rest.to_owned()), "{stops:?} {pieces:?}");
+            let emitted: Vec<String> = emitted.iter().map(|text| (*text).to_owned()).collect();
+            assert_eq!(run(stops, pieces), (emitted, stopped, rest.to_owned()), "{stops:?} {pieces:?}");
         }
     }
 
@@ -97,10 +97,10 @@ mod tests {
         let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).skip(1).collect();
         for &first in &cuts {
             for &second in cuts.iter().filter(|&&cut| cut > first) {
-                let (told, stopped, _) =
+                let (emitted, stopped, _) =
                     run(&["日本語"], &[&text[..first], &text[first..second], &text[second..]]);
                 assert!(stopped);
-                assert_eq!(told.concat(), "ab日c日本d", "cut at {first} and {second}");
+                assert_eq!(emitted.concat(), "ab日c日本d", "cut at {first} and {second}");
             }
         }
     }

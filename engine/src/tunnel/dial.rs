@@ -73,9 +73,9 @@ impl Neighbour {
             Ok(reached) => return Ok(reached),
             Err(reason) => reason,
         };
-        let way = self.path(&stream, false, fallback)?;
+        let path = self.path(&stream, false, fallback)?;
         let greeted = timeout(HANDSHAKE_TIMEOUT, handshake_dialled(ring, stream, &self.node)).await;
-        Ok((greeted.unwrap_or_else(|_| Err("it did not answer".into()))?, way))
+        Ok((greeted.unwrap_or_else(|_| Err("it did not answer".into()))?, path))
     }
 
     /// The first cable that carries a connection, or why none does; `Err(None)` without any.
@@ -86,15 +86,15 @@ impl Neighbour {
         let mut reasons = Vec::new();
         for (own, peer) in &self.cables {
             let dialled = async {
-                let silent = || format!("nobody answered within {} s", CABLE_CONNECT_TIMEOUT.as_secs());
+                let silent = || format!("no answer within {} s", CABLE_CONNECT_TIMEOUT.as_secs());
                 let stream = timeout(CABLE_CONNECT_TIMEOUT, ports::connect_from(&(*own).into(), *peer))
                     .await
                     .map_err(|_| silent())?;
                 let stream = stream.map_err(error_chain)?;
-                let way = self.path(&stream, true, None)?;
+                let path = self.path(&stream, true, None)?;
                 let greeted = timeout(HANDSHAKE_TIMEOUT, handshake_dialled(ring, stream, &self.node)).await;
                 let unfinished = || Err("its handshake did not end".to_owned());
-                Ok::<_, String>((greeted.unwrap_or_else(|_| unfinished())?, way))
+                Ok::<_, String>((greeted.unwrap_or_else(|_| unfinished())?, path))
             };
             match dialled.await {
                 Ok(reached) => return Ok(reached),

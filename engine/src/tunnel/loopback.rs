@@ -188,7 +188,7 @@ mod tests {
             let _stranger = stays.then_some(stranger);
             assert!(matches!(
                 connect(reserved, Duration::from_secs(60)).await,
-                Err(MlxPortError::Intruder(told)) if told == port
+                Err(MlxPortError::Intruder(reported)) if reported == port
             ));
         }
     }

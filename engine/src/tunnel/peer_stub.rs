@@ -55,10 +55,10 @@ impl StubSignal {
 }
 
 /// Takes over MLX's connection to a lost neighbour.
-pub(super) async fn run_stub(local: TcpStream, mut told: StubSignal) {
-    let mut until = told.clone();
+pub(super) async fn run_stub(local: TcpStream, mut stub_signal: StubSignal) {
+    let mut until = stub_signal.clone();
     let playing = async {
-        if timeout(LOSS_GRACE, told.wait_active()).await.is_ok() {
+        if timeout(LOSS_GRACE, stub_signal.wait_active()).await.is_ok() {
             feed_zeros(local).await;
         }
     };

@@ -13,7 +13,7 @@ use super::peer_stub::{StubSignal, run_stub};
 pub(super) const BUFFER_BYTES: usize = 256 << 10;
 
 /// Runs until either side ends or the group is lost; returns which side ended it, or the error.
-pub(super) async fn run<S>(mut local: TcpStream, remote: S, mut told: StubSignal) -> String
+pub(super) async fn run<S>(mut local: TcpStream, remote: S, mut stub_signal: StubSignal) -> String
 where
     S: AsyncRead + AsyncWrite,
 {
@@ -29,10 +29,10 @@ where
             RelayEnd::Source(result) => (end_reason("the other side", result), true),
             RelayEnd::Sink(error) => (super::error_chain(error), false),
         },
-        () = told.wait_active() => ("the group is lost".to_owned(), true),
+        () = stub_signal.wait_active() => ("the group is lost".to_owned(), true),
     };
     if lost {
-        tokio::spawn(run_stub(local, told));
+        tokio::spawn(run_stub(local, stub_signal));
     } else {
         // The neighbour sees an orderly end.
         let _ = to_remote.shutdown().await;

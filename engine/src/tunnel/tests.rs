@@ -47,11 +47,11 @@ fn listen(address: SocketAddr) -> TcpListener {
 }
 
 /// Joins like MLX: each member connects to the next and accepts the previous.
-async fn join(tunnel: Tunnel, told: &[SocketAddr], own: usize) -> RingMember {
-    let listener = listen(told[own]);
+async fn join(tunnel: Tunnel, tunnelled: &[SocketAddr], own: usize) -> RingMember {
+    let listener = listen(tunnelled[own]);
     let connect = async {
         loop {
-            match TcpStream::connect(told[(own + 1) % told.len()]).await {
+            match TcpStream::connect(tunnelled[(own + 1) % tunnelled.len()]).await {
                 Ok(stream) => return stream,
                 Err(_) => sleep(RETRY_BACKOFF.0).await,
             }
@@ -69,8 +69,8 @@ async fn ring(identities: &Identities, size: usize) -> Vec<RingMember> {
     let members = (0..size).map(|own| {
         let hosts = &hosts;
         async move {
-            let (tunnel, told) = open(identities, hosts, own).await;
-            join(tunnel, &told, own).await
+            let (tunnel, tunnelled) = open(identities, hosts, own).await;
+            join(tunnel, &tunnelled, own).await
         }
     });
     futures::future::join_all(members).await
@@ -128,7 +128,7 @@ async fn rejected(what: &str, attempt: impl Future<Output = Result<(), String>>)
 async fn tunnel_rejects_strangers_and_still_accepts_its_neighbour() {
     let (identities, others) = (Identities::new(), Identities::new());
     let hosts = free_addresses(3);
-    let (first, told_first) = open(&identities, &hosts, 0).await;
+    let (first, tunnelled_first) = open(&identities, &hosts, 0).await;
     // The member before 0 is 2; 1 is a node of the same cluster and of the same ring.
     let known = |dir: std::path::PathBuf| RingContext {
         identity: RingIdentity::read(&TlsFiles::in_dir(&dir)).unwrap(),
@@ -179,10 +179,13 @@ async fn tunnel_rejects_strangers_and_still_accepts_its_neighbour() {
     let guest = known(identities.node("node-2"));
     rejected("a host that is another node", reached(&guest, hosts[0], "node-1")).await;
 
-    let (second, told_second) = open(&identities, &hosts, 1).await;
-    let (third, told_third) = open(&identities, &hosts, 2).await;
-    let (mut a, _b, mut c) =
-        tokio::join!(join(first, &told_first, 0), join(second, &told_second, 1), join(third, &told_third, 2));
+    let (second, tunnelled_second) = open(&identities, &hosts, 1).await;
+    let (third, tunnelled_third) = open(&identities, &hosts, 2).await;
+    let (mut a, _b, mut c) = tokio::join!(
+        join(first, &tunnelled_first, 0),
+        join(second, &tunnelled_second, 1),
+        join(third, &tunnelled_third, 2)
+    );
     c.right.write_all(b"it is me").await.unwrap();
     let mut got = [0; 8];
     a.left.read_exact(&mut got).await.unwrap();
@@ -198,14 +201,14 @@ fn greeting_of(got: &[u8]) -> Result<(), String> {
 async fn another_process_of_the_machine_is_not_taken_for_mlx() {
     let identities = Identities::new();
     let hosts = free_addresses(2);
-    let (first, told_first) = open(&identities, &hosts, 0).await;
-    let (second, told_second) = open(&identities, &hosts, 1).await;
+    let (first, tunnelled_first) = open(&identities, &hosts, 0).await;
+    let (second, tunnelled_second) = open(&identities, &hosts, 1).await;
     // It reads until the connection is closed, so its exit shows the rejection.
-    let script = format!("exec 3<>/dev/tcp/127.0.0.1/{}; cat <&3", told_first[1].port());
+    let script = format!("exec 3<>/dev/tcp/127.0.0.1/{}; cat <&3", tunnelled_first[1].port());
     let stranger = tokio::process::Command::new("bash").args(["-c", &script]).kill_on_drop(true).output();
     let output = timeout(CONNECT_TIMEOUT, stranger).await.expect("the stranger was let in").unwrap();
     assert!(output.stdout.is_empty());
-    let (mut a, mut b) = tokio::join!(join(first, &told_first, 0), join(second, &told_second, 1));
+    let (mut a, mut b) = tokio::join!(join(first, &tunnelled_first, 0), join(second, &tunnelled_second, 1));
     a.right.write_all(b"ours").await.unwrap();
     let mut got = [0; 4];
     b.left.read_exact(&mut got).await.unwrap();
@@ -345,14 +348,14 @@ async fn paths(cables: [Vec<CableEnds>; 2]) -> [NeighbourPath; 2] {
     let member = async |own: usize| {
         let files = TlsFiles::in_dir(&identities.node(&format!("node-{own}")));
         let opened = Tunnel::open(&files, LABEL, &hosts, &names(2), own, &cables[own]).await;
-        let (tunnel, told) = opened.unwrap();
-        let mut member = join(tunnel, &told, own).await;
+        let (tunnel, tunnelled) = opened.unwrap();
+        let mut member = join(tunnel, &tunnelled, own).await;
         member.right.write_all(b"over there").await.unwrap();
         let mut said = [0; 10];
         member.left.read_exact(&mut said).await.unwrap();
         assert_eq!(&said, b"over there");
-        let mut way = member.tunnel.path();
-        let taken = timeout(CONNECT_TIMEOUT, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone();
+        let mut path = member.tunnel.path();
+        let taken = timeout(CONNECT_TIMEOUT, path.wait_for(Option::is_some)).await.unwrap().unwrap().clone();
         (member, taken.unwrap())
     };
     let ((_first, one), (_second, other)) = tokio::join!(member(0), member(1));
@@ -366,10 +369,10 @@ async fn neighbours_meet_over_the_cable_that_joins_their_nodes() {
     }
     let ends = ["127.0.1.1", "127.0.1.2"];
     let taken = paths([cable(0, ends), cable(1, ends)]).await;
-    for (own, way) in taken.iter().enumerate() {
-        let met = [way.from.ip().to_string(), way.to.ip().to_string()];
-        assert_eq!(met, [ends[own], ends[1 - own]], "{way}");
-        assert!(way.over_cable && way.fallback.is_none(), "{way:?}");
+    for (own, path) in taken.iter().enumerate() {
+        let met = [path.from.ip().to_string(), path.to.ip().to_string()];
+        assert_eq!(met, [ends[own], ends[1 - own]], "{path}");
+        assert!(path.over_cable && path.fallback.is_none(), "{path:?}");
     }
 }
 
@@ -383,19 +386,19 @@ async fn dead_cable_is_reported_and_the_published_address_used() {
     let identities = Identities::new();
     let hosts = free_addresses(2);
     let (files, knows) = (TlsFiles::in_dir(&identities.node("node-0")), cable(0, ends));
-    let (one, told) = Tunnel::open(&files, LABEL, &hosts, &names(2), 0, &knows).await.unwrap();
-    let (other, told_other) = open(&identities, &hosts, 1).await;
-    let mut way = one.path();
-    let (_one, _other) = tokio::join!(join(one, &told, 0), join(other, &told_other, 1));
+    let (one, tunnelled) = Tunnel::open(&files, LABEL, &hosts, &names(2), 0, &knows).await.unwrap();
+    let (other, hosts_other) = open(&identities, &hosts, 1).await;
+    let mut path = one.path();
+    let (_one, _other) = tokio::join!(join(one, &tunnelled, 0), join(other, &hosts_other, 1));
     let taken =
-        timeout(CONNECT_TIMEOUT, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone().unwrap();
+        timeout(CONNECT_TIMEOUT, path.wait_for(Option::is_some)).await.unwrap().unwrap().clone().unwrap();
     assert_eq!((taken.to, taken.over_cable), (hosts[1], false));
     let why = taken.fallback.unwrap();
     assert!(why.starts_with("127.0.1.3 to 127.0.1.4: ") && why.contains("refused"), "{why}");
 
     // A cable end whose address this machine does not have is ignored.
     let gone = ["192.0.2.77", "192.0.2.78"];
-    let [way, _] = paths([cable(0, gone), cable(1, gone)]).await;
-    let why = way.fallback.unwrap();
+    let [path, _] = paths([cable(0, gone), cable(1, gone)]).await;
+    let why = path.fallback.unwrap();
     assert!(why.starts_with("192.0.2.77 to 192.0.2.78: ") && why.contains("assign"), "{why}");
 }

@@ -70,7 +70,7 @@ fn open(config: &Value, files: &[(&str, Vec<u8>)]) -> Result<Checkpoint, Weights
     Checkpoint::open(dir.path())
 }
 
-fn refusal(config: &Value, files: &[(&str, Vec<u8>)]) -> String {
+fn rejection(config: &Value, files: &[(&str, Vec<u8>)]) -> String {
     open(config, files).unwrap_err().to_string()
 }
 
@@ -99,7 +99,7 @@ fn damaged_files_are_errors_that_name_them() {
         (vec![1, 2, 3], "says its header has 8 bytes, but the file has only 3"),
         (long, "more than the limit"),
     ] {
-        let error = refusal(&config(), &[(SINGLE, file)]);
+        let error = rejection(&config(), &[(SINGLE, file)]);
         assert!(error.contains(said) && error.contains(SINGLE), "{said}: {error}");
     }
 }
@@ -162,7 +162,7 @@ fn what_the_engine_lacks_is_refused_on_opening() {
         (with("mlp_bias", json!(true)), "gate_proj.bias is missing"),
         (with("attention_bias", json!(false)), "_proj.bias: llama models have no such tensor"),
     ] {
-        let error = refusal(&config, &[(SINGLE, all.clone())]);
+        let error = rejection(&config, &[(SINGLE, all.clone())]);
         assert!(error.contains(said), "{config}: {error}");
     }
     let dir = tempfile::tempdir().unwrap();

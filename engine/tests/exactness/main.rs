@@ -231,7 +231,7 @@ fn compare_on(case: &Case) -> Result<Figures> {
 
 /// A group's figures in a line.
 fn summary(figures: &Figures) -> String {
-    let told: Vec<String> = figures
+    let parts: Vec<String> = figures
         .reports
         .iter()
         .map(|ComparisonReport { beside, tokens, largest_difference, close_calls, excused }| {
@@ -240,7 +240,7 @@ fn summary(figures: &Figures) -> String {
             )
         })
         .collect();
-    format!("{} ({:.1} s)", told.join("; "), figures.seconds)
+    format!("{} ({:.1} s)", parts.join("; "), figures.seconds)
 }
 
 /// Negative control: an oracle with a changed token must be contradicted.

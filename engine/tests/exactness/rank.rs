@@ -220,12 +220,12 @@ fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
     let apart = compare(runtime, &case.oracle, oracle, asked, equal, Batching::Separate)?;
     let together = compare(runtime, &case.oracle, oracle, asked, batched, Batching::Together);
     let together = together.context("in batches")?;
-    let guessed = compare(runtime, &case.oracle, oracle, asked, batched, Batching::Speculative);
-    let guessed = guessed.context("with guesses")?;
+    let drafted = compare(runtime, &case.oracle, oracle, asked, batched, Batching::Speculative);
+    let drafted = drafted.context("with drafts")?;
     let mut reports = vec![
         apart,
         ComparisonReport { beside: "in batches ".to_owned(), ..together },
-        ComparisonReport { beside: "with guesses ".to_owned(), ..guessed },
+        ComparisonReport { beside: "with drafts ".to_owned(), ..drafted },
     ];
     if case.layers_per_rank().len() == 1 {
         reports
@@ -255,7 +255,7 @@ fn compare(
         bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect();
     let per_prompt = oracle.tokens.first().map_or(0, Vec::len) * oracle.vocabulary;
     ensure!(logprobs.len() == per_prompt * oracle.prompts.len(), "oracle.f32 does not belong to oracle.json");
-    let wanted = asked.tokens.first().map_or(0, Vec::len).min(turns.answers());
+    let expected = asked.tokens.first().map_or(0, Vec::len).min(turns.answers());
     let mut sequences: Vec<Sequence<'_>> = oracle
         .prompts
         .iter()
@@ -265,7 +265,7 @@ fn compare(
         .filter(|(((prompt, _), _), _)| asked.prompts.contains(prompt))
         .map(|(((prompt, tokens), gaps), logprobs)| Sequence {
             prompt,
-            tokens: &tokens[..wanted],
+            tokens: &tokens[..expected],
             gaps,
             logprobs,
             length: 0,
@@ -299,9 +299,9 @@ fn run_some(
         // All steps start before any is awaited, so that ranks work on different sequences at once.
         let steps = sequences.iter_mut().enumerate();
         let steps = steps.filter(|(_, sequence)| sequence.compared < sequence.tokens.len());
-        let guesses = matches!(turns, Batching::Speculative);
+        let drafts = matches!(turns, Batching::Speculative);
         let steps: Vec<SequenceStep> =
-            steps.map(|(slot, sequence)| sequence.next_step(slot as u32, guesses)).collect();
+            steps.map(|(slot, sequence)| sequence.next_step(slot as u32, drafts)).collect();
         let batches: Vec<Vec<SequenceStep>> = match turns {
             Batching::Separate => steps.into_iter().map(|step| vec![step]).collect(),
             Batching::Together | Batching::Speculative => vec![steps],
@@ -315,14 +315,14 @@ fn run_some(
         for (slots, answer) in answers {
             for (slot, stepped) in slots.into_iter().zip(answer.blocking_recv()??) {
                 let sequence = &mut sequences[slot];
-                let guesses = stepped.len().saturating_sub(1);
+                let drafted = stepped.len().saturating_sub(1);
                 // After a rejected draft token, nothing matches the oracle.
-                let right = guesses.min(sequence.accepted_draft_tokens);
+                let right = drafted.min(sequence.accepted_draft_tokens);
                 for stepped in stepped.into_iter().take(right + 1) {
                     sequence.compare(&stepped?, oracle, rule, report)?;
                 }
-                if right < guesses {
-                    sequence.length -= guesses - right;
+                if right < drafted {
+                    sequence.length -= drafted - right;
                     let (slot, length) = (slot as u32, sequence.length as u32);
                     say("order", &LeaderMessage::Trim { slot, length })?;
                     runtime.apply_cache_command(prefix_cache::CacheCommand::Truncate { slot, length });
@@ -400,7 +400,7 @@ fn compare_overlapped(runtime: &Runtime, oracle: &Oracle, rule: Tolerance) -> Re
 impl Sequence<'_> {
     /// The prompt in chunks of 2048 with its last token alone, then one token at a time, as in mlx-lm; or
     /// with draft tokens.
-    fn next_step(&mut self, slot: u32, guess: bool) -> SequenceStep {
+    fn next_step(&mut self, slot: u32, drafts: bool) -> SequenceStep {
         let offset = self.length as u32;
         let before_last = self.prompt.len() - 1;
         let (mut tokens, chosen) = if self.length < before_last {
@@ -411,7 +411,7 @@ impl Sequence<'_> {
             (vec![self.tokens[self.compared - 1]], true)
         };
         let known = tokens.len();
-        if guess && self.compared > 0 {
+        if drafts && self.compared > 0 {
             // None to three correct draft tokens, and a wrong one after every second draft.
             let left = &self.tokens[self.compared..];
             let right = left[..left.len() - 1].iter().take(self.compared % 4);
@@ -423,7 +423,7 @@ impl Sequence<'_> {
                 .filter(|_| self.compared.is_multiple_of(2));
             tokens.extend(behind.map(|token| if *token == 7 { 8 } else { 7 }));
         }
-        let guesses = (tokens.len() - known) as u32;
+        let drafted = (tokens.len() - known) as u32;
         self.length += tokens.len();
         let index = self.compared as u32;
         let choice = chosen.then(|| SampleSpec {
@@ -432,7 +432,7 @@ impl Sequence<'_> {
             index,
             banned: Arc::from([]),
         });
-        SequenceStep { slot, offset, tokens, draft_tokens: guesses, sample: choice }
+        SequenceStep { slot, offset, tokens, draft_tokens: drafted, sample: choice }
     }
 
     fn compare(

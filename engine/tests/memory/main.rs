@@ -70,7 +70,7 @@ async fn measure(
     look: impl Fn(RankMemory),
 ) {
     let shape = shape_of(model).await;
-    let guesses = match draft {
+    let draft_shape = match draft {
         Some(draft) => Some(DraftModelShape { name: "draft".to_owned(), shape: shape_of(draft).await }),
         None => None,
     };
@@ -84,7 +84,7 @@ async fn measure(
         let peaks = fill(model, draft, &layers, members, room).await;
         let split = layers.iter().flat_map(|&count| vec![count as u32; members]).collect();
         let partition = Partition::with_tensor(split, members as u32, shape.layers).unwrap();
-        let fit = MemoryModel::new(&shape, room).with_draft(guesses.as_ref());
+        let fit = MemoryModel::new(&shape, room).with_draft(draft_shape.as_ref());
         for (rank, (peak, process)) in peaks.into_iter().enumerate() {
             let need = fit.rank_estimate(&partition.part(rank as u32).unwrap());
             let beside = fit.draft().filter(|_| rank == 0).map_or(0, |draft| draft.estimate.overhead);
@@ -100,11 +100,11 @@ async fn shape_of(model: &Path) -> ModelShape {
     // Already installed by another test of this process: the same provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let context = Context::new("http://127.0.0.1:1", vec![model.to_owned()]).unwrap();
-    let shelf = tempfile::tempdir().unwrap();
-    let store = Store::open(shelf.path().to_owned(), context).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path().to_owned(), context).unwrap();
     let uri = format!("file://{}", model.display());
-    let wanted = SourceSpec { uri, revision: None, pinned: false, sha256: None, ..Default::default() };
-    store.headers(&wanted).await.unwrap().shape
+    let expected = SourceSpec { uri, revision: None, pinned: false, sha256: None, ..Default::default() };
+    store.headers(&expected).await.unwrap().shape
 }
 
 /// Peaks of MLX and of the process, by rank, once every admitted sequence had its maximum length.

@@ -29,9 +29,9 @@ impl TestDisk {
             return None;
         };
         let mut disk = Self { holder, folder };
-        let mut told = [0; 8];
+        let mut buffer = [0; 8];
         let output = disk.holder.stdout.as_mut().unwrap();
-        if std::io::Read::read_exact(output, &mut told).is_err() {
+        if std::io::Read::read_exact(output, &mut buffer).is_err() {
             assert!(std::env::var_os("CI").is_none(), "CI wants disks of its own");
             eprintln!("skipped: this user may not mount a disk of its own");
             return None;

@@ -23,7 +23,7 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes the gauges.
-pub fn write(sheet: &mut GaugeSnapshot, approvals: &[Arc<Approval>], now: Timestamp) {
+pub fn write(snapshot: &mut GaugeSnapshot, approvals: &[Arc<Approval>], now: Timestamp) {
     let mut counts: BTreeMap<&str, u64> = STATES.iter().map(|state| (*state, 0)).collect();
     for approval in approvals {
         let state = match approval.spec.decision {
@@ -36,6 +36,6 @@ pub fn write(sheet: &mut GaugeSnapshot, approvals: &[Arc<Approval>], now: Timest
         *counts.entry(state).or_default() += 1;
     }
     for (state, count) in counts {
-        sheet.set(&COUNT, [state], number(count));
+        snapshot.set(&COUNT, [state], number(count));
     }
 }

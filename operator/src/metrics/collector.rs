@@ -44,19 +44,19 @@ impl Collector for ClusterCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let mut sheet = GaugeSnapshot::default();
+        let mut snapshot = GaugeSnapshot::default();
         let stores = self.caches.stores();
-        sheet.set(&LEADER, [], f64::from(u8::from(stores.is_some())));
+        snapshot.set(&LEADER, [], f64::from(u8::from(stores.is_some())));
         if let Some(stores) = stores {
             let now = Timestamp::now();
-            deployments::write(&mut sheet, &stores.deployments.state());
-            groups::write(&mut sheet, &stores.groups.state());
-            nodes::write(&mut sheet, &stores, now);
-            tiers::write(&mut sheet, &stores.pools.state(), &stores.tiers.state());
-            copies::write(&mut sheet, &stores.copies.state());
-            approvals::write(&mut sheet, &stores.approvals.state(), now);
+            deployments::write(&mut snapshot, &stores.deployments.state());
+            groups::write(&mut snapshot, &stores.groups.state());
+            nodes::write(&mut snapshot, &stores, now);
+            tiers::write(&mut snapshot, &stores.pools.state(), &stores.tiers.state());
+            copies::write(&mut snapshot, &stores.copies.state());
+            approvals::write(&mut snapshot, &stores.approvals.state(), now);
         }
-        sheet.families()
+        snapshot.families()
     }
 }
 

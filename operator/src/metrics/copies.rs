@@ -35,17 +35,17 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes the gauges.
-pub fn write(sheet: &mut GaugeSnapshot, copies: &[Arc<ModelCopy>]) {
+pub fn write(snapshot: &mut GaugeSnapshot, copies: &[Arc<ModelCopy>]) {
     for copy in copies.iter().filter(|copy| copy.spec.want == CopyMode::Files) {
         let (model, node) = (&copy.spec.model_ref, copy.spec.node_name.as_str());
         let own = [model.namespace.as_str(), model.name.as_str(), node];
         let status = copy.status.clone().unwrap_or_default();
         let ready = get(&status.conditions, Type::Ready);
-        sheet.set_condition(&READY, ready, |reason| [own[0], own[1], node, reason]);
-        sheet.set(&DONE, own, number(status.bytes_done));
-        sheet.set(&RATE, own, number(status.bytes_per_second));
+        snapshot.set_condition(&READY, ready, |reason| [own[0], own[1], node, reason]);
+        snapshot.set(&DONE, own, number(status.bytes_done));
+        snapshot.set(&RATE, own, number(status.bytes_per_second));
         if status.bytes_total > 0 {
-            sheet.set(&WANTED, own, number(status.bytes_total));
+            snapshot.set(&WANTED, own, number(status.bytes_total));
         }
     }
 }

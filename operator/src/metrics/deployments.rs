@@ -65,29 +65,29 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes the gauges.
-pub fn write(sheet: &mut GaugeSnapshot, deployments: &[Arc<ModelDeployment>]) {
+pub fn write(snapshot: &mut GaugeSnapshot, deployments: &[Arc<ModelDeployment>]) {
     for deployment in deployments {
         let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
         let spec = &deployment.spec;
         let tier = spec.tier_ref.as_ref().map_or("", |tier| tier.name.as_str());
         let own = [namespace.as_str(), name.as_str(), tier];
         let group = spec.workload_group.as_deref().unwrap_or_default();
-        sheet.set(&INFO, [&namespace, &name, &spec.model_ref.name, tier, group], 1.0);
-        sheet.set(&WANTED, own, f64::from(spec.replicas));
+        snapshot.set(&INFO, [&namespace, &name, &spec.model_ref.name, tier, group], 1.0);
+        snapshot.set(&WANTED, own, f64::from(spec.replicas));
         let status = deployment.status.clone().unwrap_or_default();
-        sheet.set(&ANSWERING, own, f64::from(status.ready_replicas));
+        snapshot.set(&ANSWERING, own, f64::from(status.ready_replicas));
         for (family, kind) in [(&READY, Type::Ready), (&PLACED, Type::Placed)] {
             let condition = get(&status.conditions, kind);
-            sheet.set_condition(family, condition, |reason| [&namespace, &name, tier, reason]);
+            snapshot.set_condition(family, condition, |reason| [&namespace, &name, tier, reason]);
         }
         let Some(predicted) = status.placement.and_then(|placement| placement.predicted) else { continue };
         for (family, rate) in
             [(&STREAM, &predicted.tokens_per_second), (&TOTAL, &predicted.total_tokens_per_second)]
         {
             if let Ok(rate) = rate.parse() {
-                sheet.set(family, own, rate);
+                snapshot.set(family, own, rate);
             }
         }
-        sheet.set(&FIRST_TOKEN, own, f64::from(predicted.ttft_milliseconds) / 1000.0);
+        snapshot.set(&FIRST_TOKEN, own, f64::from(predicted.ttft_milliseconds) / 1000.0);
     }
 }

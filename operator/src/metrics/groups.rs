@@ -29,16 +29,16 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes the gauges.
-pub fn write(sheet: &mut GaugeSnapshot, groups: &[Arc<ShardGroup>]) {
+pub fn write(snapshot: &mut GaugeSnapshot, groups: &[Arc<ShardGroup>]) {
     let mut counts: BTreeMap<&str, u64> = STATES.iter().map(|state| (*state, 0)).collect();
     for group in groups {
         *counts.entry(state(group)).or_default() += 1;
         let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
         let epoch = number(u64::try_from(group.spec.epoch).unwrap_or(0));
-        sheet.set(&EPOCH, [&namespace, &group.spec.deployment_ref.name, &name], epoch);
+        snapshot.set(&EPOCH, [&namespace, &group.spec.deployment_ref.name, &name], epoch);
     }
     for (state, count) in counts {
-        sheet.set(&COUNT, [state], number(count));
+        snapshot.set(&COUNT, [state], number(count));
     }
 }
 

@@ -66,7 +66,7 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes the gauges.
-pub fn write(sheet: &mut GaugeSnapshot, stores: &Stores, now: Timestamp) {
+pub fn write(snapshot: &mut GaugeSnapshot, stores: &Stores, now: Timestamp) {
     let nodes = stores.nodes.state();
     // Models, pools and tiers reserve no memory.
     let cluster = ClusterObjects {
@@ -82,27 +82,27 @@ pub fn write(sheet: &mut GaugeSnapshot, stores: &Stores, now: Timestamp) {
         let status = node.status.clone().unwrap_or_default();
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
         let (chip, os, version) = (text(&status.chip), text(&status.os), text(&status.agent_version));
-        sheet.set(&INFO, [&name, &chip, &os, &version], 1.0);
+        snapshot.set(&INFO, [&name, &chip, &os, &version], 1.0);
         let state = word(availability(&node, now));
-        sheet.set_state(&AVAILABILITY, |state| [name.clone(), state.to_owned()], &STATES, state);
-        sheet.set(&COMMITTED, [&name], number(committed.get(name.as_str()).copied().unwrap_or(0)));
+        snapshot.set_state(&AVAILABILITY, |state| [name.clone(), state.to_owned()], &STATES, state);
+        snapshot.set(&COMMITTED, [&name], number(committed.get(name.as_str()).copied().unwrap_or(0)));
         if let Some(health) = conditions::get(&status.conditions, Type::FabricHealthy) {
             let healthy = if health.status == "True" { 1.0 } else { 0.0 };
-            sheet.set(&FABRIC, [&name, &health.reason], healthy);
+            snapshot.set(&FABRIC, [&name, &health.reason], healthy);
         }
         for link in &status.links {
             let rdma = if link.rdma_device.is_some() { "yes" } else { "no" };
             let bits = number(link.bits_per_second.unwrap_or(0));
-            sheet.set(&LINK, [&name, &link.peer, &link.interface, rdma], bits);
+            snapshot.set(&LINK, [&name, &link.peer, &link.interface, rdma], bits);
         }
         // A value that was never measured is absent, never 0.
         if let Some(memory) = status.memory {
-            sheet.set(&LIMIT, [&name], number(memory.serving_limit_bytes));
-            sheet.set(&GRANTED, [&name], number(memory.granted_bytes));
+            snapshot.set(&LIMIT, [&name], number(memory.serving_limit_bytes));
+            snapshot.set(&GRANTED, [&name], number(memory.granted_bytes));
         }
         if let Some(disk) = status.disk {
-            sheet.set(&DISK, [&name], number(disk.total_bytes));
-            sheet.set(&DISK_FREE, [&name], number(disk.free_bytes));
+            snapshot.set(&DISK, [&name], number(disk.total_bytes));
+            snapshot.set(&DISK_FREE, [&name], number(disk.free_bytes));
         }
     }
 }

@@ -86,12 +86,12 @@ struct MemoryGauges {
 }
 
 impl MemoryGauges {
-    fn write(&'static self, sheet: &mut GaugeSnapshot, name: &str, memory: Option<&PoolMemory>) {
+    fn write(&'static self, snapshot: &mut GaugeSnapshot, name: &str, memory: Option<&PoolMemory>) {
         // Without a status there is no value.
         let Some(memory) = memory else { return };
-        sheet.set(&self.limit, [name], number(memory.serving_limit_bytes));
-        sheet.set(&self.committed, [name], number(memory.committed_bytes));
-        sheet.set(&self.free, [name], number(memory.free_bytes));
+        snapshot.set(&self.limit, [name], number(memory.serving_limit_bytes));
+        snapshot.set(&self.committed, [name], number(memory.committed_bytes));
+        snapshot.set(&self.free, [name], number(memory.free_bytes));
     }
 }
 
@@ -108,26 +108,26 @@ pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
 }
 
 /// Writes the gauges.
-pub fn write(sheet: &mut GaugeSnapshot, pools: &[Arc<NodePool>], tiers: &[Arc<Tier>]) {
+pub fn write(snapshot: &mut GaugeSnapshot, pools: &[Arc<NodePool>], tiers: &[Arc<Tier>]) {
     for pool in pools {
         let name = pool.name_any();
         let Some(status) = &pool.status else { continue };
-        sheet.set(&POOL_NODES, [&name], f64::from(status.nodes));
-        sheet.set(&POOL_READY, [&name], f64::from(status.ready_nodes));
-        POOL_MEMORY.write(sheet, &name, status.memory.as_ref());
+        snapshot.set(&POOL_NODES, [&name], f64::from(status.nodes));
+        snapshot.set(&POOL_READY, [&name], f64::from(status.ready_nodes));
+        POOL_MEMORY.write(snapshot, &name, status.memory.as_ref());
     }
     for tier in tiers {
         let name = tier.name_any();
-        sheet.set(&TIER_INFO, [&name, &format!("{:?}", tier.spec.mode)], 1.0);
-        sheet.set(&TIER_PRIORITY, [&name], f64::from(tier.spec.priority));
+        snapshot.set(&TIER_INFO, [&name, &format!("{:?}", tier.spec.mode)], 1.0);
+        snapshot.set(&TIER_PRIORITY, [&name], f64::from(tier.spec.priority));
         let Some(status) = &tier.status else { continue };
-        sheet.set(&TIER_DEPLOYMENTS, [&name], f64::from(status.deployments));
-        TIER_MEMORY.write(sheet, &name, status.memory.as_ref());
+        snapshot.set(&TIER_DEPLOYMENTS, [&name], f64::from(status.deployments));
+        TIER_MEMORY.write(snapshot, &name, status.memory.as_ref());
         for group in &status.workload_groups {
-            sheet.set(&TIER_NODES, [&name, &group.name], number(group.nodes.len() as u64));
+            snapshot.set(&TIER_NODES, [&name, &group.name], number(group.nodes.len() as u64));
         }
         if let Some(ready) = get(&status.conditions, Type::Ready) {
-            sheet.set_condition(&TIER_READY, Some(ready), |reason| [&name, reason]);
+            snapshot.set_condition(&TIER_READY, Some(ready), |reason| [&name, reason]);
         }
     }
 }

@@ -262,8 +262,8 @@ mod tests {
             (Some(PreloadPolicy::Unknown), None, true, "NewerRelease"),
         ] {
             let pool_ref = pool.map(LocalReference::new);
-            let wish = policy.map(|policy| russet_crds::Preload { policy, pool_ref, copies: None });
-            let said = match preload_rule(&model(ready, wish), &areas) {
+            let preload = policy.map(|policy| russet_crds::Preload { policy, pool_ref, copies: None });
+            let said = match preload_rule(&model(ready, preload), &areas) {
                 Ok(None) => "nothing".to_owned(),
                 Ok(Some(preload)) if preload.pinned => "pinned".to_owned(),
                 Ok(Some(_)) => "kept".to_owned(),

@@ -188,7 +188,7 @@ mod tests {
             copy("c", false, Reason::DiskPressure, "/models has 1.0 GiB free"),
             copy("0", false, Reason::WaitingForPeer, "another node fetches these files"),
         ];
-        for (story, wanted, held, lacks, shown, reason, words) in [
+        for (story, expected, held, lacks, shown, reason, words) in [
             ("there", 1, vec![("a", true)], vec![], "1/1", "+Settled", "1 of 1 node holds every file: a"),
             (
                 "on its way",
@@ -238,7 +238,8 @@ mod tests {
             ("nobody", 0, vec![], vec![], "0/0", "-NoNodes", "no node of the pool takes work"),
         ] {
             let held = held.into_iter().map(|(node, ready)| (node.to_owned(), ready)).collect();
-            let preload = Some(Ok(PreloadOutcome { wanted_nodes: wanted, holders: held, shortages: lacks }));
+            let preload =
+                Some(Ok(PreloadOutcome { wanted_nodes: expected, holders: held, shortages: lacks }));
             let mut status = ModelStatus::default();
             write_status(&Model::new("m", ModelSpec::default()), preload.as_ref(), &copies, NOW, &mut status);
             let condition = get(&status.conditions, Type::Preloaded).unwrap();

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! One copy fetches: among those that are not passed over one that fetches already, of several the one with
-//! the most bytes, and of equals the first by name. A copy that is passed over is not told to wait: it keeps
+//! the most bytes, and of equals the first by name. A copy that is passed over is not asked to wait: it keeps
 //! retrying, which is how its recovery is detected, and transfers no bytes meanwhile. So each is tried once
 //! at most; if all fail, all retry, and the first that succeeds makes the others wait again. Except for
 //! `supply` itself, nothing here depends on earlier decisions.
@@ -184,13 +184,13 @@ fn elect_fetcher(
         let node = nodes.get(&copy.spec.node_name).copied().unwrap_or_default();
         let done = copy.status.as_ref().map_or(0, |status| status.bytes_done);
         // A node that serves no other nodes would fetch for itself only.
-        (fetch_obstacle(copy, node), node.address.is_none(), !fetches(copy), Reverse(done))
+        (fetch_precondition(copy, node), node.address.is_none(), !fetches(copy), Reverse(done))
     };
     let chosen =
         copies.iter().min_by_key(|copy| (rank(copy), &copy.spec.node_name)).map(|copy| copy.name_any());
     let part = |copy: &&ModelCopy| {
         let node = nodes.get(&copy.spec.node_name).copied().unwrap_or_default();
-        let tries = fetches(copy) && fetch_obstacle(copy, node) != FetchObstacle::No;
+        let tries = fetches(copy) && fetch_precondition(copy, node) != FetchObstacle::No;
         let name = copy.name_any();
         let supply = (chosen.as_ref() != Some(&name) && !tries).then(CopySource::default);
         (name, supply)
@@ -208,7 +208,7 @@ enum FetchObstacle {
     Unreachable,
 }
 
-fn fetch_obstacle(copy: &ModelCopy, node: PeerNode) -> FetchObstacle {
+fn fetch_precondition(copy: &ModelCopy, node: PeerNode) -> FetchObstacle {
     if !node.reachable {
         return FetchObstacle::Unreachable;
     }

@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn draining_node_lists_remaining_ranks_until_drained() {
         let group = |name: &str| format!("ShardGroup default/{name}");
-        for (scheduling, ranks, granted, wanted) in [
+        for (scheduling, ranks, granted, expected) in [
             (
                 Scheduling::Draining,
                 vec![group("a"), group("a"), group("b")],
@@ -336,7 +336,7 @@ mod tests {
             let decision = decide(&node, &NodeObservation { ranks, ..NodeObservation::default() }, at(0));
             let found = conditions::get(&decision.conditions, Type::Drained);
             let found = found.map(|it| (it.status == "True", it.message.as_str()));
-            assert_eq!(found, wanted, "{scheduling:?}");
+            assert_eq!(found, expected, "{scheduling:?}");
         }
     }
 
@@ -355,7 +355,7 @@ mod tests {
     fn memory_is_labelled_as_it_was_sold() {
         for (mebibytes, label) in [
             (512 * 1024, 512),
-            (100 * 1024, 100), // told to play it
+            (100 * 1024, 100), // configured to simulate it
             (515_600, 512),    // of Linux on 512 GiB
             (257_600, 256),
             (192_900, 192),
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn two_machines_with_one_name_are_told_apart_by_their_boots() {
+    fn two_machines_with_one_name_differ_by_their_boot_ids() {
         let seen = NodeObservation {
             exists: true,
             renewed: Some(at(0)),

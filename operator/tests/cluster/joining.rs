@@ -186,14 +186,14 @@ async fn wrong_but_approved_csr_fails_and_keeps_its_approval() {
             requests.patch_approval("wrong", &Default::default(), &approval).await.unwrap();
         })
         .await;
-    let told = until("it fails", || async {
+    let found = until("it fails", || async {
         let conditions = requests.get("wrong").await.ok()?.status?.conditions?;
         conditions.iter().any(|it| it.type_ == "Failed").then_some(conditions)
     })
     .await;
-    let kinds: Vec<&str> = told.iter().map(|it| it.type_.as_str()).collect();
+    let kinds: Vec<&str> = found.iter().map(|it| it.type_.as_str()).collect();
     assert_eq!(kinds, ["Approved", "Failed"]);
-    let why = told[1].message.as_deref().unwrap_or_default();
+    let why = found[1].message.as_deref().unwrap_or_default();
     assert!(why.contains("not a certificate request"), "{why}");
     cluster.stop().await;
 }

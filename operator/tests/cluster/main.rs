@@ -280,11 +280,11 @@ async fn conditions_explain_wrong_specs_cordons_and_routes() {
         ("tensor", "InvalidSpec", "4 KV heads cannot be cut into 3; use 1, 2 or 4"),
         ("wide", "NothingFits", "2 ranks need 2 nodes"),
     ] {
-        let told = until(name, || async {
+        let found = until(name, || async {
             deployments.get(name).await.ok().filter(|it| says(it, Type::Ready, reason))
         })
         .await;
-        let status = told.status.unwrap();
+        let status = found.status.unwrap();
         let message = &get(&status.conditions, Type::Ready).unwrap().message;
         assert!(message.contains(text), "{name}: {message}");
         assert!(is_true(&status.conditions, Type::Stalled), "{name}");

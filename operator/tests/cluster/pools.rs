@@ -46,11 +46,11 @@ async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
 
     // A deployment names a pool before it exists; creating the pool is enough.
     cluster.create(in_pools("chat", &["large"])).await;
-    let told = until("chat misses its pool", || async {
+    let found = until("chat misses its pool", || async {
         deployments.get("chat").await.ok().filter(|chat| says(chat, Type::Ready, "PoolNotFound"))
     })
     .await;
-    let status = told.status.unwrap();
+    let status = found.status.unwrap();
     assert!(is_true(&status.conditions, Type::Stalled));
     let message = &get(&status.conditions, Type::Placed).unwrap().message;
     assert!(message.contains("NodePool \"large\" does not exist; there are no NodePools"), "{message}");

@@ -60,13 +60,13 @@ async fn workload_groups_have_nodes_of_their_own_and_keep_them() {
     // replica.
     cluster.create(of_group("ours", "chat")).await;
     let api: Api<Tier> = Api::all(cluster.admin.clone());
-    let told = until("chat lacks nodes", || async {
+    let found = until("chat lacks nodes", || async {
         let status = api.get("daily").await.ok()?.status?;
         let ready = get(&status.conditions, Type::Ready)?.clone();
         (ready.reason == "NodesMissing").then_some(ready.message)
     })
     .await;
-    assert!(told.contains("workload group chat") && told.contains("add nodes to the pools"), "{told}");
+    assert!(found.contains("workload group chat") && found.contains("add nodes to the pools"), "{found}");
 
     // The foreign replica is deleted, and the group grows; nothing else moves.
     let groups_before = names(&cluster, "mine").await;

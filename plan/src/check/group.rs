@@ -56,9 +56,9 @@ pub fn check(
     if size > 1 && !divides(shape, size) {
         wrong.push(Violation::Indivisible { group: group(), size: plan.tensor_size });
     }
-    let guesses = |plan: &GroupPlan| plan.draft_model_ref.as_ref().map(|draft| draft.name.clone());
-    if guesses(plan) != desired.draft.as_ref().map(|draft| draft.name.clone()) {
-        wrong.push(Violation::Draft { group: group(), draft: guesses(plan) });
+    let draft_model = |plan: &GroupPlan| plan.draft_model_ref.as_ref().map(|draft| draft.name.clone());
+    if draft_model(plan) != desired.draft.as_ref().map(|draft| draft.name.clone()) {
+        wrong.push(Violation::Draft { group: group(), draft: draft_model(plan) });
     }
     check_reservations(desired, name, plan, wrong);
     let mut seen = BTreeSet::new();

@@ -110,13 +110,13 @@ impl DiskState {
         }
         let named =
             nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, DiskContents::default())));
-        let mut shelves: BTreeMap<&str, DiskContents> = named.collect();
+        let mut disks: BTreeMap<&str, DiskContents> = named.collect();
         for copy in copies {
             let ModelCopySpec { model_ref, node_name, want: CopyMode::Files, retention, .. } = &copy.spec
             else {
                 continue;
             };
-            let Some(shelf) = shelves.get_mut(node_name.as_str()) else { continue };
+            let Some(contents) = disks.get_mut(node_name.as_str()) else { continue };
             if copy.metadata.deletion_timestamp.is_some() {
                 continue;
             }
@@ -133,25 +133,25 @@ impl DiskState {
                 protected: retention.is_some_and(|retention| retention.pinned),
             };
             bytes[id] = held.bytes.max(bytes[id]);
-            shelf.insert(held);
+            contents.insert(held);
         }
         for node in nodes {
             let disk = node.status.as_ref().and_then(|status| status.disk.as_ref());
             let name = node.metadata.name.as_deref().unwrap_or_default();
-            if let (Some(disk), Some(shelf)) = (disk, shelves.get_mut(name)) {
-                let held = shelf.entries.iter().fold(0, |sum: u64, held| sum.saturating_add(held.done));
-                shelf.limit = Some(limit(disk, held));
+            if let (Some(disk), Some(contents)) = (disk, disks.get_mut(name)) {
+                let held = contents.entries.iter().fold(0, |sum: u64, held| sum.saturating_add(held.done));
+                contents.limit = Some(limit(disk, held));
             }
         }
         // Until an agent has contacted its source, a copy is as large as the headers say.
         for held in
-            shelves.values_mut().flat_map(|contents| &mut contents.entries).filter(|held| held.bytes == 0)
+            disks.values_mut().flat_map(|contents| &mut contents.entries).filter(|held| held.bytes == 0)
         {
             held.bytes = bytes[held.files];
         }
         let owned =
             |((namespace, name), id): ((&str, &str), usize)| ((namespace.to_owned(), name.to_owned()), id);
-        let nodes = shelves.into_iter().map(|(name, contents)| (name.to_owned(), contents)).collect();
+        let nodes = disks.into_iter().map(|(name, contents)| (name.to_owned(), contents)).collect();
         let mut disks = Self { models: ids.into_iter().map(owned).collect(), bytes, nodes };
         for (id, preload) in preloads {
             disks.protect_preloaded(id, preload, pools);
@@ -200,7 +200,7 @@ impl DiskState {
     pub fn holds(&self, namespace: &str, model: &str, node: &str) -> bool {
         let Some(files) = self.files_index(namespace, model) else { return false };
         let contents = self.nodes.get(node);
-        contents.is_some_and(|shelf| shelf.entries.iter().any(|held| held.files == files && held.ready))
+        contents.is_some_and(|contents| contents.entries.iter().any(|held| held.files == files && held.ready))
     }
 }
 
@@ -295,12 +295,12 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
     /// Cost of having the files on a node: 0 if present, up to ½ if there is free space, up to 1 if other
     /// files have to be evicted; or why they do not fit.
     pub fn fetch_cost(&self, node: &str) -> Result<f64, Shortage> {
-        let Some(shelf) = self.disks.nodes.get(node) else { return Ok(0.0) };
-        let own = shelf.entries.iter().find(|held| held.files == self.files);
+        let Some(contents) = self.disks.nodes.get(node) else { return Ok(0.0) };
+        let own = contents.entries.iter().find(|held| held.files == self.files);
         let mut coming = self.pending.get(node).cloned().unwrap_or_default();
         coming.extend(self.companion);
         // Present files may be evicted for files that others wait for, if no rank reads them.
-        let there = |files: &usize| shelf.entries.iter().any(|held| held.files == *files && held.ready);
+        let there = |files: &usize| contents.entries.iter().any(|held| held.files == *files && held.ready);
         let stays = own.is_some_and(|held| held.ready) && coming.iter().all(there);
         if stays || coming.contains(&self.files) {
             return Ok(0.0);
@@ -308,13 +308,13 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
         let bytes = own.map_or(self.bytes, |held| held.bytes);
         let done = own.map_or(0, DiskEntry::bytes_present);
         let missing = bytes.saturating_sub(done) as f64 / bytes.max(1) as f64;
-        let others = || shelf.entries.iter().filter(|held| held.files != self.files);
+        let others = || contents.entries.iter().filter(|held| held.files != self.files);
         let sum = |all: &mut dyn Iterator<Item = u64>| all.fold(0, u64::saturating_add);
-        let new = |files: &usize| !shelf.entries.iter().any(|held| held.files == *files);
+        let new = |files: &usize| !contents.entries.iter().any(|held| held.files == *files);
         let bytes_of = |files: &usize| self.disks.bytes.get(*files).copied().unwrap_or(0);
         let expected = sum(&mut coming.iter().filter(|files| new(files)).map(bytes_of));
         let all = sum(&mut others().map(|held| held.bytes)).saturating_add(expected);
-        let Some(limit) = shelf.limit.filter(|limit| all.saturating_add(bytes) > *limit) else {
+        let Some(limit) = contents.limit.filter(|limit| all.saturating_add(bytes) > *limit) else {
             return Ok(missing / 2.0);
         };
         let used = self.used.get_or_init(|| self.used()).get(node);

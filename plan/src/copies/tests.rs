@@ -254,12 +254,12 @@ fn disk_shortages_give_numbers_and_remedy() {
         (plan.preloads[&key("m")].wanted_nodes, words(&plan), lacks.join("; "))
     };
     let full = stock("a:100 b:90", "m=80 old=50 hot=30").preload("m", None).copy("old@a", 1).copy("hot@a", 1);
-    let (wanted, done, said) = lacks(&full.used("old", "a"));
-    assert_eq!((wanted, done.as_str()), (2, "+m@b"));
+    let (expected, done, said) = lacks(&full.used("old", "a"));
+    assert_eq!((expected, done.as_str()), (2, "+m@b"));
     assert!(said.starts_with("node a: 80 B more are needed, 20 B are free beyond the reserve and 30 B could go, of 100 B that models may take"), "{said}");
     assert!(said.contains("spec.disk.reserve"), "{said}");
-    let (wanted, done, said) = lacks(&stock("a:100 b:90", "m=80").preload("m", Some(3)));
-    assert_eq!((wanted, done.as_str()), (3, "+m@a +m@b"));
+    let (expected, done, said) = lacks(&stock("a:100 b:90", "m=80").preload("m", Some(3)));
+    assert_eq!((expected, done.as_str()), (3, "+m@a +m@b"));
     assert!(said.contains("3 nodes are wanted, and 2 of the pool take work"), "{said}");
     let mut unmeasured = stock("a:100", "m=80").preload("m", None);
     unmeasured.nodes.get_mut("a").unwrap().limit = None;

@@ -32,7 +32,7 @@ pub fn network_specs(
 ) -> Result<BTreeMap<String, NodeNetwork>, NoFreeNetwork> {
     let known = nodes.iter().map(|(name, node)| (name.clone(), with_spec_applied(node, keep))).collect();
     let mut changes = changes(&known, range)?;
-    let wish = |(name, node): (&String, &NodeNetworkState)| {
+    let desired = |(name, node): (&String, &NodeNetworkState)| {
         let made = changes.remove(name).unwrap_or_default();
         let orders = routes_internet_over_cable(&node.status);
         if made.is_empty() && !orders && node.network.is_none() {
@@ -58,7 +58,7 @@ pub fn network_specs(
         let asks = !network.ports.is_empty() || network.service_order.is_some();
         asks.then(|| (name.clone(), network))
     };
-    Ok(nodes.iter().filter_map(wish).collect())
+    Ok(nodes.iter().filter_map(desired).collect())
 }
 
 fn survives_restart(asked: &NodeNetwork, keep: bool) -> bool {

@@ -199,8 +199,8 @@ fn tunnel_is_skipped_only_if_every_connection_is_on_a_cable() {
         ("one rank alone", plan(1, Backend::None), pair()[..1].to_vec(), ends(), false),
     ] {
         let links = BTreeMap::from([("a".to_owned(), near), ("b".to_owned(), far)]);
-        let wanted = if direct { Transport::Direct } else { Transport::Tunnel };
-        assert_eq!(transport(&plan, &peers, &links), wanted, "{story}");
+        let expected = if direct { Transport::Direct } else { Transport::Tunnel };
+        assert_eq!(transport(&plan, &peers, &links), expected, "{story}");
     }
 }
 

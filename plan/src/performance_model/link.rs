@@ -144,8 +144,8 @@ mod tests {
     #[test]
     fn tcp_measurements_apply_to_tcp_backends_only() {
         let measured = |trip, bits| LinkMeasured { round_trip_microseconds: trip, bits_per_second: bits };
-        let of = |backend, told| {
-            LinkProfile::for_backend(backend, LinkKind::Thunderbolt, Some(80_000_000_000), Some(told))
+        let of = |backend, measured| {
+            LinkProfile::for_backend(backend, LinkKind::Thunderbolt, Some(80_000_000_000), Some(measured))
         };
         let slow = of(Backend::Ring, measured(Some(400), Some(8_000_000_000)));
         assert_eq!((slow.bandwidth, slow.mesh), (1e9, false));

@@ -78,11 +78,11 @@ pub fn enumerate(
         sibling_domains: SiblingDomains::for_replica(view, desired, replica, without),
         fetch_costs: BTreeMap::new(),
     };
-    let outlook = DiskOutlook::for_model(view, &desired.namespace, &desired.model, without);
+    let disk_outlook = DiskOutlook::for_model(view, &desired.namespace, &desired.model, without);
     // Any of the nodes may become rank 0's.
     let draft = desired.draft.as_ref().and_then(|draft| {
-        let outlook = DiskOutlook::for_model(view, &desired.namespace, &draft.name, without)?;
-        Some(outlook.with_companion(&desired.namespace, &desired.model))
+        let disk_outlook = DiskOutlook::for_model(view, &desired.namespace, &draft.name, without)?;
+        Some(disk_outlook.with_companion(&desired.namespace, &desired.model))
     });
     let committed = view.committed_bytes(without);
     let others = view
@@ -113,7 +113,8 @@ pub fn enumerate(
             notes.push(Note::NoEngineOption { node: name.clone(), build, option });
             continue;
         }
-        let fetches = [&outlook, &draft].into_iter().flatten().map(|outlook| outlook.fetch_cost(name));
+        let fetches =
+            [&disk_outlook, &draft].into_iter().flatten().map(|disk_outlook| disk_outlook.fetch_cost(name));
         match fetches.collect::<Result<Vec<f64>, _>>() {
             Ok(fetches) => {
                 let most = fetches.into_iter().fold(0.0, f64::max);

@@ -27,12 +27,12 @@ pub(super) fn read(
     let mut refuse = |why: String| notes.push(invalid(FIELD.to_owned(), why));
     if engine.speculation == Speculation::Off {
         refuse(format!(
-            "Model {draft} is to guess, and spec.engine.speculation is Off, which has nobody guess; leave one of them out"
+            "Model {draft} is the draft model, and spec.engine.speculation is Off, which allows none; leave one of them out"
         ));
     }
     if draft == model {
         refuse(format!(
-            "Model {draft} would guess for itself, which saves nothing; name a smaller one, or leave it out"
+            "Model {draft} would be its own draft model, which saves nothing; name a smaller one, or leave it out"
         ));
         return None;
     }
@@ -88,13 +88,13 @@ mod tests {
                 PromptLookup,
                 Err("spec.draftModelRef: Model other has 128256 tokens and Model m 152064"),
             ),
-            ("m", PromptLookup, Err("spec.draftModelRef: Model m would guess for itself")),
+            ("m", PromptLookup, Err("spec.draftModelRef: Model m would be its own draft model")),
             ("ghost", PromptLookup, Err("Model \"ghost\" does not exist or its headers are not read yet")),
             ("strange", PromptLookup, Err("Model \"strange\" has the architecture \"mamba\"")),
             (
                 "padded",
                 Off,
-                Err("spec.draftModelRef: Model padded is to guess, and spec.engine.speculation is Off"),
+                Err("spec.draftModelRef: Model padded is the draft model, and spec.engine.speculation is Off"),
             ),
         ] {
             let spec = ModelDeploymentSpec {

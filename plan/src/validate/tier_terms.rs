@@ -42,7 +42,7 @@ impl std::fmt::Display for IdleReason {
             IdleReason::Idle { tier } => {
                 write!(
                     out,
-                    "nobody asks for it, so Tier {tier} (OnDemand) keeps no room for it; it starts with the next request"
+                    "it has no requests, so Tier {tier} (OnDemand) reserves no memory for it; it starts with the next request"
                 )
             }
         }

@@ -47,10 +47,10 @@ pub fn fetch(world: &mut World) -> bool {
     if world.cluster.copies.is_none() {
         return false;
     }
-    let mut wanted = read(world);
-    wanted.extend(world.fetching.iter().cloned());
+    let mut expected = read(world);
+    expected.extend(world.fetching.iter().cloned());
     let mut changed = false;
-    for (model, node) in &wanted {
+    for (model, node) in &expected {
         if holds(world, model, node) || !world.is_reachable(node) {
             continue;
         }
@@ -58,7 +58,7 @@ pub fn fetch(world: &mut World) -> bool {
             let idle = |copy: &Arc<ModelCopy>| {
                 let pinned = copy.spec.retention.is_some_and(|retention| retention.pinned);
                 let of = (copy.spec.model_ref.name.clone(), copy.spec.node_name.clone());
-                of.1 == *node && !pinned && !wanted.contains(&of)
+                of.1 == *node && !pinned && !expected.contains(&of)
             };
             let copies = world.cluster.copies.get_or_insert_default();
             let Some(goes) = copies.iter().position(idle) else { break };

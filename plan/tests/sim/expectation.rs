@@ -144,9 +144,9 @@ impl Expectation {
             true => Ok(()),
             false => Err(format!("{what} is {text:?}, without {words:?}")),
         };
-        let count = |what: &str, is: usize, wanted: usize| match is == wanted {
+        let count = |what: &str, is: usize, expected: usize| match is == expected {
             true => Ok(()),
-            false => Err(format!("{is} {what}, not {wanted}")),
+            false => Err(format!("{is} {what}, not {expected}")),
         };
         match self {
             Self::On { name, replicas, cut, rdma } => on(world, name, replicas, *cut, *rdma),
@@ -154,14 +154,14 @@ impl Expectation {
                 let all = world.cluster.groups.iter();
                 count("groups are there", all.filter(|it| it.spec.deployment_ref.name == *name).count(), 0)
             }
-            Self::Answers(name, wanted) => {
+            Self::Answers(name, expected) => {
                 let answering = groups(world, name).into_iter().filter(|group| answers(group));
-                count("replicas answer", answering.count(), *wanted)
+                count("replicas answer", answering.count(), *expected)
             }
-            Self::Groups(name, wanted) => count("groups are there", groups(world, name).len(), *wanted),
-            Self::StayedReady(name, wanted) => match trace.least.get(name).copied().unwrap_or(0) {
-                least if least >= *wanted => Ok(()),
-                least => Err(format!("at some time {least} answered, which is below {wanted}")),
+            Self::Groups(name, expected) => count("groups are there", groups(world, name).len(), *expected),
+            Self::StayedReady(name, expected) => match trace.least.get(name).copied().unwrap_or(0) {
+                least if least >= *expected => Ok(()),
+                least => Err(format!("at some time {least} answered, which is below {expected}")),
             },
             Self::Still(label) => {
                 let mut living = world.living().into_iter();
@@ -196,9 +196,9 @@ impl Expectation {
             }
             Self::Moved(names) => {
                 let moved: Vec<&String> = trace.moved.iter().collect();
-                let mut wanted: Vec<&String> = names.iter().collect();
-                wanted.sort();
-                if moved == wanted { Ok(()) } else { Err(format!("moved: {moved:?}")) }
+                let mut expected: Vec<&String> = names.iter().collect();
+                expected.sort();
+                if moved == expected { Ok(()) } else { Err(format!("moved: {moved:?}")) }
             }
             Self::Empty(node) => {
                 let members = world.cluster.groups.iter().flat_map(|group| &group.spec.plan.members);
@@ -230,8 +230,8 @@ fn on(
         sorted(group.spec.plan.members.iter().map(|member| member.node_name.clone()).collect())
     };
     let is: Vec<String> = groups.iter().map(nodes).collect();
-    let wanted: Vec<String> = replicas.iter().map(|nodes| sorted(nodes.clone())).collect();
-    if is != wanted {
+    let expected: Vec<String> = replicas.iter().map(|nodes| sorted(nodes.clone())).collect();
+    if is != expected {
         let said = world.said.get(name).map(|said| said.notes.as_str()).unwrap_or_default();
         return Err(format!("it is on {:?}; what is said is {said:?}", is.join(" | ")));
     }

@@ -153,10 +153,10 @@ pub fn unsettled(world: &World) -> Vec<String> {
         there.entry((&group.spec.deployment_ref.name, group.spec.replica)).or_default().push(group);
     }
     for ((name, replica), groups) in &there {
-        let (wanted, there) = (world.wanted(name), indices(world, name));
-        if there.len() > usize::try_from(wanted).unwrap_or(0) {
+        let (expected, there) = (world.desired(name), indices(world, name));
+        if there.len() > usize::try_from(expected).unwrap_or(0) {
             wrong.push(format!(
-                "{} is one of {}, and {wanted} are wanted",
+                "{} is one of {}, and {expected} are wanted",
                 world.label(groups[0]),
                 there.len()
             ));
@@ -169,9 +169,9 @@ pub fn unsettled(world: &World) -> Vec<String> {
         let said = world.said.get(name).cloned().unwrap_or_default();
         let counted = indices(world, name).into_iter().chain(said.waiting.iter().copied());
         let counted = counted.collect::<BTreeSet<i32>>().len();
-        let wanted = usize::try_from(world.wanted(name)).unwrap_or(0);
-        if counted < wanted && said.refused.is_none() {
-            wrong.push(format!("{counted} replicas of {name} are there or said to wait, not {wanted}"));
+        let expected = usize::try_from(world.desired(name)).unwrap_or(0);
+        if counted < expected && said.refused.is_none() {
+            wrong.push(format!("{counted} replicas of {name} are there or said to wait, not {expected}"));
         }
     }
     wrong

@@ -290,13 +290,13 @@ fn cable(words: &mut Words) -> Result<SimStep, LineError> {
         (_, true) => Some(Pairing::Crossed),
         _ => None,
     };
-    let mut told = pairing(words);
+    let mut given = pairing(words);
     let mut bits = speed * 1_000_000_000;
-    if told.is_none() && !words.is_empty() {
+    if given.is_none() && !words.is_empty() {
         bits = quantity(&words.plain("the speed")?, "the speed")?;
-        told = pairing(words);
+        given = pairing(words);
     }
-    Ok(SimStep::Cable(SimCable { ends, kind, rdma, bits, pairing: told.unwrap_or(Pairing::Matching) }))
+    Ok(SimStep::Cable(SimCable { ends, kind, rdma, bits, pairing: given.unwrap_or(Pairing::Matching) }))
 }
 
 fn pool(words: &mut Words) -> Result<SimStep, LineError> {

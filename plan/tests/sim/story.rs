@@ -142,10 +142,10 @@ impl Story {
         // The golden file shows all of them after the first write.
         interrupted(&mut self.world, &mut self.trace, steps, &vec![writes.min(1); steps.len()])?;
         for gaps in gaps(steps.len(), writes) {
-            let told = |wrong| format!("with its steps after writes {gaps:?}: {wrong}");
+            let failed = |wrong| format!("with its steps after writes {gaps:?}: {wrong}");
             let mut fork = before.clone();
-            interrupted(&mut fork, &mut Trace::default(), steps, &gaps).map_err(told)?;
-            self.same(&fork).map_err(told)?;
+            interrupted(&mut fork, &mut Trace::default(), steps, &gaps).map_err(failed)?;
+            self.same(&fork).map_err(failed)?;
             self.conflicts += 1;
         }
         Ok(())

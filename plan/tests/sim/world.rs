@@ -265,7 +265,7 @@ impl World {
     }
 
     /// Replicas that should run now: none of an idle tier.
-    pub fn wanted(&self, name: &str) -> i32 {
+    pub fn desired(&self, name: &str) -> i32 {
         let Some(deployment) = self.deployments.get(name) else { return 0 };
         let rests = self.said.get(name).is_some_and(|said| said.rests.is_some());
         if rests { 0 } else { deployment.spec.replicas }

@@ -40,8 +40,8 @@ impl AgentLogs {
         self.0.iter().find_map(|(path, from)| {
             let bytes = std::fs::read(path).ok()?;
             let text = String::from_utf8_lossy(bytes.get(*from..)?).into_owned();
-            let told = |line: &&str| line.contains("engine failed") || line.contains("engine is gone");
-            text.lines().find(told).map(str::to_owned)
+            let lost = |line: &&str| line.contains("engine failed") || line.contains("engine is gone");
+            text.lines().find(lost).map(str::to_owned)
         })
     }
 }

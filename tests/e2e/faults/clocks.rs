@@ -51,11 +51,11 @@ async fn jumps(cluster: &mut TestCluster, machine: &LabMachine, clock: &Clock) -
             super::until_renewed(cluster, node, before).await?;
         }
         // The Lease may have been renewed once more with the previous clock.
-        let told = format!("the Lease of {} shows a clock {seconds} s off", machine.name);
+        let what = format!("the Lease of {} shows a clock {seconds} s off", machine.name);
         cluster
-            .until(&told, async |cluster| {
-                let told: Timestamp = super::renew_time(cluster, &machine.name).await?.parse()?;
-                Ok((told.as_second() - Timestamp::now().as_second() - seconds).abs() < 60)
+            .until(&what, async |cluster| {
+                let renewed: Timestamp = super::renew_time(cluster, &machine.name).await?.parse()?;
+                Ok((renewed.as_second() - Timestamp::now().as_second() - seconds).abs() < 60)
             })
             .await?;
         println!(

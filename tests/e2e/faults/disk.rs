@@ -45,9 +45,9 @@ impl MountedDisk {
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot run `unshare`; install util-linux")?;
-        let mut told = [0; 8];
+        let mut buffer = [0; 8];
         let output = holder.stdout.as_mut().context("no output")?;
-        let mounted = std::io::Read::read_exact(output, &mut told);
+        let mounted = std::io::Read::read_exact(output, &mut buffer);
         let disk = Self { holder, folder: folder.to_owned() };
         mounted.context("this user may not mount a disk of its own")?;
         Ok(disk)

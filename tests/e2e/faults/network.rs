@@ -89,8 +89,8 @@ pub async fn ring(cluster: &mut TestCluster) -> Result<()> {
 /// The Events of hung engines, by name and version: a repetition is the same Event with a higher count.
 async fn hang_events(cluster: &TestCluster) -> Result<BTreeSet<String>> {
     let events = cluster.get("events").await?;
-    let told = events["items"].as_array().context("no list of events")?;
-    let of_nodes = told.iter().filter(|event| {
+    let items = events["items"].as_array().context("no list of events")?;
+    let of_nodes = items.iter().filter(|event| {
         event["reason"] == "EngineHung" && event["involvedObject"]["kind"] == "InferenceNode"
     });
     Ok(of_nodes
@@ -124,11 +124,11 @@ pub async fn agent(cluster: &mut TestCluster) -> Result<()> {
     check_invariants(cluster).await
 }
 
-async fn until_reachable(cluster: &mut TestCluster, wanted: &str) -> Result<()> {
+async fn until_reachable(cluster: &mut TestCluster, expected: &str) -> Result<()> {
     cluster
-        .until(&format!("node-b's Reachable is {wanted}"), async |cluster| {
+        .until(&format!("node-b's Reachable is {expected}"), async |cluster| {
             let node = cluster.get("inferencenodes node-b").await?;
-            Ok(condition(&node, "Reachable").is_some_and(|reachable| reachable["status"] == wanted))
+            Ok(condition(&node, "Reachable").is_some_and(|reachable| reachable["status"] == expected))
         })
         .await
 }

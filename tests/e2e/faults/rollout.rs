@@ -15,12 +15,12 @@ pub async fn edit(cluster: &mut TestCluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let before = cluster.get("modeldeployments smoke").await?;
     let context = before["spec"]["sharding"]["kv"]["contextTokens"].as_u64().context("no context")?;
-    let wanted = if context == 1024 { 1088 } else { 1024 };
+    let expected = if context == 1024 { 1088 } else { 1024 };
     let mut answer = path::long_answer(cluster, TOKENS).await?;
     let edited = format!(
         "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: smoke}}\nspec:\n  \
          modelRef: {{name: smoke}}\n  sharding:\n    mode: Pipeline\n    ranks: 2\n    \
-         kv: {{contextTokens: {wanted}, maxSequences: 4}}\n"
+         kv: {{contextTokens: {expected}, maxSequences: 4}}\n"
     );
     crate::mistakes::apply(cluster, &edited).await?;
     let struck = Instant::now();

@@ -35,11 +35,11 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     figures(&mut bench, "the bench of the engine")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<BenchRow> {
-    let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {told}"));
+fn row(figure: &Value) -> Result<BenchRow> {
+    let number = |name: &str| figure[name].as_f64().with_context(|| format!("no {name} in {figure}"));
     let (ours, peer) = (number("ours")?, number("peer")?);
-    let what = told["what"].as_str().context("a figure without a name")?.to_owned();
-    let (unit, ratio) = match told["unit"].as_str() {
+    let what = figure["what"].as_str().context("a figure without a name")?.to_owned();
+    let (unit, ratio) = match figure["unit"].as_str() {
         Some("×") => ("×", ours / peer),
         Some("ms") => ("ms", peer / ours),
         _ => ("tokens/s", ours / peer),

@@ -141,14 +141,14 @@ fn one(
         let line = line?;
         println!("{line}");
         // A scenario's first output is after its name.
-        let told = line.split_once(" ... ").map_or(line.as_str(), |(_, told)| told).trim_start();
-        if let Some(told) = told.strip_prefix("fault: ") {
-            rows.push(row(told)?);
-        } else if told.starts_with("losing_") && told.contains(" passed after ") {
+        let figure = line.split_once(" ... ").map_or(line.as_str(), |(_, figure)| figure).trim_start();
+        if let Some(figure) = figure.strip_prefix("fault: ") {
+            rows.push(row(figure)?);
+        } else if figure.starts_with("losing_") && figure.contains(" passed after ") {
             proof.rows.append(&mut rows);
-        } else if told.starts_with("losing_") && told.contains(" failed after ") {
+        } else if figure.starts_with("losing_") && figure.contains(" failed after ") {
             rows.clear();
-            proof.failed.push(format!("{told} ({name})"));
+            proof.failed.push(format!("{figure} ({name})"));
         }
     }
     let status = child.wait()?;
@@ -158,8 +158,8 @@ fn one(
 }
 
 /// `WHAT = SECONDS`, or `WHAT = SECONDS of GOAL` if detection takes longer than a closed connection.
-fn row(told: &str) -> Result<BenchRow> {
-    let (what, seconds) = told.split_once('=').context("a fault line without a figure")?;
+fn row(figure: &str) -> Result<BenchRow> {
+    let (what, seconds) = figure.split_once('=').context("a fault line without a figure")?;
     let (seconds, goal) = match seconds.split_once(" of ") {
         Some((seconds, goal)) => (seconds, goal.trim().parse()?),
         None => (seconds, GOAL_SECONDS),

@@ -34,15 +34,15 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     figures(&mut bench, "the bench of the gateway")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<BenchRow> {
-    let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {told}"));
-    let judged = told["judged"] == true;
+fn row(figure: &Value) -> Result<BenchRow> {
+    let number = |name: &str| figure[name].as_f64().with_context(|| format!("no {name} in {figure}"));
+    let judged = figure["judged"] == true;
     Ok(BenchRow {
         area: "gateway",
-        what: told["what"].as_str().context("a figure without a name")?.to_owned(),
+        what: figure["what"].as_str().context("a figure without a name")?.to_owned(),
         ours: number("ours")?,
         peer: Some(number("peer")?),
-        unit: if told["unit"] == "ms" { "ms" } else { "1/s" },
+        unit: if figure["unit"] == "ms" { "ms" } else { "1/s" },
         ratio: None,
         goal: if judged { Goal::AtMost(GOAL_MS) } else { Goal::None },
     })

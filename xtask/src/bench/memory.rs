@@ -11,7 +11,7 @@ pub const ABOUT: &str = "Models with random weights of more than a gigabyte each
     long as it may be, all at the same time. `ours` is what the planner reserves for the rank, from the headers as the agent \
     reads them and with the default headroom of 5 %; `peer` is MLX's own peak there. *never below* is the first over the \
     second; *never far above* is the first over what is allowed at most, the second and 10 % and 256 MiB. What the whole process held at \
-    its most, which counts pages of the program and of files too, is told and not judged.";
+    its most, which counts pages of the program and of files too, is shown and not judged.";
 
 const MIB: f64 = 1048576.0;
 
@@ -24,11 +24,11 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
 }
 
 /// The figures of one rank.
-fn rows(told: &Value) -> Result<Vec<BenchRow>> {
+fn rows(figure: &Value) -> Result<Vec<BenchRow>> {
     let number = |name: &str| {
-        told[name].as_f64().map(|bytes| bytes / MIB).with_context(|| format!("no {name} in {told}"))
+        figure[name].as_f64().map(|bytes| bytes / MIB).with_context(|| format!("no {name} in {figure}"))
     };
-    let what = told["what"].as_str().context("a rank without a name")?;
+    let what = figure["what"].as_str().context("a rank without a name")?;
     let (planned, peak) = (number("weights")? + number("kv")? + number("overhead")?, number("peak")?);
     let row = |said: &str, ours, ratio, goal| BenchRow {
         area: "memory",
@@ -43,7 +43,7 @@ fn rows(told: &Value) -> Result<Vec<BenchRow>> {
         row("never below", planned, Some(planned / peak), Goal::AtLeast(1.0)),
         row("never far above", planned, Some(planned / (1.1 * peak + 256.0)), Goal::AtMost(1.0)),
     ];
-    if told["process"].is_number() {
+    if figure["process"].is_number() {
         rows.push(row("the process", number("process")?, None, Goal::None));
     }
     Ok(rows)

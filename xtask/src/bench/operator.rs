@@ -31,12 +31,12 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
     figures(&mut bench, "the bench of the operator")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<BenchRow> {
-    let what = told["what"].as_str().context("a figure without a name")?.to_owned();
-    let ours = told["ours"].as_f64().with_context(|| format!("no figure in {told}"))?;
-    let peer = told["peer"].as_f64();
+fn row(figure: &Value) -> Result<BenchRow> {
+    let what = figure["what"].as_str().context("a figure without a name")?.to_owned();
+    let ours = figure["ours"].as_f64().with_context(|| format!("no figure in {figure}"))?;
+    let peer = figure["peer"].as_f64();
     let ratio = peer.map(|peer| ours / peer);
-    let (unit, goal) = match told["unit"].as_str() {
+    let (unit, goal) = match figure["unit"].as_str() {
         Some("MB") if what.contains("of the operator") => ("MB", Goal::AtMost(MEMORY)),
         Some("MB") => ("MB", Goal::None),
         Some("writes") if peer.is_some() => ("writes", Goal::AtMost(WRITES)),

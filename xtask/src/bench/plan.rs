@@ -39,21 +39,21 @@ pub fn proof(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
         let arguments = [&["test", "-p", "russet-plan"], target, &["--", "--nocapture", test]].concat();
         let mut test = cargo::command(prepared, &arguments);
         test.env("RUSSET_PLAN_SEEDS", seeds);
-        for told in figures(&mut test, &format!("the test of plans over {seeds} clusters"))? {
-            rows.push(judged(&told)?);
+        for figure in figures(&mut test, &format!("the test of plans over {seeds} clusters"))? {
+            rows.push(judged(&figure)?);
         }
     }
     Ok(rows)
 }
 
-fn named(told: &Value) -> Result<(String, f64)> {
-    let what = told["what"].as_str().context("a figure without a name")?.to_owned();
-    let ours = told["ours"].as_f64().with_context(|| format!("no figure in {told}"))?;
+fn named(figure: &Value) -> Result<(String, f64)> {
+    let what = figure["what"].as_str().context("a figure without a name")?.to_owned();
+    let ours = figure["ours"].as_f64().with_context(|| format!("no figure in {figure}"))?;
     Ok((what, ours))
 }
 
-fn judged(told: &Value) -> Result<BenchRow> {
-    let (what, ours) = named(told)?;
+fn judged(figure: &Value) -> Result<BenchRow> {
+    let (what, ours) = named(figure)?;
     let (unit, goal) = if what.starts_with("plans that break") {
         ("plans", Goal::AtMost(0.0))
     } else if what.starts_with("plans of first fit") {
@@ -65,9 +65,9 @@ fn judged(told: &Value) -> Result<BenchRow> {
     Ok(BenchRow { area: "plan", what, ours, peer: None, unit, ratio: None, goal })
 }
 
-fn row(told: &Value) -> Result<BenchRow> {
-    let (what, ours) = named(told)?;
-    let goal = match told["nodes"].as_u64() {
+fn row(figure: &Value) -> Result<BenchRow> {
+    let (what, ours) = named(figure)?;
+    let goal = match figure["nodes"].as_u64() {
         Some(NODES) if what.starts_with("everything") => Goal::AtMost(REPLAN),
         Some(NODES) if what.starts_with("one more") => Goal::AtMost(CHANGE),
         _ => Goal::None,

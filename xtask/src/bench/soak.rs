@@ -32,15 +32,15 @@ pub fn for_seconds(prepared: &mlx::Prepared, seconds: usize) -> Result<Vec<Bench
     figures(&mut soak, "the soak of the engine")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<BenchRow> {
-    let what = told["what"].as_str().context("a figure without a name")?.to_owned();
-    let value = told["value"].as_f64().with_context(|| format!("no value in {told}"))?;
-    let unit = match told["unit"].as_str() {
+fn row(figure: &Value) -> Result<BenchRow> {
+    let what = figure["what"].as_str().context("a figure without a name")?.to_owned();
+    let value = figure["value"].as_f64().with_context(|| format!("no value in {figure}"))?;
+    let unit = match figure["unit"].as_str() {
         Some("min") => "min",
         Some("MiB") => "MiB",
         _ => "",
     };
-    let (ratio, goal) = match told["most"].as_f64() {
+    let (ratio, goal) = match figure["most"].as_f64() {
         Some(most) => (Some(value), Goal::AtMost(most)),
         None => (None, Goal::None),
     };

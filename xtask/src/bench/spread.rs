@@ -131,9 +131,9 @@ impl SpreadBench {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut puller = RunningBench::start(lab, 1, &self.program, &words)?;
         meanwhile()?;
-        let told = puller.report()?;
-        let cpu = told.cpu + server.end()?.cpu;
-        Ok((told, cpu))
+        let result = puller.report()?;
+        let cpu = result.cpu + server.end()?.cpu;
+        Ok((result, cpu))
     }
 
     /// Receives the output of sendfile; with a `file` into that.
@@ -144,12 +144,12 @@ impl SpreadBench {
         let mut words = vec![if file.is_some() { "keep" } else { "drain" }, &size];
         words.extend(target.as_deref());
         words.extend(ways.iter().map(String::as_str));
-        let told = RunningBench::start(lab, 1, &self.program, &words)?.report()?;
-        let cpu = told.cpu + server.end()?.cpu;
+        let result = RunningBench::start(lab, 1, &self.program, &words)?.report()?;
+        let cpu = result.cpu + server.end()?.cpu;
         if let Some(path) = target {
             std::fs::remove_file(path)?;
         }
-        Ok((told, cpu))
+        Ok((result, cpu))
     }
 
     fn aria2(&self, lab: &SpreadLab) -> Result<f64> {
@@ -226,7 +226,7 @@ impl SpreadBench {
         let (aria2, rsync) = (median(aria2), median(rsync));
         let bytes = ours[0].0.bytes as f64;
         let [(seconds, cpu), (drained, bare), (_, stored)] = [ours, drains, kept].map(|runs| {
-            let seconds = median(runs.iter().map(|(told, _)| told.seconds).collect());
+            let seconds = median(runs.iter().map(|(result, _)| result.seconds).collect());
             (seconds, median(runs.iter().map(|(_, cpu)| cpu / 1.073_741_824).collect()))
         });
         let sum = limits.iter().sum::<u64>() as f64;
@@ -289,14 +289,14 @@ impl SpreadBench {
         let sum = EQUAL.iter().sum::<u64>() as f64 * 1e6 / 8.0;
         let bytes = (SIZE << 20) as f64;
         let before = bytes / sum / 3.0;
-        let (told, _) = self.pull(&lab, || {
+        let (result, _) = self.pull(&lab, || {
             std::thread::sleep(Duration::from_secs_f64(before));
             happens(&lab)
         })?;
         let after = sum - (EQUAL[2] - left) as f64 * 1e6 / 8.0;
         let ideal = before + (bytes - before * sum) / after;
         let what = format!("{what}, of the ideal");
-        Ok(row(&what, told.seconds, ideal, "s", ideal / told.seconds, Goal::AtLeast(0.90)))
+        Ok(row(&what, result.seconds, ideal, "s", ideal / result.seconds, Goal::AtLeast(0.90)))
     }
 
     /// Three concurrent receivers, which can download from each other, against one.
@@ -319,11 +319,11 @@ impl SpreadBench {
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 running.push(RunningBench::start(&lab, own, &self.program, &words)?);
             }
-            let told: Vec<BenchReport> =
+            let result: Vec<BenchReport> =
                 running.iter_mut().map(RunningBench::report).collect::<Result<_>>()?;
             drop(running);
             server.end()?;
-            Ok(told.iter().map(|told| told.seconds).fold(0.0, f64::max))
+            Ok(result.iter().map(|result| result.seconds).fold(0.0, f64::max))
         };
         let (three, one) = (receive(1..=3)?, receive(1..=1)?);
         let what = "three receivers against one";

@@ -10,7 +10,7 @@ pub const ABOUT: &str = "A store in a process of its own is killed, as by `kill 
     while it receives a model of 72 MiB from another one, fetches it or removes it: after each kill whatever engines could \
     be given is whole and right, the next process finds every chunk that was journalled, and ends what was begun. Between \
     two agents a proxy changes one bit of each connection, anywhere; every transfer of 40 MiB ends with the right bytes, and \
-    what came again for each bit is told. Sources cut, refuse, redirect and change what they serve; disks are full in the \
+    what came again for each bit is shown. Sources cut, refuse, redirect and change what they serve; disks are full in the \
     middle, as a fail point says and as the kernel does of a file system that is made smaller; models are deleted \
     there. `N` are kills at each step and times of each fault, and 500 bits each.";
 
@@ -49,10 +49,10 @@ pub fn many(prepared: &mlx::Prepared, rounds: usize) -> Result<Vec<BenchRow>> {
     figures(&mut tests, "the proof of the store")?.iter().map(row).collect()
 }
 
-fn row(told: &Value) -> Result<BenchRow> {
-    let what = told["what"].as_str().context("a figure without a name")?.to_owned();
-    let ours = told["ours"].as_f64().with_context(|| format!("no figure in {told}"))?;
-    let (unit, goal) = match told["unit"].as_str() {
+fn row(figure: &Value) -> Result<BenchRow> {
+    let what = figure["what"].as_str().context("a figure without a name")?.to_owned();
+    let ours = figure["ours"].as_f64().with_context(|| format!("no figure in {figure}"))?;
+    let (unit, goal) = match figure["unit"].as_str() {
         // A chunk.
         Some("MiB") => ("MiB", Goal::AtMost(16.0)),
         Some("bits") => ("bits", Goal::None),

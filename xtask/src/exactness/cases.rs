@@ -61,7 +61,7 @@ impl Matrix {
         Ok(Self { shapes: take("shapes")?, variants: take("variants")? })
     }
 
-    /// What mlx-lm is told of a variant: all but the groups.
+    /// What mlx-lm gets of a variant: all but the groups.
     pub fn spec(&self, variant: &str) -> Result<Value> {
         let of = self.variants.get(variant).with_context(|| format!("there is no variant {variant:?}"))?;
         let shape = of["shape"].as_str().unwrap_or_default();

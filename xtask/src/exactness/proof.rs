@@ -13,11 +13,11 @@ const ABOUT: &str = "\
 Every group of `engine/tests/exactness/variants.json` beside mlx-lm, with the same weights and the same `libmlx.so`: layers \
 per stage, and members of a stage where there are several. A field is the largest difference of a log-probability, the \
 tokens compared, and those that differ where the oracle's two best are as close as the rule excuses (the rule: \
-`engine/tests/exactness/main.rs`). Apart: one sequence a step, as mlx-lm computes. In batches: four together. With guesses: \
+`engine/tests/exactness/main.rs`). Apart: one sequence a step, as mlx-lm computes. In batches: four together. With drafts: \
 several tokens a step, some of them wrong. Unread: each step begun before the token before it is read. Beside a single \
 rank: a group of members and mlx-lm on one process.";
-const COLUMNS: [&str; 5] = ["", "in batches ", "with guesses ", "unread ", "beside a single rank "];
-const HEAD: &str = "| group | apart | in batches | with guesses | unread | beside a single rank | commit |\n\
+const COLUMNS: [&str; 5] = ["", "in batches ", "with drafts ", "unread ", "beside a single rank "];
+const HEAD: &str = "| group | apart | in batches | with drafts | unread | beside a single rank | commit |\n\
     |---|---|---|---|---|---|---|\n";
 
 /// Compares all groups, or those with a part in their names; lines of others stay.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::vocabulary::{COMMON_TYPES, LIMITS, MODULES, TYPES};
+use super::vocabulary::{COMMON_TYPES, IDENTIFIERS, LIMITS, MODULES, TYPES};
 use super::{Findings, TidySource};
 
 /// What a column of test names shows without wrapping, and what a reader takes in at once.
@@ -82,6 +82,79 @@ pub fn private_words(sources: &[TidySource]) -> Findings {
     findings
 }
 
+/// The code of a file, with spaces for its comments and for the contents of its literals.
+fn code(text: &str) -> String {
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(next) = rest.chars().next() {
+        let raw =
+            rest.strip_prefix('r').and_then(|after| after.find(|c| c != '#').map(|hashes| (after, hashes)));
+        let length = match raw {
+            _ if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+            _ if rest.starts_with("/*") => rest.find("*/").map_or(rest.len(), |end| end + 2),
+            _ if next == '"' => 1 + end_of_string(&rest[1..]),
+            Some((after, hashes)) if after[hashes..].starts_with('"') && !code.ends_with(is_word) => {
+                let close = format!("\"{}", "#".repeat(hashes));
+                let body = 1 + hashes + 1;
+                rest[body..].find(&close).map_or(rest.len(), |end| body + end + close.len())
+            }
+            _ => 0,
+        };
+        if length == 0 {
+            code.push(next);
+            rest = &rest[next.len_utf8()..];
+            // A quote in a character is not the beginning of a string.
+            for quote in ["\"'", "\\\"'"] {
+                if next == '\'' && rest.starts_with(quote) {
+                    rest = &rest[quote.len()..];
+                }
+            }
+        } else {
+            code.extend(rest[..length].chars().map(|c| if c == '\n' { c } else { ' ' }));
+            rest = &rest[length..];
+        }
+    }
+    code
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Where a string ends, its quote included.
+fn end_of_string(text: &str) -> usize {
+    let mut escaped = false;
+    for (at, c) in text.char_indices() {
+        match c {
+            '\\' => escaped = !escaped,
+            '"' if !escaped => return at + 1,
+            _ => escaped = false,
+        }
+    }
+    text.len()
+}
+
+/// Functions, fields and variables with a part that [`IDENTIFIERS`] forbids.
+pub fn private_identifiers(sources: &[TidySource]) -> Findings {
+    let mut findings = Vec::new();
+    for source in sources {
+        for (number, line) in (1..).zip(code(&source.text).lines()) {
+            for name in line.split(|c| !is_word(c)).filter(|name| name.starts_with(char::is_lowercase)) {
+                let Some((part, word)) =
+                    name.split('_').find_map(|part| Some((part, instead(IDENTIFIERS, part)?)))
+                else {
+                    continue;
+                };
+                let path = source.path.display();
+                findings.push(format!(
+                    "{path}:{number}: `{part}` in `{name}` is no word of the field; use {word}"
+                ));
+            }
+        }
+    }
+    findings
+}
+
 /// The crate of a file of shipped code; tests, benches, examples and the harness name things for themselves.
 fn shipping_crate(source: &TidySource) -> Option<String> {
     let mut parts: Vec<String> = source.path.iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -129,24 +202,30 @@ pub fn odd_limits(sources: &[TidySource]) -> Findings {
     findings
 }
 
-/// Tests whose names are longer than [`MAX_TEST_NAME`].
+/// Tests whose names are longer than [`MAX_TEST_NAME`]: functions, and names that a table gives to libtest-mimic.
 pub fn long_test_names(sources: &[TidySource]) -> Findings {
     let mut findings = Vec::new();
     for source in sources {
         let mut is_test = false;
+        // Scenarios are tables of names and functions, in the file that runs them or beside it.
+        let has_table = ["libtest_mimic", "Scenario"].iter().any(|word| source.text.contains(word));
         for (number, line) in (1..).zip(source.text.lines()) {
             let code = line.trim_start();
+            let mut names = Vec::new();
             if code.starts_with("#[test]") || code.starts_with("#[tokio::test") {
                 is_test = true;
             } else if let (true, Some(Defined::Function(name))) = (is_test, defined(line)) {
                 is_test = false;
-                if name.len() > MAX_TEST_NAME {
-                    let path = source.path.display();
-                    let length = name.len();
-                    findings.push(format!(
-                        "{path}:{number}: test `{name}` has {length} characters; at most {MAX_TEST_NAME}"
-                    ));
-                }
+                names.push(name);
+            }
+            if has_table {
+                names.extend(code.split('"').skip(1).step_by(2).filter(|text| identifier(text) == *text));
+            }
+            for name in names.into_iter().filter(|name| name.len() > MAX_TEST_NAME) {
+                let (path, length) = (source.path.display(), name.len());
+                findings.push(format!(
+                    "{path}:{number}: test `{name}` has {length} characters; at most {MAX_TEST_NAME}"
+                ));
             }
         }
     }
@@ -157,7 +236,7 @@ pub fn long_test_names(sources: &[TidySource]) -> Findings {
 mod tests {
     use super::{
         COMMON_TYPES, Defined, MODULES, TYPES, TidySource, defined, long_test_names, odd_limits,
-        private_words, repeated_types,
+        private_identifiers, private_words, repeated_types,
     };
 
     fn source(path: &str, text: &str) -> TidySource {
@@ -166,7 +245,7 @@ mod tests {
 
     #[test]
     fn lines_define_types_modules_limits_and_functions() {
-        for (line, wanted) in [
+        for (line, expected) in [
             ("pub(crate) struct Held<T>(T);", Some(Defined::Type("Held"))),
             ("    enum Way {", Some(Defined::Type("Way"))),
             ("pub trait Room {", Some(Defined::Type("Room"))),
@@ -178,7 +257,7 @@ mod tests {
             ("// struct Held", None),
             ("use crate::kept::Held;", None),
         ] {
-            assert_eq!(defined(line), wanted, "{line}");
+            assert_eq!(defined(line), expected, "{line}");
         }
     }
 
@@ -191,6 +270,22 @@ mod tests {
             [
                 "engine/src/lib.rs:1: module `kept` is no word of the field; use prefix_cache",
                 "engine/src/lib.rs:2: type `Shelf` is no word of the field; use DiskCache, ModelDirs"
+            ]
+        );
+    }
+
+    #[test]
+    fn private_identifiers_are_found_in_code_alone() {
+        let text = concat!(
+            "// told in a comment\n",
+            "let said = \"told in a \\\" string\"; /* told\n again */ let told_first = 1;\n",
+            "let raw = r#\"told \" raw\"#; let quote = '\"'; let shelf = 2; let retold = 3;\n",
+        );
+        assert_eq!(
+            private_identifiers(&[source("a.rs", text)]),
+            [
+                "a.rs:3: `told` in `told_first` is no word of the field; use what it is: message, report, expected",
+                "a.rs:4: `shelf` in `shelf` is no word of the field; use disk_cache, dirs"
             ]
         );
     }
@@ -227,6 +322,10 @@ mod tests {
         assert_eq!(long_test_names(&[source("a.rs", &text)]).len(), 1);
         let short = "x".repeat(60);
         assert!(long_test_names(&[source("a.rs", &format!("#[test]\nfn {short}() {{}}\n"))]).is_empty());
+        for (table, count) in [("type Scenario = u8;\n", 1), ("", 0)] {
+            let text = format!("{table}(\"{long}\", |c| run(c)),\n(\"{short}\", |c| run(c)),\n");
+            assert_eq!(long_test_names(&[source("a.rs", &text)]).len(), count, "{text}");
+        }
     }
 
     #[test]

@@ -175,6 +175,31 @@ pub const MODULES: &[(&str, &str)] = &[
     ("worth", "score"),
 ];
 
+/// Words that no function, field or variable has as a part of its name, and what to write. Only words without a proper
+/// sense in this field.
+pub const IDENTIFIERS: &[(&str, &str)] = &[
+    ("deed", "change"),
+    ("deeds", "changes"),
+    ("desk", "tokenizer_pool"),
+    ("drafter", "draft_model"),
+    ("entrance", "intake"),
+    ("guess", "draft, estimate"),
+    ("guessed", "drafted, estimated"),
+    ("guesser", "speculator"),
+    ("guesses", "draft_tokens, estimates"),
+    ("lap", "round, timer"),
+    ("lull", "detector"),
+    ("misfit", "error"),
+    ("obstacle", "precondition"),
+    ("sheet", "snapshot"),
+    ("shelf", "disk_cache, dirs"),
+    ("shelved", "on_disk"),
+    ("shelves", "disks"),
+    ("told", "what it is: message, report, expected"),
+    ("wish", "desired"),
+    ("wishes", "pending, desired"),
+];
+
 /// Type names that more than two crates may define, and why.
 pub const COMMON_TYPES: &[(&str, &str)] = &[
     ("Action", "clap's word for the subcommands of a verb; elsewhere what a decision returns"),

@@ -185,14 +185,14 @@ mod tests {
 
     #[test]
     fn the_code_of_a_refusal_is_a_plain_word() {
-        for (text, wanted) in [
+        for (text, expected) in [
             ("<?xml?><Error><Code>NoSuchBucket</Code><Message>x</Message></Error>", Some("NoSuchBucket")),
             ("<Code></Code>", None),
             ("<Code>a b</Code>", None),
             ("<Code>endless", None),
             ("", None),
         ] {
-            assert_eq!(code(text).as_deref(), wanted, "{text}");
+            assert_eq!(code(text).as_deref(), expected, "{text}");
         }
     }
 }

@@ -106,7 +106,7 @@ fn listing(served: &BucketServer, query: &str) -> String {
 fn object(served: &BucketServer, name: &str, range: Option<&str>, headers: &HeaderMap) -> Response {
     let mut objects = served.objects.lock().unwrap();
     let Some(bytes) = objects.get_mut(name) else { return answer(StatusCode::NOT_FOUND, "") };
-    if headers.get("if-match").is_some_and(|wanted| wanted.to_str().unwrap() != tag(bytes)) {
+    if headers.get("if-match").is_some_and(|expected| expected.to_str().unwrap() != tag(bytes)) {
         return answer(StatusCode::PRECONDITION_FAILED, "");
     }
     let (from, to) = range.unwrap().trim_start_matches("bytes=").split_once('-').unwrap();
@@ -161,7 +161,7 @@ fn bucket(elements: usize) -> BucketServer {
 
 struct BucketFixture {
     served: Arc<BucketServer>,
-    wanted: SourceSpec,
+    spec: SourceSpec,
     store: Store,
     _folder: tempfile::TempDir,
 }
@@ -181,7 +181,7 @@ async fn open(served: BucketServer, secret: &[(&str, &str)]) -> BucketFixture {
     let store = Store::open(folder.path().join("models"), context).unwrap();
     BucketFixture {
         served,
-        wanted: SourceSpec { uri: "s3://models/tiny".into(), credentials, ..SourceSpec::default() },
+        spec: SourceSpec { uri: "s3://models/tiny".into(), credentials, ..SourceSpec::default() },
         store,
         _folder: folder,
     }
@@ -189,7 +189,7 @@ async fn open(served: BucketServer, secret: &[(&str, &str)]) -> BucketFixture {
 
 impl BucketFixture {
     async fn fetch(&self) -> Result<crate::store::Published, StoreError> {
-        self.store.fetch(&self.wanted, &watch::Sender::new(TransferProgress::default())).await
+        self.store.fetch(&self.spec, &watch::Sender::new(TransferProgress::default())).await
     }
 
     fn bytes(&self, name: &str) -> Vec<u8> {
@@ -240,15 +240,15 @@ async fn requests_without_credentials_are_unsigned() {
     let open = open(bucket(10), &[]).await;
     open.fetch().await.unwrap();
     assert!(open.served.requests.lock().unwrap().iter().all(|(shown, _)| shown.is_none()));
-    let endpoint = open.wanted.credentials.get("AWS_ENDPOINT_URL").unwrap();
+    let endpoint = open.spec.credentials.get("AWS_ENDPOINT_URL").unwrap();
     for (uri, key) in
         [("gs://models/tiny", "STORAGE_EMULATOR_HOST"), ("az://models/tiny", "AZURE_STORAGE_ENDPOINT")]
     {
         let secret = [(key, endpoint), ("AZURE_STORAGE_ACCOUNT_NAME", "somebody")];
         let credentials = Credentials::new(secret.map(|(key, value)| (key.to_owned(), value.into())));
-        let wanted = SourceSpec { uri: uri.into(), credentials, ..SourceSpec::default() };
+        let spec = SourceSpec { uri: uri.into(), credentials, ..SourceSpec::default() };
         // Their protocols differ from this bucket's; the test checks the credentials they send.
-        open.store.headers(&wanted).await.unwrap_err();
+        open.store.headers(&spec).await.unwrap_err();
     }
     let asked = open.served.requests.lock().unwrap();
     assert!(asked.iter().all(|(shown, _)| shown.is_none()) && asked.len() > 5, "{asked:?}");
@@ -281,7 +281,7 @@ async fn every_refusal_is_a_reason_and_shows_no_key() {
     let open = open(bucket(10), SIGNED).await;
     for (status, code, reason, after) in cases {
         *open.served.refusal.lock().unwrap() = Some((status, code));
-        let error = open.store.headers(&open.wanted).await.unwrap_err();
+        let error = open.store.headers(&open.spec).await.unwrap_err();
         assert_eq!((error.reason(), error.retry_after().as_secs()), (reason, after), "{error}");
         assert!(error.chain().contains(code) && error.chain().contains("s3://models/tiny"), "{error}");
         assert!(!error.chain().contains("secret ") && !error.chain().contains("http://"), "{error}");
@@ -292,9 +292,9 @@ async fn every_refusal_is_a_reason_and_shows_no_key() {
 async fn wrong_object_sizes_and_folders_without_model_are_refused() {
     let open = open(bucket(10), SIGNED).await;
     *open.served.lie.lock().unwrap() = 5;
-    let error = open.store.headers(&open.wanted).await.unwrap_err();
+    let error = open.store.headers(&open.spec).await.unwrap_err();
     assert!(matches!(error, StoreError::Replaced { .. }), "{error}");
-    let nowhere = SourceSpec { uri: "s3://models/nothing".into(), ..open.wanted.clone() };
+    let nowhere = SourceSpec { uri: "s3://models/nothing".into(), ..open.spec.clone() };
     assert_eq!(open.store.headers(&nowhere).await.unwrap_err().reason(), Reason::SourceNotFound);
 }
 
@@ -359,7 +359,7 @@ async fn checksum_file_serves_as_the_folder_listing() {
 
 #[test]
 fn only_plain_names_are_buckets_and_folders() {
-    for (uri, wanted) in [
+    for (uri, expected) in [
         ("s3://models/a/b", Some("a/b")),
         ("gs://models/a/", Some("a")),
         ("az://models", Some("")),
@@ -373,7 +373,7 @@ fn only_plain_names_are_buckets_and_folders() {
     ] {
         assert_eq!(
             BucketPrefix::parse(uri).ok().map(|folder| folder.path.to_string()).as_deref(),
-            wanted,
+            expected,
             "{uri}"
         );
     }
@@ -397,8 +397,8 @@ async fn unusable_secrets_are_refused_before_any_request() {
     ] {
         let credentials =
             Credentials::new(secret.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
-        let wanted = SourceSpec { uri: uri.into(), credentials, ..SourceSpec::default() };
-        let Err(error) = list(&context, &wanted).await else { panic!("{uri} {secret:?}") };
+        let spec = SourceSpec { uri: uri.into(), credentials, ..SourceSpec::default() };
+        let Err(error) = list(&context, &spec).await else { panic!("{uri} {secret:?}") };
         assert_eq!(error.reason(), Reason::InvalidSpec, "{error}");
         assert!(error.chain().contains(said), "{error}");
     }

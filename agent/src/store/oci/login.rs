@@ -193,7 +193,7 @@ mod tests {
             let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
             Some(Challenge { scheme: scheme.to_owned(), parameters: parameters.collect() })
         };
-        for (text, wanted) in [
+        for (text, expected) in [
             (
                 r#"Bearer realm="https://auth.example/token",service="a \"b\", c",Scope=x"#,
                 challenge(
@@ -206,7 +206,7 @@ mod tests {
             (r#"Bearer realm="https://never.ends"#, None),
             ("", None),
         ] {
-            assert_eq!(Challenge::parse(text), wanted, "{text}");
+            assert_eq!(Challenge::parse(text), expected, "{text}");
         }
     }
 

@@ -175,14 +175,14 @@ async fn open(served: RegistryServer) -> RegistryFixture {
 }
 
 impl RegistryFixture {
-    fn wanted(&self, secret: &[(&str, &str)]) -> SourceSpec {
+    fn source_spec(&self, secret: &[(&str, &str)]) -> SourceSpec {
         let secret = secret.iter().map(|(key, value)| ((*key).to_owned(), (*value).into()));
         let (uri, credentials) = (format!("oci://{}/acme/tiny:v1", self.host), Credentials::new(secret));
         SourceSpec { uri, credentials, ..SourceSpec::default() }
     }
 
-    async fn fetch(&self, wanted: &SourceSpec) -> Result<crate::store::Published, StoreError> {
-        self.store.fetch(wanted, &watch::Sender::new(TransferProgress::default())).await
+    async fn fetch(&self, spec: &SourceSpec) -> Result<crate::store::Published, StoreError> {
+        self.store.fetch(spec, &watch::Sender::new(TransferProgress::default())).await
     }
 }
 
@@ -191,7 +191,7 @@ const SECRET: &[(&str, &str)] = &[("username", "me"), ("password", "secret")];
 #[tokio::test]
 async fn files_are_the_titled_layers_and_the_manifest_is_the_commit() {
     let open = open(RegistryServer::default().with_model()).await;
-    let published = open.fetch(&open.wanted(&[])).await.unwrap();
+    let published = open.fetch(&open.source_spec(&[])).await.unwrap();
     let names: Vec<&str> = published.manifest.files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(names, ["config.json", "model.safetensors"]);
     assert_eq!(std::fs::read(published.path.join("model.safetensors")).unwrap(), weights());
@@ -199,14 +199,14 @@ async fn files_are_the_titled_layers_and_the_manifest_is_the_commit() {
     assert_eq!(published.manifest.commit.as_ref(), Some(&digest));
 
     // A pin to the digest gets nothing else under the same tag.
-    let pinned = SourceSpec { pinned: true, revision: Some(digest.clone()), ..open.wanted(&[]) };
+    let pinned = SourceSpec { pinned: true, revision: Some(digest.clone()), ..open.source_spec(&[]) };
     assert!(open.store.published(&pinned).is_some());
     let by_digest =
         SourceSpec { uri: format!("oci://{}/acme/tiny@{digest}", open.host), ..SourceSpec::default() };
     open.store.headers(&by_digest).await.unwrap();
     open.served.publish(&[put(&open.served, "config.json", config())]);
-    for wanted in [pinned, by_digest] {
-        assert_eq!(open.store.headers(&wanted).await.unwrap_err().reason(), Reason::DigestMismatch);
+    for spec in [pinned, by_digest] {
+        assert_eq!(open.store.headers(&spec).await.unwrap_err().reason(), Reason::DigestMismatch);
     }
 }
 
@@ -214,11 +214,11 @@ async fn files_are_the_titled_layers_and_the_manifest_is_the_commit() {
 async fn registry_credentials_go_only_to_their_realm_and_registry() {
     // A token for two requests: it must be renewed in the middle.
     let open = open(RegistryServer { private: Some(2), ..RegistryServer::default().with_model() }).await;
-    let error = open.store.headers(&open.wanted(&[])).await.unwrap_err();
+    let error = open.store.headers(&open.source_spec(&[])).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceForbidden, "{error}");
     open.served.logins.lock().unwrap().clear();
 
-    open.fetch(&open.wanted(SECRET)).await.unwrap();
+    open.fetch(&open.source_spec(SECRET)).await.unwrap();
     let logins = open.served.logins.lock().unwrap();
     assert!(logins.len() >= 2, "{logins:?}");
     let asked = "service=here&scope=repository%3Aacme%2Ftiny%3Apull";
@@ -239,7 +239,7 @@ async fn realm_without_tls_receives_no_credentials() {
             " ".clone_into(&mut served.realm.lock().unwrap());
         }
         let open = open(served).await;
-        let error = open.store.headers(&open.wanted(SECRET)).await.unwrap_err();
+        let error = open.store.headers(&open.source_spec(SECRET)).await.unwrap_err();
         assert_eq!(error.reason(), Reason::SourceUnreachable, "{error}");
         assert!(error.chain().contains("asks for a token from"), "{error}");
     }
@@ -248,7 +248,7 @@ async fn realm_without_tls_receives_no_credentials() {
 #[tokio::test]
 async fn corrupt_layers_and_non_model_manifests_are_refused() {
     let open = open(RegistryServer::default()).await;
-    let wanted = open.wanted(&[]);
+    let spec = open.source_spec(&[]);
     let served = &open.served;
     let lying = |field: &str, value: serde_json::Value| {
         let mut layer = put(served, "config.json", config());
@@ -274,7 +274,7 @@ async fn corrupt_layers_and_non_model_manifests_are_refused() {
         ),
     ] {
         served.publish(&[whole.clone(), layer.clone()]);
-        let error = open.fetch(&wanted).await.unwrap_err();
+        let error = open.fetch(&spec).await.unwrap_err();
         assert_eq!(error.reason(), reason, "{layer}: {error}");
     }
     for (manifest, reason) in [
@@ -283,11 +283,11 @@ async fn corrupt_layers_and_non_model_manifests_are_refused() {
         ("<html>", Reason::SourceUnreachable),
     ] {
         *served.manifest.lock().unwrap() = manifest.into();
-        let error = open.store.headers(&wanted).await.unwrap_err();
+        let error = open.store.headers(&spec).await.unwrap_err();
         assert_eq!(error.reason(), reason, "{manifest}: {error}");
     }
     *served.manifest.lock().unwrap() = vec![b' '; MAX_MANIFEST_BYTES + 1];
-    let error = open.store.headers(&wanted).await.unwrap_err();
+    let error = open.store.headers(&spec).await.unwrap_err();
     assert!(error.chain().contains(&MAX_MANIFEST_BYTES.to_string()), "{error}");
 }
 
@@ -296,7 +296,7 @@ fn a_uri_names_a_registry_an_artifact_and_which_of_it() {
     let digest = format!("sha256:{}", "0a".repeat(32));
     let by_digest = format!("oci://ghcr.io/a/b:v1@{digest}");
     let upper = format!("oci://ghcr.io/a/b@sha256:{}", "0A".repeat(32));
-    for (uri, revision, pinned, wanted) in [
+    for (uri, revision, pinned, expected) in [
         ("oci://ghcr.io/a/b:v1", None, false, Some(("https://ghcr.io", "a/b", "v1"))),
         ("oci://ghcr.io/a/b", None, false, Some(("https://ghcr.io", "a/b", "latest"))),
         ("oci://ghcr.io/a/b", Some("v2"), false, Some(("https://ghcr.io", "a/b", "v2"))),
@@ -321,7 +321,8 @@ fn a_uri_names_a_registry_an_artifact_and_which_of_it() {
         let revision = revision.map(str::to_owned);
         let asked = SourceSpec { uri: uri.to_owned(), revision, pinned, ..SourceSpec::default() };
         let url = Artifact::parse(&asked).and_then(|found| found.url(uri, "manifests", &found.reference));
-        let wanted = wanted.map(|(host, name, reference)| format!("{host}/v2/{name}/manifests/{reference}"));
-        assert_eq!(url.as_ref().map(Url::as_str).ok(), wanted.as_deref(), "{uri}");
+        let expected =
+            expected.map(|(host, name, reference)| format!("{host}/v2/{name}/manifests/{reference}"));
+        assert_eq!(url.as_ref().map(Url::as_str).ok(), expected.as_deref(), "{uri}");
     }
 }

@@ -65,8 +65,8 @@ impl SharedBroker {
         let codec = Codec { max_incoming_size: 1 << 20, max_outgoing_size: 1 << 20 };
         let mut stream = Framed::new(stream, codec);
         let Some(Ok(Packet::Connect(connect))) = stream.next().await else { return };
-        let told = connect.login.map(|login| login.password);
-        let code = match password.is_none() || told == password {
+        let given = connect.login.map(|login| login.password);
+        let code = match password.is_none() || given == password {
             true => ConnectReturnCode::Success,
             false => ConnectReturnCode::BadUserNamePassword,
         };
@@ -99,9 +99,9 @@ impl SharedBroker {
             match packet {
                 Packet::Publish(said) => {
                     let acknowledged = PubAck::new(said.pkid);
-                    let wanted = said.qos == QoS::AtLeastOnce;
+                    let expected = said.qos == QoS::AtLeastOnce;
                     self.publish(said);
-                    if wanted {
+                    if expected {
                         outbox.send(Packet::PubAck(acknowledged)).unwrap();
                     }
                 }
@@ -110,8 +110,8 @@ impl SharedBroker {
                     outbox.send(Packet::SubAck(SubAck::new(asked.pkid, granted))).unwrap();
                     let filters: Vec<String> = asked.filters.into_iter().map(|filter| filter.path).collect();
                     let mut known = self.0.lock().unwrap();
-                    let wanted = known.retained.values().filter(|said| matches_any(&filters, &said.topic));
-                    wanted.for_each(|said| outbox.send(Packet::Publish(said.clone())).unwrap());
+                    let expected = known.retained.values().filter(|said| matches_any(&filters, &said.topic));
+                    expected.for_each(|said| outbox.send(Packet::Publish(said.clone())).unwrap());
                     if let Some((.., all)) = known.clients.get_mut(&connect.client_id) {
                         all.extend(filters);
                     }
@@ -134,16 +134,16 @@ impl SharedBroker {
 
     fn publish(&self, said: Publish) {
         let mut known = self.0.lock().unwrap();
-        let told = Publish { qos: QoS::AtMostOnce, retain: false, pkid: 0, ..said.clone() };
+        let message = Publish { qos: QoS::AtMostOnce, retain: false, pkid: 0, ..said.clone() };
         for (_, outbox, filters) in known.clients.values() {
-            if matches_any(filters, &told.topic) {
-                outbox.send(Packet::Publish(told.clone())).ok();
+            if matches_any(filters, &message.topic) {
+                outbox.send(Packet::Publish(message.clone())).ok();
             }
         }
         match (said.retain, said.payload.is_empty()) {
-            (true, true) => drop(known.retained.remove(&told.topic)),
+            (true, true) => drop(known.retained.remove(&message.topic)),
             (true, false) => {
-                drop(known.retained.insert(told.topic.clone(), Publish { retain: true, ..told }))
+                drop(known.retained.insert(message.topic.clone(), Publish { retain: true, ..message }))
             }
             (false, _) => {}
         }

@@ -156,9 +156,9 @@ fn check(schema: &Schema, case: &Case) -> Result<(), String> {
             (format!("{}{suffix}", id.name), fields)
         })
         .collect();
-    let mut wanted = case.owners.clone();
-    wanted.values_mut().for_each(|fields| fields.sort());
-    if owners != wanted {
+    let mut expected = case.owners.clone();
+    expected.values_mut().for_each(|fields| fields.sort());
+    if owners != expected {
         return Err(format!("the owners are {owners:#?}"));
     }
     Ok(())

@@ -18,16 +18,16 @@ async fn watch(agent: &mut AgentClient) -> Streaming<pb::EngineState> {
 
 /// The reuse states it reports, up to the last one; where MLX replies at once, that is all.
 async fn reuse_states(states: &mut Streaming<pb::EngineState>) -> Vec<pb::Reuse> {
-    let mut told: Vec<pb::Reuse> = Vec::new();
+    let mut reported: Vec<pb::Reuse> = Vec::new();
     while let Some(state) = within("a state", states.message()).await.unwrap() {
-        if state.phase() == pb::Phase::Failed && told.last() != Some(&state.reuse()) {
-            told.push(state.reuse());
+        if state.phase() == pb::Phase::Failed && reported.last() != Some(&state.reuse()) {
+            reported.push(state.reuse());
         }
-        if matches!(told.last(), Some(pb::Reuse::Yes | pb::Reuse::No)) {
+        if matches!(reported.last(), Some(pb::Reuse::Yes | pb::Reuse::No)) {
             break;
         }
     }
-    told
+    reported
 }
 
 /// The configuration of a rank's next formation, as the agent sends it, with other fields.
@@ -96,7 +96,7 @@ async fn rank_that_cannot_rejoin_or_is_not_claimed_exits() {
     let watches: AgentAction = |_| Box::pin(async {});
     let stops: AgentAction =
         |mut agent| Box::pin(async move { drop(agent.stop(pb::StopRequest {}).await.unwrap()) });
-    for (mood, then, told) in [
+    for (mood, then, reported) in [
         (FakeBehaviour::Hanging, watches, &[pb::Reuse::Pending, pb::Reuse::No][..]),
         (FakeBehaviour::Normal, stops, &[pb::Reuse::Yes]),
     ] {
@@ -115,7 +115,7 @@ async fn rank_that_cannot_rejoin_or_is_not_claimed_exits() {
         }
         follower.kill();
         let uses = reuse_states(&mut states).await;
-        assert!(uses.ends_with(told), "{mood:?}: {uses:?}");
+        assert!(uses.ends_with(reported), "{mood:?}: {uses:?}");
         then(agent).await;
         let ExitOutcome::Failed(reason) = leader.outcome().await else { panic!("{mood:?}: it did not fail") };
         assert!(reason.contains("rank 1 on n1"), "{mood:?}: {reason}");

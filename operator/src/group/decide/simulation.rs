@@ -151,7 +151,7 @@ impl SimulatedServer {
         let peer_table: Vec<_> = shards.values().filter(|shard| !shard.spec.peers.is_empty()).collect();
         for (one, other) in peer_table.iter().zip(peer_table.iter().skip(1)) {
             let agree = one.spec.epoch != other.spec.epoch || one.spec.peers == other.spec.peers;
-            assert!(agree, "ranks of one epoch were told different peers");
+            assert!(agree, "ranks of one epoch got different peers");
         }
     }
 }

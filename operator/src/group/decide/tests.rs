@@ -139,7 +139,7 @@ fn a_group_forms_step_by_step() {
             both(2, &[], 1, [CLAIMED, CLAIMED]),
             (2, vec![], false, "WaitingForAgent"),
         ),
-        ("peers told", both(1, &met, 1, [CLAIMED, LOADED]), (1, vec![], false, "Loading")),
+        ("peers published", both(1, &met, 1, [CLAIMED, LOADED]), (1, vec![], false, "Loading")),
         ("loaded", both(1, &met, 1, [LOADED, JOINED]), (1, vec![], false, "Joining")),
         ("joined", both(1, &met, 1, [JOINED, SERVING]), (1, vec![], false, "WaitingForRanks")),
         ("serving", both(1, &met, 1, [SERVING, SERVING]), (1, vec![], false, "Serving")),
@@ -236,7 +236,7 @@ fn any_loss_begins_a_new_epoch_without_peers() {
         ("a Shard is gone", deleted(), 5, vec![0, 1], "PeerLost"),
         ("a Shard is leaving", leaving(), 5, vec![0], "PeerLost"),
         (
-            "a Shard is gone before peers were told",
+            "a Shard is gone before peers were published",
             {
                 let mut observed = both(4, &[], 4, [CLAIMED, CLAIMED]);
                 observed.shards.remove(&1);
@@ -398,10 +398,10 @@ fn every_rank_gets_the_rdma_devices_of_its_stage() {
         })
         .collect();
     let shards = decide(&observed, at(0)).shards;
-    for (rank, wanted) in [(0, &rows[..2]), (1, &rows[..2]), (2, &rows[2..]), (3, &rows[2..])] {
-        let wanted: Vec<Vec<Vec<String>>> = wanted.iter().map(|row| row.map(cell).to_vec()).collect();
+    for (rank, expected) in [(0, &rows[..2]), (1, &rows[..2]), (2, &rows[2..]), (3, &rows[2..])] {
+        let expected: Vec<Vec<Vec<String>>> = expected.iter().map(|row| row.map(cell).to_vec()).collect();
         let shard: &ShardSpec = &shards[rank];
-        assert_eq!((&shard.rdma_devices, shard.backend, shard.tensor_size), (&wanted, Backend::Jaccl, 2));
+        assert_eq!((&shard.rdma_devices, shard.backend, shard.tensor_size), (&expected, Backend::Jaccl, 2));
         assert_eq!(shard.layers_per_rank, [2, 2, 2, 2]);
     }
 }

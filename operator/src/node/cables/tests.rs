@@ -234,8 +234,8 @@ fn cable_fault_gives_its_reason_and_remedy() {
         let mut nodes = pair();
         change(&mut nodes);
         let found = of("a", &nodes);
-        let (is_healthy, told, message) = found.health.unwrap();
-        assert_eq!((is_healthy, format!("{told:?}").as_str()), (healthy, reason), "{message}");
+        let (is_healthy, found_reason, message) = found.health.unwrap();
+        assert_eq!((is_healthy, format!("{found_reason:?}").as_str()), (healthy, reason), "{message}");
         assert!(message.contains(words), "{reason}: {message}");
         assert_eq!(!found.links.is_empty(), linked, "{reason}: {:?}", found.links);
         let unfit = ["SystemsDiffer", "AddressTwice", "AddressesApart"].contains(&reason);

@@ -46,7 +46,7 @@ fn groups_use_the_best_backend_their_cables_carry() {
     use ShardingMode::{Hybrid, Tensor};
     let auto = ShardingMode::Auto;
     let even = [("a", 16), ("b", 16), ("c", 16), ("d", 16)];
-    for (story, nodes, pairs, spec, wanted) in [
+    for (story, nodes, pairs, spec, expected) in [
         (
             "no cables",
             even[..2].to_vec(),
@@ -129,7 +129,7 @@ fn groups_use_the_best_backend_their_cables_carry() {
         let desired = desired(&view, &spec);
         let (placement, notes) = checked(&view, &desired);
         let decision = placement.report.as_ref().map_or(notes.as_str(), |report| &report.decision);
-        assert_eq!(decision, wanted, "{story}");
+        assert_eq!(decision, expected, "{story}");
     }
 }
 
@@ -138,7 +138,7 @@ fn refusals_name_the_lacking_cable_engine_or_memory() {
     use BackendChoice::*;
     let even = [("a", 16), ("b", 16), ("c", 16), ("d", 16)];
     let tensor = |size, backend| sharded(ShardingMode::Tensor, None, Some(size), backend);
-    for (nodes, pairs, spec, wanted) in [
+    for (nodes, pairs, spec, expected) in [
         (
             even[..].to_vec(),
             MESH_3[..2].to_vec(),
@@ -189,7 +189,7 @@ fn refusals_name_the_lacking_cable_engine_or_memory() {
     ] {
         let view = cabled(&nodes, 8, &pairs);
         let (placement, notes) = checked(&view, &desired(&view, &spec));
-        assert!(placement.create.is_empty() && notes.contains(wanted), "{notes}\nlacks {wanted}");
+        assert!(placement.create.is_empty() && notes.contains(expected), "{notes}\nlacks {expected}");
     }
     // Many nodes without memory are considered first, because they have no sibling.
     let small: Vec<String> = (0..20).map(|index| format!("s{index:02}")).collect();
@@ -199,10 +199,10 @@ fn refusals_name_the_lacking_cable_engine_or_memory() {
     let mut spec = tensor(4, Jaccl);
     spec.replicas = 2;
     let (placement, notes) = checked(&view, &desired(&view, &spec));
-    let wanted = "there is memory for it, and the RDMA ports it needs are in use";
+    let expected = "there is memory for it, and the RDMA ports it needs are in use";
     let port = "RDMA mesh (Jaccl) is not possible: port rdma_b of node a is in use by ShardGroup chat-0-";
     assert!(notes.contains(port), "{notes}\nlacks {port}");
-    assert!(placement.create.len() == 1 && notes.contains(wanted), "{notes}\nlacks {wanted}");
+    assert!(placement.create.len() == 1 && notes.contains(expected), "{notes}\nlacks {expected}");
     let mut view = cabled(&even[..2], 8, &[]);
     view.nodes.get_mut("a").unwrap().supports_tensor = false;
     let (_, notes) = checked(&view, &desired(&view, &tensor(2, Auto)));

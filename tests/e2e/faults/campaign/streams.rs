@@ -96,9 +96,9 @@ impl Streams {
         let prompts: Vec<ReadStream> =
             texts.map(|text| ReadStream::start(cluster, &text, PROMPT_ANSWER_TOKENS)).collect();
         // A sum has at least this many tokens.
-        let wanted = (drawn.prompts * 60 * 4 * drawn.read / 100) as f64;
-        while read().await? <= before + wanted {
-            ensure!(begun.elapsed() < WAIT_TIMEOUT, "{wanted} tokens of prompts were not read");
+        let expected = (drawn.prompts * 60 * 4 * drawn.read / 100) as f64;
+        while read().await? <= before + expected {
+            ensure!(begun.elapsed() < WAIT_TIMEOUT, "{expected} tokens of prompts were not read");
             if let Some(stream) = prompts.iter().find(|stream| stream.reader.is_finished()) {
                 ensure!(false, "a prompt was never read: {}", stream.body);
             }
@@ -116,8 +116,8 @@ impl Streams {
     pub async fn end(self, cluster: &mut TestCluster) -> Result<Duration> {
         let mut all = Vec::new();
         for ReadStream { body, reader, .. } in self.running.into_iter().chain(self.prompts) {
-            let told = tokio::time::timeout(2 * WAIT_TIMEOUT, reader).await;
-            all.push((body, told.context("a stream hangs")???));
+            let result = tokio::time::timeout(2 * WAIT_TIMEOUT, reader).await;
+            all.push((body, result.context("a stream hangs")???));
         }
         super::answers_again(cluster).await?;
         let mut longest = Duration::ZERO;

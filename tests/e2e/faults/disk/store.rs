@@ -51,8 +51,8 @@ pub async fn store(cluster: &mut TestCluster) -> Result<()> {
         kept.push(name);
     }
     ensure!(kept.len() > 2 && kept.len() < MAX_WRITES, "{} objects were kept", kept.len());
-    let told = readiness(port).await?;
-    ensure!(told.contains("No space left on device"), "the server does not say what is wrong: {told}");
+    let text = readiness(port).await?;
+    ensure!(text.contains("No space left on device"), "the server does not say what is wrong: {text}");
     all_there(&kubeconfig, &kept).await.context("with the disk full")?;
 
     // Killed in that state and given space, it restarts with all data and accepts writes.

@@ -193,9 +193,9 @@ impl RunningBench {
     /// Its result when it is done.
     pub fn report(&mut self) -> Result<BenchReport> {
         let line = self.line()?;
-        let told: Value =
+        let value: Value =
             serde_json::from_str(&line).with_context(|| format!("a program of the bench said {line:?}"))?;
-        let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {line}"));
+        let number = |name: &str| value[name].as_f64().with_context(|| format!("no {name} in {line}"));
         Ok(BenchReport { seconds: number("seconds")?, cpu: number("cpu")?, bytes: number("bytes")? as u64 })
     }
 
