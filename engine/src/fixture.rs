@@ -86,11 +86,13 @@ struct FakeState {
     in_memory: HashMap<BlockHash, Vec<u32>>,
     on_disk: HashMap<BlockHash, Vec<u32>>,
     damaged: bool,
-    /// Most tokens it in_memory at once.
+    /// Most tokens it held at once.
     peak: usize,
     loadable: bool,
     /// Tokens in its draft model's KV cache, by slot.
     drafts: HashMap<u32, Vec<u32>>,
+    /// Whether it left its group and has joined no other; like a rank, it runs no step then.
+    left: bool,
     draft_broken: bool,
 }
 
@@ -124,6 +126,7 @@ impl FakeExecutor {
             peak: 0,
             loadable: true,
             drafts: HashMap::new(),
+            left: false,
             draft_broken: false,
         };
         Arc::new(Self {
@@ -159,7 +162,7 @@ impl FakeExecutor {
         self.state.lock().batches.clone()
     }
 
-    /// Most tokens it in_memory at once, over all sequences.
+    /// Most tokens it held at once, over all sequences.
     pub fn peak(&self) -> usize {
         self.state.lock().peak
     }
@@ -316,6 +319,7 @@ impl Executor for FakeExecutor {
 
     fn join(&self, _: Addresses) -> ReplyReceiver<()> {
         let (sender, answer) = oneshot::channel();
+        self.state.lock().left = false;
         let _ = sender.send(Ok(()));
         answer
     }
@@ -328,6 +332,7 @@ impl Executor for FakeExecutor {
             std::mem::forget(sender);
             return answer;
         }
+        state.left = true;
         state.sequences.clear();
         state.last_tokens.clear();
         state.in_memory.clear();
@@ -338,6 +343,10 @@ impl Executor for FakeExecutor {
 
     fn run(&self, batch: Vec<SequenceStep>) -> ReplyReceiver<Vec<Sampled>> {
         let (sender, answer) = oneshot::channel();
+        if self.state.lock().left {
+            let _ = sender.send(Err(ExecutorError::Group("rank 0 is leaving its group".into())));
+            return answer;
+        }
         self.batches.begin(&batch);
         let monitor = self.batches.clone();
         let (state, gate, pace) = (self.state.clone(), self.gate.clone(), self.batch_time);
@@ -398,7 +407,11 @@ impl Executor for FakeExecutor {
     }
 
     fn apply_cache_command(&self, order: CacheCommand) {
-        self.state.lock().apply_cache_command(order);
+        let mut state = self.state.lock();
+        // The caches went with the group.
+        if !state.left {
+            state.apply_cache_command(order);
+        }
     }
 
     fn fetch(&self, slot: u32, keys: Vec<BlockHash>) -> ReplyReceiver<u32> {
