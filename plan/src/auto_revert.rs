@@ -7,7 +7,7 @@
 //! ```
 
 use crate::digest::digest;
-use crate::validate::ValidDeployment;
+use crate::valid_deployment::ValidDeployment;
 use russet_crds::{
     AutoRevert, FailedRollout, LastKnownGood, LocalReference, ModelDeploymentSpec, RolloutStatus,
 };

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::placement::{Placement, RemovalReason, RemovedGroup, place, plan_hash};
 use crate::snapshot::{ObjectKey, Snapshot};
-use crate::validate::{Split, ValidDeployment};
+use crate::valid_deployment::{Split, ValidDeployment};
 
 /// A violated invariant of a placement.
 #[derive(Debug, Error, PartialEq, Eq)]

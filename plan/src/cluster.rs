@@ -19,7 +19,7 @@ use crate::nodes::Nodes;
 use crate::note::Note;
 use crate::pool::{self, EligibleNodes, Labels};
 use crate::snapshot::{ApprovalDecisions, Availability, GroupInfo, NodeInfo, ObjectKey, Snapshot};
-use crate::tier::TierInfo;
+use crate::tier_info::TierInfo;
 
 /// An unreachable node is lost after this time: engines that no agent adopts exit after 60 seconds.
 const LOST_AFTER: Duration = Duration::from_secs(60);

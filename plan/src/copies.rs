@@ -13,8 +13,8 @@
 //! eviction for one plan changes no result of the next.
 
 mod disk_budget;
+mod disk_outlook;
 pub(crate) mod disk_state;
-mod shortage;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,9 +23,11 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use self::disk_budget::{DiskBudget, FileSet};
-pub use self::disk_state::{DiskOutlook, DiskState, files_id, limit};
-pub use self::shortage::Shortage;
-use crate::snapshot::{Availability, ObjectKey};
+pub use self::disk_outlook::DiskOutlook;
+pub use self::disk_state::{DiskState, files_id, limit};
+use crate::group_info::ObjectKey;
+use crate::node_info::Availability;
+pub use crate::shortage::Shortage;
 
 /// Input of the plan.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,7 @@
 //! ```
 
 pub mod address_plan;
-mod cabling;
+pub mod cabling;
 mod domain;
 pub mod network_spec;
 mod tp_team;

@@ -9,11 +9,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+pub use crate::joint_plan::JointPlan;
 use crate::memory_model::MemoryModel;
 use crate::placement::{ScoreScale, ScoredCandidate, enumerate, pending_among, pending_replicas};
 use crate::shard::SplitCandidate;
 use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
-use crate::validate::{Split, ValidDeployment};
+use crate::valid_deployment::{Split, ValidDeployment};
 
 /// Maximum number of enumerations of candidates, beyond one for each replica; then the best plan so far is
 /// used. Fewer in clusters of many nodes, where each is slow. A handful of replicas needs a few dozen.
@@ -28,30 +29,6 @@ const MAX_REPLICAS_ALL_ORDERS: usize = 4;
 const MAX_FRONT_REPLICAS: usize = 16;
 /// Optimality gap: the share of the best sum that is not worth more search.
 const OPTIMALITY_GAP: f64 = 0.002;
-
-/// The joint plan of pending replicas.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct JointPlan {
-    /// The split of every replica that was considered; `None` if others score higher than it. A replica that
-    /// fits nowhere even by itself is not included.
-    pub splits: BTreeMap<(ObjectKey, i32), Option<SplitCandidate>>,
-    /// Deployments for which groups are being preempted.
-    pub reserved_for: Vec<String>,
-    /// The sum of the scores.
-    pub score: f64,
-}
-
-impl JointPlan {
-    /// Deployments that get the free memory, as a reason for those that get none.
-    pub fn preferred(&self) -> Vec<String> {
-        let placed = self.splits.iter().filter(|(_, split)| split.is_some());
-        let mut names: Vec<String> =
-            placed.map(|(((space, name), _), _)| format!("{space}/{name}")).collect();
-        names.extend(self.reserved_for.iter().cloned());
-        names.dedup();
-        names
-    }
-}
 
 /// One pending replica.
 struct PendingReplica<'a> {

@@ -16,9 +16,13 @@ pub mod cow;
 pub mod demand;
 mod digest;
 pub mod fabric;
+pub mod group_info;
 pub mod joint_placement;
+pub mod joint_plan;
+pub mod link_demand;
 pub mod manifests;
 pub mod memory_model;
+pub mod node_info;
 pub mod nodes;
 pub mod note;
 pub mod performance_model;
@@ -29,10 +33,13 @@ pub mod prediction;
 pub mod proposal;
 pub mod quantity;
 pub mod shard;
+pub mod shortage;
 pub mod snapshot;
 #[cfg(test)]
 mod test_rng;
 pub mod tier;
+pub mod tier_info;
+pub mod valid_deployment;
 pub mod validate;
 
 pub use cluster::ClusterObjects;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 
-use crate::fabric::Cabling;
-use crate::snapshot::NodeInfo;
+use crate::fabric::cabling::Cabling;
+use crate::node_info::NodeInfo;
 
 /// Machines; read and changed like the map it wraps.
 #[derive(Clone, Debug, Default)]

@@ -8,10 +8,10 @@ use jiff::Timestamp;
 use russet_crds::Backend;
 use russet_crds::conditions::Reason;
 
-use crate::copies::Shortage;
+use crate::link_demand::LinkDemand;
 use crate::memory_model::{DraftOverhead, MemoryEstimate};
-use crate::pool::LinkDemand;
-use crate::snapshot::Availability;
+use crate::node_info::Availability;
+use crate::shortage::Shortage;
 
 /// One note of the planner.
 #[derive(Clone, Debug, PartialEq, Eq)]

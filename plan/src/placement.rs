@@ -27,11 +27,11 @@ use russet_crds::{GroupPlan, PlacementReport, names};
 use sha2::{Digest as _, Sha256};
 
 use crate::digest::digest;
-use crate::joint_placement::JointPlan;
+use crate::joint_plan::JointPlan;
 use crate::note::Note;
 use crate::prediction::Predictor;
 use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
-use crate::validate::ValidDeployment;
+use crate::valid_deployment::ValidDeployment;
 use failure_domains::desired_and_surplus;
 use replica_steps::ReplicaSteps;
 use report::report;

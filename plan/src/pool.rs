@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use russet_crds::{FabricDemand, FabricKind, LabelOperator, NodePoolSpec, NodeSelector};
 
+pub use crate::link_demand::LinkDemand;
 use crate::note::Note;
 use crate::quantity;
 
@@ -36,22 +37,6 @@ impl EligibleNodes {
     /// Whether a node is in it.
     pub fn contains(&self, node: &str) -> bool {
         self.nodes.as_ref().is_none_or(|nodes| nodes.contains(node))
-    }
-}
-
-/// A link requirement.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkDemand {
-    /// Minimum kind.
-    pub kind: FabricKind,
-    /// Bits per second that both ends must report; 0 for no minimum.
-    pub bits: u64,
-}
-
-impl LinkDemand {
-    /// The combination of two requirements.
-    pub fn and(self, other: LinkDemand) -> LinkDemand {
-        LinkDemand { kind: self.kind.max(other.kind), bits: self.bits.max(other.bits) }
     }
 }
 

@@ -328,7 +328,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::ClusterObjects;
-    use crate::tier::TierInfo;
+    use crate::tier_info::TierInfo;
 
     const GIB: u64 = 1 << 30;
 

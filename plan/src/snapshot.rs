@@ -3,20 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
-use russet_crds::{GroupPlan, Link, MeasuredThroughput, Residency, Sharding, names};
+use russet_crds::{Residency, Sharding, TierMode};
 use russet_model::shape::ModelShape;
 
-use crate::copies::DiskState;
+use crate::copies::disk_state::DiskState;
 use crate::cow::ArcCow;
+pub use crate::group_info::{GroupInfo, ObjectKey};
+pub use crate::node_info::{Availability, NodeInfo};
 use crate::nodes::Nodes;
 use crate::note::Note;
-use crate::performance_model::GpuProfile;
 use crate::pool::EligibleNodes;
-use crate::tier::TierInfo;
-
-/// A namespace and a name.
-pub type ObjectKey = (String, String);
+use crate::tier_info::TierInfo;
 
 /// Everything a placement may depend on.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,78 +45,6 @@ pub struct ApprovalDecisions {
     pub denied: BTreeSet<String>,
 }
 
-/// A machine.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct NodeInfo {
-    /// Bytes models may take in all.
-    pub serving_limit: u64,
-    /// Bytes that the agent still grants to Shards whose group is gone. They are not free until the agent
-    /// reports their release, however long that takes.
-    pub unreleased: u64,
-    /// Whether the node takes new work.
-    pub availability: Availability,
-    /// Its operating system and build, as reported.
-    pub os: Option<String>,
-    /// Build of the engine; all ranks of a group need the same.
-    pub engine_build: Option<String>,
-    /// Distributed backends of the engine; empty if the agent reports none.
-    pub backends: Vec<String>,
-    /// Whether its engine supports tensor parallelism; that of an older release does not.
-    pub supports_tensor: bool,
-    /// Options that its engine supports, by their field in `spec.engine`.
-    pub engine_options: Vec<String>,
-    /// Links to other nodes, as this node reports them.
-    pub links: Vec<Link>,
-    /// Profile of its GPU, if its chip is in the catalogue.
-    pub gpu: Option<GpuProfile>,
-    /// Its labels, which determine failure domains.
-    pub labels: BTreeMap<String, String>,
-}
-
-/// Whether a node takes new work, and what happens to its replicas.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Availability {
-    /// It takes new work.
-    #[default]
-    Open,
-    /// Running replicas stay, nothing new is placed.
-    Cordoned,
-    /// Running replicas move away.
-    Draining,
-    /// The agent does not renew its Lease; the state of its ranks is unknown.
-    Unreachable,
-    /// Unreachable for so long that engines without an agent have exited: its replicas move away, and its
-    /// memory stays reserved until its agent is back and reports otherwise.
-    Lost,
-    /// The agent has not measured its memory yet.
-    Unmeasured,
-}
-
-/// An existing replica.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GroupInfo {
-    /// The ModelDeployment, of the same namespace.
-    pub deployment: String,
-    /// The Model, of the same namespace.
-    pub model: String,
-    /// Index of the replica.
-    pub replica: i32,
-    /// The NodePools that its deployment named when it was created.
-    pub pools: Vec<String>,
-    /// Its deployment's Tier.
-    pub tier: Option<String>,
-    /// Until when it may not be preempted; `None` if it has run for its minimum residency.
-    pub resident_until: Option<Timestamp>,
-    /// The split.
-    pub plan: GroupPlan,
-    /// Measured speed, once it has handled enough requests.
-    pub measured: Option<MeasuredThroughput>,
-    /// Whether it is ready.
-    pub ready: bool,
-    /// Whether it is being deleted.
-    pub deleting: bool,
-}
-
 impl Snapshot {
     /// Bytes reserved or still held, by node, without the groups for which `without` is true; nodes with none
     /// are left out.
@@ -147,6 +72,21 @@ impl Snapshot {
         self.tier(group).map_or_else(Residency::default, |tier| tier.residency)
     }
 
+    /// Owners of nodes: the tier and the workload group, by node. A tier owns nothing outside its active hours.
+    pub fn node_owners(&self) -> BTreeMap<&str, (String, String)> {
+        let mut owners = BTreeMap::new();
+        let dedicated = |tier: &TierInfo| tier.mode == TierMode::Dedicated && tier.active_hours.open;
+        for (name, tier) in self.tiers.iter().filter(|(_, tier)| dedicated(tier)) {
+            for (group, nodes) in &tier.owned {
+                for node in nodes {
+                    // If two claim a node, the first owns it, so that the result is unique.
+                    owners.entry(node.as_str()).or_insert_with(|| (name.clone(), group.clone()));
+                }
+            }
+        }
+        owners
+    }
+
     fn tier(&self, group: &GroupInfo) -> Option<&TierInfo> {
         self.tiers.get(group.tier.as_ref()?)
     }
@@ -158,27 +98,5 @@ impl Snapshot {
         deployment: &'a str,
     ) -> impl Iterator<Item = (&'a ObjectKey, &'a GroupInfo)> {
         self.groups.iter().filter(move |(key, group)| key.0 == namespace && group.deployment == deployment)
-    }
-}
-
-impl GroupInfo {
-    /// The nodes of its ranks.
-    pub fn nodes(&self) -> impl Iterator<Item = &str> + Clone {
-        self.plan.members.iter().map(|member| member.node_name.as_str())
-    }
-
-    /// The Models whose files its ranks read, each with a node that must hold them.
-    pub fn files(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.plan.files(&self.model)
-    }
-
-    /// Bytes it holds on all its nodes.
-    pub fn reserved_bytes(&self) -> u64 {
-        self.plan.members.iter().fold(0, |sum, member| sum.saturating_add(member.reserved_bytes()))
-    }
-
-    /// The name of its ShardGroup.
-    pub fn name(&self) -> String {
-        names::shard_group(&self.deployment, self.replica, &self.plan.hash)
     }
 }

@@ -9,93 +9,19 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use jiff::Timestamp;
-use russet_crds::{
-    ApprovalAction, LocalReference, ModelDeployment, ModelDeploymentSpec, Preemption, Residency, TierMode,
-    TierSpec,
-};
+use russet_crds::{ModelDeployment, ModelDeploymentSpec, TierMode};
 
-use crate::active_hours::{self, ActiveHours};
 use crate::joint_placement::solve;
 use crate::note::Note;
 use crate::placement;
 use crate::quantity::show;
 use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
+pub use crate::tier_info::TierInfo;
 use crate::validate::{ValidDeployment, eligible_nodes, validate};
 
 /// Maximum number of nodes that a shortage names.
 const MAX_SHOWN_NODES: usize = 5;
-
-/// A tier in the planner's view.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TierInfo {
-    /// Whether workload groups have their own nodes.
-    pub mode: TierMode,
-    /// NodePools it may use; empty for all nodes.
-    pub pools: Vec<LocalReference>,
-    /// Its workload groups, in order of precedence.
-    pub groups: Vec<String>,
-    /// Priority of its replicas.
-    pub priority: i32,
-    /// The ShardingStrategy of deployments that set none of their own.
-    pub strategy: Option<LocalReference>,
-    /// The nodes of its groups.
-    pub owned: BTreeMap<String, BTreeSet<String>>,
-    /// Whether a replica that fits nowhere may preempt others.
-    pub preempts: bool,
-    /// How long a running replica stays.
-    pub residency: Residency,
-    /// OnDemand: time without requests before a deployment is unloaded.
-    pub idle_after: Duration,
-    /// Actions that need an approval.
-    pub approvals: BTreeSet<ApprovalAction>,
-    /// Whether its deployments run at this time of day.
-    pub active_hours: ActiveHours,
-    /// Error in its schedules.
-    pub schedule_error: Option<Note>,
-}
-
-impl TierInfo {
-    /// The tier at `now`, with the nodes of its workload groups.
-    pub fn read(tier: &russet_crds::Tier, now: Timestamp) -> Self {
-        let TierSpec {
-            mode,
-            pool_refs,
-            workload_groups,
-            priority,
-            default_strategy_ref,
-            preemption,
-            residency,
-            min_residency_seconds: _,
-            idle_seconds,
-            schedules,
-            approvals,
-        } = &tier.spec;
-        let name = tier.metadata.name.as_deref().unwrap_or_default();
-        let hours = active_hours::active_hours(schedules, &format!("Tier {name} spec.schedules"), now);
-        let granted = tier.status.iter().flat_map(|status| &status.workload_groups);
-        Self {
-            mode: *mode,
-            pools: pool_refs.clone(),
-            groups: workload_groups.clone(),
-            priority: *priority,
-            strategy: default_strategy_ref.clone(),
-            owned: granted
-                .filter(|group| workload_groups.contains(&group.name))
-                .map(|group| (group.name.clone(), group.nodes.iter().cloned().collect()))
-                .collect(),
-            preempts: *preemption == Preemption::LowerPriority,
-            residency: *residency,
-            idle_after: Duration::from_secs(u64::from(*idle_seconds)),
-            approvals: approvals.iter().copied().collect(),
-            // A typing error stops no running replica.
-            active_hours: hours.clone().unwrap_or_default(),
-            schedule_error: hours.err(),
-        }
-    }
-}
 
 /// A deployment of a workload group.
 #[derive(Clone, Copy, Debug)]
@@ -133,21 +59,6 @@ pub struct NodeGrant {
     pub nodes: BTreeSet<String>,
     /// Why they are too few, if they are.
     pub shortage: Option<String>,
-}
-
-/// Owners of nodes: the tier and the workload group, by node. A tier owns nothing outside its active hours.
-pub fn node_owners(view: &Snapshot) -> BTreeMap<&str, (String, String)> {
-    let mut owners = BTreeMap::new();
-    let dedicated = |tier: &TierInfo| tier.mode == TierMode::Dedicated && tier.active_hours.open;
-    for (name, tier) in view.tiers.iter().filter(|(_, tier)| dedicated(tier)) {
-        for (group, nodes) in &tier.owned {
-            for node in nodes {
-                // If two claim a node, the first owns it, so that the result is unique.
-                owners.entry(node.as_str()).or_insert_with(|| (name.clone(), group.clone()));
-            }
-        }
-    }
-    owners
 }
 
 /// Assigns nodes to every workload group of a Dedicated tier; `members` are the deployments of each. The
@@ -272,7 +183,7 @@ impl TierAssignment<'_> {
     /// Nodes that the group could get: in its tier's pools, open, without an owner and without foreign
     /// replicas.
     fn free(&self, group: &str, members: &[TierMember<'_>]) -> Vec<String> {
-        let owners = node_owners(&self.view);
+        let owners = self.view.node_owners();
         let foreign = |node: &str| {
             let mut on_it = self.view.groups.iter().filter(|(_, seen)| seen.nodes().any(|at| at == node));
             on_it.any(|(key, seen)| !belongs_to(members, key, seen))

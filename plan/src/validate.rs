@@ -12,8 +12,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
-    BackendChoice, DRAFT_MODEL, EngineOptions, Fence, GroupPlan, KvCacheType, KvCapacity, LocalReference,
-    ModelDeployment, ModelDeploymentSpec, Residency, RolloutStrategy, Sharding, Speculation,
+    EngineOptions, Fence, KvCacheType, KvCapacity, LocalReference, ModelDeployment, ModelDeploymentSpec,
+    Residency, RolloutStrategy, Sharding, Speculation,
 };
 use russet_model::families;
 use russet_model::kv_quantization::{KV_GROUPS, kv_group};
@@ -21,115 +21,18 @@ use russet_model::shape::ModelShape;
 
 use crate::auto_revert;
 use crate::demand;
-use crate::memory_model::{DraftModelShape, MemoryModel, ServingCapacity};
+use crate::memory_model::ServingCapacity;
 use crate::note::Note;
 use crate::pool::{self, EligibleNodes, LinkDemand};
-use crate::snapshot::{ApprovalDecisions, GroupInfo, ObjectKey, Snapshot};
-use crate::tier::TierInfo;
+use crate::snapshot::{ApprovalDecisions, Snapshot};
+use crate::tier_info::TierInfo;
+pub use crate::valid_deployment::{HybridConstraints, IdleReason, Split, ValidDeployment};
 
 /// Maximum ranks of a group; the schema of ShardGroup says the same.
 pub const MAX_RANKS: u32 = 64;
 
-/// A deployment that is valid for its model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ValidDeployment {
-    /// Namespace of the ModelDeployment.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Name of the Model.
-    pub model: String,
-    /// Sizes of the model.
-    pub shape: ModelShape,
-    /// The draft model.
-    pub draft: Option<DraftModelShape>,
-    /// The requested split, as written.
-    pub sharding: Sharding,
-    /// Source of the split, for display: `spec.sharding`, or the object whose spec it is.
-    pub split_source: String,
-    /// The requested split.
-    pub split: Split,
-    /// The requested backend of tensor groups.
-    pub backend: BackendChoice,
-    /// KV-cache capacity.
-    pub capacity: ServingCapacity,
-    /// Eligible nodes; each replica is in one of these sets. Never empty.
-    pub eligible_nodes: Vec<EligibleNodes>,
-    /// Digest of the requested spec.
-    pub spec_digest: String,
-    /// Why the last known good spec is planned instead of the requested one.
-    pub rollback_reason: Option<String>,
-    /// Whether a running replica always stops before its replacement starts.
-    pub drain_first: bool,
-    /// Its Tier.
-    pub tier: Option<String>,
-    /// Its tier's priority.
-    pub priority: i32,
-    /// Whether it may preempt replicas of lower priority.
-    pub preempts: bool,
-    /// Approved plans.
-    pub approved: BTreeSet<String>,
-    /// Denied plans.
-    pub denied: BTreeSet<String>,
-    /// Why none of its replicas should run, although some are requested.
-    pub idle_reason: Option<IdleReason>,
-    /// How many of its replicas ran before: a replica that is replaced gets its memory back, an additional
-    /// one does not.
-    pub ran_before: i32,
-    /// The Dedicated tier and the workload group whose nodes it shares.
-    pub dedicated_group: Option<(String, String)>,
-    /// Replicas; 0 stops the deployment.
-    pub replicas: i32,
-    /// The label of nodes whose values are the failure domains of its replicas.
-    pub topology_key: String,
-}
-
-impl ValidDeployment {
-    /// Its namespace and name.
-    pub fn key(&self) -> ObjectKey {
-        (self.namespace.clone(), self.name.clone())
-    }
-
-    /// Its memory model.
-    pub fn memory_model(&self) -> MemoryModel<'_> {
-        MemoryModel::new(&self.shape, self.capacity).with_draft(self.draft.as_ref())
-    }
-
-    /// Options that engines must support to run it, named as in `InferenceNode.status.engineOptions`.
-    pub fn engine_options(&self) -> impl Iterator<Item = &'static str> {
-        self.capacity.engine.non_default().chain(self.draft.as_ref().map(|_| DRAFT_MODEL))
-    }
-
-    /// A replica of it that is planned and not ready yet.
-    pub fn new_group(&self, replica: i32, plan: GroupPlan) -> GroupInfo {
-        GroupInfo {
-            deployment: self.name.clone(),
-            model: self.model.clone(),
-            replica,
-            pools: self.pools(),
-            tier: self.tier.clone(),
-            resident_until: None,
-            plan,
-            measured: None,
-            ready: false,
-            deleting: false,
-        }
-    }
-
-    /// The requested NodePools.
-    pub fn pools(&self) -> Vec<String> {
-        self.eligible_nodes.iter().filter_map(|area| area.pool.clone()).collect()
-    }
-
-    /// Whether ranks on these nodes may form one replica.
-    pub fn allows<'a>(&self, nodes: impl Iterator<Item = &'a str> + Clone) -> bool {
-        self.eligible_nodes.iter().any(|area| nodes.clone().all(|node| area.contains(node)))
-    }
-}
-
-pub use split::{HybridConstraints, Split, shapes};
+pub use split::shapes;
 pub use strategy::{StrategyVerdict, judge_strategy};
-pub use tier_terms::IdleReason;
 use tier_terms::TierTerms;
 
 /// Path of a deployment's own split.

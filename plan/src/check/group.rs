@@ -9,7 +9,7 @@ use super::Violation;
 use crate::placement::Placement;
 use crate::pool::{EligibleNodes, LinkDemand};
 use crate::snapshot::{Availability, Snapshot};
-use crate::validate::{Split, ValidDeployment};
+use crate::valid_deployment::{Split, ValidDeployment};
 
 /// Checks a plan.
 pub fn check(

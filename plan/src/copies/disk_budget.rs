@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::Shortage;
-use crate::snapshot::ObjectKey;
+use crate::group_info::ObjectKey;
+use crate::shortage::Shortage;
 
 /// The bytes of one source on a node, for all Models that name it.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::{Link, LinkKind};
 
-use crate::snapshot::NodeInfo;
+use crate::node_info::NodeInfo;
 
 /// A cable as its two ends name it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

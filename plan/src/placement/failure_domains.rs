@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
-use crate::validate::ValidDeployment;
+use crate::valid_deployment::ValidDeployment;
 
 /// A failure domain: the nodes with one label value, or a single node without the label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -13,7 +13,7 @@ use crate::fabric;
 use crate::memory_model::MemoryModel;
 use crate::note::Note;
 use crate::snapshot::{GroupInfo, ObjectKey, Snapshot};
-use crate::validate::ValidDeployment;
+use crate::valid_deployment::ValidDeployment;
 
 /// Maximum number of candidates that are evaluated for the lowest cost, the best ones first.
 const MAX_CANDIDATES: usize = 64;

@@ -16,13 +16,13 @@ use super::score::ScoredCandidate;
 use super::selection::{RankedCandidates, Selection, find_candidates};
 use super::{MAX_SHOWN_NODES, NewGroup, Placement, RemovalReason, RemovedGroup, plan_hash};
 use crate::copies::Shortage;
-use crate::joint_placement::JointPlan;
+use crate::joint_plan::JointPlan;
 use crate::memory_model::MemoryModel;
 use crate::note::{DrainReason, Note};
 use crate::quantity::show;
 use crate::shard::SplitCandidate;
 use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
-use crate::validate::ValidDeployment;
+use crate::valid_deployment::ValidDeployment;
 
 /// The placement of one deployment in progress.
 pub struct ReplicaSteps<'a> {

@@ -11,7 +11,7 @@ use crate::fabric;
 use crate::memory_model::MemoryModel;
 use crate::note::Note;
 use crate::snapshot::{Availability, GroupInfo, ObjectKey, Snapshot};
-use crate::validate::{Split, ValidDeployment};
+use crate::valid_deployment::{Split, ValidDeployment};
 
 /// The replicas of a deployment without a current group; `own` are its groups that are not being deleted.
 pub fn pending_among(

@@ -9,7 +9,7 @@ use crate::prediction::{Predictor, show_rate};
 use crate::quantity::show;
 use crate::shard::SplitCandidate;
 use crate::snapshot::{ObjectKey, Snapshot};
-use crate::validate::{Split, ValidDeployment};
+use crate::valid_deployment::{Split, ValidDeployment};
 
 /// Ranked candidates, the best first.
 pub struct RankedCandidates<'a> {

@@ -1,6 +1,6 @@
 //! Clusters with tiers that a person can follow.
 
-use russet_crds::Sharding;
+use russet_crds::{LocalReference, Sharding};
 use russet_model::shape::ModelShape;
 
 use super::*;

@@ -94,7 +94,9 @@ mod tests {
             (
                 "padded",
                 Off,
-                Err("spec.draftModelRef: Model padded is the draft model, and spec.engine.speculation is Off"),
+                Err(
+                    "spec.draftModelRef: Model padded is the draft model, and spec.engine.speculation is Off",
+                ),
             ),
         ] {
             let spec = ModelDeploymentSpec {

@@ -8,49 +8,7 @@ use russet_model::shape::ModelShape;
 use super::{MAX_RANKS, RequestedSplit, invalid};
 use crate::fabric::MAX_MESH_RANKS;
 use crate::note::Note;
-
-/// The requested split.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Split {
-    /// One node if the model fits one, else as few as hold it.
-    Auto,
-    /// One node.
-    Single,
-    /// A pipeline over as few nodes as hold it, two at least.
-    Pipeline,
-    /// A pipeline over this many nodes.
-    Ranks(u32),
-    /// A pipeline with exactly these layers on each rank.
-    Layers(Vec<u32>),
-    /// Tensor parallelism over all ranks: this many, or as few as hold it.
-    Tensor(Option<u32>),
-    /// A pipeline of tensor groups.
-    Hybrid(HybridConstraints),
-}
-
-/// Constraints of a pipeline of tensor groups; the planner chooses the rest.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HybridConstraints {
-    /// Stages.
-    pub stages: Option<u32>,
-    /// Ranks of every stage.
-    pub size: Option<u32>,
-    /// Ranks in all.
-    pub ranks: Option<u32>,
-    /// Layers of every stage, the last stage first.
-    pub layers: Option<Vec<u32>>,
-}
-
-impl HybridConstraints {
-    /// Whether these layers per stage and members per stage satisfy the constraints.
-    pub fn allows(&self, layers: &[u32], size: u32) -> bool {
-        let stages = layers.len() as u32;
-        self.stages.is_none_or(|wanted| wanted == stages)
-            && self.size.is_none_or(|wanted| wanted == size)
-            && self.ranks.is_none_or(|wanted| wanted == stages * size)
-            && self.layers.as_ref().is_none_or(|wanted| wanted == layers)
-    }
-}
+use crate::valid_deployment::{HybridConstraints, Split};
 
 const MODE: &str = "mode";
 const RANKS: &str = "ranks";

@@ -3,51 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use russet_crds::{LocalReference, TierMode};
 
 use super::invalid;
 use crate::note::Note;
 use crate::pool::EligibleNodes;
 use crate::snapshot::Snapshot;
-use crate::tier::{TierInfo, node_owners};
-
-/// Why a deployment's replicas should not run for now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum IdleReason {
-    /// It is outside its tier's schedules.
-    Schedule {
-        /// The tier.
-        tier: String,
-        /// When the next active hours start.
-        opens: Option<Timestamp>,
-    },
-    /// There are no requests.
-    Idle {
-        /// The tier.
-        tier: String,
-    },
-}
-
-impl std::fmt::Display for IdleReason {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            IdleReason::Schedule { tier, opens: Some(opens) } => {
-                write!(out, "stopped by the schedules of Tier {tier} until {opens}")
-            }
-            IdleReason::Schedule { tier, opens: None } => write!(
-                out,
-                "stopped by the schedules of Tier {tier}, which have no time within a week; edit its spec.schedules"
-            ),
-            IdleReason::Idle { tier } => {
-                write!(
-                    out,
-                    "it has no requests, so Tier {tier} (OnDemand) reserves no memory for it; it starts with the next request"
-                )
-            }
-        }
-    }
-}
+use crate::tier_info::TierInfo;
+use crate::valid_deployment::IdleReason;
 
 /// A deployment's tier, if it names one, and its workload group.
 pub struct TierTerms<'a> {
@@ -144,7 +107,7 @@ impl<'a> TierTerms<'a> {
 
     /// Eligible nodes reduced to its own, or to shared ones.
     pub fn restrict(&self, view: &Snapshot, area: EligibleNodes) -> EligibleNodes {
-        let owners = node_owners(view);
+        let owners = view.node_owners();
         let own = self.dedicated_group();
         if owners.is_empty() && own.is_none() {
             return area;
