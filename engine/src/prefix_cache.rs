@@ -322,7 +322,12 @@ impl PrefixCache {
         let new = keys.iter().enumerate().filter_map(|(index, key)| {
             let in_memory = index < fit.len() && !self.index.is_in_memory(*key);
             let on_disk = self.capacity.disk && !self.index.is_on_disk(*key);
-            (in_memory || on_disk).then_some(BlockCopy { index: index as u32, hash: *key, in_memory, on_disk })
+            (in_memory || on_disk).then_some(BlockCopy {
+                index: index as u32,
+                hash: *key,
+                in_memory,
+                on_disk,
+            })
         });
         let new: Vec<BlockCopy> = new.collect();
         self.index.touch(keys);
