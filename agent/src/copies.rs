@@ -293,7 +293,7 @@ async fn run(
         copy,
         supply: supply.clone(),
         shared,
-        throttle: throttle,
+        throttle,
     };
     loop {
         let part = CopyOrigin::from_supply(supply.borrow_and_update().as_ref());
