@@ -8,7 +8,7 @@ use serde::{
     de::{Deserializer, Error as _, MapAccess, Visitor},
 };
 
-use crate::{error::FileError, safetensors::MAX_HEADER_BYTES};
+use crate::{error::FileError, object::Object, safetensors::MAX_HEADER_BYTES};
 
 /// Name of the index of a model in several files.
 pub const INDEX: &str = "model.safetensors.index.json";
@@ -85,7 +85,8 @@ pub fn index_files(index: &[u8]) -> Result<BTreeSet<String>, FileError> {
         let (size, limit) = (index.len() as u64, MAX_INDEX_BYTES);
         return Err(FileError::TooLarge { file: INDEX.to_owned(), size, limit });
     }
-    let Index { weight_map } = serde_json::from_slice(index).map_err(|error| bad(error.to_string()))?;
+    let Object(Index { weight_map }) =
+        serde_json::from_slice(index).map_err(|error| bad(error.to_string()))?;
     let Some(Files(files)) = weight_map else { return Err(bad("there is no weight_map".to_owned())) };
     let plain =
         |name: &&String| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
@@ -164,6 +165,7 @@ mod tests {
             (Some(index(&[])), &[SINGLE], &[SINGLE]),
             (Some(vec![]), &[SINGLE], &[SINGLE]),
             (Some(b"{}".to_vec()), &[SINGLE], &[SINGLE]),
+            (Some(br#"[{"t":"b.safetensors"}]"#.to_vec()), &[SINGLE, "b.safetensors"], &[SINGLE]),
             (Some(index(&["old.safetensors"])), &[ONE, TWO], &[ONE, TWO]),
             (None, &[SINGLE, "adapters.safetensors", "model.fp16.safetensors"], &[SINGLE]),
             (None, &[TWO, ONE, "consolidated.safetensors", "adapters.safetensors"], &[ONE, TWO]),

@@ -15,6 +15,7 @@ pub mod error;
 pub mod families;
 pub mod index;
 pub mod kv_quantization;
+mod object;
 pub mod partition;
 pub mod safetensors;
 pub mod shape;

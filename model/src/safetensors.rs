@@ -8,7 +8,7 @@ use serde::{
     de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-use crate::error::FileError;
+use crate::{error::FileError, object::Object};
 
 /// Longest header read. The largest published models have 20 MB of tensor names in all their files together; the
 /// format itself allows 100,000,000 bytes, of which a parsed copy would take several times that.
@@ -261,7 +261,7 @@ impl<'de> Visitor<'de> for HeaderReader<'_> {
                 complete = false;
                 map.next_value::<IgnoredAny>()?;
             } else {
-                let entry = map
+                let Object(entry) = map
                     .next_value()
                     .map_err(|error| A::Error::custom(format!("tensor {}: {error}", shorten(&name))))?;
                 self.tensors.push((name, entry));

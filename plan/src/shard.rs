@@ -1,5 +1,5 @@
 //! Splits of one replica over free nodes. Each kind of split returns its candidates, and notes on what it
-//! could not use. Not here: the selection (`place`).
+//! could not use. Not here: the selection (`placement`).
 
 pub mod hybrid;
 pub mod pipeline;

@@ -185,9 +185,9 @@ fn addresses(ports: &[Port], current: &CurrentState) -> Result<BTreeMap<String, 
         let others = current.interfaces.iter().filter(|other| !addresses.contains_key(&other.name));
         let theirs =
             others.flat_map(|other| other.addresses.iter().map(move |own| (&other.name, own.config)));
-        let wished = addresses.iter().filter(|(other, _)| *other != interface);
-        let wished = wished.map(|(other, &ip)| (other, network(ip)));
-        if let Some((other, with)) = theirs.chain(wished).find(|(_, held)| held.overlaps(&network(ip))) {
+        let requested = addresses.iter().filter(|(other, _)| *other != interface);
+        let requested = requested.map(|(other, &ip)| (other, network(ip)));
+        if let Some((other, with)) = theirs.chain(requested).find(|(_, held)| held.overlaps(&network(ip))) {
             let (interface, other) = (interface.clone(), other.clone());
             return Err(HelperRefusal::Overlaps { interface, address: ip, other, with });
         }

@@ -1,5 +1,5 @@
 //! Engine watchdog: distinguishes a hung engine from a busy one, from outside its process. Pure: heartbeats
-//! and checks come in with their times.
+//! and checks come in with their times. Not here: the kill (`supervise/engine_events`).
 //!
 //! An engine sends a heartbeat four times a second, from threads that never wait for MLX. Missing heartbeats
 //! mean that the whole process stands still (SIGSTOP, a machine that pages). Heartbeats with the same batch

@@ -1,5 +1,5 @@
 //! Download of one file: appended to `<name>.part`, resumed where it stopped for as long as it is wanted,
-//! renamed when every expected byte is there. Not here: hashing.
+//! renamed when every expected byte is there. Not here: hashing (`verify`).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

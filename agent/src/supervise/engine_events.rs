@@ -1,5 +1,5 @@
-//! Handles engine events: reports, hangs, groups left, reforms and exits. Only records them. Not here: the
-//! decisions that follow.
+//! Handles engine events: reports, hangs, groups left, reforms and exits. Records them, and kills the process of a hung
+//! engine. Not here: when an engine is hung (`process/watchdog`), and the decisions that follow (`shard_actions`).
 
 use russet_crds::conditions::Reason;
 

@@ -1,5 +1,5 @@
 //! Rank 0's side of the control stream: connect to every higher rank, join the rings together, and monitor
-//! them.
+//! them. Not here: sending batches and cache commands (`Followers` in `group`).
 
 use std::collections::HashSet;
 use std::sync::Arc;

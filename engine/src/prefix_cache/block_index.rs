@@ -1,5 +1,5 @@
-//! Block index of the prefix cache: which block is in memory, on disk or in a cached slot. Eviction is least
-//! recently used first.
+//! Block index of the prefix cache: which block is in memory, on disk or in a cached slot. It keeps the
+//! order, least recently used first. Not here: the eviction (`prefix_cache`).
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -143,3 +143,32 @@ impl From<RuntimeError> for ExecutorError {
         if error.is_group_failure() { Self::Group(reason) } else { Self::Local(reason) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unusable_splits_and_formats_say_what_to_use_instead() {
+        let size = RuntimeError::TensorSize {
+            size: 3,
+            reason: "4 heads are not divisible".into(),
+            sizes: vec![1, 2],
+        };
+        let format = RuntimeError::KvFormat { head_dim: 48 };
+        for (error, expected) in [
+            (
+                size,
+                "the model's layers cannot be shared by 3 ranks: 4 heads are not divisible; use a tensor size of [1, 2]",
+            ),
+            (
+                format,
+                "config.json: head_dim is 48, which groups of 64 or 32 do not divide, so its keys and values cannot be quantised; use options.kvCache AsComputed (spec.engine.kvCache of a deployment)",
+            ),
+        ] {
+            assert_eq!(error.to_string(), expected);
+            // Another rank is no part of it: the group need not be formed again.
+            assert!(matches!(ExecutorError::from(error), ExecutorError::Local(_)));
+        }
+    }
+}

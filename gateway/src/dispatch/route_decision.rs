@@ -1,5 +1,5 @@
 //! Routing decision for a model by one routing table: try an endpoint, wait, or reject. Pure; the caller says
-//! which of several endpoints is the least busy.
+//! which of several endpoints is the least busy (`backends`).
 
 use crate::error::{ErrorKind, GatewayError};
 use crate::routes::{Deployment, DeploymentState, Endpoint, ModelScope, Resolved, RoutingTable};

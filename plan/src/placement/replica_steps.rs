@@ -1,5 +1,6 @@
 //! Replica steps: for each replica of one deployment, keep, create, drain, preempt or wait. Replicas are
-//! decided one after the other, on a view updated with the previous decisions.
+//! decided one after the other, on a view updated with the previous decisions. Not here: which
+//! groups may keep their nodes, as none on a draining one may (`running`).
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

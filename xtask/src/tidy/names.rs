@@ -208,7 +208,8 @@ pub fn long_test_names(sources: &[TidySource]) -> Findings {
     for source in sources {
         let mut is_test = false;
         // Scenarios are tables of names and functions, in the file that runs them or beside it.
-        let has_table = ["libtest_mimic", "Scenario"].iter().any(|word| source.text.contains(word));
+        let has_table = source.path.starts_with("tests")
+            || ["libtest_mimic", "Scenario"].iter().any(|word| source.text.contains(word));
         for (number, line) in (1..).zip(source.text.lines()) {
             let code = line.trim_start();
             let mut names = Vec::new();
@@ -219,7 +220,10 @@ pub fn long_test_names(sources: &[TidySource]) -> Findings {
                 names.push(name);
             }
             if has_table {
-                names.extend(code.split('"').skip(1).step_by(2).filter(|text| identifier(text) == *text));
+                let literals = code.split('"').skip(1).step_by(2);
+                // The module before it is not the name.
+                let names_of = literals.map(|text| text.rsplit_once("::").map_or(text, |(_, name)| name));
+                names.extend(names_of.filter(|name| identifier(name) == *name));
             }
             for name in names.into_iter().filter(|name| name.len() > MAX_TEST_NAME) {
                 let (path, length) = (source.path.display(), name.len());
@@ -235,7 +239,7 @@ pub fn long_test_names(sources: &[TidySource]) -> Findings {
 #[cfg(test)]
 mod tests {
     use super::{
-        COMMON_TYPES, Defined, MODULES, TYPES, TidySource, defined, long_test_names, odd_limits,
+        COMMON_TYPES, Defined, IDENTIFIERS, MODULES, TYPES, TidySource, defined, long_test_names, odd_limits,
         private_identifiers, private_words, repeated_types,
     };
 
@@ -322,15 +326,17 @@ mod tests {
         assert_eq!(long_test_names(&[source("a.rs", &text)]).len(), 1);
         let short = "x".repeat(60);
         assert!(long_test_names(&[source("a.rs", &format!("#[test]\nfn {short}() {{}}\n"))]).is_empty());
-        for (table, count) in [("type Scenario = u8;\n", 1), ("", 0)] {
-            let text = format!("{table}(\"{long}\", |c| run(c)),\n(\"{short}\", |c| run(c)),\n");
-            assert_eq!(long_test_names(&[source("a.rs", &text)]).len(), count, "{text}");
+        for (path, table, count) in
+            [("a.rs", "type Scenario = u8;\n", 1), ("a.rs", "", 0), ("tests/conformance/steps.rs", "", 1)]
+        {
+            let text = format!("{table}(\"m::{long}\", |c| run(c)),\n(\"m::{short}\", |c| run(c)),\n");
+            assert_eq!(long_test_names(&[source(path, &text)]).len(), count, "{path} {text}");
         }
     }
 
     #[test]
     fn no_word_is_listed_twice_or_recommended_against_the_list() {
-        for list in [TYPES, MODULES, COMMON_TYPES] {
+        for list in [TYPES, MODULES, IDENTIFIERS, COMMON_TYPES] {
             for (index, (word, _)) in list.iter().enumerate() {
                 assert!(list[..index].iter().all(|(other, _)| other != word), "{word} is listed twice");
             }
@@ -338,6 +344,15 @@ mod tests {
         for (word, instead) in TYPES {
             for name in instead.split(", ") {
                 assert!(TYPES.iter().all(|(other, _)| *other != name), "{word}: {name} is forbidden as well");
+            }
+        }
+        for (word, instead) in IDENTIFIERS {
+            let parts = instead.split(", ").flat_map(|name| name.split('_'));
+            for part in parts {
+                assert!(
+                    IDENTIFIERS.iter().all(|(other, _)| *other != part),
+                    "{word}: {part} is forbidden as well"
+                );
             }
         }
         for (word, _) in COMMON_TYPES {

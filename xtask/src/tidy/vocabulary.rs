@@ -188,15 +188,18 @@ pub const IDENTIFIERS: &[(&str, &str)] = &[
     ("guesser", "speculator"),
     ("guesses", "draft_tokens, estimates"),
     ("lap", "round, timer"),
+    ("laps", "rounds"),
     ("lull", "detector"),
     ("misfit", "error"),
     ("obstacle", "precondition"),
+    ("obstacles", "preconditions"),
     ("sheet", "snapshot"),
     ("shelf", "disk_cache, dirs"),
     ("shelved", "on_disk"),
     ("shelves", "disks"),
     ("told", "what it is: message, report, expected"),
     ("wish", "desired"),
+    ("wished", "desired"),
     ("wishes", "pending, desired"),
 ];
 
