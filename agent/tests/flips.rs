@@ -105,10 +105,10 @@ async fn every_bit_flip_in_transit_is_detected() {
         std::fs::remove_dir_all(&models).ok();
         let connector = TlsFiles::in_dir(&path.join("one")).connector(Protocol::Agents).unwrap();
         let puller = PeerDownloader { store: store(&models), connector, limiter: TransferLimiter::default() };
-        let expected = SourceSpec { uri: "https://models.example/big".into(), ..SourceSpec::default() };
+        let spec = SourceSpec { uri: "https://models.example/big".into(), ..SourceSpec::default() };
         let progress = watch::Sender::new(TransferProgress::default());
         let published = loop {
-            match puller.download(&expected, &id, || ways.clone(), &progress).await {
+            match puller.download(&spec, &id, || ways.clone(), &progress).await {
                 Ok(published) => break published,
                 // The manifest is requested once over each path, and all of these may have been flipped.
                 Err(error) => {

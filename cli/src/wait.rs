@@ -127,14 +127,14 @@ mod tests {
 
     #[test]
     fn a_condition_of_an_older_generation_does_not_count() {
-        let expected = WaitCondition::parse("condition=Ready").unwrap();
+        let condition = WaitCondition::parse("condition=Ready").unwrap();
         let object = |seen: i64| {
             serde_json::json!({"metadata": {"generation": 2}, "status": {"conditions": [
                 {"type": "Ready", "status": "True", "reason": "Serving", "message": "m", "observedGeneration": seen}]}})
         };
-        assert!(!expected.check(Some(&object(1))).0);
-        assert!(expected.check(Some(&object(2))).0);
-        assert!(!expected.check(None).0);
+        assert!(!condition.check(Some(&object(1))).0);
+        assert!(condition.check(Some(&object(2))).0);
+        assert!(!condition.check(None).0);
         assert!(WaitCondition::parse("delete").unwrap().check(None).0);
         assert!(WaitCondition::parse("jsonpath=x").is_err());
     }

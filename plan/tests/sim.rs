@@ -50,7 +50,7 @@ const STORIES: u64 = 10;
 
 /// Every selected script, in the order of names, with its text.
 fn scripts() -> Vec<(String, String)> {
-    let expected = std::env::var("RUSSET_SIM").unwrap_or_default();
+    let part = std::env::var("RUSSET_SIM").unwrap_or_default();
     let files = std::fs::read_dir(SCRIPTS).unwrap().map(|entry| entry.unwrap().path());
     let mut scripts: Vec<PathBuf> =
         files.filter(|path| path.extension().is_some_and(|it| it == "txt")).collect();
@@ -59,7 +59,7 @@ fn scripts() -> Vec<(String, String)> {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         (name, std::fs::read_to_string(&path).unwrap())
     });
-    named.filter(|(name, _)| name.contains(&expected)).collect()
+    named.filter(|(name, _)| name.contains(&part)).collect()
 }
 
 /// Golden files whose script is gone or pending.
@@ -146,8 +146,8 @@ fn every_script_comes_out_as_written() {
 #[test]
 fn stories_drawn_at_random_break_no_promise() {
     let mut crashes = 0;
-    let expected = std::env::var("RUSSET_SIM_STORIES").ok();
-    let stories = expected.map_or(STORIES, |count| count.parse().unwrap());
+    let configured = std::env::var("RUSSET_SIM_STORIES").ok();
+    let stories = configured.map_or(STORIES, |count| count.parse().unwrap());
     for seed in 0..stories {
         let text = random_script::story(seed);
         let script = Script::read("drawn", &text).unwrap();

@@ -146,8 +146,8 @@ fn main() {
     let mut trials = Vec::new();
     // A filter that no scenario matches needs no machines.
     let filter = arguments.filter.clone().unwrap_or_default();
-    let expected = scenarios().iter().any(|(name, _)| name.contains(&filter));
-    if !listing && expected {
+    let any_selected = scenarios().iter().any(|(name, _)| name.contains(&filter));
+    if !listing && any_selected {
         let started = runtime.block_on(TestCluster::start(&models, &mut |step| println!("▸ {step}")));
         match started {
             Ok(started) => *cluster.lock().expect("nobody else holds it yet") = Some(started),

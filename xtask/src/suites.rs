@@ -15,13 +15,13 @@ pub fn build(arguments: &[String]) -> Result<()> {
     ensure!(tests || arguments.is_empty(), "cargo xtask build takes --tests alone");
     let prepared = setup::all()?;
     build_with(&prepared)?;
-    if tests { build_tests(&prepared) } else { Ok(()) }
+    if tests {
+        test_binaries::build(&prepared)?;
+    }
+    Ok(())
 }
 
-fn build_tests(prepared: &mlx::Prepared) -> Result<()> {
-    cargo::run(&mut cargo::command(prepared, &["test", "--workspace", "--no-run"]))
-}
-
+/// Every program and library.
 pub fn build_with(prepared: &mlx::Prepared) -> Result<()> {
     cargo::run(&mut cargo::command(prepared, &["build", "--workspace"]))
 }

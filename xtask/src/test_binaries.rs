@@ -21,7 +21,7 @@ const MIN_SHOWN: Duration = Duration::from_secs(5);
 
 /// One test binary of one package.
 #[derive(Debug, PartialEq, Eq)]
-struct TestBinary {
+pub struct TestBinary {
     /// Package and target, as in `russet-agent cluster`.
     name: String,
     executable: PathBuf,
@@ -61,8 +61,8 @@ impl TestBinary {
     }
 }
 
-/// Builds the tests and lists their binaries, in cargo's order.
-fn build(prepared: &mlx::Prepared) -> Result<Vec<TestBinary>> {
+/// Builds the tests and lists their binaries, by name.
+pub fn build(prepared: &mlx::Prepared) -> Result<Vec<TestBinary>> {
     let mut build = cargo::command(
         prepared,
         &["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"],
@@ -80,15 +80,14 @@ fn build(prepared: &mlx::Prepared) -> Result<Vec<TestBinary>> {
 
 /// Builds all test binaries; the command of the only one of a target.
 pub fn command(prepared: &mlx::Prepared, target: &str) -> Result<Command> {
-    let [command] = <[Command; 1]>::try_from(commands(prepared, target)?)
+    let [command] = <[Command; 1]>::try_from(commands(&build(prepared)?, target)?)
         .map_err(|all| anyhow::anyhow!("{} test binaries are called {target:?}", all.len()))?;
     Ok(command)
 }
 
-/// Builds all test binaries; the commands of those of a target, which several packages may have. Cargo would build
-/// dependencies again for `--test NAME`, with the features of fewer packages.
-pub fn commands(prepared: &mlx::Prepared, target: &str) -> Result<Vec<Command>> {
-    let binaries = build(prepared)?;
+/// The commands of the binaries of a target, which several packages may have. Cargo would build dependencies again for
+/// `--test NAME`, with the features of fewer packages.
+pub fn commands(binaries: &[TestBinary], target: &str) -> Result<Vec<Command>> {
     let of = |binary: &&TestBinary| binary.name.split_once(' ').is_some_and(|(_, name)| name == target);
     let commands: Vec<Command> = binaries.iter().filter(of).map(TestBinary::command).collect();
     ensure!(!commands.is_empty(), "no test binary is called {target:?}");

@@ -265,7 +265,7 @@ pub(super) mod tests {
         let request: HelperRequest =
             serde_json::from_str(line).map_err(|error| HelperRefusal::Unknown(error.to_string()))?;
         match request {
-            HelperRequest::Apply(expected) => check(&expected, &current_state(), policy, Some("a")),
+            HelperRequest::Apply(request) => check(&request, &current_state(), policy, Some("a")),
             HelperRequest::Read {} | HelperRequest::Revert {} => check(
                 &MachineRequest { node: "a".into(), ..Default::default() },
                 &current_state(),

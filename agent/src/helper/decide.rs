@@ -104,13 +104,13 @@ mod tests {
         };
         let ports = ports.iter().map(port).collect();
         let network = Network { ports, cables_last: false, after_restart: RestartPolicy::Drop };
-        let expected = MachineRequest {
+        let request = MachineRequest {
             node: "a".into(),
             network: Some(network),
             wired_limit_mebibytes: wired,
             ..MachineRequest::default()
         };
-        check(&expected, &current_state(), &policy(), None).unwrap()
+        check(&request, &current_state(), &policy(), None).unwrap()
     }
 
     /// The machine after a change.

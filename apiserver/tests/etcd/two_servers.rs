@@ -195,8 +195,8 @@ async fn kinds_rights_and_credentials_of_one_hold_at_the_other() {
     // A token signed by one server.
     let accounts: Api<ServiceAccount> = Api::namespaced(one.client(), "default");
     one.eventually("the account is there", || async { accounts.get("default").await.is_ok() }).await;
-    let expected: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": []}})).unwrap();
-    let token = accounts.create_token_request("default", &PostParams::default(), &expected).await.unwrap();
+    let request: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": []}})).unwrap();
+    let token = accounts.create_token_request("default", &PostParams::default(), &request).await.unwrap();
     let bearer = other.client_with_token(&token.status.unwrap().token.unwrap()).await;
     assert_eq!(allowed(&bearer).await, 403, "it is known and has no rights");
     one.stop().await;

@@ -335,7 +335,7 @@ mod tests {
             assert!(!error.contains("secret"), "{error}");
         }
         for user in ["", "a b", "$(id)", "root\n", "-x", "0"] {
-            let expected = ServiceRequest {
+            let request = ServiceRequest {
                 manager: Manager::Systemd,
                 user: user.into(),
                 program: "/r".into(),
@@ -343,7 +343,7 @@ mod tests {
                 caller_environment: BTreeMap::new(),
                 command: vec!["agent".into()],
             };
-            assert!(ServiceSpec::new(expected).is_err(), "{user:?}");
+            assert!(ServiceSpec::new(request).is_err(), "{user:?}");
         }
         assert!(assignments(&["A=b=c".to_owned()]).unwrap().get("A").is_some_and(|value| value == "b=c"));
         for bad in ["A", "=b", "A B=c", "1=2"] {

@@ -103,8 +103,8 @@ async fn shape_of(model: &Path) -> ModelShape {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().to_owned(), context).unwrap();
     let uri = format!("file://{}", model.display());
-    let expected = SourceSpec { uri, revision: None, pinned: false, sha256: None, ..Default::default() };
-    store.headers(&expected).await.unwrap().shape
+    let spec = SourceSpec { uri, revision: None, pinned: false, sha256: None, ..Default::default() };
+    store.headers(&spec).await.unwrap().shape
 }
 
 /// Peaks of MLX and of the process, by rank, once every admitted sequence had its maximum length.

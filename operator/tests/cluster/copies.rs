@@ -36,9 +36,9 @@ async fn says(cluster: &ClusterHarness, name: &str, preloaded: &str, reason: &st
 async fn files(cluster: &ClusterHarness) -> String {
     let api: Api<ModelCopy> = Api::all(cluster.admin.clone());
     let copies = api.list(&Default::default()).await.unwrap();
-    let expected = copies.iter().filter(|copy| copy.spec.want == CopyMode::Files);
+    let file_copies = copies.iter().filter(|copy| copy.spec.want == CopyMode::Files);
     let mut words: Vec<String> =
-        expected.map(|copy| format!("{}@{}", copy.spec.model_ref.name, copy.spec.node_name)).collect();
+        file_copies.map(|copy| format!("{}@{}", copy.spec.model_ref.name, copy.spec.node_name)).collect();
     words.sort();
     words.join(" ")
 }

@@ -24,8 +24,8 @@ struct ScalingStep {
 /// All desired replicas have been ready for an hour.
 fn runs(replicas: i32, waiting: u32, active: u32) -> ScalingInput {
     let idle_for = (waiting + active > 0).then_some(Duration::ZERO).or(Some(Duration::from_secs(1)));
-    let expected = DemandSummary { waiting, active, idle_for, ttft_milliseconds: None };
-    ScalingInput { replicas, ready_for: Some(Duration::from_secs(3600)), settled: true, demand: expected }
+    let demand = DemandSummary { waiting, active, idle_for, ttft_milliseconds: None };
+    ScalingInput { replicas, ready_for: Some(Duration::from_secs(3600)), settled: true, demand }
 }
 
 fn scaling_step(at: i64, seen: ScalingInput, replicas: i32, reason: Reason) -> ScalingStep {
@@ -168,7 +168,7 @@ fn replicas_follow_demand_between_their_bounds() {
         for ScalingStep { at, seen, room, then } in looks {
             let now = Timestamp::from_second(at).unwrap();
             let ScalingDecision { replicas, reason, message, .. } =
-                scale(&rules(min), &seen, &mut memory, now, |expected| expected.min(room));
+                scale(&rules(min), &seen, &mut memory, now, |replicas| replicas.min(room));
             assert_eq!((replicas, reason), then, "{story}, at {at}: {message}");
         }
     }
@@ -196,7 +196,7 @@ fn the_message_says_from_how_many_to_how_many_and_why() {
         ),
     ] {
         let decision =
-            scale(&rules(min), &seen, &mut ScalingHistory::default(), now, |expected| expected.min(room));
+            scale(&rules(min), &seen, &mut ScalingHistory::default(), now, |replicas| replicas.min(room));
         assert_eq!(decision.message, expected);
     }
 }
@@ -205,7 +205,7 @@ fn the_message_says_from_how_many_to_how_many_and_why() {
 fn autoscaler_requeues_when_a_deadline_is_due() {
     let again = |min, seen, room: i32, memory: &mut ScalingHistory| {
         let decision =
-            scale(&rules(min), &seen, memory, Timestamp::UNIX_EPOCH, |expected| expected.min(room));
+            scale(&rules(min), &seen, memory, Timestamp::UNIX_EPOCH, |replicas| replicas.min(room));
         decision.requeue_after.map(|again| again.as_secs())
     };
     let mut fresh = ScalingHistory::default();

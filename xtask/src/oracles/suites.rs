@@ -201,12 +201,13 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let (prepared, python) = setup::with_python()?;
     let programs = programs(&suites)?;
     suites::build_with(&prepared)?;
+    let binaries = test_binaries::build(&prepared)?;
     let (mut all, mut clean) = (Tally::default(), true);
     for suite in suites {
         let started = Instant::now();
         println!("▸ {}", suite.name);
         let mut tally = Tally::default();
-        for mut tests in test_binaries::commands(&prepared, suite.test)? {
+        for mut tests in test_binaries::commands(&binaries, suite.test)? {
             // With this variable these suites fail if a program is missing; otherwise their tests print
             // `skipped`.
             tests.args(suite.arguments).env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());

@@ -99,9 +99,9 @@ impl SharedBroker {
             match packet {
                 Packet::Publish(said) => {
                     let acknowledged = PubAck::new(said.pkid);
-                    let expected = said.qos == QoS::AtLeastOnce;
+                    let needs_ack = said.qos == QoS::AtLeastOnce;
                     self.publish(said);
-                    if expected {
+                    if needs_ack {
                         outbox.send(Packet::PubAck(acknowledged)).unwrap();
                     }
                 }
@@ -110,8 +110,8 @@ impl SharedBroker {
                     outbox.send(Packet::SubAck(SubAck::new(asked.pkid, granted))).unwrap();
                     let filters: Vec<String> = asked.filters.into_iter().map(|filter| filter.path).collect();
                     let mut known = self.0.lock().unwrap();
-                    let expected = known.retained.values().filter(|said| matches_any(&filters, &said.topic));
-                    expected.for_each(|said| outbox.send(Packet::Publish(said.clone())).unwrap());
+                    let matching = known.retained.values().filter(|said| matches_any(&filters, &said.topic));
+                    matching.for_each(|said| outbox.send(Packet::Publish(said.clone())).unwrap());
                     if let Some((.., all)) = known.clients.get_mut(&connect.client_id) {
                         all.extend(filters);
                     }

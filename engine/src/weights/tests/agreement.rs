@@ -14,8 +14,8 @@ async fn agent(dir: &Path) -> Result<ModelShape, StoreError> {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().to_owned(), context).unwrap();
     let uri = format!("file://{}", dir.display());
-    let expected = SourceSpec { uri, revision: None, pinned: false, sha256: None, ..Default::default() };
-    store.headers(&expected).await.map(|headers| headers.shape)
+    let spec = SourceSpec { uri, revision: None, pinned: false, sha256: None, ..Default::default() };
+    store.headers(&spec).await.map(|headers| headers.shape)
 }
 
 /// One folder: what is changed of a small llama, and what both say.
