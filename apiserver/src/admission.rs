@@ -6,13 +6,13 @@
 
 pub mod attempt;
 pub mod authorizer;
-pub mod check;
 pub mod expression;
 pub mod inputs;
 pub mod matching;
 pub mod parameters;
 pub mod policies;
 pub mod policy;
+pub mod validation;
 
 use http::StatusCode;
 use serde_json::Value;
@@ -30,11 +30,11 @@ use policy::{Binding, Denial, Policy, ValidationAction};
 /// Evaluates every policy in force; returns the warnings of policies whose action is to warn.
 pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<String>> {
     let call = attempt.call;
-    let book = api.admission.policies();
+    let book = api.admission.current();
     if book.policies.is_empty() || call.resource.group == ADMISSION_GROUP || call.user == User::server() {
         return Ok(Vec::new());
     }
-    let table = api.kinds.table();
+    let table = api.kinds.current();
     let mut warnings = Vec::new();
     for (policy, bindings) in &book.policies {
         let Some(seen_as) = policy.matching.covers(&table, &*api.store, attempt) else { continue };
@@ -69,7 +69,7 @@ pub fn admit(api: &ServerState, attempt: &AdmissionRequest<'_>) -> Result<Vec<St
                 inputs.get_or_insert_with(|| Inputs::new(attempt, &seen_as, namespace(api, attempt)));
             for params in params {
                 let asked = || policy.evaluate(inputs, params.as_deref());
-                let denials = authorizer::with_policy(api.policies.policy(), call.user.clone(), asked);
+                let denials = authorizer::with_policy(api.policies.current(), call.user.clone(), asked);
                 for denial in &denials {
                     for action in &binding.actions {
                         match action {

@@ -2,7 +2,6 @@
 //! [`user::User`] and never how it was authenticated.
 
 pub mod defaults;
-pub mod policies;
 pub mod rbac;
 pub mod signer;
 pub mod tokens;
@@ -40,9 +39,9 @@ fn impersonate(api: &ServerState, user: User, headers: &HeaderMap) -> Result<Use
         return Ok(user);
     };
     let groups: Vec<String> = headers.get_all("impersonate-group").iter().map(text).collect();
-    let policy = api.policies.policy();
-    let wanted = std::iter::once(("users", &name)).chain(groups.iter().map(|group| ("groups", group)));
-    for (resource, name) in wanted {
+    let policy = api.policies.current();
+    let requested = std::iter::once(("users", &name)).chain(groups.iter().map(|group| ("groups", group)));
+    for (resource, name) in requested {
         let asked = Attributes { verb: "impersonate", resource, name, ..Attributes::default() };
         if !policy.allows(&user, &asked) {
             return Err(ApiError::forbidden("", resource, name, denial(&user, &asked)));
@@ -53,7 +52,7 @@ fn impersonate(api: &ServerState, user: User, headers: &HeaderMap) -> Result<Use
 
 /// An error if the policy does not allow the request.
 pub fn authorize(api: &ServerState, user: &User, asked: &Attributes<'_>) -> Result<()> {
-    if api.policies.policy().allows(user, asked) {
+    if api.policies.current().allows(user, asked) {
         return Ok(());
     }
     if user.is_anonymous() {
@@ -92,7 +91,7 @@ pub fn check_escalation(api: &ServerState, call: &Call, new: &Value, old: Option
     if call.resource.group != rbac::GROUP || call.user.groups.iter().any(|group| group == MASTERS) {
         return Ok(());
     }
-    let policy = api.policies.policy();
+    let policy = api.policies.current();
     let namespace = call.namespace.as_str();
     let is_role = matches!(call.resource.kind.as_str(), "Role" | "ClusterRole");
     let (rules, verb, resource, name): (Vec<RbacRule>, _, _, &str) = if is_role {

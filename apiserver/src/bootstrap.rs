@@ -56,7 +56,7 @@ pub async fn run(api: &Arc<ServerState>, authority: &Authority) -> Result<()> {
 pub async fn ensure(api: &Arc<ServerState>, namespace: &str, object: Value) -> Result<()> {
     let (api_version, kind) =
         (object["apiVersion"].as_str().unwrap_or_default(), object["kind"].as_str().unwrap_or_default());
-    let resource = api.kinds.table().of_kind(api_version, kind).ok_or_else(ApiError::no_such_path)?;
+    let resource = api.kinds.current().of_kind(api_version, kind).ok_or_else(ApiError::no_such_path)?;
     if api.store.get(&resource.key(namespace, object::name(&object))).is_some() {
         return Ok(());
     }

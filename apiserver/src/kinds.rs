@@ -9,45 +9,23 @@ pub mod rules;
 pub mod table;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use crate::object;
-use crate::store::Store;
+use crate::store::StoredObject;
+use crate::store::reflector::FromObjects;
 use resource::Resource;
 use table::Table;
 
 /// Storage prefix of the definitions.
 pub const DEFINITIONS: &str = "/registry/apiextensions.k8s.io/customresourcedefinitions/";
 
-/// The current table; replaced as a whole when a definition changes.
-#[derive(Debug)]
-pub struct Kinds {
-    current: RwLock<Arc<Table>>,
-    /// Serialises refreshes: of two, the one that reads later also publishes later. Readers wait for neither.
-    refreshing: Mutex<()>,
-}
+impl FromObjects for Table {
+    const PREFIX: &'static str = DEFINITIONS;
+    const OBJECTS: &'static str = "custom resource definitions";
 
-impl Kinds {
-    /// The table of the definitions in the store.
-    pub fn load(store: &dyn Store) -> Self {
-        let kinds = Self { current: RwLock::new(Arc::new(Table::default())), refreshing: Mutex::new(()) };
-        kinds.refresh(store);
-        kinds
-    }
-
-    /// The current table.
-    pub fn table(&self) -> Arc<Table> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Reads the definitions again; the compiled schemas of unchanged ones are reused.
-    pub fn refresh(&self, store: &dyn Store) {
-        let refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
-        let snapshot = match store.range(DEFINITIONS, None, None) {
-            Ok(snapshot) => snapshot,
-            Err(error) => return tracing::error!(%error, "the custom resource definitions could not be read"),
-        };
-        let before = self.table();
+    /// Reuses the compiled schemas of unchanged definitions.
+    fn from_objects(objects: &[Arc<StoredObject>], before: &Self) -> Self {
         let mut known: BTreeMap<(&str, u64), Vec<Arc<Resource>>> = BTreeMap::new();
         for resource in before.all() {
             if let Some(custom) = &resource.custom {
@@ -55,17 +33,16 @@ impl Kinds {
             }
         }
         let mut resources: Vec<Arc<Resource>> = builtin::resources().into_iter().map(Arc::new).collect();
-        for record in &snapshot.records {
+        for record in objects {
             match known.remove(&(object::name(record.object()), record.revision)) {
-                Some(kept) => resources.extend(kept),
+                Some(unchanged) => resources.extend(unchanged),
                 None => {
-                    let made = definition::resources(record.object(), record.revision);
-                    resources.extend(made.into_iter().map(Arc::new));
+                    let compiled = definition::resources(record.object(), record.revision);
+                    resources.extend(compiled.into_iter().map(Arc::new));
                 }
             }
         }
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Table::new(resources));
-        drop(refreshing);
+        Self::new(resources)
     }
 }
 

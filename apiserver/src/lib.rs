@@ -44,11 +44,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-use crate::admission::policies::Admission;
-use crate::auth::policies::Policies;
 use crate::auth::signer::Signer;
 use crate::auth::user::MASTERS;
-use crate::kinds::Kinds;
 use crate::metrics::Metrics;
 use crate::pki::{Authority, PkiError};
 use crate::server::host;
@@ -57,6 +54,7 @@ use crate::server::tls::{self, Resolver};
 use crate::state::ServerState;
 use crate::store::embedded::Embedded;
 use crate::store::etcd::{Etcd, EtcdConfig};
+use crate::store::reflector::Reflector;
 use crate::store::{Store, StoreError};
 
 /// Validity of the administrator's certificate, in days; it is reissued at every start.
@@ -235,9 +233,9 @@ pub async fn start(config: ApiServerConfig) -> Result<RunningServer, Error> {
     let (stop, stopping) = watch::channel(false);
     let (open, closed) = mpsc::channel(1);
     let api = Arc::new(ServerState {
-        kinds: Kinds::load(&*store),
-        policies: Policies::load(&*store),
-        admission: Admission::load(&*store),
+        kinds: Reflector::load(&*store),
+        policies: Reflector::load(&*store),
+        admission: Reflector::load(&*store),
         signer: Signer::ensure(&pki_dir.join("sa.key"))?,
         metrics: Metrics::new(config.registry.unwrap_or_default())?,
         documents: discovery::OpenApiDocuments::default(),

@@ -98,7 +98,7 @@ async fn route(
     auth::authorize(api, &user, &asked)?;
     let resource = api
         .kinds
-        .table()
+        .current()
         .find(&target.group, &target.version, &target.resource)
         .ok_or_else(ApiError::no_such_path)?;
     // The metric label is set only once the resource is known to exist: clients must not invent labels.
@@ -144,7 +144,7 @@ fn non_resource(
     query: &str,
     headers: &http::HeaderMap,
 ) -> Result<Response<Body>> {
-    let table = api.kinds.table();
+    let table = api.kinds.current();
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {
         ["healthz" | "livez" | "readyz", ..] => Ok(discovery::health(path, query, api.store.failure())),

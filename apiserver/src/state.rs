@@ -5,23 +5,24 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::admission::policies::Admission;
-use crate::auth::policies::Policies;
+use crate::admission::policies::PolicySet;
+use crate::auth::rbac;
 use crate::auth::signer::Signer;
-use crate::kinds::Kinds;
+use crate::kinds::table::Table;
 use crate::metrics::Metrics;
 use crate::store::Store;
+use crate::store::reflector::Reflector;
 
 /// The state of one server.
 pub struct ServerState {
     /// Storage of objects.
     pub store: Arc<dyn Store>,
     /// The served kinds.
-    pub kinds: Kinds,
+    pub kinds: Reflector<Table>,
     /// RBAC policies.
-    pub policies: Policies,
+    pub policies: Reflector<rbac::Policy>,
     /// Admission policies.
-    pub admission: Admission,
+    pub admission: Reflector<PolicySet>,
     /// Signs and checks the tokens of service accounts.
     pub signer: Signer,
     /// The OpenAPI documents.

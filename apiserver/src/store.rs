@@ -5,6 +5,7 @@
 pub mod cache;
 pub mod embedded;
 pub mod etcd;
+pub mod reflector;
 mod splice;
 
 use std::sync::{Arc, OnceLock};

@@ -9,16 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::batch_time::{BatchSize, BatchTimeModel, DEFAULT_ESTIMATE};
-use crate::executor::SequenceStep;
-
-/// Batch progress at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct BatchProgress {
-    /// Number of ended batches and of other work that delayed batches; tells one batch from the next.
-    pub ended_batches: u64,
-    /// Expected duration of the oldest running batch, predicted at its start; `None` while none runs.
-    pub running_estimate: Option<Duration>,
-}
+use crate::executor::{BatchProgress, SequenceStep};
 
 /// The batches of one rank; clones share them.
 #[derive(Clone, Debug)]
@@ -46,11 +37,10 @@ struct MonitoredBatch {
 impl BatchMonitor {
     /// A monitor of a rank in a pipeline of `stages` stages.
     pub fn new(stages: u32) -> Self {
-        let (forecast, begun) = (BatchTimeModel::default(), VecDeque::new());
         Self(Arc::new(Mutex::new(MonitorState {
             stages,
-            model: forecast,
-            in_flight: begun,
+            model: BatchTimeModel::default(),
+            in_flight: VecDeque::new(),
             ended: 0,
             last_ended: None,
             other_work: false,
@@ -63,8 +53,8 @@ impl BatchMonitor {
     }
 
     /// The oldest batch ended; a failed one does not update the model.
-    pub fn end(&self, well: bool) {
-        self.end_at(well, Instant::now());
+    pub fn end(&self, succeeded: bool) {
+        self.end_at(succeeded, Instant::now());
     }
 
     /// Current progress.
@@ -89,29 +79,29 @@ impl BatchMonitor {
         done
     }
 
-    fn begin_at(&self, work: BatchSize, at: Instant) {
+    fn begin_at(&self, size: BatchSize, at: Instant) {
         let mut state = self.0.lock();
-        let forecast = state.model.estimate(work);
-        state.in_flight.push_back(MonitoredBatch { size: work, started: at, estimate: forecast });
+        let estimate = state.model.estimate(size);
+        state.in_flight.push_back(MonitoredBatch { size, started: at, estimate });
     }
 
-    fn end_at(&self, well: bool, at: Instant) {
+    fn end_at(&self, succeeded: bool, at: Instant) {
         let mut state = self.0.lock();
         state.ended += 1;
         let before = state.last_ended.replace(at);
-        let Some(MonitoredBatch { size: work, started: begun, .. }) = state.in_flight.pop_front() else {
+        let Some(MonitoredBatch { size, started, .. }) = state.in_flight.pop_front() else {
             return;
         };
-        if !well {
+        if !succeeded {
             return;
         }
         // The model learns the time of a batch by itself, from the first stage to the last. Behind other
         // batches the measured time is longer, by all of theirs; counted from the end of the previous batch
         // it may be as short as one stage's share. That share times the number of stages is never too little.
-        let whole = at.saturating_duration_since(begun);
-        let share = at.saturating_duration_since(before.map_or(begun, |before| before.max(begun)));
+        let whole = at.saturating_duration_since(started);
+        let share = at.saturating_duration_since(before.map_or(started, |before| before.max(started)));
         let stages = state.stages.max(1);
-        state.model.record(work, whole.min(share * stages));
+        state.model.record(size, whole.min(share * stages));
     }
 }
 

@@ -10,6 +10,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use russet_model::{description::Description, state::Rewind};
 use russet_wire::request::Sampling;
@@ -17,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::batch_monitor::BatchProgress;
 use crate::lifecycle::{FailureCause, FailureReport};
 use crate::prefix_cache::{CacheCommand, block_hash::BlockHash};
 use crate::step_profiler::StepTotals;
@@ -196,6 +196,15 @@ pub type Sampled = Vec<Result<u32, SampleError>>;
 /// A reply of the compute thread. A dropped sender means that the thread is gone, which is a failure like any
 /// other.
 pub type ReplyReceiver<T> = oneshot::Receiver<Result<T, ExecutorError>>;
+
+/// Batch progress at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BatchProgress {
+    /// Number of ended batches and of other work that delayed batches; tells one batch from the next.
+    pub ended_batches: u64,
+    /// Expected duration of the oldest running batch, predicted at its start; `None` while none runs.
+    pub running_estimate: Option<Duration>,
+}
 
 /// One rank's shard of the model. Calls return at once and are executed **in call order**, whatever thread
 /// made them: with more than one rank, that order is the protocol.

@@ -8,10 +8,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::batch_monitor::{BatchMonitor, BatchProgress};
+use crate::batch_monitor::BatchMonitor;
 use crate::executor::{
-    Addresses, CacheSupport, DraftRequest, Executor, ExecutorError, LoadProgress, MlxMemory, ReplyReceiver,
-    SampleError, SampleSpec, Sampled, SequenceStep,
+    Addresses, BatchProgress, CacheSupport, DraftRequest, Executor, ExecutorError, LoadProgress, MlxMemory,
+    ReplyReceiver, SampleError, SampleSpec, Sampled, SequenceStep,
 };
 use crate::prefix_cache::{
     CacheCommand,

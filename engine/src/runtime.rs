@@ -30,10 +30,10 @@ use russet_wire::engine_options::KvCacheType;
 use tokio::sync::oneshot;
 
 use crate::{
-    batch_monitor::{BatchMonitor, BatchProgress},
+    batch_monitor::BatchMonitor,
     executor::{
-        Addresses, CacheSupport, DraftRequest, Executor, LoadProgress, MlxMemory, ReplyReceiver, SampleError,
-        Sampled, SequenceStep,
+        Addresses, BatchProgress, CacheSupport, DraftRequest, Executor, LoadProgress, MlxMemory,
+        ReplyReceiver, SampleError, Sampled, SequenceStep,
     },
     jaccl::Devices,
     layers,

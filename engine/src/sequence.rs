@@ -3,7 +3,7 @@
 
 mod output;
 
-use russet_wire::event::{FailureKind, GenerationFailure, Usage};
+use russet_wire::event::{FailureKind, GenerationEvent, GenerationFailure, Usage};
 use russet_wire::request::GenerationRequest;
 
 use crate::executor::{DraftRequest, SampleSpec, SequenceStep};
@@ -166,6 +166,12 @@ impl Sequence {
             completion_tokens: self.output.tokens(),
             cached_tokens: self.prefix_hit_tokens.unwrap_or_default().min(self.prompt_tokens),
         }
+    }
+
+    /// The first event of its response.
+    pub fn started_event(&self) -> GenerationEvent {
+        let Usage { prompt_tokens, completion_tokens, .. } = self.usage();
+        GenerationEvent::Started { prompt_tokens, emitted_tokens: completion_tokens }
     }
 
     /// Work it is ready for; `ahead` allows sampling after a token that is not known yet. The last prompt

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_rpc::tls::TlsFiles;
+use russet_telemetry::errors::chain;
 use russet_wire::engine_config::CableEnds;
 use thiserror::Error;
 use tokio::io::BufReader;
@@ -327,15 +328,9 @@ fn buffered(stream: TcpStream) -> BufReader<TcpStream> {
     BufReader::with_capacity(relay::BUFFER_BYTES, stream)
 }
 
-/// An error with its causes.
+/// An error with its causes, as an owner: for `map_err`.
 fn error_chain(error: impl std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
+    chain(&error)
 }
 
 #[cfg(test)]

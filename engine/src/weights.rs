@@ -3,6 +3,7 @@
 //! configuration.
 
 mod shard_read;
+mod weight;
 
 use std::{
     collections::HashMap,
@@ -28,11 +29,9 @@ use russet_model::{
 };
 use thiserror::Error;
 
-use crate::{
-    layers::linear::Weight,
-    partition::{TpShard, rank_holds},
-};
+use crate::partition::{TpShard, rank_holds};
 use shard_read::ShardRead;
+pub use weight::Weight;
 
 /// Why weights cannot be loaded. Each error names the file or tensor, the numbers and the remedy.
 #[derive(Debug, Error)]

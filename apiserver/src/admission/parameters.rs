@@ -12,7 +12,7 @@ use crate::state::ServerState;
 /// Why a policy's `paramKind` is unusable.
 pub fn param_kind_problem(api: &ServerState, policy: &Policy) -> Option<String> {
     let (api_version, kind) = policy.param_kind.as_ref()?;
-    let known = api.kinds.table().of_kind(api_version, kind).is_some();
+    let known = api.kinds.current().of_kind(api_version, kind).is_some();
     (!known).then(|| format!("failed to find resource referenced by paramKind: '{api_version}, Kind={kind}'"))
 }
 
@@ -27,7 +27,7 @@ pub fn find(
     let (Some((api_version, kind)), Some(wanted)) = (&policy.param_kind, &binding.param_ref) else {
         return Ok(vec![None]);
     };
-    let Some(resource) = api.kinds.table().of_kind(api_version, kind) else { return Ok(Vec::new()) };
+    let Some(resource) = api.kinds.current().of_kind(api_version, kind) else { return Ok(Vec::new()) };
     let given = wanted["namespace"].as_str().unwrap_or_default();
     let place = match (resource.namespaced, given) {
         (false, "") => "",

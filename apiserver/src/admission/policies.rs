@@ -1,13 +1,11 @@
 //! The cached admission policies of the store, each with its bindings. Not here: evaluating them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use super::policy::{Binding, Policy};
-use crate::store::{Store, StoredObject};
-
-/// Storage prefix of policies and bindings.
-pub const PREFIX: &str = "/registry/admissionregistration.k8s.io/";
+use crate::store::StoredObject;
+use crate::store::reflector::FromObjects;
 
 /// The policies in force, each with its bindings, sorted by name.
 #[derive(Debug, Default)]
@@ -18,11 +16,15 @@ pub struct PolicySet {
     read: BTreeMap<(Arc<str>, u64), Arc<Policy>>,
 }
 
-impl PolicySet {
-    fn new(records: &[Arc<StoredObject>], before: &Self) -> Self {
+impl FromObjects for PolicySet {
+    const PREFIX: &'static str = "/registry/admissionregistration.k8s.io/";
+    const OBJECTS: &'static str = "admission policies";
+
+    /// Reuses the compiled expressions of unchanged policies.
+    fn from_objects(objects: &[Arc<StoredObject>], before: &Self) -> Self {
         let mut bindings: BTreeMap<String, Vec<Binding>> = BTreeMap::new();
         let mut read = BTreeMap::new();
-        for record in records {
+        for record in objects {
             let object = record.object();
             match object["kind"].as_str() {
                 Some("ValidatingAdmissionPolicy") => {
@@ -43,40 +45,5 @@ impl PolicySet {
             .filter_map(|policy| bindings.remove(&policy.name).map(|bindings| (policy.clone(), bindings)));
         let policies = bound.collect();
         Self { policies, read }
-    }
-}
-
-/// The policies in force; the whole set is replaced when one changes.
-#[derive(Debug)]
-pub struct Admission {
-    current: RwLock<Arc<PolicySet>>,
-    /// Serialises refreshes: of two, the one that reads later also publishes later. Readers wait for neither.
-    refreshing: Mutex<()>,
-}
-
-impl Admission {
-    /// The policies in the store.
-    pub fn load(store: &dyn Store) -> Self {
-        let admission = Self { current: RwLock::default(), refreshing: Mutex::new(()) };
-        admission.refresh(store);
-        admission
-    }
-
-    /// The current policies.
-    pub fn policies(&self) -> Arc<PolicySet> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Reads policies and bindings again.
-    pub fn refresh(&self, store: &dyn Store) {
-        let refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
-        match store.range(PREFIX, None, None) {
-            Ok(snapshot) => {
-                let book = PolicySet::new(&snapshot.records, &self.policies());
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(book);
-            }
-            Err(error) => tracing::error!(%error, "the admission policies could not be read"),
-        }
-        drop(refreshing);
     }
 }

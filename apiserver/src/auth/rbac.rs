@@ -1,19 +1,20 @@
-//! Role-based access control: a policy compiled from roles and bindings, and its checks. Pure: no store, no
-//! clock.
+//! Role-based access control: a policy compiled from roles and bindings, and its checks. Pure: no IO,
+//! no clock.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::user::{MASTERS, User};
 use crate::object;
 use crate::selector;
+use crate::store::StoredObject;
+use crate::store::reflector::FromObjects;
 
 /// The API group of roles and bindings.
 pub const GROUP: &str = "rbac.authorization.k8s.io";
-/// Storage prefix of roles and bindings.
-pub const PREFIX: &str = "/registry/rbac.authorization.k8s.io/";
 
 /// Attributes of a request to authorize. `path` is set for non-resource paths.
 #[derive(Clone, Copy, Debug, Default)]
@@ -167,6 +168,15 @@ pub struct Policy {
     bindings: HashMap<String, Vec<Binding>>,
     /// Names of aggregated cluster roles.
     aggregated: Vec<String>,
+}
+
+impl FromObjects for Policy {
+    const PREFIX: &'static str = "/registry/rbac.authorization.k8s.io/";
+    const OBJECTS: &'static str = "roles and bindings";
+
+    fn from_objects(objects: &[Arc<StoredObject>], _before: &Self) -> Self {
+        Self::new(objects.iter().map(|record| Value::clone(record.object())))
+    }
 }
 
 impl Policy {

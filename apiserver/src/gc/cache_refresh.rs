@@ -21,12 +21,12 @@ pub async fn run(api: Arc<ServerState>) {
 async fn follow(api: &Arc<ServerState>) -> Result<(), String> {
     let mut watch = api.store.watch("/registry/", api.store.revision()).map_err(|error| error.to_string())?;
     // Refreshes for events before this watch began, for example while it was broken.
-    for resource in api.kinds.table().stored() {
+    for resource in api.kinds.current().stored() {
         write::after_commit(api, &resource);
     }
     loop {
         let events = watch.next().await.map_err(|error| error.to_string())?;
-        let table = api.kinds.table();
+        let table = api.kinds.current();
         let mut seen = BTreeSet::new();
         for resource in events.iter().filter_map(|event| table.of_key(&event.record.key)) {
             if seen.insert(resource.prefix.clone()) {

@@ -30,7 +30,7 @@ pub async fn edit(api: &ServerState, key: &str, change: impl Fn(&mut Value) -> b
         let txn = Txn { key: key.to_string(), expect: Expect::Revision(record.revision), change };
         match api.store.txn(txn).await.map_err(list::storage_error)? {
             TxnOutcome::Committed(_) => {
-                if let Some(resource) = api.kinds.table().of_key(key) {
+                if let Some(resource) = api.kinds.current().of_key(key) {
                     write::after_commit(api, &resource);
                 }
                 return Ok(());
@@ -57,7 +57,7 @@ pub async fn release(api: &ServerState, key: &str, finalizer: &str) -> Result<()
 
 /// Deletes a stored object, unless it is gone or was replaced by another of the same name.
 pub async fn remove(api: &Arc<ServerState>, record: &StoredObject, propagation: &str) -> Result<()> {
-    let Some(resource) = api.kinds.table().of_key(&record.key) else { return Ok(()) };
+    let Some(resource) = api.kinds.current().of_key(&record.key) else { return Ok(()) };
     let object = record.object();
     let call = Call::internal(resource, object::namespace(object), object::name(object));
     let options = Options {

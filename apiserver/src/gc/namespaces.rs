@@ -78,7 +78,7 @@ async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
 /// Deletes the contents of a terminating namespace, and removes its finalizer once it is empty.
 async fn delete_contents(api: &Arc<ServerState>, name: &str, key: &str) -> Result<bool> {
     let mut left = 0;
-    for resource in api.kinds.table().stored().iter().filter(|resource| resource.namespaced) {
+    for resource in api.kinds.current().stored().iter().filter(|resource| resource.namespaced) {
         let snapshot = api
             .store
             .range(&resource.prefix_of(name), None, None)

@@ -8,6 +8,7 @@ use super::edit::edit;
 use crate::auth::rbac;
 use crate::kinds::builtin;
 use crate::state::ServerState;
+use crate::store::reflector::FromObjects;
 
 /// Runs the controller.
 pub async fn run(api: Arc<ServerState>) {
@@ -20,12 +21,13 @@ pub async fn run(api: Arc<ServerState>) {
 }
 
 async fn follow(api: &Arc<ServerState>) -> Result<(), String> {
-    let mut watch = api.store.watch(rbac::PREFIX, api.store.revision()).map_err(|error| error.to_string())?;
+    let mut watch =
+        api.store.watch(rbac::Policy::PREFIX, api.store.revision()).map_err(|error| error.to_string())?;
     loop {
         // The policy is refreshed before a write is acknowledged, but possibly after this watch sees it:
         // refresh now.
         api.policies.refresh(&*api.store);
-        for (name, rules) in api.policies.policy().aggregated() {
+        for (name, rules) in api.policies.current().aggregated() {
             let key = format!("{}{name}", builtin::prefix(rbac::GROUP, "clusterroles"));
             let written = edit(api, &key, |role| {
                 let differs = role["rules"] != rules;

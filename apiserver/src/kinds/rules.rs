@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::definition;
 use super::resource::Resource;
-use crate::admission::check;
+use crate::admission::validation;
 use crate::call::Call;
 use crate::object;
 use crate::status::Cause;
@@ -33,8 +33,8 @@ pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
         }
         "CertificateSigningRequest" => signing_request(call, new, old, now),
         "RoleBinding" | "ClusterRoleBinding" => binding(new),
-        "ValidatingAdmissionPolicy" => check::fill_defaults(&mut new["spec"], "matchConstraints"),
-        "ValidatingAdmissionPolicyBinding" => check::fill_defaults(&mut new["spec"], "matchResources"),
+        "ValidatingAdmissionPolicy" => validation::fill_defaults(&mut new["spec"], "matchConstraints"),
+        "ValidatingAdmissionPolicyBinding" => validation::fill_defaults(&mut new["spec"], "matchResources"),
         "ClusterRole" | "Role" if new["rules"].is_null() => new["rules"] = json!([]),
         _ => {}
     }
@@ -195,8 +195,8 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
             }
         }
         "CustomResourceDefinition" => causes.extend(definition::validate(new, old)),
-        "ValidatingAdmissionPolicy" => causes.extend(check::policy(new)),
-        "ValidatingAdmissionPolicyBinding" => causes.extend(check::binding(new)),
+        "ValidatingAdmissionPolicy" => causes.extend(validation::policy(new)),
+        "ValidatingAdmissionPolicyBinding" => causes.extend(validation::binding(new)),
         _ => {}
     }
     causes

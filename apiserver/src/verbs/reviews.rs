@@ -63,7 +63,7 @@ fn access(api: &ServerState, user: &User, spec: &Value) -> Value {
     let path = &spec["nonResourceAttributes"];
     let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_string();
     let allowed = if resource.is_object() {
-        api.policies.policy().allows(
+        api.policies.current().allows(
             user,
             &Attributes {
                 verb: &text(&resource["verb"]),
@@ -77,13 +77,13 @@ fn access(api: &ServerState, user: &User, spec: &Value) -> Value {
         )
     } else {
         let (verb, path) = (text(&path["verb"]), text(&path["path"]));
-        api.policies.policy().allows(user, &Attributes { verb: &verb, path: &path, ..Attributes::default() })
+        api.policies.current().allows(user, &Attributes { verb: &verb, path: &path, ..Attributes::default() })
     };
     if allowed { json!({"allowed": true, "reason": "RBAC: allowed"}) } else { json!({"allowed": false}) }
 }
 
 fn rules(api: &ServerState, user: &User, namespace: &str) -> Value {
-    let policy = api.policies.policy();
+    let policy = api.policies.current();
     let (mut resources, mut paths) = (Vec::new(), Vec::new());
     if user.groups.iter().any(|group| group == MASTERS) {
         resources.push(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));

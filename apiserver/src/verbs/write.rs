@@ -267,13 +267,13 @@ pub fn normalize(
     crate::auth::check_escalation(api, call, new, old)?;
     update_generation(resource, old, new);
     if resource.prefix == crate::kinds::DEFINITIONS && call.subresource.is_empty() {
-        definition::establish(new, &api.kinds.table(), &object::timestamp(now));
+        definition::establish(new, &api.kinds.current(), &object::timestamp(now));
     }
     if resource.group == builtin::ADMISSION_GROUP
         && resource.has_subresource("status")
         && call.subresource.is_empty()
     {
-        admission::check::with_status(new, &api.kinds.table());
+        admission::validation::with_status(new, &api.kinds.current());
     }
     if origin == WriteOrigin::Write {
         apply::track_update(old, new, &call.manager(), &call.subresource, now, schema);

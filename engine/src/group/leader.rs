@@ -13,6 +13,7 @@ use russet_rpc::engine::follow_command::Command;
 use russet_rpc::engine::follow_reply::Reply;
 use russet_rpc::failure_detector::HEARTBEAT_INTERVAL;
 use russet_rpc::tls::TlsFiles;
+use russet_telemetry::errors::with_sources;
 use russet_wire::engine_config::PeerRank;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -162,18 +163,9 @@ fn is_final(status: &Status) -> bool {
     )
 }
 
-/// A status with its causes: tonic's message of a failed connection names none, and causes repeat each other.
+/// A status with its causes: tonic's message of a failed connection names none.
 fn describe(status: &Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        cause = error.source();
-    }
-    text
+    with_sources(status.message(), status)
 }
 
 impl FollowerStream {

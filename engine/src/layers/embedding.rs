@@ -2,8 +2,7 @@
 
 use mlx_rs::{Array, error::Exception};
 
-use super::linear::Weight;
-use crate::weights::{Weights, WeightsError};
+use crate::weights::{Weight, Weights, WeightsError};
 
 /// One row per token.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Zoned;
-use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure, Usage};
+use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::GenerationRequest;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
@@ -48,40 +48,40 @@ impl Intake {
     /// Submits a request; its events arrive on the receiver. Dropping the receiver cancels the request.
     pub fn submit(&self, request: GenerationRequest) -> UnboundedReceiver<GenerationEvent> {
         let (events, receiver) = mpsc::unbounded_channel();
-        let caller = ResponseSink::new(request.id.clone(), events, self.metrics.clone());
+        let sink = ResponseSink::new(request.id.clone(), events, self.metrics.clone());
         if let Err(failure) = sequence::validate(&request) {
-            caller.fail(failure);
+            sink.fail(failure);
             return receiver;
         }
         if let Some(reason) = self.life.unavailable_reason() {
-            caller.fail(unavailable(reason));
+            sink.fail(unavailable(reason));
             return receiver;
         }
-        let standing = QueuePosition {
+        let position = QueuePosition {
             priority: request.priority,
-            arrived: caller.arrived - self.started,
+            arrived: sink.arrived - self.started,
             number: self.next_number.fetch_add(1, Ordering::Relaxed),
         };
-        let place = match self.queue_limit.acquire(standing.number, standing.priority) {
-            Ok(place) => place,
+        let ticket = match self.queue_limit.acquire(position.number, position.priority) {
+            Ok(ticket) => ticket,
             Err(failure) => {
-                caller.fail(failure);
+                sink.fail(failure);
                 return receiver;
             }
         };
         let intake = self.clone();
         self.tokenizer_pool.spawn(move || {
-            let (sequence, over) = match intake.tokenize(&request) {
+            let (sequence, finished) = match intake.tokenize(&request) {
                 Ok(prepared) => prepared,
-                Err(failure) => return caller.fail(failure),
+                Err(failure) => return sink.fail(failure),
             };
-            if let Some(reason) = over {
+            if let Some(reason) = finished {
                 // The engine that produced this output was lost after its last token and before its end.
-                caller.send(started_event(&sequence));
-                return caller.finish(reason, sequence.usage());
+                sink.send(sequence.started_event());
+                return sink.finish(reason, sequence.usage());
             }
-            let patience = request.deadline_milliseconds.map(Duration::from_millis);
-            intake.enqueue(ScheduledRequest::new(standing, sequence, caller, patience, place));
+            let timeout = request.deadline_milliseconds.map(Duration::from_millis);
+            intake.enqueue(ScheduledRequest::new(position, sequence, sink, timeout, ticket));
         });
         receiver
     }
@@ -102,11 +102,11 @@ impl Intake {
         let limit = kv_budget::max_answer_tokens(prompt.len() as u32, limit, self.kv_tokens)?;
         let seed = request.sampling.seed.unwrap_or_else(rand::random);
         let (ends, text) = (self.tokenizer.eos_token_ids().clone(), self.tokenizer.detokenizer());
-        let mut telling = OutputStream::new(request, limit, ends, text);
+        let mut output = OutputStream::new(request, limit, ends, text);
         let checked = self.tokenizer.check_emitted(&request.emitted).map_err(ResumeError::from);
-        let over = checked.and_then(|()| telling.resume(&request.emitted));
-        let over = over.map_err(|error| error.failure())?;
-        Ok((Sequence::new(request, prompt, seed, telling).with_proposers(self.proposers), over))
+        let finished = checked.and_then(|()| output.resume(&request.emitted));
+        let finished = finished.map_err(|error| error.failure())?;
+        Ok((Sequence::new(request, prompt, seed, output).with_proposers(self.proposers), finished))
     }
 
     fn enqueue(&self, job: ScheduledRequest) {
@@ -118,12 +118,6 @@ impl Intake {
             job.sink.fail(unavailable(reason));
         }
     }
-}
-
-/// The first event of a response.
-pub(super) fn started_event(sequence: &Sequence) -> GenerationEvent {
-    let Usage { prompt_tokens, completion_tokens, .. } = sequence.usage();
-    GenerationEvent::Started { prompt_tokens, emitted_tokens: completion_tokens }
 }
 
 /// A template failure is the request's fault; a tokenizer failure is the engine's.

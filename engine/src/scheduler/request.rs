@@ -8,7 +8,6 @@ use tokio::time::Instant;
 
 use super::batching::Readiness;
 use super::deadline::{RequestProgress, deadline_failure};
-use super::intake::started_event;
 use super::kv_budget::SequenceUsage;
 use super::queue_limit::QueueTicket;
 use super::response_sink::ResponseSink;
@@ -46,7 +45,7 @@ impl ScheduledRequest {
         sequence: Sequence,
         sink: ResponseSink,
         timeout: Option<Duration>,
-        place: QueueTicket,
+        ticket: QueueTicket,
     ) -> Self {
         let last_token_at = sink.arrived;
         // The tokens of a resumed output are prefilled too, so this would measure more than the prompt.
@@ -56,7 +55,7 @@ impl ScheduledRequest {
             sequence,
             sink,
             timeout,
-            queue_ticket: Some(place),
+            queue_ticket: Some(ticket),
             admission_id: 0,
             tokens_at_admission: 0,
             preemptions: 0,
@@ -89,35 +88,35 @@ impl ScheduledRequest {
         if let Some(failure) = self.queue_ticket.as_ref().and_then(QueueTicket::displaced) {
             return Some(failure);
         }
-        let patience = self.timeout?;
-        let unread = self.sequence.uncached_tokens();
+        let timeout = self.timeout?;
+        let prefill_tokens = self.sequence.uncached_tokens();
         deadline_failure(&RequestProgress {
-            timeout: patience,
+            timeout,
             waited: self.sink.arrived.elapsed(),
             generated: self.sequence.usage().completion_tokens,
-            prefill_tokens: unread,
-            prefill_time: metrics.throughput.lock().prefill_time(unread),
+            prefill_tokens,
+            prefill_time: metrics.throughput.lock().prefill_time(prefill_tokens),
         })
     }
 
     /// Admitted to a slot that holds `cached` of its tokens, with this admission id.
-    pub(super) fn admit(&mut self, slot: u32, cached: u32, stay: u64, metrics: &EngineMetrics) {
+    pub(super) fn admit(&mut self, slot: u32, cached: u32, admission_id: u64, metrics: &EngineMetrics) {
         let now = Instant::now();
         self.queue_ticket = None;
-        self.admission_id = stay;
+        self.admission_id = admission_id;
         self.tokens_at_admission = self.sequence.usage().completion_tokens;
         self.sequence.admit(slot, cached);
         if self.admitted_at.is_none() {
             self.admitted_at = Some(now);
             metrics.record_prefix_lookup(self.sequence.usage().prompt_tokens, cached);
             metrics.queue.observe((now - self.sink.arrived).as_secs_f64());
-            self.sink.send(started_event(&self.sequence));
+            self.sink.send(self.sequence.started_event());
         }
     }
 
     /// Preempted; waits with this queue ticket.
-    pub(super) fn preempt(&mut self, place: QueueTicket, metrics: &EngineMetrics) {
-        self.queue_ticket = Some(place);
+    pub(super) fn preempt(&mut self, ticket: QueueTicket, metrics: &EngineMetrics) {
+        self.queue_ticket = Some(ticket);
         self.preemptions += 1;
         metrics.preemptions.inc();
         tracing::info!(
@@ -125,7 +124,7 @@ impl ScheduledRequest {
             priority = self.queue_position.priority,
             tokens = self.sequence.cached(),
             times = self.preemptions,
-            "made room for others; what is not kept of its tokens is read again when it comes back"
+            "preempted; tokens that are not cached then are prefilled again when it is admitted"
         );
     }
 

@@ -6,12 +6,10 @@ use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::*;
-use crate::admission::policies::Admission;
-use crate::auth::policies::Policies;
 use crate::auth::signer::Signer;
-use crate::kinds::Kinds;
 use crate::metrics::Metrics;
 use crate::store::embedded::Embedded;
+use crate::store::reflector::Reflector;
 use crate::store::{Snapshot, Store, StoreError, StoredObject, Watch};
 
 /// A store in which three writes in a row conflict; it records the deadlines it was given.
@@ -83,9 +81,9 @@ async fn retried_write_keeps_its_deadline() {
     let store = Arc::new(Contended { store, deadlines: Mutex::default() });
     let (_stop, stopping) = tokio::sync::watch::channel(false);
     let api = Arc::new(ServerState {
-        kinds: Kinds::load(&*store),
-        policies: Policies::load(&*store),
-        admission: Admission::load(&*store),
+        kinds: Reflector::load(&*store),
+        policies: Reflector::load(&*store),
+        admission: Reflector::load(&*store),
         signer: Signer::ensure(&folder.path().join("sa.key")).unwrap(),
         metrics: Metrics::new(prometheus::Registry::new()).unwrap(),
         documents: crate::discovery::OpenApiDocuments::default(),
@@ -95,7 +93,7 @@ async fn retried_write_keeps_its_deadline() {
     });
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "one"}});
     crate::bootstrap::ensure(&api, "", namespace).await.unwrap();
-    let resource = api.kinds.table().of_kind("v1", "Namespace").unwrap();
+    let resource = api.kinds.current().of_kind("v1", "Namespace").unwrap();
     let call = Call::internal(resource, "", "one");
     let label = |current: &Value| {
         let mut new = current.clone();
