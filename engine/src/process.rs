@@ -418,19 +418,18 @@ async fn run_rank(
         },
         BlockHash::root(fingerprint::model_fingerprint(&config.model_dir).as_bytes()),
     );
-    let (schedule, opened_intake) = match opened {
+    let (scheduler, opened_intake) = match opened {
         Ok(opened) => opened,
         Err(error) => return life.fail(format!("cannot start the threads that read requests: {error}")),
     };
     life.advance(Phase::Loaded, "joined; tries the smoke prompt");
-    let tries =
-        async { if config.smoke_prompt { schedule.smoke(config.context_tokens).await } else { Ok(()) } };
-    let tried = tokio::select! {
+    let smoke = async { if config.smoke_prompt { scheduler.smoke().await } else { Ok(()) } };
+    let tested = tokio::select! {
         biased;
         () = life.wait_ended() => return,
-        tried = tries => tried,
+        tested = smoke => tested,
     };
-    if let Err(error) = tried {
+    if let Err(error) = tested {
         let reason = format!("the smoke prompt was not answered: {error}");
         // First its own: followers fail when they receive this, and that must not become the reason of this
         // rank.
@@ -444,7 +443,7 @@ async fn run_rank(
     let _ = intake.set(opened_intake);
     life.advance(Phase::Serving, "");
     tracing::info!(model = config.served_model_name, epoch = config.epoch, "serving");
-    schedule.run().await;
+    scheduler.run().await;
 }
 
 /// Loads the weights on every rank, and the tokenizer on rank 0.

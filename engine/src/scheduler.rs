@@ -12,14 +12,15 @@
 //! ```
 
 pub mod batching;
-mod cache_commands;
 pub mod deadline;
 mod in_flight;
 mod intake;
 pub mod kv_budget;
 mod queue_limit;
+mod ranks;
 mod request;
 mod response_sink;
+mod slot_caches;
 pub mod smoke;
 mod speculation;
 mod tokenizer_pool;
@@ -31,28 +32,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_wire::event::{FailureKind, FinishReason, GenerationFailure};
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
-use crate::executor::{Executor, Sampled, SequenceStep};
+use crate::executor::{Executor, Sampled};
 use crate::group::Followers;
 use crate::lifecycle::Lifecycle;
 use crate::metrics::EngineMetrics;
 use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::events::BlockEvents;
 use crate::prefix_cache::{self, CACHE_STEP, CacheCapacity, PrefixCache};
-use crate::speculative::{CostModel, Proposers};
+use crate::speculative::Proposers;
 use crate::tokenizer::ChatTokenizer;
 
 use batching::{Readiness, ScheduledTokens, compose_batch};
-use cache_commands::FetchedBlocks;
-use in_flight::{Completion, DecodeRound, InFlight, PendingBatch, WorkKind};
+use in_flight::{Completion, DecodeRound, InFlight, WorkKind};
 pub use intake::Intake;
 use kv_budget::{KvAdmission, KvBudget, SequenceUsage};
 pub use queue_limit::MAX_WAITING_REQUESTS;
 use queue_limit::QueueLimit;
+use ranks::Ranks;
 use request::ScheduledRequest;
 use response_sink::unavailable;
+use slot_caches::{FetchedBlocks, SlotCaches};
+use smoke::SmokeError;
+use speculation::{SpeculationState, propose, request_drafts};
 use tokenizer_pool::TokenizerPool;
 use wait_queue::WaitQueue;
 
@@ -75,8 +79,7 @@ pub struct SchedulerConfig {
 
 /// The scheduler loop.
 pub struct Scheduler {
-    compute: Arc<dyn Executor>,
-    followers: Followers,
+    ranks: Ranks,
     tokenizer: Arc<ChatTokenizer>,
     life: Lifecycle,
     metrics: EngineMetrics,
@@ -86,9 +89,8 @@ pub struct Scheduler {
     /// Requests in slots, in queue order; prompts are prefilled in this order.
     running: Vec<ScheduledRequest>,
     slots: usize,
-    prefix_cache: PrefixCache,
-    block_events: BlockEvents,
-    fetches: (UnboundedSender<FetchedBlocks>, UnboundedReceiver<FetchedBlocks>),
+    caches: SlotCaches,
+    fetched: UnboundedReceiver<FetchedBlocks>,
     kv_budget: KvBudget,
     context_tokens: u32,
     /// Pipeline stages.
@@ -100,8 +102,7 @@ pub struct Scheduler {
     /// When the last batch ended.
     last_ended: Instant,
     round: Option<DecodeRound>,
-    cost_model: CostModel,
-    draft_failed: bool,
+    speculation: SpeculationState,
 }
 
 /// Delay between the first request to an idle engine and the first batch: requests of a burst are prefilled
@@ -116,7 +117,7 @@ impl Scheduler {
     pub fn new(
         compute: Arc<dyn Executor>,
         followers: Followers,
-        tokens: Arc<ChatTokenizer>,
+        tokenizer: Arc<ChatTokenizer>,
         life: Lifecycle,
         metrics: EngineMetrics,
         config: SchedulerConfig,
@@ -126,21 +127,25 @@ impl Scheduler {
             config;
         let block_events = BlockEvents::default();
         let on_disk = followers.blocks_on_every_disk(compute.blocks_on_disk());
-        let most = u64::from(context_tokens) * u64::from(max_sequences);
+        let all_slots = u64::from(context_tokens) * u64::from(max_sequences);
         let rounded = u64::from(context_tokens.next_multiple_of(CACHE_STEP)) * u64::from(max_sequences);
         let limits = CacheCapacity {
             slots: max_sequences,
-            tokens: if kv_tokens < most { kv_tokens } else { rounded },
+            tokens: if kv_tokens < all_slots { kv_tokens } else { rounded },
             disk: compute.has_disk_cache(),
             enabled: prefix_cache,
         };
-        let (sender, jobs) = mpsc::unbounded_channel();
+        let ranks = Ranks { compute, followers };
+        let prefix_cache = PrefixCache::new(root, limits, &on_disk);
+        let (caches, fetched) =
+            SlotCaches::new(prefix_cache, ranks.clone(), block_events.clone(), metrics.clone());
+        let (sender, requests) = mpsc::unbounded_channel();
         let queue_limit = QueueLimit::new(metrics.clone(), max_sequences);
         let started = Instant::now();
         let intake = Intake {
             requests: sender,
             tokenizer_pool: TokenizerPool::start()?,
-            tokenizer: tokens.clone(),
+            tokenizer: tokenizer.clone(),
             context_tokens,
             kv_tokens,
             proposers,
@@ -149,23 +154,21 @@ impl Scheduler {
             next_number: Arc::default(),
             life: life.clone(),
             metrics: metrics.clone(),
-            block_events: block_events.clone(),
+            block_events,
             root,
         };
-        let schedule = Self {
-            compute,
-            followers,
-            tokenizer: tokens,
+        let scheduler = Self {
+            ranks,
+            tokenizer,
             life,
             metrics,
             queue_limit,
-            requests: jobs,
+            requests,
             waiting: WaitQueue::default(),
             running: Vec::new(),
             slots: max_sequences as usize,
-            prefix_cache: PrefixCache::new(root, limits, &on_disk),
-            block_events,
-            fetches: mpsc::unbounded_channel(),
+            caches,
+            fetched,
             kv_budget: KvBudget::new(kv_tokens, context_tokens),
             context_tokens,
             stages: stages as usize,
@@ -173,33 +176,40 @@ impl Scheduler {
             scheduling_since: started,
             last_ended: started,
             round: None,
-            cost_model: CostModel::default(),
-            draft_failed: false,
+            speculation: SpeculationState::default(),
         };
-        Ok((schedule, intake))
+        Ok((scheduler, intake))
+    }
+
+    /// Answers the smoke prompt on every rank, before the first request.
+    ///
+    /// # Errors
+    /// A step failed, or its answer shows that weights and tokenizer do not fit together.
+    pub async fn smoke(&self) -> Result<(), SmokeError> {
+        smoke::run(&self.ranks, &self.tokenizer, &self.metrics, self.context_tokens).await
     }
 
     /// Runs until the rank fails, or until it was asked to stop and every request has ended.
     pub async fn run(mut self) {
         let life = self.life.clone();
-        let mut begun = VecDeque::new();
+        let mut in_flight = VecDeque::new();
         loop {
             self.receive();
             self.drop_stale();
             self.admit();
-            while begun.len() < self.max_batches()
-                && let Some(batch) = self.begin_batch(begun.len())
+            while in_flight.len() < self.max_batches()
+                && let Some(batch) = self.begin_batch(in_flight.len())
             {
-                begun.push_back(batch);
+                in_flight.push_back(batch);
             }
-            let Some(InFlight { admissions: rows, started: since, work }) = begun.pop_front() else {
+            let Some(InFlight { admissions, started, work }) = in_flight.pop_front() else {
                 tokio::select! {
                     biased;
                     reason = life.wait_failed() => return self.fail_all(&reason),
-                    Some(fetched) = self.fetches.1.recv() => self.finish_fetch(&fetched),
-                    job = self.requests.recv() => match job {
-                        Some(job) => {
-                            self.waiting.push(job.queue_position, job);
+                    Some(fetched) = self.fetched.recv() => self.finish_fetch(&fetched),
+                    request = self.requests.recv() => match request {
+                        Some(request) => {
+                            self.waiting.push(request.queue_position, request);
                             tokio::time::sleep(BURST_WINDOW).await;
                         }
                         None => return life.stop(),
@@ -216,16 +226,19 @@ impl Scheduler {
                 biased;
                 reason = life.wait_failed() => return self.fail_all(&reason),
                 done = work.wait() => match done {
-                    Ok(Completion::Draft(drafts)) => self.receive_drafts(rows, since, drafts),
+                    Ok(Completion::Draft(drafts)) => {
+                        self.speculation.receive_drafts(&mut self.running, admissions, started, drafts);
+                    }
                     Ok(Completion::Batch { prefills, draft_tokens, sampled }) => {
                         let now = Instant::now();
-                        self.metrics.batch.observe((now - since).as_secs_f64());
+                        self.metrics.batch.observe((now - started).as_secs_f64());
                         if !prefills {
                             // The time a batch waited for earlier batches is not its own.
-                            self.cost_model.record_batch(rows.len() as u32, draft_tokens, now - since.max(self.last_ended));
+                            let elapsed = now - started.max(self.last_ended);
+                            self.speculation.cost_model.record_batch(admissions.len() as u32, draft_tokens, elapsed);
                         }
                         (self.scheduling_since, self.last_ended) = (now, now);
-                        self.end_batch(rows, prefills || draft_tokens > 0, sampled);
+                        self.end_batch(admissions, prefills || draft_tokens > 0, sampled);
                     }
                     Err(failure) => {
                         life.fail_with(failure);
@@ -245,220 +258,230 @@ impl Scheduler {
     /// Whether to sample a token after one that is not known yet: only in a single stage, whose ranks pass
     /// the token on themselves, and only where it pays.
     fn overlaps_steps(&self) -> bool {
-        self.stages == 1 && self.compute.overlaps_steps()
+        self.stages == 1 && self.ranks.compute.overlaps_steps()
     }
 
     fn receive(&mut self) {
-        while let Ok(job) = self.requests.try_recv() {
-            self.waiting.push(job.queue_position, job);
+        while let Ok(request) = self.requests.try_recv() {
+            self.waiting.push(request.queue_position, request);
         }
-        while let Ok(fetched) = self.fetches.1.try_recv() {
+        while let Ok(fetched) = self.fetched.try_recv() {
             self.finish_fetch(&fetched);
         }
     }
 
     /// Ends requests that are cancelled, past their deadline, or without a place in the queue.
     fn drop_stale(&mut self) {
-        for job in self.waiting.take_where(|job| job.sink.is_closed()) {
-            job.finish(FinishReason::Cancelled, &self.metrics);
+        for request in self.waiting.take_where(|request| request.sink.is_closed()) {
+            request.finish(FinishReason::Cancelled, &self.metrics);
         }
         let metrics = self.metrics.clone();
-        for job in self.waiting.take_where(|job| job.rejection(&metrics).is_some()) {
-            self.reject(job);
+        for request in self.waiting.take_where(|request| request.rejection(&metrics).is_some()) {
+            self.reject(request);
         }
         // A slot that is being loaded from disk keeps its request until then.
-        let over = |job: &ScheduledRequest| {
-            !job.fetching && (job.sink.is_closed() || job.rejection(&metrics).is_some())
+        let stale = |request: &ScheduledRequest| {
+            !request.fetching && (request.sink.is_closed() || request.rejection(&metrics).is_some())
         };
-        let (over, running): (Vec<_>, Vec<_>) = self.running.drain(..).partition(over);
+        let (stale, running): (Vec<_>, Vec<_>) = self.running.drain(..).partition(stale);
         self.running = running;
-        for job in over {
-            self.release_slot(&job);
-            self.reject(job);
+        for request in stale {
+            self.caches.release(&request);
+            self.reject(request);
         }
     }
 
     /// Ends a request with its failure, or as cancelled if its client has gone.
-    fn reject(&self, job: ScheduledRequest) {
-        match job.rejection(&self.metrics) {
-            Some(failure) if !job.sink.is_closed() => job.sink.fail(failure),
-            _ => job.finish(FinishReason::Cancelled, &self.metrics),
+    fn reject(&self, request: ScheduledRequest) {
+        match request.rejection(&self.metrics) {
+            Some(failure) if !request.sink.is_closed() => request.sink.fail(failure),
+            _ => request.finish(FinishReason::Cancelled, &self.metrics),
         }
     }
 
     /// Admits waiting requests to slots, in queue order. No request overtakes one that does not fit yet;
     /// otherwise large requests would starve.
     fn admit(&mut self) {
-        self.prefix_cache.remove_from_disk(&self.compute.take_lost_blocks());
+        self.caches.drop_lost_blocks();
         while let Some(first) = self.waiting.first() {
             let running: Vec<SequenceUsage> =
                 self.running.iter().map(ScheduledRequest::sequence_usage).collect();
-            let KvAdmission::AfterPreempting(leave) =
+            let KvAdmission::AfterPreempting(victims) =
                 self.kv_budget.admission(&first.sequence_usage(), &running, self.slots - running.len())
             else {
                 break;
             };
-            let Some(mut job) = self.waiting.take_first() else { break };
-            for index in leave.into_iter().rev() {
+            let Some(mut request) = self.waiting.take_first() else { break };
+            for index in victims.into_iter().rev() {
                 self.preempt(index);
             }
-            let Some(prefix_cache::SlotAssignment { slot, cached, fetch_from_disk: fetch }) =
-                self.prefix_cache.admit(job.sequence.history())
+            let Some(prefix_cache::SlotAssignment { slot, cached, fetch_from_disk }) =
+                self.caches.admit(request.sequence.history())
             else {
-                self.waiting.push(job.queue_position, job);
+                self.waiting.push(request.queue_position, request);
                 break;
             };
             self.admissions += 1;
             self.round = None;
-            self.metrics.running.inc();
-            job.admit(slot, cached, self.admissions, &self.metrics);
-            job.fetching = !fetch.is_empty();
-            self.apply_cache_commands();
-            if job.fetching {
-                self.fetch(slot, fetch);
+            request.admit(slot, cached, self.admissions, &self.metrics);
+            request.fetching = !fetch_from_disk.is_empty();
+            self.caches.apply_commands();
+            if request.fetching {
+                self.caches.fetch(slot, self.admissions, fetch_from_disk);
             }
-            let place =
-                self.running.partition_point(|other| other.queue_position.precedes(&job.queue_position));
-            self.running.insert(place, job);
+            let position =
+                self.running.partition_point(|other| other.queue_position.precedes(&request.queue_position));
+            self.running.insert(position, request);
         }
     }
 
     /// Preempts a running request; it waits for another slot. Its KV blocks stay cached as far as there is
     /// capacity; the rest is prefilled again when it resumes.
     fn preempt(&mut self, index: usize) {
-        let mut job = self.running.remove(index);
+        let mut request = self.running.remove(index);
         self.round = None;
-        self.release_slot(&job);
-        job.preempt(
-            self.queue_limit.acquire_preempted(job.queue_position.number, job.queue_position.priority),
+        self.caches.release(&request);
+        request.preempt(
+            self.queue_limit
+                .acquire_preempted(request.queue_position.number, request.queue_position.priority),
             &self.metrics,
         );
-        self.waiting.push(job.queue_position, job);
+        self.waiting.push(request.queue_position, request);
     }
 
     /// Composes the next batch after preempting as many sequences as its tokens require; `ahead` allows
     /// sampling after tokens that are not known yet.
     fn compose(&mut self, ahead: bool) -> Vec<ScheduledTokens> {
         loop {
-            let ready: Vec<Readiness> = self.running.iter().map(|job| job.readiness(ahead)).collect();
-            let answering = self
-                .running
-                .iter()
-                .zip(&ready)
-                .any(|(job, ready)| !job.is_prefilling() && !matches!(ready, Readiness::Prefill(_)));
-            let turns = compose_batch(&ready, self.stages, answering, self.context_tokens);
-            let mut more = vec![0; ready.len()];
-            for ScheduledTokens { index, tokens } in &turns {
-                more[*index] = *tokens;
+            let ready: Vec<Readiness> = self.running.iter().map(|request| request.readiness(ahead)).collect();
+            let answering =
+                self.running.iter().zip(&ready).any(|(request, ready)| {
+                    !request.is_prefilling() && !matches!(ready, Readiness::Prefill(_))
+                });
+            let scheduled = compose_batch(&ready, self.stages, answering, self.context_tokens);
+            let mut batch_tokens = vec![0; ready.len()];
+            for ScheduledTokens { index, tokens } in &scheduled {
+                batch_tokens[*index] = *tokens;
             }
             let running: Vec<SequenceUsage> =
                 self.running.iter().map(ScheduledRequest::sequence_usage).collect();
-            match self.kv_budget.victim(&running, &more) {
+            match self.kv_budget.victim(&running, &batch_tokens) {
                 Some(index) => self.preempt(index),
                 // A sequence that could be preempted is preempted once its slot is loaded.
-                None if running.iter().any(|one| one.is_pinned) && !self.kv_budget.fits(&running, &more) => {
+                None if running.iter().any(|usage| usage.is_pinned)
+                    && !self.kv_budget.fits(&running, &batch_tokens) =>
+                {
                     return Vec::new();
                 }
-                None => return turns,
+                None => return scheduled,
             }
         }
     }
 
     /// Starts the next batch, with `behind` batches in flight, if any sequence has work.
     fn begin_batch(&mut self, behind: usize) -> Option<InFlight> {
-        let least = self.acceptance_threshold();
-        let proposed = self.propose(least);
+        let threshold = self.speculation.acceptance_threshold(&self.running);
+        let proposed = propose(&mut self.running, threshold);
         if self.overlaps_steps() && proposed && behind > 0 {
             return None;
         }
-        if let Some(drafts) = self.request_drafts(least) {
+        if let Some(drafts) = request_drafts(&mut self.running, threshold, &*self.ranks.compute) {
             return Some(drafts);
         }
-        let turns = self.compose(self.overlaps_steps() && !proposed);
-        if turns.is_empty() {
+        let scheduled = self.compose(self.overlaps_steps() && !proposed);
+        if scheduled.is_empty() {
             return None;
         }
-        let (mut rows, mut steps) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
+        let (mut admissions, mut steps) =
+            (Vec::with_capacity(scheduled.len()), Vec::with_capacity(scheduled.len()));
         let streams = self.running.len();
-        let (mut read, mut draft_tokens) = (0, 0);
-        for ScheduledTokens { index, tokens } in &turns {
-            let job = &mut self.running[*index];
-            job.prefilled_alone &= streams == 1;
-            let step = job.sequence.step(*tokens);
-            self.prefix_cache.grow(step.slot, job.sequence.cached());
-            if job.is_prefilling() {
+        let (mut prefill_tokens, mut draft_tokens) = (0, 0);
+        for ScheduledTokens { index, tokens } in &scheduled {
+            let request = &mut self.running[*index];
+            request.prefilled_alone &= streams == 1;
+            let step = request.sequence.step(*tokens);
+            self.caches.grow(step.slot, request.sequence.cached());
+            if request.is_prefilling() {
                 self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
             }
             if step.sample.is_none() {
-                read += step.tokens.len();
+                prefill_tokens += step.tokens.len();
             }
             draft_tokens += step.draft_tokens;
-            rows.push(job.admission_id);
+            admissions.push(request.admission_id);
             steps.push(step);
         }
-        self.apply_cache_commands();
-        self.metrics.batch_rows.observe(rows.len() as f64);
-        self.metrics.batch_prompt_tokens.observe(read as f64);
-        let answer = self.dispatch(steps);
+        self.caches.apply_commands();
+        self.metrics.batch_rows.observe(admissions.len() as f64);
+        self.metrics.batch_prompt_tokens.observe(prefill_tokens as f64);
+        self.metrics.steps.inc_by(steps.len() as u64);
+        let reply = self.ranks.dispatch(steps);
         let now = Instant::now();
         self.metrics.scheduling.observe((now - self.scheduling_since).as_secs_f64());
         self.scheduling_since = now;
         Some(InFlight {
-            admissions: rows,
+            admissions,
             started: now,
-            work: WorkKind::Batch { prefills: read > 0, draft_tokens, reply: answer },
+            work: WorkKind::Batch { prefills: prefill_tokens > 0, draft_tokens, reply },
         })
     }
 
     /// Takes the sampled tokens of a running request; returns how it ended, if it did.
-    fn accept_sampled(&mut self, index: usize, chosen: Sampled) -> Option<Result<FinishReason, String>> {
-        let job = &mut self.running[index];
-        let slot = job.sequence.slot();
+    fn accept_sampled(&mut self, index: usize, sampled: Sampled) -> Option<Result<FinishReason, String>> {
+        let request = &mut self.running[index];
+        let slot = request.sequence.slot();
         // A prompt is cached only if its next token can be sampled: one NaN or infinite value makes the
         // tokens that were prefilled with it unusable too.
-        if job.is_prefilling() && chosen.first().is_some_and(Result::is_ok) {
-            self.prefix_cache.store_prompt(slot, job.sequence.prompt());
+        if request.is_prefilling() && sampled.first().is_some_and(Result::is_ok) {
+            self.caches.store_prompt(slot, request.sequence.prompt());
         }
-        let count = job.sequence.verify(&chosen);
-        if chosen.len() > 1 {
-            self.metrics.record_draft_tokens(job.sequence.is_from_draft_model(), chosen.len() - 1, count - 1);
+        let count = request.sequence.verify(&sampled);
+        if sampled.len() > 1 {
+            self.metrics.record_draft_tokens(
+                request.sequence.is_from_draft_model(),
+                sampled.len() - 1,
+                count - 1,
+            );
         }
-        if count < chosen.len() {
-            self.prefix_cache.shrink(slot, job.sequence.cached());
+        if count < sampled.len() {
+            self.caches.shrink(slot, request.sequence.cached());
         }
-        chosen.into_iter().take(count).find_map(|token| match token {
-            Ok(token) => job.accept_token(token, &self.metrics),
+        sampled.into_iter().take(count).find_map(|token| match token {
+            Ok(token) => request.accept_token(token, &self.metrics),
             Err(error) => Some(Err(error.to_string())),
         })
     }
 
     /// Takes the results of a batch, by admission id; results of requests that ended or were preempted are
     /// dropped. An `uneven` batch, with prefill or draft tokens, says nothing about the time per token.
-    fn end_batch(&mut self, rows: Vec<u64>, uneven: bool, chosen: Vec<Sampled>) {
+    fn end_batch(&mut self, admissions: Vec<u64>, uneven: bool, sampled: Vec<Sampled>) {
         let (streams, mut emitted, mut some_ended) = (self.running.len() as u32, 0, false);
-        for (stay, chosen) in rows.into_iter().zip(chosen) {
-            let Some(index) = self.running.iter().position(|job| job.admission_id == stay) else { continue };
-            if chosen.is_empty() {
+        for (admission_id, sampled) in admissions.into_iter().zip(sampled) {
+            let Some(index) = self.running.iter().position(|request| request.admission_id == admission_id)
+            else {
+                continue;
+            };
+            if sampled.is_empty() {
                 continue;
             }
             emitted += 1;
-            let Some(end) = self.accept_sampled(index, chosen) else { continue };
+            let Some(outcome) = self.accept_sampled(index, sampled) else { continue };
             some_ended = true;
-            let job = self.running.remove(index);
-            match end {
+            let request = self.running.remove(index);
+            match outcome {
                 Ok(reason) => {
-                    self.release_slot(&job);
-                    self.kv_budget.record_answer(job.sequence.usage().completion_tokens);
-                    job.finish(reason, &self.metrics);
+                    self.caches.release(&request);
+                    self.kv_budget.record_answer(request.sequence.usage().completion_tokens);
+                    request.finish(reason, &self.metrics);
                 }
                 // NaN or infinite values must not be cached.
                 Err(message) => {
-                    self.discard_slot(&job);
-                    job.sink.fail(GenerationFailure { kind: FailureKind::Internal, message });
+                    self.caches.discard(&request);
+                    request.sink.fail(GenerationFailure { kind: FailureKind::Internal, message });
                 }
             }
         }
-        self.apply_cache_commands();
+        self.caches.apply_commands();
         let running: Vec<SequenceUsage> = self.running.iter().map(ScheduledRequest::sequence_usage).collect();
         self.metrics.kv_usage.set(self.kv_budget.usage(&running));
         if uneven || some_ended {
@@ -467,7 +490,7 @@ impl Scheduler {
         }
         // Every stream has a token now, from one batch or from those of all stages.
         let now = Instant::now();
-        let cached = running.iter().map(|one| one.cached_tokens).sum();
+        let cached = running.iter().map(|usage| usage.cached_tokens).sum();
         let round = self.round.take().filter(|round| round.streams == streams);
         self.round = Some(match round {
             Some(round) if round.emitted + emitted < streams => {
@@ -482,24 +505,24 @@ impl Scheduler {
         });
     }
 
-    /// Runs the steps as one batch on every rank.
-    fn dispatch(&self, batch: Vec<SequenceStep>) -> PendingBatch {
-        let choices = batch.iter().map(|step| step.samples().count()).collect();
-        self.metrics.steps.inc_by(batch.len() as u64);
-        self.followers.run(&batch);
-        PendingBatch { sample_counts: choices, reply: self.compute.run(batch) }
+    /// A slot was loaded from disk; if its request was preempted or has ended, nobody needs it.
+    fn finish_fetch(&mut self, fetched: &FetchedBlocks) {
+        let request = self.running.iter_mut().find(|request| request.admission_id == fetched.admission_id);
+        if let Some(request) = request {
+            self.caches.finish_fetch(request, fetched);
+        }
     }
 
     /// Fails all requests with the reason why this rank failed.
     fn fail_all(mut self, reason: &str) {
         self.requests.close();
         self.receive();
-        for job in self.waiting.take_where(|_| true) {
-            job.sink.fail(unavailable(reason.to_owned()));
+        for request in self.waiting.take_where(|_| true) {
+            request.sink.fail(unavailable(reason.to_owned()));
         }
-        for job in self.running.drain(..) {
+        for request in self.running.drain(..) {
             self.metrics.running.dec();
-            job.sink.fail(unavailable(reason.to_owned()));
+            request.sink.fail(unavailable(reason.to_owned()));
         }
     }
 }

@@ -14,7 +14,7 @@ use russet_crds::{
 };
 
 use crate::chips;
-use crate::copies::DiskState;
+use crate::disk_state::DiskState;
 use crate::nodes::Nodes;
 use crate::note::Note;
 use crate::pool::{self, EligibleNodes, Labels};

@@ -14,7 +14,6 @@
 
 mod disk_budget;
 mod disk_outlook;
-pub(crate) mod disk_state;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +23,7 @@ use jiff::Timestamp;
 
 use self::disk_budget::{DiskBudget, FileSet};
 pub use self::disk_outlook::DiskOutlook;
-pub use self::disk_state::{DiskState, files_id, limit};
+pub use crate::disk_state::{DiskState, files_id, limit};
 use crate::group_info::ObjectKey;
 use crate::node_info::Availability;
 pub use crate::shortage::Shortage;

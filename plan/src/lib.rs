@@ -15,6 +15,7 @@ pub mod copies;
 pub mod cow;
 pub mod demand;
 mod digest;
+mod disk_state;
 pub mod fabric;
 pub mod group_info;
 pub mod joint_placement;

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use russet_crds::{Residency, Sharding, TierMode};
 use russet_model::shape::ModelShape;
 
-use crate::copies::disk_state::DiskState;
 use crate::cow::ArcCow;
+use crate::disk_state::DiskState;
 pub use crate::group_info::{GroupInfo, ObjectKey};
 pub use crate::node_info::{Availability, NodeInfo};
 use crate::nodes::Nodes;

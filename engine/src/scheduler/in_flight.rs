@@ -47,20 +47,20 @@ impl WorkKind {
     /// Waits for the result; an error is why the group has failed.
     pub(super) async fn wait(self) -> Result<Completion, FailureReport> {
         Ok(match self {
-            Self::Batch { prefills: reads, draft_tokens: drafted, reply: answer } => {
-                Completion::Batch { prefills: reads, draft_tokens: drafted, sampled: answer.wait().await? }
+            Self::Batch { prefills, draft_tokens, reply } => {
+                Completion::Batch { prefills, draft_tokens, sampled: reply.wait().await? }
             }
-            Self::Draft { reply: answer } => {
-                Completion::Draft(within_timeout(answer).await?.map_err(|error| error.to_string()))
+            Self::Draft { reply } => {
+                Completion::Draft(within_timeout(reply).await?.map_err(|error| error.to_string()))
             }
         })
     }
 }
 
 /// Waits for a reply of the executor, up to the timeout; the reply may be an error.
-async fn within_timeout<T>(answer: ReplyReceiver<T>) -> Result<Result<T, ExecutorError>, String> {
-    match tokio::time::timeout(STEP_TIMEOUT, answer).await {
-        Ok(Ok(answered)) => Ok(answered),
+async fn within_timeout<T>(reply: ReplyReceiver<T>) -> Result<Result<T, ExecutorError>, String> {
+    match tokio::time::timeout(STEP_TIMEOUT, reply).await {
+        Ok(Ok(result)) => Ok(result),
         Ok(Err(_)) => Err("the compute thread is gone; see the engine's log".into()),
         Err(_) => {
             let seconds = STEP_TIMEOUT.as_secs();
@@ -87,11 +87,11 @@ pub(super) struct PendingBatch {
 impl PendingBatch {
     /// Waits for the results of the steps; an error is why the group has failed.
     pub(super) async fn wait(self) -> Result<Vec<Sampled>, FailureReport> {
-        let answered = within_timeout(self.reply).await??;
-        if !answered.iter().map(Vec::len).eq(self.sample_counts) {
-            let wrong = "the compute half did not choose tokens where it had to, and only there";
+        let sampled = within_timeout(self.reply).await??;
+        if !sampled.iter().map(Vec::len).eq(self.sample_counts) {
+            let wrong = "the executor did not sample exactly the tokens that the batch asks for";
             return Err(wrong.to_owned().into());
         }
-        Ok(answered)
+        Ok(sampled)
     }
 }

@@ -7,10 +7,13 @@ use russet_wire::request::{GenerationRequest, Message, Sampling};
 use thiserror::Error;
 use tokio::time::Instant;
 
-use super::Scheduler;
 use super::batching::compose_batch;
+use super::ranks::Ranks;
+use crate::executor::SequenceStep;
+use crate::metrics::EngineMetrics;
+use crate::prefix_cache::CacheCommand;
 use crate::sequence::{self, AcceptedToken, OutputStream, Sequence};
-use crate::tokenizer::TokenizerError;
+use crate::tokenizer::{ChatTokenizer, TokenizerError};
 
 /// All slots are free when it runs.
 const SMOKE_SLOT: u32 = 0;
@@ -61,51 +64,60 @@ fn request() -> GenerationRequest {
     }
 }
 
-impl Scheduler {
-    /// Runs the smoke prompt on every rank, before the first request.
-    pub async fn smoke(&self, context_tokens: u32) -> Result<(), SmokeError> {
-        let begun = Instant::now();
-        let request = request();
-        let prompt = self.tokenizer.prompt(&request.messages, &Zoned::now())?;
-        let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, context_tokens)
-            .map_err(|failure| SmokeError::Context(failure.message))?;
-        let (ends, text) = (self.tokenizer.eos_token_ids().clone(), self.tokenizer.detokenizer());
-        let telling = OutputStream::new(&request, limit, ends, text);
-        let mut sequence = Sequence::new(&request, prompt, 0, telling);
-        sequence.admit(SMOKE_SLOT, 0);
-        let (tokens, text) = self.answer(&mut sequence).await?;
-        self.followers.reset(SMOKE_SLOT);
-        self.compute.reset(SMOKE_SLOT);
-        let lasted = begun.elapsed();
-        self.metrics.record_smoke_test(lasted);
-        tracing::info!(?tokens, text, ?lasted, "the smoke prompt is answered");
-        Ok(())
-    }
+/// Answers the smoke prompt on every rank, before the first request.
+pub(super) async fn run(
+    ranks: &Ranks,
+    tokenizer: &ChatTokenizer,
+    metrics: &EngineMetrics,
+    context_tokens: u32,
+) -> Result<(), SmokeError> {
+    let started = Instant::now();
+    let request = request();
+    let prompt = tokenizer.prompt(&request.messages, &Zoned::now())?;
+    let limit = sequence::max_new_tokens(prompt.len(), request.max_tokens, context_tokens)
+        .map_err(|failure| SmokeError::Context(failure.message))?;
+    let (eos_tokens, detokenizer) = (tokenizer.eos_token_ids().clone(), tokenizer.detokenizer());
+    let output = OutputStream::new(&request, limit, eos_tokens, detokenizer);
+    let mut sequence = Sequence::new(&request, prompt, 0, output);
+    sequence.admit(SMOKE_SLOT, 0);
+    let (tokens, text) = answer(ranks, tokenizer, metrics, context_tokens, &mut sequence).await?;
+    ranks.apply_cache_command(CacheCommand::Reset { slot: SMOKE_SLOT });
+    let elapsed = started.elapsed();
+    metrics.record_smoke_test(elapsed);
+    tracing::info!(?tokens, text, ?elapsed, "the smoke prompt is answered");
+    Ok(())
+}
 
-    /// Tokens and text of the output.
-    async fn answer(&self, sequence: &mut Sequence) -> Result<(Vec<u32>, String), SmokeError> {
-        let (mut tokens, mut text) = (Vec::new(), String::new());
-        loop {
-            let turns = compose_batch(&[sequence.readiness(false)], 1, false, self.context_tokens);
-            let steps = turns.iter().map(|turn| sequence.step(turn.tokens)).collect();
-            let chosen = self.dispatch(steps).wait().await;
-            let chosen = chosen.map_err(|failure| SmokeError::Step(failure.reason))?.concat();
-            let Some(token) = chosen.first().cloned() else { continue };
-            let token = token.map_err(|error| SmokeError::Step(error.to_string()))?;
-            sequence.verify(&chosen);
-            tokens.push(token);
-            if !self.tokenizer.has_token(token) {
-                return Err(SmokeError::Unknown { index: tokens.len(), token });
-            }
-            let AcceptedToken { event, finished } = sequence.accept(token)?;
-            if let Some(GenerationEvent::Token { text: piece, .. }) = event {
-                text.push_str(&piece);
-            }
-            match finished {
-                None => {}
-                Some(_) if text.is_empty() => return Err(SmokeError::EmptyAnswer(tokens)),
-                Some(_) => return Ok((tokens, text)),
-            }
+/// Tokens and text of the output.
+async fn answer(
+    ranks: &Ranks,
+    tokenizer: &ChatTokenizer,
+    metrics: &EngineMetrics,
+    context_tokens: u32,
+    sequence: &mut Sequence,
+) -> Result<(Vec<u32>, String), SmokeError> {
+    let (mut tokens, mut text) = (Vec::new(), String::new());
+    loop {
+        let scheduled = compose_batch(&[sequence.readiness(false)], 1, false, context_tokens);
+        let steps: Vec<SequenceStep> = scheduled.iter().map(|turn| sequence.step(turn.tokens)).collect();
+        metrics.steps.inc_by(steps.len() as u64);
+        let sampled = ranks.dispatch(steps).wait().await;
+        let sampled = sampled.map_err(|failure| SmokeError::Step(failure.reason))?.concat();
+        let Some(token) = sampled.first().cloned() else { continue };
+        let token = token.map_err(|error| SmokeError::Step(error.to_string()))?;
+        sequence.verify(&sampled);
+        tokens.push(token);
+        if !tokenizer.has_token(token) {
+            return Err(SmokeError::Unknown { index: tokens.len(), token });
+        }
+        let AcceptedToken { event, finished } = sequence.accept(token)?;
+        if let Some(GenerationEvent::Token { text: piece, .. }) = event {
+            text.push_str(&piece);
+        }
+        match finished {
+            None => {}
+            Some(_) if text.is_empty() => return Err(SmokeError::EmptyAnswer(tokens)),
+            Some(_) => return Ok((tokens, text)),
         }
     }
 }

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 
 use super::kv_budget::{MAX_PREEMPTIONS, MIN_TOKENS_BEFORE_PREEMPTION};
 use super::*;
+use crate::executor::SequenceStep;
 use crate::fixture::{self, FakeExecutor, eventually, token_of_byte, within};
 use crate::lifecycle::Phase;
 

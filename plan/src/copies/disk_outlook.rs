@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use russet_model::shape::ModelShape;
 
 use super::disk_budget::check_space;
-use super::disk_state::{DiskEntry, DiskState};
+use crate::disk_state::{DiskEntry, DiskState};
 use crate::group_info::ObjectKey;
 use crate::shortage::Shortage;
 use crate::snapshot::Snapshot;
@@ -119,8 +119,8 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
 #[cfg(test)]
 mod tests {
     use super::super::disk_budget::{DiskBudget, FileSet};
-    use super::super::disk_state::tests::disks;
     use super::*;
+    use crate::disk_state::tests::disks;
     use crate::test_rng::TestRng;
 
     #[test]

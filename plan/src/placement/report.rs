@@ -2,7 +2,7 @@
 
 use russet_crds::{GroupPlan, PlacementReport};
 
-use super::selection::Selection;
+use super::selection::{MAX_SHOWN_CANDIDATES, Selection};
 use super::{Placement, deployment_hash};
 use crate::note::Note;
 use crate::prediction::Predictor;
@@ -10,8 +10,6 @@ use crate::shard::describe;
 
 /// The reason of a plan without a remembered one.
 pub const UNCHANGED_REASON: &str = "what runs stays where it is";
-/// Maximum candidates of a report; the schema says the same.
-pub(super) const MAX_SHOWN_CANDIDATES: usize = 5;
 
 /// The report of this placement; that of the one `before`, while its plan is still valid; or the refusal.
 /// `current` are the plans of the groups that stay.

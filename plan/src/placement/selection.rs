@@ -1,7 +1,6 @@
 //! The choice among the candidates for one replica, and its reasons as text.
 
 use super::candidates::{Candidates, enumerate};
-use super::report::MAX_SHOWN_CANDIDATES;
 use super::score::{ENOUGH_SPEED, ScoreScale, ScoredCandidate};
 use crate::memory_model::MemoryModel;
 use crate::note::Note;
@@ -11,10 +10,13 @@ use crate::shard::SplitCandidate;
 use crate::snapshot::{ObjectKey, Snapshot};
 use crate::valid_deployment::{Split, ValidDeployment};
 
+/// Maximum candidates of a report; the schema says the same.
+pub(super) const MAX_SHOWN_CANDIDATES: usize = 5;
+
 /// Ranked candidates, the best first.
 pub struct RankedCandidates<'a> {
-    want: &'a ValidDeployment,
-    fit: &'a MemoryModel<'a>,
+    deployment: &'a ValidDeployment,
+    memory_model: &'a MemoryModel<'a>,
     candidates: Vec<ScoredCandidate>,
     notes: Vec<Note>,
 }
@@ -37,17 +39,17 @@ pub struct Selection {
 pub fn find_candidates<'a>(
     view: &Snapshot,
     desired: &'a ValidDeployment,
-    fit: &'a MemoryModel<'a>,
+    memory_model: &'a MemoryModel<'a>,
     replica: i32,
     count_unreleased: bool,
     without: impl Fn(&ObjectKey) -> bool + Copy,
 ) -> Result<RankedCandidates<'a>, Vec<Note>> {
-    let Candidates { found: mut ways, notes } =
-        enumerate(view, desired, fit, replica, count_unreleased, without)?;
-    if let Some(scale) = ScoreScale::from_candidates(ways.iter()) {
-        ways.sort_by(|a, b| scale.compare(a, b));
+    let Candidates { found: mut scored, notes } =
+        enumerate(view, desired, memory_model, replica, count_unreleased, without)?;
+    if let Some(scale) = ScoreScale::from_candidates(scored.iter()) {
+        scored.sort_by(|a, b| scale.compare(a, b));
     }
-    Ok(RankedCandidates { want: desired, fit, candidates: ways, notes })
+    Ok(RankedCandidates { deployment: desired, memory_model, candidates: scored, notes })
 }
 
 impl RankedCandidates<'_> {
@@ -63,13 +65,14 @@ impl RankedCandidates<'_> {
 
     /// The best candidate, or the one that the joint plan chose.
     pub fn select(self, view: &Snapshot, advised: Option<&SplitCandidate>) -> Option<Selection> {
-        let Self { want, fit, candidates: mut ways, notes } = self;
+        let Self { deployment, memory_model, candidates: mut scored, notes } = self;
         let mut together = false;
         if let Some(split) = advised {
-            let at = ways.iter().position(|scored| scored.candidate.is_same_split(split));
-            let scored = at.map(|at| ways.remove(at)).unwrap_or_else(|| {
+            let at = scored.iter().position(|scored| scored.candidate.is_same_split(split));
+            let chosen = at.map(|at| scored.remove(at)).unwrap_or_else(|| {
                 // Smaller splits, which free memory for others, kept this one from being considered.
-                let rate = Predictor::new(view, &want.shape, want.capacity).rate(&split.plan(fit));
+                let rate = Predictor::new(view, &deployment.shape, deployment.capacity)
+                    .rate(&split.plan(memory_model));
                 ScoredCandidate {
                     candidate: split.clone(),
                     rate,
@@ -80,11 +83,11 @@ impl RankedCandidates<'_> {
                 }
             });
             together = at != Some(0);
-            ways.insert(0, scored);
+            scored.insert(0, chosen);
         }
-        let mut why = selection_reason(want, fit, &ways, ways.first()?);
-        let fetch = ways.first()?.fetch_cost;
-        if fetch == 0.0 && ways.iter().any(|scored| scored.fetch_cost > 0.0) {
+        let mut why = selection_reason(deployment, memory_model, &scored, scored.first()?);
+        let fetch = scored.first()?.fetch_cost;
+        if fetch == 0.0 && scored.iter().any(|scored| scored.fetch_cost > 0.0) {
             why.push_str("; the model's files are there already");
         } else if fetch > 0.5 {
             why.push_str("; other files have to go for the model's");
@@ -92,7 +95,7 @@ impl RankedCandidates<'_> {
         if together {
             why.push_str("; best together with the other pending replicas");
         }
-        let best = ways.remove(0);
+        let best = scored.remove(0);
         let known = |scored: &ScoredCandidate| {
             scored.candidate.ranks.iter().all(|rank| has_known_gpu(view, &rank.node))
         };
@@ -101,13 +104,13 @@ impl RankedCandidates<'_> {
                 if known(scored) { format!(", {} tokens/s", show_rate(scored.rate)) } else { String::new() };
             format!("{}, {} left{rate}", scored.candidate.show(), show(scored.candidate.min_free_after()))
         };
-        let others = ways
+        let others = scored
             .iter()
             .map(shown)
             .chain(notes.iter().map(ToString::to_string))
             .take(MAX_SHOWN_CANDIDATES)
             .collect();
-        let apart = ways.iter().find(|scored| scored.domain_siblings < best.domain_siblings).map(shown);
+        let apart = scored.iter().find(|scored| scored.domain_siblings < best.domain_siblings).map(shown);
         Some(Selection { candidate: best.candidate, why, alternatives: others, best_apart: apart })
     }
 }
@@ -119,13 +122,13 @@ fn has_known_gpu(view: &Snapshot, node: &str) -> bool {
 /// The reason for the best candidate.
 fn selection_reason(
     desired: &ValidDeployment,
-    fit: &MemoryModel<'_>,
+    memory_model: &MemoryModel<'_>,
     candidates: &[ScoredCandidate],
     best: &ScoredCandidate,
 ) -> String {
     let at = &desired.split_source;
     match &desired.split {
-        Split::Auto | Split::Single => automatic_reason(desired, fit, candidates, best),
+        Split::Auto | Split::Single => automatic_reason(desired, memory_model, candidates, best),
         Split::Pipeline => {
             format!("{at}.mode asks for a pipeline; these are the fewest nodes that hold it")
         }
@@ -148,14 +151,14 @@ fn selection_reason(
 /// The reasons if no split is prescribed.
 fn automatic_reason(
     desired: &ValidDeployment,
-    fit: &MemoryModel<'_>,
+    memory_model: &MemoryModel<'_>,
     candidates: &[ScoredCandidate],
     best: &ScoredCandidate,
 ) -> String {
     let nodes = |scored: &ScoredCandidate| scored.candidate.ranks.len();
     let of = |single: bool| candidates.iter().filter(move |scored| (nodes(scored) == 1) == single);
     let fastest = |single: bool| of(single).max_by(|a, b| a.rate.total_cmp(&b.rate));
-    let size = show(fit.whole_model().total());
+    let size = show(memory_model.whole_model().total());
     match (fastest(true), fastest(false)) {
         (Some(single), several) if nodes(best) == 1 => {
             let slower = of(true).any(|scored| scored.rate < ENOUGH_SPEED * single.rate);

@@ -18,9 +18,9 @@ mod splits;
 
 use super::*;
 use crate::check::check;
-use crate::copies::DiskState;
-use crate::copies::disk_state::tests::disks;
 use crate::cow::ArcCow;
+use crate::disk_state::DiskState;
+use crate::disk_state::tests::disks;
 use crate::memory_model::MemoryModel;
 use crate::pool::{EligibleNodes, LinkDemand};
 use crate::snapshot::{Availability, NodeInfo};

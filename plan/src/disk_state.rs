@@ -34,29 +34,29 @@ pub struct DiskState {
     /// Which files each model has, in the order of the models.
     models: Vec<(ObjectKey, usize)>,
     /// Their bytes; 0 while unknown.
-    pub(super) bytes: Vec<u64>,
-    pub(super) nodes: BTreeMap<String, DiskContents>,
+    pub(crate) bytes: Vec<u64>,
+    pub(crate) nodes: BTreeMap<String, DiskContents>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct DiskContents {
-    pub(super) limit: Option<u64>,
-    pub(super) entries: Vec<DiskEntry>,
+pub(crate) struct DiskContents {
+    pub(crate) limit: Option<u64>,
+    pub(crate) entries: Vec<DiskEntry>,
 }
 
 /// Files on a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct DiskEntry {
-    pub(super) files: usize,
-    pub(super) bytes: u64,
-    pub(super) done: u64,
-    pub(super) ready: bool,
+pub(crate) struct DiskEntry {
+    pub(crate) files: usize,
+    pub(crate) bytes: u64,
+    pub(crate) done: u64,
+    pub(crate) ready: bool,
     /// Whether they are never evicted.
-    pub(super) protected: bool,
+    pub(crate) protected: bool,
 }
 
 impl DiskEntry {
-    pub(super) fn bytes_present(&self) -> u64 {
+    pub(crate) fn bytes_present(&self) -> u64 {
         if self.ready { self.bytes } else { self.done.min(self.bytes) }
     }
 }
@@ -185,7 +185,7 @@ impl DiskState {
         }
     }
 
-    pub(super) fn files_index(&self, namespace: &str, model: &str) -> Option<usize> {
+    pub(crate) fn files_index(&self, namespace: &str, model: &str) -> Option<usize> {
         let at = self
             .models
             .binary_search_by(|((space, name), _)| (space.as_str(), name.as_str()).cmp(&(namespace, model)));
@@ -240,7 +240,7 @@ impl DiskState {
 
 impl DiskState {
     /// Adds the files that the ranks of a group read, by node.
-    pub(super) fn collect_read_files<'v>(
+    pub(crate) fn collect_read_files<'v>(
         &self,
         key: &ObjectKey,
         group: &'v GroupInfo,
