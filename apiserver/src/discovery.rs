@@ -78,7 +78,7 @@ fn group_version(group: &str, version: &str) -> String {
     if group.is_empty() { version.to_string() } else { format!("{group}/{version}") }
 }
 
-fn wants_aggregated(accept: &str) -> bool {
+fn accepts_aggregated(accept: &str) -> bool {
     accept.split(',').any(|range| {
         range.contains("g=apidiscovery.k8s.io") && range.contains("v=v2") && !range.contains("v=v2beta1")
     })
@@ -90,7 +90,7 @@ pub fn roots(table: &Table, path: &str, headers: &HeaderMap, host: &str) -> Resp
     let core = path.trim_end_matches('/') == "/api";
     let chosen: Vec<ApiGroup<'_>> =
         groups(table).into_iter().filter(|group| group.name.is_empty() == core).collect();
-    if wants_aggregated(accept) {
+    if accepts_aggregated(accept) {
         let list = json!({
             "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {},
             "items": chosen.iter().map(aggregated_group).collect::<Vec<_>>(),

@@ -55,7 +55,7 @@ pub fn document(group_version: &str, resources: &[Resource<'_>]) -> Value {
     let (group, version) = group_version.split_once('/').unwrap_or(("", group_version));
     let mut all_paths = Map::new();
     let mut schemas = Map::new();
-    let mut wanted: BTreeSet<String> = [
+    let mut required: BTreeSet<String> = [
         "io.k8s.apimachinery.pkg.apis.meta.v1.Patch",
         "io.k8s.apimachinery.pkg.apis.meta.v1.Status",
         "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions",
@@ -77,7 +77,7 @@ pub fn document(group_version: &str, resources: &[Resource<'_>]) -> Value {
                 schemas.insert(component.clone(), object);
             }
             None => {
-                wanted.insert(component.clone());
+                required.insert(component.clone());
             }
         }
         if resource.verbs.contains(&"list") {
@@ -85,7 +85,7 @@ pub fn document(group_version: &str, resources: &[Resource<'_>]) -> Value {
         }
         paths::add(resource, &component, &mut all_paths);
     }
-    add_reachable(wanted, &mut schemas);
+    add_reachable(required, &mut schemas);
     json!({
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": "unversioned"},
@@ -99,15 +99,15 @@ pub fn document(group_version: &str, resources: &[Resource<'_>]) -> Value {
     })
 }
 
-/// Adds the built-in components `wanted` and whatever the components refer to.
-fn add_reachable(mut wanted: BTreeSet<String>, schemas: &mut Map<String, Value>) {
-    schemas.values().for_each(|schema| references(schema, &mut wanted));
-    while let Some(name) = wanted.pop_first() {
+/// Adds the built-in components `required` and whatever the components refer to.
+fn add_reachable(mut required: BTreeSet<String>, schemas: &mut Map<String, Value>) {
+    schemas.values().for_each(|schema| references(schema, &mut required));
+    while let Some(name) = required.pop_first() {
         if schemas.contains_key(&name) {
             continue;
         }
         let Some(definition) = builtin::definition(&name) else { continue };
-        references(definition, &mut wanted);
+        references(definition, &mut required);
         schemas.insert(name, definition.clone());
     }
 }

@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn ages_have_two_or_three_figures() {
-        for (seconds, want) in [
+        for (seconds, expected) in [
             (-5, "<invalid>"),
             (-1, "0s"),
             (119, "119s"),
@@ -243,7 +243,7 @@ mod tests {
             (3 * 365 * 86400 + 86400, "3y1d"),
             (9 * 365 * 86400, "9y"),
         ] {
-            assert_eq!(human_duration(seconds), want, "{seconds}");
+            assert_eq!(human_duration(seconds), expected, "{seconds}");
         }
     }
 
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn built_in_kinds_print_the_columns_of_kubectl() {
         let then = "2026-11-21T09:59:00Z";
-        for (group, kind, object, want) in [
+        for (group, kind, object, expected) in [
             ("", "Namespace", json!({"status": {"phase": "Active"}}), json!(["n", "Active", "60s"])),
             (
                 "",
@@ -345,7 +345,7 @@ mod tests {
             object["metadata"] = json!({"name": "n", "creationTimestamp": then});
             let columns = builtin_columns(group, kind);
             let table = render(&columns, &[&object], json!({}), Include::None, true, now());
-            assert_eq!(table["rows"][0]["cells"], want, "{kind}");
+            assert_eq!(table["rows"][0]["cells"], expected, "{kind}");
         }
     }
 }

@@ -137,7 +137,7 @@ async fn prefixes(lab: &mut EngineHarness, model: &std::path::Path) {
         let content: String = shared.chain((0..OWN).map(|place| word(2 * question + 5, place))).collect();
         // They differ from the first letter on.
         let content = format!("{text:05}{content}");
-        let begun = Instant::now();
+        let started = Instant::now();
         let request = GenerationRequest { max_tokens: Some(1), ignore_eos: true, ..say(&content) };
         let mut events = ask(&mut client.clone(), request).await;
         loop {
@@ -147,7 +147,7 @@ async fn prefixes(lab: &mut EngineHarness, model: &std::path::Path) {
                 other => panic!("{other:?} before the first token"),
             }
         }
-        begun.elapsed().as_secs_f64() * 1e3
+        started.elapsed().as_secs_f64() * 1e3
     };
     let (mut cold, mut warm, mut again) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
@@ -199,11 +199,11 @@ async fn speculation(lab: &mut EngineHarness) {
             let request = GenerationRequest { messages: messages.clone(), max_tokens: Some(100), ..say("") };
             let mut events = ask(&mut client.clone(), request).await;
             let (mut times, mut text) = (Vec::new(), String::new());
-            let begun = Instant::now();
+            let started = Instant::now();
             loop {
                 match next(&mut events).await {
                     Some(GenerationEvent::Token { text: piece, .. }) => {
-                        times.push(begun.elapsed().as_secs_f64());
+                        times.push(started.elapsed().as_secs_f64());
                         text.push_str(&piece);
                     }
                     Some(GenerationEvent::Started { .. }) => {}
@@ -269,7 +269,7 @@ async fn pipeline(lab: &EngineHarness, model: &std::path::Path) {
 
 /// Sends the requests to an engine.
 async fn serve(client: &EngineClient<Channel>, arrivals: &[Arrival]) -> Times {
-    let begun = Instant::now();
+    let started = Instant::now();
     join_all(arrivals.iter().map(|Arrival { at, prompt, answer }| async move {
         tokio::time::sleep(Duration::from_secs_f64(*at)).await;
         let question: String =
@@ -282,7 +282,7 @@ async fn serve(client: &EngineClient<Channel>, arrivals: &[Arrival]) -> Times {
                 Some(GenerationEvent::Started { prompt_tokens, .. }) => {
                     assert_eq!(prompt_tokens as usize, *prompt)
                 }
-                Some(GenerationEvent::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
+                Some(GenerationEvent::Token { .. }) => times.push(started.elapsed().as_secs_f64()),
                 Some(GenerationEvent::Finished { .. }) => break,
                 other => panic!("{other:?} in the middle of an answer"),
             }

@@ -149,13 +149,13 @@ async fn two_against_one(lab: &EngineHarness, model: &Path, through: &str) {
 async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, GenerationSpeed) {
     let question: String = (0..bytes).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
     let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..say(&question) };
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut events = ask(client, request).await;
     let (mut prompt, mut times) = (0, Vec::new());
     loop {
         match next(&mut events).await {
             Some(GenerationEvent::Started { prompt_tokens, .. }) => prompt = prompt_tokens,
-            Some(GenerationEvent::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
+            Some(GenerationEvent::Token { .. }) => times.push(started.elapsed().as_secs_f64()),
             Some(GenerationEvent::Finished { .. }) => break,
             other => panic!("{other:?} in the middle of an answer"),
         }

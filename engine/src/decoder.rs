@@ -193,12 +193,12 @@ impl DecoderLayer {
 struct Ropes(Vec<(description::Rope, Rc<Rope>)>);
 
 impl Ropes {
-    fn get(&mut self, wanted: &description::Rope) -> Result<Rc<Rope>, RopeError> {
-        if let Some((_, rope)) = self.0.iter().find(|(known, _)| known == wanted) {
+    fn get(&mut self, requested: &description::Rope) -> Result<Rc<Rope>, RopeError> {
+        if let Some((_, rope)) = self.0.iter().find(|(known, _)| known == requested) {
             return Ok(Rc::clone(rope));
         }
-        let rope = Rc::new(Rope::new(wanted)?);
-        self.0.push((*wanted, Rc::clone(&rope)));
+        let rope = Rc::new(Rope::new(requested)?);
+        self.0.push((*requested, Rc::clone(&rope)));
         Ok(rope)
     }
 }

@@ -222,10 +222,10 @@ impl FakeState {
         let on_disk = |key| self.on_disk.get(key).filter(|_| !self.damaged);
         let found: Vec<&Vec<u32>> =
             keys.iter().map_while(|key| self.in_memory.get(key).or_else(|| on_disk(key))).collect();
-        let (came, tokens) = (found.len() as u32, found.last().map(|tokens| (*tokens).clone()));
+        let (loaded, tokens) = (found.len() as u32, found.last().map(|tokens| (*tokens).clone()));
         let before = self.sequences.insert(slot, tokens.unwrap_or_default());
         assert!(before.is_none(), "slot {slot} is filled while it is empty");
-        came
+        loaded
     }
 
     /// Proposes the tokens that the model samples, except for every seventh one.
@@ -416,8 +416,8 @@ impl Executor for FakeExecutor {
 
     fn fetch(&self, slot: u32, keys: Vec<BlockHash>) -> ReplyReceiver<u32> {
         let (sender, answer) = oneshot::channel();
-        let came = self.state.lock().load_blocks(slot, &keys);
-        let _ = sender.send(Ok(came));
+        let loaded = self.state.lock().load_blocks(slot, &keys);
+        let _ = sender.send(Ok(loaded));
         answer
     }
 

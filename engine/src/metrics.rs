@@ -364,15 +364,15 @@ impl EngineMetrics {
     }
 
     /// Records a completed request.
-    pub fn record_finished(&self, reason: FinishReason, usage: Usage, lasted: Duration) {
-        tracing::debug!(reason = reason.as_str(), ?usage, ?lasted, "answer complete");
+    pub fn record_finished(&self, reason: FinishReason, usage: Usage, elapsed: Duration) {
+        tracing::debug!(reason = reason.as_str(), ?usage, ?elapsed, "answer complete");
         self.success.with_label_values(&[reason.as_str()]).inc();
-        self.request.observe(lasted.as_secs_f64());
+        self.request.observe(elapsed.as_secs_f64());
     }
 
     /// Records the smoke prompt. It counts only as steps, because no client asked for it.
-    pub fn record_smoke_test(&self, lasted: Duration) {
-        self.smoke.set(lasted.as_secs_f64());
+    pub fn record_smoke_test(&self, elapsed: Duration) {
+        self.smoke.set(elapsed.as_secs_f64());
     }
 
     /// Records a request that failed with this kind.

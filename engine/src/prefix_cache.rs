@@ -219,10 +219,10 @@ impl PrefixCache {
 
     /// Fewer of the blocks were loaded from disk than requested. The slot is empty again, and the missing
     /// blocks count as lost from disk.
-    pub fn finish_fetch(&mut self, slot: u32, keys: &[BlockHash], came: u32) {
+    pub fn finish_fetch(&mut self, slot: u32, keys: &[BlockHash], loaded: u32) {
         self.slots.insert(slot, CacheSlot { peak_tokens: 0, state: SlotState::Busy(0) });
         self.commands.push(CacheCommand::Reset { slot });
-        let on_disk = keys.get(came as usize..).unwrap_or_default().to_vec();
+        let on_disk = keys.get(loaded as usize..).unwrap_or_default().to_vec();
         self.remove_from_disk(&on_disk);
         self.commands.push(CacheCommand::Evict { in_memory: Vec::new(), on_disk });
     }

@@ -253,7 +253,7 @@ mod tests {
             transport: Transport::Direct,
             ..config(&[5, 5], 2, 0)
         };
-        let (one_way, both_ways) = (
+        let (unidirectional, bidirectional) = (
             vec![vec![cell(&[]), cell(&["a"])], vec![cell(&[]), cell(&[])]],
             vec![vec![cell(&[]), cell(&["a"])], vec![cell(&["b"]), cell(&[])]],
         );
@@ -273,14 +273,14 @@ mod tests {
             ),
             (EngineConfig { backend: Backend::Jaccl, ..two.clone() }, "rdmaDevices has 0 rows"),
             (
-                EngineConfig { backend: Backend::JacclRing, rdma_devices: one_way, ..two.clone() },
+                EngineConfig { backend: Backend::JacclRing, rdma_devices: unidirectional, ..two.clone() },
                 "names 0 devices from member 1 to member 0",
             ),
         ] {
             let error = Rings::of(&config).unwrap_err().to_string();
             assert!(error.contains(said), "{said}: {error}");
         }
-        let jaccl = EngineConfig { backend: Backend::Jaccl, rdma_devices: both_ways, ..two };
+        let jaccl = EngineConfig { backend: Backend::Jaccl, rdma_devices: bidirectional, ..two };
         assert!(Rings::of(&jaccl).is_ok());
     }
 }

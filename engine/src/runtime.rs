@@ -189,8 +189,8 @@ impl Drop for Runtime {
     fn drop(&mut self) {
         let _ = self.commands.send(ThreadCommand::Stop);
         let Some(thread) = self.thread.take() else { return };
-        let begun = Instant::now();
-        while !thread.is_finished() && begun.elapsed() < THREAD_JOIN_TIMEOUT {
+        let started = Instant::now();
+        while !thread.is_finished() && started.elapsed() < THREAD_JOIN_TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));
         }
         if thread.is_finished() {
@@ -256,7 +256,7 @@ impl Executor for Runtime {
             (*key, record)
         };
         let fetching = std::thread::Builder::new().name("fetch".to_owned()).spawn(move || {
-            let mut came = 0;
+            let mut loaded = 0;
             for keys in keys.chunks(block_store::BLOCKS_PER_COPY) {
                 let (filled, count) = mpsc::channel();
                 let pieces = keys.iter().map(&read).collect();
@@ -264,12 +264,12 @@ impl Executor for Runtime {
                     return;
                 }
                 let Ok(count) = count.recv() else { return };
-                came += count;
+                loaded += count;
                 if (count as usize) < keys.len() {
                     break;
                 }
             }
-            let _ = reply.send(Ok(came));
+            let _ = reply.send(Ok(loaded));
         });
         if let Err(error) = fetching {
             // The reply sender is dropped with the thread, so no block counts as loaded.

@@ -107,13 +107,13 @@ fn draw(choices: &[SampleSpec], logprobs: &Array) -> Result<Array, Exception> {
     let before = mass.cumsum(-1, None, None)?.subtract(&mass)?;
     // A disabled filter must not cut tokens because of rounding in the sum.
     let nucleus = column(|sampling| if has_top_p(sampling) { sampling.top_p } else { 2.0 });
-    let mut kept = before.lt(nucleus.multiply(mass.sum_axis(-1, true)?)?)?;
+    let mut allowed = before.lt(nucleus.multiply(mass.sum_axis(-1, true)?)?)?;
     let floor = column(|sampling| sampling.min_p.max(0.0).ln());
-    kept = logical_and(kept, sorted.ge(sorted.try_index((.., 0..1))?.add(floor)?)?)?;
+    allowed = logical_and(allowed, sorted.ge(sorted.try_index((.., 0..1))?.add(floor)?)?)?;
     let places = Array::arange::<i32, f32>(None, vocabulary, None)?;
     let most = column(|sampling| if sampling.top_k > 0 { sampling.top_k as f32 } else { f32::INFINITY });
-    kept = logical_and(kept, places.lt(most)?)?;
-    let scaled = select(kept, sorted.divide(temperature)?, Array::from_f32(f32::NEG_INFINITY))?;
+    allowed = logical_and(allowed, places.lt(most)?)?;
+    let scaled = select(allowed, sorted.divide(temperature)?, Array::from_f32(f32::NEG_INFINITY))?;
     // The noise is indexed by token, so a row without filters gets the same token as in the unfiltered path.
     let place = argmax_axis(scaled.add(noise.take_along_axis(&order, -1)?)?, -1, true)?;
     order.take_along_axis(place, -1)?.flatten(None, None)?.as_dtype(Dtype::Uint32)

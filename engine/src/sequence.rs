@@ -488,8 +488,8 @@ mod tests {
         let expected = [(0, 2048, false), (2048, 2048, false), (4096, 903, false), (4999, 1, true)];
         assert_eq!(shapes(&request(), vec![9; 5000]), expected);
         // So is the part of the output that was emitted before.
-        let taken_up = GenerationRequest { emitted: bytes("four"), ..request() };
-        assert_eq!(shapes(&taken_up, vec![9; 4996]), expected);
+        let resumed = GenerationRequest { emitted: bytes("four"), ..request() };
+        assert_eq!(shapes(&resumed, vec![9; 4996]), expected);
         assert!(sequence(&tokens, &request(), vec![9], 10).step(2048).sample.is_some());
     }
 

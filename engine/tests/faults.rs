@@ -99,12 +99,12 @@ async fn nan_logits_fail_one_request_and_leave_nothing_cached() {
             assert_eq!(kind, FailureKind::Internal, "{message}");
             assert!(message.contains("some logits are no finite numbers"), "{message}");
         }
-        let (alone, kept): (Vec<Vec<u32>>, Vec<u32>) =
+        let (alone, cached): (Vec<Vec<u32>>, Vec<u32>) =
             join_all(questions.iter().map(|question| sound(lab, engine, question.clone())))
                 .await
                 .into_iter()
                 .unzip();
-        assert_eq!(kept, [0, 0, 0], "{layers:?}: of a poisoned prompt something was kept");
+        assert_eq!(cached, [0, 0, 0], "{layers:?}: of a poisoned prompt something was kept");
         for round in 0..3 {
             let answers = questions.iter().map(|question| sound(lab, engine, question.clone()));
             let failures = poisoned.iter().map(|text| failed(lab, engine, question(text, 8)));

@@ -105,8 +105,8 @@ async fn cached_prefixes_give_the_same_answers_as_prefill() {
         let expected: Vec<Vec<u32>> = answers(&mut client)
             .await
             .into_iter()
-            .map(|(ids, kept)| {
-                assert_eq!(kept, 0, "{story}: it is switched off");
+            .map(|(ids, cached)| {
+                assert_eq!(cached, 0, "{story}: it is switched off");
                 ids
             })
             .collect();
@@ -130,12 +130,12 @@ async fn cached_prefixes_give_the_same_answers_as_prefill() {
             }
             let engines = lab.start_stages(model.path(), layers, members);
             let mut client = lab.client(&engines[0]).await;
-            let (said, kept): (Vec<Vec<u32>>, Vec<u32>) = answers(&mut client).await.into_iter().unzip();
+            let (said, cached): (Vec<Vec<u32>>, Vec<u32>) = answers(&mut client).await.into_iter().unzip();
             assert_eq!(said, expected, "{story}, {round}");
-            eprintln!("{story}, {round}: {kept:?} tokens were kept");
+            eprintln!("{story}, {round}: {cached:?} tokens were kept");
             let first = round == "after a restart";
-            assert_eq!(kept[0] > 512, first, "{story}, {round}: {kept:?}");
-            assert!(kept[1] > 512 && kept[3] > 128 && kept[4] > 512, "{story}, {round}: {kept:?}");
+            assert_eq!(cached[0] > 512, first, "{story}, {round}: {cached:?}");
+            assert!(cached[1] > 512 && cached[3] > 128 && cached[4] > 512, "{story}, {round}: {cached:?}");
             drop(client);
             let written = async {
                 while (0..size).any(|rank| files(&of_rank(rank)).len() < 13) {
@@ -191,21 +191,21 @@ impl SmallCacheEngine {
 
     /// Sends both prompts and checks the outputs; returns the number of cached tokens of each.
     async fn ask(&mut self, story: &str) -> Vec<u32> {
-        let mut kept = Vec::new();
+        let mut cached = Vec::new();
         for (question, expected) in Self::questions().into_iter().zip(&self.expected) {
             let (ids, _, end) = collect(&mut ask(&mut self.client, question).await).await;
             let GenerationEvent::Finished { usage, .. } = end else { panic!("{story}: {end:?}") };
             assert_eq!(&ids, expected, "{story}");
-            kept.push(usage.cached_tokens);
+            cached.push(usage.cached_tokens);
         }
-        eprintln!("{story}: {kept:?} tokens were kept");
-        kept
+        eprintln!("{story}: {cached:?} tokens were kept");
+        cached
     }
 
     /// Sends both prompts until both are found on disk: blocks are written in the background.
     async fn ask_until_cached(&mut self, story: &str) {
         let asked = async {
-            while self.ask(story).await.iter().any(|kept| *kept < 512) {
+            while self.ask(story).await.iter().any(|cached| *cached < 512) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };

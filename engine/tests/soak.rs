@@ -381,13 +381,13 @@ fn say_figure(what: &str, value: f64, unit: &str, goal: Option<f64>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_clients_get_their_solo_answers_and_nothing_leaks() {
     for (layers, requests) in [(&[4][..], REQUESTS), (&[1, 3], REQUESTS_OF_TWO)] {
-        let begun = Instant::now();
+        let started = Instant::now();
         let field = SoakGroup::start(layers).await;
         for seed in 1..3 {
             field.ask(seed, StopCondition::requests(requests)).await;
             field.check_invariants().await;
         }
-        eprintln!("{layers:?}: {:?} in {:?}", field.tally, begun.elapsed());
+        eprintln!("{layers:?}: {:?} in {:?}", field.tally, started.elapsed());
         assert!(field.tally.compared.load(Ordering::Relaxed) > requests / 2, "{:?}", field.tally);
     }
 }
@@ -402,8 +402,8 @@ async fn memory_stays_constant_for_the_given_time() {
     let field = SoakGroup::start(&[4]).await;
     field.ask(1, StopCondition::requests(REQUESTS)).await;
     field.check_invariants().await;
-    let begun = Instant::now();
-    let until = StopCondition::Time(begun + Duration::from_secs(seconds));
+    let started = Instant::now();
+    let until = StopCondition::Time(started + Duration::from_secs(seconds));
     let (asking, mut looks) = (field.ask(2, until), Vec::new());
     tokio::pin!(asking);
     loop {
@@ -413,7 +413,7 @@ async fn memory_stays_constant_for_the_given_time() {
         }
     }
     field.check_invariants().await;
-    let minutes = begun.elapsed().as_secs_f64() / 60.0;
+    let minutes = started.elapsed().as_secs_f64() / 60.0;
     // A tenth of the samples, starting after the first tenth.
     let tenth = looks.len() / 10;
     let mean = |looks: &[[f64; 2]], which: usize| {

@@ -65,11 +65,11 @@ pub fn read(config: &[u8], headers: &Headers) -> Result<Model, Error> {
 
 /// Tensors that nothing calls for and that change what a layer computes: biases, norms, and whole layers.
 fn check_unused(description: &Description, tensors: &[Tensor], headers: &Headers) -> Result<(), Error> {
-    let mut wanted: BTreeSet<String> = BTreeSet::new();
+    let mut used: BTreeSet<String> = BTreeSet::new();
     for tensor in tensors {
         for (name, _) in tensor.sources() {
-            wanted.insert(name.to_owned());
-            wanted.insert(beside(name, "biases"));
+            used.insert(name.to_owned());
+            used.insert(beside(name, "biases"));
         }
     }
     for (name, _) in headers.iter() {
@@ -79,7 +79,7 @@ fn check_unused(description: &Description, tensors: &[Tensor], headers: &Headers
             let problem = format!("{} is of layer {index}, but num_hidden_layers is {layers}", shorten(name));
             return Err(FileError::Disagree { problem }.into());
         }
-        if (name.ends_with(".bias") || name.ends_with("norm.weight")) && !wanted.contains(name) {
+        if (name.ends_with(".bias") || name.ends_with("norm.weight")) && !used.contains(name) {
             let reason = format!(
                 "{} models have no such tensor by this config.json, and it would change the answers",
                 description.model_type

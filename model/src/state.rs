@@ -140,13 +140,13 @@ impl LayerState {
 
     /// Bytes that `sequences` sequences of `tokens` tokens together keep on one of `tensor_size` ranks.
     pub fn bytes(&self, tokens: u64, sequences: u64, tensor_size: u64) -> u64 {
-        let kept = match self.window_tokens {
+        let retained = match self.window_tokens {
             Some(window) => tokens.min(u64::from(window).saturating_mul(sequences)),
             None => tokens,
         };
         let all = self
             .per_token_bytes
-            .saturating_mul(kept)
+            .saturating_mul(retained)
             .saturating_add(self.fixed_bytes.saturating_mul(sequences));
         if self.replicated { all } else { all.div_ceil(tensor_size.max(1)) }
     }

@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn approval_status_shows_whether_it_was_answered() {
         let now = Timestamp::UNIX_EPOCH;
-        for (decision, by, expires, want) in [
+        for (decision, by, expires, expected) in [
             (
                 None,
                 None,
@@ -133,9 +133,9 @@ mod tests {
             };
             let status = status(&Approval::new("q", spec), now);
             let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
-            assert_eq!(format!("{} {} {}", ready.status, ready.reason, ready.message), want);
+            assert_eq!(format!("{} {} {}", ready.status, ready.reason, ready.message), expected);
             let answered = matches!(decision, Some(ApprovalDecision::Approved | ApprovalDecision::Denied));
-            assert_eq!(status.decided_at.is_some(), answered, "{want}");
+            assert_eq!(status.decided_at.is_some(), answered, "{expected}");
         }
     }
 }

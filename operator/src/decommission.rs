@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn node_is_removed_when_empty_unreachable_or_timed_out() {
         let at = |second: i64| Timestamp::from_second(1_000_000 + second).unwrap();
-        for (story, guarded, deleted, alive, ranks, want) in [
+        for (story, guarded, deleted, alive, ranks, expected) in [
             ("new", false, None, true, 0, DecommissionStep::Guard),
             ("joined", true, None, true, 3, DecommissionStep::Stay),
             ("leaving, has not noticed", true, Some(0), true, 0, DecommissionStep::Wait),
@@ -148,7 +148,7 @@ mod tests {
             let reason = Reason::LeaseRenewed;
             conditions::set(&mut status.conditions, Type::Reachable, alive, reason, "", None, at(0));
             node.status = Some(status);
-            assert_eq!(step(&node, ranks, at(0)), want, "{story}");
+            assert_eq!(step(&node, ranks, at(0)), expected, "{story}");
         }
     }
 }

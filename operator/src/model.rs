@@ -25,7 +25,7 @@ use thiserror::Error;
 
 pub use self::apply::request_files;
 use self::inventory::InventoryObjects;
-pub use self::inventory::{is_ready, lacks_space};
+pub use self::inventory::{has_disk_pressure, is_ready};
 use self::preload::FilesPlan;
 use crate::context::Context;
 use crate::reconcile::requeue_after;
@@ -193,7 +193,7 @@ fn plan_files(seen: InventoryObjects, model: &Model, now: Timestamp) -> FilesPla
 }
 
 /// The copy of a model on a node, as the operator writes it.
-pub fn copy_spec(model: &Model, node: &str, want: CopyMode) -> ModelCopySpec {
+pub fn copy_spec(model: &Model, node: &str, mode: CopyMode) -> ModelCopySpec {
     ModelCopySpec {
         model_ref: NamespacedReference {
             namespace: model.namespace().unwrap_or_default(),
@@ -202,7 +202,7 @@ pub fn copy_spec(model: &Model, node: &str, want: CopyMode) -> ModelCopySpec {
         source: model.spec.source.clone(),
         commit: model.status.as_ref().and_then(|status| status.commit.clone()),
         node_name: node.to_owned(),
-        want,
+        want: mode,
         retention: None,
         supply: None,
     }

@@ -67,7 +67,7 @@ fn cluster(nodes: usize) -> (Snapshot, Vec<ValidDeployment>) {
         };
         view.models.insert(("ns".to_owned(), format!("m{index}")), shape);
     }
-    let want = |index: usize| {
+    let desired = |index: usize| {
         let spec = ModelDeploymentSpec {
             model_ref: LocalReference::new(format!("m{}", index % 4)),
             replicas: 1,
@@ -75,7 +75,7 @@ fn cluster(nodes: usize) -> (Snapshot, Vec<ValidDeployment>) {
         };
         validate(&view, "ns", &format!("d{index:05}"), &spec).unwrap()
     };
-    let deployments = (0..(nodes / 2).max(1)).map(want).collect();
+    let deployments = (0..(nodes / 2).max(1)).map(desired).collect();
     (view, deployments)
 }
 

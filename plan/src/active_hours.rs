@@ -158,20 +158,20 @@ mod tests {
             ),
         ] {
             let now: Timestamp = now.parse().unwrap();
-            let want = ActiveHours { open, until: until.map(|until| until.parse().unwrap()) };
-            assert_eq!(active_hours(&schedules, "spec.schedules", now), Ok(want), "{story}");
+            let expected = ActiveHours { open, until: until.map(|until| until.parse().unwrap()) };
+            assert_eq!(active_hours(&schedules, "spec.schedules", now), Ok(expected), "{story}");
         }
     }
 
     #[test]
     fn invalid_schedule_times_are_named() {
-        for (bad, want) in [
+        for (bad, expected) in [
             (schedule(&[], "8", "10:00", "UTC"), "\"8\" is no time of day"),
             (schedule(&[], "08:00", "24:00", "UTC"), "\"24:00\" is no time of day"),
             (schedule(&[], "08:00", "10:00", "Mars/Base"), "\"Mars/Base\" is no IANA time zone"),
         ] {
             let note = active_hours(&[bad], "spec.schedules", Timestamp::UNIX_EPOCH).unwrap_err().to_string();
-            assert!(note.starts_with("spec.schedules[0]") && note.contains(want), "{note}");
+            assert!(note.starts_with("spec.schedules[0]") && note.contains(expected), "{note}");
         }
     }
 }

@@ -154,17 +154,17 @@ mod tests {
 
     #[test]
     fn engine_options_change_the_digest_and_are_rolled_back() {
-        let kept = |kv_cache| ModelDeploymentSpec {
+        let with_kv_cache = |kv_cache| ModelDeploymentSpec {
             engine: EngineOptions { kv_cache, ..EngineOptions::default() },
             ..spec(1024, AutoRevert::Enabled)
         };
-        let (old, new) = (kept(KvCacheType::Int8), kept(KvCacheType::Int4));
+        let (old, new) = (with_kv_cache(KvCacheType::Int8), with_kv_cache(KvCacheType::Int4));
         let proven = record_outcome(None, &valid(&old), true, None);
         let failed = record_outcome(proven, &valid(&new), false, Some("out of luck"));
         let (planned, _) = rolled_back_spec(&new, failed.as_ref(), &valid(&new).spec_digest).unwrap();
         assert_eq!(planned.engine, old.engine);
         // A status stored before engine options existed stays valid.
-        let default = valid(&kept(KvCacheType::AsComputed));
+        let default = valid(&with_kv_cache(KvCacheType::AsComputed));
         assert_eq!(default.spec_digest, digest(&("m", &default.sharding)));
     }
 

@@ -69,7 +69,7 @@ pub fn scale(
 ) -> ScalingDecision {
     let Autoscaling { min_replicas, max_replicas, target_queue, target_ttft_milliseconds, idle_seconds } =
         *rules;
-    let ScalingInput { replicas, ready_for: answering, settled, demand: wanted } = *seen;
+    let ScalingInput { replicas, ready_for: answering, settled, demand } = *seen;
     let said = |replicas, reason, message: String, again| ScalingDecision {
         replicas,
         reason,
@@ -83,9 +83,9 @@ pub fn scale(
     if !settled {
         memory.last_change = Some(now);
     }
-    let requests = wanted.waiting.saturating_add(wanted.active);
+    let requests = demand.waiting.saturating_add(demand.active);
     let by_queue = i32::try_from(requests.div_ceil(target_queue.max(1))).unwrap_or(i32::MAX);
-    let slow = wanted.ttft_milliseconds.zip(target_ttft_milliseconds).filter(|(took, target)| took > target);
+    let slow = demand.ttft_milliseconds.zip(target_ttft_milliseconds).filter(|(took, target)| took > target);
     let rested = memory.last_change.map_or(TTFT_SCALE_UP_INTERVAL, |moved| since(moved, now));
     let by_ttft = match slow {
         Some(_) if settled && rested >= TTFT_SCALE_UP_INTERVAL => replicas.saturating_add(1),
@@ -96,11 +96,11 @@ pub fn scale(
         Some((took, target)) if by_ttft > by_queue => {
             format!("first tokens take {took} ms, more than {target}")
         }
-        _ => format!("{requests} requests ({} of them held), {target_queue} a replica", wanted.waiting),
+        _ => format!("{requests} requests ({} of them held), {target_queue} a replica", demand.waiting),
     };
 
     if min_replicas == 0 && requests == 0 {
-        let idle_for = wanted.idle_for.into_iter().chain(answering).min();
+        let idle_for = demand.idle_for.into_iter().chain(answering).min();
         let until = Duration::from_secs(idle_seconds.into());
         if replicas == 0 {
             return said(0, Reason::Idle, "no requests; the next request starts it".to_owned(), None);

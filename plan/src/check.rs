@@ -261,8 +261,8 @@ fn check_disks(
             if disks.holds(&desired.namespace, model, node) {
                 continue;
             }
-            let stays = view.groups.iter().filter(|(key, group)| !group.deleting && !goes(key));
-            let read = stays.flat_map(|(key, group)| group.files().map(|files| (key.0.as_str(), files)));
+            let remaining = view.groups.iter().filter(|(key, group)| !group.deleting && !goes(key));
+            let read = remaining.flat_map(|(key, group)| group.files().map(|files| (key.0.as_str(), files)));
             let own = new.plan.files(&desired.model).map(|files| (desired.namespace.as_str(), files));
             let here = read.chain(own).filter(|(_, (_, other))| *other == node);
             let read = here.map(|(namespace, (model, _))| (namespace, model));
@@ -290,10 +290,9 @@ fn check_removals(
         if group.deployment != desired.name || group.deleting {
             wrong.push(Violation::ForeignGroup { group: old.name.clone() });
         }
-        let replaced = placement
-            .keep
-            .iter()
-            .any(|key| view.groups.get(key).is_some_and(|kept| kept.replica == group.replica && kept.ready));
+        let replaced = placement.keep.iter().any(|key| {
+            view.groups.get(key).is_some_and(|existing| existing.replica == group.replica && existing.ready)
+        });
         let surplus = matches!(old.reason, RemovalReason::ScaledDown | RemovalReason::Idle);
         if group.ready && !surplus && !replaced && old.reason != RemovalReason::Drained {
             wrong.push(Violation::Outage { group: old.name.clone() });
@@ -333,14 +332,14 @@ fn check_replicas(
         return;
     }
     for replica in counted {
-        let kept = placement
+        let retained = placement
             .keep
             .iter()
             .filter_map(|key| view.groups.get(key))
             .any(|group| group.replica == replica);
         let created = placement.create.iter().filter(|new| new.replica == replica).count();
         let waiting = placement.waiting.contains(&replica);
-        if !(kept || created == 1 || waiting) || created > 1 || (waiting && created > 0) {
+        if !(retained || created == 1 || waiting) || created > 1 || (waiting && created > 0) {
             wrong.push(Violation::Replica { replica });
         }
     }

@@ -145,8 +145,8 @@ impl ClusterObjects {
     fn resident_until(&self, group: &ShardGroup) -> Option<Timestamp> {
         let tier = &group.spec.tier_ref.as_ref()?.name;
         let tier = self.tiers.iter().find(|known| known.metadata.name.as_ref() == Some(tier))?;
-        let begun = group.metadata.creation_timestamp.as_ref()?.0;
-        begun.checked_add(i64::from(tier.spec.min_residency_seconds).seconds()).ok()
+        let created = group.metadata.creation_timestamp.as_ref()?.0;
+        created.checked_add(i64::from(tier.spec.min_residency_seconds).seconds()).ok()
     }
 }
 
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_silent_node_is_unreachable_first_and_lost_later() {
-        for (reachable, since, scheduling, want) in [
+        for (reachable, since, scheduling, expected) in [
             (true, 0, Scheduling::Enabled, Availability::Open),
             (true, 0, Scheduling::Cordoned, Availability::Cordoned),
             (true, 0, Scheduling::Draining, Availability::Draining),
@@ -315,8 +315,8 @@ mod tests {
             let conditions = &mut node.status.as_mut().unwrap().conditions;
             conditions::set(conditions, Type::Reachable, reachable, Reason::LeaseRenewed, "", None, at(0));
             conditions::set(conditions, Type::Ready, reachable, Reason::Settled, "", None, at(0));
-            assert_eq!(availability(&node, at(since)), want, "{reachable} {since} {scheduling:?}");
-            let unreachable = want == Availability::Unreachable;
+            assert_eq!(availability(&node, at(since)), expected, "{reachable} {since} {scheduling:?}");
+            let unreachable = expected == Availability::Unreachable;
             assert_eq!(until_lost(&node, at(since)).is_some(), unreachable);
             let cluster = ClusterObjects { nodes: vec![Arc::new(node)], ..ClusterObjects::default() };
             let holds = cluster.valid_until(&cluster.snapshot(at(since)), at(since));

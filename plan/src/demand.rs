@@ -24,15 +24,15 @@ pub struct DemandSummary {
 
 /// Combines the entries of `ModelDeployment.status.demand` at `now`.
 pub fn summarize(demand: &[GatewayDemand], now: Timestamp) -> DemandSummary {
-    let mut wanted = DemandSummary::default();
+    let mut summary = DemandSummary::default();
     for GatewayDemand { gateway: _, reported_at, last_request_time, waiting, active, ttft_milliseconds } in
         demand
     {
         let fresh = age(reported_at.0, now) <= DEMAND_TTL;
         if fresh {
-            wanted.waiting = wanted.waiting.saturating_add(*waiting);
-            wanted.active = wanted.active.saturating_add(*active);
-            wanted.ttft_milliseconds = wanted.ttft_milliseconds.max(*ttft_milliseconds);
+            summary.waiting = summary.waiting.saturating_add(*waiting);
+            summary.active = summary.active.saturating_add(*active);
+            summary.ttft_milliseconds = summary.ttft_milliseconds.max(*ttft_milliseconds);
         }
         let idle_for = match last_request_time {
             _ if fresh && waiting.saturating_add(*active) > 0 => Some(Duration::ZERO),
@@ -40,10 +40,10 @@ pub fn summarize(demand: &[GatewayDemand], now: Timestamp) -> DemandSummary {
             None => None,
         };
         if let Some(idle_for) = idle_for {
-            wanted.idle_for = Some(wanted.idle_for.map_or(idle_for, |least| least.min(idle_for)));
+            summary.idle_for = Some(summary.idle_for.map_or(idle_for, |least| least.min(idle_for)));
         }
     }
-    wanted
+    summary
 }
 
 /// When entries with requests expire unless renewed; no watch event announces that.

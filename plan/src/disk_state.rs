@@ -173,14 +173,14 @@ impl DiskState {
             |contents: &DiskContents| contents.entries.iter().any(|held| held.files == files && held.ready);
         let there = self.nodes.iter().filter(|(node, contents)| inside(node) && held(contents)).count();
         for (node, contents) in &mut self.nodes {
-            let stays = match preload.policy {
+            let protected = match preload.policy {
                 PreloadPolicy::Pinned => true,
                 PreloadPolicy::Always => there <= least && inside(node),
                 PreloadPolicy::OnDemand | PreloadPolicy::Unknown => false,
             };
             let own = contents.entries.iter_mut().filter(|held| held.files == files);
             own.for_each(|held| {
-                held.protected |= stays && (held.ready || preload.policy == PreloadPolicy::Pinned)
+                held.protected |= protected && (held.ready || preload.policy == PreloadPolicy::Pinned)
             });
         }
     }
@@ -227,14 +227,14 @@ impl DiskState {
         read: impl Iterator<Item = (&'m str, &'m str)>,
     ) -> Option<(u64, u64)> {
         let contents = self.nodes.get(node)?;
-        let mut kept: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut pinned: BTreeMap<usize, u64> = BTreeMap::new();
         for held in contents.entries.iter().filter(|held| held.protected) {
-            kept.insert(held.files, held.bytes_present());
+            pinned.insert(held.files, held.bytes_present());
         }
         for files in read.filter_map(|(namespace, model)| self.files_index(namespace, model)) {
-            kept.insert(files, self.bytes.get(files).copied().unwrap_or(0));
+            pinned.insert(files, self.bytes.get(files).copied().unwrap_or(0));
         }
-        Some((contents.limit?, kept.into_values().fold(0, u64::saturating_add)))
+        Some((contents.limit?, pinned.into_values().fold(0, u64::saturating_add)))
     }
 }
 
@@ -257,7 +257,7 @@ impl DiskState {
 pub mod tests {
     use super::*;
 
-    /// Disks for a test: `(node, limit)`, and `(model, node, bytes, done, stays)` of models in namespace
+    /// Disks for a test: `(node, limit)`, and `(model, node, bytes, done, protected)` of models in namespace
     /// `ns`.
     pub fn disks(limits: &[(&str, Option<u64>)], copies: &[(&str, &str, u64, u64, bool)]) -> DiskState {
         let mut models: Vec<&str> = copies.iter().map(|(model, ..)| *model).collect();
@@ -268,14 +268,14 @@ pub mod tests {
         let contents = |limit: &Option<u64>| DiskContents { limit: *limit, entries: Vec::new() };
         let mut nodes: BTreeMap<String, DiskContents> =
             limits.iter().map(|(node, limit)| ((*node).to_owned(), contents(limit))).collect();
-        for (model, node, size, done, stays) in copies {
+        for (model, node, size, done, protected) in copies {
             bytes[id(model)] = *size;
             let held = DiskEntry {
                 files: id(model),
                 bytes: *size,
                 done: *done,
                 ready: done == size,
-                protected: *stays,
+                protected: *protected,
             };
             nodes.entry((*node).to_owned()).or_default().insert(held);
         }

@@ -41,11 +41,11 @@ struct PendingReplica<'a> {
     max_score: f64,
 }
 
-/// Decides for every pending replica of `wants`. A deployment that may preempt chooses before those of lower
-/// priority, and gets the memory being freed for it; otherwise all are decided jointly.
+/// Decides for every pending replica of `deployments`. A deployment that may preempt chooses before those of
+/// lower priority, and gets the memory being freed for it; otherwise all are decided jointly.
 pub fn solve(view: &Snapshot, deployments: &[&ValidDeployment]) -> JointPlan {
     let mut rights: Vec<i32> =
-        deployments.iter().filter(|desired| desired.preempts).map(|want| want.priority).collect();
+        deployments.iter().filter(|desired| desired.preempts).map(|desired| desired.priority).collect();
     rights.sort_by_key(|priority| Reverse(*priority));
     rights.dedup();
     if rights.is_empty() {

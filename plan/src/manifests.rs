@@ -377,7 +377,7 @@ mod tests {
             json!({"spec": {}, "status": {"memory": full, "conditions": [one]}})
         };
         let closed = json!({"spec": {"scheduling": "Cordoned"}, "status": bare["status"]});
-        for (story, origin, node, want) in [
+        for (story, origin, node, expected) in [
             ("by hand", ManifestOrigin::Cluster, bare.clone(), Availability::Open),
             ("by hand, to be applied", ManifestOrigin::Spec, bare, Availability::Open),
             ("by hand, and closed", ManifestOrigin::Cluster, closed, Availability::Cordoned),
@@ -397,9 +397,9 @@ mod tests {
         ] {
             let cluster = described(vec![(origin, object("InferenceNode", "a", node))]).cluster();
             // The time of a description is unknown, so no node in it is unreachable for long.
-            assert_eq!(availability(&cluster.nodes[0], Timestamp::MIN), want, "{story}");
+            assert_eq!(availability(&cluster.nodes[0], Timestamp::MIN), expected, "{story}");
             let cuts = cluster.snapshot(Timestamp::MIN).nodes["a"].supports_tensor;
-            assert_eq!(cuts, want == Availability::Open || story.ends_with("closed"), "{story}");
+            assert_eq!(cuts, expected == Availability::Open || story.ends_with("closed"), "{story}");
         }
     }
 
@@ -450,17 +450,17 @@ mod tests {
         let found = described.deployments();
         let found: Vec<_> =
             found.iter().map(|it| (it.namespace().unwrap(), it.name_any(), it.spec.replicas)).collect();
-        let want = [("default", "c", 4), ("default", "b", 3), ("lab", "b", 9)];
+        let expected = [("default", "c", 4), ("default", "b", 3), ("lab", "b", 9)];
         assert_eq!(
             found,
-            want.map(|(namespace, name, count)| (namespace.to_owned(), name.to_owned(), count))
+            expected.map(|(namespace, name, count)| (namespace.to_owned(), name.to_owned(), count))
         );
     }
 
     #[test]
     fn unreadable_manifest_is_named_with_its_error() {
         let spec = |spec: Value| object("ModelDeployment", "chat", json!({"spec": spec}));
-        for (origin, object, want) in [
+        for (origin, object, expected) in [
             (ManifestOrigin::Spec, json!({"kind": "Model"}), "there: an object without apiVersion"),
             (ManifestOrigin::Spec, json!("text"), "there: an object without apiVersion"),
             (
@@ -486,7 +486,7 @@ mod tests {
             ),
         ] {
             let error = ManifestSet::new("default").add(origin, "there", object).unwrap_err().to_string();
-            assert!(error.contains(want), "{error:?} lacks {want:?}");
+            assert!(error.contains(expected), "{error:?} lacks {expected:?}");
         }
         // Newer releases have more fields, and an empty one means nothing.
         let newer = json!({"spec": {"modelRef": {"name": "m"}, "poolRefs": [], "strategyRef": null}});

@@ -512,7 +512,7 @@ mod tests {
     #[test]
     fn fewer_kv_bits_fit_more_context_in_the_same_memory() {
         // Llama 3 8B: 8 heads of 128, so 2,048 keys and values of a token, in 16 or 32 bits.
-        let kept = |kv_cache, head_dim, value| {
+        let kv_bytes = |kv_cache, head_dim, value| {
             let shape = ModelShape {
                 key_value_heads: 8,
                 head_dim,
@@ -542,7 +542,7 @@ mod tests {
             // Heads of 96 have groups of 32.
             (KvCacheType::Int4, 96, 2, 768 + 48 * 4),
         ] {
-            assert_eq!(kept(kv_cache, head_dim, value), bytes, "{kv_cache:?}, {head_dim}, {value}");
+            assert_eq!(kv_bytes(kv_cache, head_dim, value), bytes, "{kv_cache:?}, {head_dim}, {value}");
         }
     }
 

@@ -107,8 +107,8 @@ impl Placement {
 
     /// How many replicas have a group, or get one.
     fn placed_replicas(&self, view: &Snapshot) -> i32 {
-        let kept = self.keep.iter().filter_map(|key| Some(view.groups.get(key)?.replica));
-        let replicas: BTreeSet<i32> = kept.chain(self.create.iter().map(|new| new.replica)).collect();
+        let retained = self.keep.iter().filter_map(|key| Some(view.groups.get(key)?.replica));
+        let replicas: BTreeSet<i32> = retained.chain(self.create.iter().map(|new| new.replica)).collect();
         i32::try_from(replicas.len()).unwrap_or(i32::MAX)
     }
 
@@ -131,12 +131,12 @@ impl Placement {
     }
 }
 
-/// Decides which groups must exist for `want`, as if no other deployment waited.
+/// Decides which groups must exist for `desired`, as if no other deployment waited.
 pub fn place(view: &Snapshot, desired: &ValidDeployment) -> (Placement, Vec<Note>) {
     place_with(view, desired, &JointPlan::default())
 }
 
-/// Decides which groups must exist for `want`, with new replicas where the joint plan `advice` has them.
+/// Decides which groups must exist for `desired`, with new replicas where `joint_plan` has them.
 pub fn place_with(
     view: &Snapshot,
     desired: &ValidDeployment,
@@ -164,9 +164,9 @@ pub fn scale_down(view: &Snapshot, namespace: &str, deployment: &str, replicas: 
     let mut placement = Placement::default();
     let groups: Vec<(&ObjectKey, &GroupInfo)> =
         view.groups_of(namespace, deployment).filter(|(_, group)| !group.deleting).collect();
-    let (wanted, _) = desired_and_surplus(view, &groups, replicas, names::LABEL_ZONE);
+    let (desired, _) = desired_and_surplus(view, &groups, replicas, names::LABEL_ZONE);
     for (key, group) in groups {
-        if wanted.contains(&group.replica) {
+        if desired.contains(&group.replica) {
             placement.keep.push(key.clone());
         } else {
             placement.delete.push(RemovedGroup { name: key.1.clone(), reason: RemovalReason::ScaledDown });

@@ -145,7 +145,7 @@ mod tests {
             match_labels: labels(&[("memory", "512Gi")]),
             ..rule("chip", NotIn, &["M3-Ultra"])
         };
-        for (selector, want) in [
+        for (selector, expected) in [
             (NodeSelector::default(), true),
             (exactly(&[("memory", "512Gi")]), true),
             (exactly(&[("memory", "512Gi"), ("chip", "M4-Max")]), false),
@@ -162,7 +162,7 @@ mod tests {
             (rule("chip", Unknown, &[]), false),
             (both, false),
         ] {
-            assert_eq!(matches_selector(&selector, &node), want, "{selector:?}");
+            assert_eq!(matches_selector(&selector, &node), expected, "{selector:?}");
         }
     }
 

@@ -80,7 +80,7 @@ mod tests {
     fn model_and_draft_model_preconditions_are_checked_alike() {
         let ready = |name: &str| model(name, true, false);
         let unread = "Model d: its headers are not read yet";
-        for (there, draft, want) in [
+        for (there, draft, expected) in [
             (vec![ready("m")], None, None),
             (vec![ready("m"), ready("d")], Some("d"), None),
             (vec![], None, Some((true, "correct spec.modelRef.name"))),
@@ -100,12 +100,12 @@ mod tests {
                 ..ModelDeploymentSpec::default()
             };
             let find = |name: &str| there.iter().find(|model| model.metadata.name.as_deref() == Some(name));
-            match (unmet_precondition("ns", &spec, find), want) {
+            match (unmet_precondition("ns", &spec, find), expected) {
                 (None, None) => {}
                 (Some(UnmetPrecondition { message, stalled, .. }), Some((person, words))) => {
                     assert!(message.contains(words) && stalled == person, "{stalled} {message}");
                 }
-                (got, want) => panic!("{got:?}, not {want:?}"),
+                (got, expected) => panic!("{got:?}, not {expected:?}"),
             }
         }
     }

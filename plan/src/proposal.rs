@@ -229,7 +229,7 @@ fn makes_room(placement: &Placement) -> bool {
 
 /// Merges two consecutive placements.
 fn merge(first: Placement, second: Placement, namespace: &str) -> Placement {
-    let came = |key: &ObjectKey| first.create.iter().any(|new| key.0 == namespace && new.name == key.1);
+    let created = |key: &ObjectKey| first.create.iter().any(|new| key.0 == namespace && new.name == key.1);
     let report = match (first.report, second.report) {
         (Some(first), Some(second)) => {
             let decision = format!("{}; {}", first.decision, second.decision);
@@ -238,7 +238,7 @@ fn merge(first: Placement, second: Placement, namespace: &str) -> Placement {
         (first, second) => second.or(first),
     };
     Placement {
-        keep: second.keep.into_iter().filter(|key| !came(key)).collect(),
+        keep: second.keep.into_iter().filter(|key| !created(key)).collect(),
         create: first.create.into_iter().chain(second.create).collect(),
         delete: first.delete.into_iter().chain(second.delete).collect(),
         preempt: first.preempt.into_iter().chain(second.preempt).collect(),
@@ -274,13 +274,13 @@ fn needs_text(desired: &ValidDeployment) -> String {
     let fit = desired.memory_model();
     let (needed, draft) = (fit.whole_model(), draft_share(fit.draft()));
     let together = kv_tokens.map(|tokens| format!(", {tokens} of all together")).unwrap_or_default();
-    let kept = match engine.kv_cache {
+    let kv_cache = match engine.kv_cache {
         KvCacheType::AsComputed | KvCacheType::Unknown => "",
         KvCacheType::Int8 => ", kept in 8 bits",
         KvCacheType::Int4 => ", kept in 4 bits",
     };
     format!(
-        "{needed}{draft}; room for {max_sequences} conversations of {context_tokens} tokens{together}{kept}"
+        "{needed}{draft}; room for {max_sequences} conversations of {context_tokens} tokens{together}{kv_cache}"
     )
 }
 
@@ -429,7 +429,7 @@ mod tests {
         let view = cluster.snapshot(jiff::Timestamp::MIN);
         let mut settled = after(&cluster, &view, &deployment("s", "small", 1, 5));
         settled.groups.values_mut().for_each(|group| group.ready = true);
-        for (story, view, expected, want) in [
+        for (story, view, desired, expected) in [
             ("the same again", &settled, deployment("s", "small", 1, 5), "s: 0 1 0 0, 1 rank on a"),
             ("stopped", &settled, deployment("s", "small", 0, 5), "s: 0 0 1 0, nothing runs"),
             ("stopped, its model gone", &settled, deployment("s", "ghost", 0, 5), "s: 0 0 1 0, nothing runs"),
@@ -437,9 +437,9 @@ mod tests {
             ("another room", &settled, deployment("s", "small", 1, 20), "s: 1 0 1 0, 1 rank on a"),
             ("too large", &settled, deployment("s", "large", 1, 5), "s: 0 1 0 1, not placed"),
         ] {
-            let proposals = propose(&cluster.models, view, std::slice::from_ref(&expected), None);
-            assert_eq!(summaries(&proposals), [want], "{story}: {proposals:?}");
-            let again = propose(&cluster.models, &after(&cluster, view, &expected), &[expected], None);
+            let proposals = propose(&cluster.models, view, std::slice::from_ref(&desired), None);
+            assert_eq!(summaries(&proposals), [expected], "{story}: {proposals:?}");
+            let again = propose(&cluster.models, &after(&cluster, view, &desired), &[desired], None);
             assert!(
                 again[0].create.is_empty() && again[0].delete.is_empty(),
                 "{story}: planned again {again:?}"
@@ -469,13 +469,13 @@ mod tests {
     fn unplannable_deployment_gives_a_remedy() {
         let cluster = cluster(&[("a", 6)]);
         let view = cluster.snapshot(jiff::Timestamp::MIN);
-        for (model, replicas, want) in [
+        for (model, replicas, expected) in [
             ("ghost", 1, "Model \"ghost\" does not exist in namespace ns; create it"),
             ("unread", 1, "Model unread: its headers are not read yet; apply it"),
             ("small", -1, "-1 replicas cannot be"),
         ] {
             let proposal = &propose(&cluster.models, &view, &[deployment("d", model, replicas, 5)], None)[0];
-            assert!(!proposal.placed && proposal.report.reason.contains(want), "{proposal:?}");
+            assert!(!proposal.placed && proposal.report.reason.contains(expected), "{proposal:?}");
         }
     }
 }

@@ -78,8 +78,8 @@ pub fn assign(
     }
     if !tier.active_hours.open {
         // It gets its nodes back at its next active hours.
-        let kept = |nodes: &BTreeSet<String>| NodeGrant { nodes: nodes.clone(), shortage: None };
-        return Ok(tier.owned.iter().map(|(group, nodes)| (group.clone(), kept(nodes))).collect());
+        let unchanged = |nodes: &BTreeSet<String>| NodeGrant { nodes: nodes.clone(), shortage: None };
+        return Ok(tier.owned.iter().map(|(group, nodes)| (group.clone(), unchanged(nodes))).collect());
     }
     let reach: BTreeSet<String> =
         view.nodes.keys().filter(|node| areas.iter().any(|area| area.contains(node))).cloned().collect();
@@ -132,7 +132,7 @@ impl TierAssignment<'_> {
             return NodeGrant { nodes: had, shortage: None };
         }
         // Nodes with replicas of the group stay its own; an empty one may be exchanged.
-        let kept: BTreeSet<String> = had
+        let retained: BTreeSet<String> = had
             .iter()
             .filter(|node| {
                 let mut on_it =
@@ -142,25 +142,27 @@ impl TierAssignment<'_> {
             .cloned()
             .collect();
         let mut free = self.free(group, members);
-        free.extend(had.iter().filter(|node| !kept.contains(*node)).cloned());
+        free.extend(had.iter().filter(|node| !retained.contains(*node)).cloned());
         free.sort_by_key(|node| (self.limit(node), node.clone()));
         free.dedup();
         for node in &free {
-            let nodes: BTreeSet<String> = kept.iter().cloned().chain([node.clone()]).collect();
+            let nodes: BTreeSet<String> = retained.iter().cloned().chain([node.clone()]).collect();
             if self.fits(group, members, &nodes) {
                 return NodeGrant { nodes, shortage: None };
             }
         }
         // Several: the largest first, so that they are few; unnecessary ones are dropped afterwards.
-        let mut nodes = kept.clone();
+        let mut nodes = retained.clone();
         free.sort_by_key(|node| (Reverse(self.limit(node)), node.clone()));
         for node in &free {
             nodes.insert(node.clone());
-            if nodes.len() > kept.len() + 1 && self.fits(group, members, &nodes) {
+            if nodes.len() > retained.len() + 1 && self.fits(group, members, &nodes) {
                 for spare in &free {
                     let fewer: BTreeSet<String> =
                         nodes.iter().filter(|node| *node != spare).cloned().collect();
-                    if nodes.contains(spare) && fewer.len() > kept.len() && self.fits(group, members, &fewer)
+                    if nodes.contains(spare)
+                        && fewer.len() > retained.len()
+                        && self.fits(group, members, &fewer)
                     {
                         nodes = fewer;
                     }
@@ -168,12 +170,12 @@ impl TierAssignment<'_> {
                 return NodeGrant { nodes, shortage: None };
             }
         }
-        let lacks = Some(self.shortage(group, members, &free));
+        let shortage = Some(self.shortage(group, members, &free));
         if had.is_empty() {
             // It has at least one, which runs what fits.
-            return NodeGrant { nodes: free.first().cloned().into_iter().collect(), shortage: lacks };
+            return NodeGrant { nodes: free.first().cloned().into_iter().collect(), shortage };
         }
-        NodeGrant { nodes: had, shortage: lacks }
+        NodeGrant { nodes: had, shortage }
     }
 
     fn limit(&self, node: &str) -> u64 {

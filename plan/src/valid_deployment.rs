@@ -144,10 +144,10 @@ impl HybridConstraints {
     /// Whether these layers per stage and members per stage satisfy the constraints.
     pub fn allows(&self, layers: &[u32], size: u32) -> bool {
         let stages = layers.len() as u32;
-        self.stages.is_none_or(|wanted| wanted == stages)
-            && self.size.is_none_or(|wanted| wanted == size)
-            && self.ranks.is_none_or(|wanted| wanted == stages * size)
-            && self.layers.as_ref().is_none_or(|wanted| wanted == layers)
+        self.stages.is_none_or(|required| required == stages)
+            && self.size.is_none_or(|required| required == size)
+            && self.ranks.is_none_or(|required| required == stages * size)
+            && self.layers.as_ref().is_none_or(|required| required == layers)
     }
 }
 

@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn every_spec_becomes_a_split_or_explains_the_fault() {
         use ShardingMode::*;
-        for (model, mode, ranks, layers, want) in [
+        for (model, mode, ranks, layers, expected) in [
             ("llama", Auto, None, None, Ok(Split::Auto)),
             ("llama", Auto, Some(1), None, Ok(Split::Single)),
             ("llama", Auto, Some(2), None, Ok(Split::Ranks(2))),
@@ -415,12 +415,14 @@ mod tests {
             ("ghost", Auto, None, None, Err("Model \"ghost\" does not exist")),
         ] {
             let got = validate(&view(), "ns", "chat", &spec(model, mode, ranks, layers.clone()));
-            match (got, want) {
+            match (got, expected) {
                 (Ok(valid), Ok(split)) => assert_eq!(valid.split, split),
                 (Err(notes), Err(text)) => {
                     assert!(crate::note::join(&notes).contains(text), "{notes:?} lacks {text:?}")
                 }
-                (got, want) => panic!("{model} {mode:?} {ranks:?} {layers:?}: {got:?}, wanted {want:?}"),
+                (got, expected) => {
+                    panic!("{model} {mode:?} {ranks:?} {layers:?}: {got:?}, wanted {expected:?}")
+                }
             }
         }
     }
@@ -471,7 +473,7 @@ mod tests {
     #[test]
     fn engine_options_are_applied_or_explain_what_is_invalid() {
         let quantised = Err("the model's heads are 80 wide, which groups of 64 or 32 do not divide");
-        for (kv_cache, head_dim, want) in [
+        for (kv_cache, head_dim, expected) in [
             (KvCacheType::AsComputed, 80, Ok(())),
             (KvCacheType::Int8, 64, Ok(())),
             (KvCacheType::Int4, 96, Ok(())),
@@ -483,12 +485,12 @@ mod tests {
             view.models.values_mut().for_each(|shape| shape.head_dim = head_dim);
             let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
             let spec = ModelDeploymentSpec { engine, ..spec("llama", ShardingMode::Auto, None, None) };
-            match (validate(&view, "ns", "chat", &spec), want) {
+            match (validate(&view, "ns", "chat", &spec), expected) {
                 (Ok(valid), Ok(())) => assert_eq!(valid.capacity.engine, engine),
                 (Err(notes), Err(text)) => {
                     assert!(crate::note::join(&notes).contains(text), "{notes:?} lacks {text:?}")
                 }
-                (got, want) => panic!("{kv_cache:?}, {head_dim}: {got:?}, wanted {want:?}"),
+                (got, expected) => panic!("{kv_cache:?}, {head_dim}: {got:?}, wanted {expected:?}"),
             }
         }
         let engine = EngineOptions { speculation: Speculation::Unknown, ..EngineOptions::default() };

@@ -188,7 +188,7 @@ fn random(test_rng: &mut TestRng) -> (Snapshot, Vec<ValidDeployment>) {
 
 /// The candidates of an unrestricted deployment, with their scores.
 struct DeploymentCandidates<'a> {
-    want: &'a ValidDeployment,
+    desired: &'a ValidDeployment,
     fit: MemoryModel<'a>,
     scale: Option<ScoreScale>,
 }
@@ -199,14 +199,14 @@ impl<'a> DeploymentCandidates<'a> {
             let fit = desired.memory_model();
             let found = enumerate(view, desired, &fit, 0, true, |_| false).ok();
             let scale = found.and_then(|found| ScoreScale::from_candidates(found.found.iter()));
-            DeploymentCandidates { want: desired, fit, scale }
+            DeploymentCandidates { desired, fit, scale }
         });
         asked.collect()
     }
 
     fn scored_candidates(&self, view: &Snapshot) -> Vec<(f64, SplitCandidate)> {
         let Some(scale) = self.scale else { return Vec::new() };
-        let found = enumerate(view, self.want, &self.fit, 0, true, |_| false).map(|found| found.found);
+        let found = enumerate(view, self.desired, &self.fit, 0, true, |_| false).map(|found| found.found);
         found
             .unwrap_or_default()
             .into_iter()
@@ -217,12 +217,12 @@ impl<'a> DeploymentCandidates<'a> {
     fn with(&self, view: &Snapshot, candidate: &SplitCandidate) -> Snapshot {
         let mut after = view.clone();
         let group = GroupInfo {
-            deployment: self.want.name.clone(),
-            model: self.want.model.clone(),
+            deployment: self.desired.name.clone(),
+            model: self.desired.model.clone(),
             plan: candidate.plan(&self.fit),
             ..GroupInfo::default()
         };
-        after.groups.insert((self.want.namespace.clone(), format!("x-{}", self.want.name)), group);
+        after.groups.insert((self.desired.namespace.clone(), format!("x-{}", self.desired.name)), group);
         after
     }
 }

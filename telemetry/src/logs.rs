@@ -20,8 +20,8 @@ const DEFAULT_FILTER: &str =
 /// Starts logging for `process`, filtered by `RUSSET_LOG`. A second call in the same process (in tests, or
 /// `russet up` in one process) changes nothing.
 pub fn init(process: &str, json: bool) {
-    let wanted = std::env::var(FILTER_VARIABLE).ok().filter(|filter| !filter.trim().is_empty());
-    let (filter, broken) = match wanted {
+    let configured = std::env::var(FILTER_VARIABLE).ok().filter(|filter| !filter.trim().is_empty());
+    let (filter, broken) = match configured {
         None => (EnvFilter::new(DEFAULT_FILTER), None),
         Some(text) => match EnvFilter::try_new(&text) {
             Ok(filter) => (filter, None),

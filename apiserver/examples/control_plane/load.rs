@@ -45,14 +45,14 @@ pub async fn measure(plane: &RunningPlane) -> Result<LoadFigures, Error> {
     latencies.sort_by(f64::total_cmp);
     let at = |share: usize| latencies[(latencies.len() - 1) * share / 100];
 
-    let begun = Instant::now();
+    let started = Instant::now();
     for index in 0..RATE_OBJECTS {
         api.create(&PostParams::default(), &object(&format!("alone-{index}"))?).await?;
     }
-    let creates_alone = RATE_OBJECTS as f64 / begun.elapsed().as_secs_f64();
+    let creates_alone = RATE_OBJECTS as f64 / started.elapsed().as_secs_f64();
 
     let left = OBJECTS - ALONE_OBJECTS - RATE_OBJECTS;
-    let begun = Instant::now();
+    let started = Instant::now();
     let clients = (0..CLIENTS).map(|client| {
         let api = api.clone();
         tokio::spawn(async move {
@@ -65,14 +65,14 @@ pub async fn measure(plane: &RunningPlane) -> Result<LoadFigures, Error> {
     for client in futures::future::join_all(clients).await {
         client??;
     }
-    let creates_together = left as f64 / begun.elapsed().as_secs_f64();
+    let creates_together = left as f64 / started.elapsed().as_secs_f64();
 
     let mut lists = Vec::new();
     for _ in 0..LISTS {
         let request = http::Request::get("/api/v1/namespaces/default/configmaps").body(Vec::new())?;
-        let begun = Instant::now();
+        let started = Instant::now();
         let text = plane.client.request_text(request).await?;
-        lists.push(begun.elapsed().as_secs_f64() * 1e3);
+        lists.push(started.elapsed().as_secs_f64() * 1e3);
         if text.matches("\"resourceVersion\"").count() < OBJECTS {
             return Err("the list is not whole".into());
         }

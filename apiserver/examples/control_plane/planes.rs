@@ -56,7 +56,7 @@ impl RussetPlane {
     pub async fn start(russet: &Path) -> Result<Self, Error> {
         let folder = tempfile::tempdir()?;
         let [port] = free_ports()?;
-        let begun = Instant::now();
+        let started = Instant::now();
         let serve = Command::new(russet)
             .args(["serve", "--exit-with-parent", "--api-port", &port.to_string(), "--data-dir"])
             .arg(folder.path())
@@ -65,9 +65,9 @@ impl RussetPlane {
             .stderr(std::fs::File::create(folder.path().join("log"))?)
             .spawn()?;
         let mut processes = vec![serve];
-        let ready = ready(port, begun, &mut processes).await?;
+        let ready = ready(port, started, &mut processes).await?;
         let kubeconfig = folder.path().join("kubeconfig");
-        while !kubeconfig.exists() && begun.elapsed() < READY_TIMEOUT {
+        while !kubeconfig.exists() && started.elapsed() < READY_TIMEOUT {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let client = client(Kubeconfig::read_from(kubeconfig)?).await?;
@@ -98,7 +98,7 @@ impl KubernetesPlane {
         let (client_url, peer_url) =
             (format!("http://127.0.0.1:{client_port}"), format!("http://127.0.0.1:{peer_port}"));
         let path = |name: &str| file(name).display().to_string();
-        let begun = Instant::now();
+        let started = Instant::now();
         let etcd = start(
             "etcd",
             etcd,
@@ -141,7 +141,7 @@ impl KubernetesPlane {
                 "--secure-port=0".into(),
             ],
         )?);
-        let ready = ready(port, begun, &mut processes).await?;
+        let ready = ready(port, started, &mut processes).await?;
         let client = client(Kubeconfig::read_from(file("kubeconfig"))?).await?;
         Ok(Self(RunningPlane { client, ready, processes, _folder: folder }))
     }
@@ -171,7 +171,7 @@ async fn client(kubeconfig: Kubeconfig) -> Result<Client, Error> {
 }
 
 /// Seconds until `/readyz` returns ok for an anonymous client.
-async fn ready(port: u16, begun: Instant, processes: &mut [Child]) -> Result<f64, Error> {
+async fn ready(port: u16, started: Instant, processes: &mut [Child]) -> Result<f64, Error> {
     let mut config = Config::new(format!("https://127.0.0.1:{port}").parse()?);
     config.accept_invalid_certs = true;
     config.default_retry = false;
@@ -179,14 +179,14 @@ async fn ready(port: u16, begun: Instant, processes: &mut [Child]) -> Result<f64
     loop {
         let request = http::Request::get("/readyz").body(Vec::new())?;
         if client.request_text(request).await.is_ok_and(|text| text == "ok") {
-            return Ok(begun.elapsed().as_secs_f64());
+            return Ok(started.elapsed().as_secs_f64());
         }
         for process in processes.iter_mut() {
             if let Some(status) = process.try_wait()? {
                 return Err(format!("a process of the control plane ended: {status}").into());
             }
         }
-        if begun.elapsed() > READY_TIMEOUT {
+        if started.elapsed() > READY_TIMEOUT {
             return Err("the control plane never became ready".into());
         }
         tokio::time::sleep(Duration::from_millis(2)).await;

@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn missing_fields_are_errors_and_never_false() {
         let object = json!({"metadata": {"name": "a", "namespace": "n", "labels": {"x.y/z": "1"}}, "spec": {"n": 3, "list": [1, 2]}});
-        for (source, want) in [
+        for (source, expected) in [
             ("object.spec.n == 3", Ok(true)),
             ("object.metadata.namespace == 'n'", Ok(true)),
             ("object.metadata.labels['x.y/z'] == '1'", Ok(true)),
@@ -418,10 +418,10 @@ mod tests {
             ("dyn(object.spec.n) == 3", Ok(true)),
         ] {
             let got = run(source, &object);
-            match want {
-                Ok(want) => assert_eq!(got, Ok(Value::Bool(want)), "{source}"),
-                Err(want) => {
-                    assert!(got.clone().is_err_and(|detail| detail.contains(want)), "{source}: {got:?}")
+            match expected {
+                Ok(expected) => assert_eq!(got, Ok(Value::Bool(expected)), "{source}"),
+                Err(expected) => {
+                    assert!(got.clone().is_err_and(|detail| detail.contains(expected)), "{source}: {got:?}")
                 }
             }
         }
@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn invalid_expressions_fail_to_compile() {
-        for (source, want) in [
+        for (source, expected) in [
             ("object.spec.n ==", "Syntax error"),
             ("nothing.here", "undeclared reference to 'nothing'"),
             ("object.spec.invented()", "undeclared reference to 'invented'"),
@@ -441,7 +441,7 @@ mod tests {
         ] {
             let detail = Expression::read(source, &roots()).unwrap_err();
             assert!(
-                detail.starts_with("compilation failed: ") && detail.contains(want),
+                detail.starts_with("compilation failed: ") && detail.contains(expected),
                 "{source}: {detail}"
             );
         }

@@ -24,11 +24,11 @@ pub fn find(
     binding: &Binding,
     namespace: &str,
 ) -> Result<Vec<Option<Arc<Value>>>, String> {
-    let (Some((api_version, kind)), Some(wanted)) = (&policy.param_kind, &binding.param_ref) else {
+    let (Some((api_version, kind)), Some(param_ref)) = (&policy.param_kind, &binding.param_ref) else {
         return Ok(vec![None]);
     };
     let Some(resource) = api.kinds.current().of_kind(api_version, kind) else { return Ok(Vec::new()) };
-    let given = wanted["namespace"].as_str().unwrap_or_default();
+    let given = param_ref["namespace"].as_str().unwrap_or_default();
     let place = match (resource.namespaced, given) {
         (false, "") => "",
         (false, _) => {
@@ -43,12 +43,12 @@ pub fn find(
         (true, "") => namespace,
         (true, given) => given,
     };
-    let found: Vec<Arc<Value>> = match wanted["name"].as_str().unwrap_or_default() {
+    let found: Vec<Arc<Value>> = match param_ref["name"].as_str().unwrap_or_default() {
         "" => {
             let snapshot =
                 api.store.range(&resource.prefix_of(place), None, None).map_err(|error| error.to_string())?;
             let chosen = snapshot.records.iter().filter(|record| {
-                selector::matches_labels(&wanted["selector"], &record.object()["metadata"]["labels"])
+                selector::matches_labels(&param_ref["selector"], &record.object()["metadata"]["labels"])
                     && object::namespace(record.object()) == place
             });
             chosen.map(|record| resource.view(record)).collect()
@@ -60,7 +60,7 @@ pub fn find(
             .into_iter()
             .collect(),
     };
-    if found.is_empty() && wanted["parameterNotFoundAction"] == "Deny" {
+    if found.is_empty() && param_ref["parameterNotFoundAction"] == "Deny" {
         return Err("no params found for policy binding with `Deny` parameterNotFoundAction".into());
     }
     Ok(found.into_iter().map(Some).collect())

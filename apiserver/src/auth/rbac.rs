@@ -260,19 +260,21 @@ impl Policy {
     }
 
     /// Whether a user has all permissions of a rule.
-    pub fn covers(&self, user: &User, namespace: &str, wanted: &RbacRule) -> bool {
+    pub fn covers(&self, user: &User, namespace: &str, requested: &RbacRule) -> bool {
         if user.groups.iter().any(|group| group == MASTERS) {
             return true;
         }
         let held = self.rules_of(user, namespace);
         let covered = |asked: &Attributes<'_>| held.iter().any(|rule| rule.allows(asked));
         let any_name = [String::new()];
-        let names = if wanted.names.is_empty() { &any_name[..] } else { &wanted.names };
-        wanted.verbs.iter().all(|verb| {
-            let urls =
-                wanted.urls.iter().all(|path| covered(&Attributes { verb, path, ..Attributes::default() }));
-            let resources = wanted.groups.iter().all(|group| {
-                wanted.resources.iter().all(|entry| {
+        let names = if requested.names.is_empty() { &any_name[..] } else { &requested.names };
+        requested.verbs.iter().all(|verb| {
+            let urls = requested
+                .urls
+                .iter()
+                .all(|path| covered(&Attributes { verb, path, ..Attributes::default() }));
+            let resources = requested.groups.iter().all(|group| {
+                requested.resources.iter().all(|entry| {
                     let (resource, subresource) = entry.split_once('/').unwrap_or((entry, ""));
                     names.iter().all(|name| {
                         covered(&Attributes { verb, group, resource, subresource, namespace, name, path: "" })

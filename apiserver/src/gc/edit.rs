@@ -44,12 +44,12 @@ pub async fn edit(api: &ServerState, key: &str, change: impl Fn(&mut Value) -> b
 pub async fn release(api: &ServerState, key: &str, finalizer: &str) -> Result<()> {
     edit(api, key, |object| {
         let all = object::finalizers(object);
-        let kept: Vec<String> =
+        let remaining: Vec<String> =
             all.iter().filter(|held| **held != finalizer).map(ToString::to_string).collect();
-        if kept.len() == all.len() {
+        if remaining.len() == all.len() {
             return false;
         }
-        object::set_finalizers(object, kept);
+        object::set_finalizers(object, remaining);
         true
     })
     .await

@@ -38,9 +38,9 @@ fn map_event(event: &StoreEvent) -> Option<String> {
     if key.starts_with(&builtin::prefix("", "namespaces")) {
         return Some(key.to_string());
     }
-    let furniture = ["serviceaccounts", "configmaps"];
+    let required = ["serviceaccounts", "configmaps"];
     let lost = event.kind == EventKind::Deleted || key.ends_with(ROOT_CA);
-    let held = lost && furniture.iter().any(|plural| key.starts_with(&builtin::prefix("", plural)));
+    let held = lost && required.iter().any(|plural| key.starts_with(&builtin::prefix("", plural)));
     held.then(|| crate::kinds::builtin_namespace_key(object::namespace(event.record.object())))
 }
 

@@ -256,12 +256,12 @@ async fn drop_owners(api: &ServerState, key: &str, uids: &[String]) -> crate::st
         let gone =
             |owner: &Value| owner["uid"].as_str().is_some_and(|uid| uids.iter().any(|gone| gone == uid));
         let owners = object::owners(object);
-        let kept: Vec<Value> = owners.iter().filter(|owner| !gone(owner)).cloned().collect();
-        if kept.len() == owners.len() {
+        let remaining: Vec<Value> = owners.iter().filter(|owner| !gone(owner)).cloned().collect();
+        if remaining.len() == owners.len() {
             return false;
         }
-        let kept = if kept.is_empty() { Value::Null } else { Value::Array(kept) };
-        object::set_meta(object, "ownerReferences", kept);
+        let remaining = if remaining.is_empty() { Value::Null } else { Value::Array(remaining) };
+        object::set_meta(object, "ownerReferences", remaining);
         true
     })
     .await

@@ -233,7 +233,7 @@ pub fn establish(definition: &mut Value, table: &Table, now: &str) {
     }
     let established = condition(definition, "Established") || taken.is_none();
     let generation = definition["metadata"]["generation"].clone();
-    let wanted = [
+    let desired = [
         match &taken {
             None => ("NamesAccepted", true, "NoConflicts", "no conflicts found".to_string()),
             Some(why) => ("NamesAccepted", false, "NameConflict", why.clone()),
@@ -246,7 +246,7 @@ pub fn establish(definition: &mut Value, table: &Table, now: &str) {
     ];
     let mut conditions: Vec<Value> =
         definition["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    for (kind, holds, reason, message) in wanted {
+    for (kind, holds, reason, message) in desired {
         let status = if holds { "True" } else { "False" };
         let before = conditions.iter().position(|condition| condition["type"] == kind);
         let since = before

@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn operations_do_what_the_rfc_says() {
         let live = json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 2, 3]});
-        for (name, patch, want) in [
+        for (name, patch, expected) in [
             (
                 "add a field",
                 json!([{"op": "add", "path": "/a/c", "value": 9}]),
@@ -276,7 +276,7 @@ mod tests {
                 json!({"ab": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 2, 3]}),
             ),
         ] {
-            assert_eq!(json_patch(&live, &patch).expect(name), want, "{name}");
+            assert_eq!(json_patch(&live, &patch).expect(name), expected, "{name}");
         }
     }
 

@@ -19,7 +19,7 @@ mod tests {
 
     #[test]
     fn maps_merge_nulls_remove_and_the_rest_replaces() {
-        for (live, patch, want) in [
+        for (live, patch, expected) in [
             (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
             (json!({"a": "b"}), json!({"b": "c"}), json!({"a": "b", "b": "c"})),
             (json!({"a": "b", "b": "c"}), json!({"a": null}), json!({"b": "c"})),
@@ -32,7 +32,7 @@ mod tests {
             (json!({"a": 1}), json!({"a": {"b": null, "c": 1}}), json!({"a": {"c": 1}})),
             (json!({"a": [{"b": 1}]}), json!({"a": [{"b": null}]}), json!({"a": [{"b": null}]})),
         ] {
-            assert_eq!(merge_patch(&live, &patch), want, "{live} + {patch}");
+            assert_eq!(merge_patch(&live, &patch), expected, "{live} + {patch}");
         }
     }
 }

@@ -74,9 +74,9 @@ fn merge_maps(
     }
     for (name, change) in changes {
         if let Some(field) = name.strip_prefix(DELETE_FROM) {
-            let unwanted = list(name, change)?;
+            let removed = list(name, change)?;
             if let Some(Value::Array(items)) = live.get_mut(field) {
-                items.retain(|item| !unwanted.contains(item));
+                items.retain(|item| !removed.contains(item));
             }
             continue;
         }
@@ -154,8 +154,8 @@ fn merge_lists(
         }
         ListMerge::Keyed(key) => {
             if changes.iter().any(|item| item.get("$patch").is_some_and(|directive| directive == "replace")) {
-                let kept = changes.iter().filter(|item| item.get("$patch").is_none());
-                return Ok(kept.cloned().collect());
+                let replacement = changes.iter().filter(|item| item.get("$patch").is_none());
+                return Ok(replacement.cloned().collect());
             }
             for item in changes {
                 let Some(change) = item.as_object() else {
@@ -189,9 +189,9 @@ fn merge_lists(
 /// Sorts the listed elements into the listed order; elements that are not in the patch keep their neighbours.
 fn set_order(merge: ListMerge, items: &mut [Value], order: &[Value]) {
     let rank = |item: &Value| {
-        order.iter().position(|wanted| match merge {
-            ListMerge::Keyed(key) => item.get(key) == wanted.get(key),
-            ListMerge::Scalars | ListMerge::Replace => item == wanted,
+        order.iter().position(|element| match merge {
+            ListMerge::Keyed(key) => item.get(key) == element.get(key),
+            ListMerge::Scalars | ListMerge::Replace => item == element,
         })
     };
     let mut known: Vec<Value> = items.iter().filter(|item| rank(item).is_some()).cloned().collect();
@@ -240,7 +240,7 @@ mod tests {
             *changed.pointer_mut(path).expect("a path of the account") = value;
             changed
         };
-        for (name, patch, want) in [
+        for (name, patch, expected) in [
             ("nothing", json!({}), account.clone()),
             (
                 "a map",
@@ -301,7 +301,7 @@ mod tests {
                 with("/metadata", json!({"name": "a", "finalizers": ["x", "y"]})),
             ),
         ] {
-            assert_eq!(strategic_merge("ServiceAccount", &account, &patch).expect(name), want, "{name}");
+            assert_eq!(strategic_merge("ServiceAccount", &account, &patch).expect(name), expected, "{name}");
         }
     }
 

@@ -249,7 +249,7 @@ mod tests {
             changed[name] = value;
             changed
         };
-        for (name, spec, old, want) in [
+        for (name, spec, old, expected) in [
             ("all hold", good.clone(), None, vec![]),
             (
                 "an object rule",
@@ -295,7 +295,7 @@ mod tests {
                 .iter()
                 .map(ToString::to_string)
                 .collect();
-            assert_eq!(found, want, "{name}");
+            assert_eq!(found, expected, "{name}");
         }
     }
 

@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_default_that_its_schema_forbids_is_refused() {
-        for (field, want) in [
+        for (field, expected) in [
             (json!({"type": "integer", "default": "x"}), "must be of type integer"),
             (json!({"type": "integer", "minimum": 2, "default": 1}), "greater than or equal to 2"),
             (
@@ -143,10 +143,10 @@ mod tests {
             let issues = Schema::from_openapi(
                 &json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"f": field}}}}),
             )
-            .expect_err(want);
+            .expect_err(expected);
             assert_eq!(issues.len(), 1, "{issues:?}");
             assert!(issues[0].path.starts_with("properties[spec].properties[f].default"), "{}", issues[0]);
-            assert!(issues[0].message.contains(want), "{}", issues[0]);
+            assert!(issues[0].message.contains(expected), "{}", issues[0]);
         }
     }
 }

@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn breaches_of_the_structural_rules_are_named_with_their_path() {
         let f = "properties[spec].properties[f]";
-        for (name, schema, want) in [
+        for (name, schema, expected) in [
             ("no type", with(json!({})), format!("{f}.type: Required value: must not be empty for specified object fields")),
             ("no items", with(json!({"type": "array"})), format!("{f}.items: Required value: must be specified")),
             (
@@ -380,7 +380,7 @@ mod tests {
             ),
         ] {
             let found: Vec<String> = check(&schema).iter().map(ToString::to_string).collect();
-            assert_eq!(found, [want], "{name}");
+            assert_eq!(found, [expected], "{name}");
         }
     }
 

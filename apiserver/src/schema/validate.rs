@@ -387,7 +387,7 @@ mod tests {
             "level": {"type": "integer", "nullable": true, "enum": [1, 2]},
         }});
         let schema = schema(spec);
-        for (name, spec, want) in [
+        for (name, spec, expected) in [
             (
                 "fine",
                 json!({"model": "ab", "replicas": 1, "port": "http", "maybe": null, "share": 1.5}),
@@ -517,7 +517,7 @@ mod tests {
         ] {
             let found: Vec<String> =
                 schema.validate(&json!({ "spec": spec }), None).iter().map(ToString::to_string).collect();
-            assert_eq!(found, want, "{name}");
+            assert_eq!(found, expected, "{name}");
         }
     }
 

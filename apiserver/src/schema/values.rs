@@ -7,8 +7,8 @@ use super::{ListKind, Schema};
 /// The element of `old` with the same identity as `item`.
 pub fn counterpart<'a>(schema: &Schema, item: &Value, old: Option<&'a Value>) -> Option<&'a Value> {
     let ListKind::Map(names) = &schema.list else { return None };
-    let wanted = key(names, item);
-    old?.as_array()?.iter().find(|old| key(names, old) == wanted)
+    let identity = key(names, item);
+    old?.as_array()?.iter().find(|old| key(names, old) == identity)
 }
 
 /// The fields that identify an element of a list.

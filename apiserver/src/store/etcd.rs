@@ -116,14 +116,14 @@ impl Etcd {
 
 /// The initial read; etcd may still be starting. A rejected certificate is not retried.
 async fn initial_load(members: &Members, prefix: &str) -> Result<(Vec<StoredObject>, u64), StoreError> {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         match watch::load(members, prefix).await {
             Ok(loaded) => return Ok(loaded),
             Err(failure) => {
                 let certificate = failure.concerns_certificates();
                 let error = failure.into_read_error(members);
-                if certificate || begun.elapsed() >= START_TIMEOUT {
+                if certificate || started.elapsed() >= START_TIMEOUT {
                     return Err(error);
                 }
                 tracing::warn!(%error, "waiting for etcd, {} s at most", START_TIMEOUT.as_secs());

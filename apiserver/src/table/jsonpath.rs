@@ -91,9 +91,9 @@ impl PathStep {
             PathStep::Having(path) => {
                 elements(value).into_iter().filter(|item| !path.find(item).is_empty()).collect()
             }
-            PathStep::Where(path, compare, wanted) => elements(value)
+            PathStep::Where(path, compare, operand) => elements(value)
                 .into_iter()
-                .filter(|item| path.find(item).first().is_some_and(|found| compare.is_true(found, wanted)))
+                .filter(|item| path.find(item).first().is_some_and(|found| compare.is_true(found, operand)))
                 .collect(),
         }
     }
@@ -186,12 +186,12 @@ fn filter(source: &str) -> Result<PathStep, String> {
     ] {
         let Some((left, right)) = source.split_once(sign) else { continue };
         let right = right.trim();
-        let wanted = match quoted(right) {
+        let operand = match quoted(right) {
             Some(text) => Value::from(text),
             None => serde_json::from_str(right)
                 .map_err(|_| format!("expected a value after {sign}, got {right:?}"))?,
         };
-        return Ok(PathStep::Where(JsonPath::parse(left)?, compare, wanted));
+        return Ok(PathStep::Where(JsonPath::parse(left)?, compare, operand));
     }
     Ok(PathStep::Having(JsonPath::parse(source)?))
 }
@@ -213,7 +213,7 @@ mod tests {
             "spec": {"nodes": [{"name": "x", "load": 1}, {"name": "y", "load": 2}], "map": {"k": "v"}},
             "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "Other", "status": "False"}]},
         });
-        for (path, want) in [
+        for (path, expected) in [
             (".metadata.name", json!(["n"])),
             ("{.metadata.name}", json!(["n"])),
             ("metadata.name", json!(["n"])),
@@ -232,7 +232,7 @@ mod tests {
         ] {
             let found: Vec<Value> =
                 JsonPath::parse(path).expect(path).find(&object).into_iter().cloned().collect();
-            assert_eq!(Value::from(found), want, "{path}");
+            assert_eq!(Value::from(found), expected, "{path}");
         }
     }
 

@@ -102,10 +102,10 @@ pub async fn delete(
     loop {
         let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
         let current = resource.view(&record);
-        let precondition = |what: &str, wanted: &Option<String>, is: &str| match wanted {
-            Some(wanted) if wanted != is => {
+        let precondition = |what: &str, expected: &Option<String>, is: &str| match expected {
+            Some(expected) if expected != is => {
                 let why = format!(
-                    "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {is}"
+                    "Precondition failed: {what} in precondition: {expected}, {what} in object meta: {is}"
                 );
                 Err(ApiError::conflict(&resource.group, &resource.plural, &call.name, &why))
             }

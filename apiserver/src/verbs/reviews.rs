@@ -120,8 +120,8 @@ pub fn service_account_token(api: &ServerState, call: &Call) -> Result<Response<
         },
     )?;
     let now = Timestamp::now().as_second();
-    let wanted = request["spec"]["expirationSeconds"].as_i64().unwrap_or(TOKEN_SECONDS);
-    let seconds = wanted.clamp(600, MAX_TOKEN_SECONDS);
+    let requested = request["spec"]["expirationSeconds"].as_i64().unwrap_or(TOKEN_SECONDS);
+    let seconds = requested.clamp(600, MAX_TOKEN_SECONDS);
     let audiences = match &request["spec"]["audiences"] {
         Value::Array(audiences) if !audiences.is_empty() => json!(audiences),
         _ => json!([tokens::ISSUER]),

@@ -61,8 +61,8 @@ async fn write_back(
     let mut whole = call.clone();
     whole.subresource = String::new();
     let updated = write::modify(api, &whole, WriteOrigin::Write, |current| {
-        let wanted = make(&show(scale, current))?;
-        let Some(replicas) = wanted["spec"]["replicas"].as_i64().filter(|replicas| *replicas >= 0) else {
+        let desired = make(&show(scale, current))?;
+        let Some(replicas) = desired["spec"]["replicas"].as_i64().filter(|replicas| *replicas >= 0) else {
             return Err(ApiError::invalid_field(
                 "autoscaling",
                 "Scale",
@@ -70,13 +70,13 @@ async fn write_back(
                 "spec.replicas",
                 format!(
                     "Invalid value: {}: must be a whole number of at least 0",
-                    wanted["spec"]["replicas"]
+                    desired["spec"]["replicas"]
                 ),
             ));
         };
         let mut new = current.clone();
         set(&mut new, &scale.spec_replicas, json!(replicas));
-        let asked = object::resource_version(&wanted);
+        let asked = object::resource_version(&desired);
         object::set_meta(
             &mut new,
             "resourceVersion",

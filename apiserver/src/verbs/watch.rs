@@ -49,7 +49,7 @@ pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>
     let prefix = call.resource.prefix_of(&call.namespace);
     // Without a revision, and for streaming lists, the current state comes first.
     let initial = match query.initial_events {
-        Some(wanted) => wanted,
+        Some(requested) => requested,
         None => revision.is_none(),
     };
     let mut pending = VecDeque::new();

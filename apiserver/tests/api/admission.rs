@@ -219,7 +219,7 @@ async fn every_write_verb_is_admitted_and_denied_writes_not_stored() {
     let (applied, applied_long) =
         (format!("{one}?fieldManager=m&force=true"), format!("{MAPS}/far-too-long?fieldManager=m"));
     let (dry, json_patch) = (format!("{MAPS}?dryRun=All"), "application/json-patch+json");
-    for (what, method, path, media, body, want) in [
+    for (what, method, path, media, body, expected) in [
         ("create", Method::POST, MAPS, "application/json", map("one", "1"), (201, "")),
         ("a bad name", Method::POST, MAPS, "application/json", long.clone(), (422, "too long")),
         (
@@ -255,7 +255,7 @@ async fn every_write_verb_is_admitted_and_denied_writes_not_stored() {
         ),
     ] {
         let (code, message) = send_for_message(&cluster, method, path, media, &body).await;
-        assert_eq!((code, message.as_str()), want, "{what}");
+        assert_eq!((code, message.as_str()), expected, "{what}");
     }
     let (_, stored, _) = send(&cluster, Method::GET, &one, "application/json", &Value::Null).await;
     assert_eq!(stored["data"], json!({"a": "1"}));
@@ -279,7 +279,7 @@ async fn binding_narrows_the_match_of_its_policy() {
     let constrain = |constraints: Value| json!({"matchConstraints": constraints, "validations": [{"expression": "false"}]});
     let all = rule(&["*"], &["configmaps"]);
     let named = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resources": ["configmaps"], "resourceNames": ["two"]});
-    for (what, spec, bound, place, object, want) in [
+    for (what, spec, bound, place, object, expected) in [
         (
             "everything",
             constrain(json!({"resourceRules": [all]})),
@@ -415,7 +415,7 @@ async fn binding_narrows_the_match_of_its_policy() {
     ] {
         install(&cluster, policy("about", spec), binding("about", bound)).await;
         let (code, answer, _) = post(&cluster, &place, &object).await;
-        assert_eq!(code, want, "{what}: {answer}");
+        assert_eq!(code, expected, "{what}: {answer}");
         remove(&cluster, "about").await;
     }
     // Policies do not apply to policies, so one that denies everything can be deleted.
@@ -480,11 +480,11 @@ async fn parameters_are_found_and_a_binding_may_only_warn() {
     )
     .await;
     let (code, _, warning) = post(&cluster, MAPS, &map("one", "1")).await;
-    let want = "299 - \"Validation failed for ValidatingAdmissionPolicy 'warn' with binding 'warn': beware \\\"you\\\"\"";
-    assert_eq!((code, warning.as_str()), (201, want));
+    let expected = "299 - \"Validation failed for ValidatingAdmissionPolicy 'warn' with binding 'warn': beware \\\"you\\\"\"";
+    assert_eq!((code, warning.as_str()), (201, expected));
     let (code, _, warning) =
         send(&cluster, Method::DELETE, &format!("{MAPS}/one"), "application/json", &Value::Null).await;
-    assert_eq!((code, warning.as_str()), (200, want));
+    assert_eq!((code, warning.as_str()), (200, expected));
     cluster.stop().await;
 }
 

@@ -185,9 +185,10 @@ impl TestServer {
     /// A client with this bearer token.
     pub async fn client_with_token(&self, token: &str) -> kube::Client {
         let text = std::fs::read_to_string(self.running().kubeconfig()).unwrap();
-        let kept: Vec<&str> = text.lines().filter(|line| !line.contains("client-")).collect();
-        let text =
-            kept.join("\n").replace("  user:\ncontexts", &format!("  user:\n    token: {token}\ncontexts"));
+        let remaining: Vec<&str> = text.lines().filter(|line| !line.contains("client-")).collect();
+        let text = remaining
+            .join("\n")
+            .replace("  user:\ncontexts", &format!("  user:\n    token: {token}\ncontexts"));
         let path = self.place.folder.path().join("kubeconfig-token");
         std::fs::write(&path, text).unwrap();
         client_of(path).await

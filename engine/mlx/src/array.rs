@@ -18,8 +18,9 @@ pub fn item_size(dtype: Dtype) -> usize {
 pub fn from_bytes(bytes: &[u8], shape: &[i32], dtype: Dtype) -> Result<Array, Error> {
     crate::install_error_handler();
     let item = item_size(dtype);
-    let wanted = shape.iter().try_fold(item, |product, &dim| usize::try_from(dim).ok()?.checked_mul(product));
-    if wanted != Some(bytes.len()) {
+    let required =
+        shape.iter().try_fold(item, |product, &dim| usize::try_from(dim).ok()?.checked_mul(product));
+    if required != Some(bytes.len()) {
         return Err(Error::Size { bytes: bytes.len(), shape: shape.to_vec(), item });
     }
     // SAFETY: the buffer holds exactly the bytes the shape and type call for (checked above), MLX

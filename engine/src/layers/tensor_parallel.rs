@@ -43,12 +43,12 @@ pub fn profiled(
     collective: Collective,
     operation: impl FnOnce() -> Result<Array, Exception>,
 ) -> Result<Array, Exception> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let array = operation()?;
     meter.count_bytes(collective, array.nbytes());
     if meter.is_timing() {
         array.eval()?;
-        meter.record_time(StepPhase::Collective, begun.elapsed());
+        meter.record_time(StepPhase::Collective, started.elapsed());
     }
     Ok(array)
 }

@@ -61,9 +61,9 @@ impl FakeRank {
         let found: Vec<&Vec<u32>> =
             keys.iter().map_while(|key| self.in_memory.get(key).or(self.on_disk.get(key))).collect();
         let tokens = found.last().map(|tokens| (*tokens).clone()).unwrap_or_default();
-        let came = found.len() as u32;
+        let loaded = found.len() as u32;
         self.load(slot, tokens);
-        came
+        loaded
     }
 
     fn run(&mut self, slot: u32, new: &[u32]) {
@@ -209,9 +209,9 @@ fn random_operations_keep_slots_correct_and_within_capacity() {
                     cache.take_commands().into_iter().for_each(|order| rank.apply(order));
                     if !fetch.is_empty() {
                         fetches += 1;
-                        let came = rank.fetch(slot, &fetch);
-                        if (came as usize) < fetch.len() {
-                            cache.finish_fetch(slot, &fetch, came);
+                        let loaded = rank.fetch(slot, &fetch);
+                        if (loaded as usize) < fetch.len() {
+                            cache.finish_fetch(slot, &fetch, loaded);
                             cached = 0;
                         }
                     }

@@ -115,10 +115,10 @@ impl RankHarness {
             let mut states = client.watch(pb::WatchRequest {}).await.unwrap().into_inner();
             let mut all = Vec::new();
             while let Ok(Some(state)) = states.message().await {
-                let kept = state.reuse() == pb::Reuse::Yes;
+                let reusable = state.reuse() == pb::Reuse::Yes;
                 all.push(state);
                 // Like the agent of a deleted Shard, which has no next formation for it.
-                if kept {
+                if reusable {
                     break;
                 }
             }
@@ -298,7 +298,7 @@ async fn any_group_resumes_an_answer_after_any_token() {
     pipeline[0].serving().await;
     let mut clients = [lab.client(&rank), lab.client(&pipeline[0])];
     // The number of cached tokens differs from one request to the next.
-    let but_kept = |event: GenerationEvent| match event {
+    let without_cached = |event: GenerationEvent| match event {
         GenerationEvent::Finished { reason, usage } => {
             GenerationEvent::Finished { reason, usage: Usage { cached_tokens: 0, ..usage } }
         }
@@ -313,7 +313,7 @@ async fn any_group_resumes_an_answer_after_any_token() {
         let mut events = ask(&mut clients[0], request.clone()).await;
         let mut undisturbed = Vec::new();
         while let Some(event) = next(&mut events).await {
-            undisturbed.push(but_kept(event));
+            undisturbed.push(without_cached(event));
         }
         let (Some(GenerationEvent::Started { prompt_tokens, .. }), Some(end)) =
             (undisturbed.first().cloned(), undisturbed.pop())
@@ -336,7 +336,7 @@ async fn any_group_resumes_an_answer_after_any_token() {
                 assert_eq!(next(&mut events).await, Some(started));
                 for event in tokens[cut..].iter().chain([&end]) {
                     assert_eq!(
-                        next(&mut events).await.map(but_kept).as_ref(),
+                        next(&mut events).await.map(without_cached).as_ref(),
                         Some(event),
                         "cut after {cut}"
                     );

@@ -96,7 +96,7 @@ pub(super) fn write(path: &Path, text: &str) -> Result<(), String> {
 fn openblas_kernels(cpuinfo: &str) -> Option<&'static str> {
     let flags: Vec<&str> =
         cpuinfo.lines().find(|line| line.starts_with("flags"))?.split_ascii_whitespace().collect();
-    let all = |wanted: &[&str]| wanted.iter().all(|flag| flags.contains(flag));
+    let all = |required: &[&str]| required.iter().all(|flag| flags.contains(flag));
     if all(&["avx512f", "avx512dq", "avx512bw", "avx512vl"]) {
         Some("SkylakeX")
     } else if all(&["avx2", "fma"]) {

@@ -192,13 +192,13 @@ impl ModelRunner {
                 if let Some(sequence) = self.sequences.get_mut(&slot)
                     && sequence.rewind(length) == Rewound::Impossible
                 {
-                    return Err(RuntimeError::Rewind { slot, have, wanted: length });
+                    return Err(RuntimeError::Rewind { slot, have, length });
                 }
             }
             CacheCommand::Store { slot, blocks } => {
                 if let Some(sequence) = self.sequences.get(&slot) {
-                    let kept = self.blocks.store(&sequence.cache, &blocks, sound);
-                    kept.map_err(|error| self.mlx_error(&error))?;
+                    let stored = self.blocks.store(&sequence.cache, &blocks, sound);
+                    stored.map_err(|error| self.mlx_error(&error))?;
                 }
             }
             CacheCommand::Load { slot, hashes: keys } => {
@@ -272,8 +272,8 @@ impl ModelRunner {
     /// Checks that a step fits the state of its sequence.
     fn check_step(&self, step: &SequenceStep, sequence: &RunnerSequence) -> Result<(), RuntimeError> {
         if sequence.length != step.offset {
-            let (slot, have, wanted) = (step.slot, sequence.length, step.offset);
-            return Err(RuntimeError::OffsetMismatch { slot, have, wanted });
+            let (slot, have, offset) = (step.slot, sequence.length, step.offset);
+            return Err(RuntimeError::OffsetMismatch { slot, have, offset });
         }
         // In a single stage, the other tensor ranks learn the sampled token from rank 0 while they compute.
         let from_rank_0 = !self.part.head && self.part.stages == 1;

@@ -140,17 +140,17 @@ impl MlxThread {
     /// Executes commands until the channel closes. A dropped reply receiver is no error: its request was
     /// cancelled.
     pub(super) fn run(mut self, inbox: &mpsc::Receiver<ThreadCommand>) {
-        let mut begun: VecDeque<InFlightRun> = VecDeque::new();
+        let mut in_flight: VecDeque<InFlightRun> = VecDeque::new();
         // Batches handed to MLX before the first one's tokens are read.
         let most = if self.shared.overlaps_steps { 2 } else { 1 };
-        while let Some(command) = self.next_command(inbox, &mut begun, most) {
+        while let Some(command) = self.next_command(inbox, &mut in_flight, most) {
             match command {
                 ThreadCommand::Load(reply) => drop(reply.send(self.load().map_err(ExecutorError::from))),
                 ThreadCommand::Join(addresses, reply) => {
                     drop(reply.send(self.join(&addresses).map_err(ExecutorError::from)));
                 }
                 ThreadCommand::LeaveGroup(reply) => {
-                    self.end(begun.drain(..));
+                    self.end(in_flight.drain(..));
                     self.groups_left += 1;
                     self.leave_group();
                     drop(reply.send(Ok(())));
@@ -158,7 +158,7 @@ impl MlxThread {
                 ThreadCommand::Run(steps, reply) => {
                     let run = self.begin(&steps, reply.is_detailed());
                     self.group_lost |= run.as_ref().is_err_and(RuntimeError::is_group_failure);
-                    begun.push_back(InFlightRun { run, reply, batches: self.shared.batches.clone() });
+                    in_flight.push_back(InFlightRun { run, reply, batches: self.shared.batches.clone() });
                 }
                 ThreadCommand::Draft(drafts, reply) => {
                     drop(reply.send(self.draft(&drafts).map_err(ExecutorError::from)));
@@ -256,9 +256,9 @@ impl MlxThread {
     }
 
     /// Waits for batches and sends their replies.
-    fn end(&mut self, begun: impl Iterator<Item = InFlightRun>) {
-        for begun in begun {
-            self.group_lost |= begun.end(|| self.shared.check_current(self.groups_left));
+    fn end(&mut self, runs: impl Iterator<Item = InFlightRun>) {
+        for run in runs {
+            self.group_lost |= run.end(|| self.shared.check_current(self.groups_left));
         }
     }
 
@@ -267,11 +267,11 @@ impl MlxThread {
     fn next_command(
         &mut self,
         inbox: &mpsc::Receiver<ThreadCommand>,
-        begun: &mut VecDeque<InFlightRun>,
+        in_flight: &mut VecDeque<InFlightRun>,
         most: usize,
     ) -> Option<ThreadCommand> {
         loop {
-            let command = match begun.len() {
+            let command = match in_flight.len() {
                 0 => return inbox.recv().ok(),
                 1 => inbox.recv_timeout(NEXT_BATCH_WAIT),
                 _ => inbox.try_recv().map_err(|error| match error {
@@ -281,12 +281,12 @@ impl MlxThread {
             };
             match command {
                 // A batch that depends on unknown tokens starts while others are in flight, up to the limit.
-                Ok(command @ ThreadCommand::Run(..)) if begun.len() >= most => {
-                    self.end(begun.drain(..=begun.len() - most));
+                Ok(command @ ThreadCommand::Run(..)) if in_flight.len() >= most => {
+                    self.end(in_flight.drain(..=in_flight.len() - most));
                     return Some(command);
                 }
                 Ok(command) => return Some(command),
-                Err(mpsc::RecvTimeoutError::Timeout) => self.end(begun.drain(..1)),
+                Err(mpsc::RecvTimeoutError::Timeout) => self.end(in_flight.drain(..1)),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
             }
         }

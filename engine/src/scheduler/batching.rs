@@ -116,11 +116,11 @@ mod tests {
             (&[Readiness::Decode(8); 3], 1, true, &[(0, 9), (1, 9), (2, 1)]),
             (&[], 2, false, &[]),
         ] {
-            let dealt: Vec<(usize, u32)> = compose_batch(ready, stages, answering, 100_000)
+            let composed: Vec<(usize, u32)> = compose_batch(ready, stages, answering, 100_000)
                 .into_iter()
                 .map(|ScheduledTokens { index, tokens }| (index, tokens))
                 .collect();
-            assert_eq!(dealt, expected, "{ready:?} over {stages}");
+            assert_eq!(composed, expected, "{ready:?} over {stages}");
         }
     }
 

@@ -115,8 +115,8 @@ impl KvBudget {
         let forecasts: Vec<u64> = running.iter().map(|one| self.expected_tokens(one)).collect();
         let needed = self.expected_tokens(newcomer);
         let fits_without = |leave: &[usize]| {
-            let stay = (0..running.len()).filter(|index| !leave.contains(index));
-            let taken: u64 = stay.map(|index| forecasts[index]).sum();
+            let remaining = (0..running.len()).filter(|index| !leave.contains(index));
+            let taken: u64 = remaining.map(|index| forecasts[index]).sum();
             free + leave.len() > 0 && taken + needed <= self.capacity
         };
         let mut leave = Vec::new();

@@ -117,15 +117,15 @@ mod tests {
     #[test]
     fn full_queue_displaces_its_newest_lowest_priority_request() {
         let waits = |priority| WaitingRequest { priority, has_output: false };
-        let begun = |priority| WaitingRequest { priority, has_output: true };
+        let started = |priority| WaitingRequest { priority, has_output: true };
         for (story, holders, priority, expected) in [
             ("nobody waits", vec![], 5, None),
             ("an equal has no right", vec![waits(0), waits(0)], 0, None),
             ("nor has a lower one", vec![waits(3)], 2, None),
             ("the newest of equals", vec![waits(0), waits(0), waits(5)], 1, Some(1)),
             ("the lowest before the newest", vec![waits(-1), waits(0), waits(0)], 9, Some(0)),
-            ("who has begun to answer stays", vec![begun(-1), waits(0), begun(0)], 9, Some(1)),
-            ("also if only such are left", vec![begun(-1)], 9, None),
+            ("who has begun to answer stays", vec![started(-1), waits(0), started(0)], 9, Some(1)),
+            ("also if only such are left", vec![started(-1)], 9, None),
         ] {
             let taken =
                 holders.into_iter().enumerate().map(|(number, holder)| (number as u64, holder)).collect();

@@ -389,9 +389,10 @@ async fn stepwise(max_sequences: u32) -> (SchedulerHarness, Arc<Notify>) {
 
 /// Ends one batch, and waits until the next one starts or no sequence runs.
 async fn step(lab: &SchedulerHarness, gate: &Notify) {
-    let begun = lab.fake.batches().len();
+    let started = lab.fake.batches().len();
     gate.notify_one();
-    eventually("the next batch", || lab.fake.batches().len() > begun || lab.metrics.running.get() == 0).await;
+    eventually("the next batch", || lab.fake.batches().len() > started || lab.metrics.running.get() == 0)
+        .await;
 }
 
 #[tokio::test]
@@ -416,12 +417,12 @@ async fn disconnected_client_is_dropped_at_the_next_step() {
             step(&lab, &gate).await;
         }
         assert!(held(&lab, b'x', 0), "{phase}");
-        let begun = lab.fake.batches().len();
+        let started = lab.fake.batches().len();
         drop(leaves);
         step(&lab, &gate).await;
         step(&lab, &gate).await;
-        assert!(lab.fake.batches().len() > begun, "{phase}");
-        assert!(!held(&lab, b'x', begun), "{phase}: a step was begun for one that had left");
+        assert!(lab.fake.batches().len() > started, "{phase}");
+        assert!(!held(&lab, b'x', started), "{phase}: a step was begun for one that had left");
         assert_eq!(lab.fake.resets().len(), 1, "{phase}");
         assert_eq!(lab.metrics.running.get(), 1, "{phase}");
         drop(beside);
@@ -451,7 +452,7 @@ async fn disconnected_client_is_dropped_at_the_next_step() {
 
 #[tokio::test]
 async fn random_requests_each_end_once_with_their_solo_output() {
-    let (mut preemptions, mut kept, mut accepted) = (0, 0, 0);
+    let (mut preemptions, mut cached, mut accepted) = (0, 0, 0);
     for seed in 0..36 {
         let mut random = StdRng::seed_from_u64(seed);
         let kv_tokens = random.random_range(900..2500);
@@ -489,7 +490,7 @@ async fn random_requests_each_end_once_with_their_solo_output() {
         for (expected, answer) in staying {
             let (text, mut end) = answer.collect().await;
             if let GenerationEvent::Finished { usage, .. } = &mut end {
-                kept += std::mem::take(&mut usage.cached_tokens);
+                cached += std::mem::take(&mut usage.cached_tokens);
             }
             assert_eq!((text, end), expected, "seed {seed}");
         }
@@ -499,6 +500,6 @@ async fn random_requests_each_end_once_with_their_solo_output() {
         accepted += lab.metrics.accepted_draft_tokens();
     }
     assert!(preemptions > 50, "only {preemptions} preemptions were tried");
-    assert!(kept > 1000, "only {kept} tokens were kept");
+    assert!(cached > 1000, "only {cached} tokens were kept");
     assert!(accepted > 10_000, "only {accepted} tokens were accepted");
 }

@@ -134,10 +134,10 @@ mod table {
 
     /// Whether this process has the socket open.
     pub(super) fn holds(inode: u64) -> bool {
-        let wanted = format!("socket:[{inode}]");
+        let expected = format!("socket:[{inode}]");
         let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return false };
         descriptors.flatten().any(|entry| {
-            std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == wanted.as_str())
+            std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == expected.as_str())
         })
     }
 }
@@ -180,12 +180,12 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn intruder_on_the_port_of_mlx_is_detected_after_it_left() {
-        for stays in [true, false] {
+        for still_connected in [true, false] {
             let reserved = ReservedPort::reserve().unwrap();
             let port = reserved.port();
             let _listener = listen_sharing(port);
             let stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
-            let _stranger = stays.then_some(stranger);
+            let _stranger = still_connected.then_some(stranger);
             assert!(matches!(
                 connect(reserved, Duration::from_secs(60)).await,
                 Err(MlxPortError::Intruder(reported)) if reported == port

@@ -86,9 +86,9 @@ async fn list_or_watch(
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
     if query.get("watch").is_none_or(|watch| watch == "false") {
-        let kept = objects.stored.lock().unwrap();
+        let stored = objects.stored.lock().unwrap();
         let items: Vec<Value> =
-            kept.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect();
+            stored.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect();
         return Json(json!({
             "apiVersion": "russet.dev/v1alpha1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items,
         }))
@@ -96,12 +96,12 @@ async fn list_or_watch(
     }
     let mut events = objects.events.subscribe();
     // The watch does not track resource versions: it sends every object again.
-    let kept: Vec<Value> = {
-        let kept = objects.stored.lock().unwrap();
-        kept.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect()
+    let existing: Vec<Value> = {
+        let stored = objects.stored.lock().unwrap();
+        stored.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect()
     };
     Body::from_stream(async_stream::stream! {
-        for object in kept {
+        for object in existing {
             yield Ok(format!("{}\n", json!({"type": "MODIFIED", "object": object})));
         }
         while let Ok((of, event)) = events.recv().await {

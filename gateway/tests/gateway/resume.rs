@@ -204,7 +204,7 @@ async fn response_that_cannot_resume_ends_with_a_typed_error() {
     fn deployment(table: &mut RoutingTable) -> &mut russet_gateway::routes::Deployment {
         &mut table.deployments[0]
     }
-    let (none, stays): (TableEdit, TableEdit) = (|table| deployment(table).endpoints.clear(), |_| {});
+    let (none, unchanged): (TableEdit, TableEdit) = (|table| deployment(table).endpoints.clear(), |_| {});
     let another: TableEdit = |table| {
         let one = deployment(table);
         one.model = "large".into();
@@ -236,16 +236,16 @@ async fn response_that_cannot_resume_ends_with_a_typed_error() {
             "spec.replicas is 0",
         ),
         ("no group in time", none, Box::new(remaining_steps), "no group was ready again within 0 s"),
-        ("an older engine", stays, Box::new(older), "the engine on node b counts 7 and 0"),
+        ("an older engine", unchanged, Box::new(older), "the engine on node b counts 7 and 0"),
         (
             "another prompt",
-            stays,
+            unchanged,
             Box::new(longer),
             "a prompt of 7 tokens and 2 emitted tokens, but the engine on node b counts 8 and 2",
         ),
         (
             "no context there",
-            stays,
+            unchanged,
             Box::new(refusing),
             "no other engine can resume the response: the context holds 1",
         ),

@@ -95,12 +95,12 @@ fn tensor_in_two_files_is_refused() {
 
 #[test]
 fn too_many_tensors_are_refused_and_not_kept() {
-    let mut kept = Vec::new();
-    let reader = HeaderReader { limit: 2, tensors: &mut kept };
+    let mut tensors = Vec::new();
+    let reader = HeaderReader { limit: 2, tensors: &mut tensors };
     let entry = r#"{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
     let header = format!(r#"{{"a":{entry},"b":{entry},"c":{entry},"d":{entry}}}"#);
     let complete = reader.deserialize(&mut serde_json::Deserializer::from_str(&header)).unwrap();
-    assert_eq!((complete, kept.len()), (false, 2));
+    assert_eq!((complete, tensors.len()), (false, 2));
 }
 
 #[test]

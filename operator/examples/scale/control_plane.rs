@@ -70,10 +70,10 @@ impl BenchControlPlane {
         let (port, metrics) = (free()?.port().to_string(), free()?);
         let (data, log) = (folder.path().display().to_string(), folder.path().join("serve.log"));
         let server = KillOnDrop::start(russet, &["serve", "--api-port", &port, "--data-dir", &data], &log)?;
-        let begun = Instant::now();
+        let started = Instant::now();
         let kubeconfig = folder.path().join("kubeconfig");
         while !kubeconfig.exists() {
-            if begun.elapsed() > START_TIMEOUT {
+            if started.elapsed() > START_TIMEOUT {
                 return Err(std::fs::read_to_string(log)?.into());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -94,9 +94,9 @@ impl BenchControlPlane {
     /// Writes the benchmark's operator into the Lease until it says that it leads.
     async fn take_leadership(&self) -> Result<(), Error> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), names::SYSTEM_NAMESPACE);
-        let begun = Instant::now();
+        let started = Instant::now();
         while !self.metrics_text().is_ok_and(|text| text.contains("russet_approvals")) {
-            if begun.elapsed() > START_TIMEOUT {
+            if started.elapsed() > START_TIMEOUT {
                 return Err("the operator of the bench does not come to lead".into());
             }
             let spec = json!({"spec": {"holderIdentity": IDENTITY, "leaseDurationSeconds": 15,

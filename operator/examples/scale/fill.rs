@@ -58,7 +58,7 @@ pub async fn deployments(client: &Client, played: &StubAgents, count: usize) -> 
 /// Waits until this many deployments are ready.
 pub async fn ready(client: &Client, count: usize) -> Result<(), Error> {
     let api: Api<ModelDeployment> = Api::default_namespaced(client.clone());
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         let list = api.list(&ListParams::default()).await?;
         let of = |one: &&ModelDeployment| {
@@ -68,7 +68,7 @@ pub async fn ready(client: &Client, count: usize) -> Result<(), Error> {
         if ready >= count {
             return Ok(());
         }
-        if begun.elapsed() > READY_TIMEOUT {
+        if started.elapsed() > READY_TIMEOUT {
             return Err(format!("only {ready} of {count} deployments became ready").into());
         }
         tokio::time::sleep(Duration::from_millis(500)).await;

@@ -62,11 +62,11 @@ struct BenchFigures {
 async fn measure(russet: &std::path::Path, nodes: usize) -> Result<BenchFigures, Error> {
     let plane = BenchControlPlane::start(russet).await?;
     let played = stub_agents::StubAgents::start(plane.client.clone());
-    let begun = Instant::now();
+    let started = Instant::now();
     fill::machines(&plane.client, &played, nodes).await?;
     fill::deployments(&plane.client, &played, (nodes / 2).max(1)).await?;
     fill::ready(&plane.client, (nodes / 2).max(1)).await?;
-    let ready = begun.elapsed().as_secs_f64();
+    let ready = started.elapsed().as_secs_f64();
     fill::copies(&plane.client, &played, nodes).await?;
     let before = plane.wait_until_quiet(&played).await?;
     let (operator, server) = plane.resident()?;

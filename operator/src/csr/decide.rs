@@ -258,7 +258,7 @@ pub fn evaluate(
 }
 
 fn requester(user: &str, uid: &str, groups: &[String]) -> Requester {
-    let in_group = |wanted: &str| groups.iter().any(|group| group == wanted);
+    let in_group = |name: &str| groups.iter().any(|group| group == name);
     if let Some(id) = user.strip_prefix(BOOTSTRAP_USER).filter(|_| in_group(BOOTSTRAPPERS)) {
         return Requester::Bootstrap(id.to_owned());
     }

@@ -29,7 +29,7 @@ pub async fn report(
     let name = deployment.name_any();
     let api: Api<ModelDeployment> = ssa::namespaced_api(&context.client, deployment.as_ref());
     let mut status = status::status(applied, &missing, now);
-    if status::lacks_reason(deployment, &status) {
+    if status::is_reason_missing(deployment, &status) {
         // The cache may not have the report that was written when the plan was made.
         let live = api.get_opt(&name).await.map_err(|source| Error::Report { name: name.clone(), source })?;
         if let Some(placement) = live.and_then(|live| live.status).and_then(|status| status.placement) {

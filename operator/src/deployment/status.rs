@@ -40,7 +40,7 @@ pub fn status(
     let generation = deployment.metadata.generation;
     let requested = deployment.spec.replicas;
     let idle = planned.valid.as_ref().and_then(|valid| valid.idle_reason.as_ref()).filter(|_| requested > 0);
-    let wanted = if idle.is_some() { 0 } else { requested };
+    let desired = if idle.is_some() { 0 } else { requested };
     let stopped = idle.map_or((Reason::Stopped, "scaled to zero".to_owned()), idle_condition);
     let current: Vec<&ShardGroup> =
         groups.iter().map(AsRef::as_ref).filter(|group| is_new(planned, group)).collect();
@@ -63,20 +63,20 @@ pub fn status(
     }
 
     let verdict = ready_summary(resources, &current);
-    if let Some(want) = planned.valid.as_ref().filter(|want| want.replicas > 0) {
+    if let Some(valid) = planned.valid.as_ref().filter(|valid| valid.replicas > 0) {
         let failing = current.iter().find(|group| {
             !is_ready(group) && group.status.as_ref().is_some_and(|status| status.restarts >= MAX_ATTEMPTS)
         });
         let why = |group: &ShardGroup| group.status.as_ref()?.last_loss.clone();
         let says = failing
             .map(|group| format!("ShardGroup {}: {}", group.name_any(), why(group).unwrap_or_default()));
-        status.rollout = record_outcome(status.rollout, want, verdict.ready, says.as_deref());
+        status.rollout = record_outcome(status.rollout, valid, verdict.ready, says.as_deref());
     }
     let has_asked = get(&status.conditions, Type::AwaitingApproval).is_some();
     let mut set = |kind, value, reason, message: &str| {
         conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
     };
-    match (&planned.unmet_precondition, wanted) {
+    match (&planned.unmet_precondition, desired) {
         (_, 0) => set(Type::Placed, true, stopped.0, &stopped.1),
         (Some(unmet), _) => set(Type::Placed, false, unmet.reason, &unmet.message),
         (None, _) if planned.placement.waiting.is_empty() => {
@@ -102,7 +102,7 @@ pub fn status(
         .flat_map(|group| &group.spec.plan.members)
         .filter_map(|member| Some(format!("node {}: {}", member.node_name, missing.get(&member.node_name)?)))
         .collect();
-    match (wanted, current.is_empty(), lacking.is_empty()) {
+    match (desired, current.is_empty(), lacking.is_empty()) {
         (0, _, _) => set(Type::CopiesReady, true, stopped.0, &stopped.1),
         (_, true, _) => set(Type::CopiesReady, false, Reason::WaitingForCopies, "no nodes are chosen yet"),
         (_, false, true) => {
@@ -124,7 +124,7 @@ pub fn status(
             Type::Available,
             true,
             Reason::Serving,
-            &format!("{} of {wanted} replicas answer", answering.len()),
+            &format!("{} of {desired} replicas answer", answering.len()),
         );
     }
     // A settled deployment stays settled while its former groups are being deleted.
@@ -267,7 +267,7 @@ fn nodes(groups: Vec<&ShardGroup>) -> Option<String> {
 }
 
 /// Whether `status` has no reason for its plan that `deployment` does not have already.
-pub fn lacks_reason(deployment: &ModelDeployment, status: &ModelDeploymentStatus) -> bool {
+pub fn is_reason_missing(deployment: &ModelDeployment, status: &ModelDeploymentStatus) -> bool {
     let before = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
     status
         .placement
@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(stopping.stage.placement.delete[0].reason, RemovalReason::ScaledDown);
         let gone = plan(0, None, 8, groups(&first(), true, Reason::Serving, ""));
         assert_eq!(gone.stage.placement.delete.len(), 1, "what makes no sense may still be stopped");
-        for (story, status, want) in [
+        for (story, status, expected) in [
             //                                                        Ready Reconciling Stalled Available Placed
             (
                 "just created",
@@ -467,7 +467,7 @@ mod tests {
                 "True False False False True Stopped 0/0",
             ),
         ] {
-            assert_eq!(line(&status), want, "{story}");
+            assert_eq!(line(&status), expected, "{story}");
             assert!(
                 status.conditions.iter().all(|condition| condition.observed_generation == Some(7)),
                 "{story}"
@@ -494,7 +494,7 @@ mod tests {
         let mut stale = plan(1, Some(model()), 64, made.clone());
         Arc::make_mut(&mut stale.deployment).status = None;
         let deployment = stale.deployment.clone();
-        assert!(lacks_reason(&deployment, &shown(stale, made, 0)));
-        assert!(!lacks_reason(&deployment, &first));
+        assert!(is_reason_missing(&deployment, &shown(stale, made, 0)));
+        assert!(!is_reason_missing(&deployment, &first));
     }
 }

@@ -89,8 +89,8 @@ mod tests {
             };
             let mut status =
                 InferenceNodeStatus { memory: Some(memory), links: vec![link], ..Default::default() };
-            let lacks = Reason::PortInBridge;
-            set(&mut status.conditions, Type::FabricHealthy, false, lacks, "", None, now);
+            let reason = Reason::PortInBridge;
+            set(&mut status.conditions, Type::FabricHealthy, false, reason, "", None, now);
             objects.nodes = vec![InferenceNode { status: Some(status), ..node.clone() }, {
                 node.metadata.name = Some("new".to_owned());
                 node

@@ -64,7 +64,7 @@ pub async fn apply_files(
         ssa::delete(&api, object.as_ref()).await.map_err(failed(copy.clone()))?;
         let bytes = show(*bytes);
         let message = format!("{bytes} of Model {namespace}/{name} on node {node} make room for its files");
-        tracing::info!(copy, wanted = model.name_any(), message, "an unused copy was removed");
+        tracing::info!(copy, beneficiary = model.name_any(), message, "an unused copy was removed");
         context.record(model, true, Reason::Insufficient, "MakeRoom", &message).await;
     }
     for node in &choice.create {

@@ -41,7 +41,7 @@ impl InventoryObjects {
     pub fn is_idle(&self) -> bool {
         let models = &self.cluster.models;
         models.iter().all(|model| model.spec.preload.is_none())
-            && !self.copies.iter().any(|copy| lacks_space(copy))
+            && !self.copies.iter().any(|copy| has_disk_pressure(copy))
     }
 
     /// The inventory.
@@ -139,7 +139,7 @@ pub fn is_ready(copy: &ModelCopy) -> bool {
 }
 
 /// Whether its agent cannot fetch it for lack of space.
-pub fn lacks_space(copy: &ModelCopy) -> bool {
+pub fn has_disk_pressure(copy: &ModelCopy) -> bool {
     let conditions = copy.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let ready = conditions::get(conditions, Type::Ready);
     ready.and_then(conditions::reason) == Some(Reason::DiskPressure)
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn unplannable_preload_gives_its_reason() {
         let areas: ResolvedPools = [("p".to_owned(), Ok(EligibleNodes::default()))].into();
-        for (policy, pool, ready, want) in [
+        for (policy, pool, ready, expected) in [
             (None, None, true, "nothing"),
             (Some(PreloadPolicy::OnDemand), None, true, "nothing"),
             (Some(PreloadPolicy::Always), Some("p"), true, "kept"),
@@ -269,7 +269,7 @@ mod tests {
                 Ok(Some(_)) => "kept".to_owned(),
                 Err(why) => format!("{:?}", why.reason),
             };
-            assert_eq!(said, want, "{policy:?} of {pool:?}");
+            assert_eq!(said, expected, "{policy:?} of {pool:?}");
         }
     }
 
@@ -289,14 +289,14 @@ mod tests {
         };
         let tiers = [tier("gold", 100), tier("lead", 1)];
         let key = ("ns".to_owned(), "m".to_owned());
-        for (deployments, want) in [
+        for (deployments, expected) in [
             (vec![], 0),
             (vec![deployment("a", "ns", None)], 0),
             (vec![deployment("a", "ns", Some("lead")), deployment("b", "ns", Some("gold"))], 100),
             (vec![deployment("a", "ns", Some("lead")), deployment("b", "other", Some("gold"))], 1),
             (vec![deployment("a", "ns", Some("nosuch"))], 0),
         ] {
-            assert_eq!(priority(&key, &deployments, &tiers), want);
+            assert_eq!(priority(&key, &deployments, &tiers), expected);
         }
     }
 
@@ -344,7 +344,7 @@ mod tests {
         let mut copy = copy_object(copy_spec(&model(true, None), "a", CopyMode::Files));
         copy.status = Some(ModelCopyStatus { bytes_done: 30 * GIB, ..ModelCopyStatus::default() });
         let copy = Arc::new(copy);
-        for (said, disk, want) in [
+        for (said, disk, expected) in [
             ("nothing yet", None, None),
             ("free bytes only", Some((50 * GIB, None)), Some(79 * GIB)),
             ("free bytes only, few", Some((0, None)), Some(29 * GIB)),
@@ -362,7 +362,7 @@ mod tests {
                 copies: vec![copy.clone()],
                 deployments: Vec::new(),
             };
-            assert_eq!(seen.inventory(Timestamp::UNIX_EPOCH).nodes["a"].limit, want, "{said}");
+            assert_eq!(seen.inventory(Timestamp::UNIX_EPOCH).nodes["a"].limit, expected, "{said}");
         }
     }
 }

@@ -72,9 +72,9 @@ pub fn write_status(
     let (good, reason, message) = match preload {
         Err(UnplannedPreload { reason, message }) => (false, *reason, message.clone()),
         Ok(preloaded) => {
-            status.wanted_copies = preloaded.wanted_nodes;
+            status.wanted_copies = preloaded.desired_nodes;
             let (ready, coming) = ready_and_pending(preloaded, copies);
-            status.preloaded = Some(format!("{}/{}", ready.len(), preloaded.wanted_nodes));
+            status.preloaded = Some(format!("{}/{}", ready.len(), preloaded.desired_nodes));
             preload_condition(preloaded, &ready, &coming, copies)
         }
     };
@@ -105,10 +105,10 @@ fn preload_condition(
     coming: &[&str],
     copies: &[Arc<ModelCopy>],
 ) -> (bool, Reason, String) {
-    let PreloadOutcome { wanted_nodes: wanted, holders: _, shortages: lacks } = preloaded;
-    let mut message = match wanted {
+    let PreloadOutcome { desired_nodes: desired, holders: _, shortages } = preloaded;
+    let mut message = match desired {
         1 => format!("{} of 1 node holds every file", ready.len()),
-        wanted => format!("{} of {wanted} nodes hold every file", ready.len()),
+        desired => format!("{} of {desired} nodes hold every file", ready.len()),
     };
     if !ready.is_empty() {
         message.push_str(&format!(": {}", join_bounded(ready, ", ")));
@@ -122,16 +122,16 @@ fn preload_condition(
         _ => 0,
     };
     let worst = coming.iter().map(|(reason, _)| *reason).min_by_key(rank);
-    let reason = lacks.first().map(|lack| lack.reason()).or(worst).unwrap_or(Reason::Settled);
-    let lacks: Vec<String> = lacks.iter().map(ToString::to_string).collect();
+    let reason = shortages.first().map(|shortage| shortage.reason()).or(worst).unwrap_or(Reason::Settled);
+    let shortages: Vec<String> = shortages.iter().map(ToString::to_string).collect();
     let coming: Vec<String> = coming.into_iter().map(|(_, text)| text).collect();
-    for texts in [lacks, coming].iter().filter(|texts| !texts.is_empty()) {
+    for texts in [shortages, coming].iter().filter(|texts| !texts.is_empty()) {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         message.push_str(&format!("; {}", join_bounded(&texts, "; ")));
     }
-    let good = ready.len() >= *wanted as usize;
+    let good = ready.len() >= *desired as usize;
     // A pool without nodes satisfies every request trivially.
-    match (good, wanted) {
+    match (good, desired) {
         (true, 0) => (false, Reason::NoNodes, "no node of the pool takes work".to_owned()),
         _ => (good, reason, message),
     }
@@ -188,7 +188,7 @@ mod tests {
             copy("c", false, Reason::DiskPressure, "/models has 1.0 GiB free"),
             copy("0", false, Reason::WaitingForPeer, "another node fetches these files"),
         ];
-        for (story, expected, held, lacks, shown, reason, words) in [
+        for (story, expected, held, shortages, shown, reason, words) in [
             ("there", 1, vec![("a", true)], vec![], "1/1", "+Settled", "1 of 1 node holds every file: a"),
             (
                 "on its way",
@@ -238,8 +238,7 @@ mod tests {
             ("nobody", 0, vec![], vec![], "0/0", "-NoNodes", "no node of the pool takes work"),
         ] {
             let held = held.into_iter().map(|(node, ready)| (node.to_owned(), ready)).collect();
-            let preload =
-                Some(Ok(PreloadOutcome { wanted_nodes: expected, holders: held, shortages: lacks }));
+            let preload = Some(Ok(PreloadOutcome { desired_nodes: expected, holders: held, shortages }));
             let mut status = ModelStatus::default();
             write_status(&Model::new("m", ModelSpec::default()), preload.as_ref(), &copies, NOW, &mut status);
             let condition = get(&status.conditions, Type::Preloaded).unwrap();

@@ -74,10 +74,10 @@ pub fn changes(
     copies: &[Arc<ModelCopy>],
     nodes: &BTreeMap<String, PeerNode>,
 ) -> Vec<SourceChange> {
-    let mut wanted = decide(source, copies, nodes);
+    let mut desired = decide(source, copies, nodes);
     let change = |copy: &Arc<ModelCopy>| {
         let name = copy.name_any();
-        let supply = wanted.remove(&name)?;
+        let supply = desired.remove(&name)?;
         let labelled = copy.labels().contains_key(names::LABEL_NODE);
         let unfinished = (!labelled).then(|| copy_object(copy.spec.agent_work()));
         (supply != copy.spec.supply).then_some(SourceChange { copy: name, supply, unfinished })
@@ -91,10 +91,10 @@ pub fn decide(
     copies: &[Arc<ModelCopy>],
     nodes: &BTreeMap<String, PeerNode>,
 ) -> BTreeMap<String, Option<CopySource>> {
-    let wanted =
+    let requested =
         |copy: &&ModelCopy| copy.spec.want == CopyMode::Files && copy.metadata.deletion_timestamp.is_none();
     let (ready, coming): (Vec<&ModelCopy>, Vec<&ModelCopy>) =
-        copies.iter().map(AsRef::as_ref).filter(wanted).partition(|copy| is_ready(copy));
+        copies.iter().map(AsRef::as_ref).filter(requested).partition(|copy| is_ready(copy));
     // Every machine reads its own files.
     if source.is_local() {
         return coming.iter().map(|copy| (copy.name_any(), None)).collect();

@@ -27,7 +27,7 @@ pub async fn status(context: &Context, node: &InferenceNode, decision: &NodeDeci
     let own = |condition: &&Condition| {
         OPERATOR_CONDITIONS.iter().any(|kind| condition.type_ == format!("{kind:?}"))
     };
-    let same = decision.links.as_ref().is_none_or(|wanted| wanted == links)
+    let same = decision.links.as_ref().is_none_or(|desired| desired == links)
         && decision.conditions.iter().all(|condition| there.contains(condition));
     if same && there.iter().filter(own).count() == decision.conditions.len() {
         return Ok(());

@@ -226,8 +226,8 @@ fn is_fault(reason: Reason) -> bool {
 
 /// All faults are listed, one line per port, and the first gives the reason.
 fn health(judged: &[PortReport]) -> Option<(bool, Reason, String)> {
-    let messages_where = |wanted: &dyn Fn(&&PortReport) -> bool| {
-        let of: Vec<&PortReport> = judged.iter().filter(wanted).collect();
+    let messages_where = |predicate: &dyn Fn(&&PortReport) -> bool| {
+        let of: Vec<&PortReport> = judged.iter().filter(predicate).collect();
         let words: Vec<&str> = of.iter().map(|judged| judged.message.as_str()).collect();
         Some((of.first()?.reason, words.join("\n")))
     };

@@ -265,7 +265,7 @@ mod tests {
             holder: Some("boot-1".to_owned()),
             ..NodeObservation::default()
         };
-        for (story, seen, before, want) in [
+        for (story, seen, before, expected) in [
             ("no Lease", NodeObservation::default(), None, false),
             ("no Lease any more", NodeObservation::default(), Some(true), false),
             ("changed a moment ago", seen(1, true, 100), None, true),
@@ -295,9 +295,9 @@ mod tests {
                 );
             }
             let decision = decide(&node, &seen, at(100));
-            assert_eq!(conditions::is_true(&decision.conditions, Type::Reachable), want, "{story}");
-            assert_eq!(conditions::is_true(&decision.conditions, Type::Ready), want, "{story}");
-            assert_eq!(decision.requeue_after.is_some(), want, "{story}");
+            assert_eq!(conditions::is_true(&decision.conditions, Type::Reachable), expected, "{story}");
+            assert_eq!(conditions::is_true(&decision.conditions, Type::Ready), expected, "{story}");
+            assert_eq!(decision.requeue_after.is_some(), expected, "{story}");
         }
     }
 

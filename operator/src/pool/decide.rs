@@ -75,9 +75,9 @@ pub fn status(
                 (ready, all) => format!("{ready} of {all} nodes take work"),
             };
             if let Some(demand) = demand.filter(|_| fabric_domains.is_empty() && names.len() > 1) {
-                let lacks = web.missing_links(&names, demand);
+                let missing = web.missing_links(&names, demand);
                 message.push_str(&format!(
-                    ", each for groups of one rank only, because no two are connected as spec.fabric requires: {lacks}"
+                    ", each for groups of one rank only, because no two are connected as spec.fabric requires: {missing}"
                 ));
             }
             (true, false, Reason::Settled, message)
@@ -171,7 +171,7 @@ mod tests {
     fn every_situation_of_a_pool_reads_right_at_a_glance() {
         let (nodes, view) = cluster();
         let none = (Vec::new(), Snapshot::default());
-        for (story, (nodes, view), pool, want, words) in [
+        for (story, (nodes, view), pool, expected, words) in [
             (
                 "works",
                 (&nodes, &view),
@@ -219,7 +219,7 @@ mod tests {
             let value = |kind| conditions::get(&status.conditions, kind).unwrap().status.as_str();
             let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
             let line = [Type::Ready, Type::Reconciling, Type::Stalled].map(value).join(" ");
-            assert_eq!(format!("{line} {}", ready.reason), want, "{story}");
+            assert_eq!(format!("{line} {}", ready.reason), expected, "{story}");
             assert!(ready.message.contains(words), "{story}: {}", ready.message);
             assert!(status.conditions.iter().all(|it| it.observed_generation == Some(3)), "{story}");
             let mut again = pool.clone();

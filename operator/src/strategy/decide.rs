@@ -128,7 +128,7 @@ mod tests {
         };
         let eight =
             "ModelDeployment ns/d-eight: spec.ranks: 8 KV heads cannot be cut into 3; use 1, 2, 4 or 8";
-        for (strategy, names, used, want) in [
+        for (strategy, names, used, expected) in [
             (strategy(3, None), vec![], 0, "True False Settled no deployment uses it".to_owned()),
             (strategy(3, None), vec!["unread"], 1, "True False Settled 1 deployment uses it".to_owned()),
             (
@@ -156,7 +156,7 @@ mod tests {
             let value = |kind| conditions::get(&status.conditions, kind).unwrap().status.as_str();
             assert_eq!(
                 format!("{} {} {} {}", ready.status, value(Type::Stalled), ready.reason, ready.message),
-                want
+                expected
             );
             assert_eq!((status.deployments, value(Type::Valid)), (used, ready.status.as_str()));
             assert!(status.conditions.iter().all(|it| it.observed_generation == Some(2)));

@@ -75,12 +75,12 @@ fn group_status(
     grants: &BTreeMap<String, NodeGrant>,
     members: &BTreeMap<String, Vec<TierMember<'_>>>,
 ) -> Option<WorkloadGroup> {
-    let NodeGrant { nodes, shortage: lacks } = grants.get(name)?;
+    let NodeGrant { nodes, shortage } = grants.get(name)?;
     Some(WorkloadGroup {
         name: name.to_owned(),
         nodes: nodes.iter().cloned().collect(),
         deployments: count(members.get(name).map_or(0, Vec::len)),
-        lacks: lacks.clone(),
+        lacks: shortage.clone(),
     })
 }
 
@@ -121,13 +121,13 @@ fn tier_readiness(
             return (true, false, Reason::OutsideSchedule, never);
         }
     };
-    let lacks: Vec<&str> = grants.values().filter_map(|grant| grant.shortage.as_deref()).collect();
-    match lacks.as_slice() {
+    let shortages: Vec<&str> = grants.values().filter_map(|grant| grant.shortage.as_deref()).collect();
+    match shortages.as_slice() {
         [] if tier.spec.mode == TierMode::Dedicated => {
             (true, false, Reason::Settled, format!("{used}; every workload group has its nodes"))
         }
         [] => (true, false, Reason::Settled, used),
-        lacks => (false, true, Reason::NodesMissing, lacks.join("; ")),
+        shortages => (false, true, Reason::NodesMissing, shortages.join("; ")),
     }
 }
 

@@ -241,8 +241,8 @@ impl Triggers {
         // A draining node shows the ranks bound to it, and any node the ranks that do not use its cables.
         let node = ObjectRef::new(&shard.spec.node_name);
         let draining = |node: &InferenceNode| node.spec.scheduling == Scheduling::Draining;
-        let other_way = change.is_relevant(|before| over_cables(before) != over_cables(shard));
-        if other_way || self.stores.nodes.get(&node).is_some_and(|node| draining(&node)) {
+        let cabling_changed = change.is_relevant(|before| over_cables(before) != over_cables(shard));
+        if cabling_changed || self.stores.nodes.get(&node).is_some_and(|node| draining(&node)) {
             self.nodes.add(node);
         }
         if change.is_deletion() {
@@ -280,7 +280,7 @@ impl Triggers {
                 model.status.as_ref().and_then(|it| conditions::get(&it.conditions, Type::Preloaded));
             preloaded.and_then(conditions::reason) == Some(Reason::DiskPressure)
         });
-        for copy in self.stores.copies.state().iter().filter(|copy| model::lacks_space(copy)) {
+        for copy in self.stores.copies.state().iter().filter(|copy| model::has_disk_pressure(copy)) {
             let reference = &copy.spec.model_ref;
             self.models.add(ObjectRef::new(&reference.name).within(&reference.namespace));
         }

@@ -112,7 +112,7 @@ async fn pipeline_forms_survives_a_rank_loss_and_cleans_up() {
             .collect();
         ["PlanFound", "EngineExited", "PeerLost", "Serving"]
             .iter()
-            .all(|want| reasons.iter().any(|it| it == want))
+            .all(|expected| reasons.iter().any(|it| it == expected))
             .then_some(())
     })
     .await;

@@ -84,16 +84,16 @@ async fn deployment_runs_in_its_pool_and_stays_if_its_node_leaves() {
     let before: Vec<String> =
         groups.list(&Default::default()).await.unwrap().iter().map(|it| it.name_any()).collect();
     apply_pool(&cluster, "large", memory("8Gi")).await.unwrap();
-    let stays = until("chat stays outside", || async {
+    let outside = until("chat stays outside", || async {
         deployments.get("chat").await.ok().filter(|chat| says(chat, Type::Placed, "OutsidePools"))
     })
     .await;
-    let status = stays.status.clone().unwrap();
+    let status = outside.status.clone().unwrap();
     let placed = get(&status.conditions, Type::Placed).unwrap();
     assert!(
         placed.status == "True" && placed.message.contains("stays on b, which NodePool large no longer has")
     );
-    assert!(ready(&stays));
+    assert!(ready(&outside));
 
     // A spec that names another pool moves the replica.
     cluster.create(in_pools("other", &["large"])).await;

@@ -37,16 +37,17 @@ pub fn check(
         Split::Single => layers.len() == 1,
         Split::Pipeline => size == 1 && layers.len() >= 2,
         Split::Ranks(ranks) => size == 1 && layers.len() == *ranks as usize,
-        Split::Layers(wanted) => size == 1 && layers == *wanted,
-        Split::Tensor(wanted) => {
-            size > 1 && stages.len() == 1 && wanted.is_none_or(|wanted| wanted as usize == size)
+        Split::Layers(requested) => size == 1 && layers == *requested,
+        Split::Tensor(requested) => {
+            size > 1 && stages.len() == 1 && requested.is_none_or(|requested| requested as usize == size)
         }
-        Split::Hybrid(wanted) => {
-            let fixed = [(wanted.size, size), (wanted.stages, stages.len()), (wanted.ranks, layers.len())];
+        Split::Hybrid(requested) => {
+            let fixed =
+                [(requested.size, size), (requested.stages, stages.len()), (requested.ranks, layers.len())];
             size > 1
                 && stages.len() > 1
                 && fixed.iter().all(|(fixed, is)| fixed.is_none_or(|fixed| fixed as usize == *is))
-                && wanted.layers.as_ref().is_none_or(|wanted| *wanted == stages)
+                && requested.layers.as_ref().is_none_or(|requested| *requested == stages)
         }
     };
     if !asked {
@@ -70,8 +71,8 @@ pub fn check(
         match view.nodes.get(&member.node_name) {
             Some(node) if node.availability == Availability::Open => {
                 builds.insert(&node.engine_build);
-                let lacks = |option: &&str| !node.engine_options.iter().any(|known| known == option);
-                for option in plan.options().filter(lacks) {
+                let is_missing = |option: &&str| !node.engine_options.iter().any(|known| known == option);
+                for option in plan.options().filter(is_missing) {
                     let (group, node) = (group(), member.node_name.clone());
                     wrong.push(Violation::Option { group, node, option });
                 }
@@ -221,9 +222,9 @@ fn check_backend(view: &Snapshot, desired: &ValidDeployment, plan: &GroupPlan) -
             }
             for (b, peer) in team.iter().enumerate() {
                 let neighbours = (a + 1) % size == b || (b + 1) % size == a;
-                let wanted = a != b && (plan.backend == Backend::Jaccl || neighbours);
-                check_cell(view, (member, b), (peer, a), wanted)?;
-                if wanted {
+                let connected = a != b && (plan.backend == Backend::Jaccl || neighbours);
+                check_cell(view, (member, b), (peer, a), connected)?;
+                if connected {
                     wires.insert(member.rdma_devices[b].len());
                 }
             }
@@ -237,11 +238,11 @@ fn check_backend(view: &Snapshot, desired: &ValidDeployment, plan: &GroupPlan) -
 
 type CableEnd<'a> = (&'a GroupMember, usize);
 
-fn check_cell(view: &Snapshot, near: CableEnd<'_>, far: CableEnd<'_>, wanted: bool) -> Result<(), String> {
+fn check_cell(view: &Snapshot, near: CableEnd<'_>, far: CableEnd<'_>, connected: bool) -> Result<(), String> {
     let ends = |end: CableEnd<'_>| end.0.rdma_devices.get(end.1).cloned().unwrap_or_default();
     let (own, other) = (ends(near), ends(far));
     let pair = format!("{} and {}", near.0.node_name, far.0.node_name);
-    if own.is_empty() == wanted || own.len() != other.len() {
+    if own.is_empty() == connected || own.len() != other.len() {
         return Err(format!("{pair} name {own:?} and {other:?}"));
     }
     let link = |node: &str, peer: &str, device: &str| -> Option<Link> {

@@ -42,8 +42,8 @@ impl DiskBudget {
         Self { limit, file_sets: BTreeMap::new(), protected: BTreeMap::new(), beneficiaries: BTreeSet::new() }
     }
 
-    /// Adds a copy; it is protected if it `stays`.
-    pub fn add(&mut self, files: String, copy: FileSet, stays: bool) {
+    /// Adds a copy; it is protected if `protected` says so.
+    pub fn add(&mut self, files: String, copy: FileSet, protected: bool) {
         let unit =
             self.file_sets.entry(files.clone()).or_insert_with(|| FileSet { ready: false, ..copy.clone() });
         unit.bytes = unit.bytes.max(copy.bytes);
@@ -52,8 +52,8 @@ impl DiskBudget {
         unit.last_used = unit.last_used.max(copy.last_used);
         unit.priority = unit.priority.max(copy.priority);
         unit.models.extend(copy.models);
-        let kept = self.protected.contains_key(&files);
-        if stays || kept {
+        let was_protected = self.protected.contains_key(&files);
+        if protected || was_protected {
             self.protect(&files);
         }
     }
@@ -71,8 +71,8 @@ impl DiskBudget {
     /// Protects the bytes that are present.
     pub fn protect(&mut self, files: &str) {
         if let Some(unit) = self.file_sets.get(files) {
-            let kept = self.protected.entry(files.to_owned()).or_default();
-            *kept = unit.bytes_present().max(*kept);
+            let protected = self.protected.entry(files.to_owned()).or_default();
+            *protected = unit.bytes_present().max(*protected);
         }
     }
 
@@ -155,11 +155,11 @@ impl DiskBudget {
 pub fn check_space(
     node: &str,
     limit: u64,
-    kept: u64,
+    protected: u64,
     bytes: u64,
     numbers: impl FnOnce() -> (u64, u64, u64),
 ) -> Result<(), Shortage> {
-    if kept.saturating_add(bytes) <= limit {
+    if protected.saturating_add(bytes) <= limit {
         return Ok(());
     }
     let (needed, free, spare) = numbers();

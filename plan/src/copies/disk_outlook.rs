@@ -71,8 +71,8 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
         coming.extend(self.companion);
         // Present files may be evicted for files that others wait for, if no rank reads them.
         let there = |files: &usize| contents.entries.iter().any(|held| held.files == *files && held.ready);
-        let stays = own.is_some_and(|held| held.ready) && coming.iter().all(there);
-        if stays || coming.contains(&self.files) {
+        let present = own.is_some_and(|held| held.ready) && coming.iter().all(there);
+        if present || coming.contains(&self.files) {
             return Ok(0.0);
         }
         let bytes = own.map_or(self.bytes, |held| held.bytes);
@@ -90,18 +90,18 @@ impl<'v, W: Fn(&ObjectKey) -> bool> DiskOutlook<'v, W> {
         let used = self.used.get_or_init(|| self.used()).get(node);
         let read =
             |files: usize| self.companion == Some(files) || used.is_some_and(|used| used.contains(&files));
-        let (mut kept, mut spare) = (expected, 0_u64);
+        let (mut protected, mut spare) = (expected, 0_u64);
         for held in others() {
             match held.protected {
-                _ if read(held.files) => kept = kept.saturating_add(held.bytes),
-                true => kept = kept.saturating_add(held.bytes_present()),
+                _ if read(held.files) => protected = protected.saturating_add(held.bytes),
+                true => protected = protected.saturating_add(held.bytes_present()),
                 false => spare = spare.saturating_add(held.bytes),
             }
         }
         let own = own.map_or(0, |held| if held.protected { held.bytes_present() } else { held.bytes });
-        let free = limit.saturating_sub(kept.saturating_add(spare).saturating_add(own));
-        check_space(node, limit, kept, bytes, || (bytes.saturating_sub(done), free, spare))?;
-        let goes = kept.saturating_add(spare).saturating_add(bytes) > limit;
+        let free = limit.saturating_sub(protected.saturating_add(spare).saturating_add(own));
+        check_space(node, limit, protected, bytes, || (bytes.saturating_sub(done), free, spare))?;
+        let goes = protected.saturating_add(spare).saturating_add(bytes) > limit;
         Ok(if goes { missing } else { missing / 2.0 })
     }
 
@@ -149,7 +149,7 @@ mod tests {
             let fetch =
                 DiskOutlook::for_model(&view, "ns", "m", |_: &ObjectKey| false).unwrap().fetch_cost("a");
             let mut room = DiskBudget::new(Some(limit));
-            for (model, _, size, done, stays) in &copies {
+            for (model, _, size, done, protected) in &copies {
                 let unit = FileSet {
                     bytes: *size,
                     done: *done,
@@ -158,7 +158,7 @@ mod tests {
                     priority: 0,
                     models: BTreeSet::new(),
                 };
-                room.add((*model).to_owned(), unit, *stays);
+                room.add((*model).to_owned(), unit, *protected);
             }
             let free = room.free();
             let key = ("ns".to_owned(), "m".to_owned());

@@ -248,22 +248,23 @@ fn every_story_of_copies_ends_as_its_owner_expects() {
 
 #[test]
 fn disk_shortages_give_numbers_and_remedy() {
-    let lacks = |inventory: &Inventory| {
+    let outcome = |inventory: &Inventory| {
         let plan = plan(inventory);
-        let lacks: Vec<String> = plan.preloads[&key("m")].shortages.iter().map(ToString::to_string).collect();
-        (plan.preloads[&key("m")].wanted_nodes, words(&plan), lacks.join("; "))
+        let shortages: Vec<String> =
+            plan.preloads[&key("m")].shortages.iter().map(ToString::to_string).collect();
+        (plan.preloads[&key("m")].desired_nodes, words(&plan), shortages.join("; "))
     };
     let full = stock("a:100 b:90", "m=80 old=50 hot=30").preload("m", None).copy("old@a", 1).copy("hot@a", 1);
-    let (expected, done, said) = lacks(&full.used("old", "a"));
+    let (expected, done, said) = outcome(&full.used("old", "a"));
     assert_eq!((expected, done.as_str()), (2, "+m@b"));
     assert!(said.starts_with("node a: 80 B more are needed, 20 B are free beyond the reserve and 30 B could go, of 100 B that models may take"), "{said}");
     assert!(said.contains("spec.disk.reserve"), "{said}");
-    let (expected, done, said) = lacks(&stock("a:100 b:90", "m=80").preload("m", Some(3)));
+    let (expected, done, said) = outcome(&stock("a:100 b:90", "m=80").preload("m", Some(3)));
     assert_eq!((expected, done.as_str()), (3, "+m@a +m@b"));
     assert!(said.contains("3 nodes are wanted, and 2 of the pool take work"), "{said}");
     let mut unmeasured = stock("a:100", "m=80").preload("m", None);
     unmeasured.nodes.get_mut("a").unwrap().limit = None;
-    assert!(lacks(&unmeasured).2.contains("has not reported its disk"));
+    assert!(outcome(&unmeasured).2.contains("has not reported its disk"));
 }
 
 /// A random cluster.
@@ -376,8 +377,8 @@ fn ten_thousand_random_clusters_keep_every_promise() {
             assert!(shared || taken(&after, &plan, node) <= limit, "seed {seed}: {node} is too full");
         }
         for gone in &plan.remove {
-            let stay = |copy: &&NodeCopy| copy.model == gone.model && copy.node == gone.node;
-            let copy = inventory.copies.iter().find(stay).unwrap();
+            let is_removed = |copy: &&NodeCopy| copy.model == gone.model && copy.node == gone.node;
+            let copy = inventory.copies.iter().find(is_removed).unwrap();
             let model = &inventory.models[&gone.model];
             let pinned = copy.pinned || model.preload.as_ref().is_some_and(|preload| preload.pinned);
             assert!(!pinned, "seed {seed}: a pinned copy went");

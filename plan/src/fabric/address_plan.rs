@@ -115,9 +115,9 @@ pub fn changes(
                     bridge: bridge.clone(),
                 });
             }
-            let stays =
+            let link_local =
                 |address: &&String| address.parse().is_ok_and(|address: Ipv4Addr| address.is_link_local());
-            if let Some(address) = port.address.as_ref().filter(|address| !stays(address)) {
+            if let Some(address) = port.address.as_ref().filter(|address| !link_local(address)) {
                 made.push(NetworkChange::RemoveAddress {
                     interface: interface.clone(),
                     address: address.clone(),

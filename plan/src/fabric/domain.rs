@@ -84,8 +84,8 @@ impl<'a> LinkGraph<'a> {
 
     /// The first few pairs among `names` that are not linked as required.
     pub fn missing_links(&self, names: &[&str], demand: LinkDemand) -> String {
-        let lacks = every_two(names).filter(|(a, b)| !self.satisfies(a, b, demand));
-        lacks
+        let missing = every_two(names).filter(|(a, b)| !self.satisfies(a, b, demand));
+        missing
             .take(MAX_SHOWN_PAIRS)
             .map(|(a, b)| self.missing_link(a, b, demand))
             .collect::<Vec<_>>()
@@ -237,7 +237,7 @@ mod tests {
         let names = ["a", "b", "c", "d", "e"];
         let ring = [("a", "b", 0), ("b", "c", 0), ("c", "d", 0), ("a", "d", 0)];
         let mesh: Vec<(&str, &str, u64)> = [ring.as_slice(), &[("a", "c", 0), ("b", "d", 0)]].concat();
-        for (pairs, want) in [
+        for (pairs, expected) in [
             (vec![], ""),
             (vec![("a", "b", 0)], "ab"),
             (ring.to_vec(), "ab ad bc cd"),
@@ -247,7 +247,7 @@ mod tests {
         ] {
             let nodes = cluster(&names, &[], &pairs);
             let demand = LinkDemand { kind: FabricKind::Thunderbolt, bits: 0 };
-            assert_eq!(text(&LinkGraph::new(&nodes).domains(&names, demand)), want, "{pairs:?}");
+            assert_eq!(text(&LinkGraph::new(&nodes).domains(&names, demand)), expected, "{pairs:?}");
         }
     }
 
@@ -257,7 +257,7 @@ mod tests {
             cluster(&["a", "b", "c", "d"], &["a", "b"], &[("a", "b", 80), ("a", "c", 40), ("a", "d", 0)]);
         nodes.get_mut("c").unwrap().links.clear();
         let web = LinkGraph::new(&nodes);
-        for (pair, kind, gigabits, want) in [
+        for (pair, kind, gigabits, expected) in [
             (["a", "b"], FabricKind::ThunderboltRdma, 80, ""),
             (["a", "b"], FabricKind::Any, 100, "a and b are joined with 80 Gbit/s, not 100 Gbit/s"),
             (["a", "c"], FabricKind::Any, 0, "node c reports no link to node a"),
@@ -271,8 +271,8 @@ mod tests {
             ),
         ] {
             let demand = LinkDemand { kind, bits: gigabits * 1_000_000_000 };
-            assert_eq!(web.missing_links(&pair, demand), want);
-            assert_eq!(web.satisfies(pair[0], pair[1], demand), want.is_empty(), "{pair:?} {kind:?}");
+            assert_eq!(web.missing_links(&pair, demand), expected);
+            assert_eq!(web.satisfies(pair[0], pair[1], demand), expected.is_empty(), "{pair:?} {kind:?}");
         }
     }
 

@@ -39,7 +39,7 @@ pub fn network_specs(
             return None;
         }
         let before = node.network.clone().unwrap_or_default();
-        let (kept, is_old) = (survives_restart(&before, keep), is_expired(node, &before, keep));
+        let (survives, is_old) = (survives_restart(&before, keep), is_expired(node, &before, keep));
         let mut ports = if is_old { Vec::new() } else { before.ports };
         ports.retain(|port| node.status.ports.iter().any(|known| known.interface == port.interface));
         for change in made {
@@ -52,8 +52,8 @@ pub fn network_specs(
         let network = NodeNetwork {
             ports,
             service_order: service_order.or(orders.then_some(ServiceOrder::CablesLast)),
-            after_restart: if kept { AfterRestart::Keep } else { AfterRestart::Drop },
-            boot_id: if kept { None } else { node.status.boot_id.clone() },
+            after_restart: if survives { AfterRestart::Keep } else { AfterRestart::Drop },
+            boot_id: if survives { None } else { node.status.boot_id.clone() },
         };
         let asks = !network.ports.is_empty() || network.service_order.is_some();
         asks.then(|| (name.clone(), network))
@@ -146,9 +146,9 @@ mod tests {
             port.rdma_device = Some("rdma_en4".to_owned());
         }
         assert_eq!(apply_specs(&mut nodes, false), first);
-        let kept = apply_specs(&mut nodes, true);
-        assert_eq!((kept["a"].after_restart, &kept["a"].boot_id), (AfterRestart::Keep, &None));
-        assert_eq!(apply_specs(&mut nodes, false), kept, "what outlasts restarts goes on to");
+        let retained = apply_specs(&mut nodes, true);
+        assert_eq!((retained["a"].after_restart, &retained["a"].boot_id), (AfterRestart::Keep, &None));
+        assert_eq!(apply_specs(&mut nodes, false), retained, "what outlasts restarts goes on to");
 
         let traffic = nodes.get_mut("b").unwrap();
         traffic.status.ports[0].default_route = true;

@@ -107,7 +107,8 @@ impl<'s> TeamSearch<'s> {
 
     fn grow(&mut self, team: &mut Vec<usize>, next: &[usize], rest: &[usize], count: usize, lacking: usize) {
         if team.len() == self.size {
-            let lacking = lacking + if self.mesh { 0 } else { self.lacks(team[self.size - 1], team[0]) };
+            let lacking =
+                lacking + if self.mesh { 0 } else { self.missing_cables(team[self.size - 1], team[0]) };
             if self.allows(lacking) && (self.good)(team) {
                 let others: Vec<usize> = rest.iter().copied().filter(|node| !team.contains(node)).collect();
                 self.teams.push(team.clone());
@@ -137,7 +138,8 @@ impl<'s> TeamSearch<'s> {
             self.steps -= 1;
             // A mesh joins all members, a ring only neighbours.
             let joins = if self.mesh { &team[..] } else { &team[team.len() - 1..] };
-            let lacking = lacking + joins.iter().map(|&member| self.lacks(member, node)).sum::<usize>();
+            let lacking =
+                lacking + joins.iter().map(|&member| self.missing_cables(member, node)).sum::<usize>();
             if !self.allows(lacking) {
                 continue;
             }
@@ -155,7 +157,7 @@ impl<'s> TeamSearch<'s> {
         self.limit.is_some_and(|limit| lacking <= limit)
     }
 
-    fn lacks(&self, a: usize, b: usize) -> usize {
+    fn missing_cables(&self, a: usize, b: usize) -> usize {
         usize::from(!self.fabric.joins(self.nodes[a], self.nodes[b]))
     }
 }

@@ -109,13 +109,13 @@ impl fmt::Display for Note {
             }
             Note::NoEngineOption { node, build, option } => {
                 let build = build.as_deref().unwrap_or("an unknown build");
-                let lacks = match *option {
+                let missing = match *option {
                     DRAFT_MODEL => "draft models".to_owned(),
                     field => format!("engine.{field}"),
                 };
                 write!(
                     out,
-                    "node {node}: its engine ({build}) is of a release that has no {lacks}; update the node"
+                    "node {node}: its engine ({build}) is of a release that has no {missing}; update the node"
                 )
             }
             Note::NoTensorParallelism { node, build } => write!(

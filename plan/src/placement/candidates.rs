@@ -107,8 +107,8 @@ pub fn enumerate(
         }
         // The engine of an older release would ignore the option, and its memory need would differ from the
         // reservation.
-        let lacks = |option: &&str| !node.engine_options.iter().any(|known| known == option);
-        if let Some(option) = desired.engine_options().find(lacks) {
+        let is_missing = |option: &&str| !node.engine_options.iter().any(|known| known == option);
+        if let Some(option) = desired.engine_options().find(is_missing) {
             let build = node.engine_build.clone();
             notes.push(Note::NoEngineOption { node: name.clone(), build, option });
             continue;
@@ -197,7 +197,7 @@ fn compatible_nodes<'a>(
         let web = area.demand.map(|demand| (demand, LinkGraph::new(&view.nodes)));
         for (build, slots) in &builds {
             let slots: Vec<NodeSlot<'a>> =
-                slots.iter().filter(|slot| area.contains(slot.node)).map(|seat| (*seat).clone()).collect();
+                slots.iter().filter(|slot| area.contains(slot.node)).map(|slot| (*slot).clone()).collect();
             let Some((demand, web)) = &web else {
                 companies.push(CompatibleNodes { build: *build, slots });
                 continue;
@@ -262,7 +262,7 @@ impl<'a> CandidateSearch<'a> {
             return slots.to_vec();
         }
         let mut kinds: Vec<(&NodeSlot<'s>, usize)> = Vec::new();
-        let mut kept = Vec::new();
+        let mut chosen = Vec::new();
         for slot in slots {
             let equal = |other: &NodeSlot<'_>| {
                 (other.free, other.limit) == (slot.free, slot.limit)
@@ -275,9 +275,9 @@ impl<'a> CandidateSearch<'a> {
                 Some((_, count)) => *count += 1,
                 None => kinds.push((slot, 1)),
             }
-            kept.push(slot.clone());
+            chosen.push(slot.clone());
         }
-        kept
+        chosen
     }
 
     /// The candidates on one node; equal machines are equally fast.
@@ -414,7 +414,7 @@ impl<'a> CandidateSearch<'a> {
                 }
             }
             Split::Tensor(_) | Split::Hybrid(_) => {
-                for (build, slot) in ringed.iter().filter(|(_, seat)| !seat.supports_tensor) {
+                for (build, slot) in ringed.iter().filter(|(_, slot)| !slot.supports_tensor) {
                     let build = build.map(str::to_owned);
                     notes.push(Note::NoTensorParallelism { node: slot.node.to_owned(), build });
                 }
@@ -466,8 +466,8 @@ impl<'a> CandidateSearch<'a> {
             refusals = self.try_splits(companies, stages * size, found, |slots| match &desired.split {
                 Split::Layers(layers) => pipeline::explicit(self.memory, slots, layers),
                 Split::Tensor(_) => tensor::candidate(self.memory, slots, size, meeting),
-                Split::Hybrid(wanted) => {
-                    let cut = hybrid::HybridSplit { stages, size, layers: wanted.layers.as_deref() };
+                Split::Hybrid(requested) => {
+                    let cut = hybrid::HybridSplit { stages, size, layers: requested.layers.as_deref() };
                     hybrid::candidate(self.memory, slots, &cut, meeting)
                 }
                 _ => pipeline::balanced(self.memory, slots, stages),
@@ -539,7 +539,7 @@ fn node_sets<'a>(slots: &[NodeSlot<'a>], count: usize) -> Vec<Vec<NodeSlot<'a>>>
     all.push(sorted[..count].to_vec());
     let (least, most) = (
         slots.iter().map(|slot| slot.domain_siblings).min(),
-        slots.iter().map(|seat| seat.domain_siblings).max(),
+        slots.iter().map(|slot| slot.domain_siblings).max(),
     );
     if least < most {
         // Nodes that share a failure domain with the fewest other replicas, and of them the largest.

@@ -154,7 +154,7 @@ mod tests {
     use crate::memory_model::MemoryEstimate;
     use crate::shard::RankAssignment;
 
-    fn way(nodes: usize, rate: f64, gaps: f64) -> ScoredCandidate {
+    fn scored(nodes: usize, rate: f64, gaps: f64) -> ScoredCandidate {
         let rank = RankAssignment {
             node: "a".to_owned(),
             layers: 1,
@@ -181,25 +181,25 @@ mod tests {
 
     #[test]
     fn cable_scores_better_than_wifi() {
-        let (air, cable) = (ScoredCandidate { wifi: true, ..way(2, 24.0, 0.0) }, way(2, 25.0, 0.5));
-        let slow = way(2, 15.0, 0.0);
+        let (air, cable) = (ScoredCandidate { wifi: true, ..scored(2, 24.0, 0.0) }, scored(2, 25.0, 0.5));
+        let slow = scored(2, 15.0, 0.0);
         let scale = ScoreScale::from_candidates([&air, &cable, &slow].into_iter()).unwrap();
         assert_eq!(scale.compare(&cable, &air), Ordering::Less, "although it leaves no room to others");
         assert_eq!(scale.compare(&air, &slow), Ordering::Less, "and not at any price");
-        let (slower, faster) = (way(2, 24.0, 0.1), way(2, 25.0, 0.1));
+        let (slower, faster) = (scored(2, 24.0, 0.1), scored(2, 25.0, 0.1));
         assert_eq!(scale.compare(&faster, &slower), Ordering::Less, "of two that are worth the same");
     }
 
     #[test]
     fn more_nodes_must_really_win() {
         for (story, a, b, first) in [
-            ("a quarter more is not worth a second node", way(1, 10.0, 0.0), way(2, 12.5, 0.0), true),
-            ("1.4 times is not", way(1, 10.0, 0.0), way(2, 14.0, 0.0), true),
-            ("1.6 times is", way(1, 10.0, 0.0), way(2, 16.0, 0.0), false),
-            ("four nodes must give much more", way(1, 10.0, 0.0), way(4, 20.0, 0.0), true),
-            ("and may", way(1, 10.0, 0.0), way(4, 28.0, 0.0), false),
-            ("a machine a tenth slower is a tighter fit", way(1, 10.0, 0.2), way(1, 9.0, 0.1), false),
-            ("one half as fast is none", way(1, 10.0, 0.9), way(1, 5.0, 0.1), true),
+            ("a quarter more is not worth a second node", scored(1, 10.0, 0.0), scored(2, 12.5, 0.0), true),
+            ("1.4 times is not", scored(1, 10.0, 0.0), scored(2, 14.0, 0.0), true),
+            ("1.6 times is", scored(1, 10.0, 0.0), scored(2, 16.0, 0.0), false),
+            ("four nodes must give much more", scored(1, 10.0, 0.0), scored(4, 20.0, 0.0), true),
+            ("and may", scored(1, 10.0, 0.0), scored(4, 28.0, 0.0), false),
+            ("a machine a tenth slower is a tighter fit", scored(1, 10.0, 0.2), scored(1, 9.0, 0.1), false),
+            ("one half as fast is none", scored(1, 10.0, 0.9), scored(1, 5.0, 0.1), true),
         ] {
             let scale = ScoreScale::from_candidates([&a, &b].into_iter()).unwrap();
             assert_eq!(scale.compare(&a, &b) == Ordering::Less, first, "{story}");
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn any_running_replica_scores_above_none() {
-        let (slow, fast) = (way(16, 0.1, 1.0), way(1, 100.0, 0.0));
+        let (slow, fast) = (scored(16, 0.1, 1.0), scored(1, 100.0, 0.0));
         let scale = ScoreScale::from_candidates([&slow, &fast].into_iter()).unwrap();
         assert!(scale.net_score(&slow) > 0.0 && scale.net_score(&fast) <= 1.0);
     }

@@ -123,7 +123,7 @@ fn ready(mut view: Snapshot) -> Snapshot {
 #[test]
 fn deployments_go_where_they_fit_and_spread_where_they_can() {
     use ShardingMode::*;
-    for (nodes, layers, mode, ranks, replicas, want_shown) in [
+    for (nodes, layers, mode, ranks, replicas, expected) in [
         (vec![("a", 16), ("b", 16)], 4, Auto, None, 1, "a4"),
         (vec![("a", 64), ("b", 8)], 4, Auto, None, 1, "b4"), // the tightest fit
         (vec![("a", 16), ("b", 16)], 4, Auto, None, 2, "a4 | b4"), // replicas spread
@@ -141,8 +141,8 @@ fn deployments_go_where_they_fit_and_spread_where_they_can() {
         let view = view(&nodes, layers);
         let desired = desired(&view, &spec(mode, ranks, replicas));
         let (placement, notes) = checked(&view, &desired);
-        assert_eq!(shown(&placement), want_shown, "{nodes:?} {mode:?} {ranks:?}: {notes}");
-        assert_eq!(placement.report.is_some(), !want_shown.is_empty());
+        assert_eq!(shown(&placement), expected, "{nodes:?} {mode:?} {ranks:?}: {notes}");
+        assert_eq!(placement.report.is_some(), !expected.is_empty());
     }
 }
 
@@ -204,11 +204,11 @@ fn plan_of_an_older_release_stays_until_headroom_is_raised() {
     let mut before = checked(&view, &desired(&view, &asked)).0.apply(&view, &desired(&view, &asked));
     let plan = &mut before.groups.values_mut().next().unwrap().plan;
     plan.members[0].overhead_bytes = GIB / 2;
-    for (percent, stays) in [(0, true), (10, true), (20, false)] {
+    for (percent, unchanged) in [(0, true), (10, true), (20, false)] {
         let mut asked = asked.clone();
         asked.sharding.as_mut().unwrap().kv.headroom_percent = percent;
         let (placement, _) = place(&before, &desired(&view, &asked));
-        assert_eq!(placement.is_empty(), stays, "{percent} %: {placement:?}");
+        assert_eq!(placement.is_empty(), unchanged, "{percent} %: {placement:?}");
     }
 }
 

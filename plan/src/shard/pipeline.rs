@@ -73,7 +73,7 @@ mod tests {
         }
     }
 
-    fn seats(free: &[u64]) -> Vec<NodeSlot<'static>> {
+    fn slots(free: &[u64]) -> Vec<NodeSlot<'static>> {
         const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
         free.iter()
             .zip(NAMES)
@@ -111,7 +111,7 @@ mod tests {
             headroom_percent: 0,
             ..ServingCapacity::default()
         };
-        for (layers, layer, embedding, free, ranks, want) in [
+        for (layers, layer, embedding, free, ranks, expected) in [
             (4, GIB, 0, vec![16, 16], 2, "a2 b2"),
             (5, GIB, 0, vec![16, 16, 16], 3, "a1 b2 c2"), // ties leave rank 0, which samples, the least
             (8, GIB, 0, vec![16, 4], 2, "a5 b3"),         // b has room for three and the engine
@@ -127,7 +127,7 @@ mod tests {
         ] {
             let shape = shape(layers, layer, embedding);
             let fit = MemoryModel::new(&shape, room);
-            assert_eq!(show(balanced(&fit, &seats(&free), ranks)), want, "{layers} layers over {free:?}");
+            assert_eq!(show(balanced(&fit, &slots(&free), ranks)), expected, "{layers} layers over {free:?}");
         }
     }
 
@@ -141,13 +141,13 @@ mod tests {
         };
         let shape = shape(5, GIB, 0);
         let fit = MemoryModel::new(&shape, room);
-        for (free, layers, want) in [
+        for (free, layers, expected) in [
             (vec![8, 8, 8], vec![2, 2, 1], "a2 b2 c1"),
             (vec![2, 8, 8], vec![2, 2, 1], "b2 c2 a1"),
             (vec![2, 2, 8], vec![2, 2, 1], "-"),
             (vec![8, 8], vec![2, 2, 1], "-"),
         ] {
-            assert_eq!(show(explicit(&fit, &seats(&free), &layers)), want, "{layers:?} over {free:?}");
+            assert_eq!(show(explicit(&fit, &slots(&free), &layers)), expected, "{layers:?} over {free:?}");
         }
     }
 }

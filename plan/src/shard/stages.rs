@@ -38,7 +38,7 @@ impl<'a> TpTeam<'a> {
 
     /// The name of its first node.
     pub fn name(&self) -> &'a str {
-        self.slots.first().map_or("", |seat| seat.node)
+        self.slots.first().map_or("", |slot| slot.node)
     }
 
     fn size(&self) -> u32 {
@@ -167,7 +167,7 @@ pub fn explicit(
                     _ => format!("a member of stage {stage} with 1/{size} of {} layers", layers[stage]),
                 };
                 return Err(Note::TooSmall {
-                    node: tightest.map_or("", |seat| seat.node).to_owned(),
+                    node: tightest.map_or("", |slot| slot.node).to_owned(),
                     what,
                     needed: need(stage),
                     free: tightest.map_or(0, |slot| slot.free),

@@ -60,8 +60,8 @@ pub fn candidate(
 pub fn over_tcp<'a>(slots: &[NodeSlot<'a>], count: usize, size: usize, spread: bool) -> Vec<TpTeam<'a>> {
     let mut chosen = largest(slots, count * size, spread);
     chosen.sort_by_key(|slot| (Reverse(slot.free), slot.node));
-    let team = |seats: &[NodeSlot<'a>]| {
-        let mut slots = seats.to_vec();
+    let team = |members: &[NodeSlot<'a>]| {
+        let mut slots = members.to_vec();
         slots.sort_by_key(|slot| slot.node);
         TpTeam { slots }
     };

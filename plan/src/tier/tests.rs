@@ -86,8 +86,8 @@ fn settle(view: &Snapshot, asked: &DeploymentRows<'_>) -> (Snapshot, String) {
     }
     let said = grants.iter().map(|(group, grant)| {
         let nodes = grant.nodes.iter().cloned().collect::<Vec<_>>().join("+");
-        let lacks = if grant.shortage.is_some() { "!" } else { "" };
-        format!("{group}={nodes}{lacks}")
+        let mark = if grant.shortage.is_some() { "!" } else { "" };
+        format!("{group}={nodes}{mark}")
     });
     let groups = view
         .groups

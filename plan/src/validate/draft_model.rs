@@ -80,7 +80,7 @@ mod tests {
             view.models.insert(("ns".to_owned(), name.to_owned()), shape);
         }
         use Speculation::{Off, PromptLookup};
-        for (draft, speculation, want) in [
+        for (draft, speculation, expected) in [
             ("padded", PromptLookup, Ok(())),
             ("untold", PromptLookup, Ok(())),
             (
@@ -106,7 +106,7 @@ mod tests {
                 replicas: 1,
                 ..ModelDeploymentSpec::default()
             };
-            match (validate(&view, "ns", "chat", &spec), want) {
+            match (validate(&view, "ns", "chat", &spec), expected) {
                 (Ok(valid), Ok(())) => {
                     assert_eq!(valid.draft.map(|draft| draft.name).as_deref(), Some(draft));
                 }

@@ -150,13 +150,14 @@ fn tensor(
             notes.push(invalid(asked.field(SIZE), problem));
         }
         let field = if size.is_some() { SIZE } else { RANKS };
-        let wanted = size.or(ranks);
-        match wanted.map_or_else(|| indivisible_reason(&sizes, shape), |size| shape.why_indivisible(size)) {
+        let requested = size.or(ranks);
+        match requested.map_or_else(|| indivisible_reason(&sizes, shape), |size| shape.why_indivisible(size))
+        {
             Some(why) => notes.push(invalid(asked.field(field), format!("{why}; use {list}"))),
-            None if wanted == Some(1) => return Split::Single,
+            None if requested == Some(1) => return Split::Single,
             None => {}
         }
-        return Split::Tensor(wanted);
+        return Split::Tensor(requested);
     }
     if let Some(why) = size.and_then(|size| shape.why_indivisible(size)) {
         notes.push(invalid(asked.field(SIZE), format!("{why}; use {list}")));
@@ -198,9 +199,9 @@ pub fn shapes(hybrid: &HybridConstraints, shape: &ModelShape) -> Vec<(u32, u32)>
         sizes.flat_map(|size| (2..=shape.layers.min(MAX_RANKS / size)).map(move |stages| (stages, size)));
     let mut allowed: Vec<(u32, u32)> = pairs
         .filter(|&(stages, size)| {
-            hybrid.stages.is_none_or(|wanted| wanted == stages)
-                && hybrid.size.is_none_or(|wanted| wanted == size)
-                && hybrid.ranks.is_none_or(|wanted| wanted == stages * size)
+            hybrid.stages.is_none_or(|required| required == stages)
+                && hybrid.size.is_none_or(|required| required == size)
+                && hybrid.ranks.is_none_or(|required| required == stages * size)
         })
         .collect();
     allowed.sort_by_key(|&(stages, size)| (stages * size, size));

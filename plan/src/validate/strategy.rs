@@ -106,7 +106,7 @@ mod tests {
             ..Sharding::default()
         };
         let auto = BackendChoice::Auto;
-        for (sharding, want) in [
+        for (sharding, expected) in [
             (Sharding::default(), "works "),
             (of(Tensor, Some(2), None, &[], auto), "works "),
             (of(Tensor, Some(7), Some(7), &[], auto), "works "),
@@ -139,7 +139,7 @@ mod tests {
             (of(Unknown, None, None, &[], auto), "never spec.mode is a word of a newer release"),
         ] {
             let said = verdict_text(&sharding, &[]);
-            assert!(said.starts_with(want), "{sharding:?}: {said}");
+            assert!(said.starts_with(expected), "{sharding:?}: {said}");
         }
         let kv = KvCapacity { context_tokens: 0, ..KvCapacity::default() };
         assert!(

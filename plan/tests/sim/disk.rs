@@ -72,7 +72,7 @@ pub fn fetch(world: &mut World) -> bool {
 }
 
 /// Files that keep a model's from ever fitting on a node: pinned ones and those of other groups.
-pub fn lacks(world: &World, model: &str, node: &str) -> bool {
+pub fn never_fits(world: &World, model: &str, node: &str) -> bool {
     let Some(limit) = world.machines.get(node).and_then(|machine| machine.disk) else { return false };
     let copies = world.cluster.copies.iter().flatten();
     let pinned = copies.filter(|copy| {

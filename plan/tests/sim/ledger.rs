@@ -39,7 +39,7 @@ pub fn doubled(world: &World, model: &str, new: &NewGroup) -> Vec<String> {
             let (promised, limit) = (show(promised), show(machine.limit));
             wrong.push(format!("node {node} is promised twice: {promised} of {limit}"));
         }
-        if disk::lacks(world, model, node) {
+        if disk::never_fits(world, model, node) {
             wrong.push(format!("a group is put on node {node}, whose disk never has room for {model}"));
         }
         for (owner, other) in ranks(world, node) {

@@ -33,32 +33,32 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
     let (view, now) = (world.view(), world.now);
     let valid = |owner: &ModelDeployment| read_at(&view, owner, now);
     let (placement, said, pools) = match valid(&owner) {
-        Ok(want) => {
+        Ok(desired) => {
             let others = world.deployments.iter().filter(|(other, _)| *other != name);
             let competitors: Vec<ValidDeployment> =
                 others.filter_map(|(_, other)| valid(other).ok()).collect();
             let joint_plan = if competitors.is_empty() {
                 JointPlan::default()
             } else {
-                solve(&view, &competitors.iter().chain([&want]).collect::<Vec<_>>())
+                solve(&view, &competitors.iter().chain([&desired]).collect::<Vec<_>>())
             };
-            let (placement, notes) = place_with(&view, &want, &joint_plan);
+            let (placement, notes) = place_with(&view, &desired, &joint_plan);
             if let (Some(report), Some(seen)) = (&placement.report, world.deployments.get_mut(name)) {
                 seen.status.get_or_insert_default().placement = Some(report.clone());
             }
-            let wrong = check::check(&view, &want, &placement);
+            let wrong = check::check(&view, &desired, &placement);
             if let Some(first) = wrong.first() {
                 return Err(format!("the checker says of {name}: {}", world.short(&first.to_string())));
             }
             let notes = notes.iter().filter(|note| !matches!(note, Note::Placed { .. }));
-            let rests = want.idle_reason.as_ref().map(ToString::to_string);
+            let rests = desired.idle_reason.as_ref().map(ToString::to_string);
             let said = ShownStatus {
                 notes: lines(world, notes),
                 rests,
                 asks: placement.approval_requests.clone(),
                 ..ShownStatus::default()
             };
-            (placement, said, want.pools())
+            (placement, said, desired.pools())
         }
         Err(notes) => {
             // Even an invalid deployment may be scaled down.

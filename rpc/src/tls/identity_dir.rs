@@ -186,10 +186,10 @@ mod tests {
             fs::write(folder.path().join(name), "old").unwrap();
         }
         publish(folder.path(), &[(CERTIFICATE, b"new"), (KEY, b"new")]).unwrap();
-        for (name, want) in [(CERTIFICATE, "new"), (KEY, "new"), (CA, "old")] {
+        for (name, expected) in [(CERTIFICATE, "new"), (KEY, "new"), (CA, "old")] {
             let path = folder.path().join(name);
             assert!(fs::symlink_metadata(&path).unwrap().is_symlink(), "{name}");
-            assert_eq!(fs::read_to_string(path).unwrap(), want, "{name}");
+            assert_eq!(fs::read_to_string(path).unwrap(), expected, "{name}");
         }
     }
 }

@@ -107,7 +107,7 @@ fn examine(shape: Shape<'_>, value: &Value, path: &mut Path, found: &mut Vec<Str
         (Atom::Scalar, _) => {
             let Shape::Typed(schema) = shape else { return };
             use crate::schema::SchemaType;
-            let (fits, wanted) = match schema.kind {
+            let (fits, expected) = match schema.kind {
                 SchemaType::String => (value.is_string(), "string"),
                 SchemaType::Boolean => (value.is_boolean(), "boolean"),
                 SchemaType::Integer | SchemaType::Number => (value.is_number(), "numeric (int or float)"),
@@ -121,7 +121,7 @@ fn examine(shape: Shape<'_>, value: &Value, path: &mut Path, found: &mut Vec<Str
                     Value::Array(_) => "list",
                     Value::Object(_) | Value::Null => "map",
                 };
-                found.push(format!("{}: expected {wanted}, got {got}", display(path)));
+                found.push(format!("{}: expected {expected}, got {got}", display(path)));
             }
         }
     }

@@ -60,7 +60,8 @@ fn keyed<'a>(list: List<'_>, items: &'a [Value]) -> Vec<(Element, &'a Value)> {
 /// before.
 fn merge_items(list: List<'_>, live: &[Value], config: &[Value]) -> Vec<Value> {
     let (live, config) = (keyed(list, live), keyed(list, config));
-    let wanted: BTreeMap<&Element, &Value> = config.iter().map(|(element, item)| (element, *item)).collect();
+    let configured: BTreeMap<&Element, &Value> =
+        config.iter().map(|(element, item)| (element, *item)).collect();
     let mut known: BTreeMap<&Element, Option<&Value>> = BTreeMap::new();
     for (element, item) in &live {
         // Live elements with a duplicate key are not merged with a configured one; it replaces them.
@@ -72,7 +73,7 @@ fn merge_items(list: List<'_>, live: &[Value], config: &[Value]) -> Vec<Value> {
     let mut merged = Vec::new();
     let join = |element: &Element| {
         let live = known.get(element).copied().flatten();
-        merge(list.item, live, wanted.get(element).copied())
+        merge(list.item, live, configured.get(element).copied())
     };
     let (mut left, mut right) = (live.iter().peekable(), config.iter().peekable());
     loop {
@@ -88,7 +89,7 @@ fn merge_items(list: List<'_>, live: &[Value], config: &[Value]) -> Vec<Value> {
             }
             // A shared element that comes later in the configuration's order.
             (Some((ours, _)), Some(_))
-                if wanted.contains_key(ours) && shared.front().is_some_and(|next| *next != ours) =>
+                if configured.contains_key(ours) && shared.front().is_some_and(|next| *next != ours) =>
             {
                 left.next();
                 continue;
@@ -96,7 +97,7 @@ fn merge_items(list: List<'_>, live: &[Value], config: &[Value]) -> Vec<Value> {
             _ => {}
         }
         if let Some((ours, item)) = left.peek() {
-            if !wanted.contains_key(ours) {
+            if !configured.contains_key(ours) {
                 merged.extend(merge(list.item, Some(item), None));
                 left.next();
                 continue;

@@ -127,9 +127,9 @@ fn check(schema: &Schema, case: &Case) -> Result<(), String> {
                 }
                 live = Some(new);
             }
-            (Err(ApplyError::Conflict { message, .. }), Some(want), None) if message == *want => {}
-            (Err(error @ (ApplyError::BadRequest(_) | ApplyError::Typed(_))), None, Some(want))
-                if error.to_string().contains(want) => {}
+            (Err(ApplyError::Conflict { message, .. }), Some(expected), None) if message == *expected => {}
+            (Err(error @ (ApplyError::BadRequest(_) | ApplyError::Typed(_))), None, Some(expected))
+                if error.to_string().contains(expected) => {}
             (outcome, ..) => return Err(format!("step {minute} ended in {outcome:#?}")),
         }
     }

@@ -93,8 +93,8 @@ pub fn update(
     let Ok(comparison) = transfer_ownership(shape, old, new, managers, id, true) else { return false };
     let gained = ignored(comparison.modified.union(&comparison.added)).difference(&unowned_fields());
     let took = !gained.is_empty();
-    let kept = own.as_ref().map(|own| own.set.difference(&comparison.removed)).unwrap_or_default();
-    let set = kept.union(&gained);
+    let retained = own.as_ref().map(|own| own.set.difference(&comparison.removed)).unwrap_or_default();
+    let set = retained.union(&gained);
     if !set.is_empty() {
         let time = own.and_then(|own| own.time);
         managers.insert(id.clone(), Owned { set, api_version: api_version.to_owned(), time });
@@ -147,8 +147,8 @@ fn prune(shape: Shape<'_>, merged: Value, managers: &Managers, last: &FieldSet) 
     let with_owned = fields::remove(shape, &merged, &everything.difference(&remaining));
     // … then those without an owner, which this applier may not remove either.
     let remaining = whole(&fields::from_value(shape, &with_owned));
-    let unwanted = everything.difference(&remaining).intersection(&last);
-    let mut pruned = fields::remove(shape, &merged, &unwanted);
+    let obsolete = everything.difference(&remaining).intersection(&last);
+    let mut pruned = fields::remove(shape, &merged, &obsolete);
     fields::settle(shape, &mut pruned, &merged, &owned);
     pruned
 }

@@ -200,7 +200,7 @@ mod tests {
             "map": {"type": "object", "additionalProperties": {"type": "object", "properties": {"c": {"type": "string"}}}},
             "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
         }});
-        for (rule, want) in [
+        for (rule, expected) in [
             ("self.a > 0 && oldSelf.a > 0", None),
             ("a > 0", Some("undeclared reference to 'a' (in container '')")),
             ("self.b > 0", Some("undefined field 'b'")),
@@ -221,7 +221,7 @@ mod tests {
             ("self.list.filter(x, x.b.startsWith('a')).size() == {'k': self.a}.size()", None),
         ] {
             let found = undeclared(rule, &node, true);
-            assert_eq!(found.first().map(String::as_str), want, "{rule}: {found:?}");
+            assert_eq!(found.first().map(String::as_str), expected, "{rule}: {found:?}");
         }
         assert_eq!(undeclared("self.metadata.name == 'x'", &node, false), ["undefined field 'metadata'"]);
     }

@@ -164,13 +164,13 @@ impl Members {
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let begun = Instant::now();
-        if begun >= deadline {
+        let started = Instant::now();
+        if started >= deadline {
             return Err(EtcdFailure::Unreachable(
                 "the deadline of the request passed before it could be sent".into(),
             ));
         }
-        let deadline = deadline.min(begun + REQUEST_TIMEOUT);
+        let deadline = deadline.min(started + REQUEST_TIMEOUT);
         let mut repeated = false;
         for tried in 1.. {
             let at = *self.current.borrow();
@@ -194,7 +194,7 @@ impl Members {
             };
             self.fail_over(at);
             if Instant::now() + RETRY_INTERVAL >= deadline {
-                let why = format!("{why}; tried for {:.1} s", begun.elapsed().as_secs_f64());
+                let why = format!("{why}; tried for {:.1} s", started.elapsed().as_secs_f64());
                 return Err(if repeated {
                     EtcdFailure::Undecided(why)
                 } else {

@@ -26,9 +26,9 @@ pub(super) async fn run(shared: Arc<EtcdShared>) {
     // An outage is logged once; the next successful request to etcd logs its end.
     let mut logged = false;
     loop {
-        let begun = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         let ended = follow(&shared).await;
-        logged &= begun.elapsed() < STABLE_AFTER;
+        logged &= started.elapsed() < STABLE_AFTER;
         match ended {
             WatchEnd::MemberChanged => {}
             WatchEnd::Compacted => {

@@ -78,7 +78,7 @@ fn csr_is_approved_only_when_exact_and_for_its_own_subject() {
     let account = "system:serviceaccount:russet-nodes:a";
     let accounts = "system:serviceaccounts:russet-nodes";
     let nodes = "russet:nodes";
-    for (story, pem, user, group, usages, standing, want) in [
+    for (story, pem, user, group, usages, standing, expected) in [
         ("a joining node", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT[..], Unknown, Ok(())),
         ("a silent node joins anew", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT, Unreachable, Ok(())),
         ("a node renews itself", node_pem("a"), "russet:node:a", nodes, &RIGHT, Reachable, Ok(())),
@@ -259,7 +259,7 @@ fn csr_is_approved_only_when_exact_and_for_its_own_subject() {
             Err("gateway.russet.dev alone"),
         ),
     ] {
-        match (want, decide(&request(pem, user, group, usages), standing, &fresh())) {
+        match (expected, decide(&request(pem, user, group, usages), standing, &fresh())) {
             (Ok(()), CsrVerdict::Approve { .. }) => {}
             (Err(text), CsrVerdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
             (_, verdict) => panic!("{story}: {verdict:?}"),
@@ -270,7 +270,7 @@ fn csr_is_approved_only_when_exact_and_for_its_own_subject() {
 #[test]
 fn certificate_renews_only_within_its_node_incarnation() {
     let (node, account) = ("russet:node:a", "system:serviceaccount:russet-nodes:a");
-    for (story, user, uid, known, standing, want) in [
+    for (story, user, uid, known, standing, expected) in [
         ("the machine that joined", node, "one", Some("one"), NodeMembership::Reachable, Ok(Some("one"))),
         ("the same, silent for long", node, "one", Some("one"), NodeMembership::Unreachable, Ok(Some("one"))),
         (
@@ -326,7 +326,7 @@ fn certificate_renews_only_within_its_node_incarnation() {
         let mut request = request(node_pem("a"), user, "x", &RIGHT);
         request.spec.uid = Some(uid.to_owned());
         let asked = read(&request).unwrap();
-        match (want, evaluate(&asked, standing, known, &TokenState::Gone, at(0))) {
+        match (expected, evaluate(&asked, standing, known, &TokenState::Gone, at(0))) {
             (Ok(life), CsrVerdict::Approve { claim: None }) => {
                 assert_eq!(asked.incarnation(), life, "{story}")
             }
@@ -335,7 +335,7 @@ fn certificate_renews_only_within_its_node_incarnation() {
         }
         // An incarnation may end between the approval and the signature.
         request.status = approved();
-        match (want, evaluate(&read(&request).unwrap(), standing, known, &TokenState::Gone, at(0))) {
+        match (expected, evaluate(&read(&request).unwrap(), standing, known, &TokenState::Gone, at(0))) {
             (Ok(_), CsrVerdict::Sign) => {}
             (Err(text), CsrVerdict::Fail(why)) => assert!(why.contains(text), "{story}, approved: {why}"),
             (_, verdict) => panic!("{story}, approved: {verdict:?}"),
@@ -354,7 +354,7 @@ fn join_token_serves_one_machine_only() {
         key: key.into(),
         secret: SecretVersion::default(),
     };
-    for (story, token, standing, want) in [
+    for (story, token, standing, expected) in [
         ("nobody used it", fresh(), NodeMembership::Unknown, Ok(true)),
         ("the same machine asks again", used("a", &key), NodeMembership::Unreachable, Ok(false)),
         (
@@ -385,7 +385,7 @@ fn join_token_serves_one_machine_only() {
     ] {
         // A known node is in the incarnation that this key started.
         let life = (standing != NodeMembership::Unknown).then_some(key.as_str());
-        match (want, evaluate(&read(&request).unwrap(), standing, life, &token, at(0))) {
+        match (expected, evaluate(&read(&request).unwrap(), standing, life, &token, at(0))) {
             (Ok(claims), CsrVerdict::Approve { claim }) => assert_eq!(claim.is_some(), claims, "{story}"),
             (Err(text), CsrVerdict::Deny(why)) => {
                 assert!(why.contains(text) && why.contains("abcdef"), "{story}: {why}");
@@ -407,7 +407,7 @@ fn approved_join_is_signed_only_for_the_tokens_recorded_node() {
         key: key.into(),
         secret: SecretVersion::default(),
     };
-    for (story, token, standing, life, want) in [
+    for (story, token, standing, life, expected) in [
         ("the first of its name", used("a", own), NodeMembership::Unknown, None, Ok(())),
         ("a name that is silent", used("a", own), NodeMembership::Unreachable, Some("other"), Ok(())),
         ("its life has begun already", used("a", own), NodeMembership::Reachable, Some(own), Ok(())),
@@ -429,7 +429,7 @@ fn approved_join_is_signed_only_for_the_tokens_recorded_node() {
         ),
         ("another node's token", used("b", own), NodeMembership::Unknown, None, Err("was used by node b")),
     ] {
-        match (want, evaluate(&asked, standing, life, &token, at(0))) {
+        match (expected, evaluate(&asked, standing, life, &token, at(0))) {
             (Ok(()), CsrVerdict::Sign) => {}
             (Err(text), CsrVerdict::Fail(why)) => assert!(why.contains(text), "{story}: {why}"),
             (_, verdict) => panic!("{story}: {verdict:?}"),
@@ -460,7 +460,7 @@ fn finished_or_foreign_csrs_are_ignored_and_approved_are_signed() {
     };
     let used = TokenState::Used { node: "a".into(), key, secret: SecretVersion::default() };
     let other = TokenState::Used { node: "a".into(), key: "other".into(), secret: SecretVersion::default() };
-    for (story, request, standing, token, want) in [
+    for (story, request, standing, token, expected) in [
         ("approved", with("Approved", None, 0), NodeMembership::Unreachable, &used, CsrVerdict::Sign),
         (
             "signed, the node is not there yet",
@@ -500,7 +500,7 @@ fn finished_or_foreign_csrs_are_ignored_and_approved_are_signed() {
         ("denied", with("Denied", None, 0), NodeMembership::Unknown, &fresh(), CsrVerdict::Nothing),
         ("failed", with("Failed", None, 0), NodeMembership::Unknown, &fresh(), CsrVerdict::Nothing),
     ] {
-        assert_eq!(decide(&request, standing, token), want, "{story}");
+        assert_eq!(decide(&request, standing, token), expected, "{story}");
     }
     let mut other = base.clone();
     other.spec.signer_name = "kubernetes.io/kubelet-serving".to_owned();

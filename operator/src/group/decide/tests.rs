@@ -125,7 +125,7 @@ fn a_group_forms_step_by_step() {
         observed.missing_files.insert("b".to_owned(), "1.0Gi / 4.0Gi".to_owned());
         observed
     };
-    for (story, observed, want) in [
+    for (story, observed, expected) in [
         ("nothing there", observed(1), (1, vec![0, 1], false, "WaitingForAgent")),
         ("one claimed", both(1, &[], 1, [CLAIMED, &[]]), (1, vec![], false, "WaitingForAgent")),
         (
@@ -149,7 +149,7 @@ fn a_group_forms_step_by_step() {
             (1, vec![], false, "Serving"),
         ),
     ] {
-        let (epoch, written, with_peers, reason) = want;
+        let (epoch, written, with_peers, reason) = expected;
         assert_eq!(
             outcome(&decide(&observed, at(0))),
             (epoch, written, with_peers, reason.to_owned()),
@@ -321,7 +321,7 @@ fn a_lost_node_takes_the_endpoint_with_it() {
 
 #[test]
 fn restarts_back_off_after_twenty_in_ten_minutes() {
-    for (begun, now, pause) in [
+    for (started, now, pause) in [
         (vec![], 0, None),
         ((0..19).collect(), 19, None),
         ((0..20).collect(), 20, Some(14)),
@@ -330,18 +330,18 @@ fn restarts_back_off_after_twenty_in_ten_minutes() {
         ((0..30).collect(), 30, Some(239)),
         ((0..20).collect(), 605, None), // the first ones have left the window
     ] {
-        let begun: Vec<i64> = begun;
+        let started: Vec<i64> = started;
         let mut observed = both(9, &peers(100), 9, [SERVING, SERVING]);
         edit(&mut observed, 1, |shard| {
             shard.status.as_mut().unwrap().failure = Some("out of memory".to_owned())
         });
-        observed.epoch_starts = begun.iter().map(|second| at(*second)).collect();
+        observed.epoch_starts = started.iter().map(|second| at(*second)).collect();
         let planned = decide(&observed, at(now));
         assert_eq!(
             planned.requeue_after.map(|again| again.as_secs()),
             pause,
             "{} restarts at {now}",
-            begun.len()
+            started.len()
         );
         assert_eq!(planned.bump.is_none(), pause.is_some());
         assert_eq!(conditions::is_true(&planned.status.conditions, Type::Stalled), pause.is_some());

@@ -106,12 +106,12 @@ fn carried_out(
 
 /// One table for all: the decision, and that it is stable.
 fn check(cases: &[(&str, &str, &[&str], &str)]) {
-    for (story, nodes, lines, want) in cases {
+    for (story, nodes, lines, expected) in cases {
         let (copies, nodes) = (copies(lines), world(nodes));
         let decided = decide(&source(REMOTE), &copies, &nodes);
-        assert_eq!(shown(&decided), *want, "{story}");
+        assert_eq!(shown(&decided), *expected, "{story}");
         let after = carried_out(&copies, &decided);
-        assert_eq!(shown(&decide(&source(REMOTE), &after, &nodes)), *want, "{story}: and stays");
+        assert_eq!(shown(&decide(&source(REMOTE), &after, &nodes)), *expected, "{story}: and stays");
         assert_eq!(changes(&source(REMOTE), &after, &nodes), [], "{story}: nothing is left to write");
     }
 }
@@ -275,13 +275,13 @@ fn supply_lists_holders_first_and_at_most_64_peers() {
 #[test]
 fn new_copy_waits_first_and_existing_copy_continues() {
     let spec = copy("a").spec.agent_work();
-    for (story, known, want) in [
+    for (story, known, expected) in [
         ("new", None, Some(CopySource::default())),
         ("only its headers were wanted", Some(copy("a headers")), Some(CopySource::default())),
         ("it fetches", Some(copy("a")), None),
         ("it receives", Some(copy("a receives=f")), None),
     ] {
-        assert_eq!(initial_source(&spec, known.as_deref()), want, "{story}");
+        assert_eq!(initial_source(&spec, known.as_deref()), expected, "{story}");
     }
 }
 

@@ -52,7 +52,7 @@ fn status(node: &mut InferenceNode) -> &mut InferenceNodeStatus {
 }
 
 /// An agent's report on a port without RDMA.
-fn lacks(port: &mut FabricPort, reason: &str, message: &str) {
+fn fault(port: &mut FabricPort, reason: &str, message: &str) {
     port.rdma_device = None;
     (port.reason, port.message) = (Some(reason.to_owned()), Some(message.to_owned()));
 }
@@ -98,7 +98,7 @@ fn cable_fault_gives_its_reason_and_remedy() {
         (
             |nodes| {
                 nodes.pop();
-                lacks(&mut status(&mut nodes[0]).ports[0], "RdmaDisabled", "start it in Recovery");
+                fault(&mut status(&mut nodes[0]).ports[0], "RdmaDisabled", "start it in Recovery");
             },
             false,
             false,
@@ -167,8 +167,8 @@ fn cable_fault_gives_its_reason_and_remedy() {
         ),
         (
             |nodes| {
-                lacks(&mut status(&mut nodes[0]).ports[0], "LinkTooSlow", "take another cable");
-                lacks(&mut status(&mut nodes[1]).ports[0], "NoThunderbolt5", "it carries IP");
+                fault(&mut status(&mut nodes[0]).ports[0], "LinkTooSlow", "take another cable");
+                fault(&mut status(&mut nodes[1]).ports[0], "NoThunderbolt5", "it carries IP");
             },
             true,
             true,
@@ -190,28 +190,28 @@ fn cable_fault_gives_its_reason_and_remedy() {
             "internet traffic goes over the cable to node b",
         ),
         (
-            |nodes| lacks(&mut status(&mut nodes[0]).ports[0], "PortInBridge", "take it out of bridge0"),
+            |nodes| fault(&mut status(&mut nodes[0]).ports[0], "PortInBridge", "take it out of bridge0"),
             false,
             true,
             "PortInBridge",
             "to node b: take it out of bridge0",
         ),
         (
-            |nodes| lacks(&mut status(&mut nodes[1]).ports[0], "NoPortAddress", "give it one"),
+            |nodes| fault(&mut status(&mut nodes[1]).ports[0], "NoPortAddress", "give it one"),
             false,
             true,
             "NoPortAddress",
             "at the other end, Thunderbolt 1 of node b: give it one",
         ),
         (
-            |nodes| lacks(&mut status(&mut nodes[0]).ports[0], "NoThunderbolt5", "it carries IP"),
+            |nodes| fault(&mut status(&mut nodes[0]).ports[0], "NoThunderbolt5", "it carries IP"),
             true,
             true,
             "NoThunderbolt5",
             "it carries IP",
         ),
         (
-            |nodes| lacks(&mut status(&mut nodes[0]).ports[0], "OfALaterRelease", "mend it"),
+            |nodes| fault(&mut status(&mut nodes[0]).ports[0], "OfALaterRelease", "mend it"),
             false,
             true,
             "NewerRelease",
@@ -250,7 +250,7 @@ fn every_cable_fault_is_listed_and_the_first_is_the_reason() {
     let ports = &mut status(&mut nodes[0]).ports;
     ports.push(port(3, "A3", "B4", "192.0.2.5"));
     ports.push(port(5, "A5", "nobody", "192.0.2.6"));
-    lacks(&mut ports[1], "RdmaPortDown", "plug it in again");
+    fault(&mut ports[1], "RdmaPortDown", "plug it in again");
     let (healthy, reason, words) = of("a", &nodes).health.unwrap();
     assert_eq!((healthy, reason), (false, Reason::RdmaPortDown));
     assert_eq!(words, "Thunderbolt 3 (en4): plug it in again");
@@ -265,7 +265,7 @@ fn every_cable_fault_is_listed_and_the_first_is_the_reason() {
 fn bridge_loop_is_a_fault_and_a_bridge_chain_is_not() {
     let bridged = |number: u32, domain: &str, sees: &str| {
         let mut port = port(number, domain, sees, "192.0.2.1");
-        lacks(&mut port, "PortInBridge", "take it out");
+        fault(&mut port, "PortInBridge", "take it out");
         (port.address, port.bridge) = (None, Some("bridge0".to_owned()));
         port
     };
@@ -335,7 +335,7 @@ fn agent_unreachable_over_its_cable_is_reported() {
     assert!(words.contains("from 192.0.2.1 to 192.0.2.2 port 20001"), "{words}");
     assert_eq!(of("a", &nodes).links[0].rdma_device.as_deref(), Some("rdma_en3"), "RDMA is no TCP");
     // A cable without response comes first.
-    lacks(&mut status(&mut nodes[0]).ports[0], "PortInBridge", "take it out");
+    fault(&mut status(&mut nodes[0]).ports[0], "PortInBridge", "take it out");
     assert_eq!(of("a", &nodes).health.unwrap().1, Reason::PortInBridge);
 }
 
@@ -373,7 +373,7 @@ fn path_fallback_of_ranks_is_reported_first() {
     };
     let said = "Shard d/x: node b is reached over en0";
     assert_eq!(fallen(&nodes), (false, Reason::PathFallback, said.to_owned()));
-    lacks(&mut status(&mut nodes[0]).ports[0], "LinkTooSlow", "another cable");
+    fault(&mut status(&mut nodes[0]).ports[0], "LinkTooSlow", "another cable");
     let (_, reason, words) = fallen(&nodes);
     assert_eq!(reason, Reason::PathFallback);
     assert_eq!(words.lines().collect::<Vec<_>>()[1], "Thunderbolt 2 (en3): to node b: another cable");

@@ -35,7 +35,7 @@ fn held(nodes: &[&str]) -> Option<ArcCow<DiskState>> {
 #[test]
 fn nothing_stops_before_the_files_are_there() {
     use RolloutStrategy::{DrainThenReplace, SurgeIfFits};
-    for (story, gib, strategy, files, want) in [
+    for (story, gib, strategy, files, expected) in [
         ("room for both", 16, SurgeIfFits, held(&[]), "creates 1, deletes 0, fetches "),
         (
             "the old one first all the same",
@@ -55,7 +55,7 @@ fn nothing_stops_before_the_files_are_there() {
         let Placement { create, delete, prefetch, .. } = &placement;
         let got =
             format!("creates {}, deletes {}, fetches {}", create.len(), delete.len(), fetched(prefetch));
-        assert_eq!(got, want, "{story}: {notes}");
+        assert_eq!(got, expected, "{story}: {notes}");
     }
 }
 
@@ -75,14 +75,14 @@ fn nothing_stops_before_draft_files_reach_rank_0s_node() {
         let copies: Vec<_> = files.iter().map(|(model, node)| (*model, *node, GIB, GIB, false)).collect();
         Snapshot { disks: Some(disks(&[], &copies).into()), ..view.clone() }
     };
-    for (files, want) in [
+    for (files, expected) in [
         (vec![("m", "a"), ("m", "b"), ("d", "b")], "deletes 0, fetches a d"),
         (vec![("m", "a")], "deletes 0, fetches b, a d"),
         (vec![("m", "a"), ("m", "b"), ("d", "a")], "deletes 1, fetches "),
     ] {
         let (Placement { delete, prefetch, .. }, notes) = checked(&there(&files), &after);
         let got = format!("deletes {}, fetches {}", delete.len(), fetched(&prefetch));
-        assert_eq!(got, want, "{files:?}: {notes}");
+        assert_eq!(got, expected, "{files:?}: {notes}");
     }
 }
 
@@ -139,7 +139,7 @@ fn stored(limits: &[(&str, Option<u64>)], copies: &[StoredFiles<'_>]) -> Option<
     let limits: Vec<_> = limits.iter().map(|(node, limit)| (*node, limit.map(|gib| gib * GIB))).collect();
     let copies = copies
         .iter()
-        .map(|(model, node, bytes, done, stays)| (*model, *node, bytes * GIB, done * GIB, *stays));
+        .map(|(model, node, bytes, done, protected)| (*model, *node, bytes * GIB, done * GIB, *protected));
     Some(disks(&limits, &copies.collect::<Vec<_>>()).into())
 }
 

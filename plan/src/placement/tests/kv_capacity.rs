@@ -41,8 +41,10 @@ fn another_kv_capacity_is_another_group() {
     let before = wide(40);
     let old = desired(&before, &spec_with_kv(4, Some(2048)));
     let now = ready(checked(&before, &old).0.apply(&before, &old));
-    for (kv_tokens, stays) in [(Some(2048), true), (Some(1024), false), (Some(2049), false), (None, false)] {
+    for (kv_tokens, unchanged) in
+        [(Some(2048), true), (Some(1024), false), (Some(2049), false), (None, false)]
+    {
         let (placement, notes) = checked(&now, &desired(&now, &spec_with_kv(4, kv_tokens)));
-        assert_eq!(placement.is_empty(), stays, "{kv_tokens:?}: {notes}");
+        assert_eq!(placement.is_empty(), unchanged, "{kv_tokens:?}: {notes}");
     }
 }

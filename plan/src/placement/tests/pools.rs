@@ -46,7 +46,7 @@ fn join(view: &mut Snapshot, pairs: &[(&str, &str, u64)]) {
 fn replicas_stay_in_the_pools_and_each_in_one_of_them() {
     use ShardingMode::*;
     let pools = [pool("small", &["a", "b"], None), pool("large", &["c", "d"], None), pool("none", &[], None)];
-    for (gib, refs, mode, replicas, want_shown) in [
+    for (gib, refs, mode, replicas, expected) in [
         (16, vec![], Auto, 1, "a4"),
         (16, vec!["large"], Auto, 1, "c4"),
         (16, vec!["large"], Auto, 2, "c4 | d4"),
@@ -62,7 +62,7 @@ fn replicas_stay_in_the_pools_and_each_in_one_of_them() {
         let view = with(view(&nodes, 4), &pools);
         let desired = desired(&view, &spec_in(&refs, mode, replicas));
         let (placement, notes) = checked(&view, &desired);
-        assert_eq!(shown(&placement), want_shown, "{gib} {refs:?} {mode:?}: {notes}");
+        assert_eq!(shown(&placement), expected, "{gib} {refs:?} {mode:?}: {notes}");
         if refs == ["none"] {
             assert!(notes.contains("none of the 0 nodes of NodePool none can take work"), "{notes}");
         }
@@ -72,7 +72,7 @@ fn replicas_stay_in_the_pools_and_each_in_one_of_them() {
 #[test]
 fn pool_link_demand_decides_which_nodes_share_a_group() {
     let demand = |kind, gigabits: u64| Some(LinkDemand { kind, bits: gigabits * 1_000_000_000 });
-    for (demand, want_shown, words) in [
+    for (demand, expected, words) in [
         // Without a requirement, any cable is preferred to none.
         (None, "b2 c2", ""),
         (demand(FabricKind::Any, 0), "b2 c2", ""),
@@ -91,7 +91,7 @@ fn pool_link_demand_decides_which_nodes_share_a_group() {
         join(&mut view, &[("b", "c", 40), ("c", "d", 80)]);
         let desired = desired(&view, &spec_in(&["p"], ShardingMode::Pipeline, 1));
         let (placement, notes) = checked(&view, &desired);
-        assert_eq!(shown(&placement), want_shown, "{demand:?}: {notes}");
+        assert_eq!(shown(&placement), expected, "{demand:?}: {notes}");
         assert!(notes.contains(words), "{notes}");
     }
     // One rank needs no link.
@@ -117,8 +117,8 @@ fn node_leaving_its_pool_keeps_replicas_until_an_edit() {
         (shown(&placement), placement.keep.len(), notes)
     };
     assert_eq!(plan(&["a"], &["p"]), (String::new(), 1, String::new()));
-    let (created, kept, notes) = plan(&["b"], &["p"]);
-    assert_eq!((created.as_str(), kept), ("", 1), "{notes}");
+    let (created, retained, notes) = plan(&["b"], &["p"]);
+    assert_eq!((created.as_str(), retained), ("", 1), "{notes}");
     assert!(notes.contains("stays on a, which NodePool p no longer has"), "{notes}");
     // A spec without pools requires nothing that it lacks; other pools require another placement.
     assert_eq!(plan(&["b"], &[]), (String::new(), 1, String::new()));
