@@ -124,7 +124,7 @@ pub struct CopyRemoval {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PreloadOutcome {
     /// Number of nodes that have to hold the files.
-    pub wanted_nodes: u32,
+    pub desired_nodes: u32,
     /// Nodes that hold the files or fetch them, and whether every byte is present.
     pub holders: BTreeMap<String, bool>,
     /// Why the other nodes do not.
@@ -208,12 +208,12 @@ struct CopyPlanner<'a> {
 impl<'a> CopyPlanner<'a> {
     /// Protects complete copies that a preload counts, but no more than it asks for.
     fn protect_preloaded(&mut self, key: &'a ObjectKey, preload: &PreloadRule) {
-        let wanted = self.wanted_nodes(key, preload);
-        let mut preloaded = PreloadOutcome { wanted_nodes: wanted, ..PreloadOutcome::default() };
+        let desired = self.desired_nodes(key, preload);
+        let mut preloaded = PreloadOutcome { desired_nodes: desired, ..PreloadOutcome::default() };
         for node in self.holders(key, preload) {
             let files = &self.inventory.models[key].files;
             let Some(room) = self.budgets.get_mut(node) else { continue };
-            if preloaded.holders.len() < wanted as usize && room.is_ready(files) {
+            if preloaded.holders.len() < desired as usize && room.is_ready(files) {
                 room.protect(files);
                 preloaded.holders.insert(node.clone(), true);
             }
@@ -273,10 +273,10 @@ impl<'a> CopyPlanner<'a> {
         }
         let Some(preloaded) = self.plan.preloads.get_mut(key) else { return };
         let there = u32::try_from(preloaded.holders.len() + preloaded.shortages.len()).unwrap_or(u32::MAX);
-        if preloaded.holders.len() >= preloaded.wanted_nodes as usize {
+        if preloaded.holders.len() >= preloaded.desired_nodes as usize {
             preloaded.shortages.clear();
-        } else if there < preloaded.wanted_nodes {
-            preloaded.shortages.push(Shortage::Nodes { wanted: preloaded.wanted_nodes, available: there });
+        } else if there < preloaded.desired_nodes {
+            preloaded.shortages.push(Shortage::Nodes { desired: preloaded.desired_nodes, available: there });
         }
     }
 
@@ -288,7 +288,7 @@ impl<'a> CopyPlanner<'a> {
         else {
             return false;
         };
-        if preloaded.holders.len() >= preloaded.wanted_nodes as usize || preloaded.holders.contains_key(node)
+        if preloaded.holders.len() >= preloaded.desired_nodes as usize || preloaded.holders.contains_key(node)
         {
             return false;
         }
@@ -308,7 +308,7 @@ impl<'a> CopyPlanner<'a> {
     }
 
     /// How many nodes have to hold a model.
-    fn wanted_nodes(&self, key: &ObjectKey, preload: &PreloadRule) -> u32 {
+    fn desired_nodes(&self, key: &ObjectKey, preload: &PreloadRule) -> u32 {
         let held: BTreeSet<&String> = self.holders(key, preload).into_iter().collect();
         let open = self.inventory.nodes.iter().filter(|(name, disk)| {
             preload.allows(name) && (disk.availability == Availability::Open || held.contains(name))

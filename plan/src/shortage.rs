@@ -30,7 +30,7 @@ pub enum Shortage {
     /// More nodes are wanted than exist.
     Nodes {
         /// Number of nodes wanted.
-        wanted: u32,
+        desired: u32,
         /// Nodes that hold the files or may fetch them.
         available: u32,
     },
@@ -61,9 +61,9 @@ impl fmt::Display for Shortage {
             Shortage::Unmeasured { node } => {
                 write!(out, "node {node}: its agent has not reported its disk yet")
             }
-            Shortage::Nodes { wanted, available: there } => write!(
+            Shortage::Nodes { desired, available: there } => write!(
                 out,
-                "{wanted} nodes are wanted, and {there} of the pool take work; add nodes to it or lower spec.preload.copies"
+                "{desired} nodes are wanted, and {there} of the pool take work; add nodes to it or lower spec.preload.copies"
             ),
         }
     }

@@ -40,7 +40,7 @@ impl RotatingCache {
         self.tensors.iter().map(Array::nbytes).sum()
     }
 
-    fn kept(&self) -> i32 {
+    fn retained(&self) -> i32 {
         self.tensors.first().map_or(0, |tensor| tensor.dim(2))
     }
 
@@ -48,13 +48,13 @@ impl RotatingCache {
     /// before them and of them all. The caller masks what lies before a position's own window.
     pub fn append(&mut self, keys: &Array, values: &Array) -> Result<KvView, Exception> {
         let new = self.format.encode(keys, values)?;
-        let kept = self.kept();
-        let from = (kept - (self.window - 1)).max(0);
-        let tensors = if kept == from {
+        let retained = self.retained();
+        let from = (retained - (self.window - 1)).max(0);
+        let tensors = if retained == from {
             new
         } else {
             let join = |(old, new): (&Array, Array)| {
-                concatenate(&[old.try_index((.., .., from..kept, ..))?, new], 2)
+                concatenate(&[old.try_index((.., .., from..retained, ..))?, new], 2)
             };
             self.tensors.iter().zip(new).map(join).collect::<Result<_, _>>()?
         };
@@ -65,7 +65,7 @@ impl RotatingCache {
 
     /// Goes back to the first `to` positions, as long as everything the next one sees is there.
     pub fn rewind(&mut self, to: i32) -> Rewound {
-        let first = self.offset - self.kept();
+        let first = self.offset - self.retained();
         if to < 0 || to > self.offset || first > (to - (self.window - 1)).max(0) {
             return Rewound::Impossible;
         }

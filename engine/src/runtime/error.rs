@@ -65,7 +65,7 @@ pub enum RuntimeError {
     },
     /// Ranks disagree about the length of a sequence.
     #[error(
-        "slot {slot} holds {have} tokens, but the step starts at {wanted}; ranks are out of step, the group has to be formed again"
+        "slot {slot} holds {have} tokens, but the step starts at {expected}; ranks are out of step, the group has to be formed again"
     )]
     OffsetMismatch {
         /// Its slot.
@@ -73,11 +73,11 @@ pub enum RuntimeError {
         /// Tokens in the KV cache.
         have: u32,
         /// Offset of the step.
-        wanted: u32,
+        expected: u32,
     },
     /// A sequence that a layer cannot rewind.
     #[error(
-        "slot {slot} holds {have} tokens and cannot go back to {wanted}: a layer of this model keeps no earlier state; report this as a bug, and meanwhile set spec.engine.speculation: Off"
+        "slot {slot} holds {have} tokens and cannot go back to {expected}: a layer of this model keeps no earlier state; report this as a bug, and meanwhile set spec.engine.speculation: Off"
     )]
     Rewind {
         /// Its slot.
@@ -85,7 +85,7 @@ pub enum RuntimeError {
         /// Tokens in its caches.
         have: u32,
         /// Tokens that were to stay.
-        wanted: u32,
+        expected: u32,
     },
     /// A step without tokens, or with tokens outside the vocabulary.
     #[error(

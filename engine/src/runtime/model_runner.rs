@@ -192,7 +192,7 @@ impl ModelRunner {
                 if let Some(sequence) = self.sequences.get_mut(&slot)
                     && sequence.rewind(length) == Rewound::Impossible
                 {
-                    return Err(RuntimeError::Rewind { slot, have, wanted: length });
+                    return Err(RuntimeError::Rewind { slot, have, expected: length });
                 }
             }
             CacheCommand::Store { slot, blocks } => {
@@ -272,8 +272,8 @@ impl ModelRunner {
     /// Checks that a step fits the state of its sequence.
     fn check_step(&self, step: &SequenceStep, sequence: &RunnerSequence) -> Result<(), RuntimeError> {
         if sequence.length != step.offset {
-            let (slot, have, wanted) = (step.slot, sequence.length, step.offset);
-            return Err(RuntimeError::OffsetMismatch { slot, have, wanted });
+            let (slot, have, expected) = (step.slot, sequence.length, step.offset);
+            return Err(RuntimeError::OffsetMismatch { slot, have, expected });
         }
         // In a single stage, the other tensor ranks learn the sampled token from rank 0 while they compute.
         let from_rank_0 = !self.part.head && self.part.stages == 1;

@@ -72,9 +72,9 @@ pub fn write_status(
     let (good, reason, message) = match preload {
         Err(UnplannedPreload { reason, message }) => (false, *reason, message.clone()),
         Ok(preloaded) => {
-            status.wanted_copies = preloaded.wanted_nodes;
+            status.wanted_copies = preloaded.desired_nodes;
             let (ready, coming) = ready_and_pending(preloaded, copies);
-            status.preloaded = Some(format!("{}/{}", ready.len(), preloaded.wanted_nodes));
+            status.preloaded = Some(format!("{}/{}", ready.len(), preloaded.desired_nodes));
             preload_condition(preloaded, &ready, &coming, copies)
         }
     };
@@ -105,10 +105,10 @@ fn preload_condition(
     coming: &[&str],
     copies: &[Arc<ModelCopy>],
 ) -> (bool, Reason, String) {
-    let PreloadOutcome { wanted_nodes: wanted, holders: _, shortages: lacks } = preloaded;
-    let mut message = match wanted {
+    let PreloadOutcome { desired_nodes: desired, holders: _, shortages: lacks } = preloaded;
+    let mut message = match desired {
         1 => format!("{} of 1 node holds every file", ready.len()),
-        wanted => format!("{} of {wanted} nodes hold every file", ready.len()),
+        desired => format!("{} of {desired} nodes hold every file", ready.len()),
     };
     if !ready.is_empty() {
         message.push_str(&format!(": {}", join_bounded(ready, ", ")));
@@ -129,9 +129,9 @@ fn preload_condition(
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         message.push_str(&format!("; {}", join_bounded(&texts, "; ")));
     }
-    let good = ready.len() >= *wanted as usize;
+    let good = ready.len() >= *desired as usize;
     // A pool without nodes satisfies every request trivially.
-    match (good, wanted) {
+    match (good, desired) {
         (true, 0) => (false, Reason::NoNodes, "no node of the pool takes work".to_owned()),
         _ => (good, reason, message),
     }
@@ -239,7 +239,7 @@ mod tests {
         ] {
             let held = held.into_iter().map(|(node, ready)| (node.to_owned(), ready)).collect();
             let preload =
-                Some(Ok(PreloadOutcome { wanted_nodes: expected, holders: held, shortages: lacks }));
+                Some(Ok(PreloadOutcome { desired_nodes: expected, holders: held, shortages: lacks }));
             let mut status = ModelStatus::default();
             write_status(&Model::new("m", ModelSpec::default()), preload.as_ref(), &copies, NOW, &mut status);
             let condition = get(&status.conditions, Type::Preloaded).unwrap();

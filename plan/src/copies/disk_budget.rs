@@ -52,8 +52,8 @@ impl DiskBudget {
         unit.last_used = unit.last_used.max(copy.last_used);
         unit.priority = unit.priority.max(copy.priority);
         unit.models.extend(copy.models);
-        let kept = self.protected.contains_key(&files);
-        if stays || kept {
+        let protected = self.protected.contains_key(&files);
+        if stays || protected {
             self.protect(&files);
         }
     }
@@ -71,8 +71,8 @@ impl DiskBudget {
     /// Protects the bytes that are present.
     pub fn protect(&mut self, files: &str) {
         if let Some(unit) = self.file_sets.get(files) {
-            let kept = self.protected.entry(files.to_owned()).or_default();
-            *kept = unit.bytes_present().max(*kept);
+            let bytes = self.protected.entry(files.to_owned()).or_default();
+            *bytes = unit.bytes_present().max(*bytes);
         }
     }
 
@@ -155,11 +155,11 @@ impl DiskBudget {
 pub fn check_space(
     node: &str,
     limit: u64,
-    kept: u64,
+    protected: u64,
     bytes: u64,
     numbers: impl FnOnce() -> (u64, u64, u64),
 ) -> Result<(), Shortage> {
-    if kept.saturating_add(bytes) <= limit {
+    if protected.saturating_add(bytes) <= limit {
         return Ok(());
     }
     let (needed, free, spare) = numbers();

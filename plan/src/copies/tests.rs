@@ -251,7 +251,7 @@ fn disk_shortages_give_numbers_and_remedy() {
     let lacks = |inventory: &Inventory| {
         let plan = plan(inventory);
         let lacks: Vec<String> = plan.preloads[&key("m")].shortages.iter().map(ToString::to_string).collect();
-        (plan.preloads[&key("m")].wanted_nodes, words(&plan), lacks.join("; "))
+        (plan.preloads[&key("m")].desired_nodes, words(&plan), lacks.join("; "))
     };
     let full = stock("a:100 b:90", "m=80 old=50 hot=30").preload("m", None).copy("old@a", 1).copy("hot@a", 1);
     let (expected, done, said) = lacks(&full.used("old", "a"));

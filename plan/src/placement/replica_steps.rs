@@ -79,8 +79,8 @@ impl<'a> ReplicaSteps<'a> {
     /// Decides for one replica.
     pub fn step(&mut self, replica: i32) {
         let (current, outdated) = current_and_outdated(&self.view, self.desired, &self.memory, replica);
-        if let Some(((kept, ready), surplus)) = current.split_first() {
-            return self.keep(kept, *ready, surplus, outdated);
+        if let Some(((current, ready), surplus)) = current.split_first() {
+            return self.keep(current, *ready, surplus, outdated);
         }
         if let Some(note) = self.approval_note(replica, &outdated) {
             self.notes.push(note);
@@ -104,14 +104,14 @@ impl<'a> ReplicaSteps<'a> {
     /// Keeps a running group; its predecessors are deleted once it is ready.
     fn keep(
         &mut self,
-        kept: &ObjectKey,
+        group: &ObjectKey,
         ready: bool,
         surplus: &[GroupReadiness],
         outdated: Vec<GroupReadiness>,
     ) {
-        self.notes.extend(outside_pools_note(&self.view, self.desired, kept));
-        self.notes.extend(lost_cable_note(&self.view, kept));
-        self.placement.keep.push(kept.clone());
+        self.notes.extend(outside_pools_note(&self.view, self.desired, group));
+        self.notes.extend(lost_cable_note(&self.view, group));
+        self.placement.keep.push(group.clone());
         for (key, _) in surplus {
             self.remove(key, RemovalReason::Replaced);
         }
@@ -169,7 +169,7 @@ impl<'a> ReplicaSteps<'a> {
         choices: &RankedCandidates<'_>,
         outdated: &[GroupReadiness],
     ) -> bool {
-        let Self { view, desired: want, memory: fit, .. } = self;
+        let Self { view, desired, memory, .. } = self;
         let leaves = |key: &ObjectKey| {
             let own = || outdated.iter().any(|(old, _)| old == key);
             view.groups.get(key).is_some_and(|group| group.deleting || (own() && has_lost_node(view, group)))
@@ -178,7 +178,7 @@ impl<'a> ReplicaSteps<'a> {
             || view.nodes.values().any(|node| node.unreleased > 0) || view.groups.keys().any(leaves);
         choices.best_node_count() > 1
             && passing()
-            && find_candidates(view, want, fit, replica, false, leaves)
+            && find_candidates(view, desired, memory, replica, false, leaves)
                 .is_ok_and(|soon| soon.best_node_count() < choices.best_node_count())
     }
 
@@ -248,8 +248,8 @@ impl<'a> ReplicaSteps<'a> {
         self.notes.push(Note::NothingFits { replica, needed, draft, closed, full, ports });
         // Last, because it is the remedy.
         self.notes.extend(remedy);
-        let kept = self.ready_group(&outdated).map(|key| Note::OutdatedStays { group: key.1.clone() });
-        self.notes.extend(kept);
+        let stays = self.ready_group(&outdated).map(|key| Note::OutdatedStays { group: key.1.clone() });
+        self.notes.extend(stays);
         self.wait(replica, outdated);
     }
 
@@ -295,12 +295,12 @@ impl<'a> ReplicaSteps<'a> {
     /// Whether some of these nodes lack the model's files, which are then fetched first: no group stops for a
     /// model without files.
     fn prefetch(&mut self, replica: i32, nodes: Vec<String>) -> bool {
-        let Self { view, desired: want, .. } = self;
+        let Self { view, desired, .. } = self;
         let Some(disks) = &view.disks else { return false };
         // Rank 0 is the first.
-        let draft = want.draft.iter().zip(nodes.first()).map(|(draft, node)| (&draft.name, node));
-        let files = nodes.iter().map(|node| (&want.model, node)).chain(draft);
-        let lacking = files.filter(|(model, node)| !disks.holds(&want.namespace, model, node));
+        let draft = desired.draft.iter().zip(nodes.first()).map(|(draft, node)| (&draft.name, node));
+        let files = nodes.iter().map(|node| (&desired.model, node)).chain(draft);
+        let lacking = files.filter(|(model, node)| !disks.holds(&desired.namespace, model, node));
         let lacking: Vec<(String, String)> =
             lacking.map(|(model, node)| (model.clone(), node.clone())).collect();
         if lacking.is_empty() {
@@ -337,19 +337,19 @@ impl<'a> ReplicaSteps<'a> {
     /// What prevents the replacement of a ready replica: its tier requires an approval. One that cannot stay
     /// where it is needs none.
     fn approval_note(&mut self, replica: i32, outdated: &[GroupReadiness]) -> Option<Note> {
-        let Self { view, desired: want, .. } = self;
-        let tier = view.tiers.get(want.tier.as_ref()?)?;
+        let Self { view, desired, .. } = self;
+        let tier = view.tiers.get(desired.tier.as_ref()?)?;
         let answers = |(key, ready): &GroupReadiness| {
-            *ready && view.groups.get(key).is_some_and(|group| may_keep_nodes(view, want, group))
+            *ready && view.groups.get(key).is_some_and(|group| may_keep_nodes(view, desired, group))
         };
         if !tier.approvals.contains(&ApprovalAction::Rollout) || !outdated.iter().any(answers) {
             return None;
         }
-        let hash = preempt::approval_hash(want, ApprovalAction::Rollout, &[]);
-        if want.approved.contains(&hash) {
+        let hash = preempt::approval_hash(desired, ApprovalAction::Rollout, &[]);
+        if desired.approved.contains(&hash) {
             return None;
         }
-        if want.denied.contains(&hash) {
+        if desired.denied.contains(&hash) {
             return Some(Note::Denied { replica, hash });
         }
         let note = Note::AwaitsApproval { replica, hash: hash.clone(), deployments: Vec::new(), frees: 0 };

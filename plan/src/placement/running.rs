@@ -27,9 +27,9 @@ pub fn pending_among(
                 && may_keep_nodes(view, desired, group)
         })
     };
-    let (mut wanted, _) = desired_and_surplus(view, own, desired.replicas, &desired.topology_key);
-    wanted.retain(|replica| !has(*replica));
-    wanted.into_iter().collect()
+    let (mut replicas, _) = desired_and_surplus(view, own, desired.replicas, &desired.topology_key);
+    replicas.retain(|replica| !has(*replica));
+    replicas.into_iter().collect()
 }
 
 /// The same, with the groups looked up in the view.
@@ -49,11 +49,11 @@ pub(super) fn rollout_in_progress(
     view: &Snapshot,
     desired: &ValidDeployment,
     fit: &MemoryModel<'_>,
-    wanted: &BTreeSet<i32>,
+    replicas: &BTreeSet<i32>,
     replica: i32,
 ) -> bool {
     view.groups_of(&desired.namespace, &desired.name).any(|(_, group)| {
-        let other = group.replica != replica && wanted.contains(&group.replica);
+        let other = group.replica != replica && replicas.contains(&group.replica);
         other && (group.deleting || (!group.ready && matches_spec(desired, fit, group)))
     })
 }
@@ -95,10 +95,10 @@ fn matches_spec(desired: &ValidDeployment, fit: &MemoryModel<'_>, group: &GroupI
         Split::Auto => true,
         Split::Single => ranks == 1,
         Split::Pipeline => ranks > 1 && size == 1,
-        Split::Ranks(wanted) => ranks == *wanted && size == 1,
-        Split::Layers(wanted) => layers == *wanted && size == 1,
-        Split::Tensor(wanted) => size > 1 && ranks == size && wanted.is_none_or(|wanted| wanted == size),
-        Split::Hybrid(wanted) => size > 1 && stages.len() > 1 && wanted.allows(&stages, size),
+        Split::Ranks(spec) => ranks == *spec && size == 1,
+        Split::Layers(spec) => layers == *spec && size == 1,
+        Split::Tensor(spec) => size > 1 && ranks == size && spec.is_none_or(|spec| spec == size),
+        Split::Hybrid(spec) => size > 1 && stages.len() > 1 && spec.allows(&stages, size),
     };
     let backend = size == 1
         || match desired.backend {
