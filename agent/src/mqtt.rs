@@ -69,15 +69,15 @@ impl MqttPresence {
     /// Starts the presence of `node`, if configured. The agent's directory holds the socket of a TLS
     /// connection.
     pub fn start(config: Option<MqttConfig>, node: &str, folder: &Path) -> Self {
-        let (answering, wanted) = watch::channel(BTreeSet::new());
+        let (answering, desired) = watch::channel(BTreeSet::new());
         let (removed, forget) = watch::channel(false);
         let mut tasks = JoinSet::new();
         if let Some(config) = config {
-            let way = BrokerTransport::open(&config.broker, folder, &mut tasks);
+            let transport = BrokerTransport::open(&config.broker, folder, &mut tasks);
             let names = &config.names;
-            let own = MqttConnection::new(&config, names.node(node), way.clone());
+            let own = MqttConnection::new(&config, names.node(node), transport.clone());
             tasks.spawn(own.run(forget));
-            tasks.spawn(run(config, node.to_owned(), way, wanted));
+            tasks.spawn(run(config, node.to_owned(), transport, desired));
         }
         Self { serving: Arc::new(answering), removed, tasks }
     }
@@ -108,13 +108,13 @@ impl MqttPresence {
 async fn run(
     config: MqttConfig,
     node: String,
-    way: BrokerTransport,
-    mut wanted: watch::Receiver<BTreeSet<DeploymentKey>>,
+    transport: BrokerTransport,
+    mut desired: watch::Receiver<BTreeSet<DeploymentKey>>,
 ) {
     let mut sessions = JoinSet::new();
     let mut running: BTreeMap<DeploymentKey, AbortHandle> = BTreeMap::new();
     loop {
-        let answering = wanted.borrow_and_update().clone();
+        let answering = desired.borrow_and_update().clone();
         running.retain(|deployment, session| {
             let stays = answering.contains(deployment);
             if !stays {
@@ -126,13 +126,13 @@ async fn run(
         for deployment in answering {
             let (namespace, name) = &deployment;
             let entity = config.names.deployment(namespace, name, &node);
-            let session = MqttConnection::new(&config, entity, way.clone());
+            let session = MqttConnection::new(&config, entity, transport.clone());
             let start = || sessions.spawn(session.run_until_dropped());
             running.entry(deployment).or_insert_with(start);
         }
         // Remove ended tasks from the set.
         while sessions.try_join_next().is_some() {}
-        if wanted.changed().await.is_err() {
+        if desired.changed().await.is_err() {
             return;
         }
     }

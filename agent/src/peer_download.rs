@@ -76,7 +76,7 @@ struct TransferErrors {
 }
 
 impl PeerDownloader {
-    /// Downloads the model with this content id over the available paths, and publishes it as `wanted`.
+    /// Downloads the model with this content id over the available paths, and publishes it as `spec`.
     /// Resumes an earlier attempt.
     ///
     /// # Errors
@@ -84,23 +84,23 @@ impl PeerDownloader {
     /// [`StoreError::Peers`] where no peer sends it, and disk errors.
     pub async fn download(
         &self,
-        wanted: &SourceSpec,
+        spec: &SourceSpec,
         id: &str,
         paths: impl Fn() -> BTreeSet<PeerPath> + Send,
         progress: &watch::Sender<TransferProgress>,
     ) -> Result<Published, StoreError> {
-        if let Some(published) = self.store.adopt(wanted, id).await? {
+        if let Some(published) = self.store.adopt(spec, id).await? {
             return Ok(published);
         }
         progress.send_modify(|state| state.stage = TransferStage::Resolving);
         let manifest = self.manifest(id, &paths()).await?;
-        let (store, asked) = (self.store.clone(), wanted.clone());
+        let (store, asked) = (self.store.clone(), spec.clone());
         let opened = tokio::task::spawn_blocking(move || store.receive(&asked, manifest)).await;
         let receiving = opened.map_err(|error| StoreError::io(id)(std::io::Error::other(error)))??;
         let transfer = Arc::new(Transfer::new(id, receiving, self.limiter.clone(), progress.clone()));
         self.transfer_chunks(&transfer, paths).await?;
         progress.send_modify(|state| state.stage = TransferStage::Verifying);
-        self.store.publish_received(wanted, &transfer.incoming).await
+        self.store.publish_received(spec, &transfer.incoming).await
     }
 
     /// The manifest, from the first peer that has the right one.
@@ -130,9 +130,9 @@ impl PeerDownloader {
         let mut running: BTreeMap<PeerPath, JoinSet<()>> = BTreeMap::new();
         let mut numbers = 0..;
         loop {
-            let wanted = transfer.exclude_corrupt(paths());
-            running.retain(|path, _| wanted.contains(path));
-            for path in wanted {
+            let usable = transfer.exclude_corrupt(paths());
+            running.retain(|path, _| usable.contains(path));
+            for path in usable {
                 running.entry(path.clone()).or_insert_with(|| {
                     let mut connections = JoinSet::new();
                     for number in numbers.by_ref().take(CONNECTIONS_PER_PATH) {

@@ -228,10 +228,10 @@ impl Store {
         self.reservations.check(&self.dirs, &self.disk_reserve, key, need)
     }
 
-    /// The published directory of `wanted`, without a request to its source. `None` when it is incomplete, or
+    /// The published directory of `spec`, without a request to its source. `None` when it is incomplete, or
     /// when only the source could resolve the commit.
-    pub fn published(&self, wanted: &SourceSpec) -> Option<Published> {
-        self.dirs.published(&self.dirs.id_of(&self.key(wanted)?)?)
+    pub fn published(&self, spec: &SourceSpec) -> Option<Published> {
+        self.dirs.published(&self.dirs.id_of(&self.key(spec)?)?)
     }
 
     /// A published directory with its shape as this release reads it: the release that published it may have been older.
@@ -268,15 +268,15 @@ impl Store {
         Some(held)
     }
 
-    /// The key of `wanted` in this store; `None` while the commit is unknown.
-    pub fn key(&self, wanted: &SourceSpec) -> Option<String> {
-        let scheme = scheme_of(&wanted.uri).ok()?;
-        let commit = match (scheme.pinned, wanted.pinned) {
+    /// The key of `spec` in this store; `None` while the commit is unknown.
+    pub fn key(&self, spec: &SourceSpec) -> Option<String> {
+        let scheme = scheme_of(&spec.uri).ok()?;
+        let commit = match (scheme.pinned, spec.pinned) {
             (true, false) => return None,
-            (true, true) => wanted.revision.as_deref(),
+            (true, true) => spec.revision.as_deref(),
             (false, _) => None,
         };
-        Some(model_dirs::key(&wanted.uri, commit, wanted.sha256.as_deref()))
+        Some(model_dirs::key(&spec.uri, commit, spec.sha256.as_deref()))
     }
 
     /// Removes published and partial directories whose key and content id are not in `keep`; returns the ids
@@ -285,28 +285,28 @@ impl Store {
         self.dirs.collect(keep)
     }
 
-    /// Reads the headers of `wanted` without copying it.
-    pub async fn headers(&self, wanted: &SourceSpec) -> Result<Headers, StoreError> {
-        let source = self.list(wanted).await?;
+    /// Reads the headers of `spec` without copying it.
+    pub async fn headers(&self, spec: &SourceSpec) -> Result<Headers, StoreError> {
+        let source = self.list(spec).await?;
         let (source, shape) = read_headers(source).await?;
         Ok(Headers { shape, commit: source.commit.clone(), bytes_total: source.bytes() })
     }
 
-    /// Copies `wanted` to this machine and publishes it, resuming what an earlier attempt left. Interrupted
+    /// Copies `spec` to this machine and publishes it, resuming what an earlier attempt left. Interrupted
     /// transfers are resumed for as long as the caller polls; every other error is returned.
     pub async fn fetch(
         &self,
-        wanted: &SourceSpec,
+        spec: &SourceSpec,
         progress: &watch::Sender<TransferProgress>,
     ) -> Result<Published, StoreError> {
-        if let Some(published) = self.published(wanted) {
+        if let Some(published) = self.published(spec) {
             return Ok(published);
         }
         progress.send_modify(|state| state.stage = TransferStage::Resolving);
-        let source = self.list(wanted).await?;
+        let source = self.list(spec).await?;
         let (source, shape) = read_headers(source).await?;
         let commit = source.commit.clone();
-        let key = model_dirs::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref());
+        let key = model_dirs::key(&spec.uri, commit.as_deref(), spec.sha256.as_deref());
         if let Some(published) = self.dirs.id_of(&key).and_then(|id| self.dirs.published(&id)) {
             return Ok(published);
         }
@@ -336,13 +336,13 @@ impl Store {
             state.last_error = None;
         });
         let manifest = Manifest {
-            uri: wanted.uri.clone(),
+            uri: spec.uri.clone(),
             commit,
             files: verify::all(&partial, &source.files).await?,
             shape,
             own_sha256: true,
         };
-        if let Err(error) = manifest.check_pin(wanted) {
+        if let Err(error) = manifest.check_pin(spec) {
             self.dirs.remove_partial(&key)?;
             return Err(error);
         }
@@ -355,12 +355,12 @@ impl Store {
         Ok(published)
     }
 
-    /// Prepares to receive the bytes of `manifest`, which [`Manifest::matches_id`] of the wanted id, or
+    /// Prepares to receive the bytes of `manifest`, which [`Manifest::matches_id`] of the requested id, or
     /// resumes an earlier attempt. Blocks while it reads the existing data again.
-    pub fn receive(&self, wanted: &SourceSpec, manifest: Manifest) -> Result<IncomingModel, StoreError> {
-        manifest.check_pin(wanted)?;
+    pub fn receive(&self, spec: &SourceSpec, manifest: Manifest) -> Result<IncomingModel, StoreError> {
+        manifest.check_pin(spec)?;
         let id = manifest.id();
-        if wanted.sha256.is_some()
+        if spec.sha256.is_some()
             && let Some(file) = lock(&self.mismatches).get(&id)
         {
             return Err(StoreError::Sha256Mismatch { file: file.clone(), id });
@@ -376,11 +376,11 @@ impl Store {
     /// written.
     pub async fn publish_received(
         &self,
-        wanted: &SourceSpec,
+        spec: &SourceSpec,
         received: &IncomingModel,
     ) -> Result<Published, StoreError> {
         let held = received.local_chunks().clone();
-        let own_sha256 = wanted.sha256.is_some();
+        let own_sha256 = spec.sha256.is_some();
         if own_sha256 && let Err(error) = self.verify_sha256(held.folder(), held.manifest()).await {
             self.dirs.remove_partial(&held.manifest().id())?;
             return Err(error);
@@ -388,17 +388,17 @@ impl Store {
         let source = SourceListing::from_folder(held.folder(), held.manifest());
         // The sending machine's statement of the shape is not trusted.
         let (_, shape) = read_headers(source).await?;
-        let pinned = wanted.revision.clone().filter(|_| wanted.pinned);
+        let pinned = spec.revision.clone().filter(|_| spec.pinned);
         let commit = pinned.or_else(|| held.manifest().commit.clone());
         let manifest = Manifest {
-            uri: wanted.uri.clone(),
+            uri: spec.uri.clone(),
             commit: commit.clone(),
             shape,
             own_sha256,
             ..(**held.manifest()).clone()
         };
         let (id, key) =
-            (manifest.id(), model_dirs::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref()));
+            (manifest.id(), model_dirs::key(&spec.uri, commit.as_deref(), spec.sha256.as_deref()));
         let dirs = self.dirs.clone();
         let published = tokio::task::spawn_blocking(move || {
             dirs.record_id(&key, &id)?;
@@ -416,12 +416,12 @@ impl Store {
     }
 
     /// Reuses files that exist here under the content id, for a source that was never fetched here.
-    pub async fn adopt(&self, wanted: &SourceSpec, id: &str) -> Result<Option<Published>, StoreError> {
-        let (Some(key), Some(published)) = (self.key(wanted), self.dirs.published(id)) else {
+    pub async fn adopt(&self, spec: &SourceSpec, id: &str) -> Result<Option<Published>, StoreError> {
+        let (Some(key), Some(published)) = (self.key(spec), self.dirs.published(id)) else {
             return Ok(None);
         };
-        published.manifest.check_pin(wanted)?;
-        if wanted.sha256.is_some() && !published.manifest.own_sha256 {
+        published.manifest.check_pin(spec)?;
+        if spec.sha256.is_some() && !published.manifest.own_sha256 {
             self.verify_sha256(&published.path, &published.manifest).await?;
         }
         self.dirs.record_id(&key, id)?;
@@ -443,8 +443,8 @@ impl Store {
         Err(StoreError::Sha256Mismatch { file, id })
     }
 
-    async fn list(&self, wanted: &SourceSpec) -> Result<SourceListing, StoreError> {
-        let mut source = (scheme_of(&wanted.uri)?.list)(&self.context, wanted).await?;
+    async fn list(&self, spec: &SourceSpec) -> Result<SourceListing, StoreError> {
+        let mut source = (scheme_of(&spec.uri)?.list)(&self.context, spec).await?;
         source.files.retain(|file| is_allowed_file(&file.name));
         source.files.sort_by(|a, b| a.name.cmp(&b.name));
         source.files.dedup_by(|a, b| a.name == b.name);
@@ -452,7 +452,7 @@ impl Store {
         for file in &source.files {
             if let Some(twin) = seen.insert(file.name.to_ascii_lowercase(), &file.name) {
                 return Err(StoreError::BadUri {
-                    uri: wanted.uri.clone(),
+                    uri: spec.uri.clone(),
                     problem: format!(
                         "its files {twin} and {} differ in capitals alone, and would be one file on many disks; rename one of them",
                         file.name

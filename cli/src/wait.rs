@@ -15,7 +15,7 @@ pub struct Arguments {
     object: String,
     /// `condition=Ready` (or `condition=Ready=False`), or `delete`.
     #[arg(long = "for", default_value = "condition=Ready")]
-    wanted: String,
+    condition: String,
     /// Maximum seconds to wait.
     #[arg(long, default_value_t = 300)]
     timeout_seconds: u64,
@@ -27,7 +27,7 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     let client = arguments.connection.client().await?;
     let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace).await?;
-    let wanted = WaitCondition::parse(&arguments.wanted)?;
+    let condition = WaitCondition::parse(&arguments.condition)?;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(arguments.timeout_seconds);
     let mut last = String::new();
     loop {
@@ -44,9 +44,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                 continue;
             }
         };
-        let (done, now) = wanted.check(object.as_ref());
+        let (done, now) = condition.check(object.as_ref());
         if done {
-            println!("{} {}", arguments.object, wanted.met());
+            println!("{} {}", arguments.object, condition.met());
             return Ok(());
         }
         if now != last {

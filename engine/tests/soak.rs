@@ -3,8 +3,8 @@
 //! disk. Every complete output equals that of the request alone, no slot or capacity leaks, and memory does
 //! not grow.
 //!
-//! A part with fewer requests runs with the tests; `cargo xtask proof soak SECONDS` sets
-//! `RUSSET_SOAK_SECONDS` and records the output.
+//! A part with fewer requests runs with the tests, on one rank or on a pipeline of two; `cargo xtask proof soak SECONDS`
+//! runs both, sets `RUSSET_SOAK_SECONDS` and records the output.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -12,6 +12,8 @@
 mod engines;
 #[path = "support/identities.rs"]
 mod identities;
+#[path = "support/share.rs"]
+mod share;
 #[path = "support/reference_model.rs"]
 mod solo;
 
@@ -380,7 +382,8 @@ fn say_figure(what: &str, value: f64, unit: &str, goal: Option<f64>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_clients_get_their_solo_answers_and_nothing_leaks() {
-    for (layers, requests) in [(&[4][..], REQUESTS), (&[1, 3], REQUESTS_OF_TWO)] {
+    let groups = vec![(&[4][..], REQUESTS), (&[1, 3], REQUESTS_OF_TWO)];
+    for (layers, requests) in share::of_this_run(groups, 2) {
         let started = Instant::now();
         let field = SoakGroup::start(layers).await;
         for seed in 1..3 {

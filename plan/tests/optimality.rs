@@ -9,6 +9,7 @@
     reason = "a test may fail, and reads from the environment how long to run"
 )]
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -188,25 +189,26 @@ fn random(test_rng: &mut TestRng) -> (Snapshot, Vec<ValidDeployment>) {
 
 /// The candidates of an unrestricted deployment, with their scores.
 struct DeploymentCandidates<'a> {
-    desired: &'a ValidDeployment,
-    fit: MemoryModel<'a>,
+    deployment: &'a ValidDeployment,
+    memory_model: MemoryModel<'a>,
     scale: Option<ScoreScale>,
 }
 
 impl<'a> DeploymentCandidates<'a> {
     fn all(view: &Snapshot, deployments: &'a [ValidDeployment]) -> Vec<DeploymentCandidates<'a>> {
         let asked = deployments.iter().map(|desired| {
-            let fit = desired.memory_model();
-            let found = enumerate(view, desired, &fit, 0, true, |_| false).ok();
+            let memory_model = desired.memory_model();
+            let found = enumerate(view, desired, &memory_model, 0, true, |_| false).ok();
             let scale = found.and_then(|found| ScoreScale::from_candidates(found.found.iter()));
-            DeploymentCandidates { desired, fit, scale }
+            DeploymentCandidates { deployment: desired, memory_model, scale }
         });
         asked.collect()
     }
 
     fn scored_candidates(&self, view: &Snapshot) -> Vec<(f64, SplitCandidate)> {
         let Some(scale) = self.scale else { return Vec::new() };
-        let found = enumerate(view, self.desired, &self.fit, 0, true, |_| false).map(|found| found.found);
+        let found =
+            enumerate(view, self.deployment, &self.memory_model, 0, true, |_| false).map(|found| found.found);
         found
             .unwrap_or_default()
             .into_iter()
@@ -217,26 +219,44 @@ impl<'a> DeploymentCandidates<'a> {
     fn with(&self, view: &Snapshot, candidate: &SplitCandidate) -> Snapshot {
         let mut after = view.clone();
         let group = GroupInfo {
-            deployment: self.desired.name.clone(),
-            model: self.desired.model.clone(),
-            plan: candidate.plan(&self.fit),
+            deployment: self.deployment.name.clone(),
+            model: self.deployment.model.clone(),
+            plan: candidate.plan(&self.memory_model),
             ..GroupInfo::default()
         };
-        after.groups.insert((self.desired.namespace.clone(), format!("x-{}", self.desired.name)), group);
+        after
+            .groups
+            .insert((self.deployment.namespace.clone(), format!("x-{}", self.deployment.name)), group);
         after
     }
 }
 
-/// The best sum, by exhaustive search in every order.
-fn exhaustive(view: &Snapshot, asked: &[&DeploymentCandidates<'_>]) -> f64 {
+/// Placed deployments, by name, and where each is.
+type Placed = BTreeMap<String, String>;
+
+/// The best sum, by exhaustive search in every order. What is placed determines the rest, in whatever order it was
+/// placed: `known` has the best sums after it.
+fn exhaustive(
+    view: &Snapshot,
+    asked: &[&DeploymentCandidates<'_>],
+    placed: &Placed,
+    known: &mut HashMap<Placed, f64>,
+) -> f64 {
+    if let Some(best) = known.get(placed) {
+        return *best;
+    }
     let mut best = 0.0;
     for (at, first) in asked.iter().enumerate() {
         let mut rest = asked.to_vec();
         rest.remove(at);
         for (worth, candidate) in first.scored_candidates(view) {
-            best = f64::max(best, worth + exhaustive(&first.with(view, &candidate), &rest));
+            let mut placed = placed.clone();
+            placed.insert(first.deployment.name.clone(), format!("{candidate:?}"));
+            let others = exhaustive(&first.with(view, &candidate), &rest, &placed, known);
+            best = f64::max(best, worth + others);
         }
     }
+    known.insert(placed.clone(), best);
     best
 }
 
@@ -267,7 +287,7 @@ fn compare(seed: u64) -> Option<Comparison> {
     let mut test_rng = TestRng(seed * 31 + 7);
     let (view, deployments) = random(&mut test_rng);
     let asked = DeploymentCandidates::all(&view, &deployments);
-    let best = exhaustive(&view, &asked.iter().collect::<Vec<_>>());
+    let best = exhaustive(&view, &asked.iter().collect::<Vec<_>>(), &Placed::new(), &mut HashMap::new());
     let refs: Vec<&ValidDeployment> = deployments.iter().collect();
     let joint_plan = solve(&view, &refs);
     assert_eq!(solve(&view, &refs), joint_plan, "seed {seed}: the same question, another answer");

@@ -131,12 +131,12 @@ pub enum HelperRefusal {
 
 /// Validates a request against the machine. `holder` is the node for which the helper holds changes already.
 pub fn check(
-    wanted: &MachineRequest,
+    request: &MachineRequest,
     current: &CurrentState,
     policy: &HelperPolicy,
     holder: Option<&str>,
 ) -> Result<DesiredState, HelperRefusal> {
-    let MachineRequest { node, network, wired_limit_mebibytes, leave: _ } = wanted;
+    let MachineRequest { node, network, wired_limit_mebibytes, leave: _ } = request;
     let letters = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     if node.is_empty() || node.len() > 253 || !node.chars().all(letters) {
         return Err(HelperRefusal::Node(node.chars().take(64).collect()));

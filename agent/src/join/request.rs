@@ -117,14 +117,14 @@ pub enum RequestError {
 /// Requests a certificate for `key` and waits for it; PEM.
 pub async fn certificate(
     client: &Client,
-    wanted: &CertificateRequest,
+    request: &CertificateRequest,
     key: &KeyPair,
 ) -> Result<String, RequestError> {
-    let user = || wanted.user.clone();
+    let user = || request.user.clone();
     let failed = |source| RequestError::Api { user: user(), source: Box::new(source) };
-    let pem = wanted.pem(key).map_err(|source| RequestError::Key { user: user(), source })?;
+    let pem = request.pem(key).map_err(|source| RequestError::Key { user: user(), source })?;
     let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
-    let name = format!("{}-{}", wanted.prefix, hex::encode(rand::random::<[u8; 4]>()));
+    let name = format!("{}-{}", request.prefix, hex::encode(rand::random::<[u8; 4]>()));
     let object = CertificateSigningRequest {
         metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
         spec: CertificateSigningRequestSpec {
@@ -165,11 +165,11 @@ pub async fn certificate(
     Err(RequestError::Unsigned { user: user(), request: name })
 }
 
-/// The published CAs, if they differ from `kept`. A failed read is not an error, because the result is not
+/// The published CAs, if they differ from `known`. A failed read is not an error, because the result is not
 /// urgent.
-pub async fn changed_authority(client: &Client, kept: &str) -> Option<String> {
+pub async fn changed_authority(client: &Client, known: &str) -> Option<String> {
     match published(client).await {
-        Ok(published) => published.filter(|published| published != kept),
+        Ok(published) => published.filter(|published| published != known),
         Err(error) => {
             tracing::debug!(%error, "the CA could not be read; retrying");
             None
@@ -189,7 +189,7 @@ async fn published(client: &Client) -> Result<Option<String>, kube::Error> {
 /// else `known`, for a control plane of an older release that publishes none.
 pub async fn authority(
     client: &Client,
-    wanted: &CertificateRequest,
+    request: &CertificateRequest,
     certificate: &str,
     known: Option<&str>,
 ) -> Result<String, RequestError> {
@@ -205,7 +205,7 @@ pub async fn authority(
             Err(error) => tracing::debug!(%error, "the CA could not be read; retrying"),
         }
         if tokio::time::Instant::now() > deadline {
-            return Err(RequestError::Authority { user: wanted.user.clone() });
+            return Err(RequestError::Authority { user: request.user.clone() });
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }

@@ -28,11 +28,11 @@ const SMOKE: &[EmbeddedFile] = carried![
     "tokenizer_config.json"
 ];
 
-fn list<'a>(_: &'a Context, wanted: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(_: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        if wanted.uri.strip_prefix(SCHEME.prefix) != Some("smoke") {
+        if spec.uri.strip_prefix(SCHEME.prefix) != Some("smoke") {
             return Err(StoreError::BadUri {
-                uri: wanted.uri.clone(),
+                uri: spec.uri.clone(),
                 problem: "builtin://smoke is the only model that agents carry".into(),
             });
         }
@@ -54,6 +54,6 @@ pub(super) fn read(bytes: &'static [u8], offset: u64, length: u64) -> Result<Vec
     part.map(<[u8]>::to_vec).ok_or_else(|| StoreError::Truncated {
         file: "a built-in file".into(),
         got: bytes.len() as u64,
-        want: offset.saturating_add(length),
+        expected: offset.saturating_add(length),
     })
 }

@@ -113,7 +113,7 @@ async fn attempt(
     // `write` flushed an interrupted transfer's bytes; these are the last ones.
     sink.flush().await?;
     if sink.length != file.size {
-        return Err(StoreError::Truncated { file: file.name.clone(), got: sink.length, want: file.size });
+        return Err(StoreError::Truncated { file: file.name.clone(), got: sink.length, expected: file.size });
     }
     Ok(())
 }
@@ -174,7 +174,7 @@ async fn from_web(
                 return Err(StoreError::Truncated {
                     file: file.name.clone(),
                     got: sink.length,
-                    want: file.size,
+                    expected: file.size,
                 });
             }
         };
@@ -205,8 +205,8 @@ async fn from_object(
             Err(error) => {
                 sink.flush().await?;
                 tracing::debug!(file = file.name, error = error.chain(), "the connection broke");
-                let (file, got, want) = (file.name.clone(), sink.length, file.size);
-                return Err(StoreError::Truncated { file, got, want });
+                let (file, got, expected) = (file.name.clone(), sink.length, file.size);
+                return Err(StoreError::Truncated { file, got, expected });
             }
         }
     }

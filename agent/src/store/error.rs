@@ -76,14 +76,14 @@ pub enum StoreError {
         after: Duration,
     },
     /// The transfer ended early.
-    #[error("{file} ended after {got} of {want} bytes; it is resumed from there")]
+    #[error("{file} ended after {got} of {expected} bytes; it is resumed from there")]
     Truncated {
         /// The file.
         file: String,
         /// Bytes on disk.
         got: u64,
         /// Bytes expected.
-        want: u64,
+        expected: u64,
     },
     /// A header is malformed.
     #[error("the model cannot be read")]

@@ -11,13 +11,10 @@ use super::{Context, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "file://", pinned: false, keys: &[], list };
 
-fn list<'a>(
-    context: &'a Context,
-    wanted: &'a SourceSpec,
-) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
         let roots = context.allow_file_roots.clone();
-        let uri = wanted.uri.clone();
+        let uri = spec.uri.clone();
         blocking(move || list_folder(&uri, &roots)).await
     }
     .boxed()
@@ -100,7 +97,7 @@ pub(super) async fn read(path: &Path, offset: u64, length: u64) -> Result<Vec<u8
             return Err(StoreError::Truncated {
                 file: path.display().to_string(),
                 got: offset + bytes.len() as u64,
-                want: offset + length,
+                expected: offset + length,
             });
         }
         Ok(bytes)

@@ -33,14 +33,11 @@ const OPTIONAL: &[&str] = &[
     "chat_template.json",
 ];
 
-fn list<'a>(
-    context: &'a Context,
-    wanted: &'a SourceSpec,
-) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        let folder = Url::parse(&format!("{}/", wanted.uri.trim_end_matches('/')))
-            .map_err(|error| StoreError::BadUri { uri: wanted.uri.clone(), problem: error.to_string() })?;
-        list_folder(&WebClient::new(&context.client, wanted.credentials.token(), &folder), &folder).await
+        let folder = Url::parse(&format!("{}/", spec.uri.trim_end_matches('/')))
+            .map_err(|error| StoreError::BadUri { uri: spec.uri.clone(), problem: error.to_string() })?;
+        list_folder(&WebClient::new(&context.client, spec.credentials.token(), &folder), &folder).await
     }
     .boxed()
 }

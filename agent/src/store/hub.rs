@@ -39,14 +39,11 @@ struct Lfs {
     size: Option<u64>,
 }
 
-fn list<'a>(
-    context: &'a Context,
-    wanted: &'a SourceSpec,
-) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        let repository = repository(&wanted.uri)?;
-        let web = WebClient::new(&context.client, wanted.credentials.token(), &context.hf_endpoint);
-        let revision = wanted.revision.as_deref().unwrap_or("main");
+        let repository = repository(&spec.uri)?;
+        let web = WebClient::new(&context.client, spec.credentials.token(), &context.hf_endpoint);
+        let revision = spec.revision.as_deref().unwrap_or("main");
         let mut url =
             join_url(&context.hf_endpoint, &["api", "models"], &repository, &["revision", revision]);
         url.set_query(Some("blobs=true"));
@@ -55,7 +52,7 @@ fn list<'a>(
             what: url.to_string(),
             detail: format!("its answer is not a hub's: {error}"),
         })?;
-        let commit = check_commit(&url, &found.sha, wanted)?;
+        let commit = check_commit(&url, &found.sha, spec)?;
 
         let files = futures::stream::iter(found.siblings)
             .filter(|sibling| std::future::ready(super::is_allowed_file(&sibling.rfilename)))
@@ -90,9 +87,9 @@ async fn describe_file(web: &WebClient, sibling: Sibling, url: Url) -> Result<So
     Ok(SourceFile { name, size, digest, location: FileLocation::Web(url) })
 }
 
-fn check_commit(url: &Url, sha: &str, wanted: &SourceSpec) -> Result<String, StoreError> {
+fn check_commit(url: &Url, sha: &str, spec: &SourceSpec) -> Result<String, StoreError> {
     let hex = sha.len() >= 7 && sha.len() <= 64 && sha.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let same = !wanted.pinned || wanted.revision.as_deref() == Some(sha);
+    let same = !spec.pinned || spec.revision.as_deref() == Some(sha);
     if hex && same {
         return Ok(sha.to_owned());
     }

@@ -57,16 +57,13 @@ struct BucketPrefix<'a> {
     path: Path,
 }
 
-fn list<'a>(
-    context: &'a Context,
-    wanted: &'a SourceSpec,
-) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        let folder = BucketPrefix::parse(&wanted.uri)?;
-        match folder.list(context, &wanted.credentials, None).await {
+        let folder = BucketPrefix::parse(&spec.uri)?;
+        match folder.list(context, &spec.credentials, None).await {
             // The bucket's region is not configured; S3 returns it in its error.
             Err(ListError::WrongRegion(region)) => {
-                folder.list(context, &wanted.credentials, Some(&region)).await.map_err(ListError::into)
+                folder.list(context, &spec.credentials, Some(&region)).await.map_err(ListError::into)
             }
             listed => listed.map_err(ListError::into),
         }
@@ -239,8 +236,8 @@ impl RemoteObject {
 
     /// `length` bytes from `offset` on.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, StoreError> {
-        let want = offset.saturating_add(length);
-        let mut stream = self.stream(offset..want).await?;
+        let expected = offset.saturating_add(length);
+        let mut stream = self.stream(offset..expected).await?;
         let mut bytes: Vec<u8> = Vec::new();
         while let Some(chunk) = stream.try_next().await? {
             let left = length - bytes.len() as u64;
@@ -250,7 +247,7 @@ impl RemoteObject {
             true => Ok(bytes),
             false => {
                 let got = offset + bytes.len() as u64;
-                Err(StoreError::Truncated { file: self.what.clone(), got, want })
+                Err(StoreError::Truncated { file: self.what.clone(), got, expected })
             }
         }
     }

@@ -66,14 +66,11 @@ struct IndexEntry {
     digest: String,
 }
 
-fn list<'a>(
-    context: &'a Context,
-    wanted: &'a SourceSpec,
-) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
+fn list<'a>(context: &'a Context, spec: &'a SourceSpec) -> BoxFuture<'a, Result<SourceListing, StoreError>> {
     async move {
-        let artifact = Artifact::parse(wanted)?;
-        let manifest = artifact.url(&wanted.uri, "manifests", &artifact.reference)?;
-        let registry = Registry::new(&wanted.uri, &wanted.credentials, &artifact.host, &artifact.name)?;
+        let artifact = Artifact::parse(spec)?;
+        let manifest = artifact.url(&spec.uri, "manifests", &artifact.reference)?;
+        let registry = Registry::new(&spec.uri, &spec.credentials, &artifact.host, &artifact.name)?;
         let web = WebClient::registry(&context.client, registry, &manifest);
         let body = web.document(&manifest, Some(ACCEPT), MAX_MANIFEST_BYTES).await?;
         let commit = format!("sha256:{}", hex::encode(Sha256::digest(&body)));
@@ -85,15 +82,15 @@ fn list<'a>(
             what: manifest.to_string(),
             detail: format!("its answer is no manifest: {error}"),
         })?;
-        let files = found.files(&wanted.uri, |digest| artifact.url(&wanted.uri, "blobs", digest))?;
+        let files = found.files(&spec.uri, |digest| artifact.url(&spec.uri, "blobs", digest))?;
         Ok(SourceListing { commit: Some(commit), files, web: Some(web) })
     }
     .boxed()
 }
 
 impl Artifact {
-    fn parse(wanted: &SourceSpec) -> Result<Self, StoreError> {
-        let uri = &wanted.uri;
+    fn parse(spec: &SourceSpec) -> Result<Self, StoreError> {
+        let uri = &spec.uri;
         let bad = |problem: &dyn Display| StoreError::BadUri {
             uri: uri.clone(),
             problem: format!("{problem}; write oci://registry/name:tag or oci://registry/name@sha256:…"),
@@ -115,10 +112,10 @@ impl Artifact {
         if !plain(host, b".-:[]") || !name.split('/').all(part) {
             return Err(bad(&"its registry or its name has characters that neither may have"));
         }
-        let revision = wanted.revision.as_deref();
+        let revision = spec.revision.as_deref();
         let reference = match (digest, tag, revision) {
             (Some(digest), ..) => digest,
-            (None, _, Some(commit)) if wanted.pinned => commit,
+            (None, _, Some(commit)) if spec.pinned => commit,
             (None, Some(_), Some(_)) => {
                 return Err(bad(&"it names a tag and source.revision another; remove one"));
             }

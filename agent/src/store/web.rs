@@ -176,7 +176,7 @@ impl WebClient {
         Err(StoreError::Truncated {
             file: url.to_string(),
             got: offset + bytes.len() as u64,
-            want: offset + length,
+            expected: offset + length,
         })
     }
 

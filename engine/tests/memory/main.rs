@@ -11,6 +11,8 @@ mod engines;
 mod identities;
 #[path = "../support/model.rs"]
 mod model;
+#[path = "../support/share.rs"]
+mod share;
 mod weights;
 
 use std::path::Path;
@@ -160,29 +162,25 @@ async fn end_of(mut client: EngineClient<Channel>, request: GenerationRequest) -
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_never_take_more_than_was_planned() {
     // As many as fit at once, and with a smaller budget one that waits for another.
-    for kv_tokens in [None, Some(1500)] {
-        for kv_cache in [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4] {
-            let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
-            let room = ServingCapacity {
-                context_tokens: 700,
-                max_sequences: 3,
-                kv_tokens,
-                headroom_percent: 0,
-                engine,
-            };
-            small_model_takes_no_more(room, false).await;
-        }
+    let mut cases = Vec::new();
+    for kv_cache in [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4] {
+        cases.extend([None, Some(1500)].map(|kv_tokens| (kv_tokens, kv_cache)));
+    }
+    for (kv_tokens, kv_cache) in share::of_this_run(cases, 2) {
+        small_model_takes_no_more(capacity(kv_tokens, kv_cache), false).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_with_a_draft_model_never_take_more_than_was_planned() {
-    for kv_tokens in [None, Some(1500)] {
-        let engine = EngineOptions { kv_cache: KvCacheType::Int8, ..EngineOptions::default() };
-        let room =
-            ServingCapacity { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
-        small_model_takes_no_more(room, true).await;
+    for kv_tokens in share::of_this_run(vec![Some(1500), None], 2) {
+        small_model_takes_no_more(capacity(kv_tokens, KvCacheType::Int8), true).await;
     }
+}
+
+fn capacity(kv_tokens: Option<u64>, kv_cache: KvCacheType) -> ServingCapacity {
+    let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
+    ServingCapacity { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine }
 }
 
 async fn small_model_takes_no_more(room: ServingCapacity, drafted: bool) {

@@ -349,27 +349,42 @@ mod tests {
 
     #[test]
     fn shape_of_a_newer_reader_replaces_the_one_that_is_known() {
-        let read_by = |reader: u32, commit: &str, unsupported: Option<&str>| {
-            let mut copy = (*copy("a", Some((true, Reason::HeadersRead, "")), "llama")).clone();
+        let read_by = |node: &str, reader: u32, commit: &str, unsupported: Option<&str>| {
+            let mut copy = (*copy(node, Some((true, Reason::HeadersRead, "")), "llama")).clone();
             let status = copy.status.as_mut().unwrap();
             status.commit = Some(commit.to_owned());
             let shape = status.shape.as_mut().unwrap();
             (shape.reader, shape.unsupported) = (reader, unsupported.map(str::to_owned));
-            copy
+            Arc::new(copy)
         };
-        let nodes = readers(&[("a", true, true)]);
+        let nodes = readers(&[("a", true, true), ("b", true, true)]);
         let mut known = model();
-        known.status =
-            Some(decide(&model(), &[Arc::new(read_by(1, "c", Some("not yet")))], &nodes, &[], NOW).status);
-        for (copy, supported) in [
-            (read_by(1, "c", None), false),
-            (read_by(2, "other", None), false),
-            (read_by(2, "c", Some("still not")), false),
-            (read_by(2, "c", None), true),
+        let first = read_by("a", 2, "c", Some("not yet"));
+        known.status = Some(decide(&model(), &[first.clone()], &nodes, &[], NOW).status);
+        for (what, copies, reader, supported) in [
+            ("the same reader", vec![read_by("a", 2, "c", None)], 2, false),
+            ("an older reader", vec![read_by("a", 1, "c", None)], 2, false),
+            ("other bytes", vec![read_by("a", 3, "other", None)], 2, false),
+            ("newer, still refused", vec![read_by("a", 3, "c", Some("still not"))], 3, false),
+            ("newer", vec![read_by("a", 3, "c", None)], 3, true),
+            ("newer on another node", vec![first.clone(), read_by("b", 3, "c", None)], 3, true),
+            (
+                "two newer, newest first",
+                vec![read_by("a", 4, "c", None), read_by("b", 3, "c", Some("no"))],
+                4,
+                true,
+            ),
+            (
+                "two newer, newest last",
+                vec![read_by("a", 3, "c", Some("no")), read_by("b", 4, "c", None)],
+                4,
+                true,
+            ),
         ] {
-            let decision = decide(&known, &[Arc::new(copy)], &nodes, &[], NOW);
-            assert_eq!(is_true(&decision.status.conditions, Type::Supported), supported);
-            assert_eq!(decision.header_node, None);
+            let decision = decide(&known, &copies, &nodes, &[], NOW);
+            assert_eq!(decision.status.shape.as_ref().unwrap().reader, reader, "{what}");
+            assert_eq!(is_true(&decision.status.conditions, Type::Supported), supported, "{what}");
+            assert_eq!(decision.header_node, None, "{what}");
         }
     }
 

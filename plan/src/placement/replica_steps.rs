@@ -79,8 +79,8 @@ impl<'a> ReplicaSteps<'a> {
     /// Decides for one replica.
     pub fn step(&mut self, replica: i32) {
         let (current, outdated) = current_and_outdated(&self.view, self.desired, &self.memory, replica);
-        if let Some(((retained, ready), surplus)) = current.split_first() {
-            return self.keep(retained, *ready, surplus, outdated);
+        if let Some(((current, ready), surplus)) = current.split_first() {
+            return self.keep(current, *ready, surplus, outdated);
         }
         if let Some(note) = self.approval_note(replica, &outdated) {
             self.notes.push(note);
@@ -104,14 +104,14 @@ impl<'a> ReplicaSteps<'a> {
     /// Keeps a running group; its predecessors are deleted once it is ready.
     fn keep(
         &mut self,
-        retained: &ObjectKey,
+        group: &ObjectKey,
         ready: bool,
         surplus: &[GroupReadiness],
         outdated: Vec<GroupReadiness>,
     ) {
-        self.notes.extend(outside_pools_note(&self.view, self.desired, retained));
-        self.notes.extend(lost_cable_note(&self.view, retained));
-        self.placement.keep.push(retained.clone());
+        self.notes.extend(outside_pools_note(&self.view, self.desired, group));
+        self.notes.extend(lost_cable_note(&self.view, group));
+        self.placement.keep.push(group.clone());
         for (key, _) in surplus {
             self.remove(key, RemovalReason::Replaced);
         }
@@ -169,7 +169,7 @@ impl<'a> ReplicaSteps<'a> {
         choices: &RankedCandidates<'_>,
         outdated: &[GroupReadiness],
     ) -> bool {
-        let Self { view, desired, memory: fit, .. } = self;
+        let Self { view, desired, memory, .. } = self;
         let leaves = |key: &ObjectKey| {
             let own = || outdated.iter().any(|(old, _)| old == key);
             view.groups.get(key).is_some_and(|group| group.deleting || (own() && has_lost_node(view, group)))
@@ -178,7 +178,7 @@ impl<'a> ReplicaSteps<'a> {
             || view.nodes.values().any(|node| node.unreleased > 0) || view.groups.keys().any(leaves);
         choices.best_node_count() > 1
             && passing()
-            && find_candidates(view, desired, fit, replica, false, leaves)
+            && find_candidates(view, desired, memory, replica, false, leaves)
                 .is_ok_and(|soon| soon.best_node_count() < choices.best_node_count())
     }
 
@@ -248,8 +248,8 @@ impl<'a> ReplicaSteps<'a> {
         self.notes.push(Note::NothingFits { replica, needed, draft, closed, full, ports });
         // Last, because it is the remedy.
         self.notes.extend(remedy);
-        let note = self.ready_group(&outdated).map(|key| Note::OutdatedStays { group: key.1.clone() });
-        self.notes.extend(note);
+        let stays = self.ready_group(&outdated).map(|key| Note::OutdatedStays { group: key.1.clone() });
+        self.notes.extend(stays);
         self.wait(replica, outdated);
     }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::{BenchRow, Goal, figures};
-use crate::{cargo, mlx};
+use crate::{mlx, test_binaries};
 
 pub const ABOUT: &str = "Models with random weights of more than a gigabyte each, on one rank, on a pipeline of 2 and on a tensor \
     group of 2: real engines, started as agents start them and asked over mutual TLS until every sequence they were planned for is as \
@@ -17,9 +17,10 @@ const MIB: f64 = 1048576.0;
 
 /// Runs the large half of the engine's memory tests.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
-    // The whole workspace, so that nothing is built a second time with other features.
-    let test = ["test", "--workspace", "--test", "memory", "--", "--ignored", "--nocapture"];
-    let ranks = figures(&mut cargo::command(prepared, &test), "the memory test of the engine")?;
+    let mut memory = test_binaries::command(prepared, "memory")?;
+    // What the test runs have a share of, and what only this proof runs; never two at once.
+    memory.args(["--include-ignored", "--nocapture", "--test-threads=1"]);
+    let ranks = figures(&mut memory, "the memory test of the engine")?;
     Ok(ranks.iter().map(rows).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 

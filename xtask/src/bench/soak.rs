@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::{BenchRow, Goal, figures};
-use crate::{cargo, mlx};
+use crate::{mlx, test_binaries};
 
 pub const ABOUT: &str = "200 clients at once send requests to one engine, each one request after the other. The engine has the \
     smoke model in float32, 160 slots, KV cache for a quarter of what these may hold, and 16 MiB of disk for \
@@ -25,9 +25,9 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<BenchRow>> {
 
 /// Runs for `seconds`.
 pub fn for_seconds(prepared: &mlx::Prepared, seconds: usize) -> Result<Vec<BenchRow>> {
-    // The whole workspace, so that nothing is built a second time with other features.
-    let test = ["test", "--workspace", "--test", "soak", "--", "--ignored", "--nocapture"];
-    let mut soak = cargo::command(prepared, &test);
+    let mut soak = test_binaries::command(prepared, "soak")?;
+    // What the test runs have a share of, and what only this proof runs; never two at once.
+    soak.args(["--include-ignored", "--nocapture", "--test-threads=1"]);
     soak.env("RUSSET_SOAK_SECONDS", seconds.to_string());
     figures(&mut soak, "the soak of the engine")?.iter().map(row).collect()
 }
