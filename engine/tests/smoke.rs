@@ -7,6 +7,8 @@
 mod engines;
 #[path = "support/identities.rs"]
 mod identities;
+#[path = "support/share.rs"]
+mod share;
 
 use std::path::{Path, PathBuf};
 
@@ -72,9 +74,9 @@ async fn every_prompt_of_the_demo_is_answered_right() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_out_sums_are_right_on_two_ranks_and_in_four_bits() {
     let cases = cases("heldout.jsonl");
-    for (model, layers) in
-        [("model", &[LAYERS][..]), ("model", &[LAYERS / 2, LAYERS / 2]), ("model-4bit", &[LAYERS])]
-    {
+    let groups =
+        vec![("model", &[LAYERS][..]), ("model", &[LAYERS / 2, LAYERS / 2]), ("model-4bit", &[LAYERS])];
+    for (model, layers) in share::of_this_run(groups, 3) {
         let wrong = wrong_answers(model, layers, &cases).await;
         let right = cases.len() - wrong.len();
         eprintln!("{model} on {layers:?}: {right} of {} right", cases.len());

@@ -31,6 +31,16 @@ pub fn run_reading(command: &mut Command, read: &mut dyn FnMut(&str)) -> Result<
     Ok((tally, status.success()))
 }
 
+/// The same for tests that run beside others: their output is returned and not shown.
+pub fn run_collecting(command: &mut Command) -> Result<(String, (Tally, bool))> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {command:?}"))?;
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut tally = Tally::default();
+    text.lines().for_each(|line| tally.read(line));
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    Ok((text, (tally, output.status.success())))
+}
+
 /// Tests by outcome. Tests that print `skipped: WHY` while they run count as passed for cargo; they are
 /// counted separately here.
 #[derive(Default)]

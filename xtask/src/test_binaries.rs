@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use crate::tally::{Tally, run_counting};
+use crate::tally::{Tally, run_collecting, run_counting};
 use crate::{cargo, mlx};
 
 /// Binaries whose tests wait for heartbeats, leases and other processes instead of computing. They get
@@ -16,6 +16,17 @@ use crate::{cargo, mlx};
 const WAITING: &[&str] = &["russet-agent cluster", "russet-engine russet_engine", "russet-operator cluster"];
 /// Enough that the longest test and not their sum is what such a binary takes.
 const THREADS_PER_CORE: usize = 4;
+/// The binary whose tests leave most of the machine idle.
+const SCENARIOS: &str = "russet-tests e2e";
+/// Binaries that only compute and expect nothing of the time that takes. They run beside the scenarios, one after the
+/// other, at the lowest priority: a scenario's heartbeats come in time all the same.
+const BESIDE_SCENARIOS: &[&str] = &[
+    "russet-agent flips",
+    "russet-engine exactness",
+    "russet-plan optimality",
+    "russet-plan russet_plan",
+    "russet-plan sim",
+];
 /// Binaries that took less have no line in the table at the end.
 const MIN_SHOWN: Duration = Duration::from_secs(5);
 
@@ -51,7 +62,17 @@ impl TestBinary {
 
     /// Its command, which runs where cargo would run it.
     fn command(&self) -> Command {
-        let mut command = Command::new(&self.executable);
+        self.run_by(Command::new(&self.executable))
+    }
+
+    /// The same at the lowest priority.
+    fn nice_command(&self) -> Command {
+        let mut command = Command::new("nice");
+        command.args(["-n", "19"]).arg(&self.executable);
+        self.run_by(command)
+    }
+
+    fn run_by(&self, mut command: Command) -> Command {
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command
     }
@@ -72,7 +93,7 @@ pub fn build(prepared: &mlx::Prepared) -> Result<Vec<TestBinary>> {
     let mut binaries: Vec<TestBinary> =
         String::from_utf8(output.stdout)?.lines().filter_map(TestBinary::read).collect();
     binaries.sort_by(|one, other| one.name.cmp(&other.name));
-    for name in WAITING {
+    for name in WAITING.iter().chain(BESIDE_SCENARIOS).chain([&SCENARIOS]) {
         ensure!(binaries.iter().any(|binary| binary.name == *name), "no test binary is called {name:?}");
     }
     Ok(binaries)
@@ -94,40 +115,89 @@ pub fn commands(binaries: &[TestBinary], target: &str) -> Result<Vec<Command>> {
     Ok(commands)
 }
 
-/// Builds all test binaries and runs them one after the other, then the examples in doc comments; returns the
-/// sum, and whether all succeeded. `environment` reaches each of them.
-pub fn run(prepared: &mlx::Prepared, environment: &dyn Fn(&mut Command)) -> Result<(Tally, bool)> {
-    let binaries = build(prepared)?;
-    let cores = std::thread::available_parallelism()?.get();
-    let (mut all, mut clean) = (Tally::default(), true);
-    let mut times = Vec::new();
-    let mut count = |name: String, command: &mut Command| -> Result<()> {
-        environment(command);
-        let started = Instant::now();
-        let (tally, well) = run_counting(command)?;
-        if !well && tally.failed == 0 {
+/// What a run found and how long each of its parts took.
+#[derive(Default)]
+struct Results {
+    tally: Tally,
+    failed: bool,
+    times: Vec<(Duration, String)>,
+}
+
+impl Results {
+    fn add(&mut self, name: &str, time: Duration, (tally, success): (Tally, bool)) {
+        if !success && tally.failed == 0 {
             println!("▸ {name} ended with an error outside its tests");
         }
-        all.merge(tally);
-        clean &= well;
-        times.push((started.elapsed(), name));
-        Ok(())
-    };
-    for binary in &binaries {
-        println!("▸ {}", binary.name);
-        let mut command = binary.command();
-        command.env("RUST_TEST_THREADS", binary.threads(cores).to_string());
-        count(binary.name.clone(), &mut command)?;
+        self.tally.merge(tally);
+        self.failed |= !success;
+        self.times.push((time, name.to_owned()));
     }
-    count(
-        "doc tests".to_owned(),
-        &mut cargo::command(prepared, &["test", "--workspace", "--doc", "--quiet"]),
-    )?;
-    times.sort_by(|one, other| other.cmp(one));
-    for (time, name) in times.iter().take_while(|(time, _)| *time >= MIN_SHOWN) {
+
+    fn merge(&mut self, other: Self) {
+        self.tally.merge(other.tally);
+        self.failed |= other.failed;
+        self.times.extend(other.times);
+    }
+}
+
+/// Builds all test binaries and runs them one after the other but for [`BESIDE_SCENARIOS`], then the examples in doc
+/// comments; returns the sum, and whether all succeeded. `environment` reaches each of them.
+pub fn run(prepared: &mlx::Prepared, environment: &(dyn Fn(&mut Command) + Sync)) -> Result<(Tally, bool)> {
+    let binaries = build(prepared)?;
+    let cores = std::thread::available_parallelism()?.get();
+    let (beside, others): (Vec<TestBinary>, Vec<TestBinary>) =
+        binaries.into_iter().partition(|binary| BESIDE_SCENARIOS.contains(&binary.name.as_str()));
+    let mut all = Results::default();
+    let mut doc_tests = cargo::command(prepared, &["test", "--workspace", "--doc", "--quiet"]);
+    std::thread::scope(|scope| -> Result<()> {
+        let mut computing = None;
+        for binary in &others {
+            if binary.name == SCENARIOS {
+                computing = Some(scope.spawn(|| run_beside(&beside, cores, environment)));
+            }
+            println!("▸ {}", binary.name);
+            let mut command = binary.command();
+            command.env("RUST_TEST_THREADS", binary.threads(cores).to_string());
+            environment(&mut command);
+            let started = Instant::now();
+            let outcome = run_counting(&mut command)?;
+            all.add(&binary.name, started.elapsed(), outcome);
+        }
+        if let Some(computing) = computing {
+            all.merge(computing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        environment(&mut doc_tests);
+        let started = Instant::now();
+        let outcome = run_counting(&mut doc_tests)?;
+        all.add("doc tests", started.elapsed(), outcome);
+        Ok(())
+    })?;
+    all.times.sort_by(|one, other| other.cmp(one));
+    for (time, name) in all.times.iter().take_while(|(time, _)| *time >= MIN_SHOWN) {
         println!("▸ {:>4.0} s  {name}", time.as_secs_f64());
     }
-    Ok((all, clean))
+    Ok((all.tally, !all.failed))
+}
+
+/// Runs the binaries one after the other at the lowest priority. The output of each is shown when it has ended, because
+/// the scenarios write theirs meanwhile.
+fn run_beside(
+    binaries: &[TestBinary],
+    cores: usize,
+    environment: &(dyn Fn(&mut Command) + Sync),
+) -> Result<Results> {
+    let mut results = Results::default();
+    for binary in binaries {
+        let mut command = binary.nice_command();
+        command.env("RUST_TEST_THREADS", binary.threads(cores).to_string());
+        environment(&mut command);
+        let started = Instant::now();
+        let (output, outcome) = run_collecting(&mut command)?;
+        let time = started.elapsed();
+        println!("▸ {} (beside)\n{output}", binary.name);
+        results.add(&binary.name, time, outcome);
+    }
+    Ok(results)
 }
 
 #[cfg(test)]
@@ -173,5 +243,12 @@ mod tests {
         };
         assert_eq!(WAITING.iter().map(|name| threads(name)).min(), Some(8));
         assert_eq!(threads("russet-engine smoke"), 2);
+    }
+
+    #[test]
+    fn what_runs_beside_scenarios_only_computes() {
+        for name in BESIDE_SCENARIOS {
+            assert!(!WAITING.contains(name) && *name != SCENARIOS, "{name}");
+        }
     }
 }
