@@ -16,11 +16,11 @@ use crate::{cargo, mlx};
 const WAITING: &[&str] = &["russet-agent cluster", "russet-engine russet_engine", "russet-operator cluster"];
 /// Enough that the longest test and not their sum is what such a binary takes.
 const THREADS_PER_CORE: usize = 4;
-/// The binary whose tests leave most of the machine idle.
+/// The end-to-end scenarios: they wait too, and have one cluster.
 const SCENARIOS: &str = "russet-tests e2e";
-/// Binaries that only compute and expect nothing of the time that takes. They run beside the scenarios, one after the
-/// other, at the lowest priority: a scenario's heartbeats come in time all the same.
-const BESIDE_SCENARIOS: &[&str] = &[
+/// Binaries that only compute and expect nothing of the time that takes. They run beside those that wait, one after the
+/// other, at the lowest priority: heartbeats come in time all the same.
+const COMPUTING: &[&str] = &[
     "russet-agent flips",
     "russet-engine exactness",
     "russet-plan optimality",
@@ -77,6 +77,11 @@ impl TestBinary {
         command
     }
 
+    /// Whether its tests leave most of the machine idle.
+    fn waits(&self) -> bool {
+        self.name == SCENARIOS || WAITING.contains(&self.name.as_str())
+    }
+
     fn threads(&self, cores: usize) -> usize {
         if WAITING.contains(&self.name.as_str()) { cores * THREADS_PER_CORE } else { cores }
     }
@@ -93,7 +98,7 @@ pub fn build(prepared: &mlx::Prepared) -> Result<Vec<TestBinary>> {
     let mut binaries: Vec<TestBinary> =
         String::from_utf8(output.stdout)?.lines().filter_map(TestBinary::read).collect();
     binaries.sort_by(|one, other| one.name.cmp(&other.name));
-    for name in WAITING.iter().chain(BESIDE_SCENARIOS).chain([&SCENARIOS]) {
+    for name in WAITING.iter().chain(COMPUTING).chain([&SCENARIOS]) {
         ensure!(binaries.iter().any(|binary| binary.name == *name), "no test binary is called {name:?}");
     }
     Ok(binaries)
@@ -140,20 +145,21 @@ impl Results {
     }
 }
 
-/// Builds all test binaries and runs them one after the other but for [`BESIDE_SCENARIOS`], then the examples in doc
-/// comments; returns the sum, and whether all succeeded. `environment` reaches each of them.
+/// Builds all test binaries and runs them one after the other, those that wait at last and [`COMPUTING`] beside them,
+/// then the examples in doc comments; returns the sum, and whether all succeeded. `environment` reaches each of them.
 pub fn run(prepared: &mlx::Prepared, environment: &(dyn Fn(&mut Command) + Sync)) -> Result<(Tally, bool)> {
     let binaries = build(prepared)?;
     let cores = std::thread::available_parallelism()?.get();
-    let (beside, others): (Vec<TestBinary>, Vec<TestBinary>) =
-        binaries.into_iter().partition(|binary| BESIDE_SCENARIOS.contains(&binary.name.as_str()));
+    let (computing, mut others): (Vec<TestBinary>, Vec<TestBinary>) =
+        binaries.into_iter().partition(|binary| COMPUTING.contains(&binary.name.as_str()));
+    others.sort_by_key(TestBinary::waits);
     let mut all = Results::default();
     let mut doc_tests = cargo::command(prepared, &["test", "--workspace", "--doc", "--quiet"]);
     std::thread::scope(|scope| -> Result<()> {
-        let mut computing = None;
+        let mut beside = None;
         for binary in &others {
-            if binary.name == SCENARIOS {
-                computing = Some(scope.spawn(|| run_beside(&beside, cores, environment)));
+            if binary.waits() && beside.is_none() {
+                beside = Some(scope.spawn(|| run_beside(&computing, cores, environment)));
             }
             println!("▸ {}", binary.name);
             let mut command = binary.command();
@@ -163,8 +169,8 @@ pub fn run(prepared: &mlx::Prepared, environment: &(dyn Fn(&mut Command) + Sync)
             let outcome = run_counting(&mut command)?;
             all.add(&binary.name, started.elapsed(), outcome);
         }
-        if let Some(computing) = computing {
-            all.merge(computing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        if let Some(beside) = beside {
+            all.merge(beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
         }
         environment(&mut doc_tests);
         let started = Instant::now();
@@ -180,7 +186,7 @@ pub fn run(prepared: &mlx::Prepared, environment: &(dyn Fn(&mut Command) + Sync)
 }
 
 /// Runs the binaries one after the other at the lowest priority. The output of each is shown when it has ended, because
-/// the scenarios write theirs meanwhile.
+/// others write theirs meanwhile.
 fn run_beside(
     binaries: &[TestBinary],
     cores: usize,
@@ -246,9 +252,14 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_beside_scenarios_only_computes() {
-        for name in BESIDE_SCENARIOS {
-            assert!(!WAITING.contains(name) && *name != SCENARIOS, "{name}");
+    fn what_computes_does_not_wait() {
+        let binary =
+            |name: &str| TestBinary { name: name.to_owned(), executable: "x".into(), folder: "/".into() };
+        for name in COMPUTING {
+            assert!(!binary(name).waits(), "{name}");
+        }
+        for name in WAITING.iter().chain([&SCENARIOS]) {
+            assert!(binary(name).waits(), "{name}");
         }
     }
 }
