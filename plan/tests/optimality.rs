@@ -9,7 +9,7 @@
     reason = "a test may fail, and reads from the environment how long to run"
 )]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -240,7 +240,7 @@ fn exhaustive(
     view: &Snapshot,
     asked: &[&DeploymentCandidates<'_>],
     placed: &Placed,
-    known: &mut HashMap<Placed, f64>,
+    known: &mut BTreeMap<Placed, f64>,
 ) -> f64 {
     if let Some(best) = known.get(placed) {
         return *best;
@@ -287,7 +287,7 @@ fn compare(seed: u64) -> Option<Comparison> {
     let mut test_rng = TestRng(seed * 31 + 7);
     let (view, deployments) = random(&mut test_rng);
     let asked = DeploymentCandidates::all(&view, &deployments);
-    let best = exhaustive(&view, &asked.iter().collect::<Vec<_>>(), &Placed::new(), &mut HashMap::new());
+    let best = exhaustive(&view, &asked.iter().collect::<Vec<_>>(), &Placed::new(), &mut BTreeMap::new());
     let refs: Vec<&ValidDeployment> = deployments.iter().collect();
     let joint_plan = solve(&view, &refs);
     assert_eq!(solve(&view, &refs), joint_plan, "seed {seed}: the same question, another answer");

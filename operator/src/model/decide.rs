@@ -360,7 +360,7 @@ mod tests {
         let nodes = readers(&[("a", true, true), ("b", true, true)]);
         let mut known = model();
         let first = read_by("a", 2, "c", Some("not yet"));
-        known.status = Some(decide(&model(), &[first.clone()], &nodes, &[], NOW).status);
+        known.status = Some(decide(&model(), std::slice::from_ref(&first), &nodes, &[], NOW).status);
         for (what, copies, reader, supported) in [
             ("the same reader", vec![read_by("a", 2, "c", None)], 2, false),
             ("an older reader", vec![read_by("a", 1, "c", None)], 2, false),
