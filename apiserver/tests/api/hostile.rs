@@ -131,7 +131,7 @@ async fn bodies_that_mean_endless_work_are_answered() {
     let plain = json!({"metadata": {"name": "target"}, "data": {"a": "b"}});
     let json_media = [("content-type", "application/json")];
     assert_eq!(ask(&cluster, Method::POST, configmaps, &json_media, &plain.to_string()).await.0, 201);
-    let finalizers = |name: &dyn Fn(usize) -> String| json!({"metadata": {"name": "many", "finalizers": (0..60_000).map(name).collect::<Vec<_>>()}});
+    let finalizers = |name: &dyn Fn(usize) -> String| json!({"metadata": {"name": object, "finalizers": (0..60_000).map(name).collect::<Vec<_>>()}});
     let nested = |levels: usize| (0..levels).fold(json!({}), |inner, _| json!({ "x": inner }));
     let leaves = vec!["0"; 1000].join(",");
     let aliases = format!("a: &a [{leaves}]\nb: [{}]\n", vec!["*a"; 1000].join(","));
@@ -141,7 +141,7 @@ async fn bodies_that_mean_endless_work_are_answered() {
             Method::POST,
             configmaps,
             "application/json",
-            finalizers(&|n| format!("a/{n}")).to_string(),
+            finalizers("many", &|n| format!("a/{n}")).to_string(),
             201,
         ),
         (
@@ -149,7 +149,7 @@ async fn bodies_that_mean_endless_work_are_answered() {
             Method::POST,
             configmaps,
             "application/json",
-            finalizers(&|_| "a/b".into()).to_string(),
+            finalizers("same", &|_| "a/b".into()).to_string(),
             422,
         ),
         ("aliases", Method::POST, configmaps, "application/yaml", aliases.clone(), 400),
