@@ -94,16 +94,20 @@ pub fn check_escalation(api: &ServerState, call: &Call, new: &Value, old: Option
     let policy = api.policies.current();
     let namespace = call.namespace.as_str();
     let is_role = matches!(call.resource.kind.as_str(), "Role" | "ClusterRole");
-    let (rules, verb, resource, name): (Vec<RbacRule>, _, _, &str) = if is_role {
-        if old.is_some_and(|old| {
-            old["rules"] == new["rules"] && old["aggregationRule"] == new["aggregationRule"]
-        }) {
+    let (rules, verb, resource, name): (Option<Vec<RbacRule>>, _, _, &str) = if is_role {
+        // Labels decide which roles take these rules over.
+        let unchanged = |old: &Value| {
+            old["rules"] == new["rules"]
+                && old["aggregationRule"] == new["aggregationRule"]
+                && old["metadata"]["labels"] == new["metadata"]["labels"]
+        };
+        if old.is_some_and(unchanged) {
             return Ok(());
         }
         if !new["aggregationRule"].is_null() && !policy.covers(&call.user, "", &RbacRule::everything()) {
             return Err(call.forbidden("must have cluster-admin privileges to use the aggregationRule"));
         }
-        (rbac::rules(&new["rules"]), "escalate", call.resource.plural.as_str(), call.name.as_str())
+        (Some(rbac::rules(&new["rules"])), "escalate", call.resource.plural.as_str(), call.name.as_str())
     } else {
         let role = &new["roleRef"];
         let (kind, name) =
@@ -116,6 +120,8 @@ pub fn check_escalation(api: &ServerState, call: &Call, new: &Value, old: Option
     if policy.allows(&call.user, &permission) {
         return Ok(());
     }
+    // What a role will allow that somebody else makes later, nobody can hold now.
+    let rules = rules.ok_or_else(|| ApiError::not_found(rbac::GROUP, resource, name))?;
     match rules.iter().find(|rule| !policy.covers(&call.user, namespace, rule)) {
         None => Ok(()),
         Some(rule) => Err(call.forbidden(format!(

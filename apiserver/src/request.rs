@@ -77,6 +77,21 @@ pub fn verb(method: &Method, target: &RequestTarget, query: &Query) -> Option<&'
     })
 }
 
+/// The RBAC verb of a request on a path that is no resource; `None` for methods that HTTP does not define.
+pub fn non_resource_verb(method: &Method) -> Option<&'static str> {
+    Some(match method.as_str() {
+        "GET" | "HEAD" => "get",
+        "POST" => "post",
+        "PUT" => "put",
+        "PATCH" => "patch",
+        "DELETE" => "delete",
+        "OPTIONS" => "options",
+        "CONNECT" => "connect",
+        "TRACE" => "trace",
+        _ => return None,
+    })
+}
+
 /// Handling of unknown fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FieldValidation {

@@ -3,6 +3,7 @@
 //!
 //! Not here: the lifecycle of CRDs (names, conditions), publishing OpenAPI.
 
+pub mod bounds;
 pub mod builtin;
 pub mod cel;
 pub mod default;

@@ -28,6 +28,8 @@ use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 use crate::verbs;
 
+/// The metrics' label of every method that the API does not use: a client could invent more than memory holds.
+const OTHER_VERB: &str = "other";
 /// Maximum body size in bytes, as in Kubernetes.
 pub const BODY_LIMIT: usize = 3 * 1024 * 1024;
 
@@ -74,9 +76,10 @@ async fn route(
     let raw_query = parts.uri.query().unwrap_or_default();
     let user = auth::authenticate(api, certified, &parts.headers)?;
     let Some(target) = request::target(path) else {
-        *counted_verb = parts.method.as_str().to_ascii_lowercase();
-        let asked = Attributes { verb: counted_verb, path, ..Attributes::default() };
-        let asked = Attributes { verb: if asked.verb == "head" { "get" } else { asked.verb }, ..asked };
+        let verb = request::non_resource_verb(&parts.method);
+        *counted_verb = verb.unwrap_or(OTHER_VERB).to_owned();
+        let verb = verb.ok_or_else(ApiError::method_not_allowed)?;
+        let asked = Attributes { verb, path, ..Attributes::default() };
         auth::authorize(api, &user, &asked)?;
         if !matches!(parts.method, Method::GET | Method::HEAD) {
             return Err(ApiError::method_not_allowed());
@@ -84,8 +87,9 @@ async fn route(
         return non_resource(api, path, raw_query, &parts.headers);
     };
     let query = Query::parse(raw_query)?;
-    let verb = request::verb(&parts.method, &target, &query).ok_or_else(ApiError::method_not_allowed)?;
-    *counted_verb = verb.to_string();
+    let verb = request::verb(&parts.method, &target, &query);
+    *counted_verb = verb.unwrap_or(OTHER_VERB).to_owned();
+    let verb = verb.ok_or_else(ApiError::method_not_allowed)?;
     let asked = Attributes {
         verb,
         group: &target.group,

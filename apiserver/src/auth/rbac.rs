@@ -16,6 +16,9 @@ use crate::store::reflector::FromObjects;
 /// The API group of roles and bindings.
 pub const GROUP: &str = "rbac.authorization.k8s.io";
 
+/// Maximum combinations of a rule that are looked up to find whether a user holds it.
+const MAX_PERMISSIONS: usize = 10_000;
+
 /// Attributes of a request to authorize. `path` is set for non-resource paths.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attributes<'a> {
@@ -65,6 +68,13 @@ fn listed(list: &[String], value: &str) -> bool {
 }
 
 impl RbacRule {
+    /// Its combinations of verb, group, resource and name, or of verb and path.
+    fn permissions(&self) -> usize {
+        let resources = self.groups.len().saturating_mul(self.resources.len());
+        let named = resources.saturating_mul(self.names.len().max(1));
+        self.verbs.len().saturating_mul(named.saturating_add(self.urls.len()))
+    }
+
     /// The rule of a cluster administrator, for resources.
     pub fn everything() -> Self {
         let all = vec!["*".to_string()];
@@ -220,14 +230,14 @@ impl Policy {
         policy
     }
 
-    /// The rules of a role that a binding refers to.
-    pub fn role(&self, kind: &str, namespace: &str, name: &str) -> Vec<RbacRule> {
+    /// The rules of a role that a binding refers to; `None` if there is no such role.
+    pub fn role(&self, kind: &str, namespace: &str, name: &str) -> Option<Vec<RbacRule>> {
         let rules = if kind == "ClusterRole" {
             self.cluster_roles.get(name)
         } else {
             self.roles.get(&(namespace.to_string(), name.to_string()))
         };
-        rules.cloned().unwrap_or_default()
+        rules.cloned()
     }
 
     /// The rules that apply to a user in a namespace, or cluster-wide when it is empty.
@@ -259,10 +269,14 @@ impl Policy {
             || self.rules_of(user, asked.namespace).iter().any(|rule| rule.allows(asked))
     }
 
-    /// Whether a user has all permissions of a rule.
+    /// Whether a user has all permissions of a rule; of a rule with more than [`MAX_PERMISSIONS`] nobody has but
+    /// administrators.
     pub fn covers(&self, user: &User, namespace: &str, requested: &RbacRule) -> bool {
         if user.groups.iter().any(|group| group == MASTERS) {
             return true;
+        }
+        if requested.permissions() > MAX_PERMISSIONS {
+            return false;
         }
         let held = self.rules_of(user, namespace);
         let covered = |asked: &Attributes<'_>| held.iter().any(|rule| rule.allows(asked));

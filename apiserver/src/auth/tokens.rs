@@ -14,15 +14,31 @@ use crate::store::Store;
 /// The issuer of tokens, and their default audience.
 pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
-/// Authenticates a token; `None` when it is invalid.
+/// Authenticates a token for this API server; `None` when it is invalid or made for others.
 pub fn user(api: &ServerState, token: &str, now: Timestamp) -> Option<User> {
-    if token.matches('.').count() == 2 {
-        return service_account(api, token, now);
-    }
-    bootstrap(&*api.store, token, now)
+    review(api, token, &[ISSUER], now).map(|(user, _)| user)
 }
 
-fn service_account(api: &ServerState, token: &str, now: Timestamp) -> Option<User> {
+/// Authenticates a token for any of these audiences; also returns those that it was made for. `None` when it is invalid
+/// or was made for none of them.
+pub fn review(
+    api: &ServerState,
+    token: &str,
+    audiences: &[&str],
+    now: Timestamp,
+) -> Option<(User, Vec<String>)> {
+    let (user, made_for) = if token.matches('.').count() == 2 {
+        service_account(api, token, now)?
+    } else {
+        (bootstrap(&*api.store, token, now)?, vec![ISSUER.to_owned()])
+    };
+    let shared: Vec<String> =
+        made_for.into_iter().filter(|audience| audiences.contains(&audience.as_str())).collect();
+    (!shared.is_empty()).then_some((user, shared))
+}
+
+/// The account of a valid token, and the audiences that the token was made for.
+fn service_account(api: &ServerState, token: &str, now: Timestamp) -> Option<(User, Vec<String>)> {
     let claims = api.signer.verify(token)?;
     let valid = claims["iss"] == ISSUER
         && claims["exp"].as_i64()? > now.as_second()
@@ -38,15 +54,31 @@ fn service_account(api: &ServerState, token: &str, now: Timestamp) -> Option<Use
     if bound["serviceaccount"]["uid"] != uid {
         return None;
     }
+    // So is one that is bound to a Secret.
+    if let Some(secret) = bound.get("secret") {
+        let stored = api.store.get(&secret_key(namespace, secret["name"].as_str()?))?;
+        if secret["uid"] != object::uid(stored.object()) {
+            return None;
+        }
+    }
+    let audiences = match &claims["aud"] {
+        Value::String(audience) => vec![audience.clone()],
+        audiences => audiences.as_array()?.iter().filter_map(|one| one.as_str().map(str::to_owned)).collect(),
+    };
     let groups = vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")];
     let mut user = User::authenticated(&format!("system:serviceaccount:{namespace}:{name}"), groups);
     user.uid = uid;
-    Some(user)
+    Some((user, audiences))
 }
 
 /// The storage key of a service account.
 pub fn account_key(namespace: &str, name: &str) -> String {
     format!("{}{namespace}/{name}", crate::kinds::builtin::prefix("", "serviceaccounts"))
+}
+
+/// The storage key of a Secret.
+pub fn secret_key(namespace: &str, name: &str) -> String {
+    format!("{}{namespace}/{name}", crate::kinds::builtin::prefix("", "secrets"))
 }
 
 /// The storage prefix of bootstrap tokens.

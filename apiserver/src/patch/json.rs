@@ -9,6 +9,8 @@ use json_patch::{
 };
 use serde_json::Value;
 
+use crate::schema::bounds::MAX_DEPTH;
+
 /// Maximum operations of one patch, as Kubernetes documents it.
 pub const MAX_OPERATIONS: usize = 10_000;
 
@@ -19,9 +21,9 @@ const MAX_COPIED: usize = 3 * 1024 * 1024;
 /// Maximum bytes that `move` operations may nest deeper, as for `copy`: their depth is counted each time.
 const MAX_MOVED_DEEPER: usize = MAX_COPIED;
 
-/// Maximum levels after every operation: as many as JSON is read with. A deeper object could not be read again, and
-/// freeing one of 300,000 levels, which fit into a patch, overflows the stack.
-const MAX_DEPTH: usize = 127;
+/// Maximum elements of lists that inserting and removing others may shift: 10,000 inserts at the front of a list of
+/// 200,000 would shift two thousand million.
+const MAX_SHIFTED: usize = 50_000_000;
 
 /// Why a JSON patch failed.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +51,7 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
         return Err(JsonPatchError::TooMany(operations.len()));
     }
     let mut document = live.clone();
-    let (mut copied, mut moved) = (0, 0);
+    let (mut copied, mut moved, mut shifted) = (0, 0, 0);
     for (index, operation) in operations.iter().enumerate() {
         let operation = read(index, operation)?;
         let placed = match &operation {
@@ -91,10 +93,34 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
                 "the patched object would nest deeper than the {MAX_DEPTH} levels allowed"
             )));
         }
+        shifted += shifts(&document, &operation);
+        if shifted > MAX_SHIFTED {
+            return Err(JsonPatchError::Refused(format!(
+                "its inserts and removals would shift {shifted} list elements, more than the {MAX_SHIFTED} allowed; replace the list instead"
+            )));
+        }
         json_patch::patch_unsafe(&mut document, std::slice::from_ref(&operation))
             .map_err(|error| refused(&document, &operation, &error.kind))?;
     }
     Ok(document)
+}
+
+/// How many elements of lists move to another place.
+fn shifts(document: &Value, operation: &PatchOperation) -> usize {
+    let behind = |path: &Pointer| {
+        let list =
+            path.parent().and_then(|parent| document.pointer(parent.as_str())).and_then(Value::as_array);
+        let index = path.last().and_then(|token| token.encoded().parse::<usize>().ok());
+        list.zip(index).map_or(0, |(list, index)| list.len().saturating_sub(index))
+    };
+    match operation {
+        PatchOperation::Add(AddOperation { path, .. }) | PatchOperation::Remove(RemoveOperation { path }) => {
+            behind(path)
+        }
+        PatchOperation::Copy(CopyOperation { path, .. }) => behind(path),
+        PatchOperation::Move(MoveOperation { from, path }) => behind(from) + behind(path),
+        PatchOperation::Replace(_) | PatchOperation::Test(_) => 0,
+    }
 }
 
 /// Whether maps and lists nest deeper than `levels`.
@@ -364,7 +390,14 @@ mod tests {
         let deepest = nested(MAX_DEPTH).expect("as deep as is read").to_string();
         assert!(serde_json::from_str::<Value>(&deepest).is_ok());
         let error = nested(MAX_DEPTH + 1).expect_err("deeper than is read");
-        assert!(error.to_string().contains("127 levels"), "{error}");
+        assert!(error.to_string().contains("64 levels"), "{error}");
+        // Inserts at the front of a long list.
+        let long = json!({"list": vec![0; 190_000]});
+        let inserts = vec![json!({"op": "add", "path": "/list/0", "value": 0}); 9_000];
+        let error = json_patch(&long, &inserts.into()).expect_err("quadratic").to_string();
+        assert!(error.contains("shift"), "{error}");
+        let appends = vec![json!({"op": "add", "path": "/list/-", "value": 0}); 9_000];
+        assert!(json_patch(&long, &appends.into()).is_ok());
         // 300,000 levels of 3 MB, on a stack that is too small to free them.
         let chain = (0..100).fold(json!({}), |inner, _| json!({"x": inner}));
         let place = format!("/b{}", "/x".repeat(101));
@@ -375,6 +408,6 @@ mod tests {
         ];
         let rounds = Value::from(vec![round; 3_000].concat());
         let error = json_patch(&json!({"a": 1}), &rounds).expect_err("deep in the middle");
-        assert!(error.to_string().contains("127 levels"), "{error}");
+        assert!(error.to_string().contains("64 levels"), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use kube_cel::{CompiledSchema, ErrorKind, Validator, compile_schema};
 use serde_json::Value;
 
 use super::prune::{push_field, push_index};
-use super::values::{counterpart, shown};
+use super::values::{Counterparts, shown};
 use super::{Additional, FieldError, Issue, Schema, SchemaType};
 
 /// The compiled rules of one node; nodes below have their own.
@@ -165,9 +165,10 @@ pub fn evaluate(
         }
         Value::Array(items) => {
             let Some(field) = &schema.items else { return };
+            let before = Counterparts::new(schema, old);
             for (index, item) in items.iter().enumerate() {
                 push_index(path, index);
-                evaluate(field, item, counterpart(schema, item, old), path, errors);
+                evaluate(field, item, before.of(schema, item), path, errors);
                 path.truncate(length);
             }
         }

@@ -2,11 +2,16 @@
 //!
 //! Not here: rules about names and metadata that are in no schema, admission.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
 use super::prune::{push_field, push_index};
-use super::values::{counterpart, key, shown};
+use super::values::{Counterparts, key, shown};
 use super::{Additional, FieldError, ListKind, Schema, SchemaType, SizeRange, cel, format};
+
+/// Maximum errors that are reported of one object.
+const MAX_ERRORS: usize = 1000;
 
 /// Validates `new`; with `old`, errors below unchanged values are ignored and transition rules run.
 pub fn validate_object(schema: &Schema, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
@@ -42,7 +47,11 @@ struct Validation {
 }
 
 impl Validation {
+    /// Adds an error; of very many the first are enough.
     fn report(&mut self, reason: &'static str, path: &str, message: String) {
+        if self.errors.len() >= MAX_ERRORS {
+            return;
+        }
         self.errors.push(FieldError { reason, field: path.to_owned(), message });
     }
 
@@ -93,9 +102,10 @@ impl Validation {
             }
             Value::Array(items) => {
                 let Some(field) = &schema.items else { return };
+                let before = Counterparts::new(schema, old);
                 for (index, item) in items.iter().enumerate() {
                     push_index(path, index);
-                    self.check(field, item, counterpart(schema, item, old), path);
+                    self.check(field, item, before.of(schema, item), path);
                     path.truncate(length);
                 }
             }
@@ -287,16 +297,21 @@ impl Validation {
                     path.truncate(length);
                     return;
                 }
-                let keys: Vec<Value> = match &schema.list {
-                    ListKind::Atomic => Vec::new(),
-                    ListKind::Set => items.clone(),
-                    ListKind::Map(names) => items.iter().map(|item| key(names, item)).collect(),
+                let identity = |item: &Value| match &schema.list {
+                    ListKind::Atomic => None,
+                    ListKind::Set => Some(item.clone()),
+                    ListKind::Map(names) => Some(key(names, item)),
                 };
-                for (index, key) in keys.iter().enumerate() {
+                let mut seen: HashMap<Value, usize> = HashMap::new();
+                for (index, item) in items.iter().enumerate() {
+                    let Some(key) = identity(item) else { break };
+                    let count = seen.entry(key).or_default();
+                    *count += 1;
                     // Reported once, at the second occurrence.
-                    if keys[..index].iter().filter(|earlier| *earlier == key).count() == 1 {
+                    if *count == 2 {
                         push_index(path, index);
-                        self.report("FieldValueDuplicate", path, format!("Duplicate value: {}", shown(key)));
+                        let shown = identity(item).as_ref().map(shown).unwrap_or_default();
+                        self.report("FieldValueDuplicate", path, format!("Duplicate value: {shown}"));
                         path.truncate(length);
                     }
                 }

@@ -38,14 +38,7 @@ pub fn create(api: &ServerState, call: &Call) -> Result<Response<Body>> {
                 User { name: name.into(), groups: groups.map(str::to_string).collect(), ..User::default() };
             access(api, &user, &spec)
         }
-        "TokenReview" => {
-            match tokens::user(api, spec["token"].as_str().unwrap_or_default(), Timestamp::now()) {
-                Some(user) => {
-                    json!({"authenticated": true, "user": user.to_value(), "audiences": [tokens::ISSUER]})
-                }
-                None => json!({"authenticated": false, "error": "the token is invalid or expired"}),
-            }
-        }
+        "TokenReview" => token(api, &spec),
         _ => return Err(ApiError::method_not_allowed()),
     };
     if !review.is_object() {
@@ -56,6 +49,52 @@ pub fn create(api: &ServerState, call: &Call) -> Result<Response<Body>> {
         review["metadata"] = json!({});
     }
     Ok(output::value(StatusCode::CREATED, &review))
+}
+
+/// The status of a TokenReview: audiences are those that the token was made for and the review asks about, this API
+/// server if it names none.
+fn token(api: &ServerState, spec: &Value) -> Value {
+    let mut audiences: Vec<&str> =
+        spec["audiences"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if audiences.is_empty() {
+        audiences.push(tokens::ISSUER);
+    }
+    match tokens::review(api, spec["token"].as_str().unwrap_or_default(), &audiences, Timestamp::now()) {
+        Some((user, audiences)) => {
+            json!({"authenticated": true, "user": user.to_value(), "audiences": audiences})
+        }
+        None => json!({
+            "authenticated": false,
+            "error": "the token is invalid or expired, or it was made for other audiences",
+        }),
+    }
+}
+
+/// The Secret that a TokenRequest binds its token to, as a claim; `None` if it names no object.
+fn bound_secret(api: &ServerState, call: &Call, spec: &Value) -> Result<Option<Value>> {
+    let reference = &spec["boundObjectRef"];
+    if reference.is_null() {
+        return Ok(None);
+    }
+    let text = |field: &str| reference[field].as_str().unwrap_or_default();
+    if (text("apiVersion"), text("kind")) != ("v1", "Secret") {
+        return Err(ApiError::bad_request(format!(
+            "cannot bind token for serviceaccount to object of type {}, Kind={}; this server binds to Secrets",
+            text("apiVersion"),
+            text("kind")
+        )));
+    }
+    let missing = || ApiError::not_found("", "secrets", text("name"));
+    let secret = api.store.get(&tokens::secret_key(&call.namespace, text("name"))).ok_or_else(missing)?;
+    let uid = object::uid(secret.object());
+    if !text("uid").is_empty() && text("uid") != uid {
+        let why = format!(
+            "the UID in the bound object reference ({}) does not match the UID in record",
+            text("uid")
+        );
+        return Err(ApiError::conflict("", "secrets", text("name"), &why));
+    }
+    Ok(Some(json!({"name": text("name"), "uid": uid})))
 }
 
 fn access(api: &ServerState, user: &User, spec: &Value) -> Value {
@@ -126,7 +165,7 @@ pub fn service_account_token(api: &ServerState, call: &Call) -> Result<Response<
         Value::Array(audiences) if !audiences.is_empty() => json!(audiences),
         _ => json!([tokens::ISSUER]),
     };
-    let claims = json!({
+    let mut claims = json!({
         "iss": tokens::ISSUER, "aud": audiences, "iat": now, "nbf": now, "exp": now + seconds,
         "jti": object::new_uid(),
         "sub": format!("system:serviceaccount:{}:{}", call.namespace, call.name),
@@ -135,13 +174,18 @@ pub fn service_account_token(api: &ServerState, call: &Call) -> Result<Response<
             "serviceaccount": {"name": call.name, "uid": object::uid(account)},
         },
     });
+    let mut granted = json!({"audiences": audiences, "expirationSeconds": seconds});
+    if let Some(secret) = bound_secret(api, call, &request["spec"])? {
+        claims["kubernetes.io"]["secret"] = secret;
+        granted["boundObjectRef"] = request["spec"]["boundObjectRef"].clone();
+    }
     let token =
         api.signer.sign(&claims).ok_or_else(|| ApiError::internal("the token could not be signed"))?;
     let expires = Timestamp::from_second(now + seconds).map(object::timestamp).unwrap_or_default();
     request = json!({
         "kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1",
         "metadata": {"name": call.name, "namespace": call.namespace},
-        "spec": {"audiences": audiences, "expirationSeconds": seconds},
+        "spec": granted,
         "status": {"token": token, "expirationTimestamp": expires},
     });
     Ok(output::value(StatusCode::CREATED, &request))

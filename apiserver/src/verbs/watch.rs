@@ -25,6 +25,9 @@ use crate::state::ServerState;
 use crate::status::{ApiError, Result};
 use crate::store::{EventKind, StoreError, StoreEvent, StoredObject, Watch};
 
+/// Maximum timeout of a watch, far beyond what clients ask for and within what a clock can add.
+const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// Interval of bookmarks, which keep the revision of an idle watcher recent; Kubernetes sends one per minute.
 const BOOKMARK: Duration = Duration::from_secs(60);
 /// Watches without a timeout end after 30 to 60 minutes, so that clients spread over restarted servers.
@@ -70,7 +73,7 @@ pub async fn handle(api: &Arc<ServerState>, call: Call) -> Result<Response<Body>
         Err(error) => return Err(list::storage_error(error)),
     };
     let limit = match query.timeout_seconds {
-        Some(seconds) if seconds > 0 => Duration::from_secs(seconds),
+        Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(MAX_TIMEOUT),
         _ => MIN_DEFAULT_TIMEOUT.mul_f64(rand::rng().random_range(1.0..2.0)),
     };
     let announce = query.initial_events == Some(true) && query.bookmarks;

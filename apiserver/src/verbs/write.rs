@@ -20,7 +20,7 @@ use crate::object;
 use crate::patch::apply;
 use crate::protobuf::{self, ProtobufError};
 use crate::request::FieldValidation;
-use crate::schema::strict;
+use crate::schema::{bounds, strict};
 use crate::state::ServerState;
 use crate::status::{ApiError, Cause, Result};
 use crate::store::{Expect, Txn, TxnChange, TxnOutcome};
@@ -226,6 +226,7 @@ pub fn normalize(
     let resource = &call.resource;
     let now = jiff::Timestamp::now();
     let schema = resource.schema();
+    bounds::check(new).map_err(|error| ApiError::bad_request(format!("the object is refused: {error}")))?;
     unknown.extend(schema.prune(new).into_iter().map(|path| format!("unknown field \"{path}\"")));
     match call.query.field_validation {
         FieldValidation::Strict if !unknown.is_empty() => {

@@ -1,6 +1,6 @@
 //! Authentication and authorization: certificates, service account tokens, bootstrap tokens, roles.
 
-use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenRequest, TokenRequestSpec, TokenReview};
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
@@ -76,6 +76,63 @@ async fn users_cannot_grant_more_than_they_hold() {
     her_roles.create(&PostParams::default(), &role("same", "configmaps")).await.unwrap();
     let her_bindings: Api<ClusterRoleBinding> = Api::all(mallory);
     assert_eq!(code(her_bindings.create(&PostParams::default(), &bind("admin", "cluster-admin")).await), 403);
+    // Whoever makes that role later would give her its rights.
+    assert_eq!(code(her_bindings.create(&PostParams::default(), &bind("later", "not-yet")).await), 404);
+    // A label makes an aggregated role take over the rules of another.
+    let editor = json!({"metadata": {"name": "role-editor"}, "rules": [
+        {"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["clusterroles"], "verbs": ["get", "patch"]},
+    ]});
+    roles.create(&PostParams::default(), &read(editor)).await.unwrap();
+    bindings.create(&PostParams::default(), &bind("editors", "role-editor")).await.unwrap();
+    let label = json!({"metadata": {"labels": {"rbac.authorization.k8s.io/aggregate-to-edit": "true"}}});
+    for (role, expected) in [("cluster-admin", 403), ("same", 200)] {
+        let patched = her_roles.patch(role, &PatchParams::default(), &Patch::Merge(&label)).await;
+        assert_eq!(patched.map_or_else(|error| code::<()>(Err(error)), |_| 200), expected, "{role}");
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_is_for_its_audiences_and_dies_with_its_secret() {
+    let cluster = TestServer::start().await;
+    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client(), "default");
+    accounts.create(&PostParams::default(), &read(json!({"metadata": {"name": "robot"}}))).await.unwrap();
+    let token = async |spec: serde_json::Value| {
+        let request: TokenRequest = read(json!({"spec": spec}));
+        let made = accounts.create_token_request("robot", &PostParams::default(), &request).await;
+        made.map(|token| token.status.unwrap().token.unwrap())
+    };
+    let here = "https://kubernetes.default.svc.cluster.local";
+    let reviews: Api<TokenReview> = Api::all(cluster.client());
+    let both = token(json!({"audiences": ["vault", here]})).await.unwrap();
+    let foreign = token(json!({"audiences": ["vault"]})).await.unwrap();
+    for (what, token, asked, expected) in [
+        ("for both", &both, json!([]), vec![here]),
+        ("for both, of one", &both, json!(["vault", "other"]), vec!["vault"]),
+        ("foreign", &foreign, json!([]), vec![]),
+        ("foreign, of it", &foreign, json!(["vault"]), vec!["vault"]),
+        ("of a third", &both, json!(["other"]), vec![]),
+    ] {
+        let review = read(json!({"spec": {"token": token, "audiences": asked}}));
+        let status = reviews.create(&PostParams::default(), &review).await.unwrap().status.unwrap();
+        assert_eq!(status.audiences.unwrap_or_default(), expected, "{what}");
+        assert_eq!(status.authenticated.unwrap(), !expected.is_empty(), "{what}");
+    }
+    cluster.client_with_token(&both).await.apiserver_version().await.unwrap();
+    assert_eq!(code(cluster.client_with_token(&foreign).await.apiserver_version().await), 401);
+
+    let secrets: Api<Secret> = Api::namespaced(cluster.client(), "default");
+    let bound =
+        json!({"boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": "pass"}, "audiences": []});
+    assert_eq!(code(token(bound.clone()).await), 404);
+    secrets.create(&PostParams::default(), &read(json!({"metadata": {"name": "pass"}}))).await.unwrap();
+    let pod = json!({"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "pass"}, "audiences": []});
+    assert_eq!(code(token(pod).await), 400);
+    let token = cluster.client_with_token(&token(bound).await.unwrap()).await;
+    token.apiserver_version().await.unwrap();
+    secrets.delete("pass", &DeleteParams::default()).await.unwrap();
+    secrets.create(&PostParams::default(), &read(json!({"metadata": {"name": "pass"}}))).await.unwrap();
+    assert_eq!(code(token.apiserver_version().await), 401, "another Secret of the same name");
     cluster.stop().await;
 }
 

@@ -3,6 +3,7 @@
 use http::{Method, Request};
 use serde_json::{Value, json};
 
+use super::protocol::ask;
 use super::support::TestServer;
 
 /// Sends a body and returns the status code, and the response for the message of a failed assertion.
@@ -118,5 +119,97 @@ async fn no_body_makes_the_server_fail() {
         }
     }
     assert!(sent > 10_000, "{sent} bodies were sent");
+    cluster.stop().await;
+}
+
+/// Bodies of a megabyte whose work would grow with their square, or beyond memory, if it were not bounded.
+#[tokio::test]
+async fn bodies_that_mean_endless_work_are_answered() {
+    let cluster = TestServer::start().await;
+    let configmaps = "/api/v1/namespaces/default/configmaps";
+    let target = format!("{configmaps}/target");
+    let plain = json!({"metadata": {"name": "target"}, "data": {"a": "b"}});
+    let json_media = [("content-type", "application/json")];
+    assert_eq!(ask(&cluster, Method::POST, configmaps, &json_media, &plain.to_string()).await.0, 201);
+    let finalizers = |name: &dyn Fn(usize) -> String| json!({"metadata": {"name": "many", "finalizers": (0..60_000).map(name).collect::<Vec<_>>()}});
+    let nested = |levels: usize| (0..levels).fold(json!({}), |inner, _| json!({ "x": inner }));
+    let leaves = vec!["0"; 1000].join(",");
+    let aliases = format!("a: &a [{leaves}]\nb: [{}]\n", vec!["*a"; 1000].join(","));
+    for (what, method, path, media, body, expected) in [
+        (
+            "many finalizers",
+            Method::POST,
+            configmaps,
+            "application/json",
+            finalizers(&|n| format!("a/{n}")).to_string(),
+            201,
+        ),
+        (
+            "one finalizer many times",
+            Method::POST,
+            configmaps,
+            "application/json",
+            finalizers(&|_| "a/b".into()).to_string(),
+            422,
+        ),
+        ("aliases", Method::POST, configmaps, "application/yaml", aliases.clone(), 400),
+        (
+            "aliases applied",
+            Method::PATCH,
+            "/api/v1/namespaces/default/configmaps/x?fieldManager=t",
+            "application/apply-patch+yaml",
+            aliases,
+            400,
+        ),
+        (
+            "values",
+            Method::POST,
+            configmaps,
+            "application/json",
+            json!({"x": vec![0; 250_000]}).to_string(),
+            400,
+        ),
+        ("levels", Method::POST, configmaps, "application/json", nested(100).to_string(), 400),
+        (
+            "levels by a patch",
+            Method::PATCH,
+            &target,
+            "application/merge-patch+json",
+            nested(80).to_string(),
+            400,
+        ),
+    ] {
+        let (code, _, answer) = ask(&cluster, method, path, &[("content-type", media)], &body).await;
+        let answer = answer.to_string();
+        assert_eq!(code, expected, "{what}: {answer:.300}");
+        assert!(code < 300 || answer.len() < 10_000, "{what}: {} bytes", answer.len());
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn methods_that_nobody_knows_are_one_label() {
+    let cluster = TestServer::start().await;
+    for number in 0..200 {
+        for path in ["/x", "/api/v1/namespaces/default/configmaps"] {
+            let method = Method::from_bytes(format!("MADEUP{number}").as_bytes()).unwrap();
+            let (code, ..) = ask(&cluster, method, path, &[], "").await;
+            assert_eq!(code, 405, "{path}");
+        }
+    }
+    let (_, _, metrics) = ask(&cluster, Method::GET, "/metrics", &[], "").await;
+    let text = metrics.as_str().unwrap();
+    assert!(!text.to_lowercase().contains("madeup"), "{text:.2000}");
+    let others = text.lines().filter(|line| line.contains(r#"verb="other""#)).count();
+    assert!((1..100).contains(&others), "{others} series");
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_watch_may_ask_for_any_timeout() {
+    let cluster = TestServer::start().await;
+    let path = format!("/api/v1/namespaces?watch=true&timeoutSeconds={}", u64::MAX);
+    let request = Request::get(path).body(kube::client::Body::empty()).unwrap();
+    assert_eq!(cluster.client().send(request).await.unwrap().status(), 200);
     cluster.stop().await;
 }

@@ -157,11 +157,12 @@ fn strip_generation_tags(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (text, tag) = rest.split_at(start);
         result.push_str(text);
-        let Some(end) = tag.find("%}") else {
+        // The end is no part of the start, as it seems in `{%}`.
+        let Some(end) = tag[2..].find("%}") else {
             result.push_str(tag);
             return result;
         };
-        let (tag, after) = tag.split_at(end + 2);
+        let (tag, after) = tag.split_at(2 + end + 2);
         let inner = &tag[2..tag.len() - 2];
         match inner.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace()) {
             "generation" => result.push_str(&tag.replacen("generation", "if true", 1)),
@@ -312,6 +313,8 @@ mod tests {
             ("{{ ''.__class__.__mro__ }}", |error| matches!(error, TemplateError::Failed(_))),
             ("{{ messages[0].nothing.more }}", |error| matches!(error, TemplateError::Failed(_))),
             ("{% for m in messages %}", |error| matches!(error, TemplateError::Syntax(_))),
+            ("{%}", |error| matches!(error, TemplateError::Syntax(_))),
+            ("{{ 'a' }}{%}{% generation %}", |error| matches!(error, TemplateError::Syntax(_))),
         ] {
             let error = render(source, &[say("user", "hi")]).unwrap_err();
             assert!(check(&error), "{source}: {error:?}");
