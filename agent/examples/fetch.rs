@@ -10,7 +10,7 @@ async fn main() {
     let [endpoint, uri, folder] = &arguments[..] else { panic!("three arguments are needed") };
     let context = Context::new(endpoint, vec![]).expect("a hub's URL");
     let store = Store::open(folder.into(), context).expect("a folder to write to");
-    let wanted = SourceSpec { uri: uri.clone(), ..SourceSpec::default() };
+    let source = SourceSpec { uri: uri.clone(), ..SourceSpec::default() };
     let progress = tokio::sync::watch::Sender::new(TransferProgress::default());
-    store.fetch(&wanted, &progress).await.expect("a whole model");
+    store.fetch(&source, &progress).await.expect("a whole model");
 }

@@ -116,13 +116,13 @@ impl Copies {
     /// Starts tasks of new copies, restarts changed ones and stops those of removed ones.
     pub fn sync(&mut self, copies: &[Arc<ModelCopy>]) {
         let live = copies.iter().filter(|copy| copy.metadata.deletion_timestamp.is_none());
-        let wanted: BTreeMap<String, &Arc<ModelCopy>> = live.map(|copy| (copy.name_any(), copy)).collect();
+        let desired: BTreeMap<String, &Arc<ModelCopy>> = live.map(|copy| (copy.name_any(), copy)).collect();
         let gone: Vec<String> =
-            self.tasks.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+            self.tasks.keys().filter(|name| !desired.contains_key(*name)).cloned().collect();
         for name in gone {
             self.remove(&name);
         }
-        for (name, copy) in wanted {
+        for (name, copy) in desired {
             let spec = copy.spec.agent_work();
             let key = self.shared.store.key(&source_spec(&copy.spec, copy.status.as_ref()));
             if let Some(task) = self.tasks.get_mut(&name)
@@ -437,8 +437,8 @@ impl CopyWorker {
         let _writing = writer.lock().await;
         match spec.want {
             CopyMode::Headers => {
-                let wanted = SourceSpec { credentials: self.credentials().await?, ..offline };
-                let headers = self.shared.store.headers(&wanted).await?;
+                let source = SourceSpec { credentials: self.credentials().await?, ..offline };
+                let headers = self.shared.store.headers(&source).await?;
                 self.report(&status::CopyState::HeadersRead(&headers));
             }
             CopyMode::Files => {
@@ -454,8 +454,8 @@ impl CopyWorker {
                         self.with_progress(pull, &progress).await?
                     }
                     CopyOrigin::Source | CopyOrigin::Pending => {
-                        let wanted = SourceSpec { credentials: self.credentials().await?, ..offline };
-                        self.with_progress(self.shared.store.fetch(&wanted, &progress), &progress).await?
+                        let source = SourceSpec { credentials: self.credentials().await?, ..offline };
+                        self.with_progress(self.shared.store.fetch(&source, &progress), &progress).await?
                     }
                 };
                 // Small models are complete before the origin was reported.

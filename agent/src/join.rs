@@ -129,13 +129,13 @@ pub async fn join(config: JoinConfig) -> Result<NodeIdentity, JoinError> {
     config.auth_info.token = Some(token.bearer().into());
     let client = Client::try_from(config).map_err(failed)?;
     let key = pending_key(&folder, &node)?;
-    let wanted = CertificateRequest::node(&node);
-    let certificate = match request::certificate(&client, &wanted, &key).await {
+    let certificate_request = CertificateRequest::node(&node);
+    let certificate = match request::certificate(&client, &certificate_request, &key).await {
         Ok(certificate) => certificate,
         Err(error) => return Err(join_error(error, &server, &token)),
     };
     let server_ca = pin::to_pem(&ca);
-    let authority = request::authority(&client, &wanted, &certificate, Some(&server_ca)).await?;
+    let authority = request::authority(&client, &certificate_request, &certificate, Some(&server_ca)).await?;
     let key = key.serialize_pem();
     let access = match access {
         Some(access) => access,

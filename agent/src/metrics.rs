@@ -227,8 +227,8 @@ impl AgentMetrics {
         self.reforms.with_label_values(&[shard]).inc();
     }
 
-    pub fn ended(&self, shard: &str, wanted: bool) {
-        self.ends.with_label_values(&[shard, if wanted { "true" } else { "false" }]).inc();
+    pub fn ended(&self, shard: &str, expected: bool) {
+        self.ends.with_label_values(&[shard, if expected { "true" } else { "false" }]).inc();
     }
 
     pub fn killed(&self, shard: &str, reason: Reason) {

@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn disk_is_reported_in_steps_that_suit_how_much_there_is() {
         const MIB: u64 = 1 << 20;
-        for (bytes, want) in [
+        for (bytes, expected) in [
             (0, 0),
             (MIB - 1, 0),
             (3 * MIB + 7, 3 * MIB),
@@ -372,7 +372,7 @@ mod tests {
             (1000 * MIB, 992 * MIB),
             (40_000 * MIB, 39_936 * MIB),
         ] {
-            assert_eq!(round_disk(bytes), want, "{bytes}");
+            assert_eq!(round_disk(bytes), expected, "{bytes}");
         }
     }
 

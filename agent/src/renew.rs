@@ -96,9 +96,9 @@ async fn renew(identity: &NodeIdentity, jitter: f64) -> Result<Option<Duration>,
     }
     if certificate.is_zero() {
         let key = KeyPair::generate().map_err(RenewError::Key)?;
-        let wanted = CertificateRequest::node(&identity.node);
-        let fresh = request::certificate(&client, &wanted, &key).await?;
-        let ca = request::authority(&client, &wanted, &fresh, Some(&identity.ca_pem()?)).await?;
+        let certificate_request = CertificateRequest::node(&identity.node);
+        let fresh = request::certificate(&client, &certificate_request, &key).await?;
+        let ca = request::authority(&client, &certificate_request, &fresh, Some(&identity.ca_pem()?)).await?;
         identity.renew(&fresh, &key.serialize_pem(), &ca)?;
         tracing::info!("the node's certificate was renewed");
         if !request::is_signed_by_first(&ca, &fresh) {

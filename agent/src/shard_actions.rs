@@ -136,8 +136,8 @@ pub fn decide(
     desired: Option<&BTreeMap<String, DesiredShard>>,
     actual: &BTreeMap<String, ActualShard>,
 ) -> Vec<ShardAction> {
-    let Some(wanted) = desired else { return Vec::new() };
-    let gone = actual.iter().filter(|(uid, _)| !wanted.contains_key(*uid)).filter_map(|(uid, held)| {
+    let Some(desired) = desired else { return Vec::new() };
+    let gone = actual.iter().filter(|(uid, _)| !desired.contains_key(*uid)).filter_map(|(uid, held)| {
         let shard = uid.clone();
         match held.engine {
             EngineState::None => Some(ShardAction::Release { shard }),
@@ -155,9 +155,9 @@ pub fn decide(
             EngineState::Stopping => None,
         }
     });
-    let rest = wanted.iter().filter_map(|(uid, wanted)| match actual.get(uid) {
-        None => Some(ShardAction::Claim { shard: uid.clone(), epoch: wanted.epoch }),
-        Some(held) => decide_shard(uid, wanted, held),
+    let rest = desired.iter().filter_map(|(uid, desired)| match actual.get(uid) {
+        None => Some(ShardAction::Claim { shard: uid.clone(), epoch: desired.epoch }),
+        Some(held) => decide_shard(uid, desired, held),
     });
     // Actions that free memory come before those that need it.
     gone.chain(rest).collect()

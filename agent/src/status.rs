@@ -218,7 +218,7 @@ pub enum CopyState<'a> {
 /// The status of a ModelCopy; `before` is its status so far.
 pub fn copy(
     copy: &CopyState<'_>,
-    want: CopyMode,
+    mode: CopyMode,
     before: &ModelCopyStatus,
     generation: Option<i64>,
     now: Timestamp,
@@ -296,7 +296,7 @@ pub fn copy(
             if status.shape.is_none() {
                 set(&[Type::Resolved], false, *reason, message);
             }
-            if want == CopyMode::Files {
+            if mode == CopyMode::Files {
                 set(FILES, false, *reason, message);
             }
             set(&[Type::Ready], false, *reason, message);

@@ -272,9 +272,9 @@ impl Supervisor {
     }
 
     fn apply(&mut self) {
-        let wanted = self.shards.as_ref().map(|shards| {
-            let wanted = shards.iter().map(|(uid, shard)| (uid.clone(), self.desired(shard)));
-            wanted.collect::<BTreeMap<String, DesiredShard>>()
+        let desired = self.shards.as_ref().map(|shards| {
+            let desired = shards.iter().map(|(uid, shard)| (uid.clone(), self.desired(shard)));
+            desired.collect::<BTreeMap<String, DesiredShard>>()
         });
         let best = *self.setup.address.borrow();
         let held: BTreeMap<String, ActualShard> = self
@@ -282,7 +282,7 @@ impl Supervisor {
             .iter()
             .map(|(uid, slot)| (uid.clone(), slot.actual(best, &self.lost_addresses)))
             .collect();
-        for action in decide(wanted.as_ref(), &held) {
+        for action in decide(desired.as_ref(), &held) {
             match action {
                 ShardAction::Claim { shard, epoch } => self.claim(&shard, epoch),
                 ShardAction::Start { shard } | ShardAction::Reform { shard } => self.start(&shard),

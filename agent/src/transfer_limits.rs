@@ -236,14 +236,14 @@ mod tests {
 
     #[test]
     fn rate_limiter_queues_transfers_and_saves_no_credit() {
-        let (begun, second) = (Instant::now(), Duration::from_secs(1));
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut free = None;
         for number in 0..10 {
-            let (turn, after) = reserve(free, begun, 1_000_000, 8_000_000);
-            assert_eq!((turn - begun, after - begun), (number * second, (number + 1) * second));
+            let (turn, after) = reserve(free, start, 1_000_000, 8_000_000);
+            assert_eq!((turn - start, after - start), (number * second, (number + 1) * second));
             free = Some(after);
         }
-        let late = begun + 60 * second;
+        let late = start + 60 * second;
         assert_eq!(reserve(free, late, 1_000_000, 8_000_000), (late, late + second));
     }
 

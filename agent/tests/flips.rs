@@ -73,7 +73,7 @@ fn store(folder: &Path) -> Store {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_bit_flip_in_transit_is_detected() {
     rustls::crypto::ring::default_provider().install_default().ok();
-    let wanted_bits = std::env::var("RUSSET_FLIPS").map_or(100, |bits| bits.parse().unwrap());
+    let required_bits = std::env::var("RUSSET_FLIPS").map_or(100, |bits| bits.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let own = std::env::current_exe().unwrap();
     let program = own.parent().unwrap().parent().unwrap().join("examples/spread");
@@ -91,16 +91,16 @@ async fn every_bit_flip_in_transit_is_detected() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (to, flipped) = (listener.local_addr().unwrap(), Arc::new(FlipCount::default()));
     tokio::spawn(proxy(listener, at, flipped.clone()));
-    let way = |last| PeerPath {
+    let peer_path = |last| PeerPath {
         peer: "seed".into(),
         egress: IpAddr::from([127, 0, 0, last]).into(),
         to,
         fallback: false,
     };
-    let ways: BTreeSet<PeerPath> = (1..=4).map(way).collect();
+    let paths: BTreeSet<PeerPath> = (1..=4).map(peer_path).collect();
 
     let (mut rounds, mut refused) = (0, 0);
-    while flipped.bits.load(Ordering::SeqCst) < wanted_bits {
+    while flipped.bits.load(Ordering::SeqCst) < required_bits {
         let models = path.join("models-one");
         std::fs::remove_dir_all(&models).ok();
         let connector = TlsFiles::in_dir(&path.join("one")).connector(Protocol::Agents).unwrap();
@@ -108,7 +108,7 @@ async fn every_bit_flip_in_transit_is_detected() {
         let spec = SourceSpec { uri: "https://models.example/big".into(), ..SourceSpec::default() };
         let progress = watch::Sender::new(TransferProgress::default());
         let published = loop {
-            match puller.download(&spec, &id, || ways.clone(), &progress).await {
+            match puller.download(&spec, &id, || paths.clone(), &progress).await {
                 Ok(published) => break published,
                 // The manifest is requested once over each path, and all of these may have been flipped.
                 Err(error) => {

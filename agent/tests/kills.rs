@@ -145,8 +145,8 @@ fn largest_found(lab: &KillLab) -> u64 {
 #[test]
 fn store_killed_while_receiving_resumes_verified_chunks() {
     let lab = KillLab::new();
-    let way = lab.path_argument();
-    let pull = ["pull", lab.path(), "one", &way];
+    let path = lab.path_argument();
+    let pull = ["pull", lab.path(), "one", &path];
     for (point, most) in [
         ("data-write", MODEL_MIB),
         ("chunk-checked", 5),
@@ -221,8 +221,8 @@ fn full_in_the_middle<D>(
     free: impl Fn(&D),
 ) {
     let lab = KillLab::new();
-    let way = lab.path_argument();
-    let (pull, fetch) = (["pull", lab.path(), "one", &way], ["fetch", lab.path(), "one"]);
+    let path = lab.path_argument();
+    let (pull, fetch) = (["pull", lab.path(), "one", &path], ["fetch", lab.path(), "one"]);
     for (words, point, meanwhile) in
         [(&pull[..], "data-write", "receives"), (&fetch[..], "part-write", "fetches")]
     {

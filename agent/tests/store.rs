@@ -350,8 +350,8 @@ async fn download_of_an_aborted_agent_resumes_from_its_bytes() {
 
     let part =
         std::fs::read_dir(folder.path().join("models/.partial")).unwrap().next().unwrap().unwrap().path();
-    let kept = std::fs::metadata(part.join("model.safetensors.part")).unwrap().len();
-    assert!(kept >= 150_000, "{kept}");
+    let saved = std::fs::metadata(part.join("model.safetensors.part")).unwrap().len();
+    assert!(saved >= 150_000, "{saved}");
     hub.cut.lock().unwrap().clear();
     hub.served.store(0, Ordering::SeqCst);
     let published = store(&folder, &endpoint).fetch(&source_spec(), &self::progress()).await.unwrap();
@@ -360,7 +360,7 @@ async fn download_of_an_aborted_agent_resumes_from_its_bytes() {
         hub.files["model.safetensors"]
     );
     let all: usize = hub.files.values().map(Vec::len).sum();
-    assert!(hub.served.load(Ordering::SeqCst) < all as u64 - kept + 5_000, "bytes were fetched twice");
+    assert!(hub.served.load(Ordering::SeqCst) < all as u64 - saved + 5_000, "bytes were fetched twice");
 }
 
 /// Kill -9 keeps the bytes on disk: a separate process is killed in the middle.
@@ -392,7 +392,7 @@ async fn download_resumes_after_kill_9_from_bytes_on_disk() {
     child.wait().unwrap();
     in_time.expect("a megabyte arrives");
 
-    let kept = part_size().unwrap();
+    let saved = part_size().unwrap();
     *hub.stall.lock().unwrap() = None;
     hub.served.store(0, Ordering::SeqCst);
     let published = store(&folder, &endpoint).fetch(&source_spec(), &progress()).await.unwrap();
@@ -401,7 +401,7 @@ async fn download_resumes_after_kill_9_from_bytes_on_disk() {
         hub.files["model.safetensors"]
     );
     let all: usize = hub.files.values().map(Vec::len).sum();
-    assert!(hub.served.load(Ordering::SeqCst) < all as u64 - kept + 5_000, "bytes were fetched twice");
+    assert!(hub.served.load(Ordering::SeqCst) < all as u64 - saved + 5_000, "bytes were fetched twice");
 }
 
 #[tokio::test]

@@ -41,10 +41,10 @@ async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
         return Ok(());
     }
     let key = rcgen::KeyPair::generate().context("cannot make a key for the gateway")?;
-    let wanted = CertificateRequest::gateway();
-    let certificate = request::certificate(client, &wanted, &key).await?;
+    let certificate_request = CertificateRequest::gateway();
+    let certificate = request::certificate(client, &certificate_request, &key).await?;
     let known = std::fs::read_to_string(dir.join(identity_dir::CA)).ok();
-    let ca = request::authority(client, &wanted, &certificate, known.as_deref()).await?;
+    let ca = request::authority(client, &certificate_request, &certificate, known.as_deref()).await?;
     let key = key.serialize_pem();
     publish(
         dir,

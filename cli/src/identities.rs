@@ -73,13 +73,13 @@ impl Identities {
         data_dir::make_private(dir)?;
         let servers = [self.server.clone()];
         let ca = self.authority.cert_pem();
-        if let Ok(Some(kept)) = NodeIdentity::load(dir)
-            && kept.node == node
-            && kept.is_valid().unwrap_or(false)
-            && kept.server_ca_pem().is_ok_and(|kept| kept == ca)
-            && !is_from_join(&kept)
+        if let Ok(Some(existing)) = NodeIdentity::load(dir)
+            && existing.node == node
+            && existing.is_valid().unwrap_or(false)
+            && existing.server_ca_pem().is_ok_and(|pem| pem == ca)
+            && !is_from_join(&existing)
         {
-            kept.with_servers(&servers)?;
+            existing.with_servers(&servers)?;
             return Ok(());
         }
         let names = [tls::node_dns_name(node)];

@@ -41,8 +41,9 @@ impl Resource {
     fn matches(&self, word: &str) -> bool {
         let word = word.to_lowercase();
         let group = self.api_version.split_once('/').map_or("", |(group, _)| group);
-        let (name, wanted_group) = word.split_once('.').map_or((word.as_str(), None), |(n, g)| (n, Some(g)));
-        wanted_group.is_none_or(|wanted| wanted == group)
+        let (name, requested_group) =
+            word.split_once('.').map_or((word.as_str(), None), |(n, g)| (n, Some(g)));
+        requested_group.is_none_or(|requested| requested == group)
             && (name == self.plural
                 || name == self.singular
                 || name == self.kind.to_lowercase()

@@ -120,7 +120,7 @@ fn install(asked: Install) -> Result<()> {
     // Ignore files that are not text: they are not services of ours.
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-    let wanted = spec::ServiceRequest {
+    let request = spec::ServiceRequest {
         manager,
         user: user.unwrap_or_else(|| manager.user().to_owned()),
         program,
@@ -128,7 +128,7 @@ fn install(asked: Install) -> Result<()> {
         caller_environment: std::env::vars_os().filter_map(text).collect(),
         command,
     };
-    let service = ServiceSpec::new(wanted)?;
+    let service = ServiceSpec::new(request)?;
     let files = manager.files(&service)?;
     if print {
         for file in &files {

@@ -153,7 +153,7 @@ fn missing_objects_are_named_and_files_override_the_cluster() {
     let deployment = "---\napiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: chat}\nspec: {modelRef: {name: NAME}}\n";
     let node = "---\napiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: studio-4}\nspec: {scheduling: Cordoned}\n";
     let known = "hf://mlx-community/Meta-Llama-3.1-8B-Instruct-4bit";
-    for (story, name, uri, more, want) in [
+    for (story, name, uri, more, expected) in [
         ("headers nobody read", "new", "hf://a/new", "", (3, "Model new: its headers are not read yet")),
         ("the same source", "llama-3.1-8b", known, "", (0, "1 rank on studio-3")),
         (
@@ -167,7 +167,11 @@ fn missing_objects_are_named_and_files_override_the_cluster() {
     ] {
         let spec = format!("{model}{deployment}{more}").replace("NAME", name).replace("URI", uri);
         let (exit, table, errors) = plan(&["-f", "-", "--cluster", CLUSTER], &spec);
-        assert_eq!((exit, table.contains(want.1), errors.as_str()), (want.0, true, ""), "{story}:\n{table}");
+        assert_eq!(
+            (exit, table.contains(expected.1), errors.as_str()),
+            (expected.0, true, ""),
+            "{story}:\n{table}"
+        );
     }
     let spec =
         format!("{deployment}{}", node.replace("studio-4", "studio-3")).replace("NAME", "llama-3.1-8b");
@@ -179,7 +183,7 @@ fn missing_objects_are_named_and_files_override_the_cluster() {
 fn unreadable_objects_are_named_with_file_and_position() {
     let typo = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: chat}\nspec: {modelRef: {name: m}, replica: 2}\n";
     let bare = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: chat}\nspec: {}\n---\nkind: Model\n";
-    for (spec, cluster, input, wants) in [
+    for (spec, cluster, input, messages) in [
         ("nowhere.yaml", CLUSTER, "", vec!["cannot read nowhere.yaml"]),
         ("-", CLUSTER, "a: [", vec!["standard input, document 1 is not valid YAML", "at line 2 column 1"]),
         (
@@ -205,8 +209,8 @@ fn unreadable_objects_are_named_with_file_and_position() {
     ] {
         let (exit, answer, errors) = plan(&["-f", spec, "--cluster", cluster], input);
         assert_eq!((exit, answer.as_str()), (2, ""), "{errors}");
-        for want in wants {
-            assert!(errors.contains(want), "{errors:?} lacks {want:?}");
+        for message in messages {
+            assert!(errors.contains(message), "{errors:?} lacks {message:?}");
         }
     }
 }

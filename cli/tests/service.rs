@@ -156,8 +156,8 @@ fn services_are_listed_and_removed_and_foreign_files_stay() {
         std::fs::write(&foreign, "[Service]\nExecStart=/bin/true\n").unwrap();
         let (_, noted) = service(&[&["status"], &place[..]].concat());
         assert!(noted.contains("russet did not write this file"), "{noted}");
-        let (well, kept) = service(&[&["uninstall", "up"], &place[..]].concat());
-        assert!(!well && kept.contains("left alone") && foreign.exists(), "{kept}");
+        let (well, refused) = service(&[&["uninstall", "up"], &place[..]].concat());
+        assert!(!well && refused.contains("left alone") && foreign.exists(), "{refused}");
         let said =
             russet(&[&["service", "install"], &place[..], &["--program", PROGRAM, "up"]].concat(), &[]);
         assert!(!said.status.success() && foreign.exists());
@@ -227,18 +227,18 @@ fn process_rotates_its_own_log_file() {
 /// A command line split as systemd does, for the syntax of our units: words, double quotes, `\`, `%%` and
 /// `$$`.
 fn split(line: &str) -> Vec<String> {
-    let (mut words, mut word, mut quoted, mut begun) = (Vec::new(), String::new(), false, false);
+    let (mut words, mut word, mut quoted, mut started) = (Vec::new(), String::new(), false, false);
     let mut letters = line.chars();
     while let Some(letter) = letters.next() {
         match letter {
-            '"' => (quoted, begun) = (!quoted, true),
+            '"' => (quoted, started) = (!quoted, true),
             ' ' if !quoted => {
-                if std::mem::take(&mut begun) {
+                if std::mem::take(&mut started) {
                     words.push(std::mem::take(&mut word));
                 }
             }
             other => {
-                begun = true;
+                started = true;
                 word.push(match other {
                     '\\' | '%' | '$' => letters.next().unwrap(),
                     other => other,

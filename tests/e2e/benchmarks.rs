@@ -50,8 +50,11 @@ pub async fn benchmarks(cluster: &mut TestCluster) -> Result<()> {
         seen.push(status);
     }
     let time = |status: &Value, field: &str| status[field].as_str().unwrap_or_default().to_owned();
-    let (ended, begun) = (time(&seen[0], "finishedAt"), time(&seen[1], "startedAt"));
-    ensure!(!ended.is_empty() && ended <= begun, "the second began {begun}, before the first ended {ended}");
+    let (ended, started) = (time(&seen[0], "finishedAt"), time(&seen[1], "startedAt"));
+    ensure!(
+        !ended.is_empty() && ended <= started,
+        "the second began {started}, before the first ended {ended}"
+    );
     let table = cluster.russet(&["get", "benchmarks"]).await?;
     println!("{table}");
     let words = ["DEPLOYMENT", "TOK/S", "TTFT P50", "READY", "REASON", "AGE", "Finished", "TargetNotFound"];

@@ -56,8 +56,8 @@ pub async fn ahead(cluster: &mut TestCluster) -> Result<()> {
                       spec: {modelRef: {name: ahead}, sharding: {mode: Pipeline, ranks: 2, kv: {contextTokens: 512}}}\n";
     apply(cluster, deployment).await?;
     serves(cluster, "ahead").await?;
-    let begun = cluster.hub.hold_offsets();
-    ensure!(begun.is_empty(), "the files were there, and transfers began at {begun:?}");
+    let offsets = cluster.hub.hold_offsets();
+    ensure!(offsets.is_empty(), "the files were there, and transfers began at {offsets:?}");
     drop(held);
     answers(cluster, "ahead").await?;
 
@@ -176,7 +176,7 @@ pub async fn paced(cluster: &mut TestCluster) -> Result<()> {
     let before = bytes(cluster).await?.iter().map(on_disk).max().unwrap_or(0);
     transfers(cluster, &format!("{{transfers: {{fromSources: {{maxBitsPerSecond: '{rate}'}}}}}}")).await?;
     cluster.until("it is let go", async |cluster| Ok(cluster.hub.hold_offsets().len() > 1)).await?;
-    let begun = Instant::now();
+    let started = Instant::now();
     cluster
         .until("both machines hold the files", async |cluster| {
             Ok(cluster.get("models paced").await?["status"]["preloaded"] == "2/2")
@@ -184,7 +184,7 @@ pub async fn paced(cluster: &mut TestCluster) -> Result<()> {
         .await?;
     // What a node received, not what the hub sent: megabytes fit into the buffers of a socket. The limit is a node's,
     // both may download from the hub, and the first that is complete serves the other without a limit.
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     let received = bytes(cluster).await?.iter().map(on_disk).min().unwrap_or(0).saturating_sub(before);
     println!("  {received} bytes of it came within {seconds:.1} s at {rate} bit/s");
     ensure!(received > 1_000_000, "only {received} bytes were left to download, too few for a measurement");

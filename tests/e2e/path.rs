@@ -269,13 +269,13 @@ pub async fn quantised_cache(cluster: &mut TestCluster) -> Result<()> {
         )
     };
     let mut reserved = Vec::new();
-    for (engine, kept) in [("{kvCache: Int8}", json!("Int8")), ("{}", Value::Null)] {
+    for (engine, expected) in [("{kvCache: Int8}", json!("Int8")), ("{}", Value::Null)] {
         apply_to_smoke(cluster, &deployment(engine)).await?;
         serves(cluster, "packed").await?;
         cluster
             .until("one shard keeps as was asked", async |cluster| {
                 let shards = shards_of(cluster, "packed").await?;
-                Ok(shards.len() == 1 && shards[0]["spec"]["engine"]["kvCache"] == kept)
+                Ok(shards.len() == 1 && shards[0]["spec"]["engine"]["kvCache"] == expected)
             })
             .await?;
         answers_right(cluster, "packed", prompts()?.into_iter().take(8)).await?;

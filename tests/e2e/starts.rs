@@ -22,16 +22,16 @@ pub async fn starts(cluster: &mut TestCluster) -> Result<()> {
     let mut times = Vec::new();
     // The first start fetches the files, and is not counted.
     for round in 0..=ROUNDS {
-        let begun = uptime()?;
+        let start = uptime()?;
         match cluster.kubectl() {
             Ok(kubectl) => drop(kubectl.run(&["apply", "-f", &path]).await?),
             Err(_) => drop(cluster.russet(&["apply", "-f", &path]).await?),
         }
-        let applied = uptime()? - begun;
+        let applied = uptime()? - start;
         serves(cluster, "soon").await?;
         let shards = shards_of(cluster, "soon").await?;
         let pid = shards.first().and_then(|shard| shard["status"]["enginePid"].as_i64());
-        let started = started(pid.context("the Shard names no engine")?)? - begun;
+        let started = started(pid.context("the Shard names no engine")?)? - start;
         // A process of the previous round would have existed already.
         ensure!(started > 0.0, "the engine started {started} s before it was asked for");
         if round > 0 {

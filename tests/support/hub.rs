@@ -269,13 +269,13 @@ async fn revision(
         let sibling = |name: &String| -> Result<serde_json::Value> {
             let mut sibling = serde_json::json!({ "rfilename": name });
             if blobs {
-                let kept = HubFile::new(name, &std::fs::read(folder.join(name))?);
-                sibling["size"] = kept.size.into();
-                sibling["blobId"] = kept.git.into();
-                if let Some(sum) = kept.large {
-                    let pointer = pointer(&sum, kept.size).len();
+                let hub_file = HubFile::new(name, &std::fs::read(folder.join(name))?);
+                sibling["size"] = hub_file.size.into();
+                sibling["blobId"] = hub_file.git.into();
+                if let Some(sum) = hub_file.large {
+                    let pointer = pointer(&sum, hub_file.size).len();
                     sibling["lfs"] =
-                        serde_json::json!({"sha256": sum, "size": kept.size, "pointerSize": pointer});
+                        serde_json::json!({"sha256": sum, "size": hub_file.size, "pointerSize": pointer});
                 }
             }
             Ok(sibling)
@@ -335,18 +335,21 @@ async fn resolve(
         Ok(found) => found,
         Err(refusal) => return refusal,
     };
-    let kept = HubFile::new(&file, &bytes);
+    let hub_file = HubFile::new(&file, &bytes);
     let bridge = *locked(&served.bridge);
-    let mut response = match bridge.filter(|_| kept.large.is_some()) {
+    let mut response = match bridge.filter(|_| hub_file.large.is_some()) {
         Some(bridge) => Response::builder()
             .status(StatusCode::FOUND)
             .header(header::LOCATION, format!("http://{bridge}/bridge/{owner}/{name}/{file}"))
             .body(Body::empty())
             .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response()),
-        None => serve(&served, &format!("{owner}/{name}"), &kept, bytes, &method, &headers),
+        None => serve(&served, &format!("{owner}/{name}"), &hub_file, bytes, &method, &headers),
     };
-    let headers =
-        [("x-repo-commit", commit), ("x-linked-etag", kept.tag()), ("x-linked-size", kept.size.to_string())];
+    let headers = [
+        ("x-repo-commit", commit),
+        ("x-linked-etag", hub_file.tag()),
+        ("x-linked-size", hub_file.size.to_string()),
+    ];
     for (name, value) in headers {
         if let Ok(value) = value.parse() {
             response.headers_mut().insert(name, value);
@@ -381,7 +384,7 @@ fn plain(file: &str) -> Result<&str, Response> {
 fn serve(
     served: &HubState,
     model: &str,
-    kept: &HubFile,
+    hub_file: &HubFile,
     bytes: Vec<u8>,
     method: &Method,
     headers: &HeaderMap,
@@ -398,7 +401,7 @@ fn serve(
     let body = bytes[start..end].to_vec();
     let mut response = Response::builder()
         .status(status)
-        .header(header::ETAG, kept.tag())
+        .header(header::ETAG, hub_file.tag())
         .header(header::ACCEPT_RANGES, "bytes")
         .header(header::CONTENT_LENGTH, body.len());
     if status == StatusCode::PARTIAL_CONTENT {

@@ -215,10 +215,10 @@ pub fn proof(arguments: &[String]) -> Result<()> {
 fn evidence(area: &Area, page: &str, measured: Vec<BenchRow>, commit: &str) -> String {
     // The current columns; lines of older pages are dropped.
     const HEAD: &str = "| what | rounds | median | worst | goal | commit |\n|---|---|---|---|---|---|\n";
-    let kept = page.split_once(HEAD).map_or("", |(_, lines)| lines).lines();
+    let existing = page.split_once(HEAD).map_or("", |(_, lines)| lines).lines();
     let what = |line: &str| line.split('|').nth(1).map(|what| what.trim().to_owned());
     let mut lines: BTreeMap<String, String> =
-        kept.filter_map(|line| Some((what(line)?, line.to_owned()))).collect();
+        existing.filter_map(|line| Some((what(line)?, line.to_owned()))).collect();
     let mut figures: BTreeMap<String, Vec<BenchRow>> = BTreeMap::new();
     for row in measured {
         figures.entry(row.what.clone()).or_default().push(row);

@@ -167,10 +167,10 @@ mod tests {
         for unit in ["ring-1", "russet-plan-2", "russet-plan-macros-3", "odd"] {
             fs::create_dir_all(folder.join(UNITS[0]).join(unit)).unwrap();
         }
-        let mut kept = units(&folder, &BTreeSet::from(["russet-plan".to_owned()])).unwrap();
-        kept.sort();
+        let mut retained = units(&folder, &BTreeSet::from(["russet-plan".to_owned()])).unwrap();
+        retained.sort();
         fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(kept, ["ring-1", "russet-plan-macros-3"]);
+        assert_eq!(retained, ["ring-1", "russet-plan-macros-3"]);
         assert!(members().unwrap().contains("russet-xtask"));
         assert_eq!(hash("libserde_json-17650b9a68cc17dd"), Some("17650b9a68cc17dd"));
     }

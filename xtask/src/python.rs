@@ -80,8 +80,9 @@ impl Python {
 /// kernel lists do not have this problem.
 pub fn openblas_kernels(cpuinfo: &str) -> Option<&'static str> {
     let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags"))?;
-    let has =
-        |wanted: &[&str]| wanted.iter().all(|flag| flags.split_ascii_whitespace().any(|word| word == *flag));
+    let has = |required: &[&str]| {
+        required.iter().all(|flag| flags.split_ascii_whitespace().any(|word| word == *flag))
+    };
     if has(&["avx512f", "avx512dq", "avx512bw", "avx512vl"]) {
         Some("SkylakeX")
     } else if has(&["avx2", "fma"]) {

@@ -65,8 +65,8 @@ fn system() -> Result<()> {
 }
 
 /// Installs the missing packages, each with its purpose.
-pub fn packages(wanted: &[(&str, &str)]) -> Result<()> {
-    let missing: Vec<(&str, &str)> = wanted.iter().copied().filter(|(name, _)| !installed(name)).collect();
+pub fn packages(required: &[(&str, &str)]) -> Result<()> {
+    let missing: Vec<(&str, &str)> = required.iter().copied().filter(|(name, _)| !installed(name)).collect();
     if missing.is_empty() {
         return Ok(());
     }

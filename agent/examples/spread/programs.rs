@@ -54,11 +54,11 @@ pub fn main() {
             runtime.block_on(make(Path::new(folder), size.parse().unwrap(), nodes));
         }
         ["serve", folder, node, at @ ..] => runtime.block_on(serve(Path::new(folder), node, at)),
-        ["pull", folder, node, ways @ ..] => runtime.block_on(download(Path::new(folder), node, ways)),
+        ["pull", folder, node, paths @ ..] => runtime.block_on(download(Path::new(folder), node, paths)),
         ["pour", file, at @ ..] => serve_raw(Path::new(file), at),
-        ["drain", size, ways @ ..] => runtime.block_on(download_raw(size.parse().unwrap(), None, ways)),
-        ["keep", size, file, ways @ ..] => {
-            runtime.block_on(download_raw(size.parse().unwrap(), Some(Path::new(file)), ways));
+        ["drain", size, paths @ ..] => runtime.block_on(download_raw(size.parse().unwrap(), None, paths)),
+        ["keep", size, file, paths @ ..] => {
+            runtime.block_on(download_raw(size.parse().unwrap(), Some(Path::new(file)), paths));
         }
         ["ranges", file, at @ ..] => runtime.block_on(ranges(Path::new(file), at)),
         _ => panic!("see the head of agent/examples/spread.rs"),
@@ -150,16 +150,16 @@ async fn wait_stdin() {
     tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()).ok()).await.unwrap();
 }
 
-fn parse_path(way: &str) -> (IpAddr, SocketAddr) {
-    let (from, to) = way.split_once('>').unwrap();
+fn parse_path(path: &str) -> (IpAddr, SocketAddr) {
+    let (from, to) = path.split_once('>').unwrap();
     (from.parse().unwrap(), to.parse().unwrap())
 }
 
 /// Downloads the model, and serves it meanwhile at the addresses given as `@ip:port`.
-async fn download(folder: &Path, node: &str, ways: &[&str]) {
+async fn download(folder: &Path, node: &str, paths: &[&str]) {
     let files = TlsFiles::in_dir(&folder.join(node));
     let store = store(folder, node);
-    for address in ways.iter().filter_map(|way| way.strip_prefix('@')) {
+    for address in paths.iter().filter_map(|path| path.strip_prefix('@')) {
         let serving = peers::serve(files.clone(), address.parse().unwrap(), store.clone()).await.unwrap();
         tokio::spawn(serving);
     }
@@ -168,11 +168,11 @@ async fn download(folder: &Path, node: &str, ways: &[&str]) {
         connector: files.connector(Protocol::Agents).unwrap(),
         limiter: TransferLimiter::default(),
     };
-    let ways: BTreeSet<PeerPath> = ways
+    let paths: BTreeSet<PeerPath> = paths
         .iter()
-        .filter_map(|way| way.split_once('='))
-        .map(|(peer, way)| {
-            let (from, to) = parse_path(way);
+        .filter_map(|path| path.split_once('='))
+        .map(|(peer, path)| {
+            let (from, to) = parse_path(path);
             PeerPath { peer: peer.to_owned(), egress: egress(from), to, fallback: false }
         })
         .collect();
@@ -180,7 +180,7 @@ async fn download(folder: &Path, node: &str, ways: &[&str]) {
     let progress = watch::Sender::new(TransferProgress::default());
     println!("ready");
     let began = Instant::now();
-    puller.download(&source_spec(folder), &id, || ways.clone(), &progress).await.unwrap();
+    puller.download(&source_spec(folder), &id, || paths.clone(), &progress).await.unwrap();
     let state = progress.borrow().clone();
     report_usage(began.elapsed().as_secs_f64(), state.total);
     // Other nodes may still request chunks.
@@ -220,14 +220,14 @@ fn egress(from: IpAddr) -> Egress {
 }
 
 /// Discards the bytes, or writes them into a file, one block of each stream after the other.
-async fn download_raw(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
+async fn download_raw(mebibytes: u64, into: Option<&Path>, paths: &[&str]) {
     let total = mebibytes << 20;
-    let [read, kept]: [Arc<AtomicU64>; 2] = Default::default();
+    let [read, written]: [Arc<AtomicU64>; 2] = Default::default();
     // One write at a time, like the agent: on a locked file, waiting writers would burn a core.
     let into = into.map(|path| Arc::new(Mutex::new(std::fs::File::create(path).unwrap())));
     let mut streams = Vec::new();
-    for way in ways {
-        let (from, to) = parse_path(way);
+    for path in paths {
+        let (from, to) = parse_path(path);
         for _ in 0..CONNECTIONS_PER_PATH {
             let stream = connect_from(&egress(from), to).await.unwrap().into_std().unwrap();
             stream.set_nonblocking(false).unwrap();
@@ -241,7 +241,7 @@ async fn download_raw(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
     let readers: Vec<_> = streams
         .into_iter()
         .map(|mut stream| {
-            let (read, kept, into) = (read.clone(), kept.clone(), into.clone());
+            let (read, written, into) = (read.clone(), written.clone(), into.clone());
             std::thread::spawn(move || {
                 let (mut block, mut filled) = (vec![0; BLOCK_BYTES], 0);
                 while read.load(Ordering::Relaxed) < total {
@@ -250,7 +250,7 @@ async fn download_raw(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
                     let Some(file) = &into else { continue };
                     filled += count;
                     if filled == BLOCK_BYTES {
-                        let at = kept.fetch_add(BLOCK_BYTES as u64, Ordering::Relaxed);
+                        let at = written.fetch_add(BLOCK_BYTES as u64, Ordering::Relaxed);
                         file.lock().unwrap().write_all_at(&block, at).unwrap();
                         filled = 0;
                     }

@@ -251,8 +251,8 @@ impl PingWindow {
         let shown = self.published.and_then(|shown| shown.round_trip_microseconds);
         let near =
             |shown: u32, trip: u32| (f64::from(trip) / f64::from(shown) - 1.0).abs() < CHANGE_THRESHOLD;
-        let kept = shown.zip(trip).is_some_and(|(shown, trip)| near(shown, trip));
-        let trip = if kept { shown } else { trip };
+        let unchanged = shown.zip(trip).is_some_and(|(shown, trip)| near(shown, trip));
+        let trip = if unchanged { shown } else { trip };
         self.published = Some(LinkMeasured { round_trip_microseconds: trip, bits_per_second: bits });
         self.published
     }

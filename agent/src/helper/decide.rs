@@ -14,13 +14,13 @@ pub fn pending_changes(current: &CurrentState, desired: &DesiredState) -> Vec<Ma
         let of = || name.clone();
         changes
             .extend(interface.bridge.clone().map(|bridge| MachineChange::Leave { interface: of(), bridge }));
-        let wanted = |ip, prefix| ip == address && prefix == PREFIX_BITS;
+        let is_desired = |ip, prefix| ip == address && prefix == PREFIX_BITS;
         // A link-local address may stay beside another one.
         let others = interface.addresses.iter().map(|own| own.config);
-        let others = others.filter(|held| !held.ip.is_link_local() && !wanted(held.ip, held.prefix));
+        let others = others.filter(|held| !held.ip.is_link_local() && !is_desired(held.ip, held.prefix));
         changes.extend(others.map(|held| MachineChange::Drop { interface: of(), held }));
         changes.extend((!interface.is_up).then(|| MachineChange::Raise { interface: of() }));
-        let has = interface.addresses.iter().any(|own| wanted(own.config.ip, own.config.prefix));
+        let has = interface.addresses.iter().any(|own| is_desired(own.config.ip, own.config.prefix));
         changes.extend((!has).then(|| MachineChange::Give { interface: of(), address }));
     }
     if *cables_last {

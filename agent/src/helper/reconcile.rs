@@ -169,7 +169,7 @@ async fn reconcile(
         wired_limit_mebibytes: wired.clone().unwrap_or_default(),
         leave,
     };
-    let request = async |wanted| outcome(send_request(socket, &HelperRequest::Apply(wanted)).await);
+    let request = async |requested| outcome(send_request(socket, &HelperRequest::Apply(requested)).await);
     let two = whole.network.is_some() && whole.wired_limit_mebibytes.is_some();
     let done = request(whole.clone()).await;
     // A refused part does not block the other one, and stays as it was.

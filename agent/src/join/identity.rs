@@ -155,9 +155,9 @@ impl NodeIdentity {
     pub fn with_servers(self, servers: &[String]) -> Result<Self, IdentityError> {
         let lines = servers.join("\n");
         let Some(server) = servers.first() else { return Ok(self) };
-        let kept = self.read(identity_dir::SERVERS).unwrap_or_default();
+        let stored = self.read(identity_dir::SERVERS).unwrap_or_default();
         let (mut before, mut after): (Vec<&str>, Vec<&str>) =
-            (kept.lines().collect(), lines.lines().collect());
+            (stored.lines().collect(), lines.lines().collect());
         // The order may differ: the server that answered is kept first.
         before.sort_unstable();
         after.sort_unstable();

@@ -161,8 +161,8 @@ pub struct ThunderboltCable {
 
 /// The cables between the given machines, each described by its buses. Ends at other machines are left out.
 pub fn cables(machines: &[&[Bus]]) -> Vec<ThunderboltCable> {
-    let owner = |wanted: &str| {
-        machines.iter().position(|buses| buses.iter().any(|bus| bus.domain.as_deref() == Some(wanted)))
+    let owner = |domain: &str| {
+        machines.iter().position(|buses| buses.iter().any(|bus| bus.domain.as_deref() == Some(domain)))
     };
     let mut cables: Vec<ThunderboltCable> = Vec::new();
     for (index, buses) in machines.iter().enumerate() {

@@ -150,10 +150,10 @@ impl PeerConnection<'_> {
             if length != piece.length {
                 return Err(DialError::Truncated(piece.length - length));
             }
-            let wanted = transfer.picker().accept(piece, asker);
+            let accepted = transfer.picker().accept(piece, asker);
             drop(request);
             *self.received_any = true;
-            if wanted {
+            if accepted {
                 lock(&transfer.errors).last_received = Instant::now();
                 self.store_piece(piece, parts).await;
             }

@@ -77,8 +77,8 @@ mod tests {
         );
         let shown: Vec<String> = found
             .iter()
-            .map(|way| {
-                let PeerPath { peer, egress: Egress { address, interface }, to, fallback: spare } = way;
+            .map(|path| {
+                let PeerPath { peer, egress: Egress { address, interface }, to, fallback: spare } = path;
                 let (by, spare) = (interface.as_deref().unwrap_or("any"), if *spare { " spare" } else { "" });
                 format!("{peer} {address} by {by}>{to}{spare}")
             })

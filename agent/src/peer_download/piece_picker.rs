@@ -199,13 +199,13 @@ impl PiecePicker {
             Some((number, slots.iter().position(|slot| *slot == PieceState::Missing)?))
         };
         let rarity = |number: usize| self.holders[number];
-        let begun_first = started.clone().filter_map(missing).min_by_key(|(number, _)| rarity(*number));
+        let rarest_started = started.clone().filter_map(missing).min_by_key(|(number, _)| rarity(*number));
         let numbers = (0..self.states.len()).filter(|&number| has[number]);
         let fresh = numbers.filter(|&number| matches!(self.states[number], ChunkState::Missing));
         let fresh =
             fresh.min_by_key(|&number| (rarity(number), self.order[number])).map(|number| (number, 0));
         // Pieces that more peers have can come from them.
-        let found = match (begun_first, fresh) {
+        let found = match (rarest_started, fresh) {
             (Some(started), Some(fresh)) if rarity(fresh.0) < rarity(started.0) => Some(fresh),
             (started, fresh) => started.or(fresh),
         };

@@ -99,20 +99,20 @@ impl TransferLab {
     }
 
     async fn download(&self, puller: &PeerDownloader, nodes: &[&str]) -> Result<Published, StoreError> {
-        let ways: BTreeSet<PeerPath> = nodes.iter().flat_map(|node| self.paths(node, 2)).collect();
-        self.download_over(puller, move || ways.clone(), &progress()).await
+        let paths: BTreeSet<PeerPath> = nodes.iter().flat_map(|node| self.paths(node, 2)).collect();
+        self.download_over(puller, move || paths.clone(), &progress()).await
     }
 
     /// Retries at first: agents begin to listen a moment after their start.
     async fn download_over(
         &self,
         puller: &PeerDownloader,
-        ways: impl Fn() -> BTreeSet<PeerPath> + Send + Clone,
+        paths: impl Fn() -> BTreeSet<PeerPath> + Send + Clone,
         progress: &watch::Sender<TransferProgress>,
     ) -> Result<Published, StoreError> {
         let pulled = async {
             loop {
-                match puller.download(&source_spec(), &self.id, ways.clone(), progress).await {
+                match puller.download(&source_spec(), &self.id, paths.clone(), progress).await {
                     Err(StoreError::Peers { detail, .. }) if detail.contains("cannot be reached") => {
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
@@ -171,13 +171,13 @@ async fn peer_download_resumes_from_verified_chunks() {
     let (lab, puller) = TransferLab::new(&["a"]).await;
     let progress = progress();
     let mut state = progress.subscribe();
-    let ways = lab.paths("a", 2);
-    let pull = lab.download_over(&puller, || ways.clone(), &progress);
+    let paths = lab.paths("a", 2);
+    let pull = lab.download_over(&puller, || paths.clone(), &progress);
     // One chunk, and what the connections may have started besides.
-    let begun = state.wait_for(|state| state.done > CHUNK_BYTES + 8 * piece_picker::PIECE_BYTES);
+    let started = state.wait_for(|state| state.done > CHUNK_BYTES + 8 * piece_picker::PIECE_BYTES);
     tokio::select! {
         pulled = pull => panic!("it ended too soon: {pulled:?}"),
-        begun = begun => drop(begun.unwrap()),
+        started = started => drop(started.unwrap()),
     }
     let partial = lab.folder.path().join("models-z/.partial").join(&lab.id);
     let journal = || std::fs::read(partial.join("JOURNAL")).unwrap();
@@ -240,21 +240,21 @@ async fn node_serves_chunks_before_its_download_completes() {
     // Node a becomes known only after node b has sent something.
     let progress = progress();
     let (all, some) = (&lab.paths("a", 1) | &lab.paths("b", 1), lab.paths("b", 1));
-    let ways = || if progress.borrow().from.contains("b") { all.clone() } else { some.clone() };
-    lab.assert_identical(&lab.download_over(&puller, ways, &progress).await.unwrap());
+    let paths = || if progress.borrow().from.contains("b") { all.clone() } else { some.clone() };
+    lab.assert_identical(&lab.download_over(&puller, paths, &progress).await.unwrap());
     assert_eq!(progress.borrow().from.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fallback_path_is_used_when_no_other_answers() {
     let (lab, puller) = TransferLab::new(&["a"]).await;
-    let ways = lab.paths("a", 1);
+    let paths = lab.paths("a", 1);
     let spare: BTreeSet<PeerPath> =
-        ways.iter().map(|way| PeerPath { fallback: true, ..way.clone() }).collect();
+        paths.iter().map(|path| PeerPath { fallback: true, ..path.clone() }).collect();
     // Nothing listens at this end of a cable.
-    let dead = ways
+    let dead = paths
         .iter()
-        .map(|way| PeerPath { to: SocketAddr::new([127, 0, 0, 9].into(), way.to.port()), ..way.clone() });
+        .map(|path| PeerPath { to: SocketAddr::new([127, 0, 0, 9].into(), path.to.port()), ..path.clone() });
     let both: BTreeSet<PeerPath> = spare.into_iter().chain(dead).collect();
     let progress = progress();
     let published = lab.download_over(&puller, move || both.clone(), &progress).await.unwrap();
@@ -317,7 +317,7 @@ async fn chunks_removed_by_one_peer_come_from_another() {
     let progress = progress();
     let (first, both) = (lab.paths("a", 1), &lab.paths("a", 1) | &lab.paths("b", 1));
     let removed = std::sync::atomic::AtomicBool::new(false);
-    let ways = || {
+    let paths = || {
         // The model is removed from node a once it has sent some of it; node b is known from then on.
         if progress.borrow().from.contains("a") {
             if !removed.swap(true, std::sync::atomic::Ordering::SeqCst) {
@@ -329,7 +329,7 @@ async fn chunks_removed_by_one_peer_come_from_another() {
         }
     };
     // Paths are polled once a second, so node a may have sent everything before.
-    lab.assert_identical(&lab.download_over(&puller, &ways, &progress).await.unwrap());
+    lab.assert_identical(&lab.download_over(&puller, &paths, &progress).await.unwrap());
 }
 
 /// As when its ModelCopy is deleted: the download is dropped at any point, and the files are not wanted any
@@ -337,15 +337,15 @@ async fn chunks_removed_by_one_peer_come_from_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn model_deleted_mid_download_leaves_nothing_behind() {
     let (lab, puller) = TransferLab::new(&["a"]).await;
-    let ways = lab.paths("a", 2);
+    let paths = lab.paths("a", 2);
     for round in 0..iterations().max(4) {
         let pieces = 1 + round * 7 % 31;
         let progress = progress();
         let mut state = progress.subscribe();
-        let begun = state.wait_for(|state| state.done >= pieces * piece_picker::PIECE_BYTES);
+        let started = state.wait_for(|state| state.done >= pieces * piece_picker::PIECE_BYTES);
         tokio::select! {
-            pulled = lab.download_over(&puller, || ways.clone(), &progress) => panic!("too soon: {pulled:?}"),
-            begun = begun => drop(begun.unwrap()),
+            pulled = lab.download_over(&puller, || paths.clone(), &progress) => panic!("too soon: {pulled:?}"),
+            started = started => drop(started.unwrap()),
         }
         // A write in progress when it was dropped completes by itself, maybe after the first check.
         let partial = lab.folder.path().join("models-z/.partial");
@@ -378,9 +378,9 @@ async fn pinned_sha256_is_verified_against_peer_claims() {
     std::fs::write(folder.join("MANIFEST.json"), serde_json::to_vec(&other).unwrap()).unwrap();
     std::fs::rename(&folder, folder.with_file_name(&lab.id)).unwrap();
     let pinned = SourceSpec { sha256: Some(pin), ..source_spec() };
-    let ways = lab.paths("a", 2);
+    let paths = lab.paths("a", 2);
     let pull = async |spec: &SourceSpec, progress: &watch::Sender<TransferProgress>| loop {
-        match puller.download(spec, &lab.id, || ways.clone(), progress).await {
+        match puller.download(spec, &lab.id, || paths.clone(), progress).await {
             Err(StoreError::Peers { detail, .. }) if detail.contains("cannot be reached") => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

@@ -62,16 +62,16 @@ pub(crate) async fn run(mut listening: PeerListener) {
     let mut open: BTreeMap<IpAddr, AbortHandle> = BTreeMap::new();
     let mut warned: BTreeSet<IpAddr> = BTreeSet::new();
     loop {
-        let wanted = listening.addresses();
+        let desired = listening.addresses();
         open.retain(|address, task| {
-            let keep = wanted.contains(address) && !task.is_finished();
+            let keep = desired.contains(address) && !task.is_finished();
             if !keep {
                 task.abort();
             }
             keep
         });
-        warned.retain(|address| wanted.contains(address));
-        for address in wanted {
+        warned.retain(|address| desired.contains(address));
+        for address in desired {
             if open.contains_key(&address) {
                 continue;
             }

@@ -79,11 +79,11 @@ impl Drop for PeerAgent {
 pub(crate) fn agent(files: TlsFiles, store: Store) -> PeerAgent {
     let (granted, serving) = watch::channel(0);
     let (fabric, seen) = watch::channel(PortScan::default());
-    let (kept, address) = watch::channel(LOOPBACK);
+    let (address_sender, address) = watch::channel(LOOPBACK);
     let (port, idle) = (PeerListener::free_port().unwrap(), IdleGate::new(serving));
     let answers = PeerServer { idle_gate: idle.clone(), store };
     let task = tokio::spawn(run(PeerListener { files, port, address, ports: seen, server: answers }));
-    PeerAgent { idle_gate: idle, granted, ports: fabric, port, _address: kept, task }
+    PeerAgent { idle_gate: idle, granted, ports: fabric, port, _address: address_sender, task }
 }
 
 /// The agent of `a`, the connector of node `b`, and the agent's address.

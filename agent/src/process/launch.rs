@@ -462,13 +462,13 @@ pub(super) mod tests {
 
     #[test]
     fn unknown_enum_values_are_refused_by_field_name() {
-        let kept = |kv_cache| EngineOptions { kv_cache, ..EngineOptions::default() };
+        let with_kv_cache = |kv_cache| EngineOptions { kv_cache, ..EngineOptions::default() };
         let unheard = EngineOptions { speculation: Speculation::Unknown, ..EngineOptions::default() };
         let electric = EngineOptions { fence: Fence::Unknown, ..EngineOptions::default() };
         for (backend, transport, engine, field) in [
-            (Backend::Unknown, Transport::Tunnel, kept(KvCacheType::Int8), "spec.backend"),
-            (Backend::Ring, Transport::Unknown, kept(KvCacheType::Int8), "spec.transport"),
-            (Backend::Ring, Transport::Direct, kept(KvCacheType::Unknown), "spec.engine.kvCache"),
+            (Backend::Unknown, Transport::Tunnel, with_kv_cache(KvCacheType::Int8), "spec.backend"),
+            (Backend::Ring, Transport::Unknown, with_kv_cache(KvCacheType::Int8), "spec.transport"),
+            (Backend::Ring, Transport::Direct, with_kv_cache(KvCacheType::Unknown), "spec.engine.kvCache"),
             (Backend::Ring, Transport::Direct, unheard, "spec.engine.speculation"),
             (Backend::Ring, Transport::Direct, electric, "spec.engine.fence"),
         ] {

@@ -29,8 +29,8 @@ impl LocalChunks {
     /// The files of `manifest` in `folder`, with all chunks complete (`whole`) or none yet.
     pub fn new(manifest: Arc<Manifest>, folder: PathBuf, whole: bool) -> Self {
         let chunks = chunks::split(&manifest);
-        let (whole, begun) = (vec![whole; chunks.len()], vec![false; chunks.len()]);
-        Self { manifest, chunks, folder, complete: RwLock::new(whole), started: RwLock::new(begun) }
+        let (whole, started) = (vec![whole; chunks.len()], vec![false; chunks.len()]);
+        Self { manifest, chunks, folder, complete: RwLock::new(whole), started: RwLock::new(started) }
     }
 
     /// The manifest.
@@ -92,8 +92,8 @@ impl LocalChunks {
 
     /// Which chunks are complete or being received.
     pub fn started(&self) -> Vec<bool> {
-        let begun = self.started.read().unwrap_or_else(PoisonError::into_inner);
-        begun.iter().zip(self.read_complete().iter()).map(|(begun, whole)| *begun || *whole).collect()
+        let started = self.started.read().unwrap_or_else(PoisonError::into_inner);
+        started.iter().zip(self.read_complete().iter()).map(|(started, whole)| *started || *whole).collect()
     }
 
     pub(super) fn mark_started(&self, number: usize) {

@@ -61,9 +61,9 @@ impl Manifest {
     }
 
     /// Checks the manifest against the pinned SHA-256, if there is one.
-    pub(super) fn check_pin(&self, wanted: &SourceSpec) -> Result<(), StoreError> {
+    pub(super) fn check_pin(&self, source: &SourceSpec) -> Result<(), StoreError> {
         let actual = self.sha256();
-        match &wanted.sha256 {
+        match &source.sha256 {
             Some(expected) if *expected != actual => {
                 Err(StoreError::Digest { file: "the manifest".into(), expected: expected.clone(), actual })
             }
@@ -238,8 +238,8 @@ impl ModelDirs {
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(io())?;
         for entry in std::fs::read_dir(&partial).map_err(io())? {
             let entry = entry.map_err(io())?;
-            let kept = |name: &str| names.contains(name) || name == MANIFEST;
-            if !entry.file_name().to_str().is_some_and(kept) {
+            let is_model_file = |name: &str| names.contains(name) || name == MANIFEST;
+            if !entry.file_name().to_str().is_some_and(is_model_file) {
                 std::fs::remove_file(entry.path()).map_err(StoreError::io(entry.path()))?;
             }
         }
@@ -257,8 +257,8 @@ impl ModelDirs {
     /// Removes every directory whose key and content id are not in `keep`; returns the ids of the published
     /// ones. In two steps: each is first moved out of sight, then deleted.
     pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
-        let mut kept = keep.clone();
-        kept.extend(keep.iter().filter_map(|key| self.id_of(key)));
+        let mut retained = keep.clone();
+        retained.extend(keep.iter().filter_map(|key| self.id_of(key)));
         let mut removed = Vec::new();
         let beside = [PARTIAL, PREFIX_CACHES, SOURCE_IDS].map(|name| self.root.join(name));
         for folder in [self.root.clone()].iter().chain(&beside) {
@@ -267,7 +267,7 @@ impl ModelDirs {
                 // Only names that this store creates may be removed.
                 let ours = is_store_name(&entry.file_name());
                 let Ok(name) = entry.file_name().into_string() else { continue };
-                if !ours || kept.contains(&name) {
+                if !ours || retained.contains(&name) {
                     continue;
                 }
                 fail::fail_point!("going-rename");
@@ -395,9 +395,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let models = root.path().join("models");
         let dirs = ModelDirs::open(models.clone()).unwrap();
-        let (kept, gone) = (key("a", None, None), key("b", Some("c"), None));
+        let (retained, gone) = (key("a", None, None), key("b", Some("c"), None));
         let [stays, goes] =
-            [(&kept, "{}"), (&gone, "[]")].map(|(key, content)| published(&dirs, key, content));
+            [(&retained, "{}"), (&gone, "[]")].map(|(key, content)| published(&dirs, key, content));
         for published in [&stays, &goes] {
             std::fs::create_dir_all(published.prefix_cache_dir().join("0-of-1")).unwrap();
         }
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!((dirs.partial_bytes(&gone), dirs.bytes()), (0, both), "holes are no bytes");
         (&part).write_all(b"12345").unwrap();
         assert_eq!((dirs.partial_bytes(&gone), dirs.bytes()), (4096, both + 4096));
-        assert_eq!(dirs.collect(&BTreeSet::from([kept.clone()])).unwrap(), [goes.id.as_str()]);
+        assert_eq!(dirs.collect(&BTreeSet::from([retained.clone()])).unwrap(), [goes.id.as_str()]);
         assert_eq!(dirs.bytes(), one);
         assert!(
             stays.prefix_cache_dir().exists() && !goes.prefix_cache_dir().exists(),

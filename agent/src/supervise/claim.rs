@@ -29,7 +29,7 @@ impl Supervisor {
         let deployment = format!("{}/{}", record.namespace, shard.spec.served_model_name);
         let mut before = self.states.remove(uid);
         // At a claim, only an engine without a group can exist.
-        let engine_kept = before.as_mut().and_then(|slot| slot.engine.take());
+        let retained_engine = before.as_mut().and_then(|slot| slot.engine.take());
         let known = before.as_ref().and_then(|slot| slot.refusal.clone());
         let mut slot = ShardState::new(record);
         (slot.conditions, slot.sent) = match before {
@@ -60,7 +60,7 @@ impl Supervisor {
                 slot.record.rendezvous = addresses.rendezvous().clone();
                 slot.addresses = Some(addresses);
                 slot.claimed = true;
-                let pid = engine_kept.as_ref().map(|engine| engine.process.pid);
+                let pid = retained_engine.as_ref().map(|engine| engine.process.pid);
                 tracing::info!(
                     shard = slot.record.name,
                     epoch,
@@ -68,11 +68,11 @@ impl Supervisor {
                     pid,
                     "claimed"
                 );
-                if let Some(engine) = engine_kept {
+                if let Some(engine) = retained_engine {
                     slot.reuse_engine(engine);
                 }
             }
-            Err((_, why)) if let Some(engine) = engine_kept => {
+            Err((_, why)) if let Some(engine) = retained_engine => {
                 // Its memory is freed once it has exited; then the claim is retried.
                 tracing::info!(shard = slot.record.name, why, "claim refused with the weights in memory");
                 slot.reuse_engine(engine);

@@ -13,7 +13,7 @@ impl Supervisor {
     /// Handles an engine event.
     pub(super) fn handle_event(&mut self, (uid, process, event): EngineEvent) {
         let Some(slot) = self.states.get_mut(&uid) else { return };
-        let kept = slot.record.kept;
+        let retained = slot.record.kept;
         let Some(engine) = slot.engine.as_mut().filter(|engine| engine.process == process) else { return };
         // A stopping engine has its own timeout.
         if matches!(event, ProcessEvent::Hung(_)) && engine.stopping {
@@ -21,7 +21,7 @@ impl Supervisor {
         }
         match &event {
             // Reports about an earlier formation are ignored.
-            ProcessEvent::Reported(_) if kept => return,
+            ProcessEvent::Reported(_) if retained => return,
             ProcessEvent::Reported(report) => engine.role = engine.role.next(report),
             ProcessEvent::Reformed => {
                 tracing::info!(
@@ -52,7 +52,7 @@ impl Supervisor {
             engine.process.kill(&self.setup.boot_id);
             self.setup.metrics.killed(&slot.record.name, hang.reason());
             // Another process replaces it, and this epoch has lost no rank yet.
-            engine.stopping |= kept;
+            engine.stopping |= retained;
         }
         if let ProcessEvent::Reported(report) = event {
             self.grants.set_used(&uid, report.memory_bytes);
@@ -60,19 +60,19 @@ impl Supervisor {
         }
         let stopping = engine.stopping;
         match &engine.state {
-            ProcessState::Failed(reason, message) if slot.failure.is_none() && !kept => {
+            ProcessState::Failed(reason, message) if slot.failure.is_none() && !retained => {
                 tracing::warn!(shard = slot.record.name, ?reason, message, "engine failed");
                 self.setup.events.rank_lost(&slot.record, *reason, message);
                 slot.failure = Some((*reason, message.clone()));
             }
             ProcessState::Exited(how) => {
                 tracing::info!(shard = slot.record.name, how, stopping, "engine is gone");
-                if !stopping && !kept && slot.failure.is_none() {
+                if !stopping && !retained && slot.failure.is_none() {
                     self.setup.events.rank_lost(&slot.record, Reason::EngineExited, how);
                     slot.failure = Some((Reason::EngineExited, how.clone()));
                 }
                 // A reforming engine had the reserved addresses; the next process gets the same ones.
-                if slot.addresses.is_none() && kept {
+                if slot.addresses.is_none() && retained {
                     slot.addresses = ReservedAddresses::rebind(&slot.record.rendezvous).ok();
                 }
                 slot.record.kept = false;

@@ -132,18 +132,18 @@ async fn ca_rotation_needs_no_node_to_rejoin() {
         .await;
         for agent in &mut agents {
             agent.start();
-            let kept = NodeIdentity::load(&agent.config.data_dir.join("agent")).unwrap().unwrap();
+            let identity = NodeIdentity::load(&agent.config.data_dir.join("agent")).unwrap().unwrap();
             wait_until(story, || async {
-                let certificate = kept.certificate_pem().ok()?;
-                let follows = kept.ca_pem().ok()? == authorities
-                    && kept.server_ca_pem().ok()? == authorities
+                let certificate = identity.certificate_pem().ok()?;
+                let follows = identity.ca_pem().ok()? == authorities
+                    && identity.server_ca_pem().ok()? == authorities
                     && is_signed_by_first(&authorities, &certificate);
                 follows.then_some(())
             })
             .await;
             // The current certificate is accepted.
-            let client = kept.client(|_| {}).await.unwrap();
-            Api::<InferenceNode>::all(client).get(&kept.node).await.unwrap();
+            let client = identity.client(|_| {}).await.unwrap();
+            Api::<InferenceNode>::all(client).get(&identity.node).await.unwrap();
         }
     }
     for agent in &mut agents {

@@ -165,8 +165,8 @@ pub fn require<'a>(entries: &'a [CatalogEntry], name: &str) -> Result<&'a Catalo
 
 /// The entry of a name or repository, if there is one.
 pub fn find<'a>(entries: &'a [CatalogEntry], name: &str) -> Option<&'a CatalogEntry> {
-    let wanted = normalize(name);
-    entries.iter().find(|entry| entry.name == wanted || normalize(&entry.repository) == wanted)
+    let normalized = normalize(name);
+    entries.iter().find(|entry| entry.name == normalized || normalize(&entry.repository) == normalized)
 }
 
 /// Suggestions for a name: entries with that prefix, else those with all of its words, else those with its

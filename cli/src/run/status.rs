@@ -94,11 +94,11 @@ fn reason_and_message(condition: &Condition) -> String {
 
 /// Bytes of files that are still being downloaded, if any.
 fn pending_bytes(copies: &[ModelCopy]) -> Option<(u64, u64)> {
-    let wanted = copies
+    let statuses = copies
         .iter()
         .filter(|copy| copy.spec.want == CopyMode::Files)
         .filter_map(|copy| copy.status.as_ref());
-    let (done, total) = wanted.fold((0_u64, 0_u64), |(done, total), status| {
+    let (done, total) = statuses.fold((0_u64, 0_u64), |(done, total), status| {
         (done.saturating_add(status.bytes_done), total.saturating_add(status.bytes_total))
     });
     (done < total).then_some((done, total))
@@ -207,8 +207,8 @@ mod tests {
 
     #[test]
     fn files_that_are_on_their_way_are_counted_and_headers_are_not() {
-        let copy = |want, bytes_done, bytes_total| {
-            let mut copy = ModelCopy::new("c", ModelCopySpec { want, ..ModelCopySpec::default() });
+        let copy = |mode, bytes_done, bytes_total| {
+            let mut copy = ModelCopy::new("c", ModelCopySpec { want: mode, ..ModelCopySpec::default() });
             copy.status = Some(ModelCopyStatus { bytes_done, bytes_total, ..ModelCopyStatus::default() });
             copy
         };

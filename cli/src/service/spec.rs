@@ -128,9 +128,9 @@ pub fn assignments(given: &[String]) -> Result<BTreeMap<String, String>> {
 
 impl ServiceSpec {
     /// Validates the request.
-    pub fn new(wanted: ServiceRequest) -> Result<Self> {
+    pub fn new(request: ServiceRequest) -> Result<Self> {
         let ServiceRequest { manager, user, program, environment: named, caller_environment: here, command } =
-            wanted;
+            request;
         let (word, options) =
             command.split_first().context("name a verb: agent, up, gateway, operator or helper")?;
         let verb = Verb::ALL.into_iter().find(|verb| verb.word() == word).with_context(|| match word.as_str() {

@@ -35,9 +35,9 @@ pub fn ensure(layout: &DataDir, listen: &[IpAddr]) -> Result<()> {
     let authority =
         Authority::from_pem(&pki::read(&pki_dir.join("ca.crt"))?, &pki::read(&pki_dir.join("ca.key"))?)?;
     let (names, addresses) = (host_names(), addresses(listen));
-    let wanted = format!("{} {names:?} {addresses:?}", authority.pin()?);
+    let expected = format!("{} {names:?} {addresses:?}", authority.pin()?);
     let dir = dir(layout);
-    if !is_due(&dir, &wanted, SystemTime::now()) {
+    if !is_due(&dir, &expected, SystemTime::now()) {
         return Ok(());
     }
     let (cert, key) = authority.issue_server("russet-gateway", &names, &addresses, DAYS)?;
@@ -51,16 +51,17 @@ pub fn ensure(layout: &DataDir, listen: &[IpAddr]) -> Result<()> {
     );
     published.with_context(|| format!("cannot keep the gateway's certificate in {}", dir.display()))?;
     // Last: without this file the certificate is issued again.
-    pki::write_private(&dir.join(NAMES), wanted.as_bytes())?;
+    pki::write_private(&dir.join(NAMES), expected.as_bytes())?;
     Ok(())
 }
 
-fn is_due(dir: &Path, wanted: &str, now: SystemTime) -> bool {
+fn is_due(dir: &Path, expected: &str, now: SystemTime) -> bool {
     let path = dir.join(NAMES);
     let made = std::fs::metadata(&path).and_then(|metadata| metadata.modified());
     // After a clock was set back it seems to be from the future; it is issued again.
     let age = made.ok().and_then(|made| now.duration_since(made).ok());
-    age.is_none_or(|age| age >= RENEW_AFTER) || std::fs::read_to_string(&path).ok().as_deref() != Some(wanted)
+    age.is_none_or(|age| age >= RENEW_AFTER)
+        || std::fs::read_to_string(&path).ok().as_deref() != Some(expected)
 }
 
 /// Host names of this machine.

@@ -67,17 +67,18 @@ pub async fn strike(cluster: &mut TestCluster, aim: Aim) -> Result<()> {
     let drawn = FaultDraw::next(aim)?;
     println!("  {drawn}");
     path::quickstart(cluster).await?;
-    let seats = RankFolder::all(cluster).await?;
-    let seat = seats.iter().find(|seat| seat.rank == drawn.rank).context("the drawn rank has no Shard")?;
+    let folders = RankFolder::all(cluster).await?;
+    let folder =
+        folders.iter().find(|folder| folder.rank == drawn.rank).context("the drawn rank has no Shard")?;
     let streams = Streams::start(cluster, &drawn).await?;
     let pid = match aim {
         Aim::Load | Aim::Join => {
-            let first = seats.iter().find(|seat| seat.rank == drawn.first).context("no such rank")?;
+            let first = folders.iter().find(|folder| folder.rank == drawn.first).context("no such rank")?;
             let (epoch, pid) = first.engine().context("the rank that is to die first does not run")?;
             kill(pid);
-            seat.until(cluster, epoch, &drawn.mark).await?
+            folder.until(cluster, epoch, &drawn.mark).await?
         }
-        Aim::Prompt | Aim::Answer => seat.engine().context("the drawn rank does not run")?.1,
+        Aim::Prompt | Aim::Answer => folder.engine().context("the drawn rank does not run")?.1,
     };
     let notes = AgentLogs::new(cluster);
     let (reading, struck) = (streams.reading(), Instant::now());
@@ -89,7 +90,7 @@ pub async fn strike(cluster: &mut TestCluster, aim: Aim) -> Result<()> {
         Fault::Freeze => Some(FrozenProcesses::new(&[pid])?),
     };
     // Its actual stage: the rank went on while the fault was being injected.
-    let stage = match seat.stage(pid) {
+    let stage = match folder.stage(pid) {
         RankStage::Serves if reading => RankStage::Reads,
         stage => stage,
     };

@@ -50,10 +50,10 @@ async fn kill_and_check(cluster: &mut TestCluster) -> Result<()> {
     drop(held);
     path::serves(cluster, "held").await?;
     println!("fault: agent killed in a copy, model answers = {:.2} of 30", struck.elapsed().as_secs_f64());
-    let begun = cluster.hub.hold_offsets();
+    let offsets = cluster.hub.hold_offsets();
     ensure!(
-        begun.len() > 1 && begun[1..].iter().all(|start| *start as u64 >= written),
-        "{written} bytes were there, and transfers began at {begun:?}"
+        offsets.len() > 1 && offsets[1..].iter().all(|start| *start as u64 >= written),
+        "{written} bytes were there, and transfers began at {offsets:?}"
     );
     let answer = chat::answer(&cluster.base_url(), "held", "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");

@@ -125,9 +125,9 @@ impl SpreadBench {
     fn pull(&self, lab: &SpreadLab, meanwhile: impl FnOnce() -> Result<()>) -> Result<(BenchReport, f64)> {
         self.forget("one")?;
         let server = self.server(lab, &["serve", &self.folder(), "seed"])?;
-        let ways: Vec<String> = lab.paths(21_000).iter().map(|way| format!("seed={way}")).collect();
+        let paths: Vec<String> = lab.paths(21_000).iter().map(|path| format!("seed={path}")).collect();
         let mut words = vec!["pull".to_owned(), self.folder(), "one".to_owned()];
-        words.extend(ways);
+        words.extend(paths);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut puller = RunningBench::start(lab, 1, &self.program, &words)?;
         meanwhile()?;
@@ -139,11 +139,11 @@ impl SpreadBench {
     /// Receives the output of sendfile; with a `file` into that.
     fn drain(&self, lab: &SpreadLab, file: Option<&str>) -> Result<(BenchReport, f64)> {
         let server = self.server(lab, &["pour", &self.file])?;
-        let (size, ways) = (SIZE.to_string(), lab.paths(21_000));
+        let (size, paths) = (SIZE.to_string(), lab.paths(21_000));
         let target = file.map(|name| self.path().join(name).display().to_string());
         let mut words = vec![if file.is_some() { "keep" } else { "drain" }, &size];
         words.extend(target.as_deref());
-        words.extend(ways.iter().map(String::as_str));
+        words.extend(paths.iter().map(String::as_str));
         let result = RunningBench::start(lab, 1, &self.program, &words)?.report()?;
         let cpu = result.cpu + server.end()?.cpu;
         if let Some(path) = target {
@@ -155,7 +155,7 @@ impl SpreadBench {
     fn aria2(&self, lab: &SpreadLab) -> Result<f64> {
         let server = self.server(lab, &["ranges", &self.file])?;
         let own: Vec<String> =
-            lab.paths(0).iter().filter_map(|way| Some(way.split_once('>')?.0.to_owned())).collect();
+            lab.paths(0).iter().filter_map(|path| Some(path.split_once('>')?.0.to_owned())).collect();
         let mut words = vec![
             format!("--multiple-interface={}", own.join(",")),
             format!("--dir={}", self.path().display()),
@@ -214,18 +214,18 @@ impl SpreadBench {
     /// All measurements over links of these limits, in turn.
     fn links(&self, limits: &[u64; 3], name: &str) -> Result<Vec<BenchRow>> {
         let lab = SpreadLab::links(limits)?;
-        let (mut ours, mut drains, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut drains, mut file_drains) = (Vec::new(), Vec::new(), Vec::new());
         let (mut aria2, mut rsync) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             ours.push(self.pull(&lab, || Ok(()))?);
             drains.push(self.drain(&lab, None)?);
-            kept.push(self.drain(&lab, Some("kept"))?);
+            file_drains.push(self.drain(&lab, Some("kept"))?);
             aria2.push(self.aria2(&lab)?);
             rsync.push(self.rsync(&lab)?);
         }
         let (aria2, rsync) = (median(aria2), median(rsync));
         let bytes = ours[0].0.bytes as f64;
-        let [(seconds, cpu), (drained, bare), (_, stored)] = [ours, drains, kept].map(|runs| {
+        let [(seconds, cpu), (drained, bare), (_, stored)] = [ours, drains, file_drains].map(|runs| {
             let seconds = median(runs.iter().map(|(result, _)| result.seconds).collect());
             (seconds, median(runs.iter().map(|(_, cpu)| cpu / 1.073_741_824).collect()))
         });
@@ -311,11 +311,11 @@ impl SpreadBench {
             for own in receivers.clone() {
                 self.forget(nodes[own])?;
                 let others = std::iter::once(0).chain(receivers.clone()).filter(|other| *other != own);
-                let ways =
+                let paths =
                     others.map(|other| format!("{}={}>{}", nodes[other], lab.ip(own), lab.at(other, 21_000)));
                 let mut words = vec!["pull".to_owned(), self.folder(), nodes[own].to_owned()];
                 words.push(format!("@{}", lab.at(own, 21_000)));
-                words.extend(ways);
+                words.extend(paths);
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 running.push(RunningBench::start(&lab, own, &self.program, &words)?);
             }

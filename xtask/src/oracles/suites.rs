@@ -151,11 +151,11 @@ fn chosen(arguments: &[String]) -> Result<Vec<&'static OracleSuite>> {
         );
     }
     let slice = Slice::of_this_run()?;
-    let wanted = |suite: &&OracleSuite| match arguments.is_empty() {
+    let is_selected = |suite: &&OracleSuite| match arguments.is_empty() {
         true => suite.slice.is_none_or(|number| slice.runs(number)),
         false => arguments.iter().any(|argument| argument == suite.name),
     };
-    Ok(ORACLE_SUITES.iter().filter(wanted).collect())
+    Ok(ORACLE_SUITES.iter().filter(is_selected).collect())
 }
 
 /// The programs of suites, by the variables that tests read; built if missing. One that cannot be had keeps no other

@@ -52,15 +52,16 @@ pub fn stale(page: &str, written: &str) -> Findings {
 
 /// Lines about invariants in ARCHITECTURE.md that are missing, wrong or left over.
 pub fn unlisted(architecture: &str, rules: &[Invariant]) -> Findings {
-    let wanted: Vec<String> = (1..).zip(rules).map(|(number, rule)| invariants::line(number, rule)).collect();
+    let expected: Vec<String> =
+        (1..).zip(rules).map(|(number, rule)| invariants::line(number, rule)).collect();
     let listed: Vec<&str> = architecture.lines().filter(|line| line.starts_with("- **I")).collect();
-    let missing = wanted
+    let missing = expected
         .iter()
         .filter(|line| !listed.contains(&line.as_str()))
         .map(|line| format!("ARCHITECTURE.md lacks the line: {line}"));
     let left_over = listed
         .iter()
-        .filter(|line| !wanted.iter().any(|wanted| wanted == *line))
+        .filter(|line| !expected.iter().any(|expected| expected == *line))
         .map(|line| format!("ARCHITECTURE.md has a line that {TABLE} does not know: {line}"));
     missing.chain(left_over).collect()
 }

@@ -90,7 +90,7 @@ impl RankFolder {
     /// The folders of all ranks.
     pub async fn all(cluster: &TestCluster) -> Result<Vec<Self>> {
         let shards = path_of_smoke(cluster).await?;
-        let seat = |shard: &Value| {
+        let rank_folder = |shard: &Value| {
             let node = match shard["spec"]["nodeName"].as_str() {
                 Some("node-a") => cluster.near_dir(),
                 _ => cluster.far_dir(),
@@ -99,7 +99,7 @@ impl RankFolder {
             let rank = shard["spec"]["rank"].as_i64().context("a Shard without a rank")?;
             Ok(Self { rank, folder: node.join("agent/engines").join(uid) })
         };
-        shards.iter().map(seat).collect()
+        shards.iter().map(rank_folder).collect()
     }
 
     /// Epoch and process of its engine, as its agent recorded them.
@@ -137,7 +137,7 @@ impl RankFolder {
 
     /// Waits until the engine of a later epoch than this one has reached the event; returns its process id.
     pub async fn until(&self, cluster: &TestCluster, epoch: i64, mark: &RankMilestone) -> Result<i32> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             if let Some((now, pid)) = self.engine()
                 && now > epoch
@@ -146,7 +146,7 @@ impl RankFolder {
             {
                 return Ok(pid);
             }
-            if begun.elapsed() > WAIT_TIMEOUT {
+            if started.elapsed() > WAIT_TIMEOUT {
                 let diagnosis = cluster.diagnostics().await;
                 ensure!(false, "rank {} was not {mark} again after epoch {epoch}\n{diagnosis}", self.rank);
             }

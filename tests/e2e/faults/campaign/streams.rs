@@ -46,10 +46,10 @@ impl ReadStream {
 
     /// Waits until this many chunks have arrived.
     async fn until_pieces(&self, pieces: usize) -> Result<()> {
-        let begun = Instant::now();
+        let started = Instant::now();
         while self.pieces.load(Ordering::Relaxed) < pieces {
             ensure!(!self.reader.is_finished(), "a stream ended before its piece {pieces}");
-            ensure!(begun.elapsed() < WAIT_TIMEOUT, "a stream did not come to its piece {pieces}");
+            ensure!(started.elapsed() < WAIT_TIMEOUT, "a stream did not come to its piece {pieces}");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         Ok(())
@@ -91,14 +91,14 @@ impl Streams {
         }
         let engine = path::rank_0_metrics(cluster).await?;
         let read = async || path::metric(&engine, "vllm:prompt_tokens_total").await;
-        let (before, begun) = (read().await?, Instant::now());
+        let (before, started) = (read().await?, Instant::now());
         let texts = (0..drawn.prompts).map(|number| drawn.long_prompt(number));
         let prompts: Vec<ReadStream> =
             texts.map(|text| ReadStream::start(cluster, &text, PROMPT_ANSWER_TOKENS)).collect();
         // A sum has at least this many tokens.
         let expected = (drawn.prompts * 60 * 4 * drawn.read / 100) as f64;
         while read().await? <= before + expected {
-            ensure!(begun.elapsed() < WAIT_TIMEOUT, "{expected} tokens of prompts were not read");
+            ensure!(started.elapsed() < WAIT_TIMEOUT, "{expected} tokens of prompts were not read");
             if let Some(stream) = prompts.iter().find(|stream| stream.reader.is_finished()) {
                 ensure!(false, "a prompt was never read: {}", stream.body);
             }

@@ -42,18 +42,22 @@ pub async fn store(cluster: &mut TestCluster) -> Result<()> {
     cluster.until("the server on the small disk answers", answers).await?;
     let ballast = disk.fill_but(FREE_BYTES)?;
 
-    let mut kept = Vec::new();
+    let mut acknowledged = Vec::new();
     for number in 0..MAX_WRITES {
         let name = format!("kept-{number}");
         if write(&kubeconfig, &name).await.is_err() {
             break;
         }
-        kept.push(name);
+        acknowledged.push(name);
     }
-    ensure!(kept.len() > 2 && kept.len() < MAX_WRITES, "{} objects were kept", kept.len());
+    ensure!(
+        acknowledged.len() > 2 && acknowledged.len() < MAX_WRITES,
+        "{} objects were kept",
+        acknowledged.len()
+    );
     let text = readiness(port).await?;
     ensure!(text.contains("No space left on device"), "the server does not say what is wrong: {text}");
-    all_there(&kubeconfig, &kept).await.context("with the disk full")?;
+    all_there(&kubeconfig, &acknowledged).await.context("with the disk full")?;
 
     // Killed in that state and given space, it restarts with all data and accepts writes.
     kill(server.child.id() as i32);
@@ -64,12 +68,12 @@ pub async fn store(cluster: &mut TestCluster) -> Result<()> {
     let answers = async |_: &mut TestCluster| Ok(russet(&kubeconfig, &["get", "configmaps"]).await.is_ok());
     cluster.until("the server answers after the kill", answers).await?;
     println!("fault: serve killed on a full disk, API back = {:.2}", struck.elapsed().as_secs_f64());
-    all_there(&kubeconfig, &kept).await.context("after the kill")?;
+    all_there(&kubeconfig, &acknowledged).await.context("after the kill")?;
     write(&kubeconfig, "again").await.context("with room again")?;
     all_there(&kubeconfig, &["again".to_owned()]).await
 }
 
-async fn all_there(kubeconfig: &Path, kept: &[String]) -> Result<()> {
+async fn all_there(kubeconfig: &Path, acknowledged: &[String]) -> Result<()> {
     let list = russet(kubeconfig, &["get", "configmaps", "-o", "json"]).await?;
     let list: serde_json::Value = serde_json::from_str(&list)?;
     let names: Vec<&str> = list["items"]
@@ -78,7 +82,7 @@ async fn all_there(kubeconfig: &Path, kept: &[String]) -> Result<()> {
         .flatten()
         .filter_map(|item| item["metadata"]["name"].as_str())
         .collect();
-    for name in kept {
+    for name in acknowledged {
         ensure!(names.contains(&name.as_str()), "{name} was acknowledged and is not there");
     }
     Ok(())
