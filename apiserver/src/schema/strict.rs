@@ -10,6 +10,7 @@ use serde_json::{Map, Number, Value};
 
 use super::bounds::{BoundsError, MAX_BODY_DEPTH, MAX_VALUES};
 use super::prune::{push_field, push_index};
+use super::values::cut;
 
 /// Maximum duplicate keys that are reported.
 const MAX_DUPLICATES: usize = 100;
@@ -97,10 +98,7 @@ impl Path<'_> {
     fn to_text(&self) -> String {
         let mut text = String::new();
         self.write(&mut text);
-        if text.len() > MAX_PATH_BYTES {
-            text.truncate(text.floor_char_boundary(MAX_PATH_BYTES));
-            text.push('…');
-        }
+        cut(&mut text, MAX_PATH_BYTES);
         text
     }
 

@@ -48,9 +48,31 @@ pub fn shown(value: &Value) -> String {
         Value::String(text) => format!("{text:?}"),
         other => other.to_string(),
     };
-    if text.len() > MAX_SHOWN_BYTES {
-        text.truncate(text.floor_char_boundary(MAX_SHOWN_BYTES));
+    cut(&mut text, MAX_SHOWN_BYTES);
+    text
+}
+
+/// Cuts a text after this many bytes, less if a character would be cut in two.
+pub fn cut(text: &mut String, max_bytes: usize) {
+    if text.len() > max_bytes {
+        let end = (0..=max_bytes).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+        text.truncate(end);
         text.push('…');
     }
-    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn long_values_are_cut_between_characters() {
+        assert_eq!(shown(&json!({"a": 1})), r#"{"a":1}"#);
+        let mut text = "aé".repeat(3);
+        cut(&mut text, 5);
+        assert_eq!(text, "aéa…");
+        assert!(shown(&json!("x".repeat(5000))).len() < 1100);
+    }
 }
