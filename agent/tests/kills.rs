@@ -289,12 +289,16 @@ fn mount(words: &[&str]) -> bool {
 /// Space for the model and the store's reserve.
 const ENOUGH_BYTES: u64 = (1 << 30) + ((2 * MODEL_MIB) << 20);
 
-/// Waits until a signal has stopped a process.
+/// Waits until a signal has stopped every thread of a process: one that writes ends its write before.
 fn stopped(child: &mut Child) {
-    let stat = format!("/proc/{}/stat", child.id());
+    let tasks = format!("/proc/{}/task", child.id());
+    let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+        // A thread that has ended meanwhile writes no more.
+        stat.map_or(true, |stat| stat.rsplit_once(')').unwrap().1.trim().starts_with('T'))
+    };
     for _ in 0..6000 {
-        let state = std::fs::read_to_string(&stat).unwrap();
-        if state.rsplit_once(')').unwrap().1.trim().starts_with('T') {
+        if std::fs::read_dir(&tasks).unwrap().all(is_stopped) {
             return;
         }
         assert!(child.try_wait().unwrap().is_none(), "it ended before it came there");

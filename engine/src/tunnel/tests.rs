@@ -77,7 +77,7 @@ async fn ring(identities: &Identities, size: usize) -> Vec<RingMember> {
 }
 
 #[tokio::test]
-async fn rings_of_two_and_three_carry_bytes_both_ways() {
+async fn rings_of_two_and_three_carry_bytes_in_both_directions() {
     let identities = Identities::new();
     for size in [2, 3] {
         let mut members = ring(&identities, size).await;
