@@ -131,7 +131,7 @@ async fn bodies_that_mean_endless_work_are_answered() {
     let plain = json!({"metadata": {"name": "target"}, "data": {"a": "b"}});
     let json_media = [("content-type", "application/json")];
     assert_eq!(ask(&cluster, Method::POST, configmaps, &json_media, &plain.to_string()).await.0, 201);
-    let finalizers = |object: &str, name: &dyn Fn(usize) -> String| json!({"metadata": {"name": object, "finalizers": (0..60_000).map(name).collect::<Vec<_>>()}});
+    let finalizers = |object: &str, name: &dyn Fn(usize) -> String| json!({"metadata": {"name": object, "finalizers": (0..20_000).map(name).collect::<Vec<_>>()}});
     let nested = |levels: usize| (0..levels).fold(json!({}), |inner, _| json!({ "x": inner }));
     let leaves = vec!["0"; 1000].join(",");
     let aliases = format!("a: &a [{leaves}]\nb: [{}]\n", vec!["*a"; 1000].join(","));
