@@ -88,7 +88,9 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
             PatchOperation::Move(_) | PatchOperation::Remove(_) => None,
         };
         let levels = MAX_DEPTH.checked_sub(operation.path().count());
-        if placed.zip(levels).is_some_and(|(value, levels)| is_deeper(value, levels)) {
+        // A path may lead below the bound: managedFields nest deeper.
+        let too_deep = |value| levels.is_none_or(|levels| is_deeper(value, levels));
+        if placed.is_some_and(too_deep) {
             return Err(JsonPatchError::Refused(format!(
                 "the patched object would nest deeper than the {MAX_DEPTH} levels allowed"
             )));
@@ -398,6 +400,11 @@ mod tests {
         assert!(error.contains("shift"), "{error}");
         let appends = vec![json!({"op": "add", "path": "/list/-", "value": 0}); 9_000];
         assert!(json_patch(&long, &appends.into()).is_ok());
+        // Below managedFields, which may be deeper than the bound.
+        let inner = (0..80).fold(json!({}), |inner, _| json!({"x": inner}));
+        let deeper = json!([{"op": "add", "path": "/x".repeat(70) + "/y", "value": {}}]);
+        let error = json_patch(&inner, &deeper).expect_err("a path beyond the bound").to_string();
+        assert!(error.contains("64 levels"), "{error}");
         // 300,000 levels of 3 MB, on a stack that is too small to free them.
         let chain = (0..100).fold(json!({}), |inner, _| json!({"x": inner}));
         let place = format!("/b{}", "/x".repeat(101));
