@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::auth::defaults;
+use crate::auth::tokens::secret_key;
 use crate::call::Call;
 use crate::gc::edit;
 use crate::kinds::builtin;
@@ -41,7 +42,7 @@ pub async fn run(api: &Arc<ServerState>, authority: &Authority) -> Result<()> {
         },
     });
     // A new CA, created because its files were lost, replaces the one whose key is gone.
-    let key = format!("{}russet-system/russet-ca", builtin::prefix("", "secrets"));
+    let key = secret_key("russet-system", "russet-ca");
     edit::edit(api, &key, |stored| {
         let differs = stored["data"] != secret["data"];
         object::copy_field(stored, &secret, "data");

@@ -61,11 +61,6 @@ impl Followers {
         self.send(to_follow_command(command));
     }
 
-    /// Has every follower reset the slot.
-    pub fn reset(&self, slot: u32) {
-        self.apply_cache_command(&CacheCommand::Reset { slot });
-    }
-
     /// Has every follower load blocks into the slot, some of them from disk; resolves to the number of
     /// leading blocks that all ranks loaded.
     pub fn fetch(&self, slot: u32, hashes: &[BlockHash]) -> oneshot::Receiver<u32> {

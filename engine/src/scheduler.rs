@@ -135,10 +135,9 @@ impl Scheduler {
             disk: compute.has_disk_cache(),
             enabled: prefix_cache,
         };
-        let ranks = Ranks { compute, followers };
+        let ranks = Ranks { compute, followers, metrics: metrics.clone() };
         let prefix_cache = PrefixCache::new(root, limits, &on_disk);
-        let (caches, fetched) =
-            SlotCaches::new(prefix_cache, ranks.clone(), block_events.clone(), metrics.clone());
+        let (caches, fetched) = SlotCaches::new(prefix_cache, ranks.clone(), block_events.clone());
         let (sender, requests) = mpsc::unbounded_channel();
         let queue_limit = QueueLimit::new(metrics.clone(), max_sequences);
         let started = Instant::now();
@@ -186,7 +185,7 @@ impl Scheduler {
     /// # Errors
     /// A step failed, or its answer shows that weights and tokenizer do not fit together.
     pub async fn smoke(&self) -> Result<(), SmokeError> {
-        smoke::run(&self.ranks, &self.tokenizer, &self.metrics, self.context_tokens).await
+        smoke::run(&self.ranks, &self.tokenizer, self.context_tokens).await
     }
 
     /// Runs until the rank fails, or until it was asked to stop and every request has ended.
@@ -414,7 +413,6 @@ impl Scheduler {
         self.caches.apply_commands();
         self.metrics.batch_rows.observe(admissions.len() as f64);
         self.metrics.batch_prompt_tokens.observe(prefill_tokens as f64);
-        self.metrics.steps.inc_by(steps.len() as u64);
         let reply = self.ranks.dispatch(steps);
         let now = Instant::now();
         self.metrics.scheduling.observe((now - self.scheduling_since).as_secs_f64());

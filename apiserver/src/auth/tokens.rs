@@ -83,7 +83,7 @@ pub fn secret_key(namespace: &str, name: &str) -> String {
 
 /// The storage prefix of bootstrap tokens.
 pub fn bootstrap_prefix() -> String {
-    format!("{}kube-system/bootstrap-token-", crate::kinds::builtin::prefix("", "secrets"))
+    secret_key("kube-system", "bootstrap-token-")
 }
 
 /// Whether a Secret is a valid bootstrap token.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::controller::{self, Controller};
 use super::edit::{edit, remove};
+use crate::auth::tokens::secret_key;
 use crate::bootstrap;
 use crate::kinds::builtin;
 use crate::object;
@@ -53,7 +54,7 @@ async fn reconcile(api: &Arc<ServerState>, key: &str) -> Result<bool> {
     }
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}});
     bootstrap::ensure(api, name, account).await?;
-    let secret = api.store.get(&format!("{}russet-system/russet-ca", builtin::prefix("", "secrets")));
+    let secret = api.store.get(&secret_key("russet-system", "russet-ca"));
     let certificate = secret
         .and_then(|secret| STANDARD.decode(secret.object()["data"]["tls.crt"].as_str()?).ok())
         .and_then(|bytes| String::from_utf8(bytes).ok());

@@ -107,13 +107,16 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
     Ok(document)
 }
 
+/// The list that a path leads into.
+fn list_around<'a>(document: &'a Value, path: &Pointer) -> Option<&'a Vec<Value>> {
+    document.pointer(path.parent()?.as_str())?.as_array()
+}
+
 /// How many elements of lists move to another place.
 fn shifts(document: &Value, operation: &PatchOperation) -> usize {
     let behind = |path: &Pointer| {
-        let list =
-            path.parent().and_then(|parent| document.pointer(parent.as_str())).and_then(Value::as_array);
         let index = path.last().and_then(|token| token.encoded().parse::<usize>().ok());
-        list.zip(index).map_or(0, |(list, index)| list.len().saturating_sub(index))
+        list_around(document, path).zip(index).map_or(0, |(list, index)| list.len().saturating_sub(index))
     };
     match operation {
         PatchOperation::Add(AddOperation { path, .. }) | PatchOperation::Remove(RemoveOperation { path }) => {
@@ -212,8 +215,7 @@ fn refused(document: &Value, operation: &PatchOperation, kind: &PatchErrorKind) 
         (PatchErrorKind::InvalidFromPointer, Some(from)) => return missing(name, from),
         _ => {}
     }
-    let list = path.parent().and_then(|parent| document.pointer(parent.as_str())).and_then(Value::as_array);
-    match list {
+    match list_around(document, path) {
         Some(list) => JsonPatchError::Refused(format!(
             "{name} operation does not apply: {:?} is no place in a list of {}",
             path.as_str(),

@@ -168,7 +168,7 @@ pub fn evaluate(
             let before = Counterparts::new(schema, old);
             for (index, item) in items.iter().enumerate() {
                 push_index(path, index);
-                evaluate(field, item, before.of(schema, item), path, errors);
+                evaluate(field, item, before.of(item), path, errors);
                 path.truncate(length);
             }
         }

@@ -105,7 +105,7 @@ impl Validation {
                 let before = Counterparts::new(schema, old);
                 for (index, item) in items.iter().enumerate() {
                     push_index(path, index);
-                    self.check(field, item, before.of(schema, item), path);
+                    self.check(field, item, before.of(item), path);
                     path.truncate(length);
                 }
             }

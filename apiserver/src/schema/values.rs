@@ -7,26 +7,26 @@ use serde_json::{Map, Value};
 use super::{ListKind, Schema};
 
 /// The elements of a keyed list before a change, by identity.
-pub struct Counterparts<'a>(HashMap<Value, &'a Value>);
+pub struct Counterparts<'s, 'a> {
+    /// The fields that identify an element.
+    names: &'s [String],
+    elements: HashMap<Value, &'a Value>,
+}
 
-impl<'a> Counterparts<'a> {
+impl<'s, 'a> Counterparts<'s, 'a> {
     /// Those of `old`, a list with this schema; of other lists no element has a counterpart.
-    pub fn new(schema: &Schema, old: Option<&'a Value>) -> Self {
+    pub fn new(schema: &'s Schema, old: Option<&'a Value>) -> Self {
         let mut elements = HashMap::new();
-        if let ListKind::Map(names) = &schema.list {
-            for old in old.and_then(Value::as_array).into_iter().flatten() {
-                elements.entry(key(names, old)).or_insert(old);
-            }
+        let ListKind::Map(names) = &schema.list else { return Self { names: &[], elements } };
+        for old in old.and_then(Value::as_array).into_iter().flatten() {
+            elements.entry(key(names, old)).or_insert(old);
         }
-        Self(elements)
+        Self { names, elements }
     }
 
     /// The element before with the same identity as `item`.
-    pub fn of(&self, schema: &Schema, item: &Value) -> Option<&'a Value> {
-        match &schema.list {
-            ListKind::Map(names) if !self.0.is_empty() => self.0.get(&key(names, item)).copied(),
-            _ => None,
-        }
+    pub fn of(&self, item: &Value) -> Option<&'a Value> {
+        if self.elements.is_empty() { None } else { self.elements.get(&key(self.names, item)).copied() }
     }
 }
 

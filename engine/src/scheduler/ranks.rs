@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::in_flight::PendingBatch;
 use crate::executor::{Executor, SequenceStep};
 use crate::group::Followers;
+use crate::metrics::EngineMetrics;
 use crate::prefix_cache::{CacheCommand, block_hash::BlockHash};
 
 /// Clones reach the same ranks.
@@ -13,11 +14,13 @@ pub(super) struct Ranks {
     /// This process's rank.
     pub(super) compute: Arc<dyn Executor>,
     pub(super) followers: Followers,
+    pub(super) metrics: EngineMetrics,
 }
 
 impl Ranks {
     /// Runs the steps as one batch.
     pub(super) fn dispatch(&self, batch: Vec<SequenceStep>) -> PendingBatch {
+        self.metrics.steps.inc_by(batch.len() as u64);
         let sample_counts = batch.iter().map(|step| step.samples().count()).collect();
         self.followers.run(&batch);
         PendingBatch { sample_counts, reply: self.compute.run(batch) }

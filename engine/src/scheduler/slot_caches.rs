@@ -5,7 +5,6 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use super::ranks::Ranks;
 use super::request::ScheduledRequest;
-use crate::metrics::EngineMetrics;
 use crate::prefix_cache::block_hash::BlockHash;
 use crate::prefix_cache::events::BlockEvents;
 use crate::prefix_cache::{PrefixCache, SlotAssignment};
@@ -25,7 +24,6 @@ pub(super) struct SlotCaches {
     ranks: Ranks,
     block_events: BlockEvents,
     fetched: UnboundedSender<FetchedBlocks>,
-    metrics: EngineMetrics,
 }
 
 impl SlotCaches {
@@ -34,10 +32,9 @@ impl SlotCaches {
         prefix_cache: PrefixCache,
         ranks: Ranks,
         block_events: BlockEvents,
-        metrics: EngineMetrics,
     ) -> (Self, UnboundedReceiver<FetchedBlocks>) {
         let (fetched, receiver) = mpsc::unbounded_channel();
-        (Self { prefix_cache, ranks, block_events, fetched, metrics }, receiver)
+        (Self { prefix_cache, ranks, block_events, fetched }, receiver)
     }
 
     /// Drops blocks that this rank's disk has lost.
@@ -48,7 +45,7 @@ impl SlotCaches {
     /// Assigns a slot to a request with these tokens; `None` if all are taken.
     pub(super) fn admit(&mut self, tokens: &[u32]) -> Option<SlotAssignment> {
         let assignment = self.prefix_cache.admit(tokens)?;
-        self.metrics.running.inc();
+        self.ranks.metrics.running.inc();
         Some(assignment)
     }
 
@@ -75,14 +72,14 @@ impl SlotCaches {
         }
         self.prefix_cache.release(request.sequence.slot(), request.sequence.history().to_vec());
         self.apply_commands();
-        self.metrics.running.dec();
+        self.ranks.metrics.running.dec();
     }
 
     /// Frees a slot and what it holds.
     pub(super) fn discard(&mut self, request: &ScheduledRequest) {
         self.prefix_cache.discard(request.sequence.slot());
         self.apply_commands();
-        self.metrics.running.dec();
+        self.ranks.metrics.running.dec();
     }
 
     /// Applies pending cache commands on every rank, before the next batch.
@@ -91,7 +88,7 @@ impl SlotCaches {
             self.ranks.apply_cache_command(command);
         }
         self.block_events.publish(self.prefix_cache.take_delta());
-        self.metrics.set_prefix_blocks(self.prefix_cache.block_counts());
+        self.ranks.metrics.set_prefix_blocks(self.prefix_cache.block_counts());
     }
 
     /// Loads blocks from disk into the slot of this admission, on every rank.

@@ -9,8 +9,6 @@ use tokio::time::Instant;
 
 use super::batching::compose_batch;
 use super::ranks::Ranks;
-use crate::executor::SequenceStep;
-use crate::metrics::EngineMetrics;
 use crate::prefix_cache::CacheCommand;
 use crate::sequence::{self, AcceptedToken, OutputStream, Sequence};
 use crate::tokenizer::{ChatTokenizer, TokenizerError};
@@ -68,7 +66,6 @@ fn request() -> GenerationRequest {
 pub(super) async fn run(
     ranks: &Ranks,
     tokenizer: &ChatTokenizer,
-    metrics: &EngineMetrics,
     context_tokens: u32,
 ) -> Result<(), SmokeError> {
     let started = Instant::now();
@@ -80,10 +77,10 @@ pub(super) async fn run(
     let output = OutputStream::new(&request, limit, eos_tokens, detokenizer);
     let mut sequence = Sequence::new(&request, prompt, 0, output);
     sequence.admit(SMOKE_SLOT, 0);
-    let (tokens, text) = answer(ranks, tokenizer, metrics, context_tokens, &mut sequence).await?;
+    let (tokens, text) = answer(ranks, tokenizer, context_tokens, &mut sequence).await?;
     ranks.apply_cache_command(CacheCommand::Reset { slot: SMOKE_SLOT });
     let elapsed = started.elapsed();
-    metrics.record_smoke_test(elapsed);
+    ranks.metrics.record_smoke_test(elapsed);
     tracing::info!(?tokens, text, ?elapsed, "the smoke prompt is answered");
     Ok(())
 }
@@ -92,15 +89,13 @@ pub(super) async fn run(
 async fn answer(
     ranks: &Ranks,
     tokenizer: &ChatTokenizer,
-    metrics: &EngineMetrics,
     context_tokens: u32,
     sequence: &mut Sequence,
 ) -> Result<(Vec<u32>, String), SmokeError> {
     let (mut tokens, mut text) = (Vec::new(), String::new());
     loop {
         let scheduled = compose_batch(&[sequence.readiness(false)], 1, false, context_tokens);
-        let steps: Vec<SequenceStep> = scheduled.iter().map(|turn| sequence.step(turn.tokens)).collect();
-        metrics.steps.inc_by(steps.len() as u64);
+        let steps = scheduled.iter().map(|turn| sequence.step(turn.tokens)).collect();
         let sampled = ranks.dispatch(steps).wait().await;
         let sampled = sampled.map_err(|failure| SmokeError::Step(failure.reason))?.concat();
         let Some(token) = sampled.first().cloned() else { continue };
