@@ -131,9 +131,16 @@ impl AttemptFixture {
         let mut wrong = Vec::new();
         let count = attempts.len();
         for attempt in attempts {
-            if let Err(error) = self.attempt(who, &attempt, allowed).await {
-                wrong.push(format!("{error:#}"));
-            }
+            let answer = match self.attempt(who, &attempt, allowed).await {
+                Ok(()) if allowed => "allowed",
+                Ok(()) => "refused",
+                Err(error) => {
+                    wrong.push(format!("{error:#}"));
+                    "otherwise"
+                }
+            };
+            // A row of `cargo xtask proof attempts`.
+            println!("attempts | {} | {} | {answer}", who.name(), attempt.what);
         }
         if !wrong.is_empty() {
             bail!("{} of {count} attempts went otherwise:\n{}", wrong.len(), wrong.join("\n"));

@@ -38,6 +38,17 @@ pub enum RequestIdentity {
     Token(String),
 }
 
+impl RequestIdentity {
+    /// Its name in the table of attempts.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Admin => "administrator",
+            Self::User(name, _) => name,
+            Self::Token(_) => "service account",
+        }
+    }
+}
+
 /// One request.
 #[derive(Clone, Debug)]
 pub struct Request {

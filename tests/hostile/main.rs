@@ -71,7 +71,8 @@ async fn run() -> Result<bool> {
         }
     }
     Arc::into_inner(fixture).context("a probe still runs")?.stop().await?;
-    println!("{passed} passed, {failed} failed");
+    let word = if failed == 0 { "ok" } else { "FAILED" };
+    println!("test result: {word}. {passed} passed; {failed} failed; 0 ignored");
     Ok(failed == 0 && passed > 0)
 }
 
