@@ -14,6 +14,8 @@ pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
 pub enum ErrorKind {
     /// The request is invalid or uses a feature this release does not have.
     InvalidRequest,
+    /// The conversation is longer than the model's context.
+    ContextLengthExceeded,
     /// The body is larger than the limit.
     TooLarge,
     /// The body did not arrive in time.
@@ -55,6 +57,7 @@ impl ErrorKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::InvalidRequest => "invalid_request",
+            Self::ContextLengthExceeded => "context_length_exceeded",
             Self::TooLarge => "request_too_large",
             Self::BodyTimeout => "request_timeout",
             Self::Forbidden => "forbidden",

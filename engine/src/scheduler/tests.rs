@@ -144,6 +144,7 @@ fn say(content: &str, tokens: u32, priority: i32) -> GenerationRequest {
         emitted: Vec::new(),
         priority,
         deadline_milliseconds: None,
+        cache_salt: String::new(),
     }
 }
 

@@ -167,6 +167,10 @@ impl EngineStream {
             FailureKind::InvalidRequest => {
                 AttemptError::Rejected(GatewayError::new(ErrorKind::InvalidRequest, message))
             }
+            FailureKind::ContextLengthExceeded => AttemptError::Rejected(GatewayError {
+                param: Some("messages".into()),
+                ..GatewayError::new(ErrorKind::ContextLengthExceeded, message)
+            }),
             FailureKind::Overloaded => AttemptError::Busy(message),
             FailureKind::Unavailable => self.lost(message),
             FailureKind::DeadlineExceeded => {
