@@ -42,6 +42,8 @@ pub enum ErrorKind {
     GatewayFull,
     /// The engine or its machine was lost.
     EngineLost,
+    /// Engines are lost while they prepare the request.
+    PoisonRequest,
     /// The engine is connected and has sent nothing for too long.
     EngineSilent,
     /// The deadline of the request passed.
@@ -71,6 +73,7 @@ impl ErrorKind {
             Self::Overloaded => "rate_limit_exceeded",
             Self::GatewayFull => "gateway_full",
             Self::EngineLost => "engine_lost",
+            Self::PoisonRequest => "poison_request",
             Self::EngineSilent => "engine_silent",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::Internal => "internal_error",

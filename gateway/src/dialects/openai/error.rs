@@ -28,7 +28,7 @@ fn status_and_type(kind: ErrorKind) -> (StatusCode, &'static str) {
         | ErrorKind::EngineLost
         | ErrorKind::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, SERVER),
         ErrorKind::EngineSilent | ErrorKind::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, SERVER),
-        ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, SERVER),
+        ErrorKind::Internal | ErrorKind::PoisonRequest => (StatusCode::INTERNAL_SERVER_ERROR, SERVER),
     }
 }
 
