@@ -19,6 +19,7 @@ mod dispatcher;
 mod engine_stream;
 mod response;
 mod route_decision;
+mod suspects;
 
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ pub(crate) use attempt_loop::PendingRequest;
 pub(crate) use deadline::Deadline;
 pub use dispatcher::DispatchLimits;
 pub(crate) use dispatcher::Dispatcher;
+pub(crate) use suspects::PromptDigest;
 use engine_stream::shutdown_error;
 use response::ResponseStream;
 
@@ -44,6 +46,10 @@ impl Dispatcher {
             return Err(error);
         }
         let mut tracker = self.metrics.request(pending.model());
+        if let Err(error) = self.recall(&mut pending) {
+            tracker.failed(&error);
+            return Err(error);
+        }
         match self.run_attempts(&mut pending, &mut tracker).await {
             Ok(opened) => Ok(ResponseStream::new(self.clone(), pending, opened, tracker)),
             Err(error) => {

@@ -27,7 +27,7 @@ use axum::routing::{MethodRouter, post};
 use tokio::time::Instant;
 
 use crate::discard::discard;
-use crate::dispatch::{Deadline, PendingRequest};
+use crate::dispatch::{Deadline, PendingRequest, PromptDigest};
 use crate::error::GatewayError;
 use crate::keys::{Caller, Quota};
 use crate::request_id::RequestId;
@@ -101,7 +101,8 @@ async fn generate<W: ResponseWriter>(
         streamed,
         "generate"
     );
-    let request = PendingRequest::new(model, request, deadline, permit, caller);
+    let prompt = PromptDigest::new(&caller, &model, &request);
+    let request = PendingRequest::new(model, request, prompt, deadline, permit, caller);
     let mut response = if streamed {
         streamed_response::respond(api.dispatcher.clone(), request, writer, api.stream_timeouts).await?
     } else {

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::route_decision::unknown;
+use super::suspects::Suspects;
 use crate::backends::Backends;
 use crate::demand::{DemandTracker, HoldLimits};
 use crate::error::{ErrorKind, GatewayError};
@@ -33,8 +34,8 @@ pub struct DispatchLimits {
     pub engine_timeout: Duration,
     /// Backoff before an endpoint that failed is tried again.
     pub endpoint_backoff: Duration,
-    /// Engines that one request, including its response, may lose before the request itself is suspected as
-    /// the cause.
+    /// Engines that one request, including its response, may lose, whatever the cause. A request that ends engines
+    /// while it is prepared or prefilled is stopped after two.
     pub max_losses: u32,
     /// How long running responses may take to finish after shutdown begins.
     pub shutdown_grace: Duration,
@@ -70,6 +71,7 @@ pub struct Dispatcher {
     pub(super) metrics: Arc<Metrics>,
     pub(super) limits: DispatchLimits,
     pub(super) closing: CancellationToken,
+    pub(super) suspects: Suspects,
 }
 
 impl Dispatcher {
@@ -83,7 +85,7 @@ impl Dispatcher {
         limits: DispatchLimits,
         closing: CancellationToken,
     ) -> Self {
-        Self { table, backends, demand, metrics, limits, closing }
+        Self { table, backends, demand, metrics, limits, closing, suspects: Suspects::default() }
     }
 
     /// The latest routing table.

@@ -12,6 +12,7 @@ mod holding;
 mod keys;
 mod limits;
 mod network;
+mod poison;
 mod responses;
 mod resume;
 mod sdk;

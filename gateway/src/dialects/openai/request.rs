@@ -126,6 +126,7 @@ pub(super) fn parse(
         emitted: Vec::new(),
         priority: priority(&fields, service_tier, limits)?,
         deadline_milliseconds: None,
+        cache_salt: String::new(),
     };
     let streamed = boolean(&fields, "stream")?.unwrap_or(false);
     let writer = ChatWriter {
@@ -428,6 +429,7 @@ mod tests {
                 emitted: vec![],
                 priority: 0,
                 deadline_milliseconds: None,
+                cache_salt: String::new(),
             }
         );
         assert_eq!(
