@@ -73,7 +73,8 @@ impl KindStatus {
     /// Since when the kind is not synced or its watch fails, if that is long enough.
     fn broken_since(&self, now: Instant) -> Option<Instant> {
         if !self.synced {
-            return (now.saturating_duration_since(self.started) >= UNSYNCED_PATIENCE).then_some(self.started);
+            return (now.saturating_duration_since(self.started) >= UNSYNCED_PATIENCE)
+                .then_some(self.started);
         }
         let (first, last, _) = self.failures.as_ref()?;
         let lasts = last.saturating_duration_since(*first) >= UNSYNCED_PATIENCE;

@@ -33,8 +33,10 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for ListItem<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = Box::<RawValue>::deserialize(deserializer)?;
         Ok(Self(
-            serde_json::from_str(raw.get())
-                .map_err(|error| UndecodableObject { error: error.to_string(), metadata: identity(raw.get()) }),
+            serde_json::from_str(raw.get()).map_err(|error| UndecodableObject {
+                error: error.to_string(),
+                metadata: identity(raw.get()),
+            }),
         ))
     }
 }
@@ -133,7 +135,9 @@ mod tests {
     fn hostile() -> Vec<(&'static str, String)> {
         let deep = |levels: usize| {
             let (open, close) = (r#"{"f:a":"#.repeat(levels), "}".repeat(levels));
-            format!(r#""managedFields": [{{"manager": "m", "operation": "Update", "fieldsV1": {open}{{}}{close}}}],"#)
+            format!(
+                r#""managedFields": [{{"manager": "m", "operation": "Update", "fieldsV1": {open}{{}}{close}}}],"#
+            )
         };
         vec![
             ("124 levels", lease("bad", &deep(124))),
@@ -155,7 +159,11 @@ mod tests {
             );
             let list: ObjectList<ListItem<Lease>> = serde_json::from_str(&json).unwrap();
             assert_eq!(list.metadata.resource_version.as_deref(), Some("9"), "{what}");
-            assert_eq!(list.items.iter().map(|item| item.0.is_ok()).collect::<Vec<_>>(), [true, false, true], "{what}");
+            assert_eq!(
+                list.items.iter().map(|item| item.0.is_ok()).collect::<Vec<_>>(),
+                [true, false, true],
+                "{what}"
+            );
             let bad = &list.items[1];
             assert_eq!((bad.name_any().as_str(), bad.namespace().as_deref()), ("bad", Some("n")), "{what}");
             assert_eq!(bad.resource_version().as_deref(), Some("7"), "{what}");

@@ -23,6 +23,8 @@ pub const OTHER: &str = "other";
 pub const RUSSET: &str = "/apis/russet.dev/v1alpha1";
 /// No hostile request may take longer than this.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(90);
+/// Descriptors that each process may open.
+const DESCRIPTORS: usize = 1024;
 /// A ClusterRole for Russet's kinds, as the chart's for people.
 const KINDS_ROLE: &str = "tests-edit";
 const APPLY: &str = "application/apply-patch+yaml";
@@ -44,8 +46,12 @@ impl HostileFixture {
         let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
         let hub = FakeHub::start(loopback, repositories).await?;
         let (api_port, gateway_port) = (free_port(loopback)?, free_port(loopback)?);
-        let mut russet = tokio::process::Command::new(program("russet")?);
+        // Few descriptors, so that floods reach the bounds that follow from them.
+        let mut russet = tokio::process::Command::new("bash");
+        let limited = format!("ulimit -n {DESCRIPTORS} && exec \"$0\" \"$@\"");
         russet
+            .args(["-c", &limited])
+            .arg(program("russet")?)
             .env("HF_ENDPOINT", hub.endpoint())
             .env_remove("KUBECONFIG")
             .stdin(std::process::Stdio::piped())
@@ -160,6 +166,35 @@ impl HostileFixture {
             self.send(None, Method::PATCH, &path, APPLY, object.to_string().into_bytes()).await?;
         ensure!(code.is_success(), "{path}: {code} {}", String::from_utf8_lossy(&answer));
         Ok(())
+    }
+
+    /// A client of its own, without a credential.
+    pub fn new_client(&self) -> Result<reqwest::Client> {
+        Ok(KubeconfigClients::open(&self.folder.join("kubeconfig"), REQUEST_TIMEOUT)?.plain)
+    }
+
+    /// URL of the API server.
+    pub fn url(&self) -> &str {
+        &self.clients.url
+    }
+
+    /// A response of the API server to a tenant whose body is not read.
+    pub async fn open(&self, tenant: &str, path: &str) -> Result<reqwest::Response> {
+        let token = self.tokens.get(tenant).with_context(|| format!("{tenant} has no token"))?;
+        let url = format!("{}{path}", self.clients.url);
+        Ok(self.clients.plain.get(url).bearer_auth(token).send().await?)
+    }
+
+    /// A new join token.
+    pub async fn join_token(&self) -> Result<String> {
+        let output = tokio::process::Command::new(program("russet")?)
+            .args(["token", "create", "--quiet", "--data-dir"])
+            .arg(&self.folder)
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        ensure!(output.status.success(), "russet token create: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?.trim().to_owned())
     }
 
     /// An object as the administrator reads it; null if there is none.

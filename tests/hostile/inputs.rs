@@ -3,6 +3,8 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::floods::Flood;
+
 /// The process whose memory is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
@@ -40,6 +42,8 @@ pub enum Delivery {
     },
     /// Requests with methods that nobody knows, without a credential, to the API server.
     MadeUpMethods { count: usize },
+    /// Many connections, watches or requests at the API server.
+    Flood { flood: Flood, count: usize },
     /// Bodies of chat requests to the gateway, all at once, with the accepted status codes.
     Chat { bodies: fn() -> Vec<Vec<u8>>, accepted: &'static [u16] },
     /// A Model of a repository of the hub, with a deployment; the words that its conditions must have.
@@ -78,6 +82,7 @@ const ANSWERED: &[u16] = &[200, 201, 400, 409, 413, 422, 429];
 /// The table.
 pub fn table() -> Vec<HostileInput> {
     let mut rows = api_rows();
+    rows.extend(flood_rows());
     rows.extend(chat_rows());
     rows.extend(model_rows());
     rows
@@ -166,6 +171,19 @@ fn api_rows() -> Vec<HostileInput> {
             subject: Subject::Serve,
             delivery: Delivery::MadeUpMethods { count: 1000 },
         },
+    ]
+}
+
+fn flood_rows() -> Vec<HostileInput> {
+    let row = |name, flood, count| HostileInput {
+        name,
+        subject: Subject::Serve,
+        delivery: Delivery::Flood { flood, count },
+    };
+    vec![
+        row("2,000 idle HTTP/2 connections", Flood::IdleConnections, 2000),
+        row("1,000 watches of one tenant", Flood::Watches, 1000),
+        row("300 signing requests of one token", Flood::SigningRequests, 300),
     ]
 }
 

@@ -2,6 +2,7 @@
 //! bound and goes on, while another namespace is answered. `cargo xtask proof hostile` runs all of it and writes the table.
 
 mod fixture;
+mod floods;
 mod inputs;
 mod memory;
 mod repositories;
@@ -124,6 +125,7 @@ async fn deliver(fixture: &Arc<HostileFixture>, delivery: &Delivery) -> Result<S
             }
             Ok(shortened(codes))
         }
+        Delivery::Flood { flood, count } => floods::send(fixture, *flood, *count).await,
         Delivery::MadeUpMethods { count } => made_up_methods(fixture, *count).await,
         Delivery::Chat { bodies, accepted } => {
             let client = chat::client()?;

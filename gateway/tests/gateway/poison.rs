@@ -51,7 +51,11 @@ async fn a_client_that_gave_up_ends_one_more_engine_at_most() {
     first.running(1).await;
     first.kill();
     // Held for the next engine, the client leaves.
-    crate::harness::wait_for_metric(&lab, "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 1\n").await;
+    crate::harness::wait_for_metric(
+        &lab,
+        "russet_gateway_num_requests_waiting{name=\"m\",namespace=\"default\"} 1\n",
+    )
+    .await;
     response.abort();
     let mut second = lab.engine("b", victim(vec![ScriptStep::Prepare]));
     let third = lab.engine("c", victim(vec![ScriptStep::Prepare]));
