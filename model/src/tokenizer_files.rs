@@ -12,7 +12,7 @@ use serde::{
 use crate::{
     config::CONFIG,
     error::{Error, FileError, Unsupported},
-    json,
+    json, lfs,
     object::Object,
 };
 
@@ -26,11 +26,18 @@ pub const GENERATION_CONFIG: &str = "generation_config.json";
 pub const TEMPLATE: &str = "chat_template.jinja";
 /// The same as a field of a JSON file.
 pub const TEMPLATE_JSON: &str = "chat_template.json";
-/// The small files that are judged.
-pub const JUDGED: [&str; 3] = [TOKENIZER_CONFIG, GENERATION_CONFIG, TEMPLATE_JSON];
-/// Longest of them that is judged. Tokenizers with thousands of reserved tokens list each in [`TOKENIZER_CONFIG`], in
-/// 1.2 MB at most.
-pub const MAX_JUDGED_BYTES: u64 = 4 << 20;
+/// Longest configuration that is judged. Tokenizers with thousands of reserved tokens list each in
+/// [`TOKENIZER_CONFIG`], in 1.2 MB at most.
+const MAX_JUDGED_BYTES: u64 = 4 << 20;
+/// Longest pointer of git-lfs, by its specification.
+const MAX_POINTER_BYTES: u64 = 1024;
+/// The small files that are judged, and how long they may be for it: of the tokenizer only whether it is one.
+pub const JUDGED: [(&str, u64); 4] = [
+    (TOKENIZER, MAX_POINTER_BYTES),
+    (TOKENIZER_CONFIG, MAX_JUDGED_BYTES),
+    (GENERATION_CONFIG, MAX_JUDGED_BYTES),
+    (TEMPLATE_JSON, MAX_JUDGED_BYTES),
+];
 /// Most end tokens; published models have up to five.
 const MAX_END_TOKENS: usize = 1000;
 /// The tokenizer of SentencePiece, which is not read.
@@ -49,7 +56,13 @@ pub struct TokenizerFiles {
 
 impl TokenizerFiles {
     /// Whether there is a tokenizer, which draft models need too.
-    pub fn check_tokenizer(&self) -> Result<(), Unsupported> {
+    pub fn check_tokenizer(&self) -> Result<(), Error> {
+        if let Some((file, bytes)) = self.judged.iter().find(|(name, _)| *name == TOKENIZER)
+            && lfs::is_pointer(bytes)
+        {
+            let (file, size) = ((*file).to_owned(), bytes.len() as u64);
+            return Err(FileError::LfsPointer { file, size }.into());
+        }
         if !self.has(TOKENIZER) {
             let (reason, remedy) = match self.has(SENTENCE_PIECE) {
                 true => (
@@ -58,7 +71,7 @@ impl TokenizerFiles {
                 ),
                 false => ("it is missing".to_owned(), "take it from the repository that the weights are of"),
             };
-            return Err(Unsupported { place: TOKENIZER.to_owned(), reason, remedy: remedy.to_owned() });
+            return Err(Unsupported { place: TOKENIZER.to_owned(), reason, remedy: remedy.to_owned() }.into());
         }
         Ok(())
     }
@@ -300,11 +313,15 @@ mod tests {
             (files(both, r#"{"eos_token_id": {"a": 1}}"#, &[]), "invalid type: map"),
             (files(both, "{}", &[(GENERATION_CONFIG, "{")]), "generation_config.json is not valid JSON"),
             (
+                files(both, r#"{"eos_token_id": 2}"#, &[(TOKENIZER, "version https://git-lfs.github.com/spec/v1\n")]),
+                "tokenizer.json is a pointer of git-lfs",
+            ),
+            (
                 files(both, "{}", &[(TOKENIZER_CONFIG, "version https://git-lfs.github.com/spec/v1\n")]),
                 "tokenizer_config.json is a pointer of git-lfs",
             ),
         ] {
-            match files.check_tokenizer().map_err(Error::from).and_then(|()| files.check_chat()) {
+            match files.check_tokenizer().and_then(|()| files.check_chat()) {
                 Ok(()) => assert_eq!(said, "", "{files:?}"),
                 Err(error) => {
                     let error = error.to_string();

@@ -9,7 +9,7 @@ use russet_model::error::FileError;
 use russet_model::index::{INDEX, MAX_INDEX_BYTES, weight_files};
 use russet_model::safetensors::Headers;
 use russet_model::shape::ModelShape;
-use russet_model::tokenizer_files::{JUDGED, MAX_JUDGED_BYTES, TokenizerFiles};
+use russet_model::tokenizer_files::{JUDGED, TokenizerFiles};
 use tokio::sync::Semaphore;
 
 use super::object::RemoteObject;
@@ -174,10 +174,9 @@ impl SourceListing {
     /// The small files of the tokenizer. Those of unknown or no length are left to the engine.
     async fn tokenizer_files(&self, config: &[u8]) -> Result<TokenizerFiles, StoreError> {
         let mut judged = Vec::new();
-        for name in JUDGED {
-            if self.files.iter().any(|file| file.name == name && (1..=MAX_JUDGED_BYTES).contains(&file.size))
-            {
-                judged.push((name, self.read_small(name, MAX_JUDGED_BYTES).await?));
+        for (name, most) in JUDGED {
+            if self.files.iter().any(|file| file.name == name && (1..=most).contains(&file.size)) {
+                judged.push((name, self.read_small(name, most).await?));
             }
         }
         let names = self.files.iter().map(|file| file.name.clone()).collect();
