@@ -35,6 +35,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
 use russet_crds::conditions::Reason;
+use russet_model::index::MAX_FILES;
 use russet_model::shape::{ModelShape, READER};
 use tokio::sync::watch;
 
@@ -46,7 +47,7 @@ pub use self::incoming::IncomingModel;
 pub use self::local_chunks::LocalChunks;
 use self::model_dirs::ModelDirs;
 pub use self::model_dirs::{Manifest, Published};
-use self::source::{FileLocation, read_headers};
+use self::source::{FileLocation, HeaderTurns, MAX_READ_TIME, within};
 pub use self::source::{SourceFile, SourceListing};
 use crate::transfer_limits::TransferLimiter;
 
@@ -72,6 +73,9 @@ pub const SCHEMES: &[Scheme] = &[
     oci::SCHEME,
     builtin::SCHEME,
 ];
+
+/// Most files of a source: as many weight files as a model may have, and as many others.
+const MAX_SOURCE_FILES: usize = 2 * MAX_FILES;
 
 /// Secret keys of sources that use a bearer token.
 const TOKEN: &[&str] = &["token"];
@@ -196,6 +200,7 @@ pub struct Store {
     shared: Arc<Mutex<BTreeMap<String, Arc<LocalChunks>>>>,
     /// Files whose SHA-256 differs from a peer's manifest, by the manifest's id.
     mismatches: Arc<Mutex<BTreeMap<String, String>>>,
+    header_turns: HeaderTurns,
 }
 
 impl Store {
@@ -209,6 +214,7 @@ impl Store {
             incoming: Arc::default(),
             shared: Arc::default(),
             mismatches: Arc::default(),
+            header_turns: HeaderTurns::default(),
         })
     }
 
@@ -239,7 +245,7 @@ impl Store {
     pub async fn read_anew(&self, mut published: Published) -> Published {
         let Published { path, manifest, .. } = &mut published;
         if manifest.shape.reader < READER {
-            match read_headers(SourceListing::from_folder(path, manifest)).await {
+            match self.header_turns.read(SourceListing::from_folder(path, manifest)).await {
                 Ok((_, shape)) => manifest.shape = shape,
                 Err(error) => tracing::warn!(
                     folder = %path.display(),
@@ -288,7 +294,7 @@ impl Store {
     /// Reads the headers of `spec` without copying it.
     pub async fn headers(&self, spec: &SourceSpec) -> Result<Headers, StoreError> {
         let source = self.list(spec).await?;
-        let (source, shape) = read_headers(source).await?;
+        let (source, shape) = self.header_turns.read(source).await?;
         Ok(Headers { shape, commit: source.commit.clone(), bytes_total: source.bytes() })
     }
 
@@ -304,7 +310,7 @@ impl Store {
         }
         progress.send_modify(|state| state.stage = TransferStage::Resolving);
         let source = self.list(spec).await?;
-        let (source, shape) = read_headers(source).await?;
+        let (source, shape) = self.header_turns.read(source).await?;
         let commit = source.commit.clone();
         let key = model_dirs::key(&spec.uri, commit.as_deref(), spec.sha256.as_deref());
         if let Some(published) = self.dirs.id_of(&key).and_then(|id| self.dirs.published(&id)) {
@@ -387,7 +393,7 @@ impl Store {
         }
         let source = SourceListing::from_folder(held.folder(), held.manifest());
         // The sending machine's statement of the shape is not trusted.
-        let (_, shape) = read_headers(source).await?;
+        let (_, shape) = self.header_turns.read(source).await?;
         let pinned = spec.revision.clone().filter(|_| spec.pinned);
         let commit = pinned.or_else(|| held.manifest().commit.clone());
         let manifest = Manifest {
@@ -444,10 +450,12 @@ impl Store {
     }
 
     async fn list(&self, spec: &SourceSpec) -> Result<SourceListing, StoreError> {
-        let mut source = (scheme_of(&spec.uri)?.list)(&self.context, spec).await?;
+        let list = scheme_of(&spec.uri)?.list;
+        let mut source = within(MAX_READ_TIME, list(&self.context, spec)).await?;
         source.files.retain(|file| is_allowed_file(&file.name));
         source.files.sort_by(|a, b| a.name.cmp(&b.name));
         source.files.dedup_by(|a, b| a.name == b.name);
+        check_file_count(&spec.uri, source.files.len())?;
         let mut seen = BTreeMap::new();
         for file in &source.files {
             if let Some(twin) = seen.insert(file.name.to_ascii_lowercase(), &file.name) {
@@ -462,6 +470,17 @@ impl Store {
         }
         Ok(source)
     }
+}
+
+/// Refuses a source with more files than a model has: each costs requests.
+fn check_file_count(uri: &str, files: usize) -> Result<(), StoreError> {
+    if files <= MAX_SOURCE_FILES {
+        return Ok(());
+    }
+    let problem = format!(
+        "it has {files} files, more than the limit of {MAX_SOURCE_FILES}; name a folder with one model and nothing else"
+    );
+    Err(StoreError::BadUri { uri: uri.to_owned(), problem })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

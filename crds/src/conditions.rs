@@ -208,6 +208,9 @@ pub enum Reason {
     EngineExited,
     /// The engine reported a fatal failure.
     EngineFailed,
+    /// The engine refused the model's files or the split, and would again; the group is formed anew after some
+    /// minutes, not at once.
+    ModelRefused,
     /// The engine missed its heartbeats for so long that its process must be frozen; its agent killed it.
     EngineSilent,
     /// A batch took many times its predicted duration, so the engine must be hung; its agent killed it.

@@ -195,6 +195,15 @@ pub enum Note {
         /// Bytes free on all of them.
         free: u64,
     },
+    /// The search for a balanced split took too many steps.
+    SearchGivenUp {
+        /// Layers of the model.
+        layers: u32,
+        /// Stages.
+        stages: usize,
+        /// Steps that were taken.
+        steps: u64,
+    },
     /// The cables exist, but are in use by groups that stay.
     PortsTaken {
         /// The backend, for display.
@@ -373,6 +382,7 @@ impl Note {
             | Note::NoTensorParallelism { .. }
             | Note::TooSmall { .. }
             | Note::TooSmallTogether { .. }
+            | Note::SearchGivenUp { .. }
             | Note::MixedBuilds { .. }
             | Note::NotLinked { .. }
             | Note::MissingCables { .. }

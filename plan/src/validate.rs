@@ -15,6 +15,7 @@ use russet_crds::{
     EngineOptions, Fence, KvCacheType, KvCapacity, LocalReference, ModelDeployment, ModelDeploymentSpec,
     Residency, RolloutStrategy, Sharding, Speculation,
 };
+use russet_model::config::MAX_LAYERS;
 use russet_model::families;
 use russet_model::kv_quantization::{KV_GROUPS, kv_group};
 use russet_model::shape::ModelShape;
@@ -226,6 +227,15 @@ pub fn eligible_nodes(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<
 
 /// What is wrong with a model regardless of the spec; empty if the engine can run it.
 pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
+    let mut notes = draft_notes(model, shape);
+    if let Some(why) = shape.chat_unsupported.as_ref().filter(|_| notes.is_empty()) {
+        notes.push(Note::Unsupported { model: model.to_owned(), why: why.clone() });
+    }
+    notes
+}
+
+/// Why the engine does not run a model, not even as a draft model, which needs no chat template.
+fn draft_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     let mut notes = Vec::new();
     if !families::is_known(&shape.architecture) {
         notes.push(Note::Architecture { model: model.to_owned(), architecture: shape.architecture.clone() });
@@ -235,6 +245,13 @@ pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     }
     // What is not run is not added up either.
     if shape.unsupported.is_some() {
+        return notes;
+    }
+    // Whoever may write a status may write any number, and planning takes a step for each layer at least.
+    if shape.layers > MAX_LAYERS || shape.layer_bytes.len() > MAX_LAYERS as usize {
+        let layers = shape.layer_bytes.len().max(shape.layers as usize);
+        let why = format!("it has {layers} layers, more than the limit of {MAX_LAYERS}");
+        notes.push(Note::Headers { model: model.to_owned(), why });
         return notes;
     }
     if shape.layers == 0 || shape.layer_bytes.len() != shape.layers as usize {

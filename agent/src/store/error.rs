@@ -75,6 +75,12 @@ pub enum StoreError {
         /// Time until the next attempt.
         after: Duration,
     },
+    /// The listing or the headers of a model arrive too slowly; retried.
+    #[error("the source did not send its listing, or the model's headers, within {} s; it is tried again", .limit.as_secs())]
+    TooSlow {
+        /// The limit.
+        limit: Duration,
+    },
     /// The transfer ended early.
     #[error("{file} ended after {got} of {expected} bytes; it is resumed from there")]
     Truncated {
@@ -169,9 +175,11 @@ impl StoreError {
             {
                 Reason::DiskFull
             }
-            Self::Unreachable { .. } | Self::Busy { .. } | Self::Peers { .. } | Self::Io { .. } => {
-                Reason::SourceUnreachable
-            }
+            Self::Unreachable { .. }
+            | Self::Busy { .. }
+            | Self::TooSlow { .. }
+            | Self::Peers { .. }
+            | Self::Io { .. } => Reason::SourceUnreachable,
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
             Self::Digest { .. } | Self::Sha256Mismatch { .. } | Self::Replaced { .. } => {

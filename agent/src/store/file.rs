@@ -36,7 +36,7 @@ fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<SourceListing, StoreError
             problem: "write an absolute path after three slashes, such as file:///models/smoke".into(),
         }
     })?;
-    let folder = allowed(Path::new(path), roots)?;
+    let folder = folder(uri, Path::new(path), roots)?;
     let mut files = Vec::new();
     for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
         let entry = entry.map_err(StoreError::io(&folder))?;
@@ -57,6 +57,14 @@ fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<SourceListing, StoreError
         }
     }
     Ok(SourceListing { commit: None, files, web: None })
+}
+
+/// The folder that a URI names: as it is written, and where there is none, with `%20` and the like as RFC 8089 has them.
+/// Written comes first, since a folder may have such a name.
+fn folder(uri: &str, written: &Path, roots: &[PathBuf]) -> Result<PathBuf, StoreError> {
+    let decoded = || reqwest::Url::parse(uri).ok()?.to_file_path().ok().filter(|path| path != written);
+    allowed(written, roots)
+        .or_else(|error| decoded().and_then(|path| allowed(&path, roots).ok()).ok_or(error))
 }
 
 /// The canonical form of `path`, if it is below an allowed directory. A missing path is reported as missing
@@ -136,5 +144,31 @@ mod tests {
 
         std::os::unix::fs::symlink(outside.join("secret.json"), inside.join("link.json")).unwrap();
         assert_eq!(reason(&uri(&inside), &roots), Some(Reason::SourceNotAllowed));
+    }
+
+    #[test]
+    fn percent_escapes_are_decoded_where_no_folder_has_them() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        for name in ["with space", "%41", "A", "é#b"] {
+            std::fs::create_dir(base.join(name)).unwrap();
+        }
+        let roots = [base.clone(), base.join("with space")];
+        let found = |name: &str| {
+            let uri = format!("file://{}/{name}", base.display());
+            folder(&uri, Path::new(uri.strip_prefix(SCHEME.prefix).unwrap()), &roots)
+        };
+        for (name, expected) in [
+            ("with space", "with space"),
+            ("with%20space", "with space"),
+            ("%41", "%41"),
+            ("A", "A"),
+            ("%C3%A9%23b", "é#b"),
+            ("é#b", "é#b"),
+        ] {
+            assert_eq!(found(name).unwrap(), base.join(expected), "{name}");
+        }
+        assert_eq!(found("no%20such").unwrap_err().reason(), Reason::SourceNotFound);
+        assert_eq!(found("%2e%2e").unwrap_err().reason(), Reason::SourceNotFound, "nothing above is told of");
     }
 }

@@ -16,10 +16,10 @@ use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
-use russet_model::index::MAX_INDEX_BYTES;
+use russet_model::error::FileError;
 
 use self::bucket::Provider;
-use super::https::{CHECKSUM_FILE, parse_checksums};
+use super::https::{CHECKSUM_FILE, MAX_CHECKSUM_BYTES, parse_checksums};
 use super::verify::Digest;
 use super::{Context, Credentials, FileLocation, Scheme, SourceFile, SourceListing, SourceSpec, StoreError};
 
@@ -189,7 +189,11 @@ async fn with_checksums(uri: &str, files: Vec<SourceFile>) -> Result<SourceListi
     else {
         return Ok(source);
     };
-    let text = source.read(list, 0, list.size.min(MAX_INDEX_BYTES)).await?;
+    if list.size > MAX_CHECKSUM_BYTES {
+        let (file, limit) = (CHECKSUM_FILE.to_owned(), MAX_CHECKSUM_BYTES);
+        return Err(FileError::TooLarge { file, size: list.size, limit }.into());
+    }
+    let text = source.read(list, 0, list.size).await?;
     let mut sums = parse_checksums(&String::from_utf8_lossy(&text));
     sums.retain(|name, _| super::is_allowed_file(name));
     source.files.retain_mut(|file| {

@@ -276,6 +276,9 @@ pub fn model(folder: &Path) -> String {
         "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 128,
     });
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+    let tokenizer = r#"{"eos_token": "</s>", "chat_template": "{{ messages[0].content }}"}"#;
+    std::fs::write(folder.join("tokenizer_config.json"), tokenizer).unwrap();
     format!("file://{}", folder.display())
 }
 

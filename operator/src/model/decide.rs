@@ -19,6 +19,9 @@ use russet_model::shape::ModelShape;
 use russet_plan::quantity;
 use russet_plan::validate::shape_notes;
 
+/// Agents that may go silent while they read the headers of a Model, until no other is asked: one may be a coincidence.
+const MAX_SILENT_READERS: usize = 2;
+
 /// A node that may read headers.
 #[derive(Clone, Debug)]
 pub struct HeaderReader {
@@ -138,7 +141,15 @@ fn find_reader(
     let requested = |node: &HeaderReader| copies.iter().any(|copy| copy.spec.node_name == node.name);
     let refused = |node: &str| refusals.iter().any(|(name, _)| *name == node);
     let busy = nodes.iter().find(|node| node.reachable && requested(node) && !refused(&node.name));
-    if busy.is_none() {
+    // Asked, never answered, and gone: what they were asked to read may be why.
+    let silent: Vec<&str> = copies
+        .iter()
+        .filter(|copy| !has_answered(copy))
+        .map(|copy| copy.spec.node_name.as_str())
+        .filter(|name| !nodes.iter().any(|node| node.name == *name && node.reachable))
+        .collect();
+    let is_suspect = busy.is_none() && silent.len() >= MAX_SILENT_READERS;
+    if busy.is_none() && !is_suspect {
         let free = |node: &&HeaderReader| node.reachable && !requested(node);
         // Nodes that take new work first: they may keep what they read.
         let next = nodes.iter().filter(free).find(|node| node.open).or_else(|| nodes.iter().find(free));
@@ -149,6 +160,13 @@ fn find_reader(
     let failures = failures.join("; ");
     let with = |text: String| if failures.is_empty() { text } else { format!("{text}; {failures}") };
     let (stalled, reason, message) = match (busy, &decision.header_node, refusals.first()) {
+        _ if is_suspect => {
+            let text = format!(
+                "nodes {} went silent while they read the headers, so no other is asked; start their agents again, or delete their ModelCopies of this Model if its files were not why",
+                silent.join(", ")
+            );
+            (false, Reason::WaitingForAgent, with(text))
+        }
         (Some(node), _, _) => {
             (false, Reason::WaitingForAgent, with(format!("node {} reads the headers", node.name)))
         }
@@ -177,6 +195,12 @@ fn find_reader(
     ] {
         conditions::set(&mut decision.status.conditions, kind, value, reason, &message, generation, now);
     }
+}
+
+/// Whether a copy's agent has said anything of the headers.
+fn has_answered(copy: &ModelCopy) -> bool {
+    let status = copy.status.as_ref();
+    status.is_some_and(|status| conditions::get(&status.conditions, Type::Resolved).is_some())
 }
 
 /// Why a copy's agent cannot read the source; that agent retries by itself.
@@ -308,6 +332,22 @@ mod tests {
                 vec![copy("a", None, "")],
                 readers(&[("a", false, false), ("b", true, true)]),
                 Some("b"),
+                false,
+                "WaitingForAgent",
+            ),
+            (
+                "two went away",
+                vec![copy("a", None, ""), copy("b", None, "")],
+                readers(&[("a", false, false), ("b", false, false), ("c", true, true)]),
+                None,
+                false,
+                "WaitingForAgent",
+            ),
+            (
+                "one of two came back",
+                vec![copy("a", None, ""), copy("b", refused, "")],
+                readers(&[("a", false, false), ("b", true, true), ("c", true, true)]),
+                Some("c"),
                 false,
                 "WaitingForAgent",
             ),

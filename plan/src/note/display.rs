@@ -8,6 +8,7 @@ use super::{DrainReason, Note, draft_share};
 use crate::fabric::show_bits;
 use crate::pool::LinkDemand;
 use crate::quantity::show;
+use crate::search_budget::MAX_SEARCH_STEPS;
 use crate::shard::backend_label;
 use crate::snapshot::Availability;
 
@@ -153,6 +154,10 @@ impl fmt::Display for Note {
                 nodes.join(", "),
                 show(*needed),
                 show(*free)
+            ),
+            Note::SearchGivenUp { layers, stages, steps } => write!(
+                out,
+                "the search for the best split of {layers} layers over {stages} stages was given up after {steps} steps, the limit is {MAX_SEARCH_STEPS}; ask for a number of ranks or for the layers of each (spec.sharding), or for fewer replicas"
             ),
             Note::TooFewNodes { ranks, nodes } => write!(
                 out,
