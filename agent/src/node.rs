@@ -186,7 +186,10 @@ pub(crate) async fn run(mut node: NodeReporter) {
             Err(error) if is_missing(&error, &node.name, leaving) => {
                 missing += 1;
                 if missing >= MISSING_BEFORE_REMOVAL {
-                    tracing::error!(node = node.name, "the cluster has removed this node");
+                    tracing::error!(
+                        node = node.name,
+                        "the cluster does not know this node: it was removed, or the control plane was restored from a backup made before it joined; run `russet leave --force` and join again with a new token"
+                    );
                     // The receiver is dropped only with the agent itself.
                     node.removed.send(()).ok();
                     return;

@@ -2,6 +2,7 @@
 //! not kinds. Two implementations feed the same [`cache::Cache`]: an embedded database for one server, and
 //! etcd for several.
 
+pub mod backup;
 pub mod cache;
 pub mod embedded;
 pub mod etcd;

@@ -4,6 +4,7 @@
 mod agent;
 mod apply;
 mod approve;
+mod backup;
 mod catalog;
 mod client;
 mod cordon;
@@ -33,6 +34,7 @@ mod mqtt;
 mod operator;
 mod plan;
 mod resources;
+mod restore;
 mod run;
 mod serve;
 mod service;
@@ -84,6 +86,10 @@ enum Verb {
     Approve(approve::Arguments),
     /// Deny an action of the operator that waits for approval.
     Deny(approve::Arguments),
+    /// Write all objects of the control plane into a file, while it runs.
+    Backup(backup::Arguments),
+    /// Make the objects of a backup those of this machine's control plane, while it is stopped.
+    Restore(restore::Arguments),
     /// Delete one object.
     Delete(delete::Arguments),
     /// Show one object with its conditions and events.
@@ -157,6 +163,8 @@ fn main() -> std::process::ExitCode {
             Verb::Explain(arguments) => explain::run(arguments).await,
             Verb::Approve(arguments) => approve::run(arguments, ApprovalDecision::Approved).await,
             Verb::Deny(arguments) => approve::run(arguments, ApprovalDecision::Denied).await,
+            Verb::Backup(arguments) => backup::run(arguments).await,
+            Verb::Restore(arguments) => restore::run(&arguments),
             Verb::Delete(arguments) => delete::run(arguments).await,
             Verb::Describe(arguments) => describe::run(arguments).await,
             Verb::Cordon(arguments) => cordon::run(arguments).await,

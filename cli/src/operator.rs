@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use kube::Client;
 use russet_operator::LeaderCaches;
-use russet_telemetry::admin::{Page, Pages};
+use russet_telemetry::admin::{Page, Pages, Readiness};
 
 use crate::client::{client_from, client_in_pod};
 use crate::leader_identity::LeaderIdentity;
@@ -50,7 +50,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let metrics = tokio::spawn(russet_telemetry::admin::serve_with(
         metrics,
         registry.clone(),
-        ready.clone(),
+        readiness(&ready, &leader_caches),
         pages(&leader_caches),
     ));
     tracing::info!(metrics = %listen, "the operator starts");
@@ -63,6 +63,12 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     .await;
     metrics.abort();
     result.context("the operator ended")
+}
+
+/// `/readyz`, with the kinds that the operator's caches lack.
+pub fn readiness(ready: &Arc<AtomicBool>, leader_caches: &LeaderCaches) -> Readiness {
+    let leader_caches = leader_caches.clone();
+    Readiness { ready: ready.clone(), problems: Arc::new(move || leader_caches.problems()) }
 }
 
 /// `/targets`: metrics addresses of agents and engines, for Prometheus' HTTP service discovery.

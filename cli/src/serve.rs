@@ -83,6 +83,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
     let operator = kube_client::client(&operator_dir.join(identity_dir::KUBECONFIG), |_| {}).await?;
     let renewing = tokio::spawn(identities.run());
+    let kinds = tokio::spawn(async move { russet_operator::install::keep(&admin).await });
     let ready = Arc::new(AtomicBool::new(false));
     let leader_caches = russet_operator::LeaderCaches::default();
     let metrics = tokio::net::TcpListener::bind(arguments.metrics_listen).await.with_context(|| {
@@ -92,7 +93,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let metrics = tokio::spawn(russet_telemetry::admin::serve_with(
         metrics,
         registry.clone(),
-        ready.clone(),
+        crate::operator::readiness(&ready, &leader_caches),
         crate::operator::pages(&leader_caches),
     ));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -125,6 +126,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
     metrics.abort();
     renewing.abort();
+    kinds.abort();
     running.shutdown().await;
     Ok(())
 }

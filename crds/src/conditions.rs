@@ -114,6 +114,8 @@ pub enum Reason {
     NothingFits,
     /// The named Tier does not exist.
     TierNotFound,
+    /// The named Tier is not for the deployment's namespace.
+    TierNotAllowed,
     /// A workload group of the tier has too few nodes.
     NodesMissing,
     /// The replica fits, but other pending replicas score higher together.
@@ -247,6 +249,8 @@ pub enum Reason {
     Finished,
     /// A request of the Benchmark failed, so it has no results.
     Failed,
+    /// The operator cannot decode the object and leaves it out; an Event, and no condition.
+    Undecodable,
     /// The output of the system's tools on the ports was parsed.
     PortsRead,
     /// The output of a system tool could not be parsed; the message names the tool and quotes the output.

@@ -68,6 +68,13 @@ pub enum Note {
         /// Existing ones.
         known: Vec<String>,
     },
+    /// The named Tier is not for this namespace.
+    TierNotAllowed {
+        /// The Tier.
+        tier: String,
+        /// The deployment's namespace.
+        namespace: String,
+    },
     /// A workload group has no node yet that takes work.
     NoDedicatedNodes {
         /// The Tier.
@@ -283,6 +290,9 @@ pub enum Note {
         deployments: Vec<String>,
         /// Bytes they hold.
         frees: u64,
+        /// Whether some are of other namespaces, which the deployment's own `spec.approvedPlan` cannot speak
+        /// for.
+        foreign: bool,
     },
     /// A person denied it.
     Denied {
@@ -372,6 +382,7 @@ impl Note {
             Note::NoNodes | Note::NoNodesInPools { .. } => Reason::NoNodes,
             Note::StrategyUnknown { .. } => Reason::StrategyNotFound,
             Note::TierUnknown { .. } => Reason::TierNotFound,
+            Note::TierNotAllowed { .. } => Reason::TierNotAllowed,
             Note::NoDedicatedNodes { .. } => Reason::NoNodes,
             Note::PoolUnknown { .. } => Reason::PoolNotFound,
             Note::PoolInvalid { why, .. } => why.reason(),

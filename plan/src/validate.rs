@@ -6,7 +6,7 @@ mod split;
 mod strategy;
 mod tier_terms;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -56,10 +56,10 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
             valid = ValidDeployment { spec_digest: valid.spec_digest, rollback_reason: Some(why), ..before };
         }
     }
-    let ApprovalDecisions { mut approved, denied } =
+    let ApprovalDecisions { approved, denied } =
         view.approval_decisions.get(&valid.key()).cloned().unwrap_or_default();
-    approved.extend(deployment.spec.approved_plan.clone());
-    Ok(ValidDeployment { ran_before: ran, approved, denied, ..valid })
+    let approved_plan = deployment.spec.approved_plan.clone();
+    Ok(ValidDeployment { ran_before: ran, approved, approved_plan, denied, ..valid })
 }
 
 /// The same at `now`, taking demand into account: an OnDemand deployment may be idle then.
@@ -128,7 +128,7 @@ pub fn validate(
     if !notes.is_empty() {
         return Err(notes);
     }
-    let promised = TierTerms::for_deployment(view, tier_ref.as_ref(), workload_group.as_deref())?;
+    let promised = TierTerms::for_deployment(view, namespace, tier_ref.as_ref(), workload_group.as_deref())?;
     let asked = requested_split(view, strategy_ref.as_ref(), sharding.as_ref(), &promised)?;
     let draft = draft_model_ref.as_ref().and_then(|draft| {
         draft_model::read(view, (namespace, model, shape), &draft.name, engine, &mut notes)
@@ -168,7 +168,9 @@ pub fn validate(
         tier: promised.name(),
         priority: promised.priority(),
         preempts: promised.preempts(),
-        approved: BTreeSet::new(),
+        preempts_everywhere: promised.preempts_everywhere(),
+        approved: BTreeMap::new(),
+        approved_plan: None,
         denied: BTreeSet::new(),
         ran_before: 0,
         dedicated_group: promised.dedicated_group(),

@@ -132,7 +132,112 @@ fn describe(error: &Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http::{Request, Response};
+    use k8s_openapi::api::coordination::v1::Lease;
+    use kube::ResourceExt as _;
+    use kube::client::Body;
+
     use super::*;
+
+    /// An API server that answers requests by these texts in turn, and none after the last; and what was asked.
+    fn server(answers: Vec<(u16, String)>) -> (kube::Client, Arc<Mutex<Vec<String>>>) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let answers = Arc::new(Mutex::new(answers.into_iter()));
+        let heard = asked.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            heard.lock().unwrap().push(if watches { "watch" } else { "list" }.to_owned());
+            let answer = answers.lock().unwrap().next();
+            async move {
+                match answer {
+                    Some((status, text)) => {
+                        let body = Body::from(text.into_bytes());
+                        Ok::<_, std::io::Error>(Response::builder().status(status).body(body).unwrap())
+                    }
+                    None => std::future::pending().await,
+                }
+            }
+        });
+        (kube::Client::new(service, "default"), asked)
+    }
+
+    fn lease(name: &str, levels: usize) -> String {
+        let (open, close) = (r#"{"f:a":"#.repeat(levels), "}".repeat(levels));
+        format!(
+            r#"{{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {{"name": "{name}", "namespace": "n", "resourceVersion": "7", "managedFields": [{{"manager": "m", "operation": "Update", "fieldsV1": {open}{{}}{close}}}]}}}}"#
+        )
+    }
+
+    fn list(items: &[String]) -> (u16, String) {
+        let items = items.join(", ");
+        let text = format!(
+            r#"{{"kind": "LeaseList", "apiVersion": "coordination.k8s.io/v1", "metadata": {{"resourceVersion": "9"}}, "items": [{items}]}}"#
+        );
+        (200, text)
+    }
+
+    /// The next events, each as its name, and `?` for what cannot be decoded.
+    async fn events(
+        stream: &mut (impl Stream<Item = Event<ListItem<Lease>>> + Unpin),
+        status: &CacheStatus,
+        count: usize,
+    ) -> Vec<String> {
+        let mut shown = Vec::new();
+        while shown.len() < count {
+            let event = stream.next().await.unwrap();
+            status.observe(&event);
+            let item = |word: &str, item: &ListItem<Lease>| {
+                let mark = if item.0.is_ok() { "" } else { "?" };
+                format!("{word} {}{mark}", item.name_any())
+            };
+            shown.push(match &event {
+                Event::Init => "init".to_owned(),
+                Event::InitApply(listed) => item("lists", listed),
+                Event::InitDone => "done".to_owned(),
+                Event::Apply(changed) => item("applies", changed),
+                Event::Delete(gone) => item("deletes", gone),
+            });
+        }
+        shown
+    }
+
+    #[tokio::test]
+    async fn an_undecodable_object_stops_no_list_and_no_watch() {
+        let watched = format!(
+            "{{\"type\":\"MODIFIED\",\"object\":{}}}\n{{\"type\":\"ADDED\",\"object\":{}}}\n",
+            lease("a", 200),
+            lease("c", 1)
+        );
+        let (client, asked) =
+            server(vec![list(&[lease("a", 1), lease("deep", 200), lease("b", 1)]), (200, watched)]);
+        let status = CacheStatus::default();
+        let changes = changes::<Lease>(Api::all(client), watcher::Config::default(), status.clone());
+        let mut changes = Box::pin(changes);
+        assert_eq!(
+            events(&mut changes, &status, 7).await,
+            ["init", "lists a", "lists deep?", "lists b", "done", "applies a?", "applies c"]
+        );
+        assert_eq!(*asked.lock().unwrap(), ["list", "watch"]);
+    }
+
+    #[tokio::test]
+    async fn a_watch_refused_three_times_lists_anew() {
+        let refusal = r#"{"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "Too large resource version", "reason": "Timeout", "code": 504}"#;
+        let refused = || (504, refusal.to_owned());
+        let first = list(&[lease("lost", 1)]);
+        let (client, asked) =
+            server(vec![first, refused(), refused(), refused(), list(&[lease("kept", 1)])]);
+        let status = CacheStatus::default();
+        let changes = changes::<Lease>(Api::all(client), watcher::Config::default(), status.clone());
+        let mut changes = Box::pin(changes);
+        assert_eq!(
+            events(&mut changes, &status, 6).await,
+            ["init", "lists lost", "done", "init", "lists kept", "done"]
+        );
+        assert_eq!(*asked.lock().unwrap(), ["list", "watch", "watch", "watch", "list"]);
+    }
 
     #[test]
     fn a_watch_that_is_refused_lists_anew_after_three_times() {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -56,6 +57,7 @@ impl Embedded {
             .create(path)
             .map_err(|error| failed(error.to_string()))?;
         let (records, revision) = load(&database).map_err(|error| failed(error.to_string()))?;
+        let revision = first_revision(revision, SystemTime::now());
         let cache = Arc::new(Cache::new(records, revision, ring));
         let commits = Arc::new(AtomicU64::new(0));
         let failure = Arc::new(OnceLock::new());
@@ -80,6 +82,41 @@ impl Drop for Embedded {
             let _ = writer.join();
         }
     }
+}
+
+/// An error if a process has opened the file. One that is damaged is not in use.
+pub(super) fn check_unused(path: &Path) -> Result<(), String> {
+    match Database::builder().open(path) {
+        Err(error @ redb::DatabaseError::DatabaseAlreadyOpen) => Err(error.to_string()),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Creates a store with these objects, durably.
+pub(super) fn create(path: &Path, records: &[StoredObject], revision: u64) -> Result<(), String> {
+    let write = || -> Result<(), redb::Error> {
+        let database = Database::builder().set_cache_size(PAGE_CACHE_BYTES).create(path)?;
+        let writing = database.begin_write()?;
+        {
+            let mut current = writing.open_table(CURRENT)?;
+            for record in records {
+                current.insert(record.key.as_ref(), encode(record).as_slice())?;
+            }
+            writing.open_table(META)?.insert(REVISION, revision)?;
+        }
+        writing.commit()?;
+        Ok(())
+    };
+    write().map_err(|error| error.to_string())
+}
+
+/// The revision at which a start begins: the clock in microseconds, which is later than every revision of
+/// every history of this file, as nothing commits a million times a second; also of one that a restored file
+/// knows nothing of. So every version from before this start has expired, and its watchers list anew. A clock
+/// that went back is no harm: revisions only grow, and those of the future have expired too.
+fn first_revision(stored: u64, now: SystemTime) -> u64 {
+    let clock = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    u64::try_from(clock).unwrap_or(0).max(stored.saturating_add(1))
 }
 
 fn load(database: &Database) -> Result<(Vec<StoredObject>, u64), redb::Error> {
@@ -296,12 +333,55 @@ mod tests {
         let revision = store.revision();
         drop(store);
         let store = Embedded::open(&path).unwrap();
-        assert_eq!(store.revision(), revision);
+        assert!(store.revision() > revision, "a start is a history of its own");
         let record = store.get("/a").unwrap();
         assert_eq!((record.create_revision, record.revision), (first.revision, second.revision));
         assert_eq!(record.object()["x"], 2);
         assert_eq!(record.object()["metadata"]["resourceVersion"], second.revision.to_string());
         assert!(store.get("/b").is_none());
+    }
+
+    #[test]
+    fn revisions_begin_after_every_earlier_history() {
+        let at = |seconds: u64| UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        for (story, stored, now, first) in [
+            ("an old file", 500, at(1_800_000_000), 1_800_000_000_000_000),
+            ("its next start", 1_800_000_000_000_100, at(1_800_000_001), 1_800_000_001_000_000),
+            ("a clock that went back", 1_800_000_000_000_100, at(1), 1_800_000_000_000_101),
+        ] {
+            assert_eq!(first_revision(stored, now), first, "{story}");
+        }
+    }
+
+    /// A file that is put back knows nothing of the writes after it: their versions have expired, before as
+    /// well as after as many writes of the new history.
+    #[tokio::test]
+    async fn versions_of_a_lost_history_have_expired() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, copy) = (folder.path().join("store.redb"), folder.path().join("copy"));
+        let write = async |store: &Embedded, name: &str| {
+            for number in 0..100 {
+                done(store.txn(put(&format!("/{name}/{number}"), Expect::Absent, "{}")).await.unwrap());
+            }
+            store.revision()
+        };
+        let store = Embedded::open(&path).unwrap();
+        let kept = write(&store, "kept").await;
+        drop(store);
+        std::fs::copy(&path, &copy).unwrap();
+        let store = Embedded::open(&path).unwrap();
+        let lost = write(&store, "lost").await;
+        drop(store);
+        std::fs::copy(&copy, &path).unwrap();
+        let store = Embedded::open(&path).unwrap();
+        for _ in 0..2 {
+            for version in [kept, lost - 50, lost] {
+                let watch = store.watch("/", version);
+                assert!(matches!(watch, Err(StoreError::Compacted { .. })), "{version}: {watch:?}");
+            }
+            write(&store, &format!("new-{}", store.revision())).await;
+        }
+        assert!(store.get("/lost/1").is_none() && store.get("/kept/1").is_some());
     }
 
     #[tokio::test]

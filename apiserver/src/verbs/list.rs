@@ -138,6 +138,15 @@ pub async fn wait_for_revision(store: &dyn Store, revision: u64) -> Result<()> {
         .map_err(|_| ApiError::revision_too_large(revision, store.revision()))
 }
 
+/// Whether the store's history has reached a revision. One that it has not reached after [`Store::read_barrier`]
+/// belongs to another history: the store was restored, or went back.
+pub async fn has_reached(store: &dyn Store, revision: u64) -> Result<bool> {
+    if store.revision() < revision {
+        store.read_barrier().await.map_err(storage_error)?;
+    }
+    Ok(store.revision() >= revision)
+}
+
 /// A storage error as a Kubernetes error.
 pub fn storage_error(error: StoreError) -> ApiError {
     match error {

@@ -106,7 +106,13 @@ fn progress(observed: &ObservedGroup, states: &[RankState<'_>]) -> GroupProgress
             formed,
             ready: true,
             reason: Reason::Serving,
-            message: "every rank serves".to_owned(),
+            message: match observed.unreachable.is_empty() {
+                true => "every rank serves".to_owned(),
+                false => format!(
+                    "every rank serves as far as is known: node {} is unreachable, and lost if that lasts a minute",
+                    names(&observed.unreachable)
+                ),
+            },
         };
     }
     for (rank, state) in states.iter().enumerate() {

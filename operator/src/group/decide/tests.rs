@@ -352,6 +352,20 @@ fn restarts_back_off_after_twenty_in_ten_minutes() {
 }
 
 #[test]
+fn a_serving_group_says_which_node_is_unreachable() {
+    let mut observed = both(1, &peers(100), 1, [SERVING, SERVING]);
+    for (unreachable, says) in [(false, "every rank serves"), (true, "node b is unreachable")] {
+        if unreachable {
+            observed.unreachable.insert("b".to_owned());
+        }
+        let status = decide(&observed, at(0)).status;
+        let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
+        assert_eq!(ready.status, "True");
+        assert!(ready.message.contains(says), "{}", ready.message);
+    }
+}
+
+#[test]
 fn a_plan_of_a_newer_release_is_left_alone() {
     for mut observed in [observed(2), both(2, &peers(100), 2, [SERVING, SERVING]), {
         let mut failed = both(2, &peers(100), 2, [SERVING, SERVING]);
