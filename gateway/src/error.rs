@@ -16,6 +16,8 @@ pub enum ErrorKind {
     InvalidRequest,
     /// The conversation is longer than the model's context.
     ContextLengthExceeded,
+    /// The body is in an encoding that is not decoded.
+    UnsupportedMediaType,
     /// The body is larger than the limit.
     TooLarge,
     /// The body did not arrive in time.
@@ -60,6 +62,7 @@ impl ErrorKind {
         match self {
             Self::InvalidRequest => "invalid_request",
             Self::ContextLengthExceeded => "context_length_exceeded",
+            Self::UnsupportedMediaType => "unsupported_media_type",
             Self::TooLarge => "request_too_large",
             Self::BodyTimeout => "request_timeout",
             Self::Forbidden => "forbidden",

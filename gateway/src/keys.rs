@@ -174,6 +174,18 @@ impl Caller {
         }
     }
 
+    /// The salt of the prefix cache for the caller's requests, with the one that a request has itself. Callers of
+    /// different namespaces share no prefixes: whether one is cached tells what others asked. Keys of one namespace
+    /// do, as its holders may read the same models and conversations.
+    pub fn cache_salt(&self, own: &str) -> String {
+        match self {
+            Self::Anonymous if own.is_empty() => String::new(),
+            // No namespace has a slash.
+            Self::Anonymous => format!("/{own}"),
+            Self::Key(key) => format!("{}/{own}", key.namespace),
+        }
+    }
+
     /// Limits on the caller's requests.
     pub fn limits(&self) -> RequestLimits {
         match self {

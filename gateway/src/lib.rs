@@ -20,6 +20,7 @@ mod discard;
 pub mod dispatch;
 mod duration;
 mod error;
+mod json_body;
 pub mod keys;
 pub mod listen;
 mod metrics;

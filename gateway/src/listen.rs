@@ -3,6 +3,7 @@
 
 mod certificate;
 mod connection_limit;
+mod write_timeout;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use certificate::{Certificate, CertificateError, ServerFiles};
 use connection_limit::ConnectionLimiter;
+use write_timeout::WriteTimeout;
 
 /// Which machines can reach a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub struct ListenerLimits {
     pub head_timeout: Duration,
     /// Interval of pings on an idle HTTP/2 connection, and their timeout.
     pub ping_interval: Duration,
+    /// How long a client may leave what it was sent unread; then its connection is closed.
+    pub write_timeout: Duration,
     /// Concurrent connections of one listener; further ones wait unaccepted.
     pub max_connections: usize,
     /// How many of these are reserved for hosts that have fewer than this. Once no others are free, the
@@ -66,6 +70,7 @@ impl Default for ListenerLimits {
             handshake_timeout: Duration::from_secs(10),
             head_timeout: Duration::from_secs(60),
             ping_interval: Duration::from_secs(20),
+            write_timeout: Duration::from_secs(60),
             // Far more than engines have slots, and few beside the file limit that `russet` raises.
             max_connections: 512,
             reserved_connections: 128,
@@ -137,6 +142,7 @@ async fn serve_connection(
 ) {
     // Tokens are small and must not wait until a packet is full.
     let _ = stream.set_nodelay(true);
+    let stream = WriteTimeout::new(stream, limits.write_timeout);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()

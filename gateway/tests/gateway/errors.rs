@@ -104,7 +104,7 @@ async fn a_body_beyond_the_limit_is_refused_announced_or_not() {
 
 #[tokio::test]
 async fn unanswered_requests_hold_a_bounded_number_of_bytes() {
-    let lab = GatewayLab::start(DispatchLimits { max_total_body_bytes: 1024 * 1024, ..limits() }).await;
+    let lab = GatewayLab::start(DispatchLimits { max_total_body_bytes: 3 * 1024 * 1024 / 2, ..limits() }).await;
     let go = CancellationToken::new();
     // Another engine may have to resume a started response, so its body stays in memory.
     let engine =
@@ -133,12 +133,13 @@ async fn unanswered_requests_hold_a_bounded_number_of_bytes() {
 
 #[tokio::test]
 async fn one_key_cannot_use_the_byte_budget_of_others() {
-    let lab = GatewayLab::start(DispatchLimits { max_total_body_bytes: 8 * 1024 * 1024, ..limits() }).await;
+    let lab = GatewayLab::start(DispatchLimits { max_total_body_bytes: 12 * 1024 * 1024, ..limits() }).await;
     lab.keys(&[access_key("one", "s-one", |_| {}), access_key("two", "s-two", |_| {})]);
     let go = CancellationToken::new();
     let engine = lab.only_engine([vec![started(), ScriptStep::Until(go.clone())], hello()].concat());
     let ask = |key: &'static str| {
-        let content = "x".repeat(1_900_000);
+        // While it is decoded, a body counts twice.
+        let content = "x".repeat(if key == "s-two" { 1_500_000 } else { 1_900_000 });
         lab.chat(json!({"messages": [{"role": "user", "content": content}]})).bearer_auth(key).send()
     };
     let mut waiting = Vec::new();
@@ -155,7 +156,7 @@ async fn one_key_cannot_use_the_byte_budget_of_others() {
     let message = error["message"].as_str().unwrap();
     assert_eq!(error["code"], "gateway_full");
     assert!(
-        message.contains("of 8 MiB, and this one does not fit; this key uses 5 MiB, and the last 2 MiB are reserved for other keys"),
+        message.contains("of 12 MiB, and this one does not fit; this key uses 7 MiB, and the last 3 MiB are reserved for other keys"),
         "{message}"
     );
     waiting.push(tokio::spawn(ask("s-two")));
