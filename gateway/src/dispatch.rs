@@ -30,9 +30,9 @@ pub(crate) use attempt_loop::PendingRequest;
 pub(crate) use deadline::Deadline;
 pub use dispatcher::DispatchLimits;
 pub(crate) use dispatcher::Dispatcher;
-pub(crate) use suspects::PromptDigest;
 use engine_stream::shutdown_error;
 use response::ResponseStream;
+pub(crate) use suspects::PromptDigest;
 
 impl Dispatcher {
     /// The response to `pending` from a deployment that serves its model, from its first text on.

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use axum::http::{HeaderMap, header};
 use serde_json::Value;
 
 use crate::error::{ErrorKind, GatewayError};
@@ -69,9 +70,31 @@ impl JsonScan {
     /// programs that cut texts by length send it, and it stays in their history.
     pub(crate) fn decode(self, body: &[u8]) -> Result<Value, GatewayError> {
         let body = body.strip_prefix(UTF8_BOM).unwrap_or(body);
-        let body = if self.lone_surrogates { Cow::Owned(replace_surrogates(body)) } else { Cow::Borrowed(body) };
+        let body =
+            if self.lone_surrogates { Cow::Owned(replace_surrogates(body)) } else { Cow::Borrowed(body) };
         serde_json::from_slice(&body).map_err(|error| refused(format!("the body is not JSON: {error}")))
     }
+}
+
+/// Checks what the headers say of a body's encoding.
+pub(crate) fn check_headers(headers: &HeaderMap) -> Result<(), GatewayError> {
+    let text =
+        |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("").to_ascii_lowercase();
+    let encoding = text(header::CONTENT_ENCODING);
+    if !["", "identity"].contains(&encoding.trim()) {
+        return Err(unsupported(&format!("compressed ({encoding})")));
+    }
+    let charset = text(header::CONTENT_TYPE);
+    let charset = charset.split_once("charset=").map_or("", |(_, charset)| charset.trim_matches('"'));
+    if charset.starts_with("utf-16") || charset.starts_with("utf-32") {
+        return Err(unsupported(&format!("in {charset}")));
+    }
+    Ok(())
+}
+
+fn unsupported(what: &str) -> GatewayError {
+    let message = format!("the body is {what}; send JSON in UTF-8, not compressed");
+    GatewayError::new(ErrorKind::UnsupportedMediaType, message)
 }
 
 fn refused(message: String) -> GatewayError {
@@ -82,14 +105,14 @@ const UTF8_BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// JSON is UTF-8 (RFC 8259); a body that shows another encoding by its first bytes is told so.
 fn check_encoding(body: &[u8]) -> Result<(), GatewayError> {
-    let encoding = match body {
-        [0x1f, 0x8b, ..] => "gzip",
-        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, _, ..] | [_, 0, ..] => "UTF-16 or UTF-32",
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => "zstd",
-        _ => return Ok(()),
-    };
-    let message = format!("the body is {encoding}; send JSON in UTF-8, not compressed");
-    Err(GatewayError::new(ErrorKind::UnsupportedMediaType, message))
+    match body {
+        [0x1f, 0x8b, ..] => Err(unsupported("compressed (gzip)")),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Err(unsupported("compressed (zstd)")),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, _, ..] | [_, 0, ..] => {
+            Err(unsupported("in UTF-16 or UTF-32"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Where the string that begins at `at` ends, after its quotation mark, and whether it has half a character.

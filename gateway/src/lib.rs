@@ -25,6 +25,7 @@ pub mod keys;
 pub mod listen;
 mod metrics;
 mod middleware;
+pub mod origins;
 mod rejection;
 mod request_id;
 mod request_limits;

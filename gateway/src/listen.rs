@@ -80,8 +80,11 @@ impl Default for ListenerLimits {
 
 /// Concurrent requests on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 128;
-/// Largest request head in bytes, all headers together; HTTP/1 may read one buffer more before it notices.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Largest request head in bytes, all headers together.
+pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// What is read of a head: one between the two sizes is refused with a reason, a larger one without. HTTP/1 may read
+/// one buffer more before it notices.
+const MAX_READ_HEAD_BYTES: usize = 2 * MAX_HEAD_BYTES;
 
 /// A listening socket and its protocol.
 pub struct HttpListener {
@@ -148,14 +151,14 @@ async fn serve_connection(
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
-        .max_buf_size(MAX_HEAD_BYTES);
+        .max_buf_size(MAX_READ_HEAD_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(limits.ping_interval)
         .keep_alive_timeout(limits.ping_interval)
         .max_concurrent_streams(MAX_STREAMS)
-        .max_header_list_size(MAX_HEAD_BYTES as u32);
+        .max_header_list_size(MAX_READ_HEAD_BYTES as u32);
     match tls {
         None => serve_http(builder, stream, router, limits, watcher).await,
         Some(tls) => match timeout(limits.handshake_timeout, tls.accept(stream)).await {

@@ -238,9 +238,8 @@ impl RoutingTable {
             }
         }
         for alias in self.aliases.iter().filter(|alias| alias.is_exact()) {
-            let leads_here = |id: &String| {
-                self.matching_alias(id, scope).is_some_and(|found| std::ptr::eq(found, alias))
-            };
+            let leads_here =
+                |id: &String| self.matching_alias(id, scope).is_some_and(|found| std::ptr::eq(found, alias));
             let ids = [alias.pattern.clone(), format!("{}/{}", alias.namespace, alias.pattern)];
             if let Some(id) = ids.into_iter().find(leads_here)
                 && let Resolved::Deployments(found) = self.resolve(&id, scope)
@@ -257,7 +256,7 @@ impl RoutingTable {
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// Whether `pattern`, in which `*` matches any run of characters, matches all of `text`.
-fn matches_pattern(pattern: &str, text: &str) -> bool {
+pub(crate) fn matches_pattern(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     // `split` yields at least one part.
     let first = parts.next().unwrap_or_default();
@@ -416,7 +415,9 @@ mod tests {
             assert_eq!(table.resolve(&id, &ModelScope::ALL), Resolved::Deployments(found), "{id}");
         }
         let lab = ModelScope::new("lab", &[]);
-        assert!(matches!(table.resolve("gpt-4o", &lab), Resolved::Deployments(found) if found[0].name == "twin"));
+        assert!(
+            matches!(table.resolve("gpt-4o", &lab), Resolved::Deployments(found) if found[0].name == "twin")
+        );
     }
 
     #[test]

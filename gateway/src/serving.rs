@@ -24,14 +24,14 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
-use bytes::Bytes;
 use axum::routing::{MethodRouter, post};
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::discard::discard;
 use crate::dispatch::{Deadline, PendingRequest, PromptDigest};
 use crate::error::{ErrorKind, GatewayError};
-use crate::json_body::JsonScan;
+use crate::json_body::{JsonScan, check_headers};
 use crate::keys::{Caller, Quota};
 use crate::request_id::RequestId;
 pub(crate) use api_state::ApiState;
@@ -83,7 +83,7 @@ async fn generate<W: ResponseWriter>(
     let arrived = Instant::now();
     let (parts, body) = request.into_parts();
     let limits = caller.limits();
-    let timeout = match limits.timeout(&parts.headers) {
+    let timeout = match check_headers(&parts.headers).and_then(|()| limits.timeout(&parts.headers)) {
         Ok(timeout) => timeout,
         Err(error) => {
             discard(body).await;

@@ -154,10 +154,9 @@ mod tests {
     fn a_prompt_is_told_from_every_other_one() {
         let caller = Caller::Anonymous;
         let request = |texts: &[(&str, &str)]| {
-            let messages = texts.iter().map(|(role, content)| Message {
-                role: (*role).to_owned(),
-                content: (*content).to_owned(),
-            });
+            let messages = texts
+                .iter()
+                .map(|(role, content)| Message { role: (*role).to_owned(), content: (*content).to_owned() });
             GenerationRequest {
                 id: "r".into(),
                 messages: messages.collect(),
@@ -220,7 +219,11 @@ mod tests {
         assert!(second.await.is_exclusive());
         assert!(futures::poll!(std::pin::pin!(first.expire())).is_pending(), "it expires once");
         let third = suspects.isolate("c").await;
-        assert_eq!(suspects.isolation.lock().len(), 2, "engines without suspects are forgotten: b and c are left");
+        assert_eq!(
+            suspects.isolation.lock().len(),
+            2,
+            "engines without suspects are forgotten: b and c are left"
+        );
         drop(third);
     }
 }

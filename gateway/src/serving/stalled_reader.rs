@@ -13,6 +13,10 @@ use thiserror::Error;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
+/// How long a client may leave bytes unread once the deadline has passed: the last of them may be the error that says
+/// so.
+const OVERDUE_PATIENCE: Duration = Duration::from_millis(500);
+
 /// The client did not read.
 #[derive(Debug, Error)]
 #[error("the client has not read its response in time")]
@@ -54,30 +58,25 @@ impl<S: Stream<Item = Bytes> + Send + 'static> ReadBody<S> {
 
 /// Gives the response up once its client has stalled. Ends with the response.
 async fn watch<S>(state: Arc<Mutex<BodyState<S>>>, ReadLimits { timeout, deadline }: ReadLimits) {
-    let mut wake = Instant::now() + timeout;
+    // A response that is late ends by itself while its client reads.
+    let give_up_at = |unread_since: Instant| {
+        let overdue = deadline.map(|deadline| deadline.max(unread_since) + OVERDUE_PATIENCE);
+        overdue.into_iter().fold(unread_since + timeout, Instant::min)
+    };
+    let mut wake = give_up_at(Instant::now());
     loop {
-        let now = Instant::now();
-        let at_deadline = deadline.filter(|deadline| *deadline > now);
-        sleep_until(at_deadline.map_or(wake, |deadline| deadline.min(wake))).await;
-        let now = Instant::now();
+        sleep_until(wake).await;
         let stream = {
-            let mut state = state.lock();
-            let overdue = deadline.is_some_and(|deadline| deadline <= now);
-            match state.unread_since {
-                _ if state.stream.is_none() => return,
-                Some(since) if overdue || since + timeout <= now => {
-                    state.given_up = true;
-                    state.stream.take()
-                }
-                // A response that is late ends by itself while its client reads.
-                Some(since) => {
-                    wake = since + timeout;
-                    None
-                }
-                None => {
-                    wake = now + timeout;
-                    None
-                }
+            let (mut state, now) = (state.lock(), Instant::now());
+            if state.stream.is_none() {
+                return;
+            }
+            wake = give_up_at(state.unread_since.unwrap_or(now));
+            if wake <= now {
+                state.given_up = true;
+                state.stream.take()
+            } else {
+                None
             }
         };
         if stream.is_some() {
@@ -161,7 +160,10 @@ mod tests {
             assert_eq!(body.next().await.unwrap().unwrap(), expected);
         }
         let waited = tokio::time::timeout(4 * short, body.next()).await;
-        assert!(waited.is_err() && dropped.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        assert!(
+            waited.is_err()
+                && dropped.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty)
+        );
         drop(body);
         assert!(dropped.await.is_err());
     }

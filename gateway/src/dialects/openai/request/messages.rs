@@ -112,10 +112,8 @@ fn part_text(
         Some(Value::String(kind)) if ["text", "input_text", "output_text"].contains(&kind.as_str()) => "text",
         Some(Value::String(kind)) if is_assistant && kind == "refusal" => "refusal",
         Some(other) => {
-            let message = format!(
-                "`{at}.type` must be \"text\"; {} is not supported by this release",
-                shown(&other)
-            );
+            let message =
+                format!("`{at}.type` must be \"text\"; {} is not supported by this release", shown(&other));
             return Err(GatewayError::field(format!("{at}.type"), message));
         }
         None => {
