@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use kube::Client;
 use russet_gateway::GatewayConfig;
 use russet_gateway::listen::ServerFiles;
+use russet_gateway::origins::OriginPolicy;
 use russet_rpc::kube_client;
 use russet_rpc::tls::{TlsFiles, identity_dir};
 
@@ -32,6 +33,8 @@ pub struct Arguments {
     listen: Vec<SocketAddr>,
     #[command(flatten)]
     certificate: CertificateArguments,
+    #[command(flatten)]
+    origins: OriginArguments,
     /// Address that serves metrics without TLS; listeners on loopback always serve them.
     #[arg(long)]
     metrics_listen: Option<SocketAddr>,
@@ -61,6 +64,29 @@ impl CertificateArguments {
     }
 }
 
+/// Web pages and host names that may use the gateway on loopback without a key.
+#[derive(clap::Args, Clone)]
+pub struct OriginArguments {
+    /// Origin of web pages that may use the gateway on loopback, such as https://chat.example.org or
+    /// chrome-extension://*; may repeat.
+    #[arg(long)]
+    pub allow_origin: Vec<String>,
+    /// Host name under which clients may reach the gateway on loopback, such as studio.example.org or *.lan; may
+    /// repeat. Its DNS must be yours: whoever can make it resolve to loopback can send pages to the gateway.
+    #[arg(long)]
+    pub allow_host: Vec<String>,
+}
+
+impl OriginArguments {
+    /// The same for the command line of a child process.
+    pub fn to_arguments(&self) -> Vec<String> {
+        let Self { allow_origin, allow_host } = self;
+        let flag = |name: &'static str| move |value: &String| [name.to_owned(), value.clone()];
+        let origins = allow_origin.iter().flat_map(flag("--allow-origin"));
+        origins.chain(allow_host.iter().flat_map(flag("--allow-host"))).collect()
+    }
+}
+
 /// Serves until a signal.
 pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("gateway", arguments.json_logs);
@@ -73,6 +99,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         listen: arguments.listen,
         certificate: arguments.certificate.files().or(signed),
         metrics: arguments.metrics_listen,
+        origins: OriginPolicy {
+            origins: arguments.origins.allow_origin,
+            hosts: arguments.origins.allow_host,
+        },
         ..GatewayConfig::new(client, identity, ([127, 0, 0, 1], 0).into())
     };
     let shutdown = async move {

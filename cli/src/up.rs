@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::client;
 use crate::data_dir::{self, DataDir};
 use crate::etcd::EtcdArguments;
-use crate::gateway::CertificateArguments;
+use crate::gateway::{CertificateArguments, OriginArguments};
 use crate::log_rotation;
 use crate::mqtt::MqttArguments;
 use crate::signals::{self, StopSignal};
@@ -55,6 +55,8 @@ pub struct Arguments {
     gateway_listen: Vec<SocketAddr>,
     #[command(flatten)]
     certificate: CertificateArguments,
+    #[command(flatten)]
+    origins: OriginArguments,
     #[command(flatten)]
     etcd: EtcdArguments,
     /// Run no node agent; this machine is only a control plane.
@@ -124,6 +126,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
     let mut gateway = ChildProcess::new("gateway", &layout, &common);
     gateway.arguments.extend(["--listen".into(), format!("127.0.0.1:{}", arguments.gateway_port)]);
+    gateway.arguments.extend(arguments.origins.to_arguments());
     let own_certificate = open_gateway(&mut gateway, &layout, &arguments);
     let mut agent = ChildProcess::new("agent", &layout, &common);
     // The user of `up` owns this machine, so its own agent may read whatever that user may.

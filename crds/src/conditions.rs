@@ -235,6 +235,8 @@ pub enum Reason {
     KeyExpired,
     /// An older AccessKey has the same secret, so this one is rejected.
     DuplicateSecret,
+    /// The secret was first that of an AccessKey in another namespace, so this one is rejected.
+    ForeignSecret,
     /// There are as many replicas as demand requires, or soon will be.
     ScaledByDemand,
     /// A person stopped the deployment, so it does not scale.

@@ -16,6 +16,10 @@ pub enum ErrorKind {
     InvalidRequest,
     /// The conversation is longer than the model's context.
     ContextLengthExceeded,
+    /// The head of the request is larger than the limit.
+    HeadTooLarge,
+    /// The body is in an encoding that is not decoded.
+    UnsupportedMediaType,
     /// The body is larger than the limit.
     TooLarge,
     /// The body did not arrive in time.
@@ -60,6 +64,8 @@ impl ErrorKind {
         match self {
             Self::InvalidRequest => "invalid_request",
             Self::ContextLengthExceeded => "context_length_exceeded",
+            Self::HeadTooLarge => "headers_too_large",
+            Self::UnsupportedMediaType => "unsupported_media_type",
             Self::TooLarge => "request_too_large",
             Self::BodyTimeout => "request_timeout",
             Self::Forbidden => "forbidden",

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prometheus::Registry;
+use russet_rpc::cache_status::CacheStatus;
 use russet_rpc::tls::TlsFiles;
+use russet_telemetry::admin::Readiness;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -23,6 +25,7 @@ use crate::keys::{self, Keyring};
 use crate::listen::{Certificate, CertificateError, Exposure, HttpListener, ListenerLimits, ServerFiles};
 use crate::metrics::Metrics;
 use crate::middleware::{AuthLayer, check_request};
+use crate::origins::OriginPolicy;
 use crate::rejection::{unknown_path, wrong_method};
 use crate::routes::{self, RoutingTable};
 use crate::serving::ApiState;
@@ -44,6 +47,8 @@ pub struct GatewayConfig {
     pub dispatch: DispatchLimits,
     /// Timeouts and limits of client connections.
     pub listener_limits: ListenerLimits,
+    /// Pages and names that need no key on loopback.
+    pub origins: OriginPolicy,
 }
 
 impl GatewayConfig {
@@ -58,6 +63,7 @@ impl GatewayConfig {
             metrics: None,
             dispatch,
             listener_limits,
+            origins: OriginPolicy::default(),
         }
     }
 }
@@ -98,8 +104,16 @@ pub async fn run(
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
-    let GatewayConfig { client, tls, listen, certificate, metrics, dispatch: limits, listener_limits } =
-        config;
+    let GatewayConfig {
+        client,
+        tls,
+        listen,
+        certificate,
+        metrics,
+        dispatch: limits,
+        listener_limits,
+        origins,
+    } = config;
     // An Err means that the process has installed a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificate = certificate.map(Certificate::read).transpose()?;
@@ -119,19 +133,26 @@ pub async fn run(
     let (publish_keyring, keyring) = watch::channel(Arc::new(Keyring::default()));
     // All tasks end with this function.
     let mut tasks = JoinSet::new();
-    tasks.spawn(routes::follow(client.clone(), publish_table));
-    tasks.spawn(keys::follow(client.clone(), publish_keyring));
+    let caches = CacheStatus::default();
+    let collector = caches.collector().map_err(Error::Metrics)?;
+    registry.register(Box::new(collector)).map_err(Error::Metrics)?;
+    tasks.spawn({
+        let caches = caches.clone();
+        async move { caches.report().await }
+    });
+    tasks.spawn(routes::follow(client.clone(), caches.clone(), publish_table));
+    tasks.spawn(keys::follow(client.clone(), caches.clone(), publish_keyring));
     tasks.spawn(keys::report(client.clone(), keyring.clone()));
     let backends = Backends::new(tls.clone());
-    tasks.spawn(benchmarks::run(client, table.clone(), backends, limits.engine_timeout));
+    tasks.spawn(benchmarks::run(client, caches.clone(), table.clone(), backends, limits.engine_timeout));
     if let Some(certificate) = certificate {
         tasks.spawn(certificate.follow());
     }
     if let Some(address) = metrics {
         let listener = bind(address).await?;
-        let (registry, ready) = (registry.clone(), ready.clone());
+        let (registry, readiness) = (registry.clone(), readiness(&ready, &caches));
         tasks.spawn(async move {
-            if let Err(error) = russet_telemetry::admin::serve(listener, registry, ready).await {
+            if let Err(error) = russet_telemetry::admin::serve(listener, registry, readiness).await {
                 tracing::error!("the metrics endpoint failed: {error}");
             }
         });
@@ -155,6 +176,8 @@ pub async fn run(
         registry,
         ready: ready.clone(),
         reporter: Some(reporter),
+        origins,
+        caches,
     };
     let served = gateway.serve(shutdown).await;
     ready.store(false, Ordering::Release);
@@ -173,6 +196,9 @@ pub struct GatewayServer {
     ready: Arc<AtomicBool>,
     /// Reports demand to the cluster.
     reporter: Option<DemandReporter>,
+    origins: OriginPolicy,
+    /// What the caches lack, for `/readyz`.
+    caches: CacheStatus,
 }
 
 /// How long the errors of unfinished responses may take to reach their clients.
@@ -190,7 +216,20 @@ impl GatewayServer {
     ) -> Self {
         let ready = Arc::new(AtomicBool::new(true));
         let registry = Registry::new();
-        Self { listeners, table, keyring, tls, dispatch, listener_limits, registry, ready, reporter: None }
+        let origins = OriginPolicy::default();
+        Self {
+            listeners,
+            table,
+            keyring,
+            tls,
+            dispatch,
+            listener_limits,
+            registry,
+            ready,
+            reporter: None,
+            origins,
+            caches: CacheStatus::default(),
+        }
     }
 
     /// Serves until `shutdown`, then lets running responses finish.
@@ -205,7 +244,10 @@ impl GatewayServer {
             registry,
             ready,
             reporter,
+            origins,
+            caches,
         } = self;
+        let origins = Arc::new(origins);
         let closing = CancellationToken::new();
         let stopping = CancellationToken::new();
         let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
@@ -228,13 +270,14 @@ impl GatewayServer {
         for listener in listeners {
             let layer = AuthLayer {
                 exposure: listener.exposure(),
+                origins: origins.clone(),
                 keyring: keyring.clone(),
                 wait: limits.sync_timeout,
                 metrics: metrics.clone(),
                 format: dialects::error_response,
             };
             let router = dialects::routes(&api)
-                .merge(russet_telemetry::admin::router(registry.clone(), ready.clone()))
+                .merge(russet_telemetry::admin::router(registry.clone(), readiness(&ready, &caches)))
                 .fallback(|request| unknown_path(request, dialects::error_response))
                 .method_not_allowed_fallback(|request| wrong_method(request, dialects::error_response))
                 .layer(axum::middleware::from_fn_with_state(layer, check_request));
@@ -261,6 +304,12 @@ impl GatewayServer {
         }
         Ok(())
     }
+}
+
+/// Readiness, with what the caches lack.
+fn readiness(ready: &Arc<AtomicBool>, caches: &CacheStatus) -> Readiness {
+    let caches = caches.clone();
+    Readiness { ready: ready.clone(), problems: Arc::new(move || caches.problems(std::time::Instant::now())) }
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {

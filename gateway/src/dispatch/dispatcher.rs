@@ -30,6 +30,9 @@ pub struct DispatchLimits {
     pub headers_timeout: Duration,
     /// Time between keep-alives of an idle stream.
     pub heartbeat: Duration,
+    /// How long a client may leave a streamed response unread: a laptop that wakes up reads at once, and each such
+    /// client keeps an engine's slot busy.
+    pub read_timeout: Duration,
     /// How long a connected engine may send no event. Prefill of a long prompt can take minutes.
     pub engine_timeout: Duration,
     /// Backoff before an endpoint that failed is tried again.
@@ -53,6 +56,7 @@ impl Default for DispatchLimits {
             hold_timeout: Duration::from_secs(300),
             headers_timeout: Duration::from_secs(10),
             heartbeat: Duration::from_secs(15),
+            read_timeout: Duration::from_secs(60),
             engine_timeout: Duration::from_secs(600),
             endpoint_backoff: Duration::from_secs(1),
             max_losses: 3,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_rpc::engine::{GenerateEvent, GenerateRequest};
+use russet_rpc::tls::CONNECT_TIMEOUT;
 use russet_wire::event::{FailureKind, FinishReason, GenerationEvent, GenerationFailure};
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
@@ -78,7 +79,8 @@ impl EngineStream {
         })?;
         let active = demand.start(deployment);
         let mut changes = table.clone();
-        let until = event_deadline(Instant::now(), event_timeout, deadline);
+        let began = Instant::now();
+        let until = event_deadline(began, event_timeout, deadline);
         let opened = tokio::select! {
             opened = timeout_at(until, client.generate(GenerateRequest::from(request.clone()))) => opened,
             // A frozen machine accepts connections and sends nothing; its group may be ready elsewhere by
@@ -86,7 +88,9 @@ impl EngineStream {
             () = endpoint_removed(&mut changes, endpoint) => {
                 let Endpoint { address, node, .. } = endpoint;
                 let message = format!("the engine on node {node} at {address} does not respond and is being replaced");
-                return Err(AttemptError::Lost { work: LostWork::Prompt, message });
+                let connected = began.elapsed() > CONNECT_TIMEOUT;
+                let work = if connected { LostWork::Prompt } else { LostWork::None };
+                return Err(AttemptError::Lost { work, message });
             }
             () = closing.cancelled() => return Err(AttemptError::Rejected(shutdown_error())),
         };

@@ -197,6 +197,7 @@ async fn every_engine_error_has_a_status_and_a_stream_error_code() {
     .await;
     for (end, status, code) in [
         (vec![failed(FailureKind::InvalidRequest)], 400, Value::Null),
+        (vec![failed(FailureKind::ContextLengthExceeded)], 400, json!("context_length_exceeded")),
         (vec![failed(FailureKind::Overloaded)], 429, json!("rate_limit_exceeded")),
         (vec![failed(FailureKind::Unavailable)], 503, json!("engine_lost")),
         (vec![failed(FailureKind::DeadlineExceeded)], 504, json!("deadline_exceeded")),

@@ -16,3 +16,4 @@ mod poison;
 mod responses;
 mod resume;
 mod sdk;
+mod slow_readers;

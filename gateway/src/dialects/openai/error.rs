@@ -13,6 +13,8 @@ fn status_and_type(kind: ErrorKind) -> (StatusCode, &'static str) {
     const SERVER: &str = "server_error";
     match kind {
         ErrorKind::InvalidRequest | ErrorKind::ContextLengthExceeded => (StatusCode::BAD_REQUEST, CLIENT),
+        ErrorKind::HeadTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT),
+        ErrorKind::UnsupportedMediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, CLIENT),
         ErrorKind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, CLIENT),
         ErrorKind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, CLIENT),
         ErrorKind::Forbidden => (StatusCode::FORBIDDEN, "permission_error"),
