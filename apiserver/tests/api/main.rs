@@ -6,6 +6,7 @@ mod access;
 mod admission;
 mod apply;
 mod durability;
+mod fields;
 mod hostile;
 mod protocol;
 pub mod support;
