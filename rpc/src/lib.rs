@@ -6,6 +6,8 @@ mod convert;
 pub mod failure_detector;
 #[cfg(feature = "api")]
 pub mod kube_client;
+#[cfg(feature = "api")]
+pub mod kubeconfig;
 pub mod ports;
 pub mod tls;
 
