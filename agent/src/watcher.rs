@@ -12,9 +12,9 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use russet_crds::{ModelCopy, Shard};
 use russet_rpc::list_item::ListItem;
+use russet_telemetry::tasks::TaskSet;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 /// The objects, or `None` until they were listed once.
 pub(crate) type ObjectList<K> = watch::Receiver<Option<Vec<Arc<K>>>>;
@@ -27,15 +27,15 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// watch exceeds its duration, and this node gets no updates until then.
 pub(crate) const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(crate) fn shards(client: Client, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<Shard> {
+pub(crate) fn shards(client: Client, node: &str, tasks: &mut TaskSet) -> ObjectList<Shard> {
     start(Api::all(client), node, tasks)
 }
 
-pub(crate) fn copies(client: Client, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<ModelCopy> {
+pub(crate) fn copies(client: Client, node: &str, tasks: &mut TaskSet) -> ObjectList<ModelCopy> {
     start(Api::all(client), node, tasks)
 }
 
-fn start<K>(api: Api<ListItem<K>>, node: &str, tasks: &mut JoinSet<()>) -> ObjectList<K>
+fn start<K>(api: Api<ListItem<K>>, node: &str, tasks: &mut TaskSet) -> ObjectList<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
@@ -43,7 +43,7 @@ where
     let config = watcher::Config::default()
         .fields(&format!("spec.nodeName={node}"))
         .timeout(WATCH_TIMEOUT.as_secs() as u32);
-    tasks.spawn(async move {
+    tasks.spawn("watch", async move {
         let kind = K::kind(&());
         let (store, mut writer) = reflector::store::<ListItem<K>>();
         let mut stream = watcher(api, config).boxed();

@@ -169,9 +169,7 @@ fn non_resource(
             let version = discovery::version();
             let version = version["gitVersion"].as_str().unwrap_or_default();
             let mut response = output::bytes(StatusCode::OK, openapi::v2::document(version).into());
-            response
-                .headers_mut()
-                .insert(CONTENT_TYPE, HeaderValue::from_static(openapi::v2::PROTOBUF));
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(openapi::v2::PROTOBUF));
             Ok(response)
         }
         ["api"] | ["apis"] => {

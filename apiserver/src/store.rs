@@ -135,6 +135,14 @@ pub enum StoreError {
         /// The database's error.
         why: String,
     },
+    /// The disk has no room for a commit; the file is opened again until it has.
+    #[error(
+        "the store's disk is full ({why}); free space there, and the store accepts writes again within seconds"
+    )]
+    Full {
+        /// The database's error.
+        why: String,
+    },
     /// The etcd settings are invalid.
     #[error("the etcd settings are invalid: {why}")]
     Settings {

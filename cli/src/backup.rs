@@ -55,10 +55,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 }
 
 /// Copies all lines; the number of objects. An error if the server ended before the last line.
-async fn copy(
-    lines: &mut (impl futures::AsyncBufRead + Unpin),
-    output: &mut std::fs::File,
-) -> Result<u64> {
+async fn copy(lines: &mut (impl futures::AsyncBufRead + Unpin), output: &mut std::fs::File) -> Result<u64> {
     let (mut line, mut last, mut count) = (Vec::new(), Vec::new(), 0_u64);
     while lines.read_until(b'\n', &mut line).await? > 0 {
         output.write_all(&line)?;

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::Client;
@@ -12,11 +13,16 @@ use russet_gateway::listen::ServerFiles;
 use russet_gateway::origins::OriginPolicy;
 use russet_rpc::kube_client;
 use russet_rpc::tls::{TlsFiles, identity_dir};
+use russet_telemetry::tasks::TaskSet;
 
 use crate::client::client_in_pod;
 use crate::data_dir::DataDir;
 use crate::gateway_certificate;
+use crate::port_holder;
 use crate::signals;
+
+/// Interval between two looks whether the gateway answers yet.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Arguments of `russet gateway`.
 #[derive(clap::Args)]
@@ -38,6 +44,9 @@ pub struct Arguments {
     /// Address that serves metrics without TLS; listeners on loopback always serve them.
     #[arg(long)]
     metrics_listen: Option<SocketAddr>,
+    /// File to write the first address to once the gateway answers.
+    #[arg(long, hide = true)]
+    answers_file: Option<PathBuf>,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
@@ -91,10 +100,15 @@ impl OriginArguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("gateway", arguments.json_logs);
     let layout = DataDir::resolve(arguments.data_dir)?;
-    let (client, asked) = connect(&layout, arguments.kubeconfig).await?;
+    let mut tasks = TaskSet::default();
+    let (client, asked) = connect(&layout, arguments.kubeconfig, &mut tasks).await?;
     let identity = TlsFiles::in_dir(&layout.gateway());
     // Better than no certificate where the cluster signed it: it names `gateway.russet.dev`.
     let signed = asked.then(|| ServerFiles { cert: identity.cert.clone(), key: identity.key.clone() });
+    let ready = Arc::new(AtomicBool::new(false));
+    if let (Some(path), Some(address)) = (arguments.answers_file, arguments.listen.first()) {
+        tasks.spawn("announcement", announce(ready.clone(), path, format!("http://{address}\n")));
+    }
     let config = GatewayConfig {
         listen: arguments.listen,
         certificate: arguments.certificate.files().or(signed),
@@ -108,15 +122,33 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let shutdown = async move {
         signals::stop_signal(arguments.exit_with_parent).await;
     };
-    russet_gateway::run(config, prometheus::Registry::new(), Arc::new(AtomicBool::new(false)), shutdown)
-        .await?;
-    Ok(())
+    let served = tokio::select! {
+        served = russet_gateway::run(config, prometheus::Registry::new(), ready, shutdown) => served,
+        ended = tasks.ended() => return Err(ended.into()),
+    };
+    let holder = match &served {
+        Err(russet_gateway::Error::PortInUse(address)) => port_holder::describe(*address),
+        _ => None,
+    };
+    served.map_err(|error| port_holder::with_holder(error.into(), holder))
+}
+
+/// Writes the address to `path` once the gateway answers with routes and keys.
+async fn announce(ready: Arc<AtomicBool>, path: PathBuf, address: String) {
+    while !ready.load(Ordering::Acquire) || std::fs::write(&path, &address).is_err() {
+        tokio::time::sleep(ANNOUNCE_INTERVAL).await;
+    }
+    std::future::pending().await
 }
 
 /// A client with the gateway's identity. On a control plane of `russet serve` the identity is in its folder.
 /// Elsewhere the kubeconfig or the pod's ServiceAccount is the identity, and the certificate for engines is
 /// requested and renewed here; the second value says whether it is.
-async fn connect(layout: &DataDir, kubeconfig: Option<PathBuf>) -> Result<(Client, bool)> {
+async fn connect(
+    layout: &DataDir,
+    kubeconfig: Option<PathBuf>,
+    tasks: &mut TaskSet,
+) -> Result<(Client, bool)> {
     let stored = layout.gateway().join(identity_dir::KUBECONFIG);
     let client = match kubeconfig {
         Some(path) => kube_client::client(&path, |_| {}).await?,
@@ -129,6 +161,6 @@ async fn connect(layout: &DataDir, kubeconfig: Option<PathBuf>) -> Result<(Clien
         None => client_in_pod()?,
     };
     gateway_certificate::ensure(&client, &layout.gateway()).await?;
-    tokio::spawn(gateway_certificate::run(client.clone(), layout.gateway()));
+    tasks.spawn("certificate", gateway_certificate::run(client.clone(), layout.gateway()));
     Ok((client, true))
 }

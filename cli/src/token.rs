@@ -9,11 +9,13 @@ use base64::engine::general_purpose::STANDARD;
 use kube::config::Kubeconfig;
 use russet_agent::join::pin::{self, PinError};
 use russet_agent::token::JoinToken;
+use russet_telemetry::say;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
 use crate::client::client_from;
 use crate::data_dir::DataDir;
+use crate::stdout::outln;
 
 /// Token lifetime in hours: enough to walk to the other machine, and then it expires.
 const LIFETIME_HOURS: u32 = 24;
@@ -64,14 +66,25 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let (ca_pin, ca) = authority(&server, &authorities).await?;
     let lifetime = jiff::SignedDuration::from_hours(i64::from(hours));
     let made = russet_operator::join_tokens::create(&client, lifetime).await?;
+    let id = made.id.clone();
     let token = JoinToken { id: made.id, secret: made.secret, ca_pin, ca }.encode();
-    if quiet {
-        println!("{token}");
-        return Ok(());
+    let shown = if quiet {
+        outln!("{token}")
+    } else {
+        let servers = if servers.is_empty() { vec![reachable(&server)] } else { servers };
+        say!("One machine may join with it until {:.0}. On that machine:", made.expires);
+        outln!("russet join {} --token {token}", servers.join(" "))
+    };
+    if let Err(error) = shown {
+        // Nobody saw it, so nobody may hold it.
+        return match russet_operator::join_tokens::delete(&client, &id).await {
+            Ok(()) => Err(error.into()),
+            Err(deleting) => {
+                Err(anyhow::Error::new(error)
+                    .context(format!("token {id} stays until it expires: {deleting}")))
+            }
+        };
     }
-    let servers = if servers.is_empty() { vec![reachable(&server)] } else { servers };
-    eprintln!("One machine may join with it until {:.0}. On that machine:", made.expires);
-    println!("russet join {} --token {token}", servers.join(" "));
     Ok(())
 }
 

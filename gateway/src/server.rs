@@ -10,6 +10,7 @@ use prometheus::Registry;
 use russet_rpc::cache_status::CacheStatus;
 use russet_rpc::tls::TlsFiles;
 use russet_telemetry::admin::Readiness;
+use russet_telemetry::tasks::{TaskEnded, TaskSet};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -94,6 +95,9 @@ pub enum Error {
     /// The registry already has the gateway's metrics.
     #[error("cannot register the gateway's metrics: the registry has those of another gateway")]
     Metrics(#[source] prometheus::Error),
+    /// A task that must live is gone.
+    #[error(transparent)]
+    Task(#[from] TaskEnded),
 }
 
 /// Runs the gateway until `shutdown`; then running responses have `dispatch.shutdown_grace` to finish.
@@ -132,37 +136,41 @@ pub async fn run(
     let (publish_table, table) = watch::channel(Arc::new(RoutingTable::default()));
     let (publish_keyring, keyring) = watch::channel(Arc::new(Keyring::default()));
     // All tasks end with this function.
-    let mut tasks = JoinSet::new();
+    let mut tasks = TaskSet::default();
     let caches = CacheStatus::default();
     let collector = caches.collector().map_err(Error::Metrics)?;
     registry.register(Box::new(collector)).map_err(Error::Metrics)?;
-    tasks.spawn({
+    tasks.spawn("cache reports", {
         let caches = caches.clone();
         async move { caches.report().await }
     });
-    tasks.spawn(routes::follow(client.clone(), caches.clone(), publish_table));
-    tasks.spawn(keys::follow(client.clone(), caches.clone(), publish_keyring));
-    tasks.spawn(keys::report(client.clone(), keyring.clone()));
+    tasks.spawn("routes", routes::follow(client.clone(), caches.clone(), publish_table));
+    tasks.spawn("keys", keys::follow(client.clone(), caches.clone(), publish_keyring));
+    tasks.spawn("key reports", keys::report(client.clone(), keyring.clone()));
     let backends = Backends::new(tls.clone());
-    tasks.spawn(benchmarks::run(client, caches.clone(), table.clone(), backends, limits.engine_timeout));
+    tasks.spawn(
+        "benchmarks",
+        benchmarks::run(client, caches.clone(), table.clone(), backends, limits.engine_timeout),
+    );
     if let Some(certificate) = certificate {
-        tasks.spawn(certificate.follow());
+        tasks.spawn("certificate", certificate.follow());
     }
     if let Some(address) = metrics {
         let listener = bind(address).await?;
         let (registry, readiness) = (registry.clone(), readiness(&ready, &caches));
-        tasks.spawn(async move {
+        tasks.spawn("metrics", async move {
             if let Err(error) = russet_telemetry::admin::serve(listener, registry, readiness).await {
                 tracing::error!("the metrics endpoint failed: {error}");
             }
         });
     }
-    tasks.spawn({
+    tasks.spawn("readiness", {
         let (mut table, mut keyring, ready) = (table.clone(), keyring.clone(), ready.clone());
         async move {
             let table = table.wait_for(|table| table.synced).await.is_ok();
             if table && keyring.wait_for(|keyring| keyring.synced).await.is_ok() {
                 ready.store(true, Ordering::Release);
+                std::future::pending::<()>().await;
             }
         }
     });
@@ -179,7 +187,10 @@ pub async fn run(
         origins,
         caches,
     };
-    let served = gateway.serve(shutdown).await;
+    let served = tokio::select! {
+        served = gateway.serve(shutdown) => served,
+        ended = tasks.ended() => Err(ended.into()),
+    };
     ready.store(false, Ordering::Release);
     served
 }
@@ -253,9 +264,9 @@ impl GatewayServer {
         let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
         let demand = Arc::new(DemandTracker::new(limits.holding, metrics.clone()));
         // The task ends with this function.
-        let mut reporting = JoinSet::new();
+        let mut reporting = TaskSet::default();
         if let Some(reporter) = reporter.clone() {
-            reporting.spawn(reporter.run(demand.clone(), table.clone()));
+            reporting.spawn("demand reports", reporter.run(demand.clone(), table.clone()));
         }
         let dispatcher = Dispatcher::new(
             table,
@@ -291,18 +302,24 @@ impl GatewayServer {
             closing.cancel();
             tokio::time::sleep(FINAL_REPORT_TIMEOUT).await;
         };
-        let all_ended = async { while serving.join_next().await.is_some() {} };
-        tokio::select! {
-            () = all_ended => {}
-            () = shut_down => {}
-        }
+        let all_ended = async {
+            while let Some(ended) = serving.join_next().await {
+                ended.map_err(|error| TaskEnded::new("listener", error))?;
+            }
+            Ok(())
+        };
+        let ended = tokio::select! {
+            ended = all_ended => ended,
+            ended = reporting.ended() => Err(ended),
+            () = shut_down => Ok(()),
+        };
         reporting.shutdown().await;
         if let Some(reporter) = reporter {
             // Without the final report, this gateway's waiting and running requests would count for another
             // minute.
             let _ = tokio::time::timeout(FINAL_REPORT_TIMEOUT, reporter.final_report(&demand)).await;
         }
-        Ok(())
+        Ok(ended?)
     }
 }
 

@@ -313,7 +313,11 @@ mod tests {
             (files(both, r#"{"eos_token_id": {"a": 1}}"#, &[]), "invalid type: map"),
             (files(both, "{}", &[(GENERATION_CONFIG, "{")]), "generation_config.json is not valid JSON"),
             (
-                files(both, r#"{"eos_token_id": 2}"#, &[(TOKENIZER, "version https://git-lfs.github.com/spec/v1\n")]),
+                files(
+                    both,
+                    r#"{"eos_token_id": 2}"#,
+                    &[(TOKENIZER, "version https://git-lfs.github.com/spec/v1\n")],
+                ),
                 "tokenizer.json is a pointer of git-lfs",
             ),
             (

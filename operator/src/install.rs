@@ -170,11 +170,15 @@ mod tests {
 
     #[test]
     fn only_deleted_kinds_are_installed_again() {
-        let mut existing: BTreeSet<String> = russet_crds::all().iter().map(kube::ResourceExt::name_any).collect();
+        let mut existing: BTreeSet<String> =
+            russet_crds::all().iter().map(kube::ResourceExt::name_any).collect();
         existing.insert("things.example.com".to_owned());
         assert!(missing(&existing).is_empty());
         assert!(existing.remove("models.russet.dev"));
-        assert_eq!(missing(&existing).iter().map(kube::ResourceExt::name_any).collect::<Vec<_>>(), ["models.russet.dev"]);
+        assert_eq!(
+            missing(&existing).iter().map(kube::ResourceExt::name_any).collect::<Vec<_>>(),
+            ["models.russet.dev"]
+        );
     }
 
     #[test]

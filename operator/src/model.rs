@@ -195,11 +195,7 @@ async fn live_objects(context: &Context) -> Result<InventoryObjects, kube::Error
 }
 
 /// The plan for a Model's files, as part of the plan for all Models, and the copies it was made with.
-fn plan_files(
-    seen: InventoryObjects,
-    model: &Model,
-    now: Timestamp,
-) -> (FilesPlan, Vec<Arc<ModelCopy>>) {
+fn plan_files(seen: InventoryObjects, model: &Model, now: Timestamp) -> (FilesPlan, Vec<Arc<ModelCopy>>) {
     let key = inventory::key(model);
     let areas = resolve_pools(&seen.cluster.pools, &seen.cluster.nodes);
     let unplanned = inventory::preload_rule(model, &areas).err();

@@ -227,8 +227,7 @@ mod tests {
         let refusal = r#"{"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "Too large resource version", "reason": "Timeout", "code": 504}"#;
         let refused = || (504, refusal.to_owned());
         let first = list(&[lease("lost", 1)]);
-        let (client, asked) =
-            server(vec![first, refused(), refused(), refused(), list(&[lease("kept", 1)])]);
+        let (client, asked) = server(vec![first, refused(), refused(), refused(), list(&[lease("kept", 1)])]);
         let status = CacheStatus::default();
         let changes = changes::<Lease>(Api::all(client), watcher::Config::default(), status.clone());
         let mut changes = Box::pin(changes);

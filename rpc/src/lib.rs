@@ -11,6 +11,7 @@ pub mod informer;
 #[cfg(feature = "api")]
 pub mod kube_client;
 #[cfg(feature = "api")]
+pub mod kubeconfig;
 pub mod list_item;
 pub mod ports;
 pub mod tls;

@@ -7,9 +7,9 @@ use jiff::SignedDuration;
 use jiff::civil::{Date, DateTime, Time};
 use serde_json::Value;
 
+use super::Schema;
 use super::prune::{push_field, push_index};
 use super::values::{Counterparts, shown};
-use super::Schema;
 
 /// The format of a `Time` in compiled schemas.
 pub const TIME: &str = "date-time";

@@ -230,7 +230,10 @@ mod tests {
         assert_eq!(restored, RestoredStore { objects: 3, revision, replaced: Some(replaced.clone()) });
         let store = Embedded::open(&path).unwrap();
         let after = store.range("/", None, None).unwrap();
-        assert_eq!(after.records.iter().map(|record| record.key.as_ref()).collect::<Vec<_>>(), ["/a/x", "/a/y", "/b"]);
+        assert_eq!(
+            after.records.iter().map(|record| record.key.as_ref()).collect::<Vec<_>>(),
+            ["/a/x", "/a/y", "/b"]
+        );
         assert_eq!(after.records[2].value, deep);
         assert!(after.revision > lost && store.watch("/", lost).is_err());
         assert!(Embedded::open(&replaced).unwrap().get("/lost").is_some(), "the former store is kept");
@@ -246,7 +249,10 @@ mod tests {
             ("another release", whole.replace("Backup\":1", "Backup\":2")),
             ("without its end", whole.replace("{\"objects\":1}\n", "")),
             ("cut off", whole[..whole.len() - 3].to_owned()),
-            ("without an object", whole.lines().filter(|line| !line.contains("key")).map(|line| format!("{line}\n")).collect()),
+            (
+                "without an object",
+                whole.lines().filter(|line| !line.contains("key")).map(|line| format!("{line}\n")).collect(),
+            ),
             ("a version of the future", whole.replace("\"revision\":2,", "\"revision\":3,")),
             ("a key that is none", whole.replace("\"/a\"", "\"a\"")),
         ] {

@@ -159,6 +159,7 @@ pub fn storage_error(error: StoreError) -> ApiError {
         }
         StoreError::Closed
         | StoreError::Commit { .. }
+        | StoreError::Full { .. }
         | StoreError::Open { .. }
         | StoreError::Settings { .. }
         | StoreError::Refused { .. }

@@ -191,10 +191,10 @@ fn ready_summary(resources: &Resources<AppliedDeployment>, current: &[&ShardGrou
     };
     // Its engines go on for a minute without their agent, so Ready stays True until the node is lost.
     let view = &planned.observed.view.nodes;
-    let is_silent = |node: &&str| view.get(*node).is_some_and(|it| it.availability == Availability::Unreachable);
+    let is_silent =
+        |node: &&str| view.get(*node).is_some_and(|it| it.availability == Availability::Unreachable);
     let members = current.iter().flat_map(|group| &group.spec.plan.members);
-    let silent: BTreeSet<&str> =
-        members.map(|member| member.node_name.as_str()).filter(is_silent).collect();
+    let silent: BTreeSet<&str> = members.map(|member| member.node_name.as_str()).filter(is_silent).collect();
     let silent = silent.into_iter().collect::<Vec<_>>().join(", ");
     let message = match silent.as_str() {
         "" => answers,
@@ -437,7 +437,10 @@ mod tests {
         let made = groups(&plan(1, Some(model()), 8, vec![]), true, Reason::Serving, "");
         for (reachable, says) in [
             (true, "one replica answers"),
-            (false, "one replica answers as far as is known: node a is unreachable, and lost if that lasts a minute"),
+            (
+                false,
+                "one replica answers as far as is known: node a is unreachable, and lost if that lasts a minute",
+            ),
         ] {
             let mut silent = InferenceNode::clone(&node(8));
             let conditions = &mut silent.status.as_mut().unwrap().conditions;

@@ -69,7 +69,9 @@ async fn stopping_others_is_decided_by_who_may_decide_there() {
     let decide = async |name: &str| {
         let api: Api<Approval> = Api::default_namespaced(jane.clone());
         let patch = json!({"spec": {"decision": "Approved", "decidedBy": "jane"}});
-        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map_err(|error| error.to_string())
+        api.patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map_err(|error| error.to_string())
     };
     for (name, affects) in [("own", "default/low"), ("others", "other/low")] {
         let mut approval = Approval::new(name, Default::default());

@@ -418,7 +418,13 @@ fn approved_join_is_signed_only_for_the_tokens_recorded_node() {
     };
     for (story, token, standing, life, expected) in [
         ("the first of its name", used("a", own), NodeMembership::Unknown, None, Ok(())),
-        ("the machine itself, silent for long", used("a", own), NodeMembership::Unreachable, Some(own), Ok(())),
+        (
+            "the machine itself, silent for long",
+            used("a", own),
+            NodeMembership::Unreachable,
+            Some(own),
+            Ok(()),
+        ),
         (
             "a name that is silent",
             used("a", own),
